@@ -1,0 +1,314 @@
+"""The records of a run file, one struct a kind; how they are written and read is `runfile`'s.
+
+`docs/run-file.md` is generated from this module, so every field says what it holds and in what unit.
+"""
+
+from __future__ import annotations
+
+from typing import Union
+
+import msgspec
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "BlockColumns",
+    "DeviceInfo",
+    "DeviceSummary",
+    "Finding",
+    "Footer",
+    "Header",
+    "Holder",
+    "Link",
+    "Note",
+    "Owners",
+    "Readings",
+    "Record",
+    "SegmentColumns",
+    "Site",
+    "StateRecord",
+    "StepColumns",
+    "StepsRecord",
+    "TablesRecord",
+    "TraceRecord",
+]
+
+SCHEMA_VERSION = (1, 0)
+"""(major, minor). A reader refuses a newer major version and ignores what a newer minor adds.
+
+History:
+    1.0  first version (2026-11)
+"""
+
+
+class DeviceInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One device whose memory is recorded."""
+
+    device: str
+    """``"cuda:0"`` or ``"cpu"``."""
+    name: str = ""
+    total_bytes: int = 0
+    """Bytes of the device's memory; 0 where not known."""
+    uuid: str = ""
+    backend: str = ""
+    """Allocator backend: ``native``, ``cudaMallocAsync``, ``pluggable``, ``uncached``, ``cpu``."""
+    memory_fraction: float = 1.0
+    """``torch.cuda.set_per_process_memory_fraction``; 1 where none is set."""
+    settings: dict[str, object] = {}
+    """Allocator settings under torch's own keys."""
+
+
+class Header(msgspec.Struct, frozen=True, tag_field="kind", tag="header", omit_defaults=True):
+    """The first record: what ran, where, and with what options."""
+
+    schema: tuple[int, int]
+    created_us: int
+    """Microseconds since the Unix epoch."""
+    memprof_version: str = ""
+    torch_version: str = ""
+    python_version: str = ""
+    platform: str = ""
+    argv: list[str] = []
+    cwd: str = ""
+    pid: int = 0
+    rank: int = -1
+    """Global rank under a distributed launcher; -1 outside one."""
+    local_rank: int = -1
+    world_size: int = 1
+    devices: list[DeviceInfo] = []
+    options: dict[str, object] = {}
+    """The options that `track` was given."""
+
+
+class TablesRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="tables", omit_defaults=True):
+    """New rows of the interned tables; rows number on from the tables before.
+
+    Row 0 of stacks, labels and pools (the empty stack, the empty label, the default pool) is
+    implied and never written.
+    """
+
+    frames: list[tuple[str, str, int]] = []
+    """``[function, file, line]``."""
+    stacks: list[list[int]] = []
+    """Frame rows, innermost first."""
+    labels: list[tuple[int, int, str, str]] = []
+    """``[step, phase, module, annotation]``; phase: 0 unknown, 1 forward, 2 backward, 3 optimizer, 4 other."""
+    pools: list[tuple[int, int]] = []
+
+
+class TraceRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="trace", omit_defaults=True):
+    """A chunk of one device's events in a window, as columns of equal length."""
+
+    device: str
+    window: int
+    """Windows are numbered from 0; the chunks of one window follow one another without a gap."""
+    first_event: int
+    """Index in the window of this chunk's first event."""
+    action: list[int]
+    """0 alloc, 1 free_requested, 2 free_completed, 3 segment_alloc, 4 segment_free, 5 segment_map,
+    6 segment_unmap, 7 snapshot, 8 oom, 9 other."""
+    address: list[int]
+    size: list[int]
+    time_us: list[int]
+    """The first is absolute (microseconds since the Unix epoch), the others are differences."""
+    stack: list[int]
+    label: list[int]
+    category: list[int]
+    """0 unknown, 1 parameter, 2 buffer, 3 gradient, 4 optimizer state, 5 activation, 6 input, 7 temporary."""
+    stream: list[int] = []
+    """Empty: all 0."""
+    pool: list[int] = []
+    """Empty: not recorded."""
+
+
+class Owners(msgspec.Struct, frozen=True, tag_field="kind", tag="owners", omit_defaults=True):
+    """Categories that became known after their event was written."""
+
+    device: str
+    window: int
+    events: list[int] = []
+    """Indices in the window of ``alloc`` events."""
+    categories: list[int] = []
+    blocks: list[int] = []
+    """Addresses of blocks that were there when the window began."""
+    block_categories: list[int] = []
+
+
+class SegmentColumns(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Segments as columns of equal length; kind: 0 unknown, 1 small, 2 large."""
+
+    address: list[int] = []
+    size: list[int] = []
+    stream: list[int] = []
+    pool: list[int] = []
+    kind: list[int] = []
+    expandable: list[bool] = []
+    stack: list[int] = []
+
+
+class BlockColumns(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Blocks as columns of equal length; state: 0 inactive, 1 allocated, 2 pending free."""
+
+    address: list[int] = []
+    size: list[int] = []
+    requested: list[int] = []
+    state: list[int] = []
+    segment: list[int] = []
+    stack: list[int] = []
+    label: list[int] = []
+    category: list[int] = []
+
+
+class StateRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="state", omit_defaults=True):
+    """What an allocator held at the start or the end of a window."""
+
+    device: str
+    window: int
+    at: str
+    """``"start"`` or ``"end"``."""
+    segments: SegmentColumns = SegmentColumns()
+    blocks: BlockColumns = BlockColumns()
+
+
+class StepColumns(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Steps as columns of equal length; -1 where a figure was not measured.
+
+    A row covers the steps ``first`` to ``last``: one step, or 2, 4, 8 … in a long job.
+    """
+
+    first: list[int] = []
+    last: list[int] = []
+    start_us: list[int] = []
+    end_us: list[int] = []
+    allocated: list[int] = []
+    """Bytes at the end of ``last``."""
+    allocated_min: list[int] = []
+    """Least and most bytes at the step ends that the row covers."""
+    allocated_max: list[int] = []
+    peak_allocated: list[int] = []
+    """Highest in the steps that the row covers."""
+    reserved: list[int] = []
+    peak_reserved: list[int] = []
+    active: list[int] = []
+    requested: list[int] = []
+    inactive_split: list[int] = []
+    retries: list[int] = []
+    """Allocation retries since the process started; likewise ``ooms``."""
+    ooms: list[int] = []
+    window: list[int] = []
+    """The window that recorded the row, -1 between windows."""
+
+
+class StepsRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="steps"):
+    """Counters of one device at the ends of steps."""
+
+    device: str
+    steps: StepColumns
+
+
+class Readings(msgspec.Struct, frozen=True, tag_field="kind", tag="readings"):
+    """Readings of a sampled source (``nvml``, ``host``) as columns over ``time_us``."""
+
+    source: str
+    device: str
+    """The device, or ``"host"``."""
+    time_us: list[int]
+    values: dict[str, list[Union[float, int, None]]]
+    """By name with its unit where that is not bytes (``used``, ``power_w``); ``null``: cannot be read."""
+
+
+class Site(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line of somebody's source; ``code`` is its text."""
+
+    filename: str = ""
+    line: int = 0
+    function: str = ""
+    code: str = ""
+
+
+class Link(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One step of a chain of references from a name down to a tensor."""
+
+    kind: str
+    name: str = ""
+    type_name: str = ""
+    filename: str = ""
+    line: int = 0
+    length: int = -1
+
+
+class Holder(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Who keeps tensors alive: a sentence, the best line for it, and the chain."""
+
+    description: str
+    kind: str = ""
+    filename: str = ""
+    line: int = 0
+    code: str = ""
+    links: list[Link] = []
+
+
+class Finding(msgspec.Struct, frozen=True, tag_field="kind", tag="finding", omit_defaults=True):
+    """What could be learned only inside the job, while the tensors were there.
+
+    ``finding`` names what it is about: ``holders`` (of the survivors of a site), ``garbage`` (what the
+    cyclic collector freed), ``host_growth``, ``oom``.
+    """
+
+    finding: str
+    device: str = ""
+    step: int = -1
+    time_us: int = -1
+    stack: int = 0
+    """Stack of the site in the tables; 0 where it has none."""
+    label: int = 0
+    bytes: int = 0
+    count: int = 0
+    holders: list[Holder] = []
+    details: dict[str, object] = {}
+
+
+class Note(msgspec.Struct, frozen=True, tag_field="kind", tag="note", omit_defaults=True):
+    """Something that was not recorded, or not exactly, and why."""
+
+    source: str
+    message: str
+    hint: str = ""
+    time_us: int = -1
+
+
+class DeviceSummary(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One device over the whole run, so that many ranks can be merged from their footers."""
+
+    device: str
+    allocated_bytes: int = -1
+    reserved_bytes: int = -1
+    peak_allocated_bytes: int = -1
+    peak_reserved_bytes: int = -1
+    peak_step: int = -1
+    events: int = 0
+
+
+class Footer(msgspec.Struct, frozen=True, tag_field="kind", tag="footer", omit_defaults=True):
+    """The last record of a run that ended in good order."""
+
+    ended_us: int
+    steps: int = 0
+    devices: list[DeviceSummary] = []
+    overhead_us: int = 0
+    """Time that recording took, as measured by the tracker itself."""
+    status: str = "ok"
+    """``ok``, or the exception that ended the block."""
+
+
+Record = Union[
+    Header,
+    TablesRecord,
+    TraceRecord,
+    Owners,
+    StateRecord,
+    StepsRecord,
+    Readings,
+    Finding,
+    Note,
+    Footer,
+]

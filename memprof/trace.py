@@ -1,0 +1,310 @@
+"""The one currency: a contiguous recording of one device's allocator events, as columns.
+
+Here live the vocabulary (actions, phases, categories), the interned tables, the event columns and
+the state of an allocator. What produces a trace (sources, files) and what reads it (the model, the
+analyses) live elsewhere.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "EMPTY",
+    "NOT_RECORDED",
+    "Action",
+    "Annotation",
+    "BlockState",
+    "Blocks",
+    "Category",
+    "Events",
+    "Frame",
+    "Label",
+    "Phase",
+    "SegmentKind",
+    "Segments",
+    "State",
+    "Tables",
+    "Trace",
+]
+
+Column: TypeAlias = "npt.NDArray[Any]"
+
+EMPTY = 0
+"""Index of the empty stack, of the empty label and of the default pool in every table."""
+
+NOT_RECORDED = -1
+"""In a column of indices or times: the recorder did not say."""
+
+
+class Action(enum.IntEnum):
+    """What happened, in the words of torch's own recorder (``torch.cuda.memory._snapshot``)."""
+
+    ALLOC = 0
+    FREE_REQUESTED = 1
+    """The tensor's storage died; the block may wait for other streams."""
+    FREE_COMPLETED = 2
+    """The block went back to its pool."""
+    SEGMENT_ALLOC = 3
+    SEGMENT_FREE = 4
+    SEGMENT_MAP = 5
+    SEGMENT_UNMAP = 6
+    SNAPSHOT = 7
+    OOM = 8
+    OTHER = 9
+    """An action that this version does not know; kept so that event indices stay true."""
+
+
+class Phase(enum.IntEnum):
+    """The part of a training step that an event fell into."""
+
+    UNKNOWN = 0
+    FORWARD = 1
+    BACKWARD = 2
+    OPTIMIZER = 3
+    OTHER = 4
+    """Known to be none of the three: data loading, metrics, set-up."""
+
+
+class Category(enum.IntEnum):
+    """Whose bytes these are."""
+
+    UNKNOWN = 0
+    PARAMETER = 1
+    BUFFER = 2
+    GRADIENT = 3
+    """``.grad`` of a leaf."""
+    OPTIMIZER_STATE = 4
+    ACTIVATION = 5
+    """Kept by autograd for the backward pass."""
+    INPUT = 6
+    """Handed into the outermost module from outside (a batch, targets)."""
+    TEMPORARY = 7
+    """None of these: made and dropped on the way."""
+
+
+class BlockState(enum.IntEnum):
+    """The state of a block, as torch's snapshot names it."""
+
+    INACTIVE = 0
+    ACTIVE_ALLOCATED = 1
+    ACTIVE_PENDING_FREE = 2
+    """Freed by its owner, but another stream may still use it."""
+
+
+class SegmentKind(enum.IntEnum):
+    """The pool that a segment serves: requests up to 1 MiB, or larger ones."""
+
+    UNKNOWN = 0
+    SMALL = 1
+    LARGE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One line of a stack: function name, file as recorded, line (0 where not known)."""
+
+    name: str
+    filename: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What memprof knows about the moment of an event beyond the stack."""
+
+    step: int = NOT_RECORDED
+    phase: Phase = Phase.UNKNOWN
+    module: str = ""
+    """Path of the innermost module that ran, such as ``GPT.blocks.3.mlp``."""
+    annotation: str = ""
+    """``memprof.annotate`` names, outermost first, joined by ``/``; or torch's user metadata."""
+
+
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """A named stretch of time (``record_function``, ``ProfilerStep#3``); ends may be unknown."""
+
+    name: str
+    start_us: int = NOT_RECORDED
+    end_us: int = NOT_RECORDED
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What events and blocks point into; shared by all traces of a run.
+
+    ``stacks`` hold frame indices, innermost first. Entry 0 of ``stacks`` and ``labels`` is the
+    empty one, entry 0 of ``pools`` the default pool ``(0, 0)``.
+    """
+
+    frames: Sequence[Frame] = ()
+    stacks: Sequence[tuple[int, ...]] = ((),)
+    labels: Sequence[Label] = (Label(),)
+    pools: Sequence[tuple[int, int]] = ((0, 0),)
+
+    def stack(self, index: int) -> tuple[Frame, ...]:
+        """The frames of one stack, innermost first."""
+        return tuple(self.frames[i] for i in self.stacks[index])
+
+
+def _column(dtype: str) -> Any:  # a dataclass field; the type is written where it is used
+    return field(metadata={"dtype": np.dtype(dtype)})
+
+
+class _Columns:
+    """Equal-length numpy columns: construction by keyword, length, selection."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        lengths = set()
+        for spec in fields(self):  # type: ignore[arg-type]
+            column = np.ascontiguousarray(getattr(self, spec.name), dtype=spec.metadata["dtype"])
+            object.__setattr__(self, spec.name, column)
+            lengths.add(len(column))
+        if len(lengths) > 1:
+            raise ValueError(f"columns of {type(self).__name__} differ in length: {lengths}")
+
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))  # type: ignore[arg-type]
+
+    @classmethod
+    def build(cls, length: int | None = None, **columns: Any) -> Any:
+        """From the columns given; those left out are filled with their default.
+
+        The default is 0, and ``NOT_RECORDED`` for ``time_us`` and ``pool``.
+        """
+        if length is None:
+            length = len(next(iter(columns.values()))) if columns else 0
+        for spec in fields(cls):  # type: ignore[arg-type]
+            if spec.name not in columns:
+                fill = NOT_RECORDED if spec.name in ("time_us", "pool") else 0
+                columns[spec.name] = np.full(length, fill, dtype=spec.metadata["dtype"])
+        return cls(**columns)
+
+    def take(self, index: Any) -> Any:
+        """The rows that a slice, a mask or an array of indices selects."""
+        return type(self)(**{s.name: getattr(self, s.name)[index] for s in fields(self)})  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Events(_Columns):
+    """Events in the order they happened; the row number is the event's index in its trace."""
+
+    action: Column = _column("u1")
+    """`Action`."""
+    address: Column = _column("i8")
+    """First byte of the block or segment; for ``OOM`` the device's free bytes."""
+    size: Column = _column("i8")
+    """Requested bytes of a block (not rounded, except ``OOM``: rounded); bytes of a segment."""
+    stream: Column = _column("i8")
+    time_us: Column = _column("i8")
+    """Microseconds since the Unix epoch; `NOT_RECORDED` where the recorder kept no clock."""
+    stack: Column = _column("i4")
+    label: Column = _column("i4")
+    pool: Column = _column("i4")
+    """Index into ``Tables.pools``; `NOT_RECORDED` where the recorder did not say."""
+    category: Column = _column("u1")
+    """`Category` of what an ``ALLOC`` made, judged over its whole life; 0 on other events."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segments(_Columns):
+    """Memory held from the driver; for expandable segments one row per contiguous mapped range."""
+
+    address: Column = _column("i8")
+    size: Column = _column("i8")
+    stream: Column = _column("i8")
+    pool: Column = _column("i4")
+    kind: Column = _column("u1")
+    """`SegmentKind`."""
+    expandable: Column = _column("?")
+    stack: Column = _column("i4")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Blocks(_Columns):
+    """The blocks that tile the segments, by address."""
+
+    address: Column = _column("i8")
+    size: Column = _column("i8")
+    """Bytes taken from the segment."""
+    requested: Column = _column("i8")
+    """Bytes asked for; 0 for inactive blocks."""
+    state: Column = _column("u1")
+    """`BlockState`."""
+    segment: Column = _column("i4")
+    """Row in `Segments`; `NOT_RECORDED` for blocks that belong to none (CPU tensors)."""
+    stack: Column = _column("i4")
+    label: Column = _column("i4")
+    category: Column = _column("u1")
+    """`Category`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class State:
+    """Everything an allocator holds at one moment."""
+
+    segments: Segments = field(default_factory=Segments.build)
+    blocks: Blocks = field(default_factory=Blocks.build)
+
+    @property
+    def allocated(self) -> int:
+        """Bytes of blocks in use by tensors, as the allocator rounded them."""
+        return self._bytes(self.blocks.state == BlockState.ACTIVE_ALLOCATED)
+
+    @property
+    def active(self) -> int:
+        """Allocated bytes and those of blocks that wait for a stream before they are free."""
+        return self._bytes(self.blocks.state != BlockState.INACTIVE)
+
+    @property
+    def reserved(self) -> int:
+        """Bytes held from the driver."""
+        return int(self.segments.size.sum())
+
+    @property
+    def requested(self) -> int:
+        """Bytes that the tensors in use asked for."""
+        in_use = self.blocks.state == BlockState.ACTIVE_ALLOCATED
+        return int(self.blocks.requested[in_use].sum())
+
+    def _bytes(self, mask: npt.NDArray[np.bool_]) -> int:
+        return int(self.blocks.size[mask].sum())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """One device's events without a gap, and the state at one end or both.
+
+    At least one of ``start`` and ``end`` is there; a torch snapshot has ``end`` only, a window
+    that was cut short (the job was killed) ``start`` only.
+    """
+
+    device: str
+    """``"cpu"`` or ``"cuda:0"``."""
+    events: Events
+    tables: Tables
+    start: State | None = None
+    end: State | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The allocator's settings under torch's own keys (``PYTORCH_CUDA_ALLOC_CONF``, …)."""
+    annotations: Sequence[Annotation] = ()
+    modelled: bool = False
+    """Addresses and segments come from the allocator model, not from a device."""
+    torch_version: str = ""
+
+    def stack(self, index: int) -> tuple[Frame, ...]:
+        """The frames of one stack, innermost first."""
+        return self.tables.stack(index)
+
+    def label(self, index: int) -> Label:
+        """One label."""
+        return self.tables.labels[index]
