@@ -300,6 +300,9 @@ class Trace:
     modelled: bool = False
     """Addresses and segments come from the allocator model, not from a device."""
     torch_version: str = ""
+    """As torch names itself, or ``"2.10+"`` where only a lower bound can be told; may be empty."""
+    reordered: bool = False
+    """The file's events were not in the order of their times and were sorted."""
 
     def stack(self, index: int) -> tuple[Frame, ...]:
         """The frames of one stack, innermost first."""

@@ -1,0 +1,344 @@
+"""Traces from the snapshots that torch's allocator recorder writes, in every schema from 2.0 to 2.15.
+
+The pickle is read by `pickles`; nothing here imports torch, so a file recorded on a GPU opens anywhere.
+Schema facts: the docstring of ``torch.cuda.memory._snapshot`` and PyTorch's ``memory_snapshot.cpp``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from memprof.errors import FileFormatError, MemprofError
+from memprof.pickles import load_plain_pickle
+from memprof.trace import (
+    EMPTY,
+    NOT_RECORDED,
+    Action,
+    Annotation,
+    Blocks,
+    BlockState,
+    Events,
+    Frame,
+    Label,
+    SegmentKind,
+    Segments,
+    State,
+    Tables,
+    Trace,
+)
+
+__all__ = ["load_snapshot", "traces_from_snapshot"]
+
+Json: TypeAlias = "Mapping[str, Any]"
+LabelOf: TypeAlias = Callable[[str], Label]
+
+_ACTIONS = {action.name.lower(): int(action) for action in Action}
+_STATES = {
+    "inactive": BlockState.INACTIVE,
+    "active_allocated": BlockState.ACTIVE_ALLOCATED,
+    "active_pending_free": BlockState.ACTIVE_PENDING_FREE,
+    "active_awaiting_free": BlockState.ACTIVE_PENDING_FREE,  # torch's docstring says this
+}
+_KINDS = {"small": SegmentKind.SMALL, "large": SegmentKind.LARGE}
+_MOST_BLOCKS = 50_000_000
+"""More blocks than any device has room for (139 GiB in blocks of 512 bytes is 291 million, but no
+allocator of a real job comes near a million); a crafted file could repeat one list without end."""
+
+
+def load_snapshot(path: str | Path) -> tuple[Trace, ...]:
+    """One trace per device that the file says anything about; none for an empty snapshot.
+
+    Raises:
+        UnsafeFileError: reading the file would execute code.
+        FileFormatError: it is torn, or no allocator snapshot.
+    """
+    path = Path(path)
+    data = load_plain_pickle(path)
+    try:
+        return traces_from_snapshot(data)
+    except FileFormatError as error:
+        raise FileFormatError(f"{path}: {error.message}", error.hint) from error
+
+
+def traces_from_snapshot(data: Any, label_of: LabelOf | None = None) -> tuple[Trace, ...]:
+    """The same from the object that ``torch.cuda.memory._snapshot()`` returns.
+
+    ``label_of`` turns an event's ``user_metadata`` into a label; by default it becomes the
+    label's annotation.
+
+    Raises:
+        FileFormatError: ``data`` has not the shape of a snapshot.
+    """
+    try:
+        return _traces(data, label_of or _as_annotation)
+    except MemprofError:
+        raise
+    # One boundary for every way in which plain data can have the wrong shape.
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise FileFormatError(
+            f"not an allocator snapshot: {type(error).__name__}: {error}",
+            "memprof reads what torch.cuda.memory._dump_snapshot writes",
+        ) from error
+
+
+def _as_annotation(metadata: str) -> Label:
+    return Label(annotation=metadata)
+
+
+def _traces(data: Any, label_of: LabelOf) -> tuple[Trace, ...]:
+    if isinstance(data, list):  # the legacy form: the segments alone
+        data = {"segments": data}
+    if not isinstance(data, dict) or not isinstance(data.get("segments"), list):
+        raise FileFormatError(
+            f"not an allocator snapshot: a {type(data).__name__} without a list of segments",
+            "memprof reads what torch.cuda.memory._dump_snapshot writes",
+        )
+    segments = _by_device(data["segments"])
+    events = dict(enumerate(data.get("device_traces") or []))
+    interner = _Interner(label_of)
+    parts = []
+    for device in sorted({*segments, *(d for d, e in events.items() if e)}):
+        columns, ordered = _events(events.get(device) or [], interner)
+        parts.append((device, columns, ordered, _state(segments.get(device, []), interner)))
+    settings = dict(data.get("allocator_settings") or {})
+    annotations = data.get("external_annotations") or []
+    tables = interner.tables()
+    version = _oldest_version(data)
+    return tuple(
+        Trace(
+            device=f"cuda:{device}",
+            events=columns,
+            tables=tables,
+            end=state,
+            settings=settings,
+            annotations=_annotations(annotations, device),
+            torch_version=version,
+            reordered=not ordered,
+        )
+        for device, columns, ordered, state in parts
+    )
+
+
+def _by_device(segments: Iterable[Json]) -> dict[int, list[Json]]:
+    devices: dict[int, list[Json]] = {}
+    blocks = 0
+    for segment in segments:
+        devices.setdefault(int(segment.get("device", 0)), []).append(segment)
+        blocks += len(segment["blocks"])
+        if blocks > _MOST_BLOCKS:
+            raise FileFormatError("the file names more blocks than a device can hold")
+    return devices
+
+
+# -- events ------------------------------------------------------------------------------------
+
+
+def _events(entries: Sequence[Json], interner: _Interner) -> tuple[Events, bool]:
+    """The columns, and whether the entries were already in the order of their times."""
+    columns = Events.build(
+        len(entries),
+        action=[_ACTIONS.get(e["action"], Action.OTHER) for e in entries],
+        address=_addresses(entries),
+        size=_integers(entries, "size", 0),
+        stream=_integers(entries, "stream", 0),
+        time_us=_integers(entries, "time_us", NOT_RECORDED),
+        stack=[interner.stack(e.get("frames")) for e in entries],
+        label=[interner.label(e) for e in entries],
+        pool=[interner.pool(e.get("pool_id")) for e in entries],
+    )
+    times = columns.time_us
+    # Shrinking or growing max_entries leaves torch's ring rotated: times tell the true order.
+    if len(times) > 1 and times.min() >= 0 and bool((times[1:] < times[:-1]).any()):
+        return columns.take(np.argsort(times, kind="stable")), False
+    return columns, True
+
+
+def _integers(entries: Sequence[Json], key: str, missing: int) -> list[int]:
+    return [e.get(key, missing) for e in entries]
+
+
+def _addresses(entries: Sequence[Json]) -> list[int]:
+    """``addr``, which an ``oom`` event has not: it carries ``device_free``."""
+    return [e["addr"] if "addr" in e else e.get("device_free", 0) for e in entries]
+
+
+# -- segments and blocks -----------------------------------------------------------------------
+
+
+def _state(segments: Sequence[Json], interner: _Interner) -> State:
+    segments = sorted(segments, key=lambda s: int(s.get("address", 0)))
+    blocks = list(chain.from_iterable(s["blocks"] for s in segments))
+    counts = [len(s["blocks"]) for s in segments]
+    states = [_STATES[b["state"]] for b in blocks]
+    sizes = [b["size"] for b in blocks]
+    return State(
+        segments=Segments.build(
+            len(segments),
+            address=[s.get("address", 0) for s in segments],
+            size=[s["total_size"] for s in segments],
+            stream=[s.get("stream", 0) for s in segments],
+            pool=[interner.pool(s.get("segment_pool_id", (0, 0))) for s in segments],
+            kind=[_KINDS.get(s.get("segment_type", ""), SegmentKind.UNKNOWN) for s in segments],
+            expandable=[bool(s.get("is_expandable", False)) for s in segments],
+            stack=[interner.stack(s.get("frames")) for s in segments],
+        ),
+        blocks=Blocks.build(
+            len(blocks),
+            address=_block_addresses(segments, counts, sizes),
+            size=sizes,
+            requested=[_requested(b) if s else 0 for b, s in zip(blocks, states, strict=True)],
+            state=states,
+            segment=np.repeat(np.arange(len(segments)), counts),
+            stack=[interner.stack(_block_frames(b)) for b in blocks],
+        ),
+    )
+
+
+def _block_addresses(segments: Sequence[Json], counts: list[int], sizes: list[int]) -> Any:
+    """Blocks tile their segment from its start (torch up to 2.0 does not write their address)."""
+    size = np.asarray(sizes, dtype=np.int64)
+    before = np.cumsum(size) - size
+    first = np.concatenate(([0], np.cumsum(counts)[:-1])).astype(np.int64)[: len(counts)]
+    start = np.asarray([s.get("address", 0) for s in segments], dtype=np.int64)
+    filled = np.asarray(counts, dtype=np.int64) > 0
+    offset = np.zeros(len(counts), dtype=np.int64)
+    offset[filled] = start[filled] - before[first[filled]]
+    return before + np.repeat(offset, counts)
+
+
+def _requested(block: Json) -> int:
+    """Bytes asked for; torch 2.0 keeps them as the newest entry of the block's history."""
+    requested = block.get("requested_size")
+    if requested is None:
+        history = block.get("history")
+        requested = history[0]["real_size"] if history else block["size"]
+    return int(requested)
+
+
+def _block_frames(block: Json) -> Any:
+    if "frames" in block:
+        return block["frames"]
+    history = block.get("history")  # torch 2.0, newest first
+    in_use = block["state"] != "inactive"
+    return history[0].get("frames") if history and in_use else None
+
+
+# -- interning ---------------------------------------------------------------------------------
+
+
+class _Interner:
+    """Frames, stacks, labels and pools of one snapshot, each stored once.
+
+    Stacks are looked up by the identity of their frame dicts first: torch writes one dict a frame
+    but a new list for every allocation, and comparing ids costs a tenth of comparing contents.
+    """
+
+    def __init__(self, label_of: LabelOf) -> None:
+        self._label_of = label_of
+        self._frames: dict[Frame, int] = {}
+        self._frame_of_id: dict[int, int] = {}
+        self._stacks: dict[tuple[int, ...], int] = {(): EMPTY}
+        self._stack_of_ids: dict[tuple[int, ...], int] = {(): EMPTY}
+        self._stack_of_list: dict[int, int] = {}
+        self._labels: dict[Label, int] = {Label(): EMPTY}
+        self._label_of_text: dict[str, int] = {"": EMPTY}
+        self._pools: dict[tuple[int, int], int] = {(0, 0): EMPTY}
+
+    def stack(self, frames: list[Json] | None) -> int:
+        if not frames:
+            return EMPTY
+        row = self._stack_of_list.get(id(frames))
+        if row is None:
+            ids = tuple(map(id, frames))
+            row = self._stack_of_ids.get(ids)
+            if row is None:
+                row = self._stack_of_ids[ids] = self._new_stack(frames)
+            self._stack_of_list[id(frames)] = row
+        return row
+
+    def _new_stack(self, frames: list[Json]) -> int:
+        key = tuple(self._frame(f) for f in frames)
+        return self._stacks.setdefault(key, len(self._stacks))
+
+    def _frame(self, frame: Json) -> int:
+        row = self._frame_of_id.get(id(frame))
+        if row is None:
+            key = Frame(
+                str(frame.get("name", "")),
+                str(frame.get("filename", "")),
+                int(frame.get("line", 0) or 0),
+            )
+            row = self._frames.setdefault(key, len(self._frames))
+            self._frame_of_id[id(frame)] = row
+        return row
+
+    def label(self, event: Json) -> int:
+        text = event.get("user_metadata") or ""
+        if not text:
+            context = event.get("compile_context")
+            text = context if context and context != "N/A" else ""
+        if not isinstance(text, str):  # a dict since 2.15
+            text = str(text)
+        row = self._label_of_text.get(text)
+        if row is None:
+            label = self._label_of(text)
+            row = self._labels.setdefault(label, len(self._labels))
+            self._label_of_text[text] = row
+        return row
+
+    def pool(self, pool: Sequence[int] | None) -> int:
+        if pool is None:
+            return NOT_RECORDED
+        first, second = pool
+        return self._pools.setdefault((int(first), int(second)), len(self._pools))
+
+    def tables(self) -> Tables:
+        return Tables(
+            frames=tuple(self._frames),
+            stacks=tuple(self._stacks),
+            labels=tuple(self._labels),
+            pools=tuple(self._pools),
+        )
+
+
+# -- the rest of the file ----------------------------------------------------------------------
+
+
+def _annotations(entries: Iterable[Json], device: int) -> tuple[Annotation, ...]:
+    """START and END entries of one device paired by name, innermost first; by start time."""
+    opened: dict[str, list[int]] = {}
+    found: list[Annotation] = []
+    for entry in entries:
+        if entry.get("device", device) not in (device, -1):
+            continue
+        name, time_us = str(entry.get("name", "")), int(entry.get("time_us", NOT_RECORDED))
+        if entry.get("stage") == "START":
+            opened.setdefault(name, []).append(time_us)
+        else:
+            starts = opened.get(name)
+            found.append(Annotation(name, starts.pop() if starts else NOT_RECORDED, time_us))
+    left = (Annotation(name, start) for name, starts in opened.items() for start in starts)
+    return tuple(sorted([*found, *left], key=lambda a: a.start_us))
+
+
+def _oldest_version(data: Json) -> str:
+    """The oldest torch that writes the keys found, as ``"2.10+"``; the snapshot names none itself."""
+    entry = next((t[0] for t in data.get("device_traces") or [] if t), {})
+    settings = data.get("allocator_settings") or {}
+    first_in = (
+        ("2.14", "host_segments" in data),
+        ("2.13", "max_cached_size" in settings),
+        ("2.12", "pool_id" in entry),
+        ("2.10", "user_metadata" in entry),
+        ("2.9", "graph_capture_record_stream_reuse" in settings),
+        ("2.8", "compile_context" in entry),
+        ("2.5", "external_annotations" in data),
+        ("2.2", "allocator_settings" in data),
+        ("2.1", any("is_expandable" in s for s in data["segments"][:1])),
+    )
+    return next((f"{version}+" for version, present in first_in if present), "")
