@@ -1,0 +1,47 @@
+# Every target makes its own .venv when it is missing, so any of them is the first command.
+# PYTHON=python3.12 make test   chooses another interpreter for it.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check format bench gpu clean
+
+BIN := .venv/bin
+READY := .venv/.ready
+
+help:  ## Say what can be made
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
+
+demo: $(READY)  ## Record the training of a small GPT and report where its memory went
+	$(BIN)/memprof run -o demo-run.json docs/examples/train_gpt.py
+	$(BIN)/memprof report demo-run.json -o demo-report.html
+
+test: $(READY)  ## Run the tests
+	$(BIN)/python -m pytest
+
+check: $(READY)  ## Run format, lint, types, layers and tests, as CI does
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest
+
+format: $(READY)  ## Rewrite the code in the house format, with the safe fixes of the linter
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+bench: $(READY)  ## Measure the cost of memprof beside what it is compared with
+	@set -e; for file in tests/benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file; done
+
+gpu: $(READY)  ## Run the tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu
+
+clean:  ## Remove the environment and everything that is made
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -f demo-run.json demo-report.html
+
+# torch comes first and alone, at the tested version, so that no other package chooses a build.
+$(READY): pyproject.toml constraints.txt memprof/startup.pth
+	@test -x $(BIN)/python || .ci/make-venv
+	$(BIN)/python -m pip install -q --disable-pip-version-check torch==2.13.0 -c constraints.txt
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	@touch $@

@@ -1,0 +1,1 @@
+"""The pages of memprof: a recorded run in, HTML out."""

@@ -1,0 +1,139 @@
+"""What every test shares: nothing of memprof is left behind, and what a machine lacks is said."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# A shared machine is slow at times, which is no failure; CI repeats the same examples each time.
+settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("local"), derandomize=True, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+TORCH_REGISTRIES = (
+    ("torch.nn.modules.module", "_global_"),
+    ("torch.optim.optimizer", "_global_"),
+)
+# What a profiler is tempted to patch. Names that torch adds by itself in passing do not count.
+PATCHABLE = (
+    ("builtins", ""),
+    ("pickle", ""),
+    ("sys", ""),
+    ("torch.autograd", ""),
+    ("torch.cuda.memory", ""),
+    ("torch.nn.modules.module", "Module"),
+    ("torch.optim.optimizer", "Optimizer"),
+    ("torch.utils.checkpoint", ""),
+    ("torch.utils.data.dataloader", "DataLoader"),
+    ("torch", "Tensor"),
+    ("torch", "UntypedStorage"),
+)
+# Attributes of sys that pytest or Python change during a test.
+FLEETING = {"stdin", "stdout", "stderr", "last_exc", "last_type", "last_value", "last_traceback"}
+
+
+def torch_hooks() -> dict[str, object]:
+    """Whatever is registered with torch at this moment, empty entries left out."""
+    if "torch" not in sys.modules:
+        return {}
+    found: dict[str, object] = {}
+    for module, prefix in TORCH_REGISTRIES:
+        for name, value in vars(sys.modules.get(module, object)).items():
+            if name.startswith(prefix) and isinstance(value, dict):
+                found[name] = list(value.values())
+    found |= torch_modes()
+    return {name: value for name, value in found.items() if value}
+
+
+def torch_modes() -> dict[str, object]:
+    """Modes on this thread's stacks, default saved-tensor hooks, a running profiler."""
+    import torch
+    from torch.utils import _python_dispatch
+
+    saved = torch._C._autograd._top_saved_tensors_default_hooks
+    return {
+        "dispatch modes": list(_python_dispatch._get_current_dispatch_mode_stack()),
+        "function modes": list(torch.overrides._get_current_function_mode_stack()),
+        "saved-tensor hooks": saved(True),
+        "profiler": torch.autograd._profiler_enabled(),
+    }
+
+
+def process_hooks() -> dict[str, object]:
+    """Callbacks, threads and signal handlers of the process."""
+    return {
+        "gc.callbacks": [f for f in gc.callbacks if "hypothesis" not in str(f.__module__)],
+        "threads": sorted(t.name for t in threading.enumerate() if t.name.startswith("memprof")),
+        "trace and profile": [sys.gettrace(), sys.getprofile()],
+        "import hooks": [f for f in sys.meta_path if type(f).__module__.startswith("memprof")],
+        "threading.excepthook": threading.excepthook,
+        "signals": {s: signal.getsignal(s) for s in sorted(signal.valid_signals())},
+    }
+
+
+def patchable() -> dict[str, object]:
+    """Every attribute of the modules and classes that a profiler is tempted to patch."""
+    found: dict[str, object] = {}
+    for module, name in PATCHABLE:
+        owner = sys.modules.get(module)
+        owner = getattr(owner, name, None) if name else owner
+        for key, value in vars(owner).items() if owner is not None else ():
+            if callable(value) and key not in FLEETING:
+                found[f"{module}.{name}.{key}"] = value
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    """No hook, mode, thread, callback or patched name outlives the test that made it."""
+    hooks, process, names = torch_hooks(), process_hooks(), patchable()
+    yield
+    assert torch_hooks() == hooks
+    assert process_hooks() == process
+    patched = {n for n, value in patchable().items() if n in names and names[n] is not value}
+    assert not patched
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """A folder of snapshots and leaking programs that lies beside the repository, if it does."""
+    folder = ROOT.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip("needs the folder ../shared beside the repository")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The path of a Chromium or Chrome on this machine."""
+    for name in ("chromium", "chromium-browser", "google-chrome", "chrome"):
+        if found := shutil.which(name):
+            return found
+    pytest.skip("needs Chromium or Chrome on PATH (Debian: apt install chromium)")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all of tests/gpu, so that no test there can be forgotten."""
+    for item in items:
+        if item.path.is_relative_to(ROOT / "tests" / "gpu"):
+            item.add_marker(pytest.mark.gpu)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a GPU where there is none; torch is asked for such a test only."""
+    if item.get_closest_marker("gpu") is None:
+        return
+    torch = pytest.importorskip("torch", reason="needs torch and a CUDA device")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device, and torch sees none here")
