@@ -90,7 +90,7 @@ def patchable() -> dict[str, object]:
         owner = getattr(owner, name, None) if name else owner
         for key, value in vars(owner).items() if owner is not None else ():
             if callable(value) and key not in FLEETING:
-                found[f"{module}.{name}.{key}"] = value
+                found[".".join(filter(None, (module, name, key)))] = value
     return found
 
 
