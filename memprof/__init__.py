@@ -1,6 +1,56 @@
-"""The public API of memprof: what is not named here is not promised."""
+"""memprof: where the memory of a PyTorch job went, what leaks, who holds it and what to type.
+
+The whole public API is named in ``__all__``; each name is loaded when it is first used, so that
+``import memprof`` costs nothing and pulls in neither torch nor plotly.
+"""
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from memprof.errors import (
+    FileFormatError,
+    MemprofError,
+    MissingError,
+    SettingsError,
+    UnsafeFileError,
+)
+
+if TYPE_CHECKING:
+    from memprof.loading import load
+    from memprof.run import Run
+    from memprof.trace import Trace
+
 __version__ = "0.1.0"
-__all__: list[str] = ["__version__"]
+
+__all__ = [
+    "FileFormatError",
+    "MemprofError",
+    "MissingError",
+    "Run",
+    "SettingsError",
+    "Trace",
+    "UnsafeFileError",
+    "__version__",
+    "load",
+]
+
+_HOMES = {
+    "Run": "memprof.run",
+    "Trace": "memprof.trace",
+    "load": "memprof.loading",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'memprof' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -86,6 +86,8 @@ class TablesRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="tables", 
     implied and never written.
     """
 
+    first: tuple[int, int, int, int] = (0, 1, 1, 1)
+    """Row numbers of the first new frame, stack, label and pool, so that a lost record shows."""
     frames: list[tuple[str, str, int]] = []
     """``[function, file, line]``."""
     stacks: list[list[int]] = []

@@ -176,7 +176,10 @@ def _state(segments: Sequence[Json], interner: _Interner) -> State:
     counts = [len(s["blocks"]) for s in segments]
     states = [_STATES[b["state"]] for b in blocks]
     sizes = [b["size"] for b in blocks]
+    listed = sum(z for z, s in zip(sizes, states, strict=True) if s == BlockState.ACTIVE_ALLOCATED)
+    claimed = [s["allocated_size"] for s in segments if "allocated_size" in s]
     return State(
+        unlisted=sum(claimed) - listed if len(claimed) == len(segments) else 0,
         segments=Segments.build(
             len(segments),
             address=[s.get("address", 0) for s in segments],
@@ -328,7 +331,7 @@ def _annotations(entries: Iterable[Json], device: int) -> tuple[Annotation, ...]
 
 def _oldest_version(data: Json) -> str:
     """The oldest torch that writes the keys found, as ``"2.10+"``; the snapshot names none itself."""
-    entry = next((t[0] for t in data.get("device_traces") or [] if t), {})
+    entry: Json = next((t[0] for t in data.get("device_traces") or [] if t), {})
     settings = data.get("allocator_settings") or {}
     first_in = (
         ("2.14", "host_segments" in data),

@@ -23,6 +23,8 @@ __all__ = [
     "BlockState",
     "Blocks",
     "Category",
+    "Column",
+    "Columns",
     "Events",
     "Frame",
     "Label",
@@ -32,6 +34,7 @@ __all__ = [
     "State",
     "Tables",
     "Trace",
+    "column",
 ]
 
 Column: TypeAlias = "npt.NDArray[Any]"
@@ -154,16 +157,23 @@ class Tables:
         return tuple(self.frames[i] for i in self.stacks[index])
 
 
-def _column(dtype: str) -> Any:  # a dataclass field; the type is written where it is used
-    return field(metadata={"dtype": np.dtype(dtype)})
+def column(dtype: str, *, missing: int = 0) -> Any:
+    """A numpy column of a `Columns` dataclass; ``missing`` fills it where `Columns.build` got none."""
+    return field(metadata={"dtype": np.dtype(dtype), "missing": missing})
 
 
-class _Columns:
+class Columns:
     """Equal-length numpy columns: construction by keyword, length, selection."""
 
     __slots__ = ()
 
     def __post_init__(self) -> None:
+        """Make every column contiguous and of its dtype.
+
+        Raises:
+            ValueError: the columns differ in length.
+            OverflowError: a value does not fit its column.
+        """
         lengths = set()
         for spec in fields(self):  # type: ignore[arg-type]
             column = np.ascontiguousarray(getattr(self, spec.name), dtype=spec.metadata["dtype"])
@@ -176,18 +186,30 @@ class _Columns:
         return len(getattr(self, fields(self)[0].name))  # type: ignore[arg-type]
 
     @classmethod
-    def build(cls, length: int | None = None, **columns: Any) -> Any:
-        """From the columns given; those left out are filled with their default.
+    def names(cls) -> tuple[str, ...]:
+        """The names of the columns, in order."""
+        return tuple(spec.name for spec in fields(cls))  # type: ignore[arg-type]
 
-        The default is 0, and ``NOT_RECORDED`` for ``time_us`` and ``pool``.
-        """
+    @classmethod
+    def build(cls, length: int | None = None, **columns: Any) -> Any:
+        """From the columns given; those left out are filled with 0, or what stands for missing."""
         if length is None:
             length = len(next(iter(columns.values()))) if columns else 0
         for spec in fields(cls):  # type: ignore[arg-type]
             if spec.name not in columns:
-                fill = NOT_RECORDED if spec.name in ("time_us", "pool") else 0
-                columns[spec.name] = np.full(length, fill, dtype=spec.metadata["dtype"])
+                columns[spec.name] = np.full(
+                    length, spec.metadata["missing"], spec.metadata["dtype"]
+                )
         return cls(**columns)
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Any]) -> Any:
+        """The rows of all parts, in order; no part gives no rows."""
+        if len(parts) == 1:
+            return parts[0]
+        if not parts:
+            return cls.build()
+        return cls(**{n: np.concatenate([getattr(p, n) for p in parts]) for n in cls.names()})
 
     def take(self, index: Any) -> Any:
         """The rows that a slice, a mask or an array of indices selects."""
@@ -195,56 +217,56 @@ class _Columns:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Events(_Columns):
+class Events(Columns):
     """Events in the order they happened; the row number is the event's index in its trace."""
 
-    action: Column = _column("u1")
+    action: Column = column("u1")
     """`Action`."""
-    address: Column = _column("i8")
+    address: Column = column("i8")
     """First byte of the block or segment; for ``OOM`` the device's free bytes."""
-    size: Column = _column("i8")
+    size: Column = column("i8")
     """Requested bytes of a block (not rounded, except ``OOM``: rounded); bytes of a segment."""
-    stream: Column = _column("i8")
-    time_us: Column = _column("i8")
+    stream: Column = column("i8")
+    time_us: Column = column("i8", missing=NOT_RECORDED)
     """Microseconds since the Unix epoch; `NOT_RECORDED` where the recorder kept no clock."""
-    stack: Column = _column("i4")
-    label: Column = _column("i4")
-    pool: Column = _column("i4")
+    stack: Column = column("i4")
+    label: Column = column("i4")
+    pool: Column = column("i4", missing=NOT_RECORDED)
     """Index into ``Tables.pools``; `NOT_RECORDED` where the recorder did not say."""
-    category: Column = _column("u1")
+    category: Column = column("u1")
     """`Category` of what an ``ALLOC`` made, judged over its whole life; 0 on other events."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Segments(_Columns):
+class Segments(Columns):
     """Memory held from the driver; for expandable segments one row per contiguous mapped range."""
 
-    address: Column = _column("i8")
-    size: Column = _column("i8")
-    stream: Column = _column("i8")
-    pool: Column = _column("i4")
-    kind: Column = _column("u1")
+    address: Column = column("i8")
+    size: Column = column("i8")
+    stream: Column = column("i8")
+    pool: Column = column("i4")
+    kind: Column = column("u1")
     """`SegmentKind`."""
-    expandable: Column = _column("?")
-    stack: Column = _column("i4")
+    expandable: Column = column("?")
+    stack: Column = column("i4")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Blocks(_Columns):
+class Blocks(Columns):
     """The blocks that tile the segments, by address."""
 
-    address: Column = _column("i8")
-    size: Column = _column("i8")
+    address: Column = column("i8")
+    size: Column = column("i8")
     """Bytes taken from the segment."""
-    requested: Column = _column("i8")
+    requested: Column = column("i8")
     """Bytes asked for; 0 for inactive blocks."""
-    state: Column = _column("u1")
+    state: Column = column("u1")
     """`BlockState`."""
-    segment: Column = _column("i4")
+    segment: Column = column("i4")
     """Row in `Segments`; `NOT_RECORDED` for blocks that belong to none (CPU tensors)."""
-    stack: Column = _column("i4")
-    label: Column = _column("i4")
-    category: Column = _column("u1")
+    stack: Column = column("i4")
+    label: Column = column("i4")
+    category: Column = column("u1")
     """`Category`."""
 
 
@@ -254,16 +276,18 @@ class State:
 
     segments: Segments = field(default_factory=Segments.build)
     blocks: Blocks = field(default_factory=Blocks.build)
+    unlisted: int = 0
+    """Bytes that the segments' own sums count as allocated beyond the blocks that are listed."""
 
     @property
     def allocated(self) -> int:
         """Bytes of blocks in use by tensors, as the allocator rounded them."""
-        return self._bytes(self.blocks.state == BlockState.ACTIVE_ALLOCATED)
+        return self._bytes(self.blocks.state == BlockState.ACTIVE_ALLOCATED) + self.unlisted
 
     @property
     def active(self) -> int:
         """Allocated bytes and those of blocks that wait for a stream before they are free."""
-        return self._bytes(self.blocks.state != BlockState.INACTIVE)
+        return self._bytes(self.blocks.state != BlockState.INACTIVE) + self.unlisted
 
     @property
     def reserved(self) -> int:

@@ -150,6 +150,7 @@ class Interner:
         with self._lock:
             frames, stacks, labels, pools = self._written
             record = TablesRecord(
+                first=(frames, stacks, labels, pools),
                 frames=list(islice(self._frames, frames, None)),
                 stacks=[list(s) for s in islice(self._stacks, stacks, None)],
                 labels=list(islice(self._labels, labels, None)),

@@ -1,0 +1,87 @@
+"""Run: one recording, frozen; what every analysis starts from. Reading and writing are `runfile`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from memprof.records import DeviceInfo, Finding, Footer, Header, Note
+from memprof.trace import NOT_RECORDED, Column, Columns, Trace, column
+
+__all__ = ["DeviceRun", "ReadingSeries", "Run", "Steps"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Steps(Columns):
+    """Counters at step ends; a row covers the steps ``first`` to ``last``.
+
+    Bytes; `NOT_RECORDED` where a figure was not measured. See `records.StepColumns`.
+    """
+
+    first: Column = column("i8")
+    last: Column = column("i8")
+    start_us: Column = column("i8", missing=NOT_RECORDED)
+    end_us: Column = column("i8", missing=NOT_RECORDED)
+    allocated: Column = column("i8", missing=NOT_RECORDED)
+    allocated_min: Column = column("i8", missing=NOT_RECORDED)
+    allocated_max: Column = column("i8", missing=NOT_RECORDED)
+    peak_allocated: Column = column("i8", missing=NOT_RECORDED)
+    reserved: Column = column("i8", missing=NOT_RECORDED)
+    peak_reserved: Column = column("i8", missing=NOT_RECORDED)
+    active: Column = column("i8", missing=NOT_RECORDED)
+    requested: Column = column("i8", missing=NOT_RECORDED)
+    inactive_split: Column = column("i8", missing=NOT_RECORDED)
+    retries: Column = column("i8", missing=NOT_RECORDED)
+    ooms: Column = column("i8", missing=NOT_RECORDED)
+    window: Column = column("i8", missing=NOT_RECORDED)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadingSeries:
+    """One value of one sampled source over time; NaN where it could not be read."""
+
+    source: str
+    device: str
+    name: str
+    """With its unit where that is not bytes: ``used``, ``power_w``."""
+    time_us: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceRun:
+    """What was recorded of one device: full traces in windows, counters at every step."""
+
+    device: str
+    info: DeviceInfo
+    windows: tuple[Trace, ...] = ()
+    """In order of time; a short run and a torch snapshot have one that covers everything."""
+    steps: Steps = field(default_factory=Steps.build)
+
+    @property
+    def events(self) -> int:
+        """Events in all windows."""
+        return sum(len(window.events) for window in self.windows)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """One recording of one process: a run file, or a snapshot that torch wrote."""
+
+    source: str
+    """Path it was read from; may be empty."""
+    header: Header
+    devices: tuple[DeviceRun, ...] = ()
+    readings: tuple[ReadingSeries, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    notes: Sequence[Note] = ()
+    footer: Footer | None = None
+    is_snapshot: bool = False
+    """Read from torch's snapshot: no steps, no readings, one window a device."""
+
+    def device(self, name: str) -> DeviceRun | None:
+        """The device of that name, if it was recorded."""
+        return next((d for d in self.devices if d.device == name), None)
