@@ -1,5 +1,6 @@
 # Every target makes its own .venv when it is missing, so any of them is the first command.
-# PYTHON=python3.12 make test   chooses another interpreter for it.
+#   PYTHON=python3.12 make test            chooses another interpreter for it
+#   make gpu READY= BIN=/path/to/venv/bin  uses an environment that is there already
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
