@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -162,6 +162,9 @@ def column(dtype: str, *, missing: int = 0) -> Any:
     return field(metadata={"dtype": np.dtype(dtype), "missing": missing})
 
 
+_C = TypeVar("_C", bound="Columns")
+
+
 class Columns:
     """Equal-length numpy columns: construction by keyword, length, selection."""
 
@@ -191,7 +194,7 @@ class Columns:
         return tuple(spec.name for spec in fields(cls))  # type: ignore[arg-type]
 
     @classmethod
-    def build(cls, length: int | None = None, **columns: Any) -> Any:
+    def build(cls: type[_C], length: int | None = None, **columns: Any) -> _C:
         """From the columns given; those left out are filled with 0, or what stands for missing."""
         if length is None:
             length = len(next(iter(columns.values()))) if columns else 0
@@ -203,7 +206,7 @@ class Columns:
         return cls(**columns)
 
     @classmethod
-    def concatenate(cls, parts: Sequence[Any]) -> Any:
+    def concatenate(cls: type[_C], parts: Sequence[_C]) -> _C:
         """The rows of all parts, in order; no part gives no rows."""
         if len(parts) == 1:
             return parts[0]
@@ -211,7 +214,7 @@ class Columns:
             return cls.build()
         return cls(**{n: np.concatenate([getattr(p, n) for p in parts]) for n in cls.names()})
 
-    def take(self, index: Any) -> Any:
+    def take(self: _C, index: Any) -> _C:
         """The rows that a slice, a mask or an array of indices selects."""
         return type(self)(**{s.name: getattr(self, s.name)[index] for s in fields(self)})  # type: ignore[arg-type]
 
@@ -235,6 +238,8 @@ class Events(Columns):
     """Index into ``Tables.pools``; `NOT_RECORDED` where the recorder did not say."""
     category: Column = column("u1")
     """`Category` of what an ``ALLOC`` made, judged over its whole life; 0 on other events."""
+    taken: Column = column("i8")
+    """Bytes of the block that an ``ALLOC`` got; 0 where only a replay could tell (never in files)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

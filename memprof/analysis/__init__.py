@@ -1,0 +1,1 @@
+"""Pure functions from a `Run` or a `Trace` to figures, one question a file; nothing here draws."""
