@@ -1,0 +1,24 @@
+"""An exact model of torch's CUDA caching allocator, and what it is good for.
+
+Settings and versions, the live model, the state at the start of a trace, layout of CPU tensors and
+exact replay live here; questions asked of replays live in ``memprof.analysis.whatif``.
+"""
+
+from __future__ import annotations
+
+from memprof.allocator.driver import Driver
+from memprof.allocator.layout import layout
+from memprof.allocator.model import CachingAllocator
+from memprof.allocator.settings import AllocatorSettings, parse_settings, recorded_settings
+from memprof.allocator.versions import TieBreak, tie_break_of
+
+__all__ = [
+    "AllocatorSettings",
+    "CachingAllocator",
+    "Driver",
+    "TieBreak",
+    "layout",
+    "parse_settings",
+    "recorded_settings",
+    "tie_break_of",
+]

@@ -1,0 +1,360 @@
+"""A live model of torch's CUDA caching allocator: the same calls, the same addresses.
+
+Here are allocation, splitting, freeing and merging, and the ladder before running out of memory.
+What goes back to the driver is in ``release``, expandable segments in ``expandable``, the record of
+a state in ``state``. Rules: ``DeviceCachingAllocator`` in torch's ``CUDACachingAllocator.cpp``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from memprof.allocator import expandable, release
+from memprof.allocator.driver import Driver
+from memprof.allocator.pools import (
+    ADDRESS_BITS,
+    ALLOCATED,
+    FREE,
+    PENDING,
+    SIZE_SHIFT,
+    Arena,
+    Block,
+)
+from memprof.allocator.rounding import SMALL_SIZE, round_size, segment_size
+from memprof.allocator.settings import NO_LIMIT, AllocatorSettings
+from memprof.allocator.versions import TieBreak
+from memprof.trace import Action
+
+__all__ = ["CachingAllocator", "SegmentEvent"]
+
+SegmentEvent = tuple[int, int, int, int, int]
+"""What happened beyond the call: action, address, size, stream, pool."""
+
+_ALLOC = int(Action.SEGMENT_ALLOC)
+_OOM = int(Action.OOM)
+
+
+class CachingAllocator:
+    """The allocator of one device.
+
+    ``malloc`` and ``free`` are what a program calls; ``log`` collects what the allocator did on
+    its own account (segments obtained, released, mapped, unmapped; deferred frees completed; out
+    of memory) until the caller clears it. Counters are attributes, in bytes or calls.
+    """
+
+    __slots__ = (
+        "_arenas",
+        "_clocks",
+        "_counter",
+        "_plain",
+        "_plain_rounding",
+        "allocated",
+        "capturing",
+        "counts_blocks",
+        "device_allocs",
+        "device_frees",
+        "device_total",
+        "driver",
+        "freeable_pools",
+        "live",
+        "log",
+        "oom_rejections",
+        "ooms",
+        "overflow_pools",
+        "peak_allocated",
+        "peak_reserved",
+        "pending",
+        "reserved",
+        "retries",
+        "segments",
+        "settings",
+        "tie_break",
+        "unsplit_pools",
+    )
+
+    def __init__(
+        self,
+        settings: AllocatorSettings | None = None,
+        *,
+        tie_break: TieBreak = TieBreak.OLDEST_SEGMENT,
+        driver: Driver | None = None,
+        device_total: int | None = None,
+    ) -> None:
+        """An empty allocator.
+
+        Args:
+            settings: torch's defaults where left out.
+            tie_break: the rule of the torch version to model.
+            driver: where segments come from; unlimited memory where left out.
+            device_total: bytes of the card, which ``memory_fraction`` is a share of; the
+                driver's capacity where left out.
+        """
+        self.settings = settings or AllocatorSettings()
+        self.tie_break = tie_break
+        self.driver = driver or Driver()
+        self.device_total = device_total or self.driver.capacity
+        self.live: dict[int, Block] = {}
+        self.segments: dict[int, tuple[int, Arena, int]] = {}  # base -> size, arena, owner
+        self.log: list[SegmentEvent] = []
+        self.capturing = False
+        self.freeable_pools: set[int] = set()
+        self.overflow_pools: list[int] = []
+        self.unsplit_pools: set[int] = set()
+        self.allocated = self.pending = self.reserved = 0
+        self.peak_allocated = self.peak_reserved = 0
+        self.device_allocs = self.device_frees = 0
+        self.retries = self.ooms = self.oom_rejections = 0
+        self._arenas: dict[tuple[int, int, bool], Arena] = {}
+        self._clocks: dict[tuple[int, bool], list[int]] = {}
+        self._counter = 0
+        self.counts_blocks = tie_break is TieBreak.OLDEST_BLOCK
+        self.apply(self.settings)
+
+    def apply(self, settings: AllocatorSettings) -> None:
+        """Change the settings of a running allocator; what is held stays as it is."""
+        self.settings = settings
+        for arena in self._arenas.values():
+            arena.apply(settings)
+        self._note_shortcuts()
+
+    def _note_shortcuts(self) -> None:
+        settings = self.settings
+        self._plain_rounding = not any(d > 1 for d in settings.roundup_divisions)
+        self._plain = (
+            settings.max_split_size == NO_LIMIT
+            and not settings.expandable_segments
+            and not self.collects
+            and not self.unsplit_pools
+            and not any(a.unmapped or self._has_expandable(a) for a in self._arenas.values())
+        )
+
+    def _has_expandable(self, arena: Arena) -> bool:
+        return any(block.extent for block in arena.blocks) or any(
+            block.extent for block in self.live.values()
+        )
+
+    @property
+    def collects(self) -> bool:
+        """Whether garbage collection can ever run: it needs a threshold and a fraction."""
+        return self.settings.gc_threshold > 0 and self.settings.memory_fraction is not None
+
+    @property
+    def allowed(self) -> int | None:
+        """Bytes that ``memory_fraction`` allows; None where no fraction is set."""
+        fraction = self.settings.memory_fraction
+        return None if fraction is None else int(fraction * self.device_total)
+
+    def arena(self, pool: int, stream: int, small: bool) -> Arena:
+        """The free blocks of one pool, stream and size class."""
+        arena = self._arenas.get((pool, stream, small))
+        if arena is None:
+            clock = self._clocks.setdefault((pool, small), [0])
+            arena = Arena(pool, stream, small, self.settings, clock)
+            self._arenas[pool, stream, small] = arena
+        return arena
+
+    def arenas(self) -> list[Arena]:
+        """All arenas that were ever used."""
+        return list(self._arenas.values())
+
+    def next_tie(self) -> int:
+        """The tie-break part of the keys of memory that is obtained now."""
+        if self.tie_break is TieBreak.ADDRESS:
+            return 0
+        self._counter += 1
+        return self._counter << ADDRESS_BITS
+
+    def malloc(
+        self, requested: int, stream: int = 0, pool: int = 0, owner: int = -1
+    ) -> Block | None:
+        """The block for ``requested`` bytes, or None when out of memory (``log`` says so).
+
+        ``owner`` is any number that names the allocation; it comes back in the state.
+        """
+        if self._plain_rounding and requested:
+            size = (requested + 511) & -512
+        else:
+            size = round_size(requested, self.settings.roundup_divisions)
+        arena = self._arenas.get((pool, stream, size <= SMALL_SIZE))
+        if arena is None:
+            arena = self.arena(pool, stream, size <= SMALL_SIZE)
+        keys = arena.keys
+        index = bisect_left(keys, size << SIZE_SHIFT)
+        if not self._plain:
+            index = self._fit(arena, size, index)
+        if index < len(keys):
+            del keys[index]
+            block: Block | None = arena.blocks.pop(index)
+        else:
+            block = self._obtain(arena, size, owner)
+        if block is None:
+            return None
+        if block.size != size and block.size - size >= arena.split_from:
+            block = self._split(block, size)
+        block.state = ALLOCATED
+        block.requested = requested
+        block.owner = owner
+        self.live[block.address] = block
+        self.allocated = allocated = self.allocated + block.size
+        if allocated > self.peak_allocated:  # noqa: PLR1730 - a call costs more
+            self.peak_allocated = allocated
+        return block
+
+    def _fit(self, arena: Arena, size: int, index: int) -> int:
+        """Index of the free block that torch takes, from the smallest that is large enough."""
+        if self.collects:
+            arena.clock[0] += 1
+        blocks, settings = arena.blocks, self.settings
+        if index < len(blocks) and blocks[index].extent is not None:
+            index = expandable.fit(blocks, index, settings.expandable_segments)
+        if index == len(blocks):
+            return index
+        found, limit = blocks[index].size, settings.max_split_size
+        if size < limit <= found:
+            return len(blocks)
+        if size >= limit and found >= size + settings.max_non_split_rounding:
+            return len(blocks)
+        return index
+
+    def _split(self, block: Block, size: int) -> Block:
+        """The first ``size`` bytes of a block; the rest becomes a free block."""
+        arena = block.arena
+        if not self._plain and not self._may_split(arena, size):
+            return block
+        front = Block(arena, block.address, size, block.tie)
+        if self.counts_blocks:
+            front.tie = self.next_tie()
+        front.extent = block.extent
+        front.prev = prev = block.prev
+        if prev is not None:
+            prev.next = front
+        front.next = block
+        block.prev = front
+        block.address += size
+        block.size -= size
+        block.key = key = block.size << SIZE_SHIFT | block.tie | block.address
+        block.born = arena.clock[0]
+        index = bisect_left(arena.keys, key)
+        arena.keys.insert(index, key)
+        arena.blocks.insert(index, block)
+        return front
+
+    def _may_split(self, arena: Arena, size: int) -> bool:
+        if arena.pool in self.unsplit_pools:
+            return False
+        fine = arena.small or self.settings.expandable_segments
+        return fine or size < self.settings.max_split_size
+
+    def _obtain(self, arena: Arena, size: int, owner: int) -> Block | None:
+        """A block from the driver, by way of torch's ladder; None when out of memory."""
+        if self.collects:
+            release.collect_garbage(self)
+        block = self._from_driver(arena, size, owner)
+        if block is None and self.settings.throw_on_oom and self._over_allowed(size):
+            self.oom_rejections += 1
+            return None
+        if block is None:
+            block = self._from_overflow(arena, size)
+        if block is None and release.release_available(self, arena, size):
+            block = self._from_driver(arena, size, owner)
+        if block is None and not self.capturing:
+            release.release_cached(self)
+            self.retries += 1
+            block = self._from_driver(arena, size, owner)
+        if block is None:
+            self.ooms += 1
+            free = self.driver.capacity - self.driver.used
+            self.log.append((_OOM, free, size, arena.stream, arena.pool))
+        return block
+
+    def _over_allowed(self, size: int) -> bool:
+        allowed = self.allowed
+        return allowed is not None and self.reserved + segment_size(size, self.settings) > allowed
+
+    def _from_driver(self, arena: Arena, size: int, owner: int) -> Block | None:
+        if self._over_allowed(size):
+            return None
+        if self.settings.expandable_segments:
+            return expandable.allocate(self, arena, size, owner)
+        wanted = segment_size(size, self.settings)
+        address = self.driver.allocate(wanted)
+        if address is None:
+            return None
+        block = Block(arena, address, wanted, self.next_tie())
+        self.segments[address] = (wanted, arena, owner)
+        self.device_allocs += 1
+        self.grow(wanted)
+        self.log.append((_ALLOC, address, wanted, arena.stream, arena.pool))
+        return block
+
+    def _from_overflow(self, arena: Arena, size: int) -> Block | None:
+        """A free block of a pool that lends to the default pool before it runs out."""
+        for pool in self.overflow_pools if arena.pool == 0 else ():
+            other = self.arena(pool, arena.stream, arena.small)
+            index = self._fit(other, size, bisect_left(other.keys, size << SIZE_SHIFT))
+            if index < len(other.keys):
+                del other.keys[index]
+                return other.blocks.pop(index)
+        return None
+
+    def grow(self, size: int) -> None:
+        """Count ``size`` more (or fewer) reserved bytes."""
+        self.reserved += size
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+
+    def request_free(self, address: int) -> Block | None:
+        """The tensor is gone but another stream may still use its memory; None if not live."""
+        block = self.live.get(address)
+        if block is None or block.state != ALLOCATED:
+            return None
+        block.state = PENDING
+        self.allocated -= block.size
+        self.pending += block.size
+        return block
+
+    def complete_free(self, address: int) -> Block | None:
+        """The block goes back to its arena; None if nothing is live at ``address``.
+
+        The block that comes back is the free one, merged with its free neighbours.
+        """
+        block = self.live.pop(address, None)
+        if block is None:
+            return None
+        if block.state == PENDING:
+            self.pending -= block.size
+        else:
+            self.allocated -= block.size
+        arena = block.arena
+        keys, blocks = arena.keys, arena.blocks
+        near = block.prev
+        if near is not None and near.state == FREE:
+            index = bisect_left(keys, near.key)
+            del keys[index], blocks[index]
+            block.address = near.address
+            block.size += near.size
+            block.prev = near = near.prev
+            if near is not None:
+                near.next = block
+        near = block.next
+        if near is not None and near.state == FREE:
+            index = bisect_left(keys, near.key)
+            del keys[index], blocks[index]
+            block.size += near.size
+            block.next = near = near.next
+            if near is not None:
+                near.prev = block
+        block.state = FREE
+        block.requested = 0
+        block.key = key = block.size << SIZE_SHIFT | block.tie | block.address
+        block.born = arena.clock[0]
+        index = bisect_left(keys, key)
+        keys.insert(index, key)
+        blocks.insert(index, block)
+        return block
+
+    free = complete_free
+    """Free at once: no other stream uses the block."""
+
+    def empty_cache(self, pool: int | None = None) -> None:
+        """``torch.cuda.empty_cache()``, or of one private pool that nobody uses any more."""
+        release.release_cached(self, pool)
