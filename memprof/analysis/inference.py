@@ -1,0 +1,164 @@
+"""Phases and categories guessed from stacks and lifetimes, for traces that carry no labels.
+
+A snapshot that torch wrote knows neither. What is said here is evidence, not a record, and reports
+mark it as inferred. Traces that memprof recorded are never touched.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from memprof.analysis.lifetimes import Lifetimes
+from memprof.trace import EMPTY, Action, Annotation, Category, Frame, Phase, Tables, Trace
+
+__all__ = ["Inferred", "infer"]
+
+Ints = npt.NDArray[np.int64]
+
+_OPTIMIZER = re.compile(r"/torch/optim/")
+_STATE_MADE = re.compile(r"^(_init_group|init_state|_init_state)$")
+_BACKWARD_PYTHON = re.compile(r"/torch/(?:autograd/(?:graph|__init__)|_tensor)\.py$")
+_BACKWARD_NAMES = frozenset({"_engine_run_backward", "backward", "grad", "apply"})
+_BACKWARD_NATIVE = re.compile(r"torch::autograd::(?:Engine|python::PythonEngine|Node::operator)")
+_MODULE_CALL = frozenset({"_call_impl", "_wrapped_call_impl", "_slow_forward"})
+_MODULE_MOVE = frozenset({"convert", "_apply", "param_applied"})
+_MODULE_FILE = re.compile(r"/torch/nn/modules/\w+\.py$")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Inferred:
+    """One entry per lifetime: `Phase` it was made in, and `Category`."""
+
+    phase: npt.NDArray[np.uint8]
+    category: npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class _StackSigns:
+    phase: int
+    makes_state: bool
+    makes_parameter: bool
+
+
+def infer(trace: Trace, lives: Lifetimes) -> Inferred:
+    """Phase and category of every lifetime, `Category.UNKNOWN` where the evidence does not tell."""
+    signs = [_signs(trace.tables, stack) for stack in trace.tables.stacks]
+    phases = np.array([s.phase for s in signs], dtype=np.uint8)
+    if _python_only(trace.tables):
+        phases[EMPTY] = Phase.BACKWARD  # autograd's own threads have no Python frames
+    phase = phases[lives.stack]
+    made = lives.alloc >= 0
+    phase[~made & (lives.stack == EMPTY)] = Phase.UNKNOWN
+    _optimizer_by_time(trace, lives, phase)
+    state = np.array([s.makes_state for s in signs])[lives.stack]
+    parameter = np.array([s.makes_parameter for s in signs])[lives.stack]
+    category = _categories(trace, lives, phase, phases)
+    category[state] = Category.OPTIMIZER_STATE
+    category[parameter & (phase != Phase.FORWARD)] = Category.PARAMETER
+    return Inferred(phase, category)
+
+
+def _signs(tables: Tables, stack: tuple[int, ...]) -> _StackSigns:
+    frames = [tables.frames[i] for i in stack]
+    phase = _phase(frames)
+    in_optimizer = phase == Phase.OPTIMIZER
+    return _StackSigns(
+        phase=phase,
+        makes_state=in_optimizer and any(_STATE_MADE.match(f.name) for f in frames),
+        makes_parameter=any(_makes_parameter(f) for f in frames),
+    )
+
+
+def _phase(frames: Sequence[Frame]) -> Phase:
+    if not frames:
+        return Phase.UNKNOWN
+    paths = [f.filename.replace("\\", "/") for f in frames]
+    if any(
+        _OPTIMIZER.search(p) and f.name != "zero_grad" for p, f in zip(paths, frames, strict=True)
+    ):
+        return Phase.OPTIMIZER
+    if any(_is_backward(p, f) for p, f in zip(paths, frames, strict=True)):
+        return Phase.BACKWARD
+    if any(f.name in _MODULE_CALL for f in frames):
+        return Phase.FORWARD
+    return Phase.OTHER
+
+
+def _is_backward(path: str, frame: Frame) -> bool:
+    if _BACKWARD_NATIVE.search(frame.name):
+        return True
+    return frame.name in _BACKWARD_NAMES and _BACKWARD_PYTHON.search(path) is not None
+
+
+def _makes_parameter(frame: Frame) -> bool:
+    path = frame.filename.replace("\\", "/")
+    if not _MODULE_FILE.search(path):
+        return False
+    return frame.name in _MODULE_MOVE or frame.name in ("__init__", "reset_parameters")
+
+
+def _python_only(tables: Tables) -> bool:
+    """Stacks were recorded, and without C++ frames (which would show the autograd engine)."""
+    return len(tables.stacks) > 1 and not any("::" in frame.name for frame in tables.frames)
+
+
+def _optimizer_by_time(trace: Trace, lives: Lifetimes, phase: npt.NDArray[np.uint8]) -> None:
+    """Allocations inside an ``Optimizer.step#…`` annotation, whatever their stack says."""
+    steps = [a for a in trace.annotations if _is_optimizer_step(a)]
+    if not steps:
+        return
+    made = np.flatnonzero(lives.alloc >= 0)
+    time = trace.events.time_us[lives.alloc[made]]
+    starts = np.array([a.start_us for a in steps])
+    ends = np.array([a.end_us for a in steps])
+    slot = np.searchsorted(starts, time, side="right") - 1
+    inside = (slot >= 0) & (time <= ends[slot])
+    phase[made[inside]] = Phase.OPTIMIZER
+
+
+def _is_optimizer_step(annotation: Annotation) -> bool:
+    whole = 0 <= annotation.start_us <= annotation.end_us
+    return whole and annotation.name.startswith("Optimizer.step#")
+
+
+def _categories(
+    trace: Trace, lives: Lifetimes, phase: npt.NDArray[np.uint8], phases: npt.NDArray[np.uint8]
+) -> npt.NDArray[np.uint8]:
+    """By when a thing was made and what went on when it died."""
+    allocs = np.flatnonzero(trace.events.action == Action.ALLOC)
+    made = lives.alloc >= 0
+    forward = phase == Phase.FORWARD
+    phase_of = phases[trace.events.stack[allocs]]
+    made_here = np.zeros(len(trace.events) + 1, dtype=np.uint8)
+    made_here[lives.alloc[made]] = phase[made]  # by time as well as by stack
+    category = np.zeros(len(lives), dtype=np.uint8)
+    kept = _outlives(lives, allocs[phase_of == Phase.BACKWARD], len(trace.events))
+    kept |= _outlives(lives, np.flatnonzero(trace.events.action == Action.OOM), len(trace.events))
+    category[forward] = np.where(kept[forward], Category.ACTIVATION, Category.TEMPORARY)
+    # What was allocated next, once it had died: still the same phase, or a later one?
+    after = np.minimum(_next(allocs, lives.free), len(trace.events))
+    for own, kind in (
+        (Phase.BACKWARD, Category.GRADIENT),
+        (Phase.OPTIMIZER, Category.OPTIMIZER_STATE),
+    ):
+        mask = phase == own
+        within = made_here[after] == own
+        category[mask] = np.where(within[mask], Category.TEMPORARY, kind)
+    return category
+
+
+def _outlives(lives: Lifetimes, marks: Ints, events: int) -> npt.NDArray[np.bool_]:
+    """Alive at a mark that came after it was made, or to the end of the trace."""
+    alive: npt.NDArray[np.bool_] = (_next(marks, lives.alloc) < lives.free) | (lives.free == events)
+    return alive
+
+
+def _next(marks: Ints, moments: Ints) -> Ints:
+    """The first mark after each moment; a number beyond every event where there is none."""
+    padded = np.append(marks, np.iinfo(np.int64).max)
+    return padded[np.searchsorted(marks, moments, side="right")]

@@ -1,0 +1,100 @@
+"""Whose bytes they are: lifetimes grouped by category, module path, site, phase or stack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from memprof.analysis.inference import infer
+from memprof.analysis.lifetimes import Lifetimes
+from memprof.analysis.sites import Sites, site_name, sites
+from memprof.trace import Category, Phase, Trace
+
+__all__ = ["Group", "Grouping", "Owners", "owners", "top"]
+
+Bytes = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grouping:
+    """A name for every lifetime: ``names[of[row]]``."""
+
+    names: tuple[str, ...]
+    of: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The part of a sum that one name has."""
+
+    name: str
+    bytes: int
+    count: int
+    index: int
+    """In the grouping's names; -1 for what was lumped together."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Owners:
+    """The lifetimes of a trace under every grouping that reports show."""
+
+    category: Grouping
+    """``names`` are those of `Category`, in order, in words."""
+    module: Grouping
+    site: Grouping
+    phase: Grouping
+    inferred: bool
+    """Categories and phases were guessed from stacks, not recorded."""
+    sites: Sites
+
+
+CATEGORY_NAMES = tuple(c.name.lower().replace("_", " ") for c in Category)
+PHASE_NAMES = tuple(p.name.lower() for p in Phase)
+
+
+def owners(trace: Trace, lives: Lifetimes) -> Owners:
+    """The groupings of ``lives``, recorded where the trace says and inferred where it does not."""
+    labels = trace.tables.labels
+    category = lives.category.astype(np.int64)
+    phase = np.array([int(label.phase) for label in labels], dtype=np.int64)[lives.label]
+    inferred = not category.any() and not phase.any()
+    if inferred:
+        guess = infer(trace, lives)
+        category, phase = guess.category.astype(np.int64), guess.phase.astype(np.int64)
+    places = sites(trace.tables)
+    return Owners(
+        category=Grouping(CATEGORY_NAMES, category),
+        module=_by_module(trace, lives),
+        site=Grouping(
+            tuple(site_name(frame) for frame in places.frames),
+            places.of_stack[lives.stack].astype(np.int64),
+        ),
+        phase=Grouping(PHASE_NAMES, phase),
+        inferred=inferred,
+        sites=places,
+    )
+
+
+def _by_module(trace: Trace, lives: Lifetimes) -> Grouping:
+    index: dict[str, int] = {"(no module)": 0}
+    rows = [
+        index.setdefault(label.module, len(index)) if label.module else 0
+        for label in trace.tables.labels
+    ]
+    return Grouping(tuple(index), np.array(rows, dtype=np.int64)[lives.label])
+
+
+def top(grouping: Grouping, sizes: Bytes, mask: npt.NDArray[np.bool_], most: int) -> list[Group]:
+    """The ``most`` largest groups among the lifetimes in ``mask``, and the rest as one, by bytes."""
+    count = len(grouping.names)
+    total = np.bincount(grouping.of[mask], weights=sizes[mask], minlength=count).astype(np.int64)
+    number = np.bincount(grouping.of[mask], minlength=count)
+    order = [int(i) for i in np.argsort(-total, kind="stable") if number[i]]
+    groups = [Group(grouping.names[i], int(total[i]), int(number[i]), i) for i in order[:most]]
+    rest = order[most:]
+    if rest:
+        lumped = int(total[rest].sum()), int(number[rest].sum())
+        groups.append(Group(f"({len(rest)} others)", *lumped, index=-1))
+    return groups

@@ -1,0 +1,147 @@
+"""Where steps begin and end, what each held, and how fast the floor rises.
+
+Steps come from the run's own counters; a plain snapshot has them only where it carries profiler or
+optimizer annotations.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from memprof.analysis.timeline import Timeline
+from memprof.run import DeviceRun, Steps
+from memprof.trace import NOT_RECORDED, Action, Trace
+
+__all__ = ["Growth", "device_steps", "growth", "step_of_event"]
+
+Ints = npt.NDArray[np.int64]
+
+_PROFILER_STEP = re.compile(r"ProfilerStep#(\d+)$")
+_OPTIMIZER_STEP = "Optimizer.step#"
+_WARM_UP = 3
+"""Steps before which lazily made state (moments, workspaces, caches) still appears."""
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """The trend of allocated bytes at step ends, after warm-up."""
+
+    bytes_per_step: float
+    """Theil-Sen slope: the median of the slopes between all pairs (Sen 1968); outliers do not bend it."""
+    first_step: int
+    last_step: int
+    rising: float
+    """Share of the pairs of steps between which it rose: 0.5 is noise, 1 rises every time."""
+
+
+def device_steps(device: DeviceRun, lines: tuple[Timeline, ...]) -> Steps:
+    """The steps of a device, with allocated, reserved and peaks from the trace where it has them.
+
+    ``lines`` are the timelines of ``device.windows``. Counters say more than nothing, but only the
+    trace knows a step's own peak (and, on a CPU, the modelled reserved bytes).
+    """
+    steps = device.steps
+    if not len(steps):
+        found = [_annotated(t, line) for t, line in zip(device.windows, lines, strict=True)]
+        return Steps.concatenate(found)
+    columns = {name: getattr(steps, name).copy() for name in Steps.names()}
+    for number, (trace, line) in enumerate(zip(device.windows, lines, strict=True)):
+        rows = np.flatnonzero((steps.window == number) & (steps.first == steps.last))
+        _fill_from_trace(columns, rows, trace, line)
+    return Steps(**columns)
+
+
+def _fill_from_trace(columns: dict[str, Ints], rows: Ints, trace: Trace, line: Timeline) -> None:
+    step = step_of_event(trace)
+    if not len(rows) or not len(step):
+        return
+    for row in rows.tolist():
+        number = columns["first"][row]
+        # Events are in order of their steps: a step's entries are one run of the timeline.
+        low, high = np.searchsorted(step, [number, number + 1])
+        allocated, reserved = line.allocated[low : high + 1], line.reserved[low : high + 1]
+        columns["allocated"][row] = allocated[-1]
+        columns["allocated_min"][row] = columns["allocated_max"][row] = allocated[-1]
+        columns["peak_allocated"][row] = allocated.max()
+        columns["reserved"][row] = reserved[-1]
+        columns["peak_reserved"][row] = reserved.max()
+
+
+def step_of_event(trace: Trace) -> Ints:
+    """The step of every event, never falling; -1 before the first label that names one."""
+    steps = np.array([label.step for label in trace.tables.labels], dtype=np.int64)
+    if not len(trace.events):
+        return np.zeros(0, dtype=np.int64)
+    return np.maximum.accumulate(steps[trace.events.label])
+
+
+def _annotated(trace: Trace, line: Timeline) -> Steps:
+    """Steps from ``ProfilerStep#n`` stretches, else from the ends of ``Optimizer.step#…``."""
+    marks = [
+        (int(m[1]), a.start_us, a.end_us)
+        for a in trace.annotations
+        if (m := _PROFILER_STEP.match(a.name))
+    ]
+    if not marks:
+        ends = sorted(
+            {
+                a.end_us
+                for a in trace.annotations
+                if a.name.startswith(_OPTIMIZER_STEP) and a.end_us > 0
+            }
+        )
+        marks = [
+            (n, start, end) for n, (start, end) in enumerate(zip([0, *ends], ends, strict=False))
+        ]
+    times = trace.events.time_us
+    timed = len(times) > 0 and int(times[0]) != NOT_RECORDED
+    rows = [_step_row(line, times, *mark) for mark in marks if timed and mark[2] > 0]
+    return Steps.concatenate([row for row in rows if row is not None])
+
+
+def _step_row(line: Timeline, times: Ints, number: int, start: int, end: int) -> Steps | None:
+    low, high = np.searchsorted(times, [start, end + 1])
+    if high == 0 or low == len(times):
+        return None
+    allocated, reserved = line.allocated[low : high + 1], line.reserved[low : high + 1]
+    return Steps.build(
+        1,
+        first=[number],
+        last=[number],
+        start_us=[max(start, int(times[0]))],
+        end_us=[end],
+        allocated=allocated[-1:],
+        allocated_min=allocated[-1:],
+        allocated_max=allocated[-1:],
+        peak_allocated=[allocated.max()],
+        reserved=reserved[-1:],
+        peak_reserved=[reserved.max()],
+        window=[0],
+    )
+
+
+def growth(steps: Steps) -> Growth | None:
+    """How fast allocated bytes at step ends rise after warm-up; None with fewer than 5 such steps."""
+    known = (steps.allocated != NOT_RECORDED) & (steps.first >= _WARM_UP)
+    x, y = steps.last[known].astype(np.float64), steps.allocated[known].astype(np.float64)
+    if len(x) < 5:
+        return None
+    picked = np.unique(np.linspace(0, len(x) - 1, 512).astype(np.int64))
+    x, y = x[picked], y[picked]
+    first, second = np.triu_indices(len(x), 1)
+    rises = y[second] - y[first]
+    return Growth(
+        bytes_per_step=float(np.median(rises / (x[second] - x[first]))),
+        first_step=int(x[0]),
+        last_step=int(x[-1]),
+        rising=float((rises > 0).mean()),
+    )
+
+
+def ooms(trace: Trace) -> Ints:
+    """Events at which the device ran out of memory."""
+    return np.flatnonzero(trace.events.action == Action.OOM)
