@@ -1,0 +1,329 @@
+"""One `Run` from whatever file the user names: a run file, whole or torn, or torch's snapshot.
+
+Lines are decoded by `runfile`, snapshots by `snapshot`; here the records are put together.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from memprof.allocator import layout
+from memprof.errors import FileFormatError
+from memprof.records import (
+    SCHEMA_VERSION,
+    DeviceInfo,
+    Finding,
+    Footer,
+    Header,
+    Note,
+    Owners,
+    Readings,
+    StateRecord,
+    StepColumns,
+    StepsRecord,
+    TablesRecord,
+    TraceRecord,
+)
+from memprof.run import DeviceRun, ReadingSeries, Run, Steps
+from memprof.runfile import Damage, decode_events, decode_state, read_records
+from memprof.snapshot import load_snapshot
+from memprof.trace import (
+    NOT_RECORDED,
+    Action,
+    Blocks,
+    BlockState,
+    Category,
+    Column,
+    Events,
+    Frame,
+    Label,
+    Phase,
+    SegmentKind,
+    State,
+    Tables,
+    Trace,
+)
+
+__all__ = ["load"]
+
+_LOST_FRAME = ("<lost>", "", 0)
+
+
+def load(path: str | Path) -> Run:
+    """The recording in ``path``: a run file, or a snapshot pickle; either may be gzipped.
+
+    Raises:
+        FileFormatError: it is neither, or cannot be read at all; a torn run file can.
+    """
+    path = Path(path)
+    if _looks_like_run(path):
+        return _Assembly(str(path)).run(path)
+    return _run_of_snapshot(path)
+
+
+def _looks_like_run(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            start = file.read(2)
+        if start == b"\x1f\x8b":
+            with gzip.open(path, "rb") as file:
+                start = file.read(2)
+    except (OSError, EOFError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise FileFormatError(
+                f"cannot read {path}: {error.strerror}", "name a run file or a snapshot"
+            ) from error
+        raise FileFormatError(f"{path} is a damaged gzip file") from error
+    if not start:
+        raise FileFormatError(f"{path} is empty", "did the job stop before it wrote anything?")
+    return start[:1] in b"[{"
+
+
+def _run_of_snapshot(path: Path) -> Run:
+    traces = load_snapshot(path)
+    devices = tuple(
+        DeviceRun(t.device, DeviceInfo(t.device, settings=dict(t.settings)), windows=(t,))
+        for t in traces
+    )
+    created = max((int(t.events.time_us[-1]) for t in traces if len(t.events)), default=0)
+    header = Header(schema=SCHEMA_VERSION, created_us=max(created, 0))
+    return Run(source=str(path), header=header, devices=devices, is_snapshot=True)
+
+
+@dataclass(slots=True)
+class _Window:
+    start: State | None = None
+    end: State | None = None
+    chunks: list[Events] = field(default_factory=list)
+    length: int = 0
+    cut: bool = False
+    owners: list[Owners] = field(default_factory=list)
+
+
+class _Assembly:
+    """Everything read so far of one run file."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._header = Header(schema=SCHEMA_VERSION, created_us=0)
+        self._footer: Footer | None = None
+        self._frames: list[tuple[str, str, int]] = []
+        self._stacks: list[tuple[int, ...]] = [()]
+        self._labels: list[tuple[int, int, str, str]] = [(NOT_RECORDED, 0, "", "")]
+        self._pools: list[tuple[int, int]] = [(0, 0)]
+        self._windows: dict[str, dict[int, _Window]] = {}
+        self._steps: dict[str, list[Steps]] = {}
+        self._readings: dict[tuple[str, str, str], tuple[list[int], list[float]]] = {}
+        self._findings: list[Finding] = []
+        self._notes: list[Note] = []
+
+    def run(self, path: Path) -> Run:
+        handlers: dict[type, Callable[..., None]] = {
+            Header: self._add_header,
+            TablesRecord: self._add_tables,
+            TraceRecord: self._add_trace,
+            Owners: self._add_owners,
+            StateRecord: self._add_state,
+            StepsRecord: self._add_steps,
+            Readings: self._add_readings,
+            Finding: self._findings.append,
+            Note: self._notes.append,
+            Footer: self._add_footer,
+            Damage: self._add_damage,
+        }
+        for record in read_records(path):
+            try:
+                handlers[type(record)](record)
+            # A line can be valid JSON of the right types and still hold impossible figures.
+            except (ValueError, OverflowError, IndexError) as error:
+                self._note(f"a {type(record).__name__} is damaged and was left out: {error}")
+        if self._footer is None:
+            self._note(
+                "the run file has no footer: the job was killed or is still running",
+                "everything up to the last flush is here",
+            )
+        return self._finish()
+
+    # -- one method a kind ---------------------------------------------------------------------
+
+    def _add_header(self, header: Header) -> None:
+        self._header = header
+
+    def _add_footer(self, footer: Footer) -> None:
+        self._footer = footer
+
+    def _add_damage(self, damage: Damage) -> None:
+        if damage.torn:
+            self._note("the last record is torn: the job was killed while it was written")
+        else:
+            self._note(f"line {damage.line} is damaged and was left out: {damage.reason[:200]}")
+
+    def _add_tables(self, record: TablesRecord) -> None:
+        tables = (self._frames, self._stacks, self._labels, self._pools)
+        lost = [first - len(table) for first, table in zip(record.first, tables, strict=True)]  # type: ignore[arg-type]
+        if min(lost) < 0 or max(lost) > 10_000_000:
+            raise ValueError("its rows do not follow those before")
+        if max(lost) > 0:
+            self._note(f"{sum(lost)} rows of the tables are lost; their events have no stack")
+        self._frames += [_LOST_FRAME] * lost[0]
+        self._stacks += [()] * lost[1]
+        self._labels += [self._labels[0]] * lost[2]
+        self._pools += [(0, 0)] * lost[3]
+        frames = len(self._frames) + len(record.frames)
+        if any(not 0 <= i < frames for stack in record.stacks for i in stack):
+            raise ValueError("a stack names a frame that is not there")
+        self._frames += record.frames
+        self._stacks += [tuple(stack) for stack in record.stacks]
+        self._labels += [(s, p if 0 <= p < len(Phase) else 0, m, a) for s, p, m, a in record.labels]
+        self._pools += record.pools
+
+    def _add_trace(self, record: TraceRecord) -> None:
+        window = self._window(record.device, record.window)
+        if window.cut:
+            return
+        if record.first_event != window.length:
+            window.cut = True
+            raise ValueError("events before it are lost, so the rest of the window is unusable")
+        events = decode_events(record)
+        self._check(events.stack, events.label, events.category)
+        _check_range("pool", events.pool, NOT_RECORDED, len(self._pools))
+        _check_range("action", events.action, 0, len(Action))
+        window.chunks.append(events)
+        window.length += len(events)
+
+    def _add_owners(self, record: Owners) -> None:
+        if len(record.events) != len(record.categories):
+            raise ValueError("its columns differ in length")
+        if len(record.blocks) != len(record.block_categories):
+            raise ValueError("its columns differ in length")
+        _check_range("category", np.asarray(record.categories + record.block_categories), 0, 8)
+        self._window(record.device, record.window).owners.append(record)
+
+    def _add_state(self, record: StateRecord) -> None:
+        state = decode_state(record)
+        self._check(state.blocks.stack, state.blocks.label, state.blocks.category)
+        self._check(state.segments.stack)
+        _check_range("pool", state.segments.pool, NOT_RECORDED, len(self._pools))
+        _check_range("kind", state.segments.kind, 0, len(SegmentKind))
+        _check_range("state", state.blocks.state, 0, len(BlockState))
+        _check_range("segment", state.blocks.segment, NOT_RECORDED, len(state.segments))
+        window = self._window(record.device, record.window)
+        if record.at == "start":
+            window.start = state
+        else:
+            window.end = state
+
+    def _check(
+        self, stack: Column, label: Column | None = None, category: Column | None = None
+    ) -> None:
+        _check_range("stack", stack, 0, len(self._stacks))
+        if label is not None:
+            _check_range("label", label, 0, len(self._labels))
+        if category is not None:
+            _check_range("category", category, 0, len(Category))
+
+    def _add_steps(self, record: StepsRecord) -> None:
+        columns = {name: getattr(record.steps, name) for name in StepColumns.__struct_fields__}
+        length = len(record.steps.first)
+        steps = Steps.build(length, **{k: v for k, v in columns.items() if len(v) or not length})
+        self._steps.setdefault(record.device, []).append(steps)
+
+    def _add_readings(self, record: Readings) -> None:
+        for name, values in record.values.items():
+            if len(values) != len(record.time_us):
+                raise ValueError("its columns differ in length")
+            series = self._readings.setdefault((record.source, record.device, name), ([], []))
+            series[0].extend(record.time_us)
+            series[1].extend(float("nan") if v is None else float(v) for v in values)
+
+    # -- putting it together -------------------------------------------------------------------
+
+    def _note(self, message: str, hint: str = "") -> None:
+        self._notes.append(Note(source="file", message=message, hint=hint))
+
+    def _window(self, device: str, number: int) -> _Window:
+        return self._windows.setdefault(device, {}).setdefault(number, _Window())
+
+    def _finish(self) -> Run:
+        tables = Tables(
+            frames=tuple(Frame(*frame) for frame in self._frames),
+            stacks=tuple(self._stacks),
+            labels=tuple(Label(s, Phase(p), m, a) for s, p, m, a in self._labels),
+            pools=tuple(self._pools),
+        )
+        infos = {info.device: info for info in self._header.devices}
+        names = dict.fromkeys([*infos, *self._windows, *self._steps])
+        return Run(
+            source=self._source,
+            header=self._header,
+            devices=tuple(
+                self._device(name, infos.get(name, DeviceInfo(name)), tables) for name in names
+            ),
+            readings=self._reading_series(),
+            findings=tuple(self._findings),
+            notes=tuple(self._notes),
+            footer=self._footer,
+        )
+
+    def _device(self, name: str, info: DeviceInfo, tables: Tables) -> DeviceRun:
+        windows = sorted(self._windows.get(name, {}).items())
+        traces = (self._trace(name, info, tables, window) for _, window in windows)
+        steps = Steps.concatenate(self._steps.get(name, []))
+        return DeviceRun(name, info, tuple(t for t in traces if t is not None), steps)
+
+    def _trace(self, name: str, info: DeviceInfo, tables: Tables, window: _Window) -> Trace | None:
+        if window.start is None and window.end is None and not window.length:
+            return None
+        events = Events.concatenate(window.chunks)
+        start, end = window.start, None if window.cut else window.end
+        if start is None and end is None:
+            start = State()
+            self._note(f"{name}: a window's state is lost; its bytes are counted from zero")
+        events, start = _owned(events, start, window.owners)
+        trace = Trace(
+            device=name,
+            events=events,
+            tables=tables,
+            start=start,
+            end=end,
+            settings=info.settings,
+            torch_version=self._header.torch_version,
+        )
+        return layout(trace) if name == "cpu" else trace
+
+    def _reading_series(self) -> tuple[ReadingSeries, ...]:
+        return tuple(
+            ReadingSeries(*key, np.asarray(times, dtype=np.int64), np.asarray(values))
+            for key, (times, values) in self._readings.items()
+        )
+
+
+def _check_range(name: str, column: Column, low: int, high: int) -> None:
+    if len(column) and not (low <= int(column.min()) and int(column.max()) < high):
+        raise ValueError(f"a {name} is outside {low}..{high - 1}")
+
+
+def _owned(
+    events: Events, start: State | None, owners: list[Owners]
+) -> tuple[Events, State | None]:
+    """The categories that became known late, put where they belong."""
+    if not owners:
+        return events, start
+    category = events.category.copy()
+    blocks = start.blocks.category.copy() if start else np.zeros(0, dtype="u1")
+    row_of = {int(a): i for i, a in enumerate(start.blocks.address)} if start else {}
+    for record in owners:
+        for event, value in zip(record.events, record.categories, strict=True):
+            if 0 <= event < len(category):
+                category[event] = value
+        for address, value in zip(record.blocks, record.block_categories, strict=True):
+            if address in row_of:
+                blocks[row_of[address]] = value
+    if start is not None:
+        start = replace(start, blocks=replace(start.blocks, category=blocks))
+    return replace(events, category=category), start
