@@ -10,6 +10,7 @@ from memprof.allocator.driver import Driver
 from memprof.allocator.layout import layout
 from memprof.allocator.model import CachingAllocator
 from memprof.allocator.settings import AllocatorSettings, parse_settings, recorded_settings
+from memprof.allocator.undo import start_state
 from memprof.allocator.versions import TieBreak, tie_break_of
 
 __all__ = [
@@ -20,5 +21,6 @@ __all__ = [
     "layout",
     "parse_settings",
     "recorded_settings",
+    "start_state",
     "tie_break_of",
 ]

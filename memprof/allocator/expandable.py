@@ -16,7 +16,7 @@ from memprof.trace import Action
 if TYPE_CHECKING:
     from memprof.allocator.model import CachingAllocator
 
-__all__ = ["allocate", "fit", "forget_unmapped", "map_pages", "note_unmapped", "reserve", "unmap"]
+__all__ = ["allocate", "fit", "map_pages", "mapping_plan", "note_unmapped", "pages_inside", "unmap"]
 
 _MAP = int(Action.SEGMENT_MAP)
 _UNMAP = int(Action.SEGMENT_UNMAP)
@@ -35,7 +35,7 @@ def note_unmapped(block: Block) -> None:
     unmapped.insert(bisect_left(unmapped, block.address, key=_address), block)
 
 
-def forget_unmapped(block: Block) -> None:
+def _forget_unmapped(block: Block) -> None:
     """Take a block off the list of unmapped ones."""
     unmapped = block.arena.unmapped
     del unmapped[bisect_left(unmapped, block.address, key=_address)]
@@ -86,12 +86,36 @@ def allocate(allocator: CachingAllocator, arena: Arena, size: int, owner: int) -
 
 
 def _candidate(allocator: CachingAllocator, arena: Arena, size: int, owner: int) -> Block:
+    return _room_in_view(arena, size) or _reserve(allocator, arena, owner)
+
+
+def _room_in_view(arena: Arena, size: int) -> Block | None:
+    """The lowest run of free and unmapped blocks with ``size`` bytes."""
     for block in arena.unmapped:
         before = block.prev
         start = before if before is not None and before.state == FREE else block
         if _room(start, size):
             return start
-    return reserve(allocator, arena, owner)
+    return None
+
+
+def mapping_plan(arena: Arena, size: int) -> list[tuple[int | None, int]]:
+    """What `allocate` would map: addresses (None: of a new reservation) and bytes, in order."""
+    block = _room_in_view(arena, size)
+    if block is None:
+        return [(None, -(-size // arena.page) * arena.page)]
+    plan: list[tuple[int | None, int]] = []
+    have = 0
+    while have < size:
+        assert block is not None  # the run has the room
+        if block.state == UNMAPPED:
+            mapped = -(-min(block.size, size - have) // arena.page) * arena.page
+            plan.append((block.address, mapped))
+            have += mapped
+        else:
+            have += block.size
+        block = block.next
+    return plan
 
 
 def _room(block: Block | None, size: int) -> bool:
@@ -102,7 +126,7 @@ def _room(block: Block | None, size: int) -> bool:
     return room >= size
 
 
-def reserve(allocator: CachingAllocator, arena: Arena, owner: int) -> Block:
+def _reserve(allocator: CachingAllocator, arena: Arena, owner: int) -> Block:
     """A new reservation of 9/8 of the card, as one unmapped block."""
     total = allocator.device_total if allocator.device_total < NO_LIMIT else _UNKNOWN_CARD
     size = -(-(total + total // 8) // arena.page) * arena.page
@@ -120,7 +144,7 @@ def map_pages(allocator: CachingAllocator, block: Block, size: int) -> bool:
     mapped = -(-size // extent.page) * extent.page
     if not allocator.driver.map(mapped):
         return False
-    forget_unmapped(block)
+    _forget_unmapped(block)
     if mapped < block.size:
         _split_off(allocator, block, mapped)
     block.state = FREE
@@ -168,22 +192,28 @@ def _merge(block: Block) -> None:
 
 def _unlist(block: Block) -> None:
     if block.state == UNMAPPED:
-        forget_unmapped(block)
+        _forget_unmapped(block)
     else:
         block.arena.remove(block)
 
 
-def unmap(allocator: CachingAllocator, block: Block) -> None:
-    """Unmap the whole pages inside a free block; what is left at its ends stays free."""
-    extent, arena = block.extent, block.arena
+def pages_inside(block: Block) -> tuple[int, int]:
+    """Address and bytes of the whole pages inside a block; no bytes where there is none."""
+    extent = block.extent
     assert extent is not None
     first = -(-(block.address - extent.address) // extent.page) * extent.page
     last = (block.address + block.size - extent.address) // extent.page * extent.page
-    size = last - first
+    return extent.address + first, max(last - first, 0)
+
+
+def unmap(allocator: CachingAllocator, block: Block) -> None:
+    """Unmap the whole pages inside a free block; what is left at its ends stays free."""
+    arena = block.arena
+    start, size = pages_inside(block)
     if size <= 0:
         return
     arena.remove(block)
-    start, end = extent.address + first, block.address + block.size
+    end = block.address + block.size
     if start > block.address:
         _keep_free(allocator, block, block.address, start - block.address, before=True)
     if end > start + size:
@@ -197,7 +227,7 @@ def unmap(allocator: CachingAllocator, block: Block) -> None:
     allocator.grow(-size)
     allocator.log.append((_UNMAP, start, size, arena.stream, arena.pool))
     if block.prev is None and block.next is None:
-        forget_unmapped(block)  # nothing is left of the segment: its addresses go back
+        _forget_unmapped(block)  # nothing is left of the segment: its addresses go back
 
 
 def _keep_free(

@@ -171,6 +171,22 @@ class CachingAllocator:
 
         ``owner`` is any number that names the allocation; it comes back in the state.
         """
+        block = self.malloc_cached(requested, stream, pool, owner)
+        if block is not None:
+            return block
+        size = self.rounded(requested)
+        arena = self.arena(pool, stream, size <= SMALL_SIZE)
+        block = self._obtain(arena, size, owner)
+        return None if block is None else self._take(block, size, requested, owner)
+
+    def rounded(self, requested: int) -> int:
+        """Bytes of the block for ``requested`` bytes."""
+        return round_size(requested, self.settings.roundup_divisions)
+
+    def malloc_cached(
+        self, requested: int, stream: int = 0, pool: int = 0, owner: int = -1
+    ) -> Block | None:
+        """The block for ``requested`` bytes out of what is cached; None where none fits."""
         if self._plain_rounding and requested:
             size = (requested + 511) & -512
         else:
@@ -182,14 +198,14 @@ class CachingAllocator:
         index = bisect_left(keys, size << SIZE_SHIFT)
         if not self._plain:
             index = self._fit(arena, size, index)
-        if index < len(keys):
-            del keys[index]
-            block: Block | None = arena.blocks.pop(index)
-        else:
-            block = self._obtain(arena, size, owner)
-        if block is None:
+        if index == len(keys):
             return None
-        if block.size != size and block.size - size >= arena.split_from:
+        del keys[index]
+        return self._take(arena.blocks.pop(index), size, requested, owner)
+
+    def _take(self, block: Block, size: int, requested: int, owner: int) -> Block:
+        """Put a block that is in no free list to use; what it has too much goes back."""
+        if block.size != size and block.size - size >= block.arena.split_from:
             block = self._split(block, size)
         block.state = ALLOCATED
         block.requested = requested
@@ -248,17 +264,17 @@ class CachingAllocator:
     def _obtain(self, arena: Arena, size: int, owner: int) -> Block | None:
         """A block from the driver, by way of torch's ladder; None when out of memory."""
         if self.collects:
-            release.collect_garbage(self)
+            self._collect_garbage()
         block = self._from_driver(arena, size, owner)
         if block is None and self.settings.throw_on_oom and self._over_allowed(size):
             self.oom_rejections += 1
             return None
         if block is None:
             block = self._from_overflow(arena, size)
-        if block is None and release.release_available(self, arena, size):
+        if block is None and self._release_available(arena, size):
             block = self._from_driver(arena, size, owner)
         if block is None and not self.capturing:
-            release.release_cached(self)
+            self.empty_cache()
             self.retries += 1
             block = self._from_driver(arena, size, owner)
         if block is None:
@@ -266,6 +282,23 @@ class CachingAllocator:
             free = self.driver.capacity - self.driver.used
             self.log.append((_OOM, free, size, arena.stream, arena.pool))
         return block
+
+    def _release_available(self, arena: Arena, size: int) -> bool:
+        steps, enough = release.available_plan(self, arena, size)
+        release.carry_out(self, steps)
+        return enough
+
+    def _collect_garbage(self) -> None:
+        threshold = int(self.settings.gc_threshold * (self.allowed or 0))
+        excess, reclaimed = self.reserved - threshold, 0
+        if excess <= 0:
+            return
+        plan = list(release.garbage_rounds(self))  # made in full: releasing changes the lists
+        for steps in plan:
+            if reclaimed >= excess:
+                break
+            release.carry_out(self, steps)
+            reclaimed += sum(step.size for step in steps)
 
     def _over_allowed(self, size: int) -> bool:
         allowed = self.allowed
@@ -278,13 +311,15 @@ class CachingAllocator:
             return expandable.allocate(self, arena, size, owner)
         wanted = segment_size(size, self.settings)
         address = self.driver.allocate(wanted)
-        if address is None:
-            return None
-        block = Block(arena, address, wanted, self.next_tie())
-        self.segments[address] = (wanted, arena, owner)
+        return None if address is None else self.add_segment(arena, address, wanted, owner)
+
+    def add_segment(self, arena: Arena, address: int, size: int, owner: int = -1) -> Block:
+        """Count a new segment in; its one block comes back outside the free list."""
+        block = Block(arena, address, size, self.next_tie())
+        self.segments[address] = (size, arena, owner)
         self.device_allocs += 1
-        self.grow(wanted)
-        self.log.append((_ALLOC, address, wanted, arena.stream, arena.pool))
+        self.grow(size)
+        self.log.append((_ALLOC, address, size, arena.stream, arena.pool))
         return block
 
     def _from_overflow(self, arena: Arena, size: int) -> Block | None:
@@ -357,4 +392,6 @@ class CachingAllocator:
 
     def empty_cache(self, pool: int | None = None) -> None:
         """``torch.cuda.empty_cache()``, or of one private pool that nobody uses any more."""
-        release.release_cached(self, pool)
+        if not self.capturing and (pool is None or pool in self.freeable_pools):
+            release.complete_pending(self, pool)
+        release.carry_out(self, release.cached_plan(self, pool))

@@ -20,9 +20,13 @@ __all__ = [
     "SIZE_SHIFT",
     "UNMAPPED",
     "Arena",
+    "ArenaKey",
     "Block",
     "Extent",
 ]
+
+ArenaKey = tuple[int, int, bool]
+"""Pool, stream and whether it serves small blocks."""
 
 FREE, ALLOCATED, PENDING, UNMAPPED = range(4)
 """States of a block; the first three are the values of `memprof.trace.BlockState`."""

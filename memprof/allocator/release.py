@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memprof.allocator import expandable
@@ -14,19 +16,39 @@ if TYPE_CHECKING:
     from memprof.allocator.model import CachingAllocator
 
 __all__ = [
-    "collect_garbage",
+    "Step",
+    "available_plan",
+    "cached_plan",
+    "carry_out",
     "complete_pending",
-    "release_available",
-    "release_block",
-    "release_cached",
+    "garbage_rounds",
 ]
 
 _FREE = int(Action.SEGMENT_FREE)
+_UNMAP = int(Action.SEGMENT_UNMAP)
 _COMPLETED = int(Action.FREE_COMPLETED)
 
 
-def release_block(allocator: CachingAllocator, block: Block) -> None:
-    """Give one whole free segment back (``release_block``)."""
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing to give back: a whole segment, or the pages inside a free block."""
+
+    action: int
+    address: int
+    size: int
+    block: Block
+
+
+def carry_out(allocator: CachingAllocator, steps: Iterable[Step]) -> None:
+    """Give back what was planned."""
+    for step in steps:
+        if step.action == _FREE:
+            _release_segment(allocator, step.block)
+        else:
+            expandable.unmap(allocator, step.block)
+
+
+def _release_segment(allocator: CachingAllocator, block: Block) -> None:
     arena = block.arena
     arena.remove(block)
     del allocator.segments[block.address]
@@ -40,103 +62,95 @@ def complete_pending(allocator: CachingAllocator, pool: int | None = None) -> No
     """Wait for all streams: every deferred free (of one pool, if given) completes."""
     waiting = [b for b in allocator.live.values() if b.state == PENDING]
     for block in waiting:
-        if pool is None or block.arena.pool == pool:
-            event = (
-                _COMPLETED,
-                block.address,
-                block.requested,
-                block.arena.stream,
-                block.arena.pool,
-            )
+        arena = block.arena
+        if pool is None or arena.pool == pool:
+            event = (_COMPLETED, block.address, block.requested, arena.stream, arena.pool)
             allocator.log.append(event)
             allocator.complete_free(block.address)
 
 
-def release_cached(allocator: CachingAllocator, pool: int | None = None) -> None:
-    """``release_cached_blocks``: everything that is free and a whole segment.
+def cached_plan(
+    allocator: CachingAllocator, pool: int | None = None, private: Iterable[int] | None = None
+) -> list[Step]:
+    """``release_cached_blocks``: all that is free and a whole segment, or whole pages.
 
     The default pool gives its large segments first, private pools their small ones; only private
-    pools that nobody uses any more give anything (``freeable_pools``).
+    pools that nobody uses any more (``private``; the allocator's own list where left out) give
+    anything. With ``pool`` only that private pool gives.
     """
-    if pool is None:
-        if not allocator.capturing:
-            complete_pending(allocator)
-            _release_all(allocator, 0, small=False)
-            _release_all(allocator, 0, small=True)
-    elif pool in allocator.freeable_pools:
-        complete_pending(allocator, pool)
-    for private in sorted(allocator.freeable_pools):
-        if pool is None or pool == private:
-            _release_all(allocator, private, small=True)
-            _release_all(allocator, private, small=False)
+    idle = sorted(allocator.freeable_pools if private is None else private)
+    steps: list[Step] = []
+    if pool is None and not allocator.capturing:
+        steps += _pool_plan(allocator, 0, small=False) + _pool_plan(allocator, 0, small=True)
+    for other in idle:
+        if pool is None or pool == other:
+            steps += _pool_plan(allocator, other, small=True)
+            steps += _pool_plan(allocator, other, small=False)
+    return steps
 
 
-def pool_arenas(allocator: CachingAllocator, pool: int, small: bool) -> list[Arena]:
-    """The arenas of one pool and size class in torch's order, by stream."""
+def _pool_arenas(allocator: CachingAllocator, pool: int, small: bool) -> list[Arena]:
     chosen = [a for a in allocator.arenas() if a.pool == pool and a.small == small]
     # A stream is a pointer to torch: unsigned.
     return sorted(chosen, key=lambda a: a.stream % (1 << 64))
 
 
-def _release_all(allocator: CachingAllocator, pool: int, *, small: bool) -> None:
-    to_unmap: list[Block] = []
-    for arena in pool_arenas(allocator, pool, small):
-        for block in list(arena.blocks):
+def _pool_plan(allocator: CachingAllocator, pool: int, *, small: bool) -> list[Step]:
+    whole: list[Step] = []
+    pages: list[Step] = []
+    for arena in _pool_arenas(allocator, pool, small):
+        for block in arena.blocks:
             if block.extent is not None:
-                to_unmap.append(block)
+                start, size = expandable.pages_inside(block)
+                pages += [Step(_UNMAP, start, size, block)] if size > 0 else []
             elif block.whole_segment():
-                release_block(allocator, block)
-    for block in to_unmap:
-        expandable.unmap(allocator, block)
+                whole.append(Step(_FREE, block.address, block.size, block))
+    return whole + pages
 
 
-def release_available(allocator: CachingAllocator, arena: Arena, size: int) -> bool:
-    """Give back oversize blocks until ``size`` bytes are released; False if that fails.
+def available_plan(allocator: CachingAllocator, arena: Arena, size: int) -> tuple[list[Step], bool]:
+    """``release_available_cached_blocks``: oversize blocks worth ``size`` bytes, and if they do.
 
-    ``release_available_cached_blocks``: does nothing unless ``max_split_size_mb`` is set.
+    Nothing unless ``max_split_size_mb`` is set. What was found is given back even if it falls
+    short.
     """
     limit = allocator.settings.max_split_size
     if limit == NO_LIMIT:
-        return False
+        return [], False
     wanted = max(size, limit)
     index = bisect_left(arena.keys, wanted << SIZE_SHIFT)
     if index < len(arena.blocks) and arena.blocks[index].extent is None:
-        release_block(allocator, arena.blocks[index])
-        return True
+        block = arena.blocks[index]
+        return [Step(_FREE, block.address, block.size, block)], True
+    steps: list[Step] = []
     released = 0
     for block in reversed(arena.blocks[:index]):
         if released >= wanted or block.size < limit:
             break
-        if block.extent is None:
+        if block.whole_segment():
             released += block.size
-            release_block(allocator, block)
-    return released >= wanted
+            steps.append(Step(_FREE, block.address, block.size, block))
+    return steps, released >= wanted
 
 
-def collect_garbage(allocator: CachingAllocator) -> None:
-    """``garbage_collect_cached_blocks``: give back large segments that have long been unused.
+def garbage_rounds(allocator: CachingAllocator) -> Iterator[list[Step]]:
+    """``garbage_collect_cached_blocks``: round by round, the large segments unused for long.
 
-    Age is the number of searches of the default pool since the block was freed; blocks of at
-    least the mean age go, again and again, until the excess over the threshold is back.
+    Age is the number of searches of the default pool since a block was freed; blocks of at least
+    the mean age go. How many rounds there are depends on the excess over the threshold.
     """
-    allowed = allocator.allowed
-    if allowed is None:
-        return
-    threshold = int(allocator.settings.gc_threshold * allowed)
-    excess = allocator.reserved - threshold
-    if excess <= 0:
-        return
-    arenas = pool_arenas(allocator, 0, small=False)
-    calls = arenas[0].clock[0] if arenas else 0
+    arenas = _pool_arenas(allocator, 0, small=False)
+    now = arenas[0].clock[0] if arenas else 0
     unsplit = [b for a in arenas for b in a.blocks if b.prev is None and b.next is None]
-    total_age, count, reclaimed = sum(calls - b.born for b in unsplit), len(unsplit), 0
-    freed = True
-    while reclaimed < excess and freed and count > 0:
-        mean_age, freed = total_age / count, False
-        for block in [b for b in unsplit if b.extent is None and calls - b.born >= mean_age]:
-            freed = True
-            reclaimed += block.size
-            total_age -= calls - block.born
-            count -= 1
-            unsplit.remove(block)
-            release_block(allocator, block)
+    ages = {id(b): now - b.born for b in unsplit}
+    total, count = sum(ages.values()), len(unsplit)
+    while count > 0:
+        mean = total / count
+        old = [b for b in unsplit if b.extent is None and ages[id(b)] >= mean]
+        if not old:
+            return
+        yield [Step(_FREE, b.address, b.size, b) for b in old]
+        total -= sum(ages[id(b)] for b in old)
+        count -= len(old)
+        gone = {id(b) for b in old}
+        unsplit = [b for b in unsplit if id(b) not in gone]

@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from memprof.allocator.expandable import note_unmapped
 from memprof.allocator.model import CachingAllocator
-from memprof.allocator.pools import FREE, UNMAPPED, Arena, Block, Extent
+from memprof.allocator.pools import FREE, UNMAPPED, Arena, ArenaKey, Block, Extent
 from memprof.trace import Blocks, BlockState, Events, SegmentKind, Segments, State
 
-__all__ = ["ArenaKey", "Origins", "restore", "start_owner", "state_of"]
+__all__ = ["Origins", "restore", "start_owner", "state_of"]
 
 _VIEW = 1 << 42
 """Addresses taken for reserved behind a restored expandable segment: no card fills them."""
@@ -113,10 +113,6 @@ def _block_columns(blocks: list[Block], rows: npt.NDArray[np.intp], origins: Ori
         category=origins.of_blocks(owners, "category"),
     )
     return result
-
-
-ArenaKey = tuple[int, int, bool]
-"""Pool, stream and whether it serves small blocks."""
 
 
 def restore(

@@ -1,0 +1,166 @@
+"""What lies between live blocks: free blocks, or remainders that the block before them owns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from memprof.allocator.rounding import SMALL_SIZE
+from memprof.allocator.settings import AllocatorSettings
+from memprof.trace import (
+    Action,
+    Blocks,
+    BlockState,
+    Column,
+    Columns,
+    SegmentKind,
+    Segments,
+    Trace,
+    column,
+)
+
+__all__ = ["LiveBlocks", "tiled"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LiveBlocks(Columns):
+    """Blocks in use at the start of a trace, by address."""
+
+    address: Column = column("i8")
+    size: Column = column("i8")
+    requested: Column = column("i8")
+    state: Column = column("u1")
+    freed: Column = column("i8")
+    """Event that completes the free; the number of events where none does."""
+    exact: Column = column("?")
+    """``size`` is the block's own, not only what was asked for, rounded."""
+    stack: Column = column("i4")
+    label: Column = column("i4")
+    category: Column = column("u1")
+    segment: Column = column("i4")
+
+    def inside(self, segments: Segments) -> tuple[LiveBlocks, int]:
+        """The blocks that lie in a segment, with its row; and how many do not.
+
+        Where there are no segments at all (CPU tensors) every block stays, with row -1.
+        """
+        if not len(segments):
+            self.segment[:] = -1
+            return self, 0
+        row = np.searchsorted(segments.address, self.address, side="right") - 1
+        limit = (segments.address + segments.size)[np.maximum(row, 0)]
+        kept = (row >= 0) & (self.address + self.size <= limit)
+        self.segment[:] = row
+        blocks: LiveBlocks = self.take(kept)
+        return blocks, int((~kept).sum())
+
+
+def tiled(
+    segments: Segments, live: LiveBlocks, trace: Trace, settings: AllocatorSettings
+) -> tuple[Blocks, npt.NDArray[np.bool_]]:
+    """All blocks of ``segments``, live and free, by address; and which sizes are assumed.
+
+    In the large pool of segments that cannot expand a free block is always over 1 MiB (a smaller
+    remainder is not split off), so a smaller gap belongs to the block before it.
+    """
+    if not len(segments):
+        return _blocks(live), np.zeros(len(live), dtype=bool)
+    gap = _gaps(segments, live)
+    owned, assumed = _remainders(segments, live, gap, trace, settings)
+    live.size[:] += owned
+    free = _free_blocks(segments, live)
+    blocks = Blocks.concatenate([_blocks(live), free])
+    order = np.argsort(blocks.address, kind="stable")
+    assumed = np.concatenate((assumed, np.zeros(len(free), dtype=bool)))
+    result: Blocks = blocks.take(order)
+    return result, assumed[order]
+
+
+def _blocks(live: LiveBlocks) -> Blocks:
+    columns = ("address", "size", "requested", "state", "segment", "stack", "label", "category")
+    result: Blocks = Blocks.build(**{name: getattr(live, name) for name in columns})
+    return result
+
+
+def _gaps(segments: Segments, live: LiveBlocks) -> npt.NDArray[np.int64]:
+    """Bytes between the end of each live block and the next, or the end of its segment."""
+    end = (segments.address + segments.size)[live.segment]
+    limit = end.copy()
+    if len(live) > 1:
+        same = live.segment[1:] == live.segment[:-1]
+        limit[:-1] = np.where(same, live.address[1:], end[:-1])
+    result: npt.NDArray[np.int64] = limit - live.address - live.size
+    return result
+
+
+def _remainders(
+    segments: Segments,
+    live: LiveBlocks,
+    gap: npt.NDArray[np.int64],
+    trace: Trace,
+    settings: AllocatorSettings,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Bytes behind each block that are its own, and whether that was assumed."""
+    kind = np.where(
+        segments.kind == SegmentKind.UNKNOWN, segments.size > 2 * SMALL_SIZE, segments.kind - 1
+    )
+    coarse = (kind.astype(bool) & ~segments.expandable)[live.segment]
+    open_ = coarse & ~live.exact & (gap > 0)
+    oversize = open_ & (live.size >= settings.max_split_size)
+    small = open_ & ~oversize & (gap <= SMALL_SIZE)
+    owned = np.where(oversize | small, gap, 0)
+    asked = open_ & ~oversize & ~small
+    shown = _shown_ends(live, gap, trace) - live.address - live.size
+    confirmed = asked & (shown >= 0) & (shown <= SMALL_SIZE)
+    owned[confirmed] = shown[confirmed]
+    return owned, asked & ~confirmed
+
+
+def _shown_ends(
+    live: LiveBlocks, gap: npt.NDArray[np.int64], trace: Trace
+) -> npt.NDArray[np.int64]:
+    """Where the first allocation in the gap behind each block begins; -1 if the block died first.
+
+    The gap is one free block while nothing was allocated in it, and allocations take the front of
+    a free block: so this is where the block before it ends.
+    """
+    events = trace.events
+    shown = np.full(len(live), -1, dtype=np.int64)
+    rows = np.flatnonzero(events.action == Action.ALLOC)
+    if not len(rows) or not len(live):
+        return shown
+    before = np.searchsorted(live.address, events.address[rows], side="right") - 1
+    behind, first = np.unique(before, return_index=True)
+    behind, first = behind[behind >= 0], first[behind >= 0]
+    address, row = events.address[rows[first]], rows[first]
+    end = live.address[behind] + live.size[behind]
+    in_gap = (address >= end) & (address < end + gap[behind]) & (row < live.freed[behind])
+    shown[behind[in_gap]] = address[in_gap]
+    return shown
+
+
+def _free_blocks(segments: Segments, live: LiveBlocks) -> Blocks:
+    """The stretches of the segments that no live block covers."""
+    starts = np.concatenate((segments.address, live.address + live.size))
+    row = np.concatenate((np.arange(len(segments)), live.segment))
+    order = np.lexsort((starts, row))
+    starts, row = starts[order], row[order]
+    ends = (segments.address + segments.size)[row]
+    # Starts of a segment are its own and its blocks' ends; the block after the k-th start is the
+    # k-th block of the segment.
+    following = np.full(len(starts), -1, dtype=np.int64)
+    index = np.arange(len(starts)) - row  # so many live blocks lie before this start
+    has_next = index < len(live)
+    has_next[has_next] &= live.segment[index[has_next]] == row[has_next]
+    following[has_next] = live.address[index[has_next]]
+    ends = np.where(has_next, following, ends)
+    free = ends > starts
+    result: Blocks = Blocks.build(
+        address=starts[free],
+        size=(ends - starts)[free],
+        state=np.full(int(free.sum()), BlockState.INACTIVE),
+        segment=row[free],
+    )
+    return result

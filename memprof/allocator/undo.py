@@ -1,0 +1,197 @@
+"""The state in which a trace began, rebuilt by undoing its events from the state it ended in.
+
+A recording rarely starts with the process, and its recorder keeps only the last events: what was
+live before them is known by its frees, or by being live still. How gaps between live blocks become
+free blocks or parts of blocks is in ``gaps``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from memprof.allocator.gaps import LiveBlocks, tiled
+from memprof.allocator.pools import ArenaKey
+from memprof.allocator.ranges import RangeSet
+from memprof.allocator.rounding import round_size
+from memprof.allocator.settings import AllocatorSettings, recorded_settings
+from memprof.allocator.territory import Territory
+from memprof.trace import Action, BlockState, Events, Segments, State, Trace
+
+__all__ = ["Beginning", "beginning", "free_actions", "start_state"]
+
+_ALLOC, _REQUESTED, _COMPLETED = (
+    int(Action.ALLOC),
+    int(Action.FREE_REQUESTED),
+    int(Action.FREE_COMPLETED),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """The state at the start of a trace, and how sure of it one can be."""
+
+    state: State
+    first_pages: dict[ArenaKey, int] = field(default_factory=dict)
+    """Lowest address that each arena's expandable segment is known to reach down to."""
+    assumed: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    """Per block: nothing shows whether it owns an unsplit remainder behind it."""
+    contradictions: int = 0
+    """Events that no state explains in this order: the recording has holes."""
+
+
+def start_state(trace: Trace, settings: AllocatorSettings | None = None) -> State:
+    """What was live, cached and reserved before the first event of ``trace``.
+
+    A block that was live at the start and freed in the trace is as large as what was asked for it,
+    rounded, and the remainder of up to 1 MiB that the allocator did not split off, wherever the
+    trace shows it: by an allocation that begins behind it while the block still lives, or by a gap
+    that is too small to be a free block.
+    """
+    return beginning(trace, settings).state
+
+
+def beginning(trace: Trace, settings: AllocatorSettings | None = None) -> Beginning:
+    """`start_state` and what a replay needs beyond it."""
+    if trace.start is not None:
+        return Beginning(trace.start, assumed=np.zeros(len(trace.start.blocks), dtype=bool))
+    assert trace.end is not None  # a trace has one of the two
+    settings = settings or recorded_settings(trace.settings)
+    undo = _Undo(trace, trace.end, settings)
+    undo.run()
+    segments = undo.segments()
+    live, lost = undo.live_blocks().inside(segments)
+    blocks, assumed = tiled(segments, live, trace, settings)
+    return Beginning(
+        State(segments, blocks, trace.end.unlisted),
+        first_pages=undo.territory.first_pages(segments),
+        assumed=assumed,
+        contradictions=undo.contradictions + lost,
+    )
+
+
+def free_actions(events: Events) -> tuple[int, int | None]:
+    """The action that ends a block's use, and the one that announces it.
+
+    A recorder told to skip an action leaves one of the two: then it stands for both.
+    """
+    completed = int((events.action == _COMPLETED).sum())
+    requested = int((events.action == _REQUESTED).sum())
+    if requested > 1 and not completed:
+        return _REQUESTED, None
+    if completed > 1 and not requested:
+        return _COMPLETED, None
+    return _COMPLETED, _REQUESTED
+
+
+class _Undo:
+    """The end state, walked back event by event."""
+
+    def __init__(self, trace: Trace, end: State, settings: AllocatorSettings) -> None:
+        self.trace, self.end, self.settings = trace, end, settings
+        self.territory = Territory(trace, settings)
+        self.contradictions = 0
+        self.alloc_stack_on_free: dict[bool, int] = {True: 0, False: 0}
+        whole = ~end.segments.expandable
+        self._rows = dict(
+            zip(end.segments.address[whole].tolist(), np.flatnonzero(whole).tolist(), strict=True)
+        )
+        self._freed: dict[int, int] = {}  # address of a segment -> event that freed it
+        self._mapped = RangeSet()
+        for address, size in zip(
+            end.segments.address[~whole].tolist(), end.segments.size[~whole].tolist(), strict=True
+        ):
+            self._mapped.add(address, size)
+        # Address of a live block -> its row at the end, or -1 - the event that freed it.
+        active = np.flatnonzero(end.blocks.state != BlockState.INACTIVE)
+        self._live = dict(zip(end.blocks.address[active].tolist(), active.tolist(), strict=True))
+        pending = end.blocks.state == BlockState.ACTIVE_PENDING_FREE
+        self._pending = set(end.blocks.address[pending].tolist())
+
+    def run(self) -> None:
+        """Undo every event, last first."""
+        events = self.trace.events
+        live, pending, stacks = self._live, self._pending, events.stack.tolist()
+        actions, addresses = events.action.tolist(), events.address.tolist()
+        completed, requested = free_actions(events)
+        contradictions = 0
+        for row in range(len(actions) - 1, -1, -1):
+            action, address = actions[row], addresses[row]
+            if action == _ALLOC:
+                known = live.pop(address, None)
+                if known is None:
+                    contradictions += 1
+                elif known < 0 and stacks[row]:
+                    self.alloc_stack_on_free[stacks[-1 - known] == stacks[row]] += 1
+            elif action == completed:
+                contradictions += address in live
+                live[address] = -1 - row
+                if requested is not None:
+                    pending.add(address)
+            elif action == requested:
+                contradictions += address not in live
+                pending.discard(address)
+            elif action <= Action.SEGMENT_UNMAP:
+                contradictions += not self._undo_segment(row, action, address)
+        self.contradictions += contradictions
+
+    def _undo_segment(self, row: int, action: int, address: int) -> bool:
+        """Whether the event fits the state after it."""
+        size = int(self.trace.events.size[row])
+        if action == Action.SEGMENT_ALLOC:
+            at_end = self._rows.pop(address, None)
+            self.territory.note(row, at_end)
+            return at_end is not None or self._freed.pop(address, None) is not None
+        if action == Action.SEGMENT_FREE:
+            self._freed[address] = row
+            return True
+        if action == Action.SEGMENT_MAP:
+            return self._mapped.remove(address, size)
+        return self._mapped.add(address, size)
+
+    def segments(self) -> Segments:
+        """The segments at the start, by address."""
+        end, events = self.end.segments, self.trace.events
+        kept = end.take(np.array(sorted(self._rows.values()), dtype=np.intp))
+        rows = np.array(sorted(self._freed.values()), dtype=np.intp)
+        freed = Segments.build(
+            address=events.address[rows],
+            size=events.size[rows],
+            stream=events.stream[rows],
+            pool=np.maximum(events.pool[rows], 0),
+            kind=self.territory.kinds(events.size[rows]),
+            stack=events.stack[rows],
+        )
+        every = Segments.concatenate([kept, freed, self.territory.mapped_segments(self._mapped)])
+        result: Segments = every.take(np.argsort(every.address, kind="stable"))
+        return result
+
+    def live_blocks(self) -> LiveBlocks:
+        """What was live at the start, by address."""
+        blocks, events = self.end.blocks, self.trace.events
+        addresses = np.array(sorted(self._live), dtype=np.int64)
+        known = np.array([self._live[a] for a in addresses.tolist()], dtype=np.int64)
+        at_end = known >= 0
+        row, event = known[at_end], -1 - known[~at_end]
+        live = LiveBlocks.build(
+            address=addresses,
+            freed=np.where(at_end, len(events), -1 - known),
+            exact=at_end,
+            state=np.where(
+                np.isin(addresses, np.array(sorted(self._pending), dtype=np.int64)),
+                BlockState.ACTIVE_PENDING_FREE,
+                BlockState.ACTIVE_ALLOCATED,
+            ),
+        )
+        divisions = self.settings.roundup_divisions
+        asked = events.size[event]
+        live.size[at_end] = blocks.size[row]
+        live.size[~at_end] = [round_size(size, divisions) for size in asked.tolist()]
+        live.requested[at_end], live.requested[~at_end] = blocks.requested[row], asked
+        for name in ("stack", "label", "category"):
+            getattr(live, name)[at_end] = getattr(blocks, name)[row]
+        if self.alloc_stack_on_free[True] and not self.alloc_stack_on_free[False]:
+            live.stack[~at_end] = events.stack[event]  # recorded with context="alloc"
+        return replace(live)
