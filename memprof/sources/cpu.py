@@ -1,0 +1,330 @@
+"""CPU tensors as a source: a dispatch mode sees them come, weak references see them go."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from memprof.records import DeviceInfo
+from memprof.sources import boundaries as boundaries_file
+from memprof.sources import dispatch as dispatch_file
+from memprof.sources import modules as modules_file
+from memprof.sources import protocol as protocol_file
+from memprof.sources import stacks as stacks_file
+from memprof.sources import storages as storages_file
+from memprof.sources.boundaries import Boundaries
+from memprof.sources.dispatch import Watch, skip_in_dynamo
+from memprof.sources.owners import Owner, gradients, owners, storages, tensors_in
+from memprof.sources.protocol import Chunk, Counters, Interner
+from memprof.sources.rows import Batch
+from memprof.sources.stacks import StackCapture
+from memprof.sources.storages import ROW, Held, LiveStorages
+from memprof.trace import EMPTY, NOT_RECORDED, BlockState, Blocks, Category, Phase, State
+
+__all__ = ["CpuSource"]
+
+_DEVICE = "cpu"
+_PASSING = (Category.UNKNOWN, Category.TEMPORARY)
+
+
+class CpuSource:
+    """Records the memory of CPU tensors; addresses are those of the storages."""
+
+    name = "cpu"
+
+    def __init__(self, interner: Interner, boundaries: Boundaries) -> None:
+        self._interner = interner
+        self._boundaries = boundaries
+        self._stacks = StackCapture(interner)
+        self._live = LiveStorages(boundaries.label)
+        self._watch: Watch | None = None
+        self._thread = 0
+        self._pid = 0
+        self._events = 0
+        self._since = 0
+        self._notes: list[str] = []
+        self._at_loss = False
+        self._scanned = False
+        self._opaque: set[str] = set()
+
+    def devices(self) -> Sequence[DeviceInfo]:
+        """The CPU."""
+        return [DeviceInfo(device=_DEVICE, name="CPU", backend="cpu")]
+
+    def open(self) -> None:
+        """Check that torch can be watched here."""
+        import torch.utils._python_dispatch  # noqa: F401  fails here rather than in a window
+
+        self._pid = os.getpid()
+
+    def close(self) -> None:
+        """Undo `open`; leaves no mode and no weak reference."""
+        self._stop()
+        self._live.clear()
+
+    def counters(self) -> Sequence[Counters]:
+        """Bytes of the storages that are known; outside a window new ones are not seen."""
+        if not self._recording:
+            return [Counters(device=_DEVICE)]
+        live = self._live
+        peak, live.peak = live.peak, live.bytes
+        return [
+            Counters(
+                device=_DEVICE,
+                allocated=live.bytes,
+                peak_allocated=peak,
+                active=live.bytes,
+                requested=live.bytes,
+            )
+        ]
+
+    def begin_window(self) -> Mapping[str, State]:
+        """Find the tensors that are there, then see every new one."""
+        if os.getpid() != self._pid:
+            return {}
+        self._events = 0
+        self._scan()
+        self._judge(owners(self._boundaries))
+        for held in self._live.counted():
+            held.event = NOT_RECORDED
+            held.handed = held.category
+            held.moved = -1
+        state = self._state()
+        self._start()
+        return {_DEVICE: state}
+
+    def pending_events(self) -> int:
+        """Rows that wait; a freed tensor makes two events of one row."""
+        return len(self._live.rows) * 3 // (ROW * 2)
+
+    def drain(self) -> Sequence[Chunk]:
+        """Events since the last drain, each allocation with its owner as far as it is known."""
+        if self._watch is None:
+            return []
+        skip_in_dynamo(*_OWN_MODULES)
+        self._judge(owners(self._boundaries))
+        batch = Batch(self._live.take_rows(), self._events)
+        living = [held for held in self._live.counted() if batch.first_serial <= held.serial]
+        for held in living:
+            held.event = batch.event_of(held.serial)
+        chunk = batch.chunk(_DEVICE, living, self._live.counted())
+        self._events += len(chunk.events)
+        return [chunk]
+
+    def end_window(self) -> Mapping[str, State]:
+        """Stop; what is alive stays known until it dies."""
+        self._stop()
+        if os.getpid() != self._pid:
+            return {}
+        self._scan()
+        self._judge(owners(self._boundaries))
+        return {_DEVICE: self._state()}
+
+    def notes(self) -> Sequence[str]:
+        """What was not seen."""
+        notes, self._notes = self._notes, []
+        if self._live.failure:
+            notes.append(self._live.failure)
+            self._live.failure = ""
+        return notes
+
+    # Listener of the boundaries.
+
+    def backward_began(self) -> None:
+        """What the forward pass left alive is kept for the backward pass."""
+        self._at_loss = False
+        self._mark_kept(Phase.FORWARD)
+
+    def backward_ended(self) -> None:
+        """Gradients are where they belong; some programs drop them before the step's end."""
+        self._judge(gradients(self._boundaries))
+
+    def recompute_ended(self) -> None:
+        """What a recomputed forward pass left alive is kept for the backward pass under way."""
+        self._mark_kept(Phase.BACKWARD)
+
+    def forward_ended(self, *, with_gradients: bool) -> None:
+        """From here to the backward pass a loss is computed, which reads targets."""
+        self._at_loss = with_gradients
+
+    def optimizer_begins(self, optimizer: Any) -> None:  # noqa: ARG002
+        """An optimizer in a backward hook steps before the backward pass ends."""
+        self._at_loss = False
+        self._judge(gradients(self._boundaries))
+
+    def outermost_call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
+        """Tensors that go into a model and were not made by one are its input."""
+        self._since = min(self._since, next(self._live.serials))
+        for tensor in tensors_in((args, kwargs)):
+            for storage in _cpu_storages(tensor):
+                held = self._note(storage, None)
+                if held is not None:
+                    self._mark_input(held)
+
+    @property
+    def _recording(self) -> bool:
+        return self._watch is not None
+
+    def _start(self) -> None:
+        self._thread = threading.get_ident()
+        self._boundaries.watch_modules()
+        self._boundaries.listeners.append(self)
+        skip_in_dynamo(*_OWN_MODULES)
+        self._live.record(True)
+        self._live.peak = self._live.bytes
+        self._since = next(self._live.serials)
+        self._watch = Watch(self._dispatch())
+        self._watch.push()
+
+    def _stop(self) -> None:
+        if self._watch is None:
+            return
+        if threading.get_ident() == self._thread:
+            self._watch.pop()
+        else:
+            self._notes.append("a window was ended in another thread than it began in")
+        self._watch = None
+        self._live.record(False)
+        self._live.take_rows()
+        self._boundaries.listeners.remove(self)
+        self._boundaries.unwatch_modules()
+
+    def _dispatch(self) -> Any:
+        import torch
+
+        tensor_type = torch.Tensor
+        disabled = torch._C._disabled_torch_dispatch_impl
+        held_by_key = self._live.held
+        pid = self._pid
+
+        def dispatch(_mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if types and any(t.__torch_dispatch__ is not disabled for t in types):
+                return NotImplemented  # a subclass goes first; its inner operators come back here
+            out = func(*args, **kwargs) if kwargs else func(*args)
+            try:
+                if type(out) is tensor_type:
+                    storage = out.untyped_storage()
+                    held = held_by_key.get(storage._cdata)
+                    if held is None or abs(held.size) != storage.nbytes():
+                        if out.is_cpu and os.getpid() == pid:
+                            self._note(storage, sys._getframe(1))
+                elif out is not None:
+                    self._note_results(out, sys._getframe(1))
+                if self._at_loss:
+                    self._mark_inputs(args)
+            except Exception as error:  # noqa: BLE001  the job goes on whatever happens here
+                self._not_seen(func, error)
+            return out
+
+        return dispatch
+
+    def _not_seen(self, func: Any, error: Exception) -> None:
+        """Say once an operator whose result has no storage or could not be looked at."""
+        name = str(func)
+        if name not in self._opaque:
+            self._opaque.add(name)
+            if not isinstance(error, (NotImplementedError, RuntimeError)):
+                self._notes.append(f"the result of {name} was not seen: {error}")
+
+    def _note_results(self, out: Any, frame: Any) -> None:
+        for tensor in tensors_in(out, 2):
+            for storage in _cpu_storages(tensor):
+                self._note(storage, frame)
+
+    def _note(self, storage: Any, frame: Any) -> Held | None:
+        live = self._live
+        held = live.held.get(storage._cdata)
+        if held is not None and not live.refresh(held, storage):
+            return held
+        label = self._boundaries.label()
+        stack = self._stacks.capture(frame, self._boundaries.running_call()) if frame else EMPTY
+        return live.add(storage, stack, label)
+
+    def _mark_kept(self, phase: Phase) -> None:
+        label_of = self._boundaries.label_of
+        for held in self._live.latest(self._since):
+            if not held.category and label_of(held.label).phase == phase:
+                held.category = Category.ACTIVATION
+        if phase == Phase.FORWARD:
+            self._since = next(self._live.serials)
+
+    def _mark_inputs(self, args: Any) -> None:
+        for tensor in tensors_in(args, 2):
+            for storage in _cpu_storages(tensor):
+                held = self._live.held.get(storage._cdata)
+                if held is not None:
+                    self._mark_input(held)
+
+    def _mark_input(self, held: Held) -> None:
+        if held.category == Category.UNKNOWN:
+            label = self._boundaries.label_of(held.label)
+            if label.phase in (Phase.OTHER, Phase.UNKNOWN) and not label.module:
+                held.category = Category.INPUT
+
+    def _judge(self, found: Mapping[int, Owner]) -> None:
+        """Give every storage that has an owner its category and its owner's module."""
+        for key, owner in found.items():
+            held = self._live.held.get(key)
+            if held is None:
+                continue
+            held.category = int(owner.category)
+            label = self._boundaries.label_in(held.label, owner.module)
+            if label != held.label:
+                held.label = held.moved = label
+
+    def _scan(self) -> None:
+        """Find the tensors and storages that Python knows, and what autograd saved for them."""
+        import torch
+
+        kinds = {torch.UntypedStorage, *_subclasses(torch.Tensor)}
+        for item in [o for o in gc.get_objects() if type(o) in kinds]:
+            found = [item] if isinstance(item, torch.UntypedStorage) else _cpu_storages(item)
+            for storage in found:
+                if storage.device.type == "cpu":
+                    self._scanned_storage(storage)
+
+    def _scanned_storage(self, storage: Any) -> None:
+        held = self._live.held.get(storage._cdata)
+        if held is None or self._live.refresh(held, storage):
+            self._live.add(storage)
+
+    def _state(self) -> State:
+        held = sorted(self._live.counted(), key=lambda h: h.address)
+        size = [h.size for h in held]
+        blocks = Blocks.build(
+            address=[h.address for h in held],
+            size=size,
+            requested=size,
+            state=[BlockState.ACTIVE_ALLOCATED] * len(held),
+            segment=[NOT_RECORDED] * len(held),
+            stack=[h.stack for h in held],
+            label=[h.label for h in held],
+            category=[h.category for h in held],
+        )
+        return State(blocks=blocks)
+
+
+def _cpu_storages(tensor: Any) -> list[Any]:
+    return [s for s in storages(tensor) if s.device.type == "cpu"]
+
+
+def _subclasses(kind: type) -> set[type]:
+    found = {kind}
+    for child in type.__subclasses__(kind):
+        found |= _subclasses(child)
+    return found
+
+
+_OWN_MODULES = (
+    boundaries_file,
+    dispatch_file,
+    modules_file,
+    protocol_file,
+    stacks_file,
+    storages_file,
+    sys.modules[__name__],
+)

@@ -1,0 +1,123 @@
+"""A dispatch mode that shows every operator's result to a recorder, and how it is put in place."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+__all__ = ["Watch", "skip_in_dynamo"]
+
+
+class Watch:
+    """Keeps one dispatch mode at the bottom of the calling thread's stack of modes.
+
+    At the bottom it sees what the program's own modes made of an operator, and a ``with`` block
+    that the program leaves pops the mode that the program pushed.
+    """
+
+    def __init__(self, dispatch: Callable[..., Any]) -> None:
+        """``dispatch`` becomes the mode's ``__torch_dispatch__``; its first argument is the mode."""
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        # torch.compile leaves frames alone under a mode, unless the mode says that it does not
+        # want to see inside: with these two, compiled programs run as they do without it.
+        self._kind = type(
+            "MemprofMode",
+            (TorchDispatchMode,),
+            {
+                "supports_higher_order_operators": True,
+                "is_infra_mode": classmethod(lambda _: True),
+                "ignore_compile_internals": classmethod(lambda _: True),
+            },
+        )
+        # Set afterwards: in a class body torch wraps it, which costs 60 µs a call.
+        self._kind.__torch_dispatch__ = dispatch
+        self._mode = self._kind()
+        self._rules: list[dict[Any, Any]] = []
+
+    def push(self) -> None:
+        """Start; to be undone by `pop` in the same thread."""
+        self._teach_higher_order_operators()
+        above = _pop_user_modes()
+        _push(self._mode)
+        for mode in reversed(above):
+            _push(mode)
+
+    def pop(self) -> None:
+        """Take the mode from wherever it is on the stack."""
+        for table in self._rules:
+            table.pop(self._kind, None)
+        self._rules.clear()
+        above = _pop_user_modes()
+        for mode in reversed(above):
+            if mode is not self._mode:
+                _push(mode)
+
+    def _teach_higher_order_operators(self) -> None:
+        """Before torch 2.7 a higher-order operator refuses a mode that it has no rule for."""
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        if hasattr(TorchDispatchMode, "supports_higher_order_operators"):
+            return
+        import torch._ops
+
+        for operator in list(getattr(torch._ops, "_higher_order_ops", {}).values()):
+            for name in ("python_key_table", "python_key_mode_table"):
+                table = getattr(operator, name, None)
+                if table is not None and self._kind not in table:
+                    table[self._kind] = _rule(operator)
+                    self._rules.append(table)
+
+
+def _rule(operator: Any) -> Callable[..., Any]:
+    def call(_mode: object, *args: Any, **kwargs: Any) -> Any:
+        return operator(*args, **kwargs)
+
+    return call
+
+
+def _pop_user_modes() -> list[Any]:
+    """Pop the modes of this thread, the uppermost first; torch keeps its own ones elsewhere."""
+    from torch.utils import _python_dispatch as modes
+
+    popped = []
+    while (top := modes._get_current_dispatch_mode()) is not None:
+        if getattr(top, "_mode_key", None) is not None:
+            break
+        popped.append(modes._pop_mode())
+    return popped
+
+
+def _push(mode: Any) -> None:
+    from torch.utils._python_dispatch import _push_mode
+
+    _push_mode(mode)
+
+
+def skip_in_dynamo(*modules: ModuleType) -> None:
+    """Tell torch.compile, where it is loaded, that our own functions are not to be compiled."""
+    if "torch._dynamo" not in sys.modules:
+        return
+    from torch._C._dynamo import eval_frame
+
+    skip = getattr(eval_frame, "skip_code", None)
+    for module in modules if skip is not None else ():
+        for code in _codes(vars(module).values(), module.__name__):
+            skip(code)
+
+
+def _codes(values: Any, module: str) -> list[CodeType]:
+    found: list[CodeType] = []
+    for value in list(values):
+        if isinstance(value, type) and value.__module__ == module:
+            found += _codes(vars(value).values(), module)
+        elif isinstance(value, FunctionType) and value.__module__ == module:
+            found += _nested(value.__code__)
+    return found
+
+
+def _nested(code: CodeType) -> list[CodeType]:
+    inner = [c for const in code.co_consts if isinstance(const, CodeType) for c in _nested(const)]
+    return [code, *inner]

@@ -1,0 +1,81 @@
+"""The paths of modules: a root's class name and the name that `named_modules` gives below it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from functools import partial
+from itertools import count
+from typing import Any
+
+__all__ = ["ModulePaths"]
+
+
+class ModulePaths:
+    """Names every module that was called, holding none of them.
+
+    A module that is called and lies below no module that is known is a root. A second living root of the same class is ``Net#2``. A module reached under two names keeps the first.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Any], str]] = {}
+        self._roots: list[tuple[weakref.ref[Any], str]] = []
+
+    def path(self, module: Any, caller_id: int = 0, prefix: str = "") -> str:
+        """Where ``module`` lies; ``caller_id`` is the ``id`` of the module that calls it.
+
+        ``prefix`` names a root that stands for another module (a replica of `nn.DataParallel`).
+        """
+        known = self._known.get(id(module))
+        if known is None and self._extend(caller_id):  # it may have been added since
+            known = self._known.get(id(module))
+        return known[1] if known is not None else self._add_root(module, prefix)
+
+    def roots(self) -> Iterator[tuple[Any, str]]:
+        """Every living root with its path, in the order of their first calls."""
+        for ref, path in self._roots:
+            module = ref()
+            if module is not None:
+                yield module, path
+
+    def _add_root(self, module: Any, prefix: str) -> str:
+        path = prefix or self._numbered(type(module).__name__)
+        children = [m for m in module.modules() if m is not module]
+        swallowed = {id(m) for m in children}
+        self._roots = [r for r in self._roots if r[0]() is not None and id(r[0]()) not in swallowed]
+        if not prefix:
+            self._roots.append((weakref.ref(module), path))
+        taken = {r[1] for r in self._roots}
+        for child in children:  # named from a root that this one contains: name it anew
+            known = self._known.get(id(child))
+            if known is not None and not any(_below(known[1], root) for root in taken):
+                del self._known[id(child)]
+        self._name(module, path)
+        return self._known[id(module)][1]
+
+    def _extend(self, caller_id: int) -> bool:
+        known = self._known.get(caller_id)
+        caller = known[0]() if known is not None else None
+        if known is None or caller is None:
+            return False
+        self._name(caller, known[1])
+        return True
+
+    def _name(self, root: Any, path: str) -> None:
+        for name, module in root.named_modules():
+            key = id(module)
+            if key not in self._known:
+                ref = weakref.ref(module, partial(self._forget, key))
+                self._known[key] = (ref, f"{path}.{name}" if name else path)
+
+    def _forget(self, key: int, _ref: object) -> None:
+        self._known.pop(key, None)
+
+    def _numbered(self, name: str) -> str:
+        taken = {path for _, path in self.roots()}
+        numbers = (name if n == 1 else f"{name}#{n}" for n in count(1))
+        return next(path for path in numbers if path not in taken)
+
+
+def _below(path: str, root: str) -> bool:
+    return path == root or path.startswith(root + ".")

@@ -1,0 +1,119 @@
+"""Whose bytes they are: parameters, buffers, gradients and optimizer state by what refers to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from memprof.sources.boundaries import Boundaries
+from memprof.trace import Category
+
+__all__ = ["Owner", "gradients", "owners", "storages", "tensors_in"]
+
+_NESTING = 6
+"""Lists and dicts in an optimizer's state or in arguments are searched this deep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """What a storage is, and the module that it belongs to."""
+
+    category: Category
+    module: str
+
+
+def owners(boundaries: Boundaries) -> dict[int, Owner]:
+    """Owner by storage (``UntypedStorage._cdata``) of all that modules and optimizers refer to."""
+    found: dict[int, Owner] = {}
+    parameters = _parameters(boundaries)
+    for tensor, path in _buffers(boundaries):
+        _own(found, tensor, Category.BUFFER, path)
+    for optimizer in boundaries.optimizers():
+        for parameter, state in list(optimizer.state.items()):
+            path = parameters.get(id(parameter), (None, ""))[1]
+            for tensor in tensors_in(state):
+                _own(found, tensor, Category.OPTIMIZER_STATE, path)
+    _own_gradients(found, parameters)
+    for tensor, path in parameters.values():
+        _own(found, tensor, Category.PARAMETER, path)
+    return found
+
+
+def gradients(boundaries: Boundaries) -> dict[int, Owner]:
+    """Owner by storage of the gradients alone."""
+    found: dict[int, Owner] = {}
+    _own_gradients(found, _parameters(boundaries))
+    return found
+
+
+def storages(tensor: Any) -> Iterator[Any]:
+    """The storages that hold a tensor's bytes; none where it has none (fake, opaque)."""
+    flatten = getattr(type(tensor), "__tensor_flatten__", None)
+    if flatten is not None:
+        for name in flatten(tensor)[0]:
+            yield from storages(getattr(tensor, name))
+        return
+    parts = [tensor]
+    layout = str(tensor.layout)
+    if layout == "torch.sparse_coo":
+        parts = [tensor._indices(), tensor._values()]
+    elif layout in ("torch.sparse_csr", "torch.sparse_bsr"):
+        parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    elif layout in ("torch.sparse_csc", "torch.sparse_bsc"):
+        parts = [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    for part in parts:
+        try:
+            yield part.untyped_storage()
+        except (NotImplementedError, RuntimeError):  # opaque, or a wrapper of functorch's
+            continue
+
+
+def tensors_in(value: Any, nesting: int = _NESTING) -> Iterator[Any]:
+    """The tensors in nested lists, tuples, dicts and plain objects such as model outputs."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif nesting and isinstance(value, Mapping):
+        for item in list(value.values()):
+            yield from tensors_in(item, nesting - 1)
+    elif nesting and isinstance(value, (list, tuple, set, frozenset)):
+        for item in list(value):
+            yield from tensors_in(item, nesting - 1)
+
+
+def _own(found: dict[int, Owner], tensor: Any, category: Category, path: str) -> None:
+    owner = Owner(category, path)
+    for storage in storages(tensor):
+        found[storage._cdata] = owner
+
+
+def _own_gradients(found: dict[int, Owner], parameters: dict[int, tuple[Any, str]]) -> None:
+    for parameter, path in parameters.values():
+        if parameter.is_leaf and parameter.grad is not None:
+            _own(found, parameter.grad, Category.GRADIENT, path)
+
+
+def _parameters(boundaries: Boundaries) -> dict[int, tuple[Any, str]]:
+    """Every parameter by its ``id``, with the path of the first module that has it."""
+    found: dict[int, tuple[Any, str]] = {}
+    for root, root_path in boundaries.modules.roots():
+        for name, module in root.named_modules():
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    path = f"{root_path}.{name}" if name else root_path
+                    found.setdefault(id(parameter), (parameter, path))
+    for optimizer in boundaries.optimizers():
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                found.setdefault(id(parameter), (parameter, ""))
+    return found
+
+
+def _buffers(boundaries: Boundaries) -> Iterator[tuple[Any, str]]:
+    for root, root_path in boundaries.modules.roots():
+        for name, module in root.named_modules():
+            for buffer in module._buffers.values():
+                if buffer is not None:
+                    yield buffer, f"{root_path}.{name}" if name else root_path
