@@ -1,0 +1,107 @@
+"""What a run file's header says about its process, and the name of the file; records no memory."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import memprof
+from memprof.records import SCHEMA_VERSION, DeviceInfo, Header
+
+__all__ = ["DEFAULT_PATH", "Rank", "header", "now_us", "path_of_process", "path_of_rank"]
+
+DEFAULT_PATH = "memprof-run.json"
+
+# (rank, local rank, world size) under torchrun, Open MPI, MPICH and Intel MPI, and srun.
+_LAUNCHERS = (
+    ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
+)
+_SUFFIXES = (".json.gz", ".json", ".gz")
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """The place of this process among those that a launcher started; -1 where there is none."""
+
+    rank: int = -1
+    local_rank: int = -1
+    world_size: int = 1
+
+    @staticmethod
+    def of(environment: Mapping[str, str]) -> Rank:
+        """From the environment variables of the common launchers, torchrun's first."""
+        for rank, local, size in _LAUNCHERS:
+            found = Rank(
+                _integer(environment, rank, -1),
+                _integer(environment, local, -1),
+                _integer(environment, size, 1),
+            )
+            # srun and mpirun set their variables for a single process too; torchrun means it.
+            if found.rank >= 0 and (found.world_size > 1 or rank == "RANK"):
+                return found
+        return Rank()
+
+
+def _integer(environment: Mapping[str, str], name: str, missing: int) -> int:
+    try:
+        return int(environment.get(name, missing))
+    except ValueError:
+        return missing
+
+
+def path_of_rank(path: str, rank: int) -> str:
+    """``run.json`` as ``run.rank3.json``; unchanged outside a launcher (-1)."""
+    return _inserted(path, f".rank{rank}") if rank >= 0 else path
+
+
+def path_of_process(path: str, pid: int) -> str:
+    """``run.json`` as ``run.pid4711.json``: the file of a child process."""
+    return _inserted(path, f".pid{pid}")
+
+
+def _inserted(path: str, text: str) -> str:
+    suffix = next((s for s in _SUFFIXES if path.endswith(s)), "")
+    stem = path[: len(path) - len(suffix)]
+    return f"{stem}{text}{suffix}"
+
+
+def now_us() -> int:
+    """Microseconds since the Unix epoch, the clock of torch's own recorder."""
+    return time.time_ns() // 1000
+
+
+def header(devices: Sequence[DeviceInfo], options: Mapping[str, object], created_us: int) -> Header:
+    """What this process is, as far as it is known now; torch's version only once it is imported."""
+    rank = Rank.of(os.environ)
+    torch = sys.modules.get("torch")
+    return Header(
+        schema=SCHEMA_VERSION,
+        created_us=created_us,
+        memprof_version=memprof.__version__,
+        torch_version=str(getattr(torch, "__version__", "")),
+        python_version=platform.python_version(),
+        platform=platform.platform(),
+        argv=list(getattr(sys, "orig_argv", sys.argv)),
+        cwd=_working_directory(),
+        pid=os.getpid(),
+        rank=rank.rank,
+        local_rank=rank.local_rank,
+        world_size=rank.world_size,
+        devices=list(devices),
+        options=dict(options),
+    )
+
+
+def _working_directory() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:  # the folder was removed under the job
+        return ""

@@ -1,0 +1,127 @@
+"""The thread that reads sampled sources now and then; what is read lives in `sources`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from memprof.records import Readings
+from memprof.sources.protocol import Reading, ReadingSource
+
+__all__ = ["ReadingBuffer", "Sampler"]
+
+
+@dataclass(slots=True)
+class ReadingBuffer:
+    """Readings of one source and one device until they are written as one record."""
+
+    source: str
+    device: str
+    time_us: list[int] = field(default_factory=list)
+    values: dict[str, list[float | int | None]] = field(default_factory=dict)
+
+    def add(self, reading: Reading) -> None:
+        """One more row; names that it has not, or that are new to it, are filled with None."""
+        rows = len(self.time_us)
+        self.time_us.append(reading.time_us)
+        for name, value in reading.values.items():
+            self.values.setdefault(name, [None] * rows).append(value)
+        for column in self.values.values():
+            column.extend([None] * (rows + 1 - len(column)))
+
+    def take(self) -> Readings:
+        """The rows so far as a record; the buffer is empty after it."""
+        record = Readings(self.source, self.device, self.time_us, self.values)
+        self.time_us, self.values = [], {}
+        return record
+
+
+class Sampler:
+    """Reads every source every ``interval_s`` seconds on a thread of its own.
+
+    After `DENSE` looks the interval doubles, and again after as many more, so that a job of weeks
+    leaves a file of a bounded size.
+    """
+
+    DENSE = 4096
+    LONGEST_S = 60.0
+
+    def __init__(
+        self,
+        sources: Sequence[ReadingSource],
+        interval_s: float,
+        write: Callable[[Readings], None],
+        failed: Callable[[ReadingSource, Exception], None],
+        beat: Callable[[], None],
+    ) -> None:
+        """``write`` takes records, ``failed`` a source that raised, ``beat`` runs after each look.
+
+        All three are called on the sampler's thread, and once more in `stop`.
+        """
+        self._sources = list(sources)
+        self._interval_s = interval_s
+        self._write, self._failed, self._beat = write, failed, beat
+        self._buffers: dict[tuple[str, str], ReadingBuffer] = {}
+        self._looks = 0
+        self._stopped = threading.Event()
+        self._reading = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Look once now, then go on in the background."""
+        self.look()
+        self._thread = threading.Thread(target=self._run, name="memprof sampler", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look a last time, write what is left and end the thread; safe to call twice."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5.0)  # a driver call that hangs must not hang the job
+            self._thread = None
+            self.look()
+        self._flush()
+
+    def add(self, source: ReadingSource) -> None:
+        """One more source, read from the next look on."""
+        with self._reading:
+            self._sources.append(source)
+
+    def look(self) -> None:
+        """Read every source once."""
+        with self._reading:
+            for source in list(self._sources):
+                try:
+                    readings = source.read()
+                except Exception as error:  # noqa: BLE001 - whatever it is, the job goes on
+                    self._sources.remove(source)
+                    self._failed(source, error)
+                    continue
+                for reading in readings:
+                    self._buffer(source.name, reading.device).add(reading)
+            self._looks += 1
+
+    def _buffer(self, source: str, device: str) -> ReadingBuffer:
+        key = (source, device)
+        return self._buffers.setdefault(key, ReadingBuffer(source, device))
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self.interval_s):
+            self.look()
+            self._flush()
+            self._beat()
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds until the next look."""
+        doublings = self._looks // self.DENSE
+        return min(
+            self._interval_s * 2 ** min(doublings, 30), max(self.LONGEST_S, self._interval_s)
+        )
+
+    def _flush(self) -> None:
+        with self._reading:
+            for buffer in self._buffers.values():
+                if buffer.time_us:
+                    self._write(buffer.take())

@@ -1,0 +1,392 @@
+"""What happens while a tracker records: step ends, windows, drains, samples; all of it guarded.
+
+The tracker opens and closes it; it knows nothing of context managers and exit handlers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+
+from memprof.environment import now_us
+from memprof.errors import MemprofError
+from memprof.options import Options
+from memprof.output import Output
+from memprof.recording import Recording, Seen
+from memprof.records import DeviceSummary, Finding, Footer, Header, StepsRecord
+from memprof.sampler import Sampler
+from memprof.sources.boundaries import Boundaries
+from memprof.sources.cuda import CudaSource
+from memprof.sources.host import HostSource
+from memprof.sources.nvml import NvmlSource
+from memprof.sources.protocol import Counters, EventSource, Interner, ReadingSource
+from memprof.steprows import StepRows
+from memprof.trace import NOT_RECORDED
+from memprof.windows import OverheadMeter, StepCost, WindowSchedule
+
+__all__ = ["Session"]
+
+_LOG = logging.getLogger("memprof")
+_FLUSH_US = 1_000_000
+_FLUSH_IN_WINDOW_US = 100_000
+"""In a window the last events before the job dies matter most."""
+
+
+@dataclass(slots=True)
+class _Peak:
+    """A device's last figures, and its highest over the run."""
+
+    last: Counters
+    allocated: int = NOT_RECORDED
+    reserved: int = NOT_RECORDED
+    step: int = NOT_RECORDED
+
+    def see(self, counters: Counters, step: int) -> None:
+        self.last = counters
+        allocated = max(counters.allocated, counters.peak_allocated)
+        if allocated > self.allocated:
+            self.allocated, self.step = allocated, step
+        self.reserved = max(self.reserved, counters.reserved, counters.peak_reserved)
+
+
+class Session:
+    """One recording from its first record to its footer."""
+
+    def __init__(self, output: Output, header: Header, options: Options) -> None:
+        """Nothing is hooked into torch before `open_torch`."""
+        self.output = output
+        self.interner = Interner()
+        self.recording = Recording(output, self.interner)
+        self.meter = OverheadMeter()
+        self._header = header
+        self._options = options
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._schedule = WindowSchedule(options.policy, now_us())
+        self._boundaries: Boundaries | None = None
+        self._sampler: Sampler | None = None
+        self._readers: list[ReadingSource] = []
+        self._rows: dict[str, StepRows] = {}
+        self._peaks: dict[str, _Peak] = {}
+        self._steps = 0
+        self._is_open = True
+        self._step_began_us = now_us()
+        self._hooks_in_step_us = 0.0
+        self._seen = Seen(0, 0.0)
+        self._flushed_us = now_us()
+
+    # -- opening and closing -------------------------------------------------------------------
+
+    def open_samplers(self) -> None:
+        """Start the thread that reads the driver and the host."""
+        for source in self._reading_sources():
+            try:
+                source.open()
+            except Exception as error:  # noqa: BLE001 - the job goes on without it
+                self._reader_failed(source, error)
+            else:
+                self._readers.append(source)
+        self._sampler = Sampler(
+            self._readers,
+            self._options.sample_interval_s,
+            self.output.write,
+            self._reader_failed,
+            self.output.flush,
+        )
+        self._sampler.start()
+
+    def open_torch(self) -> None:
+        """Hook into torch, which is imported, and begin the first window."""
+        with self._lock:
+            if self._is_open and self._pid == os.getpid():
+                self._guarded(self._open_torch)
+
+    def _open_torch(self) -> None:
+        self._boundaries = Boundaries(self.interner)
+        self._boundaries.open(self.step_ended)
+        self._boundaries.listeners.append(_Ticks(self._tick))
+        for source in self._event_sources(self._boundaries):
+            self.recording.add(source)
+        self.recording.grow()
+        self._write_header()
+        if self._options.max_events > 0:
+            self.recording.begin_window()
+        self._step_began_us = now_us()
+
+    def close(self, status: str) -> None:
+        """End the window, remove every hook, stop the thread, write the footer."""
+        with self._lock:
+            if self._is_open:
+                self._guarded(self._close_torch)
+            self._is_open = False
+            if self._sampler is not None:
+                self._sampler.stop()
+            for reader in self._readers:
+                reader.close()
+            if "torch" not in sys.modules:
+                self.recording.note("tracker", "torch was never imported: the host only")
+            self.output.close(self._footer(status))
+
+    def _close_torch(self) -> None:
+        self._close_boundaries()  # may end a last step
+        try:
+            self._see_last()
+            if self.recording.window != NOT_RECORDED:
+                self.recording.end_window()
+        finally:
+            self.recording.close()
+        self.recording.write_notes()
+        self._write_rows(unfinished=True)
+
+    def disown(self) -> None:
+        """In a forked child: the file and the thread are the parent's; only our hooks are here."""
+        self._is_open = False
+        self.recording.disown()
+        if self._boundaries is not None:
+            try:
+                self._boundaries.close()
+            except Exception:  # noqa: BLE001 - the child must start whatever happens here
+                _LOG.debug("the hooks on torch did not close in a fork", exc_info=True)
+
+    # -- while the job runs --------------------------------------------------------------------
+
+    def step_done(self) -> None:
+        """An explicit mark of a step's end."""
+        if self._boundaries is not None:
+            self._guarded(self._boundaries.step_done)
+
+    def step_ended(self, step: int) -> None:
+        """A step ended, explicitly or by itself; called in the job's thread."""
+        if not self._is_open or self._pid != os.getpid():
+            return
+        began_us = _clock_us()
+        with self._lock:
+            self._guarded(self._end_step, step)
+            self._count_hook(began_us)
+            self._hooks_in_step_us = 0.0
+            self._step_began_us = now_us()
+
+    def add_finding(self, finding: Finding) -> None:
+        """Write a finding, log it, tell the user's callback."""
+        self.output.write(finding)
+        self.output.flush()
+        _LOG.info("finding at step %d: %s", finding.step, finding.finding)
+        if self._options.on_finding is not None:
+            try:
+                self._options.on_finding(finding)
+            except Exception:  # noqa: BLE001 - it is the user's code, in the user's job
+                _LOG.warning("on_finding raised; the job goes on", exc_info=True)
+
+    def _end_step(self, step: int) -> None:
+        end_us = now_us()
+        self._steps += 1
+        if self.recording.grow():
+            self._write_header()
+        counters = self._count(step, end_us)
+        cost = self._cost(end_us)
+        self.meter.step(cost)
+        was_open = self._schedule.is_open
+        self._schedule.events_recorded(cost.events)
+        is_open = self._schedule.step_ended(end_us, self.meter, *_allocated_and_idle(counters))
+        if is_open != was_open:
+            self._change_window(is_open=is_open)
+        self._write_now_and_then(end_us)
+
+    def _count(self, step: int, end_us: int) -> list[Counters]:
+        counters = self.recording.counters()
+        for figures in counters:
+            rows = self._rows.setdefault(figures.device, StepRows())
+            rows.add(step, self._step_began_us, end_us, figures, self.recording.window)
+            self._peaks.setdefault(figures.device, _Peak(figures)).see(figures, step)
+        return counters
+
+    def _cost(self, end_us: int) -> StepCost:
+        before, self._seen = self._seen, self.recording.seen()
+        return StepCost(
+            duration_us=max(0, end_us - self._step_began_us - round(self._hooks_in_step_us)),
+            events=max(0, self._seen.events - before.events),
+            in_window=self.recording.window != NOT_RECORDED,
+            prior_us=max(0.0, self._seen.cost_us - before.cost_us),
+        )
+
+    def _change_window(self, *, is_open: bool) -> None:
+        if is_open:
+            self.recording.begin_window()
+            return
+        self.recording.end_window()
+        if self._schedule.cut:
+            self.recording.note(
+                "tracker",
+                "a window was cut short: it held too many events",
+                "raise max_events to record more",
+            )
+
+    def _tick(self) -> None:
+        """In the middle of a long step: what waits in memory goes to disk now and then."""
+        if not self._is_open or self._pid != os.getpid():
+            return
+        began_us = _clock_us()
+        with self._lock:
+            self._guarded(self._write_now_and_then, now_us())
+            self._hooks_in_step_us += self._count_hook(began_us)
+
+    def _write_now_and_then(self, at_us: int) -> None:
+        in_window = self.recording.window != NOT_RECORDED
+        if at_us - self._flushed_us < (_FLUSH_IN_WINDOW_US if in_window else _FLUSH_US):
+            return
+        if in_window:
+            self.recording.drain(only_cheap=True)
+        self._write_rows()
+        self.recording.write_notes()
+        self.output.flush()
+        self._flushed_us = now_us()
+        if self.output.ended:  # a full disk ends recording, not training
+            self._abandon()
+
+    def _count_hook(self, began_us: float) -> float:
+        spent_us = _clock_us() - began_us
+        self.meter.hook(spent_us)
+        return spent_us
+
+    def _guarded(self, action: Callable[..., None], *arguments: Any) -> None:
+        """Run our own code; an error in it ends the recording, never the job."""
+        try:
+            action(*arguments)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job goes on
+            _LOG.warning("recording has ended, the job goes on", exc_info=True)
+            self.recording.note("tracker", f"recording ended: {type(error).__name__}: {error}")
+            self._abandon()
+
+    def _abandon(self) -> None:
+        """Take every hook away and record no more; what was written stays."""
+        self._is_open = False
+        for close in (self._close_boundaries, self.recording.close):
+            try:
+                close()
+            except Exception:  # noqa: BLE001 - see _guarded
+                _LOG.warning("a hook could not be removed", exc_info=True)
+
+    def _close_boundaries(self) -> None:
+        if self._boundaries is not None:
+            self._boundaries.close()
+
+    def _reader_failed(self, source: ReadingSource, error: Exception) -> None:
+        if isinstance(error, MemprofError):
+            self.recording.note(source.name, error.message, error.hint)
+            return
+        message = f"the source failed and was closed: {type(error).__name__}: {error}"
+        self.recording.note(source.name, message)
+        _LOG.warning("the source %r failed; the job goes on", source.name, exc_info=error)
+
+    def _see_last(self) -> None:
+        for figures in self.recording.counters():
+            self._peaks.setdefault(figures.device, _Peak(figures)).see(figures, self._steps)
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def _write_header(self) -> None:
+        torch = sys.modules.get("torch")
+        self._header = msgspec.structs.replace(
+            self._header,
+            devices=self.recording.devices(),
+            torch_version=str(getattr(torch, "__version__", "")),
+        )
+        self.output.replace_header(self._header)
+
+    def _write_rows(self, *, unfinished: bool = False) -> None:
+        for device, rows in self._rows.items():
+            columns = rows.take(unfinished=unfinished)
+            if columns is not None:
+                self.output.write(StepsRecord(device, columns))
+
+    def _footer(self, status: str) -> Footer:
+        return Footer(
+            ended_us=now_us(),
+            steps=self._steps,
+            devices=[self._summary(device, peak) for device, peak in self._peaks.items()],
+            overhead_us=round(self.meter.total_us),
+            status=status,
+        )
+
+    def _summary(self, device: str, peak: _Peak) -> DeviceSummary:
+        return DeviceSummary(
+            device=device,
+            allocated_bytes=peak.last.allocated,
+            reserved_bytes=peak.last.reserved,
+            peak_allocated_bytes=peak.allocated,
+            peak_reserved_bytes=peak.reserved,
+            peak_step=peak.step,
+            events=self.recording.total_events(device),
+        )
+
+    # -- sources -------------------------------------------------------------------------------
+
+    def _reading_sources(self) -> list[ReadingSource]:
+        made: list[ReadingSource] = []
+        for source in self._options.sources:
+            if source == "host":
+                made.append(HostSource())
+            elif source == "nvml":
+                made.append(NvmlSource())
+            elif not isinstance(source, str) and hasattr(source, "read"):
+                made.append(cast("ReadingSource", source))
+        return made
+
+    def _event_sources(self, boundaries: Boundaries) -> list[EventSource]:
+        import torch
+
+        from memprof.sources.cpu import CpuSource
+
+        made: list[EventSource] = []
+        for source in self._options.sources:
+            if source == "cpu":
+                made.append(CpuSource(self.interner, boundaries))
+            elif source == "cuda" and torch.backends.cuda.is_built():
+                made.append(CudaSource(self.interner))
+            elif not isinstance(source, str) and hasattr(source, "drain"):
+                made.append(cast("EventSource", source))
+        return made
+
+
+class _Ticks:
+    """A listener on boundaries that only wants to know that time passes."""
+
+    def __init__(self, tick: Callable[[], None]) -> None:
+        self._tick = tick
+
+    def backward_began(self) -> None:
+        """Not looked at: events are being labelled, nothing may be drained now."""
+
+    def backward_ended(self) -> None:
+        """Not looked at, for the same reason."""
+
+    def recompute_ended(self) -> None:
+        """Not looked at."""
+
+    def forward_ended(self, *, with_gradients: bool) -> None:
+        """Not looked at: the next call or the optimizer comes soon."""
+
+    def optimizer_begins(self, optimizer: Any) -> None:  # noqa: ARG002
+        self._tick()
+
+    def outermost_call(self, module: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG002
+        self._tick()
+
+
+def _allocated_and_idle(counters: list[Counters]) -> tuple[int, int]:
+    """Bytes of tensors, and bytes reserved beyond them, over all devices; -1 where not known."""
+    allocated = [c.allocated for c in counters if c.allocated >= 0]
+    idle = [c.reserved - c.allocated for c in counters if min(c.reserved, c.allocated) >= 0]
+    return sum(allocated) if allocated else -1, sum(idle) if idle else -1
+
+
+def _clock_us() -> float:
+    return time.perf_counter_ns() / 1000

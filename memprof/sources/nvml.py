@@ -1,0 +1,207 @@
+"""Device memory as the driver sees it, through NVML; the only file that names pynvml.
+
+What a device or a driver cannot say is ``None``; once open, nothing here raises.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memprof.errors import MissingError
+from memprof.sources.protocol import Reading
+
+__all__ = ["Card", "NvmlSource", "cards", "cuda_uuids", "driver_version"]
+
+Uuids = Mapping[str, str]
+"""``"cuda:0"`` to the UUID of the device, with or without its prefix ``GPU-`` or ``MIG-``."""
+
+_PREFIXES = ("GPU-", "MIG-", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One device of the machine, whether this process uses it or not."""
+
+    index: int
+    name: str
+    uuid: str
+    total_bytes: int | None
+    used_bytes: int | None
+
+
+class NvmlSource:
+    """Per CUDA device that this process uses: memory, load, temperature, power.
+
+    ``used``, ``free`` and ``total`` are the device's bytes, ``process_used`` those of this process
+    (with its CUDA context and every library); ``utilization_percent``, ``temperature_c``,
+    ``power_w``.
+    """
+
+    name = "nvml"
+
+    def __init__(self, uuids: Callable[[], Uuids] | None = None) -> None:
+        """``uuids`` says which devices to read; by default those that torch has memory on."""
+        self._uuids = uuids or cuda_uuids
+        self._nvml: Any = None
+        self._handles: dict[str, Any] = {}
+
+    def open(self) -> None:
+        """Load the driver's library.
+
+        Raises:
+            MissingError: there is no driver, or it does not answer.
+        """
+        self._nvml = _started()
+
+    def close(self) -> None:
+        """Let the library go; safe to call twice."""
+        nvml, self._nvml = self._nvml, None
+        self._handles.clear()
+        if nvml is not None:
+            _ask(nvml, nvml.nvmlShutdown)
+
+    def read(self) -> Sequence[Reading]:
+        """One reading per CUDA device that this process uses; none before CUDA is initialised."""
+        if self._nvml is None:
+            return ()
+        return tuple(
+            Reading(device, time.time_ns() // 1000, _values(self._nvml, handle))
+            for device, uuid in self._uuids().items()
+            if (handle := self._handle(uuid)) is not None
+        )
+
+    def _handle(self, uuid: str) -> Any:
+        if uuid not in self._handles:
+            handle = _handle_of(self._nvml, uuid)
+            if handle is None:
+                return None
+            self._handles[uuid] = handle
+        return self._handles[uuid]
+
+
+def cuda_uuids() -> Uuids:
+    """The devices that torch holds memory on in this process; never initialises CUDA."""
+    torch = sys.modules.get("torch")
+    # While torch is being imported on another thread it has no `cuda` yet.
+    cuda = getattr(torch, "cuda", None)
+    if cuda is None or not getattr(cuda, "is_initialized", bool)():
+        return {}
+    return {
+        f"cuda:{i}": str(uuid)
+        for i in range(cuda.device_count())
+        if cuda.memory_reserved(i) > 0
+        and (uuid := getattr(cuda.get_device_properties(i), "uuid", None)) is not None
+    }
+
+
+def driver_version() -> str:
+    """The driver's version, such as ``550.54.14``.
+
+    Raises:
+        MissingError: there is no driver, or it does not answer.
+    """
+    nvml = _started()
+    try:
+        return _text(_ask(nvml, nvml.nvmlSystemGetDriverVersion))
+    finally:
+        _ask(nvml, nvml.nvmlShutdown)
+
+
+def cards() -> tuple[Card, ...]:
+    """Every device of the machine.
+
+    Raises:
+        MissingError: there is no driver, or it does not answer.
+    """
+    nvml = _started()
+    try:
+        count = _ask(nvml, nvml.nvmlDeviceGetCount) or 0
+        return tuple(_card(nvml, index) for index in range(count))
+    finally:
+        _ask(nvml, nvml.nvmlShutdown)
+
+
+def _card(nvml: Any, index: int) -> Card:
+    handle = _ask(nvml, nvml.nvmlDeviceGetHandleByIndex, index)
+    memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    return Card(
+        index=index,
+        name=_text(_ask(nvml, nvml.nvmlDeviceGetName, handle)),
+        uuid=_text(_ask(nvml, nvml.nvmlDeviceGetUUID, handle)),
+        total_bytes=_integer(memory, "total"),
+        used_bytes=_integer(memory, "used"),
+    )
+
+
+def _started() -> Any:
+    try:
+        import pynvml
+    except ImportError as error:
+        raise MissingError(
+            "pynvml is not installed, so nothing can be asked of the NVIDIA driver",
+            "pip install nvidia-ml-py",
+        ) from error
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise MissingError(
+            f"no NVIDIA driver answers ({error})",
+            "device memory outside torch is not seen; on a GPU machine check `nvidia-smi`",
+        ) from error
+    return pynvml
+
+
+def _handle_of(nvml: Any, uuid: str) -> Any:
+    bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
+    for prefix in _PREFIXES:
+        handle = _ask(nvml, nvml.nvmlDeviceGetHandleByUUID, prefix + bare)
+        if handle is not None:
+            return handle
+    return None
+
+
+def _values(nvml: Any, handle: Any) -> dict[str, float | int | None]:
+    memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    load = _ask(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
+    milliwatts = _ask(nvml, nvml.nvmlDeviceGetPowerUsage, handle)
+    return {
+        "used": _integer(memory, "used"),
+        "free": _integer(memory, "free"),
+        "total": _integer(memory, "total"),
+        "process_used": _own(_ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)),
+        "utilization_percent": _integer(load, "gpu"),
+        "temperature_c": _ask(
+            nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU
+        ),
+        "power_w": None if milliwatts is None else milliwatts / 1000,
+    }
+
+
+def _own(processes: Iterable[Any] | None) -> int | None:
+    """Bytes of this process; None too where the driver lists it under another PID (containers)."""
+    own = (p for p in processes or () if p.pid == os.getpid())
+    return _integer(next(own, None), "usedGpuMemory")
+
+
+def _ask(nvml: Any, query: Callable[..., Any], *arguments: Any) -> Any:
+    """The answer, or None where the device, the driver or its version cannot say."""
+    try:
+        return query(*arguments)
+    # pynvml decodes names as UTF-8 and reads structs by size: a broken driver breaks those too.
+    except (nvml.NVMLError, UnicodeDecodeError, ValueError, TypeError):
+        return None
+
+
+def _integer(answer: Any, field: str) -> int | None:
+    value = getattr(answer, field, None)
+    return None if value is None else int(value)
+
+
+def _text(answer: Any) -> str:
+    """pynvml answers in str; before version 11.5 it was bytes."""
+    return answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer or "")

@@ -1,0 +1,86 @@
+"""Counters at step ends as rows that stay few: one step a row, later 2, 4, 8 … steps a row.
+
+Minimum, maximum, last and the highest peak survive the merging; when to write is `session`'s.
+"""
+
+from __future__ import annotations
+
+from memprof.records import StepColumns
+from memprof.sources.protocol import Counters
+from memprof.trace import NOT_RECORDED
+
+__all__ = ["StepRows"]
+
+_LATEST = ("allocated", "reserved", "active", "requested", "inactive_split", "retries", "ooms")
+_HIGHEST = ("peak_allocated", "peak_reserved")
+_NAMES = StepColumns.__struct_fields__
+
+
+class StepRows:
+    """The rows of one device.
+
+    The first ``single`` rows are one step each; after every further ``single / 2`` rows the number
+    of steps in a row doubles. So a million steps make some 20,000 rows, and a billion 40,000.
+    """
+
+    def __init__(self, single: int = 4096) -> None:
+        """``single``: how many rows hold one step each."""
+        self._left = self._single = single
+        self._stride = 1
+        self._row: dict[str, int] = {}
+        self._steps_in_row = 0
+        self._done: list[dict[str, int]] = []
+
+    def __len__(self) -> int:
+        """Rows that `take` would return."""
+        return len(self._done)
+
+    def add(self, step: int, start_us: int, end_us: int, counters: Counters, window: int) -> None:
+        """One step; ``window`` is the window that recorded it, or `NOT_RECORDED`."""
+        if self._row and self._row["window"] != window:
+            self._finish()  # a row is either in one window or in none
+        new = _row(step, start_us, end_us, counters, window)
+        self._row = _merged(self._row, new) if self._row else new
+        self._steps_in_row += 1
+        if self._steps_in_row >= self._stride:
+            self._finish()
+
+    def take(self, *, unfinished: bool = False) -> StepColumns | None:
+        """Rows since the last call, or None; the row in progress too if ``unfinished``."""
+        if unfinished and self._row:
+            self._finish()
+        if not self._done:
+            return None
+        rows, self._done = self._done, []
+        return StepColumns(**{name: [row[name] for row in rows] for name in _NAMES})
+
+    def _finish(self) -> None:
+        self._done.append(self._row)
+        self._row, self._steps_in_row = {}, 0
+        self._left -= 1
+        if self._left <= 0:
+            self._stride *= 2
+            self._left = max(1, self._single // 2)
+
+
+def _row(step: int, start_us: int, end_us: int, counters: Counters, window: int) -> dict[str, int]:
+    figures = {name: getattr(counters, name) for name in (*_LATEST, *_HIGHEST)}
+    return {
+        "first": step,
+        "last": step,
+        "start_us": start_us,
+        "end_us": end_us,
+        "allocated_min": counters.allocated,
+        "allocated_max": counters.allocated,
+        "window": window,
+        **figures,
+    }
+
+
+def _merged(row: dict[str, int], new: dict[str, int]) -> dict[str, int]:
+    merged = new | {"first": row["first"], "start_us": row["start_us"]}
+    for name in (*_HIGHEST, "allocated_max"):
+        merged[name] = max(row[name], new[name])
+    known = [r["allocated_min"] for r in (row, new) if r["allocated_min"] != NOT_RECORDED]
+    merged["allocated_min"] = min(known, default=NOT_RECORDED)
+    return merged
