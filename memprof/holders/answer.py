@@ -1,0 +1,160 @@
+"""What the search found, as records: `holders` for one tensor, `find_holders` for many at once."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from memprof.errors import SettingsError
+from memprof.holders.autograd import is_tensor_type, plain_torch, storage_key
+from memprof.holders.chains import holder_of, score, tidy
+from memprof.holders.garbage import Unreached
+from memprof.holders.heap import Deadline
+from memprof.holders.kinds import LinkKind, link
+from memprof.holders.naming import Naming
+from memprof.holders.roots import Root, module_roots
+from memprof.holders.search import Reference, Search, quiet
+from memprof.records import Holder, Link
+
+__all__ = ["find_holders", "holders", "links_of"]
+
+
+def holders(tensor: torch.Tensor, *, limit: int = 5, budget_s: float = 2.0) -> tuple[Holder, ...]:
+    """Who keeps ``tensor``'s memory alive, the best explanation first.
+
+    The memory is the tensor's storage: a view of it, or a graph that saved it, is a holder too.
+    The search takes at most about ``budget_s`` seconds; what it has found by then is returned.
+
+    Raises:
+        SettingsError: ``tensor`` is not a tensor.
+    """
+    if not is_tensor_type(type(tensor)):
+        raise SettingsError(f"holders() takes a tensor, not {type(tensor).__name__}", "pass the tensor itself")
+    return find_holders([tensor], limit=limit, budget_s=budget_s)[0]
+
+
+def find_holders(
+    targets: Sequence[object], *, limit: int = 3, budget_s: float = 2.0
+) -> list[tuple[Holder, ...]]:
+    """Who keeps each target alive, for all targets in one pass over the heap; the best first.
+
+    A target is a storage key (``storage._cdata``, an int: nothing is held), a tensor, an
+    ``UntypedStorage``, or a weak reference to one of them; a dead one has no holders.
+
+    Raises:
+        SettingsError: a target is something else.
+    """
+    with plain_torch():
+        keys = [_key(one) for one in targets]
+    wanted = frozenset(key for key in keys if key)
+    ids = frozenset(id(one) for one, key in zip(targets, keys) if key == id(one))
+    with quiet():
+        search = Search(Deadline(budget_s), wanted, ids)
+        search.run()
+        found = _holders_of(search, wanted, limit)
+    return [found.get(key, ()) for key in keys]
+
+
+def _key(target: object) -> int:
+    """The storage key of a target, the id of a tensor without storage, 0 for what is dead."""
+    if isinstance(target, weakref.ref):
+        target = target()
+        if target is None:
+            return 0
+    if type(target) is int:
+        return target
+    if isinstance(target, torch.UntypedStorage):
+        return int(target._cdata)
+    if is_tensor_type(type(target)):
+        return storage_key(target) or id(target)  # type: ignore[arg-type]
+    raise SettingsError(
+        f"cannot look for the holders of a {type(target).__name__}",
+        "pass tensors, untyped storages, storage keys or weak references to them",
+    )
+
+
+def _holders_of(search: Search, keys: Iterable[int], limit: int) -> dict[int, tuple[Holder, ...]]:
+    naming = Naming()
+    kept = {key: search.references.get(key, []) for key in keys}
+    search.resolve(one for references in kept.values() for one in references)
+    files = _user_files()
+    found: dict[int, tuple[Holder, ...]] = {}
+    lost = []
+    for key, references in kept.items():
+        chains = [links_of(search, one, naming) for one in references]
+        ranked = sorted(((score(links, user=user), links) for links, user in chains if links), key=lambda one: one[0])
+        found[key] = _best((links for _, links in ranked), limit, files)
+        if not found[key]:
+            lost.append(key)
+    if lost:
+        unreached = Unreached(search)
+        for key in lost:
+            links = tidy(unreached.links(key, naming))
+            found[key] = (holder_of([*links, *_known_of_cpp(links)], files),)
+    return found
+
+
+def _best(ranked: Iterable[list[Link]], limit: int, files: list[str]) -> tuple[Holder, ...]:
+    """The first ``limit`` holders that read differently."""
+    best: dict[str, Holder] = {}
+    for links in ranked:
+        if len(best) == limit:
+            break
+        one = holder_of(links, files)
+        best.setdefault(one.description, one)
+    return tuple(best.values())
+
+
+def links_of(search: Search, reference: Reference, naming: Naming) -> tuple[list[Link], bool]:
+    """The tidied links of a reference and whether they begin in the user's code; none: no root."""
+    root, runs, paths = search.chain(reference)
+    if root is None:
+        return [], False
+    links = _root_links(root, runs[0][1]) if len(runs[0]) > 1 else []
+    for at, run in enumerate(runs):
+        links += naming.links(run[1:] if at == 0 else run)
+        if at < len(paths):
+            links += paths[at]
+    return tidy([*links, *_view_link(reference.value)]), root.user
+
+
+def _root_links(root: Root, value: object) -> list[Link]:
+    name = root.name_of(value)
+    if root.kind == "module":
+        return [link(_global_kind(root, name), name, root.owner, root.filename)]
+    thread = [link(LinkKind.THREAD, root.thread, "thread")] if root.thread else []
+    kind = LinkKind.CLOSURE if name in root.free else LinkKind.LOCAL
+    return [*thread, link(kind, name, root.owner, root.filename, root.line)]
+
+
+def _global_kind(root: Root, name: str) -> LinkKind:
+    history = name in ("Out", "_oh", "_", "__", "___") or name[:1] == "_" and name[1:].isdigit()
+    return LinkKind.NOTEBOOK if history and "_oh" in root.names else LinkKind.GLOBAL
+
+
+def _view_link(value: object) -> list[Link]:
+    """A link for a view that shows less than it keeps."""
+    if not is_tensor_type(type(value)) or value._base is None:  # type: ignore[attr-defined]
+        return []
+    shown, kept = value.nbytes, value._base.nbytes  # type: ignore[attr-defined]
+    return [link(LinkKind.BASE, f"{shown} of {kept} bytes", type(value).__name__)] if shown < kept else []
+
+
+def _known_of_cpp(links: list[Link]) -> list[Link]:
+    """What can be said about memory that only C++ owns."""
+    if not links or links[0].kind != LinkKind.UNKNOWN.value or not torch.is_autocast_cache_enabled():
+        return []
+    devices = [one for one in ("cuda", "cpu") if torch.is_autocast_enabled(one)]
+    if not devices:
+        return []
+    return [link(LinkKind.UNKNOWN, f"autocast is on ({devices[0]}) and caches low-precision weights")]
+
+
+def _user_files() -> list[str]:
+    """The user's source files in which a line may be looked for, ``__main__`` first."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    files = [root.filename for root in module_roots(user=True) if root.filename]
+    return list(dict.fromkeys([*([main] if isinstance(main, str) else []), *files]))[:64]

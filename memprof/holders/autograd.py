@@ -1,0 +1,233 @@
+"""References that only torch's C++ side holds: graphs, saved tensors, gradients, view bases.
+
+The cyclic collector does not show them, so they are walked here, without running anybody's code:
+a tensor saved under ``saved_tensors_hooks`` is never unpacked (that would run the user's hook, and
+recompute a checkpointed block); the raw `SavedTensor` says whether it has hooks, and gives what the
+pack hook returned. It does so from torch 2.7 on; before, saved tensors are left out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import torch
+
+from memprof.holders.heap import Deadline, Heap
+from memprof.holders.kinds import LinkKind, link
+from memprof.records import Link
+
+__all__ = ["Reached", "TorchEdges", "is_node_type", "is_tensor_type", "plain_torch", "storage_key"]
+
+_CAN_READ_SAVED = hasattr(getattr(torch._C._autograd, "SavedTensor", None), "data")
+_MAX_NODES = 1_000_000
+_CHECK_EVERY = 256
+
+
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """Read attributes of tensors as torch's own, past subclasses' ``__torch_function__`` and modes."""
+    with torch._C.DisableTorchFunction():
+        yield
+
+
+@lru_cache(maxsize=None)
+def is_tensor_type(kind: type) -> bool:
+    """Whether instances are tensors, asked of the type (``isinstance`` may run a ``__class__`` property)."""
+    return torch.Tensor in _mro(kind)
+
+
+@lru_cache(maxsize=None)
+def is_node_type(kind: type) -> bool:
+    """Whether instances are nodes of an autograd graph, C++ ones or the ``ctx`` of a custom Function."""
+    return torch._C._FunctionBase in _mro(kind) or (
+        "next_functions" in kind.__dict__ and "register_prehook" in kind.__dict__ and len(_mro(kind)) == 2
+    )
+
+
+def _mro(kind: type) -> tuple[type, ...]:
+    mro: tuple[type, ...] = type.__dict__["__mro__"].__get__(kind)
+    return mro
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """``storage._cdata`` of a tensor, made without creating a storage object; 0 where it has none."""
+    try:
+        return int(torch._C._storage_id(tensor))
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Something a tensor or node keeps alive through C++, and the way there."""
+
+    value: object
+    key: int
+    """Storage key of a tensor that no Python object stands for; 0 otherwise."""
+    path: tuple[Link, ...]
+
+
+@dataclass(frozen=True)
+class _Trail:
+    before: _Trail | None
+    kind: LinkKind
+    name: str
+    type_name: str
+
+
+@dataclass
+class TorchEdges:
+    """Walks graphs from tensors and nodes; every node is walked once in the life of this object."""
+
+    heap: Heap
+    wanted: frozenset[int] | None
+    """Storage keys that are looked for; ``None``: all."""
+    visible: frozenset[int]
+    """Ids of the tensors that Python objects stand for: those are reported, not walked through."""
+    deadline: Deadline
+    _seen: dict[int, object] = field(default_factory=dict)
+
+    def of(self, start: object) -> Iterator[Reached]:
+        """All that ``start``, a tensor or a node, keeps alive and that is not reported yet."""
+        queue: deque[tuple[object, _Trail | None]] = deque()
+        if is_tensor_type(type(start)):
+            queue.append((start, None))
+        elif id(start) not in self._seen:
+            self._seen[id(start)] = start
+            queue.append((start, None))
+        count = 0
+        while queue:
+            count += 1
+            if len(self._seen) > _MAX_NODES or (count % _CHECK_EVERY == 0 and self.deadline.check()):
+                self.heap.complete = False
+                return
+            value, trail = queue.popleft()
+            hops = _tensor_hops if is_tensor_type(type(value)) else _node_hops
+            for other, kind, name, owner in hops(value):
+                yield from self._visit(other, _Trail(trail, kind, name, owner), queue)
+
+    def _visit(
+        self, value: object, trail: _Trail, queue: deque[tuple[object, _Trail | None]]
+    ) -> Iterator[Reached]:
+        if is_tensor_type(type(value)):
+            yield from self._visit_tensor(value, trail, queue)  # type: ignore[arg-type]
+        elif is_node_type(type(value)):
+            if id(value) not in self._seen:
+                self._seen[id(value)] = value
+                queue.append((value, trail))
+                if issubclass(type(value), torch._C._FunctionBase):  # its ctx attributes are Python's
+                    yield Reached(value, 0, _path(trail))
+        elif self.heap.is_tracked(value):
+            yield Reached(value, 0, _path(trail))
+
+    def _visit_tensor(
+        self, value: torch.Tensor, trail: _Trail, queue: deque[tuple[object, _Trail | None]]
+    ) -> Iterator[Reached]:
+        if id(value) in self.visible:
+            yield Reached(value, 0, _path(trail))
+            return
+        key = storage_key(value)
+        if key and (self.wanted is None or key in self.wanted):
+            yield Reached(value, key, _path(trail))
+        if id(value) not in self._seen and (value.grad_fn is not None or value.is_leaf):
+            self._seen[id(value)] = value
+            queue.append((value, trail))
+
+
+_Hop = tuple[object, LinkKind, str, str]
+
+
+def _tensor_hops(tensor: torch.Tensor) -> Iterator[_Hop]:
+    name = type(tensor).__name__
+    if tensor._base is not None:
+        yield tensor._base, LinkKind.BASE, "", name
+    if tensor.is_leaf or tensor.retains_grad:  # others would warn, and have none
+        if tensor.grad is not None:
+            yield tensor.grad, LinkKind.GRAD, "grad", name
+    hooks = getattr(tensor, "_post_accumulate_grad_hooks", None)
+    if hooks is not None:
+        yield hooks, LinkKind.HOOK, "post-accumulate-grad hook", name
+    if tensor.grad_fn is not None:
+        yield tensor.grad_fn, LinkKind.AUTOGRAD_NODE, type(tensor.grad_fn).__name__, name
+
+
+def _node_hops(node: torch.autograd.graph.Node) -> Iterator[_Hop]:
+    owner = type(node).__name__
+    for raw_name in _saved_names(type(node)):
+        for position, saved in _saved_of(node, raw_name):
+            yield from _saved_hops(saved, raw_name[len("_raw_saved_") :] + position, owner)
+    if "variable" in type(node).__dict__:
+        yield node.variable, LinkKind.SAVED_TENSOR, "variable", owner  # type: ignore[attr-defined]
+    for following, _ in node.next_functions:
+        if following is not None:
+            yield following, LinkKind.AUTOGRAD_NODE, type(following).__name__, owner
+
+
+@lru_cache(maxsize=None)
+def _saved_names(kind: type) -> tuple[str, ...]:
+    if not _CAN_READ_SAVED:
+        return ()
+    own = kind.__dict__ if not issubclass(kind, torch._C._FunctionBase) else torch._C._FunctionBase.__dict__
+    return tuple(name for name in own if name.startswith("_raw_saved_"))
+
+
+def _saved_of(node: object, raw_name: str) -> list[tuple[str, object]]:
+    try:
+        raw = getattr(node, raw_name)
+    except RuntimeError:  # released by backward
+        return []
+    if type(raw) is tuple or type(raw) is list:
+        return [(f"[{i}]", one) for i, one in enumerate(raw)]
+    return [("", raw)]
+
+
+def _saved_hops(saved: object, name: str, owner: str) -> Iterator[_Hop]:
+    if saved is None:
+        return
+    try:
+        data, hook = saved.data, saved.unpack_hook  # type: ignore[attr-defined]
+    except RuntimeError:  # hooks written in C++ show nothing
+        return
+    if data is not None:
+        yield data, LinkKind.SAVED_TENSOR, name, owner
+    if hook is not None:
+        yield hook, LinkKind.HOOK, "unpack hook", owner
+
+
+def _path(trail: _Trail | None) -> tuple[Link, ...]:
+    """The hops of a trail, nodes that follow one another joined into one link."""
+    links: list[Link] = []
+    nodes: list[str] = []
+    hops: list[_Trail] = []
+    while trail is not None:
+        hops.append(trail)
+        trail = trail.before
+    for hop in reversed(hops):
+        if hop.kind is LinkKind.AUTOGRAD_NODE:
+            nodes.append(hop.name)
+            continue
+        if nodes:
+            links.append(link(LinkKind.AUTOGRAD_NODE, _joined(nodes)))
+            nodes = []
+        links.append(link(hop.kind, hop.name, hop.type_name))
+    if nodes:
+        links.append(link(LinkKind.AUTOGRAD_NODE, _joined(nodes)))
+    return tuple(links)
+
+
+def _joined(nodes: list[str]) -> str:
+    """Node names, a run of the same ones counted, the middle of a long chain left out."""
+    runs: list[list[object]] = []
+    for name in nodes:
+        if runs and runs[-1][0] == name:
+            runs[-1][1] = int(str(runs[-1][1])) + 1
+        else:
+            runs.append([name, 1])
+    texts = [str(name) if count == 1 else f"{name} x{count}" for name, count in runs]
+    if len(texts) > 6:
+        texts = [*texts[:3], f"... {len(texts) - 5} more ...", *texts[-2:]]
+    return " -> ".join(texts)

@@ -1,0 +1,282 @@
+"""From the links of a chain to what a person reads: tidied, put into words, with a line, ranked."""
+
+from __future__ import annotations
+
+import os
+
+from memprof.holders.kinds import LinkKind, link, most_telling
+from memprof.holders.roots import is_user_file, source_line
+from memprof.holders.source import assigned_in_class, assigned_in_function, filled_at, registered_at
+from memprof.records import Holder, Link
+
+__all__ = ["describe", "holder_of", "score", "tidy"]
+
+_MODULE, _ITEM = LinkKind.MODULE_ATTRIBUTE.value, LinkKind.ITEM.value
+_STATE = LinkKind.OPTIMIZER_STATE.value
+_ROOTS = frozenset({LinkKind.LOCAL.value, LinkKind.GLOBAL.value, LinkKind.NOTEBOOK.value})
+_DOTTED = frozenset(
+    kind.value
+    for kind in (
+        LinkKind.ATTRIBUTE,
+        LinkKind.MODULE_ATTRIBUTE,
+        LinkKind.PARAMETER,
+        LinkKind.BUFFER,
+        LinkKind.EXCEPTION,
+        LinkKind.OPTIMIZER_STATE,
+    )
+)
+_OWN_LINE = frozenset(
+    kind.value
+    for kind in (
+        LinkKind.HOOK,
+        LinkKind.LRU_CACHE,
+        LinkKind.LOG_RECORD,
+        LinkKind.CLASS_ATTRIBUTE,
+        LinkKind.CTX_ATTRIBUTE,
+        LinkKind.DEFAULT_ARGUMENT,
+    )
+)
+_NO_LINE = frozenset(
+    kind.value
+    for kind in (
+        LinkKind.AUTOGRAD_NODE,
+        LinkKind.SAVED_TENSOR,
+        LinkKind.BASE,
+        LinkKind.GRAD,
+        LinkKind.CYCLE,
+        LinkKind.CPP_CYCLE,
+        LinkKind.UNKNOWN,
+    )
+)
+
+
+def tidy(links: list[Link]) -> list[Link]:
+    """Join the links of one thing: a module's path, an optimizer's state, a hook and its dict."""
+    found: list[Link] = []
+    at = 0
+    while at < len(links):
+        for join in (_join_module, _join_state, _join_hook, _join_nodes):
+            joined, used = join(links, at)
+            if joined is not None:
+                break
+        else:
+            joined, used = links[at], 1
+        found.append(joined)
+        at += used
+    return found
+
+
+def _join_module(links: list[Link], at: int) -> tuple[Link | None, int]:
+    """``_modules`` / name pairs and the ``_parameters`` or ``_buffers`` entry at their end."""
+    first, path, start = links[at], [], at
+    kinds = {"_parameters": LinkKind.PARAMETER, "_buffers": LinkKind.BUFFER, "_modules": LinkKind.MODULE_ATTRIBUTE}
+    kind = LinkKind.MODULE_ATTRIBUTE
+    filename = ""
+    while at + 1 < len(links) and links[at].kind == _MODULE and links[at].name in kinds:
+        if links[at + 1].kind != _ITEM:
+            break
+        kind, filename = kinds[links[at].name], links[at].filename
+        path.append(links[at + 1].name.strip("'"))
+        at += 2
+        if kind is not LinkKind.MODULE_ATTRIBUTE:
+            break
+    if path and kind is LinkKind.MODULE_ATTRIBUTE and at < len(links) and links[at].kind == _MODULE:
+        if links[at].name not in kinds:  # an attribute of the inner module
+            path.append(links[at].name)
+            filename = links[at].filename
+            at += 1
+    if not path:
+        return None, 0
+    return link(kind, ".".join(path), first.type_name, filename), at - start
+
+
+def _join_state(links: list[Link], at: int) -> tuple[Link | None, int]:
+    """``optimizer.state[parameter][name]`` and ``optimizer.param_groups[i]['params'][j]``."""
+    first = links[at]
+    if first.kind != _STATE:
+        return None, 0
+    items = []
+    for one in links[at + 1 : at + (3 if first.name == "state" else 4)]:
+        if one.kind not in (_ITEM, LinkKind.KEY.value):
+            break
+        items.append(one)
+    used = 1 + len(items)
+    if first.name == "state" and len(items) == 2 and items[0].kind == _ITEM:
+        return link(LinkKind.OPTIMIZER_STATE, items[1].name.strip("'"), first.type_name), used
+    if first.name == "state" and items and items[0].kind == LinkKind.KEY.value:
+        return link(LinkKind.OPTIMIZER_STATE, "state (key)", first.type_name), 2
+    name = first.name + "".join(f"[{one.name}]" for one in items)
+    return link(LinkKind.OPTIMIZER_STATE, name, first.type_name), used
+
+
+def _join_hook(links: list[Link], at: int) -> tuple[Link | None, int]:
+    """A hook, its dict's entry, and the line where the hook function begins."""
+    first = links[at]
+    if first.kind != LinkKind.HOOK.value or first.line:
+        return None, 0
+    used = 2 if at + 1 < len(links) and links[at + 1].kind == _ITEM else 1
+    where = next((one for one in links[at + used : at + used + 2] if one.line), None)
+    if where is None:
+        return (first, used) if used == 2 else (None, 0)
+    line = registered_at(where.filename, where.type_name) or where.line
+    return link(LinkKind.HOOK, first.name, first.type_name, where.filename, line), used
+
+
+def _join_nodes(links: list[Link], at: int) -> tuple[Link | None, int]:
+    """Runs of one graph that were walked from several places."""
+    names = []
+    for one in links[at:]:
+        if one.kind != LinkKind.AUTOGRAD_NODE.value:
+            break
+        names.append(one.name)
+    if len(names) < 2:
+        return None, 0
+    return link(LinkKind.AUTOGRAD_NODE, " -> ".join(names), links[at].type_name), len(names)
+
+
+def score(links: list[Link], *, user: bool) -> tuple[int, int]:
+    """How good an explanation a chain is; the lowest is the best."""
+    weak = 0 if user else 4
+    kinds = [one.kind for one in links]
+    if len(links) == 1 and kinds[0] == LinkKind.LOCAL.value:
+        weak += 3  # a variable of a running step; it is bound again in the next
+    elif LinkKind.LOCAL.value == kinds[0] and kinds[1] in (LinkKind.AUTOGRAD_NODE.value, LinkKind.BASE.value):
+        weak += 3
+    if kinds[-1] == LinkKind.SAVED_TENSOR.value and links[-1].name == "variable":
+        weak += 2  # the graph knows every leaf; the leaf's owner is elsewhere
+    if kinds[-1] == _STATE and links[-1].name.startswith(("param_groups", "state (key)")):
+        weak += 2
+    if LinkKind.UNKNOWN.value in kinds:
+        weak += 3
+    return weak, len(links)
+
+
+def holder_of(links: list[Link], files: list[str]) -> Holder:
+    """The record of a chain; ``files`` are the user's sources in which a line may be looked for."""
+    filename, line = _best_line(links, files)
+    return Holder(
+        description=describe(links),
+        kind=most_telling(links),
+        filename=filename,
+        line=line,
+        code=source_line(filename, line),
+        links=links,
+    )
+
+
+def _best_line(links: list[Link], files: list[str]) -> tuple[str, int]:
+    own = [at for at, one in enumerate(links) if one.kind in _OWN_LINE]
+    filled = [at for at, one in enumerate(links) if one.kind == _ITEM and one.length > 1]
+    filled.sort(key=lambda at: -links[at].length)
+    rest = [at for at in range(len(links))[::-1] if links[at].kind not in _NO_LINE]
+    for at in (*own[::-1], *(at - 1 for at in filled if at), *rest):
+        filename, line = _line_of(links[at], files)
+        if line and source_line(filename, line):
+            return filename, line
+    return next(((one.filename, one.line) for one in links[::-1] if one.line), ("", 0))
+
+
+def _line_of(one: Link, files: list[str]) -> tuple[str, int]:
+    """The line that makes or fills what a link names."""
+    if one.kind == LinkKind.CLASS_ATTRIBUTE.value:
+        return one.filename, assigned_in_class(one.filename, one.type_name, one.name)
+    if one.kind in (LinkKind.LOCAL.value, LinkKind.FRAME.value, LinkKind.GENERATOR.value, LinkKind.COROUTINE.value):
+        return one.filename, assigned_in_function(one.filename, one.name, one.line) or one.line
+    if one.line:
+        return one.filename, one.line
+    if one.kind in (LinkKind.PARAMETER.value, LinkKind.OPTIMIZER_STATE.value, LinkKind.THREAD.value):
+        return "", 0
+    if one.name:
+        for filename in dict.fromkeys([one.filename, *files]):
+            if is_user_file(filename) and (line := filled_at(filename, one.name)):
+                return filename, line
+    return "", 0
+
+
+def describe(links: list[Link]) -> str:
+    """One line: what holds the tensor, and by what name a person can reach that."""
+    phrases: list[str] = []
+    part: list[Link] = []
+    for one in links:
+        if one.kind in _ROOTS or one.kind in _DOTTED or one.kind == _ITEM:
+            part.append(one)
+            continue
+        if part:
+            phrases.append(_path_phrase(part))
+            part = []
+        phrases.append(_phrase(one))
+    if part:
+        phrases.append(_path_phrase(part))
+    return ", kept by ".join(phrases[::-1])
+
+
+def _phrase(one: Link) -> str:
+    where = f" ({os.path.basename(one.filename)}:{one.line})" if one.line else ""
+    name = f"`{one.name}`" if one.name else ""
+    texts = {
+        LinkKind.KEY: f"key of a {one.type_name} ({one.length} items)",
+        LinkKind.CLOSURE: f"variable {name} in the closure of {one.type_name}(){where}",
+        LinkKind.DEFAULT_ARGUMENT: f"default argument {name} of {one.type_name}(){where}",
+        LinkKind.BOUND_METHOD: f"bound method {one.type_name}(){where}",
+        LinkKind.PARTIAL: one.type_name,
+        LinkKind.LRU_CACHE: f"lru_cache of {one.type_name}(){where}",
+        LinkKind.CLASS_ATTRIBUTE: f"class attribute `{one.type_name}.{one.name}`",
+        LinkKind.HOOK: f"{one.name} of {one.type_name}{where}",
+        LinkKind.AUTOGRAD_NODE: f"the autograd graph ({one.name})",
+        LinkKind.SAVED_TENSOR: f"saved tensor {name} of {one.type_name}",
+        LinkKind.CTX_ATTRIBUTE: f"attribute {name} of ctx ({one.type_name})",
+        LinkKind.GRAD: f".grad of a {one.type_name}",
+        LinkKind.BASE: f"a view ({one.type_name}) of it",
+        LinkKind.TRACEBACK: f"traceback through {one.type_name}(){where}",
+        LinkKind.FRAME: f"local {name} of the finished call {one.type_name}(){where}",
+        LinkKind.LOG_RECORD: f"log record of {one.type_name}{where}",
+        LinkKind.THREAD: f"thread {name}" if one.type_name == "thread" else f"attribute {name} of a {one.type_name}",
+        LinkKind.GENERATOR: f"local {name} of the suspended generator {one.type_name}(){where}",
+        LinkKind.COROUTINE: f"local {name} of the suspended coroutine {one.type_name}(){where}",
+        LinkKind.CYCLE: "a reference cycle that only the garbage collector frees",
+        LinkKind.CPP_CYCLE: "a reference cycle through C++ that nothing frees",
+    }
+    return texts.get(LinkKind(one.kind), one.name or f"an object of type {one.type_name}")
+
+
+def _path_phrase(part: list[Link]) -> str:
+    expressions = _expressions(part)
+    head, root = part[-1], part[0]
+    where = f", {_root_phrase(root)}" if root.kind in _ROOTS else ""
+    items = [at for at, one in enumerate(part) if one.kind == _ITEM]
+    if items:
+        at = max(items, key=lambda one: part[one].length)
+        inner = expressions[-1][len(expressions[at - 1]) if at else 0 :]
+        name = f" `{expressions[at - 1]}`" if at else ""
+        deeper = f" at `{inner}`" if at < len(part) - 1 else ""
+        return f"{part[at].type_name}{name} ({part[at].length} items){deeper}{where}"
+    if head.kind in _ROOTS:
+        return _root_phrase(head)
+    noun = {
+        LinkKind.PARAMETER.value: "parameter",
+        LinkKind.BUFFER.value: "buffer",
+        _STATE: "optimizer state",
+    }.get(head.kind, "attribute")
+    full = f" (`{expressions[-1]}`)" if len(part) > 2 or root.kind not in _ROOTS and len(part) > 1 else ""
+    return f"{noun} `{head.name}` of `{head.type_name}`{full}{where}"
+
+
+def _expressions(part: list[Link]) -> list[str]:
+    """For every link, what one would type to reach that far."""
+    texts: list[str] = []
+    text = ""
+    for one in part:
+        if one.kind == _ITEM:
+            text += f"[{one.name}]"
+        else:
+            text += ("." if text else "") + one.name
+        texts.append(text)
+    return texts
+
+
+def _root_phrase(root: Link) -> str:
+    if root.kind == LinkKind.LOCAL.value:
+        return f"local `{root.name}` of {root.type_name}() ({os.path.basename(root.filename)}:{root.line})"
+    if root.kind == LinkKind.NOTEBOOK.value:
+        return f"the notebook's `{root.name}`"
+    return f"global `{root.name}` of {root.type_name}"

@@ -1,0 +1,162 @@
+"""Targets that no root leads to: a reference cycle, or owners that only C++ knows."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+
+from memprof.holders.autograd import TorchEdges, is_node_type, is_tensor_type
+from memprof.holders.kinds import LinkKind, link
+from memprof.holders.naming import Naming
+from memprof.holders.search import Search
+from memprof.records import Link
+
+__all__ = ["Unreached"]
+
+_MAX_OBJECTS = 400_000
+_MAX_STARTS = 3_000
+_MAX_RING = 20_000
+
+
+@dataclass(frozen=True)
+class _Edge:
+    owner: object
+    value: object
+    path: tuple[Link, ...] = ()
+    """Links through C++; empty where the collector sees the reference."""
+
+
+@dataclass
+class Unreached:
+    """The part of the heap that no root leads to, with its references turned round."""
+
+    search: Search
+    _into: dict[int, list[_Edge]] = field(default_factory=lambda: defaultdict(list))
+    _stored: dict[int, list[_Edge]] = field(default_factory=lambda: defaultdict(list))
+    _outside: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        objects = self.search.heap.unvisited()[:_MAX_OBJECTS]
+        counts = list(map(sys.getrefcount, objects))
+        base = _own_references()
+        self._outside = {
+            id(one): count - base - is_tensor_type(type(one)) for one, count in zip(objects, counts)
+        }
+        self._python_edges(objects)
+        starts = [one for one in objects if is_tensor_type(type(one)) or is_node_type(type(one))]
+        for one in starts[:_MAX_STARTS]:
+            self._torch_edges(one)
+
+    def _python_edges(self, objects: list[object]) -> None:
+        for count, owner in enumerate(objects):
+            if count % 1024 == 0 and self.search.deadline.check():
+                return
+            for value in gc.get_referents(owner):
+                if id(value) in self._outside:
+                    self._into[id(value)].append(_Edge(owner, value))
+                    self._outside[id(value)] -= 1
+
+    def _torch_edges(self, one: object) -> None:
+        search = self.search
+        if search.deadline.check():
+            return
+        edges = TorchEdges(search.heap, search.wanted, search.edges.visible, search.deadline)
+        for reached in edges.of(one):
+            edge = _Edge(one, reached.value, reached.path)
+            if reached.key:
+                self._stored[reached.key].append(edge)
+            elif id(reached.value) in self._outside:
+                self._into[id(reached.value)].append(edge)
+
+    def links(self, key: int, naming: Naming) -> list[Link]:
+        """The links that keep the storage ``key`` alive, from the cycle or the last known owner down."""
+        stored = self._stored.get(key, [])
+        starts = [one for one in self.search.tensors if self.search.key_of.get(id(one)) == key]
+        starts = [one for one in starts if id(one) in self._outside] + [edge.owner for edge in stored]
+        if not starts:
+            return [link(LinkKind.UNKNOWN, "no Python owner found")]
+        down, order = self._climb(starts)
+        for top in order:
+            ring = self._ring(top)
+            if ring:
+                way = self._down(top, down)
+                return self._cycle(ring, way, stored, naming)
+        top = order[-1]
+        way = _with_stored(self._down(top, down), top, stored)
+        first = link(LinkKind.UNKNOWN, f"no Python owner found (C++ holds the {type(top).__name__})")
+        return [first, *_named(way, naming)]
+
+    def _climb(self, starts: list[object]) -> tuple[dict[int, _Edge], list[object]]:
+        """Everything above ``starts``, nearest first, with the edge that leads down from each."""
+        down: dict[int, _Edge] = {}
+        seen = {id(one) for one in starts}
+        order: list[object] = []
+        queue = deque(starts)
+        while queue and len(order) < _MAX_RING:
+            one = queue.popleft()
+            order.append(one)
+            for edge in self._into.get(id(one), []):
+                if id(edge.owner) not in seen:
+                    seen.add(id(edge.owner))
+                    down[id(edge.owner)] = edge
+                    queue.append(edge.owner)
+        return down, order
+
+    def _down(self, top: object, down: dict[int, _Edge]) -> list[_Edge]:
+        way = []
+        while id(top) in down:
+            way.append(down[id(top)])
+            top = way[-1].value
+        return way
+
+    def _ring(self, one: object) -> list[_Edge]:
+        """The shortest way from ``one`` back to itself; empty where there is none."""
+        down: dict[int, _Edge] = {}
+        queue = deque([one])
+        while queue and len(down) < _MAX_RING:
+            for edge in self._into.get(id(queue.popleft()), []):
+                if edge.owner is one:
+                    way = [edge]
+                    while way[-1].value is not one:
+                        way.append(down[id(way[-1].value)])
+                    return way
+                if id(edge.owner) not in down:
+                    down[id(edge.owner)] = edge
+                    queue.append(edge.owner)
+        return []
+
+    def _cycle(
+        self, ring: list[_Edge], way: list[_Edge], stored: list[_Edge], naming: Naming
+    ) -> list[Link]:
+        _, above = self._climb([ring[0].owner])
+        freed = all(self._outside.get(id(one), 0) <= 0 for one in above) and not any(e.path for e in ring)
+        kind = LinkKind.CYCLE if freed else LinkKind.CPP_CYCLE
+        last = way[-1].value if way else ring[0].owner
+        return [link(kind, length=len(ring)), *_named(ring, naming), *_named(_with_stored(way, last, stored), naming)]
+
+
+def _own_references() -> int:
+    """What ``sys.getrefcount`` shows for an object that only our two lists hold."""
+    held = [object()]
+    also = list(held)
+    return next(map(sys.getrefcount, also))
+
+
+def _with_stored(way: list[_Edge], last: object, stored: list[_Edge]) -> list[_Edge]:
+    """``way`` and the edge from its end to a tensor that only a graph holds."""
+    return [*way, *[edge for edge in stored if edge.owner is last][:1]]
+
+
+def _named(way: list[_Edge], naming: Naming) -> list[Link]:
+    links: list[Link] = []
+    run: list[object] = []
+    for edge in way:
+        run = run or [edge.owner]
+        if edge.path:
+            links += [*naming.links(run), *edge.path]
+            run = [edge.value]
+        else:
+            run.append(edge.value)
+    return [*links, *naming.links(run)]

@@ -1,0 +1,123 @@
+"""Every live tensor by name: what `memprof.tensors()` lists; it decides nothing about leaks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from memprof.holders.answer import links_of
+from memprof.holders.chains import describe, score
+from memprof.holders.heap import Deadline
+from memprof.holders.naming import Naming
+from memprof.holders.search import Reference, Search, quiet
+
+__all__ = ["LiveTensor", "tensors"]
+
+_CHAINS_PER_STORAGE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class LiveTensor:
+    """One live tensor, in plain values: it keeps nothing alive."""
+
+    name: str
+    """The shortest chain of names that leads to it; empty where none was found."""
+    device: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    """Bytes that the tensor shows."""
+    storage_bytes: int
+    """Bytes of its storage; 0 where ``shares_storage_with`` says that they are counted already."""
+    shares_storage_with: int
+    """Index in the list of the tensor that counts the storage; -1: this one does."""
+    is_view: bool
+    hidden_bytes: int
+    """Bytes of its storage that a view keeps alive beyond those that it shows."""
+    requires_grad: bool
+    in_graph: bool
+    """Only an autograd graph holds it; no Python object stands for it."""
+
+
+def tensors(*, budget_s: float = 2.0) -> list[LiveTensor]:
+    """Every live tensor that Python or an autograd graph can reach, the largest storages first."""
+    with quiet():
+        search = Search(Deadline(budget_s), None)
+        search.run()
+        return _listed(search)
+
+
+def _listed(search: Search) -> list[LiveTensor]:
+    names = _names(search)
+    rows: list[tuple[torch.Tensor, str, int, bool]] = []
+    for one in search.tensors:
+        key = search.key_of.get(id(one), id(one))
+        rows.append((one, names.get(id(one), ""), key, False))
+    visible = {key for _, _, key, _ in rows}
+    for key, references in list(search.references.items()):
+        if key not in visible and references:
+            value = references[0].value
+            rows.append((value, names.get(id(value), ""), key, True))  # type: ignore[arg-type]
+    sizes = {key: _storage_bytes(one) for one, _, key, _ in rows}
+    # the tensor that shows most of a storage counts it
+    rows.sort(key=lambda row: (-sizes[row[2]], row[2], row[0]._base is not None, -_nbytes(row[0]), row[1]))
+    first: dict[int, int] = {}
+    return [_row(row, at, first, sizes) for at, row in enumerate(rows)]
+
+
+def _row(
+    row: tuple[torch.Tensor, str, int, bool], at: int, first: dict[int, int], sizes: dict[int, int]
+) -> LiveTensor:
+    one, name, key, in_graph = row
+    owner = first.setdefault(key, at)
+    shown = _nbytes(one)
+    is_view = one._base is not None
+    return LiveTensor(
+        name=name,
+        device=str(one.device),
+        shape=tuple(one.shape) if not one.is_nested else (),
+        dtype=str(one.dtype).removeprefix("torch."),
+        nbytes=shown,
+        storage_bytes=sizes[key] if owner == at else 0,
+        shares_storage_with=-1 if owner == at else owner,
+        is_view=is_view,
+        hidden_bytes=max(0, sizes[key] - shown) if is_view or shown < sizes[key] else 0,
+        requires_grad=one.requires_grad,
+        in_graph=in_graph,
+    )
+
+
+def _names(search: Search) -> dict[int, str]:
+    """For every tensor the description of its best chain."""
+    chosen: dict[int, list[Reference]] = {}
+    for references in search.references.values():
+        for one in references:
+            known = chosen.setdefault(id(one.value), [])
+            if len(known) < _CHAINS_PER_STORAGE:
+                known.append(one)
+    search.resolve(one for references in chosen.values() for one in references)
+    naming = Naming()
+    names: dict[int, str] = {}
+    for key, references in chosen.items():
+        if search.deadline.check():
+            break
+        chains = [links_of(search, one, naming) for one in references]
+        best = min(((score(links, user=user), links) for links, user in chains if links), default=None, key=lambda one: one[0])
+        if best is not None:
+            names[key] = describe(best[1])
+    return names
+
+
+def _nbytes(one: torch.Tensor) -> int:
+    try:
+        return int(one.nbytes)
+    except (RuntimeError, NotImplementedError):  # sparse and nested tensors have no single block
+        return 0
+
+
+def _storage_bytes(one: torch.Tensor) -> int:
+    try:
+        return int(one.untyped_storage().nbytes())
+    except (RuntimeError, NotImplementedError):
+        return _nbytes(one)

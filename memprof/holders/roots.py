@@ -1,0 +1,166 @@
+"""Where a search starts: the frames of every thread and the modules; follows no reference itself."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import os
+import sys
+import sysconfig
+import threading
+import types
+from dataclasses import dataclass
+from functools import lru_cache
+
+__all__ = ["Root", "frame_roots", "frame_variables", "is_own", "is_user_file", "module_roots", "source_line"]
+
+_PACKAGE = __name__.split(".")[0]
+
+
+@dataclass(frozen=True)
+class Root:
+    """Named values that are alive by themselves: the variables of a frame or the globals of a module."""
+
+    kind: str
+    """``"frame"`` or ``"module"``."""
+    owner: str
+    """The function's or the module's name."""
+    names: list[str]
+    values: list[object]
+    filename: str = ""
+    line: int = 0
+    thread: str = ""
+    """The thread's name where it is not the one that searches."""
+    user: bool = True
+    """Whether the code is the user's own, not a library's."""
+    free: frozenset[str] = frozenset()
+    """Variables of a frame that belong to an enclosing function."""
+
+    def name_of(self, value: object) -> str:
+        """The name that ``value`` has here; empty when it is gone."""
+        for name, other in zip(self.names, self.values):
+            if other is value:
+                return name
+        return ""
+
+
+def is_own(globals_: dict[str, object]) -> bool:
+    """Whether a frame or module with these globals is memprof's."""
+    name = globals_.get("__name__")
+    return isinstance(name, str) and (name == _PACKAGE or name.startswith(_PACKAGE + "."))
+
+
+@lru_cache(maxsize=4096)
+def is_user_file(filename: str) -> bool:
+    """Whether ``filename`` is the user's own code: neither the standard library's nor installed."""
+    if not filename or filename.startswith("<frozen"):
+        return False
+    if filename.startswith("<"):  # a prompt, ``python -c``, a notebook's cell
+        return True
+    path = os.path.abspath(filename)
+    if "site-packages" in path or "dist-packages" in path:
+        return False
+    return not any(path.startswith(folder + os.sep) for folder in _library_folders())
+
+
+@lru_cache(maxsize=1)
+def _library_folders() -> tuple[str, ...]:
+    names = ("stdlib", "platstdlib")
+    own = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return (*(os.path.abspath(sysconfig.get_path(name)) for name in names), own)
+
+
+def source_line(filename: str, line: int) -> str:
+    """The text of a line, stripped; empty where the source is not there."""
+    return linecache.getline(filename, line).strip() if filename and line > 0 else ""
+
+
+def frame_variables(frame: types.FrameType) -> tuple[list[str], list[object]]:
+    """Names and values of a frame's variables, leaving the frame as it was.
+
+    Before Python 3.13 ``f_locals`` of a function is a dict that stays on the frame and would keep
+    the values alive until the function returns; it is emptied again, unless somebody else holds it
+    (``locals()`` returns the very same dict) or a debugger uses it.
+    """
+    variables = frame.f_locals
+    names = [str(name) for name in variables]
+    values = [variables.get(name) for name in names]
+    snapshot = frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(variables) is dict
+    if snapshot and frame.f_trace is None and sys.getrefcount(variables) <= 3:
+        variables.clear()
+    return names, values
+
+
+def frame_roots() -> list[Root]:
+    """The frames of all threads, the outermost first, users' before libraries', without memprof's."""
+    names = {thread.ident: thread.name for thread in list(threading._active.values())}  # type: ignore[attr-defined]
+    here = threading.get_ident()
+    roots: list[Root] = []
+    for ident, top in sys._current_frames().items():
+        thread = "" if ident == here else names.get(ident, str(ident))
+        roots += _stack_roots(top, thread)
+    return sorted(roots, key=lambda root: not root.user)
+
+
+def _stack_roots(top: types.FrameType | None, thread: str) -> list[Root]:
+    roots: list[Root] = []
+    while top is not None:
+        if not is_own(top.f_globals) and not _is_module_level(top):
+            roots.append(_frame_root(top, thread))
+        top = top.f_back
+    return roots[::-1]
+
+
+def _is_module_level(frame: types.FrameType) -> bool:
+    return frame.f_locals is frame.f_globals if not frame.f_code.co_flags & inspect.CO_OPTIMIZED else False
+
+
+def _frame_root(frame: types.FrameType, thread: str) -> Root:
+    names, values = frame_variables(frame)
+    code = frame.f_code
+    return Root(
+        "frame",
+        code.co_name,
+        names,
+        values,
+        code.co_filename,
+        frame.f_lineno or code.co_firstlineno,
+        thread,
+        is_user_file(code.co_filename),
+        frozenset(code.co_freevars),
+    )
+
+
+def module_roots(*, user: bool) -> list[Root]:
+    """The globals of the user's modules, or those of libraries; never memprof's."""
+    roots = []
+    for name, module in list(sys.modules.items()):
+        if not issubclass(type(module), types.ModuleType):
+            continue
+        variables = types.ModuleType.__getattribute__(module, "__dict__")
+        if type(variables) is dict and not is_own(variables) and _is_user_module(name, variables) is user:
+            roots.append(_module_root(name, variables))
+    return roots
+
+
+def _module_root(name: str, variables: dict[str, object]) -> Root:
+    items = [(str(key), value) for key, value in list(variables.items()) if key != "__builtins__"]
+    filename = variables.get("__file__")
+    return Root(
+        "module",
+        name,
+        [key for key, _ in items],
+        [value for _, value in items],
+        filename if isinstance(filename, str) else "",
+        user=_is_user_module(name, variables),
+    )
+
+
+def _is_user_module(name: str, variables: dict[str, object]) -> bool:
+    if name == "__main__":
+        return True
+    filename = variables.get("__file__")
+    if isinstance(filename, str):
+        return is_user_file(filename)
+    # a module made by hand has no spec; built-in and namespace modules have one
+    return variables.get("__spec__") is None and variables.get("__loader__") is None and name != "builtins"

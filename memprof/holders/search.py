@@ -1,0 +1,292 @@
+"""The search itself: from roots forwards to the targets, then back up to say how they are held."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from memprof.holders.autograd import (
+    Reached,
+    TorchEdges,
+    is_node_type,
+    is_tensor_type,
+    plain_torch,
+    storage_key,
+)
+from memprof.holders.heap import LATE, SPECIAL, TARGET, VISITED, Deadline, Heap, Level, addresses
+from memprof.holders.kinds import LinkKind
+from memprof.holders.naming import type_mro
+from memprof.holders.roots import Root, frame_roots, is_own, module_roots
+from memprof.records import Link
+
+__all__ = ["Reference", "Search", "quiet"]
+
+_MAX_REFERENCES = 24
+"""Referrers kept of one target; beyond that they are more of the same."""
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No automatic collection and no ``__torch_function__`` while a search runs.
+
+    A collection in the middle would free the job's cycles at a moment the job did not choose.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with plain_torch():
+            yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One object that keeps a target alive, directly or (with ``path``) through torch's C++ side."""
+
+    owner: object
+    level: int
+    value: object
+    """The tensor that is held."""
+    path: tuple[Link, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """How an object was come upon through torch's C++ side."""
+
+    owner: object
+    level: int
+    path: tuple[Link, ...]
+
+
+@dataclass
+class Search:
+    """One pass over the heap for the tensors whose storage keys (or ids) are wanted.
+
+    Holds references to what it finds until it is dropped; its results are plain records.
+    """
+
+    deadline: Deadline
+    wanted: frozenset[int] | None
+    """Storage keys; ``None``: every tensor."""
+    wanted_ids: frozenset[int] = frozenset()
+    """Ids of tensors without a storage (sparse, opaque)."""
+    references: dict[int, list[Reference]] = field(default_factory=lambda: defaultdict(list))
+    """By storage key, or by id for a tensor without one."""
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    """Every tensor that a Python object stands for."""
+
+    def run(self) -> None:
+        """Sweep from the user's roots, then from libraries'."""
+        users = [*module_roots(user=True), *frame_roots()]
+        libraries = module_roots(user=False)
+        roots = [*users, *libraries]
+        self.heap = Heap(gc.get_objects(), self.deadline)
+        self._leave_out(roots)
+        self._find_tensors()
+        self._parents: dict[int, tuple[object, int]] = {}
+        self._entries: dict[int, _Entry] = {}
+        self._deferred: list[tuple[int, object]] = []
+        self._late: list[Level] = []
+        self._saved: list[tuple[object, _Entry]] = []
+        self.root_of = {id(root.values): root for root in roots}
+        for group in (users, libraries):
+            self._sweep([root.values for root in group])
+
+    def _leave_out(self, roots: list[Root]) -> None:
+        own = [part for root in roots for part in (root, root.names, root.values, root.__dict__)]
+        self.heap.forget([self, self.__dict__, roots, *own])
+        # a module's globals are a root; whoever else refers to the dict holds nothing more
+        modules = [one for one in list(sys.modules.values()) if issubclass(type(one), types.ModuleType)]
+        variables = [types.ModuleType.__getattribute__(one, "__dict__") for one in modules]
+        self.heap.mark(variables, VISITED)
+
+    def _find_tensors(self) -> None:
+        own, tensors, nodes, optimizers = self._by_role(self.heap.objects)
+        self.heap.forget(own)
+        self.tensors = tensors  # type: ignore[assignment]
+        self.heap.mark([*tensors, *nodes], SPECIAL)
+        self.heap.mark(optimizers, LATE)  # parameters are better named by their modules
+        keys = [(storage_key(one), one) for one in self.tensors]
+        self.key_of = {id(one): key or id(one) for key, one in keys if self._is_wanted(key, one)}
+        self.heap.mark([one for _, one in keys if id(one) in self.key_of], TARGET)
+        visible = frozenset(map(id, self.tensors))
+        self.edges = TorchEdges(self.heap, self.wanted, visible, self.deadline)
+
+    @staticmethod
+    def _by_role(objects: list[object]) -> tuple[list[object], list[object], list[object], list[object]]:
+        """Of all objects memprof's own, the tensors, the graph nodes and the optimizers, in one pass."""
+        tests = (_is_own_type, is_tensor_type, is_node_type, _is_optimizer_type)
+        found: tuple[list[object], list[object], list[object], list[object]] = ([], [], [], [])
+        role_of = {}
+        for kind in set(map(type, objects)):
+            for role, test in zip(found, tests):
+                if test(kind):
+                    role_of[kind] = role
+                    break
+        for one in [one for one in objects if type(one) in role_of]:
+            role_of[type(one)].append(one)
+        return found
+
+    def _is_wanted(self, key: int, one: object) -> bool:
+        return self.wanted is None or key in self.wanted or id(one) in self.wanted_ids
+
+    def _sweep(self, start: list[object]) -> None:
+        level = self.heap.start(start)
+        first = level
+        while not self.deadline.passed:
+            extra: list[object] = []
+            if self.heap.levels[level].objects:
+                extra = self._torch_edges(self._specials(level, defer=level == first + 1))
+            elif self._late:
+                self.heap.levels.append(self._late.pop(0))
+                level = len(self.heap.levels) - 1
+                continue
+            elif self._deferred or self._saved:
+                extra = self._put_off()
+            else:
+                return
+            level = self._python_edges(level, extra)
+
+    def _put_off(self) -> list[object]:
+        """What was put off because it explains the least: graphs of locals, then what graphs saved."""
+        if self._deferred:
+            deferred, self._deferred = self._deferred, []
+            return self._torch_edges(deferred)
+        saved, self._saved = self._saved, []
+        return [value for value, entry in saved if self._visit(value, entry)]
+
+    def _python_edges(self, source: int, extra: list[object]) -> int:
+        level, hits = self.heap.sweep(source, extra)
+        late = self.heap.take_late(level)
+        if late is not None:
+            self._late.append(late)
+        for number in hits:
+            for owner in self.heap.chunk(source, number):
+                for value in gc.get_referents(owner):
+                    if id(value) in self.key_of:
+                        self._note(self.key_of[id(value)], Reference(owner, source, value))
+        return level
+
+    def _note(self, key: int, reference: Reference) -> None:
+        known = self.references[key]
+        same = any(one.owner is reference.owner and one.path == reference.path for one in known[-4:])
+        if len(known) < _MAX_REFERENCES and not same:
+            known.append(reference)
+
+    def _specials(self, level: int, *, defer: bool) -> list[tuple[int, object]]:
+        """The tensors and nodes of a level; a frame's own variables wait, they explain the least."""
+        record = self.heap.levels[level]
+        marks = self.heap.marks(record.objects)
+        found = []
+        for at in (marks & SPECIAL).nonzero()[0].tolist():
+            one = record.objects[at]
+            parents = self.heap.chunk(record.source, int(record.chunk_of[at])) if defer else ()
+            local = any(self._is_frame_with(root, one) for root in parents)
+            (self._deferred if local else found).append((level, one))
+        return found
+
+    def _is_frame_with(self, values: object, one: object) -> bool:
+        root = self.root_of.get(id(values))
+        return root is not None and root.kind == "frame" and any(one is value for value in root.values)
+
+    def _torch_edges(self, specials: list[tuple[int, object]]) -> list[object]:
+        fresh = []
+        for level, one in specials:
+            for reached in self.edges.of(one):
+                if self._enter(one, level, reached):
+                    fresh.append(reached.value)
+        return fresh
+
+    def _enter(self, owner: object, level: int, reached: Reached) -> bool:
+        value = reached.value
+        key = reached.key or self.key_of.get(id(value), 0)
+        if key and value is not owner:
+            self._note(key, Reference(owner, level, value, reached.path))
+        entry = _Entry(owner, level, reached.path)
+        if reached.key:
+            return False
+        if id(value) in self.edges.visible and reached.path[-1].kind == LinkKind.SAVED_TENSOR.value:
+            self._saved.append((value, entry))
+            return False
+        return self._visit(value, entry)
+
+    def _visit(self, value: object, entry: _Entry) -> bool:
+        if not self.heap.visit(value):
+            return False
+        self._entries[id(value)] = entry
+        return True
+
+    # --- back up -----------------------------------------------------------------------------
+
+    def resolve(self, references: Iterable[Reference]) -> None:
+        """Find, level by level, one parent for every owner and for the parents' parents."""
+        waiting: dict[int, dict[int, object]] = defaultdict(dict)
+        for one in references:
+            waiting[one.level][id(one.owner)] = one.owner
+        for level in range(len(self.heap.levels) - 1, -1, -1):
+            children = {key: one for key, one in waiting.pop(level, {}).items() if key not in self._parents}
+            for key in [key for key in children if key in self._entries]:
+                entry = self._entries[key]
+                self._parents[key] = (entry.owner, entry.level)
+                waiting[entry.level][id(entry.owner)] = entry.owner
+                del children[key]
+            if children and self.heap.levels[level].source >= 0:
+                self._resolve_level(level, set(children), waiting)
+
+    def _resolve_level(self, level: int, missing: set[int], waiting: dict[int, dict[int, object]]) -> None:
+        record = self.heap.levels[level]
+        wanted = np.fromiter(missing, np.int64, len(missing))
+        places = np.flatnonzero(np.isin(addresses(record.objects), wanted)).tolist()
+        for number in sorted({int(record.chunk_of[at]) for at in places}):
+            if number < 0:
+                continue
+            for owner in self.heap.chunk(record.source, number):
+                for value in gc.get_referents(owner):
+                    if id(value) in missing:
+                        missing.discard(id(value))
+                        self._parents[id(value)] = (owner, record.source)
+                        waiting[record.source][id(owner)] = owner
+
+    def chain(self, reference: Reference) -> tuple[Root | None, list[list[object]], list[tuple[Link, ...]]]:
+        """Runs of Python references from a root down, and the C++ paths that join them.
+
+        Run ``i`` is followed by path ``i``; the last run is ``[value]`` when the last path leads to it.
+        """
+        runs: list[list[object]] = [[reference.value]]
+        paths: list[tuple[Link, ...]] = []
+        if reference.path:
+            paths.append(reference.path)
+            runs.append([])
+        one: object = reference.owner
+        while True:
+            runs[-1].append(one)
+            entry = self._entries.get(id(one))
+            parent = self._parents.get(id(one))
+            if parent is None:
+                break
+            if entry is not None:
+                paths.append(entry.path)
+                runs.append([])
+            one = parent[0]
+        root = self.root_of.get(id(runs[-1][-1]))
+        return root, [run[::-1] for run in runs[::-1]], paths[::-1]
+
+
+def _is_own_type(kind: type) -> bool:
+    module = type.__dict__["__dict__"].__get__(kind).get("__module__")
+    return isinstance(module, str) and is_own({"__name__": module})
+
+
+def _is_optimizer_type(kind: type) -> bool:
+    return torch.optim.Optimizer in type_mro(kind)
