@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from memprof.loading import load
     from memprof.run import Run
     from memprof.trace import Trace
+    from memprof.tracker import Tracker, annotate, start, step, steps, stop, track
 
 __version__ = "0.1.0"
 
@@ -31,15 +32,29 @@ __all__ = [
     "Run",
     "SettingsError",
     "Trace",
+    "Tracker",
     "UnsafeFileError",
     "__version__",
+    "annotate",
     "load",
+    "start",
+    "step",
+    "steps",
+    "stop",
+    "track",
 ]
 
 _HOMES = {
     "Run": "memprof.run",
     "Trace": "memprof.trace",
+    "Tracker": "memprof.tracker",
+    "annotate": "memprof.tracker",
     "load": "memprof.loading",
+    "start": "memprof.tracker",
+    "step": "memprof.tracker",
+    "steps": "memprof.tracker",
+    "stop": "memprof.tracker",
+    "track": "memprof.tracker",
 }
 
 
