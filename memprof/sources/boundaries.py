@@ -1,4 +1,4 @@
-"""Steps, phases, module paths and annotations of the calling thread; no memory is looked at here."""
+"""Steps, phases, module paths and annotations of the calling thread; nothing about memory."""
 
 from __future__ import annotations
 
@@ -6,25 +6,20 @@ import contextlib
 import contextvars
 import functools
 import sys
-import threading
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, Protocol
 
-from memprof.sources.cycles import Cycle
 from memprof.sources.modules import ModulePaths
 from memprof.sources.protocol import Interner
+from memprof.sources.steps import Steps
+from memprof.sources.threadstate import NO_TASK, Call, Stepping, ThreadState, call_frame, drop_ended
 from memprof.trace import EMPTY, Label, Phase
 
 __all__ = ["Boundaries", "Call", "Listener", "annotate"]
 
-_LOG_LIMIT = 100_000
-"""Entries of a thread's log of sequence numbers; a graph that is older loses its modules."""
-_UNDECIDED_CALLS = 8
-"""So many calls in training mode without a gradient are inference that forgot `no_grad`."""
-_NO_TASK = -1
 _ACCUMULATE_GRAD = 1 << 63
 """Nodes that store into ``.grad`` carry the greatest number; their module is the one before."""
 
@@ -40,22 +35,6 @@ def annotate(name: str) -> Iterator[None]:
         yield
     finally:
         _annotation.reset(token)
-
-
-class Call:
-    """A module call that is under way in a thread."""
-
-    __slots__ = ("frame_id", "module_id", "path", "site", "task")
-
-    def __init__(self, module_id: int, path: str, task: int, frame_id: int) -> None:
-        self.module_id = module_id
-        self.path = path
-        self.task = task
-        """The autograd graph task that it runs in; -1 outside a backward pass."""
-        self.frame_id = frame_id
-        """``id`` of the frame that stays where it is while the call lasts."""
-        self.site: Any = None
-        """What the stack capture keeps about the frames outside the call."""
 
 
 class Listener(Protocol):
@@ -80,40 +59,14 @@ class Listener(Protocol):
         """A module is called from outside every other module."""
 
 
-class _Stepping:
-    """An optimizer's step that is under way."""
-
-    __slots__ = ("depth", "frame_id", "task")
-
-    def __init__(self, task: int, depth: int, frame_id: int) -> None:
-        self.task = task
-        self.depth = depth
-        """Module calls that were under way when it began."""
-        self.frame_id = frame_id
-
-
-class _Thread(threading.local):
-    """What runs in one thread."""
-
-    def __init__(self) -> None:
-        self.calls: list[Call] = []
-        self.optimizers: list[_Stepping] = []
-        self.after_forward = False
-        self.backward = False
-        self.backward_path = ""
-        self.numbers: list[int] = []
-        self.paths: list[str] = []
-
-
 class Boundaries:
     """Watches torch's global hooks; knows where the calling thread is in the training loop."""
 
     def __init__(self, interner: Interner) -> None:
-        self.step = 0
         self.modules = ModulePaths()
         self.listeners: list[Listener] = []
         self._interner = interner
-        self._thread = _Thread()
+        self._thread = ThreadState()
         self._rows: dict[tuple[int, int, str, str], int] = {}
         self._labels: dict[int, Label] = {EMPTY: Label()}
         self._optimizers: dict[int, weakref.ref[Any]] = {}
@@ -124,7 +77,12 @@ class Boundaries:
         self._optimizer_hooks = ExitStack()
         self._failure = ""
         self._on_step: Callable[[int], None] | None = None
-        self._reset_steps()
+        self._steps = Steps(self._ended)
+
+    @property
+    def step(self) -> int:
+        """The step under way, from 0."""
+        return self._steps.current
 
     def open(self, on_step: Callable[[int], None]) -> None:
         """Register the hooks; ``on_step(n)`` is called when step ``n`` has ended."""
@@ -132,7 +90,7 @@ class Boundaries:
         from torch.optim import optimizer
 
         self._on_step = on_step
-        self._reset_steps()
+        self._steps = Steps(self._ended)
         self._torch_functions(torch)
         pre = optimizer.register_optimizer_step_pre_hook(self._before_optimizer)
         self._optimizer_hooks.callback(pre.remove)
@@ -144,7 +102,7 @@ class Boundaries:
         """End a step whose end was still open, remove every hook. Safe to call twice."""
         if self._on_step is None:
             return
-        self._settle()
+        self._steps.settle()
         self._on_step = None
         self._watchers = 0
         self._update_module_hooks()
@@ -177,21 +135,14 @@ class Boundaries:
 
     def step_done(self) -> None:
         """An explicit mark; from the first one on, optimizers and modules end no step."""
-        if self._explicit:
-            self._end_step()
-            return
-        self._explicit = True
-        counted = self._automatic == 1 and not self._open_end
-        self._open_end = False
-        if not counted:  # else the optimizer has just ended this very iteration
-            self._end_step()
+        self._steps.mark()
         self._update_module_hooks()
 
     def label(self) -> int:
         """Row of the label of this moment in the calling thread."""
         thread = self._thread
         task = self._graph_task()
-        if task == _NO_TASK:
+        if task == NO_TASK:
             if thread.backward:
                 self._leave_backward(thread)
             phase, path = self._outside_backward(thread)
@@ -199,11 +150,11 @@ class Boundaries:
             if not thread.backward:
                 self._enter_backward(thread)
             phase, path = self._inside_backward(thread, task)
-        key = (self.step, phase, path, _annotation.get())
+        key = (self._steps.current, phase, path, _annotation.get())
         row = self._rows.get(key)
         if row is None:
-            label = Label(self.step, Phase(phase), path, key[3])
-            row = self._rows[key] = self._interner.label(*key)
+            label = Label(key[0], Phase(phase), path, key[3])
+            row = self._rows[key] = self._interner.label(key[0], label.phase, path, key[3])
             self._labels[row] = label
         return row
 
@@ -220,9 +171,9 @@ class Boundaries:
         self._labels[moved] = Label(label.step, label.phase, module, label.annotation)
         return moved
 
-    def _outside_backward(self, thread: _Thread) -> tuple[int, str]:
+    def _outside_backward(self, thread: ThreadState) -> tuple[int, str]:
         calls = thread.calls
-        if thread.optimizers and self._is_stepping(thread, _NO_TASK):
+        if thread.optimizers and self._is_stepping(thread, NO_TASK):
             return Phase.OPTIMIZER, ""
         if calls:
             return Phase.FORWARD, calls[-1].path
@@ -230,7 +181,7 @@ class Boundaries:
             return Phase.FORWARD, ""
         return Phase.OTHER, ""
 
-    def _inside_backward(self, thread: _Thread, task: int) -> tuple[int, str]:
+    def _inside_backward(self, thread: ThreadState, task: int) -> tuple[int, str]:
         calls = thread.calls
         if thread.optimizers and self._is_stepping(thread, task):
             return Phase.OPTIMIZER, ""
@@ -244,25 +195,25 @@ class Boundaries:
             thread.backward_path = self._module_at(thread, number)
         return Phase.BACKWARD, thread.backward_path
 
-    def _is_stepping(self, thread: _Thread, task: int) -> bool:
+    def _is_stepping(self, thread: ThreadState, task: int) -> bool:
         """Whether the optimizer itself runs, and not a closure's model or backward pass."""
         stepping = thread.optimizers[-1]
         return stepping.task == task and stepping.depth == len(thread.calls)
 
-    def _module_at(self, thread: _Thread, number: int) -> str:
+    def _module_at(self, thread: ThreadState, number: int) -> str:
         numbers, paths = thread.numbers, thread.paths
         if not numbers:  # a thread of autograd's own runs the graph of another one
             numbers, paths = self._log
         at = bisect_right(numbers, number)
         return paths[at - 1] if at else ""
 
-    def _enter_backward(self, thread: _Thread) -> None:
+    def _enter_backward(self, thread: ThreadState) -> None:
         thread.backward = True
         thread.after_forward = False
         for listener in self.listeners:
             listener.backward_began()
 
-    def _leave_backward(self, thread: _Thread) -> None:
+    def _leave_backward(self, thread: ThreadState) -> None:
         thread.backward = False
         for listener in self.listeners:
             listener.backward_ended()
@@ -279,19 +230,20 @@ class Boundaries:
             missing.append("the backward phase")
         if current_node is None or sequence is None:
             missing.append("modules in the backward phase")
-        self._graph_task = graph_task or (lambda: _NO_TASK)
-        self._current_node = current_node if sequence else (lambda: None)
+        self._graph_task = graph_task or (lambda: NO_TASK)
+        self._current_node = (sequence and current_node) or (lambda: None)
         self._sequence = sequence or (lambda: 0)
         if missing:
             self._failure = f"torch {torch.__version__} does not tell {' nor '.join(missing)}"
 
     def _update_module_hooks(self) -> None:
-        automatic = not (self._explicit or self._optimizers)
-        wanted = self._on_step is not None and (self._watchers > 0 or automatic or self._open_end)
+        steps = self._steps
+        needed = self._watchers > 0 or steps.open_end or not (steps.explicit or steps.optimized)
+        wanted = self._on_step is not None and needed
         if wanted and self._module_hooks is None:
             from torch.nn.modules import module
 
-            self._thread = _Thread()  # calls that began unseen will end unseen
+            self._thread = ThreadState()  # calls that began unseen will end unseen
             self._parallel.clear()
             self._module_hooks = ExitStack()
             pre = module.register_module_forward_pre_hook(self._pre_hook())
@@ -333,9 +285,9 @@ class Boundaries:
         calls = thread.calls
         if not calls or calls[0].module_id == id(module):
             calls.clear()  # a root below itself: the call before was ended by a Ctrl-C
-            _drop_ended(thread.optimizers)
-            self._settle()
-        frame = _call_frame(sys._getframe(3))
+            drop_ended(thread.optimizers)
+            self._steps.settle()
+        frame = call_frame(sys._getframe(3))
         path = self._path(module, thread)
         if not calls:
             kwargs = frame.f_locals.get("kwargs") if self.listeners else None
@@ -343,11 +295,11 @@ class Boundaries:
                 listener.outermost_call(module, args, kwargs or {})
         steady = frame.f_back or frame
         calls.append(Call(id(module), path, self._graph_task(), id(steady)))
-        self._log_module(thread, path)
+        self._log = thread.log(self._sequence(), path)
         if type(module).__name__ == "DataParallel":
             self._parallel.append(path)
 
-    def _path(self, module: Any, thread: _Thread) -> str:
+    def _path(self, module: Any, thread: ThreadState) -> str:
         prefix = ""
         if self._parallel and getattr(module, "_is_replica", False):
             prefix = f"{self._parallel[-1]}.module"
@@ -367,53 +319,25 @@ class Boundaries:
         path = call.path
         if path in self._parallel:
             self._parallel.remove(path)
-        self._log_module(thread, calls[-1].path if calls else "")
-        if call.task != _NO_TASK and not (calls and calls[-1].task == call.task):
+        self._log = thread.log(self._sequence(), calls[-1].path if calls else "")
+        if call.task != NO_TASK and not (calls and calls[-1].task == call.task):
             for listener in self.listeners:
                 listener.recompute_ended()
-        elif not calls and call.task == _NO_TASK:
+        elif not calls and call.task == NO_TASK:
             self._outermost_ended(thread, module, output)
 
-    def _outermost_ended(self, thread: _Thread, module: Any, output: Any) -> None:
+    def _outermost_ended(self, thread: ThreadState, module: Any, output: Any) -> None:
         thread.after_forward = output is not None and self._grad_enabled()
         for listener in self.listeners:
             listener.forward_ended(with_gradients=thread.after_forward)
-        if self._explicit or self._optimizers or output is None:
-            return
-        if self._is_training(module):
-            self._undecided += 1
-            if self._undecided < _UNDECIDED_CALLS:
-                return
-        if self._call_cycle.ends(module):
-            self._automatic_end()
-
-    def _is_training(self, module: Any) -> bool:
-        """Whether a backward pass and an optimizer are to be expected after this call."""
-        if not (self._grad_enabled() and module.training):
-            return False
-        trained = next((p for p in module.parameters() if p.requires_grad), None)
-        if trained is None:
-            return False
-        if trained.grad is not None:
-            self._undecided = 0
-        return True
-
-    def _log_module(self, thread: _Thread, path: str) -> None:
-        number, numbers, paths = self._sequence(), thread.numbers, thread.paths
-        if numbers and numbers[-1] == number:
-            paths[-1] = path
-            return
-        if len(numbers) >= _LOG_LIMIT:
-            del numbers[: _LOG_LIMIT // 2], paths[: _LOG_LIMIT // 2]
-        numbers.append(number)
-        paths.append(path)
-        self._log = (numbers, paths)
+        if output is not None:
+            self._steps.call_ended(module, with_gradients=thread.after_forward)
 
     def _before_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self._guarded(self._optimizer_begins, optimizer)
 
     def _optimizer_begins(self, optimizer: Any) -> None:
-        self._settle()
+        self._steps.settle()
         key = id(optimizer)
         known = self._optimizers.get(key)
         if known is None or known() is None:
@@ -424,9 +348,9 @@ class Boundaries:
         thread.after_forward = False
         for listener in self.listeners:
             listener.optimizer_begins(optimizer)
-        _drop_ended(thread.optimizers)
+        drop_ended(thread.optimizers)
         frame = sys._getframe(3)
-        thread.optimizers.append(_Stepping(self._graph_task(), len(thread.calls), id(frame)))
+        thread.optimizers.append(Stepping(self._graph_task(), len(thread.calls), id(frame)))
 
     def _after_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self._guarded(self._optimizer_ended, optimizer)
@@ -435,62 +359,15 @@ class Boundaries:
         thread = self._thread
         if thread.optimizers:
             thread.optimizers.pop()
-        if not self._explicit and self._optimizer_cycle.ends(optimizer):
-            self._automatic_end()
+        self._steps.optimizer_ended(optimizer)
         self._update_module_hooks()
 
     def _forget_optimizer(self, key: int, ref: object) -> None:
         if self._optimizers.get(key) is ref:
             del self._optimizers[key]
 
-    def _reset_steps(self) -> None:
-        self.step = 0
-        self._explicit = False
-        self._automatic = 0
-        self._open_end = False
-        self._undecided = 0
-        self._optimizer_cycle = Cycle()
-        self._call_cycle = Cycle()
-
-    def _automatic_end(self) -> None:
-        """The first automatic end stays open: an explicit mark may follow at once and replace it."""
-        if self._automatic == 0 and not self._open_end:
-            self._open_end = True
-            return
-        self._settle()
-        self._automatic += 1
-        self._end_step()
-
-    def _settle(self) -> None:
-        """The next iteration has begun: an end that was still open stands."""
-        if self._open_end:
-            self._open_end = False
-            self._automatic += 1
-            self._end_step()
-
-    def _end_step(self) -> None:
-        ended = self.step
-        self.step = ended + 1
+    def _ended(self, step: int) -> None:
         self._thread.after_forward = False
         self._rows.clear()
         if self._on_step is not None:
-            self._on_step(ended)
-
-
-def _drop_ended(steppings: list[_Stepping]) -> None:
-    """Forget optimizer steps that an exception ended: torch calls no hook then."""
-    if not steppings:
-        return
-    running = set()
-    frame = sys._getframe(1)
-    while frame is not None:
-        running.add(id(frame))
-        frame = frame.f_back  # type: ignore[assignment]
-    steppings[:] = [s for s in steppings if s.frame_id in running]
-
-
-def _call_frame(frame: Any) -> Any:
-    """The frame of ``Module._call_impl``, from one inside it."""
-    while frame.f_back is not None and frame.f_code.co_name == "inner":
-        frame = frame.f_back
-    return frame
+            self._on_step(step)

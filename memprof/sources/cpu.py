@@ -23,7 +23,7 @@ from memprof.sources.protocol import Chunk, Counters, Interner
 from memprof.sources.rows import Batch
 from memprof.sources.stacks import StackCapture
 from memprof.sources.storages import ROW, Held, LiveStorages
-from memprof.trace import EMPTY, NOT_RECORDED, BlockState, Blocks, Category, Phase, State
+from memprof.trace import EMPTY, NOT_RECORDED, Blocks, BlockState, Category, Phase, State
 
 __all__ = ["CpuSource"]
 
@@ -209,9 +209,9 @@ class CpuSource:
                 if type(out) is tensor_type:
                     storage = out.untyped_storage()
                     held = held_by_key.get(storage._cdata)
-                    if held is None or abs(held.size) != storage.nbytes():
-                        if out.is_cpu and os.getpid() == pid:
-                            self._note(storage, sys._getframe(1))
+                    known = held is not None and abs(held.size) == storage.nbytes()
+                    if not known and out.is_cpu and os.getpid() == pid:
+                        self._note(storage, sys._getframe(1))
                 elif out is not None:
                     self._note_results(out, sys._getframe(1))
                 if self._at_loss:
@@ -314,7 +314,8 @@ def _cpu_storages(tensor: Any) -> list[Any]:
 
 def _subclasses(kind: type) -> set[type]:
     found = {kind}
-    for child in type.__subclasses__(kind):
+    children: list[type] = type.__subclasses__(kind)
+    for child in children:
         found |= _subclasses(child)
     return found
 

@@ -18,7 +18,7 @@ class Watch:
     """
 
     def __init__(self, dispatch: Callable[..., Any]) -> None:
-        """``dispatch`` becomes the mode's ``__torch_dispatch__``; its first argument is the mode."""
+        """``dispatch`` becomes the mode's ``__torch_dispatch__``; it is handed the mode first."""
         from torch.utils._python_dispatch import TorchDispatchMode
 
         # torch.compile leaves frames alone under a mode, unless the mode says that it does not

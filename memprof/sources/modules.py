@@ -14,7 +14,8 @@ __all__ = ["ModulePaths"]
 class ModulePaths:
     """Names every module that was called, holding none of them.
 
-    A module that is called and lies below no module that is known is a root. A second living root of the same class is ``Net#2``. A module reached under two names keeps the first.
+    A module that is called and lies below no module that is known is a root. A second living root
+    of the same class is ``Net#2``. A module reached under two names keeps the first.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Whose bytes they are: parameters, buffers, gradients and optimizer state by what refers to them."""
+"""Whose bytes: parameters, buffers, gradients and optimizer state, by what refers to them."""
 
 from __future__ import annotations
 

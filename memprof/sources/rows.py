@@ -53,9 +53,9 @@ class Batch:
         for held in known:
             if held.category != held.handed:
                 if held.event >= 0:
-                    late_events[held.event] = held.category
+                    late_events[held.event] = int(held.category)
                 else:
-                    late_blocks[held.address] = held.category
+                    late_blocks[held.address] = int(held.category)
                 held.handed = held.category
         return Chunk(device, events, late_events, late_blocks)
 
@@ -94,7 +94,7 @@ class Batch:
         moved = dead[here, 4]
         events.label[rows[moved >= 0]] = moved[moved >= 0]
         told = (before >= 0) & ~here & (final != handed)
-        late_events = dict(zip(before[told].tolist(), final[told].tolist()))
+        late_events = dict(zip(before[told].tolist(), final[told].tolist(), strict=True))
         blocks = (before < 0) & ~here & (category != handed)
-        late_blocks = dict(zip(dead[blocks, 1].tolist(), category[blocks].tolist()))
+        late_blocks = dict(zip(dead[blocks, 1].tolist(), category[blocks].tolist(), strict=True))
         return late_events, late_blocks

@@ -83,8 +83,8 @@ class LiveStorages:
         return rows
 
     def refresh(self, held: Held, storage: Any) -> bool:
-        """Whether a known storage lost its memory or got other memory; the old is noted as freed."""
-        if held.size == storage.nbytes() and held.address == storage.data_ptr():
+        """Whether a known storage lost its memory or got other; the old is noted as freed."""
+        if abs(held.size) == storage.nbytes() and held.address == storage.data_ptr():
             return False
         self._gone(held)
         return True
@@ -113,7 +113,7 @@ class LiveStorages:
             held.size = -size
             return held
         self.bytes = total = self.bytes + size
-        if total > self.peak:
+        if total > self.peak:  # noqa: PLR1730  max() costs more here than all the rest
             self.peak = total
         if self._recording:
             self.rows += (1, address, size, time.time_ns(), stack, label, serial, 0)
