@@ -175,8 +175,16 @@ def _recorded_start(trace: Trace, start: State, rows: _Matches) -> Lifetimes:
         alloc=np.full(len(blocks), NOT_RECORDED),
         free=free,
         stream=np.broadcast_to(streams, len(blocks)),
-        **{n: getattr(blocks, n) for n in ("address", "size", "requested", "stack", "label", "category")},
-    )  # fmt: skip
+        **_of_blocks(blocks),
+    )
+
+
+_SHARED = ("address", "size", "requested", "stack", "label", "category")
+"""Columns that blocks and lifetimes have in common."""
+
+
+def _of_blocks(blocks: Blocks) -> dict[str, Column]:
+    return {name: getattr(blocks, name) for name in _SHARED}
 
 
 def _untouched(trace: Trace, rows: _Matches) -> Lifetimes:
@@ -192,8 +200,8 @@ def _untouched(trace: Trace, rows: _Matches) -> Lifetimes:
         alloc=np.full(len(blocks), NOT_RECORDED),
         free=np.full(len(blocks), len(events)),
         stream=stream[blocks.segment] if len(stream) else np.zeros(len(blocks)),
-        **{n: getattr(blocks, n) for n in ("address", "size", "requested", "stack", "label", "category")},
-    )  # fmt: skip
+        **_of_blocks(blocks),
+    )
 
 
 def _freed_in_trace(trace: Trace, orphans: npt.NDArray[np.int64]) -> Lifetimes:

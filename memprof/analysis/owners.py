@@ -87,7 +87,7 @@ def _by_module(trace: Trace, lives: Lifetimes) -> Grouping:
 
 
 def top(grouping: Grouping, sizes: Bytes, mask: npt.NDArray[np.bool_], most: int) -> list[Group]:
-    """The ``most`` largest groups among the lifetimes in ``mask``, and the rest as one, by bytes."""
+    """The ``most`` largest groups of the lifetimes in ``mask``, and the rest as one, by bytes."""
     count = len(grouping.names)
     total = np.bincount(grouping.of[mask], weights=sizes[mask], minlength=count).astype(np.int64)
     number = np.bincount(grouping.of[mask], minlength=count)

@@ -35,6 +35,8 @@ _NATIVE_NOISE = re.compile(
     r"wrap_kernel|wrapper_CUDA|KernelFunction|Dispatcher|::redispatch|^_?_?(start|libc)|^\[unknown\]|"
     r"execute_native_thread_routine|clone_obey_contract"
 )
+_NATIVE_TELLING = re.compile(r"^torch::autograd::generated::\w+::|^at::_ops::\w+::call")
+_ARGUMENTS = re.compile(r"\((?!anonymous).*$")
 _HIDDEN = ("<frozen ", "<__array_function__")
 
 
@@ -91,8 +93,7 @@ def sites(tables: Tables) -> Sites:
     index: dict[Frame, int] = {NO_SITE: 0}
     kinds = [_rank(frame) for frame in tables.frames]
     for number, stack in enumerate(tables.stacks):
-        if stack:
-            # max() keeps the first of equals, and stacks are innermost first.
+        if stack:  # max() keeps the first of equals: the innermost
             frame = tables.frames[max(stack, key=kinds.__getitem__)]
             rows[number] = index.setdefault(frame, len(index))
     return Sites(tuple(index), rows)
@@ -101,6 +102,8 @@ def sites(tables: Tables) -> Sites:
 def _rank(frame: Frame) -> float:
     kind = frame_kind(frame.filename)
     if kind is FrameKind.NATIVE:
+        if _NATIVE_TELLING.search(frame.name):
+            return 1.5
         return 0.5 if _NATIVE_NOISE.search(frame.name) else 1.0
     return float(kind)
 
@@ -115,5 +118,5 @@ def site_name(frame: Frame) -> str:
     if frame == NO_SITE:
         return "(no stack recorded)"
     if frame_kind(frame.filename) is FrameKind.NATIVE:
-        return frame.name or "(native code)"
+        return _ARGUMENTS.sub("", frame.name) or "(native code)"
     return f"{short_path(frame.filename)}:{frame.line} in {frame.name}"

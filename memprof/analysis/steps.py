@@ -31,7 +31,7 @@ class Growth:
     """The trend of allocated bytes at step ends, after warm-up."""
 
     bytes_per_step: float
-    """Theil-Sen slope: the median of the slopes between all pairs (Sen 1968); outliers do not bend it."""
+    """Theil-Sen slope (Sen 1968): the median over all pairs, which outliers do not bend."""
     first_step: int
     last_step: int
     rising: float
@@ -125,7 +125,7 @@ def _step_row(line: Timeline, times: Ints, number: int, start: int, end: int) ->
 
 
 def growth(steps: Steps) -> Growth | None:
-    """How fast allocated bytes at step ends rise after warm-up; None with fewer than 5 such steps."""
+    """How fast allocated bytes at step ends rise after warm-up; None with fewer than 5 steps."""
     known = (steps.allocated != NOT_RECORDED) & (steps.first >= _WARM_UP)
     x, y = steps.last[known].astype(np.float64), steps.allocated[known].astype(np.float64)
     if len(x) < 5:

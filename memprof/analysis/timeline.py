@@ -29,7 +29,7 @@ class Peak:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
-    """Bytes after every event: entry 0 is the start of the trace, entry ``i + 1`` follows event i."""
+    """Bytes after every event: entry 0 is the trace's start, entry ``i + 1`` follows event i."""
 
     time_us: Bytes
     """`NOT_RECORDED` throughout where the recorder kept no clock."""

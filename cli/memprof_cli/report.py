@@ -1,0 +1,91 @@
+"""``memprof report``: one screen of text, JSON for machines, and the interactive page."""
+
+from __future__ import annotations
+
+import sys
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from memprof import MemprofError
+from memprof.analysis.examination import Examination, examine
+from memprof.analysis.findings import Found
+from memprof.analysis.summary import Summary, summarize
+from memprof.loading import load
+from memprof_cli.progress import progress
+from memprof_cli.screen import print_summary, summaries_json
+
+__all__ = ["command"]
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="The page to write [beside the first file].",
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print figures as JSON; write a page only with -o."
+)
+@click.option("--open", "open_page", is_flag=True, help="Open the page in a browser.")
+@click.option("--no-page", is_flag=True, help="Print the summary alone.")
+def command(
+    files: Sequence[Path], output: Path | None, as_json: bool, open_page: bool, no_page: bool
+) -> None:
+    """Say where the memory in FILES went, and write one self-contained HTML page.
+
+    FILES are run files of memprof, or allocator snapshots that torch wrote
+    (torch.cuda.memory._dump_snapshot), gzipped or not.
+    """
+    examined = []
+    for file in progress(files, "reading"):
+        examination = examine(load(file))
+        examined.append((examination, _findings(examination)))
+    summaries = [summarize(examination, found) for examination, found in examined]
+    page = None if no_page or (as_json and output is None) else output or _beside(files[0])
+    if page is not None:
+        _write_page(page, examined, summaries)
+    if as_json:
+        click.echo(summaries_json(summaries))
+    else:
+        for summary, (_, found) in zip(summaries, examined, strict=True):
+            print_summary(summary, found)
+        if page is not None:
+            click.echo(f"page: {page}")
+    if open_page and page is not None:
+        webbrowser.open(page.absolute().as_uri())
+
+
+def _beside(file: Path) -> Path:
+    """``run.json.gz`` -> ``run.html``, in the same folder."""
+    name = file.name
+    for suffix in (".gz", ".json", ".pickle", ".pkl"):
+        name = name.removesuffix(suffix)
+    return file.with_name(f"{name or file.name}.html")
+
+
+def _findings(examination: Examination) -> tuple[Found, ...]:
+    return ()
+
+
+def _write_page(
+    page: Path,
+    examined: Sequence[tuple[Examination, tuple[Found, ...]]],
+    summaries: Sequence[Summary],
+) -> None:
+    # plotly takes longer to import than most reports take to compute.
+    from memprof_dashboards import render
+
+    html = render(examined, summaries)
+    try:
+        page.write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise MemprofError(
+            f"cannot write {page}: {error.strerror or error}", "name another file with -o"
+        ) from error
+    if not sys.stdout.isatty():
+        return

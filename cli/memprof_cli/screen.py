@@ -1,0 +1,152 @@
+"""A summary as one screen of text, and as JSON; what it says is decided in `memprof.analysis`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from memprof.analysis.findings import Found
+from memprof.analysis.owners import Group as OwnerGroup
+from memprof.analysis.summary import DeviceFigures, PeakMoment, Summary, Verdict
+from memprof.units import format_bytes, format_count, format_duration, format_percent
+
+__all__ = ["print_summary", "summaries_json"]
+
+_STYLES = {"ok": "bold green", "no data": "bold yellow", "oom": "bold red", "leak": "bold red"}
+_WIDTH = 100
+_NAMES = 4
+"""Modules and sites shown; the page has the rest."""
+_UNSEEN = 5
+
+
+def print_summary(summary: Summary, findings: Sequence[Found] = ()) -> None:
+    """Print one run: verdict, peak, owners, growth and what was not seen."""
+    console = Console(highlight=False, soft_wrap=False)
+    if not console.is_terminal:
+        console.width = _WIDTH
+    console.print(Text(summary.source, style="dim"))
+    console.print(_verdict(summary.verdict))
+    for device in summary.devices:
+        console.print(_device(device))
+    if len(findings) > 1:
+        console.print(_others(findings[1:]))
+    if summary.unseen:
+        console.print(_not_seen(summary.unseen))
+    if summary.overhead_us >= 0 and summary.duration_us > 0:
+        share = format_percent(summary.overhead_us, summary.duration_us)
+        took = format_duration(summary.duration_us)
+        console.print(Text(f"recording took {share} of {took}", style="dim"))
+
+
+def _verdict(verdict: Verdict) -> RenderableType:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    style = _STYLES.get(verdict.level, "bold yellow")
+    for name, text, how in (
+        ("Verdict", verdict.line, style),
+        ("Why", verdict.why, ""),
+        ("Next", verdict.next, "cyan"),
+    ):
+        grid.add_row(name, Text(text, style=how))
+    return Padding(grid, (0, 0, 1, 0))
+
+
+def _device(device: DeviceFigures) -> RenderableType:
+    peak = device.peak
+    lines: list[RenderableType] = [_headline(device)]
+    if peak is not None and peak.bytes:
+        lines.append(Padding(_moment(peak), (0, 0, 0, 2)))
+        lines.append(Padding(_owners(peak), (0, 0, 0, 2)))
+    lines += [Padding(Text(text), (0, 0, 0, 2)) for text in _remarks(device)]
+    return Padding(Group(*lines), (0, 0, 1, 0))
+
+
+def _headline(device: DeviceFigures) -> Text:
+    text = Text()
+    text.append(device.device, style="bold")
+    text.append(f"  peak allocated {format_bytes(device.peak_allocated_bytes)}")
+    if device.peak_reserved_bytes:
+        text.append(f", reserved {format_bytes(device.peak_reserved_bytes)}")
+    if device.total_bytes:
+        text.append(f" of {format_bytes(device.total_bytes)}")
+    text.append(f"; at the end {format_bytes(device.allocated_bytes)}", style="dim")
+    text.append(f"; {format_count(device.events)} events", style="dim")
+    return text
+
+
+def _moment(peak: PeakMoment) -> Text:
+    where = [f"step {peak.step}"] if peak.step >= 0 else []
+    where += [peak.phase] if peak.phase not in ("unknown", "other") else []
+    where += [peak.module] if peak.module else []
+    where += [peak.site] if peak.site else []
+    when = ", ".join(where) or "before the first recorded event"
+    return Text(f"at the peak ({when}) these were alive:")
+
+
+def _owners(peak: PeakMoment) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for _ in range(3):
+        table.add_column(no_wrap=True, overflow="ellipsis")
+    guessed = " (inferred)" if peak.inferred else ""
+    _add_groups(table, f"category{guessed}", peak.categories, peak.bytes)
+    if any(group.name != "(no module)" for group in peak.modules):
+        _add_groups(table, "module", peak.modules[:_NAMES], peak.bytes)
+    _add_groups(table, "line", peak.sites[:_NAMES], peak.bytes)
+    return table
+
+
+def _add_groups(table: Table, title: str, groups: Sequence[OwnerGroup], total: int) -> None:
+    for number, group in enumerate(g for g in groups if g.bytes):
+        size = Text(format_bytes(group.bytes).rjust(8))
+        share = Text(format_percent(group.bytes, total).rjust(5), style="dim")
+        table.add_row(
+            Text(title if number == 0 else "", style="dim"), size + " " + share, Text(group.name)
+        )
+
+
+def _remarks(device: DeviceFigures) -> list[str]:
+    said = []
+    trend = device.growth
+    if trend is not None:
+        rate = format_bytes(round(trend.bytes_per_step))
+        said.append(f"growth: {rate} a step over steps {trend.first_step} to {trend.last_step}")
+    if device.unused_reserved_bytes and device.peak_reserved_bytes:
+        unused = format_bytes(device.unused_reserved_bytes)
+        share = format_percent(device.unused_reserved_bytes, device.peak_reserved_bytes)
+        said.append(f"reserved but unused at the peak: {unused} ({share})")
+    if device.outside_torch_bytes >= 0:
+        said.append(f"held outside torch's allocator: {format_bytes(device.outside_torch_bytes)}")
+    if device.ooms:
+        times = "once" if device.ooms == 1 else f"{format_count(device.ooms)} times"
+        said.append(f"ran out of memory {times}")
+    return said
+
+
+def _others(findings: Sequence[Found]) -> RenderableType:
+    lines = [Text("Also found", style="bold")]
+    lines += [Text(f"  {found.title}") for found in findings[:4]]
+    if len(findings) > 4:
+        lines.append(Text(f"  and {len(findings) - 4} more: see `memprof leaks`", style="dim"))
+    return Padding(Group(*lines), (0, 0, 1, 0))
+
+
+def _not_seen(unseen: Sequence[str]) -> RenderableType:
+    lines = [Text("Not seen", style="bold")]
+    lines += [Text(f"  {text}", style="dim") for text in unseen[:_UNSEEN]]
+    if len(unseen) > _UNSEEN:
+        lines.append(Text(f"  and {len(unseen) - _UNSEEN} more on the page", style="dim"))
+    return Group(*lines)
+
+
+def summaries_json(summaries: Sequence[Summary]) -> str:
+    """One object for one run, ``{"runs": […]}`` for several; ``devices`` as documented."""
+    encoded: list[Any] = [msgspec.to_builtins(summary) for summary in summaries]
+    data = encoded[0] if len(encoded) == 1 else {"runs": encoded}
+    return msgspec.json.format(msgspec.json.encode(data), indent=1).decode()

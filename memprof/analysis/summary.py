@@ -1,0 +1,264 @@
+"""The figures of one screen: a verdict, why, what to do next, the peak and who made it.
+
+What is wrong with a run is found elsewhere (`leaks`, `waste`); here it is weighed into one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.analysis.examination import (
+    DeviceExamination,
+    Examination,
+    WindowExamination,
+    alive_at_peak,
+)
+from memprof.analysis.findings import Found, Kind
+from memprof.analysis.owners import Group, top
+from memprof.analysis.steps import Growth, growth, ooms
+from memprof.analysis.unseen import unseen
+from memprof.trace import NOT_RECORDED, Phase
+from memprof.units import format_bytes, format_count
+
+__all__ = ["DeviceFigures", "PeakMoment", "Summary", "Verdict", "summarize"]
+
+_TOP = 6
+_FRAGMENTED = 0.15
+"""Share of reserved bytes at its peak that no tensor used, from which it is worth a word."""
+_NOTABLE = 256 << 20
+_SMALLEST_BLOCK = 512
+_RISING = 0.9
+"""Share of pairs of steps between which bytes rose, from which it is no noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer first: a word for machines, a line, the reason and the next thing to do."""
+
+    level: str
+    """``no data``, ``ok``, ``leak``, ``waste``, ``fragmentation`` or ``oom``."""
+    line: str
+    why: str
+    next: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeakMoment:
+    """When a device held the most, and who owned it."""
+
+    bytes: int
+    event: int
+    window: int
+    time_us: int
+    step: int
+    phase: str
+    module: str
+    site: str
+    categories: tuple[Group, ...]
+    modules: tuple[Group, ...]
+    sites: tuple[Group, ...]
+    inferred: bool
+    """Categories and phase were guessed from stacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFigures:
+    """One device in figures; bytes are the allocator's, rounded as it rounds."""
+
+    device: str
+    allocated_bytes: int
+    reserved_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    requested_bytes: int
+    events: int
+    steps: int
+    ooms: int
+    unused_reserved_bytes: int
+    """Reserved and not allocated at the moment of most allocated bytes."""
+    total_bytes: int
+    """Of the device; 0 where not known."""
+    outside_torch_bytes: int
+    """Most that this process held on the device beyond torch's reserved bytes; -1: not measured."""
+    growth: Growth | None
+    peak: PeakMoment | None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What `memprof report` prints and ``--json`` carries."""
+
+    source: str
+    verdict: Verdict
+    devices: tuple[DeviceFigures, ...]
+    unseen: tuple[str, ...]
+    overhead_us: int
+    """-1 where it was not measured."""
+    duration_us: int
+
+
+def summarize(examination: Examination, findings: Sequence[Found] = ()) -> Summary:
+    """The summary of a run, given what was found wrong with it, best first."""
+    devices = tuple(_figures(device, examination) for device in examination.devices)
+    run = examination.run
+    ended = run.footer.ended_us if run.footer else 0
+    return Summary(
+        source=run.source,
+        verdict=_verdict(examination, devices, findings),
+        devices=devices,
+        unseen=unseen(examination),
+        overhead_us=run.footer.overhead_us if run.footer else NOT_RECORDED,
+        duration_us=max(ended - run.header.created_us, 0) if ended else 0,
+    )
+
+
+# -- devices -----------------------------------------------------------------------------------
+
+
+def _figures(device: DeviceExamination, examination: Examination) -> DeviceFigures:
+    window = device.peak_window
+    last = device.windows[-1].trace.end if device.windows else None
+    return DeviceFigures(
+        device=device.name,
+        allocated_bytes=device.allocated,
+        reserved_bytes=device.reserved,
+        peak_allocated_bytes=device.peak_allocated,
+        peak_reserved_bytes=device.peak_reserved,
+        requested_bytes=last.requested if last else NOT_RECORDED,
+        events=device.device.events,
+        steps=int(device.steps.last.max()) + 1 if len(device.steps) else 0,
+        ooms=sum(len(ooms(w.trace)) for w in device.windows),
+        unused_reserved_bytes=_unused_reserved(device),
+        total_bytes=device.device.info.total_bytes,
+        outside_torch_bytes=_outside_torch(device, examination),
+        growth=growth(device.steps),
+        peak=_peak_moment(window, device.windows.index(window)) if window else None,
+    )
+
+
+def _unused_reserved(device: DeviceExamination) -> int:
+    window = device.peak_window
+    if window is None:
+        return 0
+    entry = window.line.peak_allocated.event + 1
+    return max(int(window.line.reserved[entry] - window.line.allocated[entry]), 0)
+
+
+def _outside_torch(device: DeviceExamination, examination: Examination) -> int:
+    for series in examination.run.readings:
+        if series.device == device.name and series.name == "process_used" and len(series.values):
+            most = float(np.nan_to_num(series.values).max())
+            return max(int(most) - device.peak_reserved, 0) if most > 0 else NOT_RECORDED
+    return NOT_RECORDED
+
+
+def _peak_moment(window: WindowExamination, number: int) -> PeakMoment:
+    line, trace, who = window.line, window.trace, window.owners
+    event, alive = line.peak_allocated.event, alive_at_peak(window)
+    label = trace.label(int(trace.events.label[event])) if event >= 0 else None
+    row = int((line.lives.alloc == event).argmax()) if event >= 0 else -1
+    phase = label.phase if label else Phase.UNKNOWN
+    if phase is Phase.UNKNOWN and row >= 0:
+        phase = Phase(int(who.phase.of[row]))
+    return PeakMoment(
+        bytes=line.peak_allocated.bytes,
+        event=event,
+        window=number,
+        time_us=int(line.time_us[event + 1]),
+        step=label.step if label else NOT_RECORDED,
+        phase=phase.name.lower(),
+        module=label.module if label else "",
+        site=who.site.names[int(who.site.of[row])] if row >= 0 else "",
+        categories=tuple(top(who.category, line.lives.size, alive, 8)),
+        modules=tuple(top(who.module, line.lives.size, alive, _TOP)),
+        sites=tuple(top(who.site, line.lives.size, alive, _TOP)),
+        inferred=who.inferred,
+    )
+
+
+# -- the verdict -------------------------------------------------------------------------------
+
+
+def _verdict(
+    examination: Examination, devices: Sequence[DeviceFigures], findings: Sequence[Found]
+) -> Verdict:
+    measured = [d for d in devices if d.peak_allocated_bytes or d.peak_reserved_bytes]
+    if not measured:
+        return _no_data()
+    main = max(measured, key=lambda d: d.peak_allocated_bytes)
+    out = next((d for d in devices if d.ooms), None)
+    if out is not None:
+        return _ran_out(examination, out)
+    if findings and findings[0].kind in (Kind.LEAK, Kind.CYCLE, Kind.HOST_GROWTH, Kind.NON_TORCH):
+        return _from_finding("leak", findings[0])
+    if findings:
+        level = "fragmentation" if findings[0].kind is Kind.FRAGMENTATION else "waste"
+        return _from_finding(level, findings[0])
+    return _quiet(examination, main)
+
+
+def _no_data() -> Verdict:
+    return Verdict(
+        "no data",
+        "no data: nothing was measured",
+        "the file holds no allocation, no segment and no counter of any device",
+        "record with `memprof run train.py`, or call torch.cuda.memory._record_memory_history() "
+        "before the model is built",
+    )
+
+
+def _ran_out(examination: Examination, device: DeviceFigures) -> Verdict:
+    found = next(d for d in examination.devices if d.name == device.device)
+    window = next(w for w in found.windows if len(ooms(w.trace)))
+    event = int(ooms(window.trace)[0])
+    asked = format_bytes(int(window.trace.events.size[event]))
+    free = format_bytes(int(window.trace.events.address[event]))
+    held = format_bytes(int(window.line.allocated[event]))
+    kept = int(window.line.reserved[event] - window.line.allocated[event])
+    return Verdict(
+        "oom",
+        f"{device.device} ran out of memory: {asked} asked, {free} free on the device",
+        f"tensors held {held}, and {format_bytes(max(kept, 0))} more was reserved but unused",
+        "see what was alive at the peak; its largest owner is what to shrink",
+    )
+
+
+def _from_finding(level: str, found: Found) -> Verdict:
+    remedy = found.remedies[0] if found.remedies else None
+    why = found.holders[0].description if found.holders else found.site.code or found.site.filename
+    then = f"{remedy.fix}: {remedy.why}" if remedy else "see the finding below"
+    return Verdict(level, found.title, why, then)
+
+
+def _quiet(examination: Examination, main: DeviceFigures) -> Verdict:
+    peak, source = main.peak, examination.run.source
+    owner = peak.categories[0] if peak and peak.categories else None
+    line = f"peak {format_bytes(main.peak_allocated_bytes)} on {main.device}"
+    if peak and peak.step >= 0:
+        line += f", in step {peak.step}"
+    if owner and owner.name != "unknown":
+        line += f"; {format_bytes(owner.bytes)} of it {owner.name}"
+    unused = main.unused_reserved_bytes
+    if unused > _NOTABLE and unused > _FRAGMENTED * main.peak_reserved_bytes:
+        then = (
+            f"{format_bytes(unused)} reserved was unused at the peak: "
+            f"`memprof what-if {source} --search` tries other allocator settings"
+        )
+    else:
+        then = f"`memprof what-if {source} --fit` finds the smallest card that it fits on"
+    return Verdict("ok", line, _trend(main), then)
+
+
+def _trend(device: DeviceFigures) -> str:
+    trend = device.growth
+    if trend is None:
+        if not device.steps:
+            return "no step marks, so growth from step to step cannot be judged"
+        return f"{format_count(device.steps)} steps are too few to judge growth from step to step"
+    if trend.bytes_per_step > _SMALLEST_BLOCK and trend.rising > _RISING:
+        rate = format_bytes(trend.bytes_per_step)
+        return f"allocated bytes rise by {rate} a step, yet no single line keeps growing"
+    return f"nothing keeps growing over {format_count(device.steps)} steps"

@@ -1,0 +1,98 @@
+"""What a recording cannot tell, said in words, so that nobody takes silence for a clean bill."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memprof.analysis.examination import DeviceExamination, Examination, WindowExamination
+from memprof.trace import EMPTY, NOT_RECORDED, Action
+from memprof.units import format_bytes, format_count, format_percent
+
+__all__ = ["unseen"]
+
+
+def unseen(examination: Examination) -> tuple[str, ...]:
+    """One sentence for everything that was not recorded, the recorder's own notes first."""
+    run = examination.run
+    said = [f"{note.source}: {note.message}" for note in run.notes]
+    for device in examination.devices:
+        said += [f"{device.name}: {text}" for text in _of_device(device)]
+    if run.is_snapshot and examination.devices:
+        said.append(
+            "memory outside torch's allocator (CUDA context, cuBLAS and NCCL buffers, other "
+            "processes) is not in a snapshot"
+        )
+    return tuple(dict.fromkeys(said))
+
+
+def _of_device(device: DeviceExamination) -> list[str]:
+    events = sum(len(window.trace.events) for window in device.windows)
+    said = []
+    if not events and device.windows:
+        said.append("no events, only the final state: recording was not on while the job ran")
+    elif not events:
+        said.append("no single allocation was recorded, only counters")
+    if device.device.info.backend not in ("", "native", "cpu"):
+        said.append(f"the allocator backend {device.device.info.backend} records no history")
+    for window in device.windows:
+        said += _of_window(window)
+    if len(device.windows) > 1:
+        said.append(f"between its {len(device.windows)} windows only counters were kept")
+    if any(window.trace.modelled for window in device.windows):
+        said.append("segments and reserved bytes are modelled: a CPU has no caching allocator")
+    return said
+
+
+def _of_window(window: WindowExamination) -> list[str]:
+    said = []
+    trace, lives = window.trace, window.line.lives
+    said += _before_recording(window)
+    if trace.reordered:
+        said.append("the ring buffer was rotated: events were put back in order of their times")
+    if trace.end is not None and trace.end.unlisted:
+        said.append(
+            f"the segments claim {format_bytes(trace.end.unlisted)} beyond the blocks they list"
+        )
+    lost = _lost_frees(window)
+    if lost:
+        said.append(
+            f"{format_count(lost)} recorded allocations are neither freed nor in the final "
+            "segments: events are missing"
+        )
+    if len(trace.events) and trace.events.time_us[0] == NOT_RECORDED:
+        said.append("events carry no time")
+    made = lives.stack[lives.alloc >= 0]
+    bare = int((made == EMPTY).sum())
+    if len(made) and bare:
+        share = format_percent(bare, len(made))
+        said.append(f"{share} of the recorded allocations have no stack")
+    return said
+
+
+def _before_recording(window: WindowExamination) -> list[str]:
+    lives = window.line.lives
+    early = lives.alloc == NOT_RECORDED
+    if window.trace.modelled or not early.any() or not len(window.trace.events):
+        return []
+    total = format_bytes(int(lives.size[early].sum()))
+    said = [f"{total} in {format_count(int(early.sum()))} blocks were there when recording began"]
+    freed = int((early & (lives.free < len(window.trace.events))).sum())
+    if freed and window.trace.start is None:
+        said.append(
+            f"{format_count(freed)} of them are known only by their free: recording began late, or "
+            "its ring buffer overflowed (max_entries)"
+        )
+    return said
+
+
+def _lost_frees(window: WindowExamination) -> int:
+    """Allocations that no event ends and that the final state, which is authoritative, lacks."""
+    trace, lives = window.trace, window.line.lives
+    made = lives.alloc >= 0
+    if trace.end is None or trace.modelled or not made.any():
+        return 0
+    open_ended = made & (lives.free == len(trace.events))
+    held = np.isin(lives.address[open_ended], trace.end.blocks.address)
+    ended = lives.free[made & ~open_ended]
+    reused = trace.events.action[ended] == Action.ALLOC  # the next event of its address
+    return int((~held).sum()) + int(reused.sum())
