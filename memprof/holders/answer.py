@@ -137,10 +137,23 @@ def _global_kind(root: Root, name: str) -> LinkKind:
 
 def _view_link(value: object) -> list[Link]:
     """A link for a view that shows less than it keeps."""
-    if not is_tensor_type(type(value)) or value._base is None:  # type: ignore[attr-defined]
-        return []
-    shown, kept = value.nbytes, value._base.nbytes  # type: ignore[attr-defined]
+    shown, kept = shown_and_kept(value)
     return [link(LinkKind.BASE, f"{shown} of {kept} bytes", type(value).__name__)] if shown < kept else []
+
+
+def shown_and_kept(value: object) -> tuple[int, int]:
+    """Bytes that a tensor shows and bytes of its storage; equal for what is no view.
+
+    A storage object stays with its tensor once it was asked for, so only likely views are asked.
+    """
+    if not is_tensor_type(type(value)) or value.layout is not torch.strided or value.is_nested:  # type: ignore[attr-defined]
+        return 0, 0
+    shown = int(value.nbytes)  # type: ignore[attr-defined]
+    if value._base is not None:  # type: ignore[attr-defined]
+        return shown, int(value._base.nbytes)  # type: ignore[attr-defined]
+    if value.storage_offset() or not value.is_contiguous():  # type: ignore[attr-defined]
+        return shown, int(value.untyped_storage().nbytes())  # type: ignore[attr-defined]
+    return shown, shown
 
 
 def _known_of_cpp(links: list[Link]) -> list[Link]:

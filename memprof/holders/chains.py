@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import os
 
+import msgspec
+
 from memprof.holders.kinds import LinkKind, link, most_telling
 from memprof.holders.roots import is_user_file, source_line
-from memprof.holders.source import assigned_in_class, assigned_in_function, filled_at, registered_at
+from memprof.holders.source import (
+    assigned_in_class,
+    assigned_in_function,
+    creates_graph_at,
+    filled_at,
+    registered_at,
+    saved_at,
+)
 from memprof.records import Holder, Link
 
 __all__ = ["describe", "holder_of", "score", "tidy"]
@@ -25,7 +34,7 @@ _DOTTED = frozenset(
         LinkKind.OPTIMIZER_STATE,
     )
 )
-_OWN_LINE = frozenset(
+_OWN_LINE = tuple(
     kind.value
     for kind in (
         LinkKind.HOOK,
@@ -34,8 +43,15 @@ _OWN_LINE = frozenset(
         LinkKind.CLASS_ATTRIBUTE,
         LinkKind.CTX_ATTRIBUTE,
         LinkKind.DEFAULT_ARGUMENT,
+        LinkKind.CLOSURE,
     )
 )
+_VARIABLES = frozenset(
+    kind.value for kind in (LinkKind.LOCAL, LinkKind.FRAME, LinkKind.GENERATOR, LinkKind.COROUTINE)
+)
+_ATTRIBUTES = frozenset({LinkKind.ATTRIBUTE.value, LinkKind.MODULE_ATTRIBUTE.value})
+_CYCLES = frozenset({LinkKind.CYCLE.value, LinkKind.CPP_CYCLE.value})
+_HISTORIES = frozenset({"'Out'", "'_oh'"})
 _NO_LINE = frozenset(
     kind.value
     for kind in (
@@ -153,10 +169,12 @@ def score(links: list[Link], *, user: bool) -> tuple[int, int]:
 
 def holder_of(links: list[Link], files: list[str]) -> Holder:
     """The record of a chain; ``files`` are the user's sources in which a line may be looked for."""
+    links = [_with_line(one, files) for one in links]
     filename, line = _best_line(links, files)
+    history = any(one.kind == _ITEM and one.name in _HISTORIES for one in links)
     return Holder(
         description=describe(links),
-        kind=most_telling(links),
+        kind=LinkKind.NOTEBOOK.value if history else most_telling(links),
         filename=filename,
         line=line,
         code=source_line(filename, line),
@@ -164,32 +182,78 @@ def holder_of(links: list[Link], files: list[str]) -> Holder:
     )
 
 
+def _with_line(one: Link, files: list[str]) -> Link:
+    """The link with the line that makes or fills what it names, where that is found."""
+    if one.line and one.kind not in _VARIABLES:
+        return one
+    filename, line = _line_of(one, files)
+    return msgspec.structs.replace(one, filename=filename, line=line) if line else one
+
+
 def _best_line(links: list[Link], files: list[str]) -> tuple[str, int]:
-    own = [at for at, one in enumerate(links) if one.kind in _OWN_LINE]
-    filled = [at for at, one in enumerate(links) if one.kind == _ITEM and one.length > 1]
-    filled.sort(key=lambda at: -links[at].length)
-    rest = [at for at in range(len(links))[::-1] if links[at].kind not in _NO_LINE]
-    for at in (*own[::-1], *(at - 1 for at in filled if at), *rest):
-        filename, line = _line_of(links[at], files)
+    """The line a person should look at first."""
+    if any(one.kind == LinkKind.GRAD.value for one in links[:-1]):  # a gradient that has a graph
+        filename, line = _cpp_line(links, files)
+        if line:
+            return filename, line
+    for at in _by_merit(links):
+        one = links[at]
+        filename, line = one.filename, one.line
+        if one.kind not in (*_ROOTS, LinkKind.CLASS_ATTRIBUTE.value) and at + 1 < len(links) and links[at + 1].kind == _ITEM:
+            key = links[at + 2].name if at + 2 < len(links) and links[at + 2].kind == _ITEM else ""
+            view = links[-1].kind == LinkKind.BASE.value
+            if filename and (better := filled_at(filename, "." + one.name, key=key.strip("'"), view=view)):
+                line = better
         if line and source_line(filename, line):
             return filename, line
-    return next(((one.filename, one.line) for one in links[::-1] if one.line), ("", 0))
+    return _cpp_line(links, files)
+
+
+def _by_merit(links: list[Link]) -> list[int]:
+    """Places in the chain, those whose line explains most first."""
+    kinds = [one.kind for one in links]
+    places = range(len(links))
+    following = [*kinds[1:], kinds[1] if kinds[0] in _CYCLES and len(kinds) > 1 else ""]
+    keeps_exception = [
+        at for at in places if (kinds[at], following[at]) == (LinkKind.FRAME.value, LinkKind.EXCEPTION.value)
+    ]
+    stores_graph = [
+        at for at in places if kinds[at] in _ATTRIBUTES and following[at] == LinkKind.AUTOGRAD_NODE.value
+    ]
+    own = [at for kind in _OWN_LINE for at in places if kinds[at] == kind]
+    filled = [at for at in places if kinds[at] == _ITEM and links[at].length > 1 and at]
+    filled.sort(key=lambda at: -links[at].length)
+    rest = [at for at in places if kinds[at] not in _NO_LINE]
+    best = [*keeps_exception, *stores_graph, *own, *(at - 1 for at in filled), *rest[::-1]]
+    return list(dict.fromkeys(best))
+
+
+def _cpp_line(links: list[Link], files: list[str]) -> tuple[str, int]:
+    """For chains that run through C++ alone: what saved the tensor, or gave gradients a graph."""
+    for one in links[::-1]:
+        for filename in files:
+            line = 0
+            if one.kind == LinkKind.SAVED_TENSOR.value:
+                line = saved_at(filename, one.type_name)
+            elif one.kind == LinkKind.GRAD.value:
+                line = creates_graph_at(filename)
+            if line:
+                return filename, line
+    return "", 0
 
 
 def _line_of(one: Link, files: list[str]) -> tuple[str, int]:
     """The line that makes or fills what a link names."""
     if one.kind == LinkKind.CLASS_ATTRIBUTE.value:
         return one.filename, assigned_in_class(one.filename, one.type_name, one.name)
-    if one.kind in (LinkKind.LOCAL.value, LinkKind.FRAME.value, LinkKind.GENERATOR.value, LinkKind.COROUTINE.value):
+    if one.kind in _VARIABLES:
         return one.filename, assigned_in_function(one.filename, one.name, one.line) or one.line
-    if one.line:
-        return one.filename, one.line
-    if one.kind in (LinkKind.PARAMETER.value, LinkKind.OPTIMIZER_STATE.value, LinkKind.THREAD.value):
+    if one.kind in (*_NO_LINE, _ITEM, LinkKind.PARAMETER.value, LinkKind.OPTIMIZER_STATE.value) or not one.name:
         return "", 0
-    if one.name:
-        for filename in dict.fromkeys([one.filename, *files]):
-            if is_user_file(filename) and (line := filled_at(filename, one.name)):
-                return filename, line
+    name = one.name if one.kind in _ROOTS else "." + one.name.split(".")[-1]
+    for filename in dict.fromkeys([one.filename, *files]):
+        if is_user_file(filename) and (line := filled_at(filename, name)):
+            return filename, line
     return "", 0
 
 
@@ -226,7 +290,7 @@ def _phrase(one: Link) -> str:
         LinkKind.SAVED_TENSOR: f"saved tensor {name} of {one.type_name}",
         LinkKind.CTX_ATTRIBUTE: f"attribute {name} of ctx ({one.type_name})",
         LinkKind.GRAD: f".grad of a {one.type_name}",
-        LinkKind.BASE: f"a view ({one.type_name}) of it",
+        LinkKind.BASE: f"a view that shows {one.name}" if one.name else "a view",
         LinkKind.TRACEBACK: f"traceback through {one.type_name}(){where}",
         LinkKind.FRAME: f"local {name} of the finished call {one.type_name}(){where}",
         LinkKind.LOG_RECORD: f"log record of {one.type_name}{where}",

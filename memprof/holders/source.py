@@ -1,42 +1,74 @@
-"""Which line of the user's source fills a holder; reads source text, never objects."""
+"""Which line of the user's source fills a holder; reads source text and, for flags, a module's globals."""
 
 from __future__ import annotations
 
 import ast
 import linecache
+import sys
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-__all__ = ["assigned_in_class", "assigned_in_function", "filled_at", "registered_at"]
+__all__ = [
+    "assigned_in_class",
+    "assigned_in_function",
+    "creates_graph_at",
+    "filled_at",
+    "registered_at",
+    "saved_at",
+]
 
 _GROWING = frozenset(
     "append appendleft add extend extendleft update insert setdefault put put_nowait push".split()
 )
+_TO_NUMBER = frozenset(["item", "tolist", "numpy", "cpu"])
 _MAX_CHARS = 2_000_000
 _FILLED, _ASSIGNED, _IN_INIT, _EMPTIED = range(4)  # how telling a line is: the lowest wins
+_NO_TENSOR, _SWITCHED_OFF = 4, 8  # added where the line stores a number, or a global flag skips it
+
+
+@dataclass(frozen=True, order=True)
+class _Fill:
+    rank: int
+    line: int
+    value: str = field(default="", compare=False)
+    """The variable that is stored, where it is one."""
+    text: str = field(default="", compare=False)
 
 
 @dataclass
 class _Index:
-    """What the lines of one file do to the names in it."""
+    """What the lines of one file do to the names in it; attributes are written ``.name``."""
 
-    filled: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    """Attribute or variable -> (how telling, line)."""
+    filled: dict[str, list[_Fill]] = field(default_factory=dict)
     bound: dict[str, list[int]] = field(default_factory=dict)
     """Variable -> lines that bind it."""
     functions: list[tuple[int, int]] = field(default_factory=list)
     """First (its decorators') and last line of every function."""
-    in_class: dict[tuple[str, str], int] = field(default_factory=dict)
-    """(class, attribute) -> line in the class body."""
+    in_class: dict[tuple[str, str], list[tuple[int, int]]] = field(default_factory=dict)
+    """(class, attribute) -> (rank, line) in the class body."""
     registered: dict[str, int] = field(default_factory=dict)
     """Function or method -> line that passes it to a ``register…hook``."""
+    saved: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    """Class of a custom Function -> (rank, line) of ``save_for_backward``."""
+    creates_graph: list[tuple[int, int]] = field(default_factory=list)
+    """(rank, line) of calls with ``create_graph=True``."""
 
 
-def filled_at(filename: str, name: str) -> int:
-    """The line of ``filename`` that puts things into the attribute or variable ``name``; 0: none."""
-    lines = _index(filename).filled.get(name.split(".")[-1])
-    return min(lines)[1] if lines else 0
+def filled_at(filename: str, name: str, *, key: str = "", view: bool = False) -> int:
+    """The line of ``filename`` that puts things into a variable, or an attribute ``.name``; 0: none.
+
+    Of several lines one that names ``key`` (a dict's key further down the chain) is preferred.
+    With ``view`` it is the line that made the variable which is put there.
+    """
+    index = _index(filename)
+    fills = index.filled.get(name, [])
+    best = min(fills, key=lambda one: (bool(key) and key not in one.text, one), default=None)
+    if best is None:
+        return 0
+    made = assigned_in_function(filename, best.value, best.line) if view and best.value else 0
+    return made or best.line
 
 
 def assigned_in_function(filename: str, name: str, line: int) -> int:
@@ -51,12 +83,22 @@ def assigned_in_function(filename: str, name: str, line: int) -> int:
 
 def assigned_in_class(filename: str, class_name: str, name: str) -> int:
     """The line of a class body that makes the attribute ``name``; 0: none."""
-    return _index(filename).in_class.get((class_name.split(".")[-1], name), 0)
+    return min(_index(filename).in_class.get((class_name.split(".")[-1], name), []), default=(0, 0))[1]
 
 
 def registered_at(filename: str, function: str) -> int:
     """The line that registers ``function`` as a hook; 0 where none does."""
     return _index(filename).registered.get(function.split(".")[-1], 0)
+
+
+def saved_at(filename: str, node: str) -> int:
+    """The line where the custom Function behind the node ``node`` saves tensors; 0: none."""
+    return min(_index(filename).saved.get(node.removesuffix("Backward"), []), default=(0, 0))[1]
+
+
+def creates_graph_at(filename: str) -> int:
+    """The first line that makes gradients with a graph of their own; 0: none."""
+    return min(_index(filename).creates_graph, default=(0, 0))[1]
 
 
 @lru_cache(maxsize=64)
@@ -69,63 +111,121 @@ def _index(filename: str) -> _Index:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
         return index
-    _fill(index, tree, in_init=False)
+    _Reader(index, text.splitlines(), _flags(filename)).read(tree)
     return index
 
 
-def _fill(index: _Index, tree: ast.AST, *, in_init: bool) -> None:
-    waiting = [(tree, in_init)]
-    while waiting:
-        node, inside = waiting.pop()
+def _flags(filename: str) -> dict[str, bool]:
+    """The module's global switches: a branch that one of them turns off did not run."""
+    for module in list(sys.modules.values()):
+        if type(module) is not types.ModuleType:
+            continue
+        variables = types.ModuleType.__getattribute__(module, "__dict__")
+        if variables.get("__file__") == filename:
+            return {name: one for name, one in list(variables.items()) if type(one) is bool}
+    return {}
+
+
+@dataclass
+class _Place:
+    node: ast.AST
+    function: str = ""
+    class_: str = ""
+    in_class_body: bool = False
+    off: int = 0
+
+
+@dataclass
+class _Reader:
+    index: _Index
+    lines: list[str]
+    flags: dict[str, bool]
+
+    def read(self, tree: ast.AST) -> None:
+        waiting = [_Place(tree)]
+        while waiting:
+            place = waiting.pop()
+            self._note(place)
+            waiting += self._inside(place)
+
+    def _inside(self, place: _Place) -> Iterator[_Place]:
+        node, function, class_, body = place.node, place.function, place.class_, place.in_class_body
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            function, body = getattr(node, "name", function), False
+        if isinstance(node, ast.ClassDef):
+            class_, body = node.name, True
+        dead = self._dead_branch(node)
+        for child in ast.iter_child_nodes(node):
+            off = _SWITCHED_OFF if any(child is one for one in dead) else place.off
+            yield _Place(child, function, class_, body, off)
+
+    def _dead_branch(self, node: ast.AST) -> list[ast.stmt]:
+        if not isinstance(node, ast.If):
+            return []
+        test, wanted = node.test, True
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            test, wanted = test.operand, False
+        value = self.flags.get(test.id) if isinstance(test, ast.Name) else None
+        if value is None:
+            return []
+        return node.orelse if value is wanted else node.body
+
+    def _note(self, place: _Place) -> None:
+        node = place.node
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-            index.functions.append((first, node.end_lineno or node.lineno))
-            inside = node.name == "__init__"
-        if isinstance(node, ast.ClassDef):
-            _note_class(index, node)
-        _note(index, node, inside)
-        waiting += [(child, inside) for child in ast.iter_child_nodes(node)]
+            self.index.functions.append((first, node.end_lineno or node.lineno))
+        if isinstance(node, ast.Call):
+            self._note_call(node, place)
+        if isinstance(node, ast.ExceptHandler) and node.name:
+            self.index.bound.setdefault(node.name, []).append(node.lineno)
+        for target, value in _bindings(node):
+            self._note_binding(target, value, place)
 
-
-def _note(index: _Index, node: ast.AST, in_init: bool) -> None:
-    if isinstance(node, ast.Call):
-        _note_call(index, node)
-    for target, value in _bindings(node):
-        line = getattr(node, "lineno", None) or target.lineno
+    def _note_binding(self, target: ast.expr, value: ast.expr | None, place: _Place) -> None:
+        line = getattr(place.node, "lineno", None) or target.lineno
         if isinstance(target, ast.Name):
-            index.bound.setdefault(target.id, []).append(line)
-        name = _name(target)
-        if not name:
-            continue
-        if isinstance(target, ast.Subscript) or isinstance(node, ast.AugAssign):
+            self.index.bound.setdefault(target.id, []).append(line)
+            if place.in_class_body:
+                known = self.index.in_class.setdefault((place.class_, target.id), [])
+                known.append((place.off, line))
+        if isinstance(target, ast.Subscript) or isinstance(place.node, ast.AugAssign):
             rank = _FILLED
+        elif _is_empty(value):
+            rank = _EMPTIED
         else:
-            rank = _EMPTIED if _is_empty(value) else _IN_INIT if in_init else _ASSIGNED
-        index.filled.setdefault(name, []).append((rank, line))
+            rank = _IN_INIT if place.function == "__init__" else _ASSIGNED
+        self._fill(_name(target), rank, line, value, place.off)
 
+    def _fill(self, name: str, rank: int, line: int, value: ast.expr | None, off: int) -> None:
+        if not name:
+            return
+        rank += off + (_NO_TENSOR if value is not None and _is_number(value) else 0)
+        stored = value.id if isinstance(value, ast.Name) else ""
+        text = self.lines[line - 1] if line <= len(self.lines) else ""
+        self.index.filled.setdefault(name, []).append(_Fill(rank, line, stored, text))
 
-def _note_class(index: _Index, node: ast.ClassDef) -> None:
-    for statement in node.body:
-        for target, _ in _bindings(statement):
-            if isinstance(target, ast.Name):
-                index.in_class.setdefault((node.name, target.id), statement.lineno)
-
-
-def _note_call(index: _Index, node: ast.Call) -> None:
-    if not isinstance(node.func, ast.Attribute):
-        return
-    method, name = node.func.attr, _name(node.func.value)
-    if method in _GROWING and name:
-        index.filled.setdefault(name, []).append((_FILLED, node.lineno))
-    if method in ("register_buffer", "register_parameter") and node.args:
-        first = node.args[0]
-        if isinstance(first, ast.Constant) and isinstance(first.value, str):
-            index.filled.setdefault(first.value, []).append((_IN_INIT, node.lineno))
-    if method.startswith("register_") and "hook" in method:
-        for argument in node.args:
-            for part in ast.walk(argument):
-                if isinstance(part, (ast.Name, ast.Attribute)):
-                    index.registered.setdefault(_name(part), node.lineno)
+    def _note_call(self, node: ast.Call, place: _Place) -> None:
+        for keyword in node.keywords:
+            if keyword.arg == "create_graph" and isinstance(keyword.value, ast.Constant):
+                if keyword.value.value is True:
+                    self.index.creates_graph.append((place.off, node.lineno))
+        if not isinstance(node.func, ast.Attribute):
+            return
+        method, first = node.func.attr, node.args[-1] if node.args else None
+        if method in _GROWING:
+            self._fill(_name(node.func.value), _FILLED, node.lineno, first, place.off)
+        if method in ("register_buffer", "register_parameter") and node.args:
+            name = node.args[0]
+            if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                self._fill("." + name.value, _IN_INIT, node.lineno, None, place.off)
+        if method == "save_for_backward":
+            self.index.saved.setdefault(place.class_, []).append((place.off, node.lineno))
+        if method.startswith("register_") and "hook" in method:
+            for argument in node.args:
+                for part in ast.walk(argument):
+                    if isinstance(part, (ast.Name, ast.Attribute)):
+                        self.index.registered.setdefault(_name(part).lstrip("."), node.lineno)
 
 
 def _bindings(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
@@ -147,19 +247,29 @@ def _flat(target: ast.expr, value: ast.expr | None) -> Iterator[tuple[ast.expr, 
     if not isinstance(target, (ast.Tuple, ast.List)):
         yield target, value
         return
-    pairs = isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts)
-    values = value.elts if pairs and isinstance(value, (ast.Tuple, ast.List)) else [None] * len(target.elts)
+    values: list[ast.expr | None] = [None] * len(target.elts)
+    if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts):
+        values = list(value.elts)
     for one, its_value in zip(target.elts, values):
         yield from _flat(one, its_value)
 
 
 def _name(node: ast.AST) -> str:
-    """The last name of ``a``, ``x.a``, ``x.a[i]``."""
+    """The last name of ``a``, ``x.a`` (then ``.a``), ``x.a[i]``."""
     while isinstance(node, (ast.Subscript, ast.Starred)):
         node = node.value
     if isinstance(node, ast.Attribute):
-        return node.attr
+        return "." + node.attr
     return node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_number(value: ast.expr) -> bool:
+    """Whether an expression surely holds no device tensor: ``x.item()``, ``float(x)``, a string."""
+    if isinstance(value, ast.Call):
+        if isinstance(value.func, ast.Attribute):
+            return value.func.attr in _TO_NUMBER
+        return isinstance(value.func, ast.Name) and value.func.id in ("float", "int", "str", "len", "repr")
+    return isinstance(value, (ast.JoinedStr, ast.Constant))
 
 
 def _is_empty(value: ast.expr | None) -> bool:
