@@ -89,7 +89,7 @@ def header(devices: Sequence[DeviceInfo], options: Mapping[str, object], created
         torch_version=str(getattr(torch, "__version__", "")),
         python_version=platform.python_version(),
         platform=platform.platform(),
-        argv=list(getattr(sys, "orig_argv", sys.argv)),
+        argv=list(getattr(sys, "argv", None) or sys.orig_argv),
         cwd=_working_directory(),
         pid=os.getpid(),
         rank=rank.rank,

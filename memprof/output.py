@@ -24,8 +24,10 @@ class Output:
     only then: a launcher that imports torch but trains nothing leaves no file.
     """
 
-    def __init__(self, path: Callable[[], str], header: Header, *, lazy: bool = False) -> None:
-        """``path`` names the file.
+    def __init__(
+        self, path: Callable[[], str], header: Callable[[], Header], *, lazy: bool = False
+    ) -> None:
+        """``path`` names the file, ``header`` says what is known of the process at that moment.
 
         Raises:
             MemprofError: the file cannot be created, and it is not lazy.
@@ -37,7 +39,7 @@ class Output:
         self._writer: RunWriter | None = None
         self._ended = False
         if not lazy:
-            self._writer = RunWriter(path(), header)
+            self._writer = RunWriter(path(), header())
 
     @property
     def path(self) -> str:
@@ -61,12 +63,11 @@ class Output:
             elif not isinstance(record, Readings) or len(self._held) < _MOST_HELD:
                 self._held.append(record)
 
-    def replace_header(self, header: Header) -> None:
+    def renew_header(self) -> None:
         """What the header said has become better known; readers take the last one."""
         with self._lock:
-            self._header = header
             if self._writer is not None:
-                self.write(header)
+                self.write(self._header())
 
     def flush(self) -> None:
         """Hand everything to the operating system; a failure ends recording with one warning."""
@@ -87,7 +88,7 @@ class Output:
 
     def _open(self) -> None:
         try:
-            self._writer = RunWriter(self._path(), self._header)
+            self._writer = RunWriter(self._path(), self._header())
         except MemprofError as error:
             self._end(str(error))
             return

@@ -14,16 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-import msgspec
-
-from memprof.environment import now_us
+from memprof.environment import header, now_us
 from memprof.errors import MemprofError
 from memprof.options import Options
 from memprof.output import Output
 from memprof.recording import Recording, Seen
-from memprof.records import DeviceSummary, Finding, Footer, Header, StepsRecord
+from memprof.records import DeviceInfo, DeviceSummary, Finding, Footer, Header, StepsRecord
 from memprof.sampler import Sampler
 from memprof.sources.boundaries import Boundaries
+from memprof.sources.cpu import CpuSource
 from memprof.sources.cuda import CudaSource
 from memprof.sources.host import HostSource
 from memprof.sources.nvml import NvmlSource
@@ -60,14 +59,19 @@ class _Peak:
 class Session:
     """One recording from its first record to its footer."""
 
-    def __init__(self, output: Output, header: Header, options: Options) -> None:
-        """Nothing is hooked into torch before `open_torch`."""
-        self.output = output
-        self.interner = Interner()
-        self.recording = Recording(output, self.interner)
-        self.meter = OverheadMeter()
-        self._header = header
+    def __init__(self, path: Callable[[], str], options: Options, *, lazy: bool = False) -> None:
+        """Nothing is hooked into torch before `open_torch`.
+
+        Raises:
+            MemprofError: the file cannot be created, and it is not lazy (see `Output`).
+        """
+        self._devices: list[DeviceInfo] = []
         self._options = options
+        self._began_us = now_us()
+        self.output = Output(path, self._header, lazy=lazy)
+        self.interner = Interner()
+        self.recording = Recording(self.output, self.interner)
+        self.meter = OverheadMeter()
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._schedule = WindowSchedule(options.policy, now_us())
@@ -293,13 +297,11 @@ class Session:
     # -- writing -------------------------------------------------------------------------------
 
     def _write_header(self) -> None:
-        torch = sys.modules.get("torch")
-        self._header = msgspec.structs.replace(
-            self._header,
-            devices=self.recording.devices(),
-            torch_version=str(getattr(torch, "__version__", "")),
-        )
-        self.output.replace_header(self._header)
+        self._devices = self.recording.devices()
+        self.output.renew_header()
+
+    def _header(self) -> Header:
+        return header(self._devices, self._options.as_record(), self._began_us)
 
     def _write_rows(self, *, unfinished: bool = False) -> None:
         for device, rows in self._rows.items():
@@ -342,8 +344,6 @@ class Session:
 
     def _event_sources(self, boundaries: Boundaries) -> list[EventSource]:
         import torch
-
-        from memprof.sources.cpu import CpuSource
 
         made: list[EventSource] = []
         for source in self._options.sources:

@@ -17,10 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Generic, Literal, TypeVar
 
-from memprof.environment import DEFAULT_PATH, Rank, header, now_us, path_of_rank
+from memprof.environment import DEFAULT_PATH, Rank, path_of_rank
 from memprof.importing import ImportWatch
 from memprof.options import SOURCES, Options, Source
-from memprof.output import Output
 from memprof.records import Finding
 from memprof.session import Session
 from memprof.sources.boundaries import annotate
@@ -233,18 +232,20 @@ class Tracker:
 
     def _begin(self) -> None:
         self._pid = os.getpid()
-        made = header((), self._options.as_record(), now_us())
-        path = path_of_rank(self._path, Rank.of(os.environ).rank)
-        output = Output(self._lazy_path or (lambda: path), made, lazy=self._lazy_path is not None)
-        self._session = Session(output, made, self._options)
+        path = self._lazy_path or self._path_of_rank
+        self._session = Session(path, self._options, lazy=self._lazy_path is not None)
         _watch_forks()
         atexit.register(self._at_exit)
         self._session.open_samplers()
-        if _is_imported("torch"):
+        # A lazy tracker is started by the import of torch itself, which is not over for Python yet.
+        if self._lazy_path is not None or _is_imported("torch"):
             self._session.open_torch()
         else:
             self._watch = ImportWatch("torch", self._session.open_torch)
             self._watch.start()
+
+    def _path_of_rank(self) -> str:
+        return path_of_rank(self._path, Rank.of(os.environ).rank)
 
     def _end(self, status: str) -> None:
         atexit.unregister(self._at_exit)

@@ -214,14 +214,14 @@ class CudaSource:
     def _counters(self, ordinal: int) -> Counters:
         stats = self._torch.cuda.memory_stats_as_nested_dict(ordinal)
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
-        before = self._peaks.get(ordinal)
-        self._peaks[ordinal] = _Peaks(allocated["peak"], reserved["peak"])
+        now = _Peaks(allocated["peak"], reserved["peak"])
+        before, self._peaks[ordinal] = self._peaks.get(ordinal, now), now
         return Counters(
             device=f"cuda:{ordinal}",
             allocated=allocated["current"],
-            peak_allocated=_raised(allocated["peak"], before and before.allocated),
+            peak_allocated=_raised(allocated["peak"], before.allocated),
             reserved=reserved["current"],
-            peak_reserved=_raised(reserved["peak"], before and before.reserved),
+            peak_reserved=_raised(reserved["peak"], before.reserved),
             active=_current(stats, "active_bytes"),
             requested=_current(stats, "requested_bytes"),
             inactive_split=_current(stats, "inactive_split_bytes"),
@@ -340,12 +340,13 @@ class _Remapped:
     def events(self, events: Events, marks: Marks) -> Events:
         """Labels that torch carried itself win over those told by the time."""
         own = self._labels[events.label]
-        return _with(
+        labelled: Events = _with(
             events,
             stack=self._stacks[events.stack],
             label=np.where(own > 0, own, marks.at(events.time_us)),
             pool=self._pools[events.pool],
         )
+        return labelled
 
     def state(self, state: State) -> State:
         segments = _with(
@@ -362,9 +363,9 @@ def _with(columns: Any, **changed: Column) -> Any:
     return type(columns)(**{**kept, **changed})
 
 
-def _raised(peak: int, before: int | None) -> int:
+def _raised(peak: int, before: int) -> int:
     """The peak if it was reached since the last look, else not known."""
-    return peak if before is not None and peak > before else NOT_RECORDED
+    return peak if peak > before else NOT_RECORDED
 
 
 def _current(stats: Mapping[str, Any], name: str) -> int:

@@ -1,0 +1,69 @@
+"""``memprof run``: a script or a module, run as plain python would, and recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import click
+
+from memprof.environment import DEFAULT_PATH
+
+__all__ = ["command"]
+
+
+@click.command(
+    name="run",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.option("-o", "--output", default=DEFAULT_PATH, show_default=True, help="The run file.")
+@click.option("--budget", type=float, help="Share of the time that recording may take. [0.01]")
+@click.option("--sample-interval", type=float, help="Seconds between looks at driver and host. [1]")
+@click.option("--window-steps", type=int, help="Steps in a window after the first. [5]")
+@click.option("--max-events", type=int, help="Events in the whole file. [2000000]")
+@click.option("--allowance", type=float, help="Seconds recording may take in any case. [5]")
+@click.option("-q", "--quiet", is_flag=True, help="Do not say at the end what to type next.")
+@click.option("-m", "as_module", is_flag=True, help="Run a module, like python -m.")
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True)
+def command(  # noqa: PLR0917 - click names them all
+    output: str,
+    budget: float | None,
+    sample_interval: float | None,
+    window_steps: int | None,
+    max_events: int | None,
+    allowance: float | None,
+    quiet: bool,
+    as_module: bool,
+    program: tuple[str, ...],
+) -> int:
+    r"""Run PROGRAM (a script or, with -m, a module) with its arguments, and record its memory.
+
+    It runs as plain python would run it; the exit status is the program's.
+
+    \b
+        memprof run train.py --epochs 3
+        memprof run -o run.json -m mypackage.train
+    """
+    given = {
+        "budget": budget,
+        "sample_interval_s": sample_interval,
+        "window_steps": window_steps,
+        "max_events": max_events,
+        "allowance_s": allowance,
+    }
+    options = {name: value for name, value in given.items() if value is not None}
+    described = json.dumps({"path": output, "quiet": quiet, **options})
+    words = [described, *(["-m"] if as_module else []), *program]
+    return _replace_this_process(["-m", "memprof.launch", *words])
+
+
+def _replace_this_process(arguments: list[str]) -> int:
+    """Go on as a fresh interpreter, so that neither click nor our frames are in the job."""
+    python = [sys.executable, *subprocess._args_from_interpreter_flags(), *arguments]  # type: ignore[attr-defined]
+    if os.name != "nt":  # there exec leaves the shell behind with a finished process
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execv(sys.executable, python)  # noqa: S606 - no shell is wanted
+    return subprocess.call(python)
