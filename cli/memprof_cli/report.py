@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import click
 
-from memprof import MemprofError
 from memprof.analysis.examination import Examination, examine
 from memprof.analysis.findings import Found
 from memprof.analysis.summary import Summary, summarize
@@ -41,23 +40,28 @@ def command(
     FILES are run files of memprof, or allocator snapshots that torch wrote
     (torch.cuda.memory._dump_snapshot), gzipped or not.
     """
-    examined = []
-    for file in progress(files, "reading"):
-        examination = examine(load(file))
-        examined.append((examination, _findings(examination)))
-    summaries = [summarize(examination, found) for examination, found in examined]
+    reports = [_examined(file) for file in progress(files, "reading")]
     page = None if no_page or (as_json and output is None) else output or _beside(files[0])
     if page is not None:
-        _write_page(page, examined, summaries)
+        _write_page(reports, page)
     if as_json:
-        click.echo(summaries_json(summaries))
+        click.echo(summaries_json([summary for _, _, summary in reports]))
     else:
-        for summary, (_, found) in zip(summaries, examined, strict=True):
+        for _, found, summary in reports:
             print_summary(summary, found)
         if page is not None:
             click.echo(f"page: {page}")
     if open_page and page is not None:
         webbrowser.open(page.absolute().as_uri())
+
+
+_Report: TypeAlias = "tuple[Examination, tuple[Found, ...], Summary]"
+
+
+def _examined(file: Path) -> _Report:
+    examination = examine(load(file))
+    found: tuple[Found, ...] = ()
+    return examination, found, summarize(examination, found)
 
 
 def _beside(file: Path) -> Path:
@@ -68,24 +72,8 @@ def _beside(file: Path) -> Path:
     return file.with_name(f"{name or file.name}.html")
 
 
-def _findings(examination: Examination) -> tuple[Found, ...]:
-    return ()
-
-
-def _write_page(
-    page: Path,
-    examined: Sequence[tuple[Examination, tuple[Found, ...]]],
-    summaries: Sequence[Summary],
-) -> None:
+def _write_page(reports: Sequence[_Report], page: Path) -> None:
     # plotly takes longer to import than most reports take to compute.
-    from memprof_dashboards import render
+    from memprof_dashboards import Reported, write
 
-    html = render(examined, summaries)
-    try:
-        page.write_text(html, encoding="utf-8")
-    except OSError as error:
-        raise MemprofError(
-            f"cannot write {page}: {error.strerror or error}", "name another file with -o"
-        ) from error
-    if not sys.stdout.isatty():
-        return
+    write([Reported(e, summary, found) for e, found, summary in reports], page)
