@@ -350,7 +350,7 @@ class Session:
             if source == "cpu":
                 made.append(CpuSource(self.interner, boundaries))
             elif source == "cuda" and torch.backends.cuda.is_built():
-                made.append(CudaSource(self.interner))
+                made.append(CudaSource(self.interner, boundaries))
             elif not isinstance(source, str) and hasattr(source, "drain"):
                 made.append(cast("EventSource", source))
         return made

@@ -10,47 +10,24 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from memprof.records import DeviceInfo
 from memprof.snapshot import traces_from_snapshot
+from memprof.sources.boundaries import Boundaries
+from memprof.sources.marks import MarkKeeper, Marks
 from memprof.sources.protocol import Chunk, Counters, Interner
 from memprof.trace import NOT_RECORDED, Column, Events, Phase, State, Tables, Trace
 
-__all__ = ["CudaSource", "Marks"]
+__all__ = ["CudaSource"]
 
 _MOST_EVENTS = 500_000
 """Entries of torch's ring per device; a snapshot takes about 7 µs for each."""
 _LOOK_AGAIN = 50
 """Step ends between two looks for further devices that torch has begun to use."""
-
-
-@dataclass(slots=True)
-class Marks:
-    """When labels changed in a window, so that events can be labelled by their time.
-
-    Times are microseconds since the Unix epoch, the clock of torch's recorder. It sees the
-    backward pass too, which runs on threads where no other label reaches.
-    """
-
-    time_us: list[int] = field(default_factory=list)
-    label: list[int] = field(default_factory=list)
-
-    def add(self, time_us: int, label: int) -> None:
-        """From this time on the label holds."""
-        self.time_us.append(time_us)
-        self.label.append(label)
-
-    def at(self, time_us: Column) -> Column:
-        """The label at each time; 0 before the first mark."""
-        if not self.time_us:
-            return np.zeros(len(time_us), dtype=np.int32)
-        labels = np.asarray([0, *self.label], dtype=np.int32)
-        found: Column = labels[np.searchsorted(np.asarray(self.time_us), time_us, side="right")]
-        return found
 
 
 @dataclass(slots=True)
@@ -70,10 +47,9 @@ class CudaSource:
 
     name = "cuda"
 
-    def __init__(self, interner: Interner, torch: Any = None) -> None:
+    def __init__(self, interner: Interner, boundaries: Boundaries, torch: Any = None) -> None:
         """``torch`` is the module, or a stand-in of the parts used here."""
-        self.marks = Marks()
-        """Filled by whoever knows the labels; emptied when a window begins."""
+        self._keeper = MarkKeeper(boundaries)
         self._interner = interner
         self._torch = torch if torch is not None else sys.modules["torch"]
         self._pid = os.getpid()
@@ -116,6 +92,7 @@ class CudaSource:
 
     def counters(self) -> Sequence[Counters]:
         """torch's own figures; reading them neither synchronizes nor resets anything."""
+        self._keeper.mark()  # the next step begins
         self._look_now_and_then()
         return tuple(self._counters(i) for i in self._ordinals)
 
@@ -125,7 +102,6 @@ class CudaSource:
             self._in_window = True
             self._begun, self._drained, self._end = set(), {}, {}
             self._events_at_drain = 0
-            self.marks = Marks()
         if not self._is_initialized():
             return {}
         already = self._is_recording
@@ -240,9 +216,11 @@ class CudaSource:
             options["clear_history"] = True
         memory._record_memory_history("all", max_entries=_MOST_EVENTS, **options)
         self._is_recording = True
+        self._keeper.start()
         self._events_at_drain = self._operations()
 
     def _stop(self) -> None:
+        self._keeper.stop()
         if self._is_recording and os.getpid() == self._pid:
             self._torch.cuda.memory._record_memory_history(None)
         self._is_recording = False
@@ -313,7 +291,7 @@ class CudaSource:
 
     def _chunk(self, trace: Trace) -> Chunk:
         tables = _Remapped(self._interner, trace.tables)
-        events = tables.events(trace.events, self.marks)
+        events = tables.events(trace.events, self._keeper.marks)
         if trace.end is not None:
             self._end[trace.device] = tables.state(trace.end)
         return Chunk(trace.device, events)

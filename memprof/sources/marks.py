@@ -1,0 +1,125 @@
+"""When labels change in a window, for recorders that keep times but no labels of ours (CUDA's)."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from memprof.sources.boundaries import Boundaries
+from memprof.trace import EMPTY, Column
+
+__all__ = ["MarkKeeper", "Marks"]
+
+_MARKED = "memprof"
+"""Key in a graph node's metadata: the innermost module has marked it already."""
+
+
+@dataclass(slots=True)
+class Marks:
+    """Labels and the times from which they hold.
+
+    Times are microseconds since the Unix epoch, the clock of torch's recorder. Told by the time,
+    events of the backward pass get their labels too, though other threads make them.
+    """
+
+    time_us: list[int] = field(default_factory=list)
+    label: list[int] = field(default_factory=list)
+
+    def add(self, time_us: int, label: int) -> None:
+        """From this time on the label holds."""
+        self.time_us.append(time_us)
+        self.label.append(label)
+
+    def at(self, time_us: Column) -> Column:
+        """The label at each time; the empty one before the first mark."""
+        order = np.argsort(np.asarray(self.time_us, dtype=np.int64), kind="stable")
+        times = np.asarray(self.time_us, dtype=np.int64)[order]
+        labels = np.asarray([EMPTY, *np.asarray(self.label, dtype=np.int32)[order]], np.int32)
+        found: Column = labels[np.searchsorted(times, time_us, side="right")]
+        return found
+
+
+class MarkKeeper:
+    """Marks every boundary that the job crosses in a window: modules, both ways, and optimizers.
+
+    Its hooks are registered after those of the boundaries, so they find the label already changed.
+    The backward pass is marked from the graph: each module's output begins the module's part of it.
+    """
+
+    def __init__(self, boundaries: Boundaries) -> None:
+        """Nothing is hooked before `start`."""
+        self.marks = Marks()
+        self._boundaries = boundaries
+        self._hooks: ExitStack | None = None
+        self._task = -1
+
+    def start(self) -> None:
+        """Begin with no marks but one for this moment."""
+        from torch.nn.modules import module
+        from torch.optim import optimizer
+
+        self.stop()
+        self.marks = Marks()
+        self._boundaries.watch_modules()
+        self._hooks = ExitStack()
+        self._hooks.callback(self._boundaries.unwatch_modules)
+        for handle in (
+            module.register_module_forward_pre_hook(self._crossed),
+            module.register_module_forward_hook(self._module_ended, always_call=True),
+            optimizer.register_optimizer_step_pre_hook(self._crossed),
+            optimizer.register_optimizer_step_post_hook(self._crossed),
+        ):
+            self._hooks.callback(handle.remove)
+        self.mark()
+
+    def stop(self) -> None:
+        """Take the hooks away; those on nodes of a living graph do nothing any more."""
+        hooks, self._hooks = self._hooks, None
+        if hooks is not None:
+            hooks.close()
+
+    def mark(self) -> None:
+        """The calling thread's label holds from now on."""
+        if self._hooks is not None and not _is_compiling():
+            self.marks.add(time.time_ns() // 1000, self._boundaries.label())
+
+    def _crossed(self, *_: Any) -> None:
+        self._guarded_mark()
+
+    def _module_ended(self, module: Any, args: Any, output: Any) -> None:  # noqa: ARG002
+        self._guarded_mark()
+        if _is_compiling() or self._hooks is None:
+            return
+        for tensor in output if isinstance(output, (list, tuple)) else (output,):
+            node = getattr(tensor, "grad_fn", None)
+            if node is not None and _MARKED not in node.metadata:
+                node.metadata[_MARKED] = True
+                node.register_prehook(self._backward_reached)
+
+    def _backward_reached(self, *_: Any) -> None:
+        """On autograd's thread: the gradient of a module's output is there."""
+        if self._hooks is None:
+            return
+        import torch
+
+        self._guarded_mark()
+        task = torch._C._current_graph_task_id()
+        if task != self._task:
+            self._task = task
+            torch.autograd.Variable._execution_engine.queue_callback(self._guarded_mark)  # type: ignore[attr-defined]
+
+    def _guarded_mark(self) -> None:
+        try:
+            self.mark()
+        except Exception:  # noqa: BLE001 - a missing mark is a wrong label, not a broken job
+            self.stop()
+
+
+def _is_compiling() -> bool:
+    import torch
+
+    return torch.compiler.is_compiling()
