@@ -9,6 +9,7 @@ from __future__ import annotations
 from memprof.allocator.driver import Driver
 from memprof.allocator.layout import layout
 from memprof.allocator.model import CachingAllocator
+from memprof.allocator.replay import Replay, exact_sizes, inferred_settings, replay_recorded
 from memprof.allocator.settings import AllocatorSettings, parse_settings, recorded_settings
 from memprof.allocator.undo import start_state
 from memprof.allocator.versions import TieBreak, tie_break_of
@@ -17,10 +18,14 @@ __all__ = [
     "AllocatorSettings",
     "CachingAllocator",
     "Driver",
+    "Replay",
     "TieBreak",
+    "exact_sizes",
+    "inferred_settings",
     "layout",
     "parse_settings",
     "recorded_settings",
+    "replay_recorded",
     "start_state",
     "tie_break_of",
 ]

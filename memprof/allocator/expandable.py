@@ -16,7 +16,16 @@ from memprof.trace import Action
 if TYPE_CHECKING:
     from memprof.allocator.model import CachingAllocator
 
-__all__ = ["allocate", "fit", "map_pages", "mapping_plan", "note_unmapped", "pages_inside", "unmap"]
+__all__ = [
+    "allocate",
+    "fit",
+    "map_pages",
+    "mapping_plan",
+    "note_unmapped",
+    "pages_inside",
+    "reserve",
+    "unmap",
+]
 
 _MAP = int(Action.SEGMENT_MAP)
 _UNMAP = int(Action.SEGMENT_UNMAP)
@@ -86,7 +95,7 @@ def allocate(allocator: CachingAllocator, arena: Arena, size: int, owner: int) -
 
 
 def _candidate(allocator: CachingAllocator, arena: Arena, size: int, owner: int) -> Block:
-    return _room_in_view(arena, size) or _reserve(allocator, arena, owner)
+    return _room_in_view(arena, size) or reserve(allocator, arena, owner)
 
 
 def _room_in_view(arena: Arena, size: int) -> Block | None:
@@ -126,7 +135,7 @@ def _room(block: Block | None, size: int) -> bool:
     return room >= size
 
 
-def _reserve(allocator: CachingAllocator, arena: Arena, owner: int) -> Block:
+def reserve(allocator: CachingAllocator, arena: Arena, owner: int) -> Block:
     """A new reservation of 9/8 of the card, as one unmapped block."""
     total = allocator.device_total if allocator.device_total < NO_LIMIT else _UNKNOWN_CARD
     size = -(-(total + total // 8) // arena.page) * arena.page

@@ -78,6 +78,7 @@ class _Rewritten:
 
     actions: list[int]
     addresses: list[int]
+    taken: list[int]
     before: list[int] = field(default_factory=list)
     source: list[int] = field(default_factory=list)
     action: list[int] = field(default_factory=list)
@@ -104,10 +105,13 @@ class _Rewritten:
                 (self.actions, self.action),
                 (self.addresses, self.address),
                 (events.size, self.size),
+                (self.taken, [0] * len(self.size)),
             )
         )
-        action, address, size = merged
-        return replace(result, action=action, address=address, size=size, category=category)
+        action, address, size, taken = merged
+        return replace(
+            result, action=action, address=address, size=size, taken=taken, category=category
+        )
 
     def _added(self, length: int) -> npt.NDArray[np.bool_]:
         return np.insert(np.zeros(length, dtype=bool), self.before, True)
@@ -120,8 +124,8 @@ def _merged(
 
 
 def _run(allocator: CachingAllocator, events: Events, live: dict[int, Block]) -> _Rewritten:
-    out = _Rewritten(events.action.tolist(), events.address.tolist())
-    actions, addresses = out.actions, out.addresses
+    out = _Rewritten(events.action.tolist(), events.address.tolist(), [0] * len(events))
+    actions, addresses, taken = out.actions, out.addresses, out.taken
     columns = zip(events.size.tolist(), events.stream.tolist(), events.pool.tolist(), strict=True)
     completed = _completed_later(events)
     malloc, free, log = allocator.malloc, allocator.free, allocator.log
@@ -134,6 +138,7 @@ def _run(allocator: CachingAllocator, events: Events, live: dict[int, Block]) ->
             assert block is not None  # the modelled device has no end
             live[key] = block
             addresses[row] = block.address
+            taken[row] = block.size
             if log:
                 for event in log:
                     out.put(row, row, event[0], event[1], event[2])

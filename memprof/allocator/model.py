@@ -1,15 +1,15 @@
 """A live model of torch's CUDA caching allocator: the same calls, the same addresses.
 
-Here are allocation, splitting, freeing and merging, and the ladder before running out of memory.
-What goes back to the driver is in ``release``, expandable segments in ``expandable``, the record of
-a state in ``state``. Rules: ``DeviceCachingAllocator`` in torch's ``CUDACachingAllocator.cpp``.
+Here are allocation, splitting, freeing and merging. What comes from the driver is in ``ladder``,
+what goes back in ``release``, expandable segments in ``expandable``. Rules:
+``DeviceCachingAllocator`` in torch's ``CUDACachingAllocator.cpp``.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 
-from memprof.allocator import expandable, release
+from memprof.allocator import expandable, ladder, release
 from memprof.allocator.driver import Driver
 from memprof.allocator.pools import (
     ADDRESS_BITS,
@@ -20,7 +20,7 @@ from memprof.allocator.pools import (
     Arena,
     Block,
 )
-from memprof.allocator.rounding import SMALL_SIZE, round_size, segment_size
+from memprof.allocator.rounding import SMALL_SIZE, round_size
 from memprof.allocator.settings import NO_LIMIT, AllocatorSettings
 from memprof.allocator.versions import TieBreak
 from memprof.trace import Action
@@ -31,7 +31,6 @@ SegmentEvent = tuple[int, int, int, int, int]
 """What happened beyond the call: action, address, size, stream, pool."""
 
 _ALLOC = int(Action.SEGMENT_ALLOC)
-_OOM = int(Action.OOM)
 
 
 class CachingAllocator:
@@ -40,21 +39,26 @@ class CachingAllocator:
     ``malloc`` and ``free`` are what a program calls; ``log`` collects what the allocator did on
     its own account (segments obtained, released, mapped, unmapped; deferred frees completed; out
     of memory) until the caller clears it. Counters are attributes, in bytes or calls.
+
+    What the program says of private pools: ``freeable_pools`` are used by nobody any more,
+    ``fixed_pools`` have an allocator of their own and never expand, ``unsplit_pools`` do not split,
+    ``overflow_pools`` lend to the default pool before it runs out.
     """
 
     __slots__ = (
         "_arenas",
         "_clocks",
-        "_counter",
         "_plain",
         "_plain_rounding",
         "allocated",
         "capturing",
+        "counter",
         "counts_blocks",
         "device_allocs",
         "device_frees",
         "device_total",
         "driver",
+        "fixed_pools",
         "freeable_pools",
         "live",
         "log",
@@ -97,6 +101,7 @@ class CachingAllocator:
         self.segments: dict[int, tuple[int, Arena, int]] = {}  # base -> size, arena, owner
         self.log: list[SegmentEvent] = []
         self.capturing = False
+        self.fixed_pools: set[int] = set()
         self.freeable_pools: set[int] = set()
         self.overflow_pools: list[int] = []
         self.unsplit_pools: set[int] = set()
@@ -106,7 +111,7 @@ class CachingAllocator:
         self.retries = self.ooms = self.oom_rejections = 0
         self._arenas: dict[tuple[int, int, bool], Arena] = {}
         self._clocks: dict[tuple[int, bool], list[int]] = {}
-        self._counter = 0
+        self.counter = 0
         self.counts_blocks = tie_break is TieBreak.OLDEST_BLOCK
         self.apply(self.settings)
 
@@ -114,7 +119,7 @@ class CachingAllocator:
         """Change the settings of a running allocator; what is held stays as it is."""
         self.settings = settings
         for arena in self._arenas.values():
-            arena.apply(settings)
+            arena.apply(settings, self._expands(arena.pool))
         self._note_shortcuts()
 
     def _note_shortcuts(self) -> None:
@@ -127,6 +132,9 @@ class CachingAllocator:
             and not self.unsplit_pools
             and not any(a.unmapped or self._has_expandable(a) for a in self._arenas.values())
         )
+
+    def _expands(self, pool: int) -> bool:
+        return self.settings.expandable_segments and pool not in self.fixed_pools
 
     def _has_expandable(self, arena: Arena) -> bool:
         return any(block.extent for block in arena.blocks) or any(
@@ -150,6 +158,7 @@ class CachingAllocator:
         if arena is None:
             clock = self._clocks.setdefault((pool, small), [0])
             arena = Arena(pool, stream, small, self.settings, clock)
+            arena.apply(self.settings, self._expands(pool))
             self._arenas[pool, stream, small] = arena
         return arena
 
@@ -161,8 +170,8 @@ class CachingAllocator:
         """The tie-break part of the keys of memory that is obtained now."""
         if self.tie_break is TieBreak.ADDRESS:
             return 0
-        self._counter += 1
-        return self._counter << ADDRESS_BITS
+        self.counter += 1
+        return self.counter << ADDRESS_BITS
 
     def malloc(
         self, requested: int, stream: int = 0, pool: int = 0, owner: int = -1
@@ -176,8 +185,8 @@ class CachingAllocator:
             return block
         size = self.rounded(requested)
         arena = self.arena(pool, stream, size <= SMALL_SIZE)
-        block = self._obtain(arena, size, owner)
-        return None if block is None else self._take(block, size, requested, owner)
+        block = ladder.obtain(self, arena, size, owner)
+        return None if block is None else self.take(block, size, requested, owner)
 
     def rounded(self, requested: int) -> int:
         """Bytes of the block for ``requested`` bytes."""
@@ -197,16 +206,16 @@ class CachingAllocator:
         keys = arena.keys
         index = bisect_left(keys, size << SIZE_SHIFT)
         if not self._plain:
-            index = self._fit(arena, size, index)
+            index = self.fit(arena, size, index)
         if index == len(keys):
             return None
         del keys[index]
-        return self._take(arena.blocks.pop(index), size, requested, owner)
+        return self.take(arena.blocks.pop(index), size, requested, owner)
 
-    def _take(self, block: Block, size: int, requested: int, owner: int) -> Block:
+    def take(self, block: Block, size: int, requested: int, owner: int) -> Block:
         """Put a block that is in no free list to use; what it has too much goes back."""
         if block.size != size and block.size - size >= block.arena.split_from:
-            block = self._split(block, size)
+            block = self.split(block, size)
         block.state = ALLOCATED
         block.requested = requested
         block.owner = owner
@@ -216,13 +225,13 @@ class CachingAllocator:
             self.peak_allocated = allocated
         return block
 
-    def _fit(self, arena: Arena, size: int, index: int) -> int:
+    def fit(self, arena: Arena, size: int, index: int) -> int:
         """Index of the free block that torch takes, from the smallest that is large enough."""
         if self.collects:
             arena.clock[0] += 1
         blocks, settings = arena.blocks, self.settings
         if index < len(blocks) and blocks[index].extent is not None:
-            index = expandable.fit(blocks, index, settings.expandable_segments)
+            index = expandable.fit(blocks, index, arena.expandable)
         if index == len(blocks):
             return index
         found, limit = blocks[index].size, settings.max_split_size
@@ -232,7 +241,7 @@ class CachingAllocator:
             return len(blocks)
         return index
 
-    def _split(self, block: Block, size: int) -> Block:
+    def split(self, block: Block, size: int) -> Block:
         """The first ``size`` bytes of a block; the rest becomes a free block."""
         arena = block.arena
         if not self._plain and not self._may_split(arena, size):
@@ -258,60 +267,7 @@ class CachingAllocator:
     def _may_split(self, arena: Arena, size: int) -> bool:
         if arena.pool in self.unsplit_pools:
             return False
-        fine = arena.small or self.settings.expandable_segments
-        return fine or size < self.settings.max_split_size
-
-    def _obtain(self, arena: Arena, size: int, owner: int) -> Block | None:
-        """A block from the driver, by way of torch's ladder; None when out of memory."""
-        if self.collects:
-            self._collect_garbage()
-        block = self._from_driver(arena, size, owner)
-        if block is None and self.settings.throw_on_oom and self._over_allowed(size):
-            self.oom_rejections += 1
-            return None
-        if block is None:
-            block = self._from_overflow(arena, size)
-        if block is None and self._release_available(arena, size):
-            block = self._from_driver(arena, size, owner)
-        if block is None and not self.capturing:
-            self.empty_cache()
-            self.retries += 1
-            block = self._from_driver(arena, size, owner)
-        if block is None:
-            self.ooms += 1
-            free = self.driver.capacity - self.driver.used
-            self.log.append((_OOM, free, size, arena.stream, arena.pool))
-        return block
-
-    def _release_available(self, arena: Arena, size: int) -> bool:
-        steps, enough = release.available_plan(self, arena, size)
-        release.carry_out(self, steps)
-        return enough
-
-    def _collect_garbage(self) -> None:
-        threshold = int(self.settings.gc_threshold * (self.allowed or 0))
-        excess, reclaimed = self.reserved - threshold, 0
-        if excess <= 0:
-            return
-        plan = list(release.garbage_rounds(self))  # made in full: releasing changes the lists
-        for steps in plan:
-            if reclaimed >= excess:
-                break
-            release.carry_out(self, steps)
-            reclaimed += sum(step.size for step in steps)
-
-    def _over_allowed(self, size: int) -> bool:
-        allowed = self.allowed
-        return allowed is not None and self.reserved + segment_size(size, self.settings) > allowed
-
-    def _from_driver(self, arena: Arena, size: int, owner: int) -> Block | None:
-        if self._over_allowed(size):
-            return None
-        if self.settings.expandable_segments:
-            return expandable.allocate(self, arena, size, owner)
-        wanted = segment_size(size, self.settings)
-        address = self.driver.allocate(wanted)
-        return None if address is None else self.add_segment(arena, address, wanted, owner)
+        return arena.small or arena.expandable or size < self.settings.max_split_size
 
     def add_segment(self, arena: Arena, address: int, size: int, owner: int = -1) -> Block:
         """Count a new segment in; its one block comes back outside the free list."""
@@ -322,20 +278,25 @@ class CachingAllocator:
         self.log.append((_ALLOC, address, size, arena.stream, arena.pool))
         return block
 
-    def _from_overflow(self, arena: Arena, size: int) -> Block | None:
-        """A free block of a pool that lends to the default pool before it runs out."""
-        for pool in self.overflow_pools if arena.pool == 0 else ():
-            other = self.arena(pool, arena.stream, arena.small)
-            index = self._fit(other, size, bisect_left(other.keys, size << SIZE_SHIFT))
-            if index < len(other.keys):
-                del other.keys[index]
-                return other.blocks.pop(index)
-        return None
-
     def grow(self, size: int) -> None:
         """Count ``size`` more (or fewer) reserved bytes."""
         self.reserved += size
         self.peak_reserved = max(self.peak_reserved, self.reserved)
+
+    def carve(self, block: Block, address: int) -> Block:
+        """Take a free block out of its list, from ``address`` on; what lies before stays free."""
+        arena = block.arena
+        arena.remove(block)
+        if address > block.address:
+            front = Block(arena, block.address, address - block.address, block.tie)
+            front.extent = block.extent
+            front.prev, front.next = block.prev, block
+            if front.prev is not None:
+                front.prev.next = front
+            block.prev = front
+            block.address, block.size = address, block.size - front.size
+            arena.insert(front)
+        return block
 
     def request_free(self, address: int) -> Block | None:
         """The tensor is gone but another stream may still use its memory; None if not live."""

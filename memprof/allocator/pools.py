@@ -93,6 +93,7 @@ class Arena:
     __slots__ = (
         "blocks",
         "clock",
+        "expandable",
         "keys",
         "page",
         "pool",
@@ -119,13 +120,14 @@ class Arena:
         self.clock = clock
         self.page = 0
         self.split_from = 0
-        self.apply(settings)
+        self.expandable = False
+        self.apply(settings, settings.expandable_segments)
 
-    def apply(self, settings: AllocatorSettings) -> None:
-        """Take over changed settings."""
+    def apply(self, settings: AllocatorSettings, expandable: bool) -> None:
+        """Take over changed settings; ``expandable``: whether they hold for this pool."""
         self.page = SMALL_SEGMENT if self.small else settings.large_segment_size
-        fine = self.small or settings.expandable_segments
-        self.split_from = MIN_BLOCK if fine else SMALL_SIZE + 1
+        self.expandable = expandable
+        self.split_from = MIN_BLOCK if self.small or expandable else SMALL_SIZE + 1
 
     def insert(self, block: Block) -> None:
         """Put a free block in its place."""

@@ -78,7 +78,7 @@ def cached_plan(
     pools that nobody uses any more (``private``; the allocator's own list where left out) give
     anything. With ``pool`` only that private pool gives.
     """
-    idle = sorted(allocator.freeable_pools if private is None else private)
+    idle = sorted(allocator.freeable_pools) if private is None else private
     steps: list[Step] = []
     if pool is None and not allocator.capturing:
         steps += _pool_plan(allocator, 0, small=False) + _pool_plan(allocator, 0, small=True)

@@ -15,7 +15,10 @@ from memprof.allocator.model import CachingAllocator
 from memprof.allocator.pools import FREE, UNMAPPED, Arena, ArenaKey, Block, Extent
 from memprof.trace import Blocks, BlockState, Events, SegmentKind, Segments, State
 
-__all__ = ["Origins", "restore", "start_owner", "state_of"]
+__all__ = ["TIE_SPACING", "Origins", "restore", "start_owner", "state_of"]
+
+TIE_SPACING = 1 << 20
+"""Between the tie-breaks of segments in the order that is assumed for them at the start."""
 
 _VIEW = 1 << 42
 """Addresses taken for reserved behind a restored expandable segment: no card fills them."""
@@ -116,26 +119,33 @@ def _block_columns(blocks: list[Block], rows: npt.NDArray[np.intp], origins: Ori
 
 
 def restore(
-    allocator: CachingAllocator, state: State, first_pages: Mapping[ArenaKey, int] | None = None
+    allocator: CachingAllocator,
+    state: State,
+    first_pages: Mapping[ArenaKey, int] | None = None,
+    ties: Mapping[int, int] | None = None,
 ) -> None:
     """Fill an empty allocator with a recorded state, addresses and all.
 
-    ``first_pages`` names the lowest address that the expandable segment of an arena is known to
-    reach down to, where that is below what is mapped. Segments count as obtained in the order of
-    their addresses: a state does not say when.
+    Args:
+        allocator: an empty one.
+        state: segments, and blocks that tile them.
+        first_pages: the lowest address that the expandable segment of an arena is known to reach
+            down to, where that is below what is mapped.
+        ties: the tie-break of segments, by address. A state does not say when its segments were
+            obtained; those left out count as obtained in the order of their addresses.
     """
     segments = state.segments
     rows = _Rows(state)
     extents: dict[ArenaKey, list[Block]] = {}
-    ties: dict[ArenaKey, int] = {}
+    extent_ties: dict[ArenaKey, int] = {}
     for row in np.argsort(segments.address, kind="stable").tolist():
         arena = allocator.arena(*_arena_key(segments, row))
         key = (arena.pool, arena.stream, arena.small)
         if segments.expandable[row]:
-            tie = ties.setdefault(key, allocator.next_tie())
+            tie = extent_ties.setdefault(key, _start_tie(allocator, segments, row, ties))
             extents.setdefault(key, []).extend(rows.chain(allocator, arena, row, tie))
         else:
-            chain = rows.chain(allocator, arena, row, allocator.next_tie())
+            chain = rows.chain(allocator, arena, row, _start_tie(allocator, segments, row, ties))
             held = (int(segments.size[row]), arena, start_owner(row))
             allocator.segments[chain[0].address] = held
         allocator.driver.used += int(segments.size[row])
@@ -145,6 +155,13 @@ def restore(
         _join(chain, min(lowest, chain[0].address))
     allocator.peak_allocated, allocator.peak_reserved = allocator.allocated, allocator.reserved
     allocator.apply(allocator.settings)  # look again whether anything is expandable
+
+
+def _start_tie(
+    allocator: CachingAllocator, segments: Segments, row: int, ties: Mapping[int, int] | None
+) -> int:
+    allocator.counter += TIE_SPACING  # room to move segments in between, once their order shows
+    return (ties or {}).get(int(segments.address[row]), allocator.next_tie())
 
 
 def _arena_key(segments: Segments, row: int) -> ArenaKey:

@@ -38,6 +38,8 @@ class Beginning:
     """Lowest address that each arena's expandable segment is known to reach down to."""
     assumed: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
     """Per block: nothing shows whether it owns an unsplit remainder behind it."""
+    pool_of_event: dict[int, int] = field(default_factory=dict)
+    """Pool of ``SEGMENT_ALLOC`` events, as the end state tells."""
     contradictions: int = 0
     """Events that no state explains in this order: the recording has holes."""
 
@@ -55,10 +57,12 @@ def start_state(trace: Trace, settings: AllocatorSettings | None = None) -> Stat
 
 def beginning(trace: Trace, settings: AllocatorSettings | None = None) -> Beginning:
     """`start_state` and what a replay needs beyond it."""
-    if trace.start is not None:
-        return Beginning(trace.start, assumed=np.zeros(len(trace.start.blocks), dtype=bool))
-    assert trace.end is not None  # a trace has one of the two
     settings = settings or recorded_settings(trace.settings)
+    if trace.start is not None:
+        pages = Territory(trace, settings).first_pages(trace.start.segments)
+        unsure = np.zeros(len(trace.start.blocks), dtype=bool)
+        return Beginning(trace.start, first_pages=pages, assumed=unsure)
+    assert trace.end is not None  # a trace has one of the two
     undo = _Undo(trace, trace.end, settings)
     undo.run()
     segments = undo.segments()
@@ -68,7 +72,8 @@ def beginning(trace: Trace, settings: AllocatorSettings | None = None) -> Beginn
         State(segments, blocks, trace.end.unlisted),
         first_pages=undo.territory.first_pages(segments),
         assumed=assumed,
-        contradictions=undo.contradictions + lost,
+        pool_of_event=undo.territory.pool_of_event,
+        contradictions=max(undo.contradictions + lost, undo.outside(segments)),
     )
 
 
@@ -167,6 +172,21 @@ class _Undo:
         every = Segments.concatenate([kept, freed, self.territory.mapped_segments(self._mapped)])
         result: Segments = every.take(np.argsort(every.address, kind="stable"))
         return result
+
+    def outside(self, start: Segments) -> int:
+        """How many allocations lie in no segment that the recording ever names."""
+        events, end = self.trace.events, self.end.segments
+        made = events.take(np.isin(events.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)))
+        covered = RangeSet()
+        for rows in (start, end, made):
+            for address, size in zip(rows.address.tolist(), rows.size.tolist(), strict=True):
+                covered.add(address, size)
+        spans = np.array(list(covered), dtype=np.int64).reshape(-1, 2)
+        placed = events.address[events.action == _ALLOC]
+        if not len(spans):
+            return len(placed)
+        row = np.searchsorted(spans[:, 0], placed, side="right") - 1
+        return int(((row < 0) | (placed >= spans[np.maximum(row, 0), 1])).sum())
 
     def live_blocks(self) -> LiveBlocks:
         """What was live at the start, by address."""

@@ -1,0 +1,317 @@
+"""A recorded trace and the model side by side: each event is predicted, then made true.
+
+The model says where an allocation goes before it learns where it went; a wrong answer is counted
+and put right, so that it does not spoil the answers after it. What the program or the driver
+decided (frees, when memory is given back, addresses of new segments) comes from the trace.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import replace
+
+from memprof.allocator import expandable
+from memprof.allocator.learning import learn_order, learn_remainder, least_remainder
+from memprof.allocator.model import CachingAllocator
+from memprof.allocator.pools import Arena, Block
+from memprof.allocator.releases import ReleaseRun, explain, free_block_at
+from memprof.allocator.rounding import SMALL_SIZE, segment_size
+from memprof.allocator.settings import AllocatorSettings
+from memprof.allocator.state import restore
+from memprof.allocator.undo import Beginning, free_actions
+from memprof.allocator.versions import TieBreak
+from memprof.trace import NOT_RECORDED, Action, Trace
+
+__all__ = ["Doubt", "Guide"]
+
+_ALLOC, _SEGMENT_ALLOC, _MAP, _OOM = (
+    int(Action.ALLOC),
+    int(Action.SEGMENT_ALLOC),
+    int(Action.SEGMENT_MAP),
+    int(Action.OOM),
+)
+_RELEASES = (int(Action.SEGMENT_FREE), int(Action.SEGMENT_UNMAP))
+
+
+class Doubt(enum.Enum):
+    """Why an allocation does not count as placed exactly."""
+
+    WRONG = "the model puts it elsewhere"
+    START_SIZE = "only this event shows how large a block was that was live at the start"
+    START_ORDER = "only this event shows which of two segments was obtained first"
+    POOL = "the recording does not say which pool it came from"
+    HOLES = "the recording contradicts itself: events are missing or out of order"
+
+
+class Guide:
+    """The model, led along a trace from its start."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        begin: Beginning,
+        settings: AllocatorSettings,
+        tie_break: TieBreak,
+        ties: Mapping[int, int] | None = None,
+    ) -> None:
+        """``ties`` as in `restore`."""
+        # Searches are counted only while a fraction is set; which one is not recorded.
+        counting = replace(settings, memory_fraction=1.0) if settings.gc_threshold else settings
+        self.allocator = CachingAllocator(counting, tie_break=tie_break)
+        restore(self.allocator, begin.state, begin.first_pages, ties)
+        self.row = 0
+        self.predicted: list[int] = []
+        """Address predicted for each ``ALLOC`` so far; `NOT_RECORDED` where the model had none."""
+        self.taken: list[int] = []
+        """Bytes of the block that each got; 0 where the model could not follow."""
+        self.doubts: dict[int, Doubt] = {}
+        self.new_segments = self.new_segments_predicted = 0
+        self.releases: list[ReleaseRun] = []
+        self.learned_ties: dict[int, int] = {}
+        self.switches: list[int] = []
+        """Events at which expandable segments were found to be switched on or off."""
+        self._holes = begin.contradictions > 0
+        self._assumed = set(begin.state.blocks.address[begin.assumed].tolist())
+        self._start_ties = sorted({b.tie for b in self._all_blocks()})
+        self._queue: list[tuple[int, int, int, int]] = []  # action, address, size, pool
+        self._run_end = 0
+        self._spans: tuple[int, list[tuple[int, int, int]]] = (-1, [])
+        events = trace.events
+        self._stacks = events.stack
+        self._actions, self._addresses = events.action.tolist(), events.address.tolist()
+        self._sizes, self._streams = events.size.tolist(), events.stream.tolist()
+        self._pools, self._pools_unknown = _recorded_pools(trace, begin)
+        self._completed, self._requested = free_actions(events)
+
+    def _all_blocks(self) -> list[Block]:
+        free = [block for arena in self.allocator.arenas() for block in arena.blocks]
+        return [*free, *self.allocator.live.values()]
+
+    def advance(self, to: int | None = None) -> None:
+        """Lead the model up to event ``to`` (excluded; to the end where left out)."""
+        # The loop of every replay: names are local because attributes cost a third of its time.
+        stop = len(self._actions) if to is None else to
+        actions, addresses, sizes = self._actions, self._addresses, self._sizes
+        streams, pools, queue = self._streams, self._pools, self._queue
+        predicted, taken = self.predicted, self.taken
+        allocator, completed, requested = self.allocator, self._completed, self._requested
+        malloc, free = allocator.malloc_cached, allocator.complete_free
+        request_free = allocator.request_free
+        for row in range(self.row, stop):
+            action = actions[row]
+            if action == _ALLOC:
+                pool = pools[row]
+                if pool < 0:
+                    pool = self._pool_at(row)
+                block = malloc(sizes[row], streams[row], pool, row)
+                if block is not None and block.address == addresses[row] and not queue:
+                    predicted.append(block.address)
+                    taken.append(block.size)
+                else:
+                    predicted.append(self._settle(row, pool, block))
+            elif action == requested:
+                request_free(addresses[row])
+            elif action == completed:
+                free(addresses[row])
+            elif action in (_SEGMENT_ALLOC, _MAP):
+                queue.append((action, addresses[row], sizes[row], pools[row]))
+            elif action in _RELEASES:
+                if row >= self._run_end:
+                    self._release(row)
+            elif action == _OOM:
+                self._map_in_vain(row)
+        self.row = max(stop, self.row)
+        allocator.log.clear()
+
+    def _settle(self, row: int, pool: int, block: Block | None) -> int:
+        """An allocation that the cache did not serve as recorded; the address predicted for it."""
+        address: int = self._addresses[row]
+        arena, size = self._request(row, pool)
+        if block is None and self._queue:
+            block = self._new_memory(row, arena, size)
+            if block is not None and block.address == address:
+                self.taken.append(block.size)
+                return address
+        predicted = NOT_RECORDED if block is None else block.address
+        chosen = None if block is None else self.allocator.complete_free(block.address)
+        self._add_recorded(arena)
+        actual = free_block_at(self.allocator, address, size)
+        self.doubts[row] = self._doubt(row, chosen, actual, size)
+        if actual is not None:
+            block = self.allocator.carve(actual, address)
+            block = self.allocator.take(block, size, self._sizes[row], row)
+        self.taken.append(0 if actual is None or block is None else block.size)
+        return predicted
+
+    def _request(self, row: int, pool: int) -> tuple[Arena, int]:
+        size = self._sizes[row]
+        size = size if self._actions[row] == _OOM else self.allocator.rounded(size)
+        return self.allocator.arena(pool, self._streams[row], size <= SMALL_SIZE), size
+
+    def _doubt(self, row: int, chosen: Block | None, actual: Block | None, size: int) -> Doubt:
+        """Why the model missed; what the miss teaches is put right."""
+        if self._holes:
+            return Doubt.HOLES
+        if self._pools_unknown and self._pools[row] < 0:
+            return Doubt.POOL
+        if chosen is None or actual is None:
+            return Doubt.WRONG
+        rest = least_remainder(chosen, size)
+        if learn_remainder(self.allocator, self._assumed, chosen, actual, rest):
+            return Doubt.START_SIZE
+        tie = learn_order(self.allocator, self._start_ties, chosen, actual)
+        if tie is None:
+            return Doubt.WRONG
+        self.learned_ties[_base(actual)] = tie
+        return Doubt.START_ORDER
+
+    # -- new memory ----------------------------------------------------------------------------
+
+    def _new_memory(self, row: int, arena: Arena, size: int) -> Block | None:
+        """A block out of memory that the trace obtained here, if the model asks for just that."""
+        allocator, queue = self.allocator, self._queue
+        self._follow_switch(row, arena, mapped=queue[0][0] == _MAP)
+        if arena.expandable:
+            plan = expandable.mapping_plan(arena, size)
+            if len(plan) != len(queue) or not self._is_planned(plan):
+                return None
+            allocator.driver.expect(queue[0][1] if plan[0][0] is None else None)
+            block = expandable.allocate(allocator, arena, size, row)
+        else:
+            _, address, wanted, _ = queue[0]
+            if len(queue) > 1 or wanted != segment_size(size, allocator.settings):
+                return None
+            block = allocator.add_segment(arena, address, wanted, row)
+        self._count_queue(predicted=len(queue))
+        return None if block is None else allocator.take(block, size, self._sizes[row], row)
+
+    def _is_planned(self, plan: list[tuple[int | None, int]]) -> bool:
+        """Whether the recorded maps are the first ones of the plan."""
+        return len(plan) >= len(self._queue) and all(
+            size == wanted and place in (None, address)
+            for (place, wanted), (_, address, size, _) in zip(plan, self._queue, strict=False)
+        )
+
+    def _follow_switch(self, row: int, arena: Arena, *, mapped: bool) -> None:
+        """Expandable segments were switched on or off, or do not hold for this pool."""
+        if mapped == arena.expandable:
+            return
+        allocator = self.allocator
+        if arena.pool:
+            change = allocator.fixed_pools.discard if mapped else allocator.fixed_pools.add
+            change(arena.pool)
+            allocator.apply(allocator.settings)
+        if mapped != arena.expandable:
+            self.switches.append(row)
+            allocator.apply(replace(allocator.settings, expandable_segments=mapped))
+
+    def _count_queue(self, *, predicted: int) -> None:
+        self.new_segments += len(self._queue)
+        self.new_segments_predicted += predicted
+        self._queue.clear()
+
+    def _add_recorded(self, arena: Arena, predicted: int = 0) -> None:
+        """Put recorded new memory that the model did not ask for among the free blocks."""
+        for action, address, size, _ in self._queue:
+            if action == _MAP:
+                self._map(arena, address, size)
+            else:
+                arena.insert(self.allocator.add_segment(arena, address, size))
+        self._count_queue(predicted=predicted)
+
+    def _map(self, arena: Arena, address: int, size: int) -> None:
+        block = next((b for b in arena.unmapped if b.address == address), None)
+        if block is None:
+            self.allocator.driver.expect(address)
+            block = expandable.reserve(self.allocator, arena, NOT_RECORDED)
+        expandable.map_pages(self.allocator, block, size)
+
+    def _map_in_vain(self, row: int) -> None:
+        """Memory was mapped for a request that the card then could not serve in full."""
+        waiting = self._waiting(row)
+        if self._queue and waiting is not None:
+            planned = self._is_planned(expandable.mapping_plan(*waiting))
+            self._add_recorded(waiting[0], len(self._queue) if planned else 0)
+
+    def _waiting(self, row: int) -> tuple[Arena, int] | None:
+        """The request that comes next, from event ``row`` on."""
+        for later in range(row, len(self._actions)):
+            if self._actions[later] in (_ALLOC, _OOM):
+                pool = self._pools[later]
+                return self._request(later, self._pool_at(later) if pool < 0 else pool)
+        return None
+
+    # -- memory given back ---------------------------------------------------------------------
+
+    def _release(self, row: int) -> None:
+        actions, last = self._actions, row
+        while last < len(actions) and actions[last] in _RELEASES:
+            last += 1
+        self._map_in_vain(last)
+        pieces = list(
+            zip(actions[row:last], self._addresses[row:last], self._sizes[row:last], strict=True)
+        )
+        predicted, causes = explain(self.allocator, pieces, self._waiting(last))
+        run = ReleaseRun(row, last, predicted, causes, self._served_next(row, last))
+        self.releases.append(run)
+        self._run_end = last
+
+    def _served_next(self, first: int, last: int) -> bool:
+        """Whether memory was given back for a request: the next thing is new memory, or none.
+
+        The recorder gives both the stack of that request. Where it kept no stacks, a release that
+        new memory follows at once counts as made for it.
+        """
+        if last == len(self._actions) or self._actions[last] not in (_SEGMENT_ALLOC, _MAP, _OOM):
+            return False
+        return int(self._stacks[first]) == int(self._stacks[last])
+
+    # -- pools ---------------------------------------------------------------------------------
+
+    def _pool_at(self, row: int) -> int:
+        """The pool of an event that does not say: that of the segment where its block lies."""
+        address = self._addresses[row]
+        for _, start, size, pool in self._queue:
+            if start <= address < start + size:
+                return max(pool, 0)
+        for start, end, pool in self._segment_spans():
+            if start <= address < end:
+                return pool
+        return 0
+
+    def _segment_spans(self) -> list[tuple[int, int, int]]:
+        allocator = self.allocator
+        moment = allocator.device_allocs + allocator.device_frees
+        if self._spans[0] != moment:
+            spans = [(a, a + s, arena.pool) for a, (s, arena, _) in allocator.segments.items()]
+            for arena in allocator.arenas():
+                spans += [_reserved(block) for block in arena.unmapped]
+            self._spans = moment, spans
+        return self._spans[1]
+
+
+def _reserved(unmapped: Block) -> tuple[int, int, int]:
+    extent = unmapped.extent
+    assert extent is not None
+    return extent.address, extent.address + extent.size, unmapped.arena.pool
+
+
+def _base(block: Block) -> int:
+    while block.prev is not None:
+        block = block.prev
+    return block.address
+
+
+def _recorded_pools(trace: Trace, begin: Beginning) -> tuple[list[int], bool]:
+    """The pool of every event, as far as recorded, and whether any is open.
+
+    Where only the default pool is ever named, everything is its.
+    """
+    pools = trace.events.pool
+    states = [begin.state] if trace.end is None else [begin.state, trace.end]
+    several = any((state.segments.pool > 0).any() for state in states)
+    listed: list[int] = (pools if several else pools.clip(min=0)).tolist()
+    for row, pool in begin.pool_of_event.items():
+        listed[row] = pool if listed[row] < 0 else listed[row]
+    return listed, bool(several and (pools < 0).any())

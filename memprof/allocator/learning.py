@@ -1,0 +1,81 @@
+"""What a placement teaches about the state that a trace began in."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from memprof.allocator.model import CachingAllocator
+from memprof.allocator.pools import FREE, PENDING, Block
+from memprof.allocator.rounding import MIN_BLOCK, SMALL_SIZE
+
+__all__ = ["learn_order", "learn_remainder", "least_remainder"]
+
+
+def learn_remainder(
+    allocator: CachingAllocator, assumed: set[int], chosen: Block, actual: Block, rest: int
+) -> bool:
+    """Whether the miss shows that the block before ``chosen`` owns the front of it.
+
+    Args:
+        allocator: holds all the blocks.
+        assumed: addresses of blocks of the start whose size is the least it can be.
+        chosen: the free block that the model took the placement from.
+        actual: the free block that the allocator took it from.
+        rest: bytes of ``chosen`` that must belong to the block before it.
+    """
+    before = chosen.prev
+    if before is None or before.state == FREE or before.owner > -2 or before.address not in assumed:
+        return False
+    if not 0 < rest <= SMALL_SIZE or chosen is actual or chosen.size <= rest:
+        return False
+    arena = chosen.arena
+    arena.remove(chosen)
+    chosen.address += rest
+    chosen.size -= rest
+    arena.insert(chosen)
+    before.size += rest
+    if before.state == PENDING:
+        allocator.pending += rest
+    else:
+        allocator.allocated += rest
+    return True
+
+
+def least_remainder(chosen: Block, size: int) -> int:
+    """Bytes to take from a free block so that ``size`` bytes do not fit any more."""
+    return chosen.size - size + MIN_BLOCK
+
+
+def learn_order(
+    allocator: CachingAllocator, start_ties: list[int], chosen: Block, actual: Block
+) -> int | None:
+    """A tie-break for the segment (or block) of ``actual`` that puts it before ``chosen``.
+
+    None where the order of the two is not open: different sizes, or not both of the start.
+    """
+    last = start_ties[-1] if start_ties else 0
+    if chosen.size != actual.size or max(chosen.tie, actual.tie) > last or chosen.tie == actual.tie:
+        return None
+    index = bisect_left(start_ties, chosen.tie)
+    before = start_ties[index - 1] if index else 0
+    tie = (before + chosen.tie) // 2 >> 48 << 48
+    if not before < tie < chosen.tie:
+        return None  # no room left: many orders were learned here
+    start_ties.insert(index, tie)
+    for block in [actual] if allocator.counts_blocks else _segment_of(actual):
+        if block.state == FREE:
+            block.arena.remove(block)
+        block.tie = tie
+        if block.state == FREE:
+            block.arena.insert(block)
+    return tie
+
+
+def _segment_of(block: Block) -> list[Block]:
+    first = block
+    while first.prev is not None:
+        first = first.prev
+    chain = [first]
+    while chain[-1].next is not None:
+        chain.append(chain[-1].next)
+    return chain

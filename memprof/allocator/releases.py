@@ -1,0 +1,142 @@
+"""Why recorded memory went back to the driver: the rule of torch that gives exactly these pieces.
+
+A call of ``empty_cache`` and a refusal by the driver leave no event of their own, so that memory is
+given back is taken from the trace; what is given back, and in which order, is predicted.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from memprof.allocator import expandable, release
+from memprof.allocator.model import CachingAllocator
+from memprof.allocator.pools import Arena, Block
+from memprof.trace import Action
+
+__all__ = ["Cause", "Piece", "ReleaseRun", "explain"]
+
+_FREE = int(Action.SEGMENT_FREE)
+
+Piece = tuple[int, int, int]
+"""Action, address and bytes of one segment or range of pages."""
+
+
+class Cause(enum.Enum):
+    """What made the allocator give memory back."""
+
+    COLLECTION = "garbage collection"
+    OVERSIZE = "oversize blocks released for a request"
+    CACHE = "cached blocks released"
+    """By ``empty_cache``, or before a request is tried again."""
+    UNKNOWN = "not explained"
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRun:
+    """Events ``first`` to ``last`` (excluded), which gave memory back in one go."""
+
+    first: int
+    last: int
+    predicted: int
+    """How many of them are exactly what the model gives back at this place in the run."""
+    causes: tuple[Cause, ...]
+    retry: bool = False
+    """A request was waiting for the memory; otherwise the program asked for it."""
+
+
+@dataclass(slots=True)
+class _Run:
+    allocator: CachingAllocator
+    left: list[Piece]
+    predicted: int
+    causes: list[Cause]
+
+    def match(self, steps: list[release.Step], cause: Cause) -> bool:
+        """Carry the steps out if the run goes on with just these."""
+        planned = [(step.action, step.address, step.size) for step in steps]
+        if not planned or self.left[: len(planned)] != planned:
+            return False
+        release.carry_out(self.allocator, steps)
+        del self.left[: len(planned)]
+        self.predicted += len(planned)
+        self.causes.append(cause)
+        return True
+
+
+def explain(
+    allocator: CachingAllocator, pieces: list[Piece], waiting: tuple[Arena, int] | None
+) -> tuple[int, tuple[Cause, ...]]:
+    """Give the recorded ``pieces`` back; how many of them were predicted, and by which rules.
+
+    ``waiting`` is the request after them: its arena and rounded bytes.
+    """
+    run = _Run(allocator, list(pieces), 0, [])
+    if allocator.settings.gc_threshold > 0:
+        for steps in list(release.garbage_rounds(allocator)):
+            if not run.match(steps, Cause.COLLECTION):
+                break
+    if waiting is not None and run.left:
+        run.match(release.available_plan(allocator, *waiting)[0], Cause.OVERSIZE)
+    while run.left and _match_cached(run):
+        pass
+    if run.left:
+        run.predicted += _apply_recorded(run)
+        run.causes.append(Cause.UNKNOWN)
+    return run.predicted, tuple(run.causes)
+
+
+def _match_cached(run: _Run) -> bool:
+    private = _private_pools(run.allocator, run.left)
+    if run.match(release.cached_plan(run.allocator, private=private), Cause.CACHE):
+        return True
+    return any(
+        run.match(release.cached_plan(run.allocator, pool, [pool]), Cause.CACHE) for pool in private
+    )
+
+
+def _private_pools(allocator: CachingAllocator, pieces: list[Piece]) -> list[int]:
+    """Private pools that give something back, in the order they do (only idle pools give)."""
+    pools = {}
+    for action, address, _ in pieces:
+        known = allocator.segments.get(address) if action == _FREE else None
+        if known is not None and known[1].pool != 0:
+            pools[known[1].pool] = True
+    return list(pools)
+
+
+def _apply_recorded(run: _Run) -> int:
+    """Give back what was recorded though no rule explains it; how many the model had in place."""
+    planned = release.cached_plan(run.allocator, private=_private_pools(run.allocator, run.left))
+    agreed = sum(
+        (step.action, step.address, step.size) == piece
+        for step, piece in zip(planned, run.left, strict=False)
+    )
+    for piece in run.left:
+        _give_back(run.allocator, piece)
+    return agreed
+
+
+def _give_back(allocator: CachingAllocator, piece: Piece) -> None:
+    action, address, size = piece
+    block = free_block_at(allocator, address, size)
+    if block is None:
+        return  # the model holds something there: the recording has holes
+    if action == _FREE:
+        if block.whole_segment() and block.size == size:
+            release.carry_out(allocator, [release.Step(action, address, size, block)])
+    elif block.extent is not None:
+        block = allocator.carve(block, address)
+        if block.size > size:
+            block = allocator.split(block, size)
+        block.arena.insert(block)
+        expandable.unmap(allocator, block)
+
+
+def free_block_at(allocator: CachingAllocator, address: int, size: int) -> Block | None:
+    """The free block that holds ``size`` bytes from ``address`` on."""
+    for arena in allocator.arenas():
+        for block in arena.blocks:
+            if block.address <= address and address + size <= block.address + block.size:
+                return block
+    return None
