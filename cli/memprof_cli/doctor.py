@@ -1,0 +1,54 @@
+"""``memprof doctor``: what can be recorded here, and why not the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import click
+
+from memprof.diagnosis import Diagnosis, Fact, diagnose
+
+__all__ = ["command"]
+
+_MARKS = {True: ("ok", "green"), False: ("no", "red"), None: ("--", "yellow")}
+_WORDS = {
+    "cpu": "CPU tensors",
+    "cuda": "CUDA tensors",
+    "nvml": "device memory outside torch",
+    "host": "host memory",
+}
+
+
+@click.command(name="doctor")
+@click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
+def command(as_json: bool) -> int:
+    """Say what can be recorded here, and why not the rest, each with what to do.
+
+    Exits with 0 if tensors can be recorded, else with 1.
+    """
+    diagnosis = diagnose()
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(diagnosis), indent=2))
+    else:
+        _print(diagnosis)
+    return 0 if {"cpu", "cuda"} & set(diagnosis.recordable) else 1
+
+
+def _print(diagnosis: Diagnosis) -> None:
+    width = max(len(fact.name) for fact in diagnosis.facts)
+    for fact in diagnosis.facts:
+        _print_fact(fact, width)
+    can = ", ".join(_WORDS[name] for name in diagnosis.recordable)
+    cannot = ", ".join(word for name, word in _WORDS.items() if name not in diagnosis.recordable)
+    click.echo()
+    click.echo(f"memprof can record here: {can}")
+    if cannot:
+        click.echo(f"and not: {cannot}")
+
+
+def _print_fact(fact: Fact, width: int) -> None:
+    mark, color = _MARKS[fact.ok]
+    click.echo(f"{click.style(mark, fg=color)}  {fact.name:{width}}  {fact.found}")
+    if fact.hint:
+        click.echo(f"{'':{width + 6}}{click.style(fact.hint, fg='cyan')}")

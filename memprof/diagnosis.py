@@ -1,0 +1,211 @@
+"""What can be recorded on this machine, and why not the rest; `memprof doctor` prints it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import memprof
+from memprof.errors import MissingError
+from memprof.sources.nvml import Card, cards, driver_version
+from memprof.units import format_bytes
+
+__all__ = ["Diagnosis", "Fact", "diagnose"]
+
+_OLDEST_TORCH = (2, 1)
+_NEWEST_TORCH = (2, 15)
+_LITTLE_DISK = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One thing that was looked at: whether it is well, what was found, what to do if it is not.
+
+    ``ok`` is None where something is neither right nor wrong, only so.
+    """
+
+    name: str
+    ok: bool | None
+    found: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """All facts, and what can be recorded: ``cpu``, ``cuda``, ``nvml``, ``host``."""
+
+    facts: tuple[Fact, ...]
+    recordable: tuple[str, ...]
+
+
+def diagnose(
+    environment: Mapping[str, str] = os.environ,
+    folder: str | Path = ".",
+    import_torch: Callable[[], Any] | None = None,
+) -> Diagnosis:
+    """Look at Python, torch, CUDA, the driver, NVML, the allocator's settings and the disk.
+
+    CUDA is asked how many devices there are, and is not initialised.
+    """
+    torch, torch_fact = _torch(import_torch or _import_torch)
+    driver, seen = _driver()
+    cuda = _cuda(torch, bool(seen))
+    facts = (
+        _python(),
+        torch_fact,
+        cuda,
+        driver,
+        *(_card(card) for card in seen),
+        *_allocator(torch, environment),
+        _start_hook(environment),
+        _disk(Path(folder)),
+    )
+    recordable = [
+        *(["cpu"] if torch is not None else []),
+        *(["cuda"] if cuda.ok else []),
+        *(["nvml"] if driver.ok else []),
+        "host",
+    ]
+    return Diagnosis(facts, tuple(recordable))
+
+
+def _import_torch() -> Any:
+    import torch
+
+    return torch
+
+
+def _python() -> Fact:
+    version = platform.python_version()
+    supported = (3, 10) <= sys.version_info[:2] <= (3, 14)
+    return Fact(
+        "Python",
+        supported,
+        f"{version} on {platform.platform()}; memprof {memprof.__version__}",
+        "" if supported else "memprof is tested on Python 3.10 to 3.14",
+    )
+
+
+def _torch(import_torch: Callable[[], Any]) -> tuple[Any, Fact]:
+    try:
+        torch = import_torch()
+    except ImportError as error:
+        hint = "pip install torch (recordings made elsewhere open without it)"
+        if importlib.util.find_spec("torch") is not None:
+            hint = "torch is there but does not load; run python -c 'import torch'"
+        return None, Fact("torch", False, f"cannot be imported: {error}", hint)
+    version = str(torch.__version__)
+    number = _numbers(version)
+    if number < _OLDEST_TORCH:
+        return torch, Fact("torch", False, version, "memprof needs torch 2.1 or newer")
+    if number > _NEWEST_TORCH:
+        return torch, Fact("torch", None, version, "newer than any that memprof was read against")
+    return torch, Fact("torch", True, f"{version}: CPU tensors are recorded")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    parts = version.split("+", maxsplit=1)[0].split(".")[:2]
+    return tuple(int(part) for part in parts if part.isdigit())
+
+
+def _cuda(torch: Any, has_cards: bool) -> Fact:
+    if torch is None:
+        return Fact("CUDA", False, "no torch, so no CUDA tensors")
+    if getattr(torch.version, "hip", None):
+        return Fact(
+            "CUDA", True, f"ROCm {torch.version.hip}", "not verified on ROCm: please report"
+        )
+    if not torch.backends.cuda.is_built():
+        hint = "install a CUDA build of torch: https://pytorch.org/get-started" if has_cards else ""
+        return Fact("CUDA", False, "this torch was built without CUDA", hint)
+    count = torch.cuda.device_count()
+    if count == 0:
+        return Fact(
+            "CUDA",
+            False,
+            f"CUDA {torch.version.cuda}, but torch sees no device",
+            "check nvidia-smi, CUDA_VISIBLE_DEVICES, and that the driver is new enough",
+        )
+    return Fact("CUDA", True, f"CUDA {torch.version.cuda}, {count} device(s)")
+
+
+def _driver() -> tuple[Fact, tuple[Card, ...]]:
+    try:
+        version, seen = driver_version(), cards()
+    except MissingError as error:
+        return Fact("NVIDIA driver, NVML", False, error.message, error.hint), ()
+    return Fact("NVIDIA driver, NVML", True, f"driver {version}, {len(seen)} card(s)"), seen
+
+
+def _card(card: Card) -> Fact:
+    used = "?" if card.used_bytes is None else format_bytes(card.used_bytes)
+    total = "?" if card.total_bytes is None else format_bytes(card.total_bytes)
+    known = None not in (card.used_bytes, card.total_bytes)
+    hint = "" if known else "the driver does not say; the container may lack permissions"
+    return Fact(f"card {card.index}", known, f"{card.name}, {used} of {total} in use", hint)
+
+
+def _allocator(torch: Any, environment: Mapping[str, str]) -> list[Fact]:
+    if torch is None or not torch.backends.cuda.is_built():
+        return []
+    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    settings = [
+        Fact("allocator settings", None, f"{name}={environment[name]}")
+        for name in names
+        if environment.get(name)
+    ]
+    return [_backend(torch, environment), *settings]
+
+
+def _backend(torch: Any, environment: Mapping[str, str]) -> Fact:
+    if environment.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
+        return Fact(
+            "allocator",
+            False,
+            "caching is off, so torch neither counts nor records",
+            "unset PYTORCH_NO_CUDA_MEMORY_CACHING",
+        )
+    backend = str(torch.cuda.get_allocator_backend())
+    if backend != "native":
+        return Fact(
+            "allocator",
+            False,
+            f"{backend}: counters only, torch's recorder does not work with it",
+            "remove backend: from PYTORCH_CUDA_ALLOC_CONF to record single allocations",
+        )
+    return Fact("allocator", True, "native: every allocation can be recorded")
+
+
+def _start_hook(environment: Mapping[str, str]) -> Fact:
+    installed = any((Path(p) / "cuda_memprof.pth").is_file() for p in sys.path if p)
+    if not installed:
+        return Fact(
+            "MEMPROF variable",
+            False,
+            "its start hook is not in site-packages",
+            "pip install cuda-memprof, or use memprof run or memprof.track",
+        )
+    value = environment.get("MEMPROF")
+    return Fact("MEMPROF variable", True, f"set to {value}" if value else "works, is not set")
+
+
+def _disk(folder: Path) -> Fact:
+    if not os.access(folder, os.W_OK):
+        return Fact(
+            "disk", False, f"{folder.resolve()} cannot be written to", "name another file with -o"
+        )
+    free = shutil.disk_usage(folder).free
+    enough = free >= _LITTLE_DISK
+    return Fact(
+        "disk",
+        enough,
+        f"{format_bytes(free)} free in {folder.resolve()}",
+        "" if enough else "a long recording may need up to a few hundred MiB",
+    )
