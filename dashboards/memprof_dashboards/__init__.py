@@ -1,1 +1,39 @@
 """The pages of memprof: a recorded run in, HTML out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from memprof.analysis.sites import short_path
+from memprof.errors import MemprofError
+from memprof.run import Run
+from memprof_dashboards.page import Reported, page, report_of
+
+__all__ = ["Reported", "render", "write"]
+
+
+def render(runs: Sequence[Run | Reported], *, title: str = "") -> str:
+    """One self-contained page about ``runs``, with a switch where they are several.
+
+    A bare `Run` is examined and summed up here; hand in `Reported` where that is done already, or
+    where there are findings.
+    """
+    reports = [run if isinstance(run, Reported) else report_of(run) for run in runs]
+    names = [short_path(r.examination.run.source, 1) for r in reports]
+    return page(reports, title or f"memprof · {', '.join(n for n in names if n) or 'run'}")
+
+
+def write(runs: Sequence[Run | Reported], path: str | Path, *, title: str = "") -> Path:
+    """`render` into ``path``; returns the path.
+
+    Raises:
+        MemprofError: the file cannot be written.
+    """
+    text = render(runs, title=title)
+    path = Path(path)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise MemprofError(f"cannot write {path}: {error.strerror}", "choose another with -o") from error
+    return path

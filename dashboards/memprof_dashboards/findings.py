@@ -1,0 +1,205 @@
+"""Findings as cards: what grows, where, who holds it, what to type and what that saves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from memprof.analysis.findings import Found, Remedy
+from memprof.records import Holder, Link, Site
+from memprof.units import format_bytes, format_count, format_percent
+from memprof_dashboards.text import escaped, visible
+from memprof.analysis.sites import FrameKind, frame_kind, short_path
+from memprof.trace import Frame
+
+__all__ = ["FindingSeries", "cards", "series"]
+
+_KINDS = {
+    "leak": "Leak",
+    "cycle": "Reference cycle",
+    "waste": "Waste",
+    "fragmentation": "Fragmentation",
+    "non_torch": "Outside torch",
+    "host_growth": "Host growth",
+}
+_SHOWN = 30
+_FRAMES = 40
+_PATCH_LINES = 200
+
+
+class FindingSeries(msgspec.Struct):
+    """The live bytes of a finding's site at step ends, for its chart; empty where not measured."""
+
+    title: str
+    steps: list[int]
+    bytes: list[int]
+
+
+def series(findings: Sequence[Found]) -> list[FindingSeries]:
+    """The charts of the cards, in their order."""
+    return [
+        FindingSeries(
+            visible(found.title),
+            found.series.steps.tolist() if found.series else [],
+            found.series.bytes.tolist() if found.series else [],
+        )
+        for found in findings[:_SHOWN]
+    ]
+
+
+def cards(findings: Sequence[Found]) -> str:
+    """One card a finding, best first; nothing where there is none."""
+    if not findings:
+        return ""
+    shown = "".join(_card(found, number) for number, found in enumerate(findings[:_SHOWN]))
+    more = len(findings) - _SHOWN
+    rest = f'<p class="hint">and {format_count(more)} more: see --json</p>' if more > 0 else ""
+    return f'<section class="findings" aria-label="Findings"><h2>Findings</h2>{shown}{rest}</section>'
+
+
+def _card(found: Found, number: int) -> str:
+    kind = found.kind.value
+    chart = (
+        f'<div class="spark" data-finding="{number}"></div>'
+        if found.series is not None and len(found.series.steps) > 1
+        else ""
+    )
+    return (
+        f'<article class="card kind-{kind}"><header><span class="kind">{_KINDS[kind]}</span>'
+        f"<h3>{escaped(found.title)}</h3>{_weight(found)}</header>"
+        f'<div class="columns"><div>{_site(found.site)}{_stack(found.stack)}</div>{chart}</div>'
+        f"{_holders(found.holders)}{_remedies(found.remedies)}</article>"
+    )
+
+
+def _weight(found: Found) -> str:
+    facts = []
+    if found.bytes_per_step:
+        facts.append(f"<b>{format_bytes(found.bytes_per_step)}</b> a step")
+    if found.bytes:
+        facts.append(f"<b>{format_bytes(found.bytes)}</b> in all")
+    if found.first_step >= 0:
+        facts.append(f"seen in steps {found.first_step} to {found.last_step}")
+    if found.steps_left >= 0:
+        facts.append(f"device full in about {format_count(round(found.steps_left))} steps")
+    facts.append(f"{format_percent(found.confidence, 1)} sure")
+    return f'<p class="facts">{" · ".join(facts)}</p>'
+
+
+# -- where -----------------------------------------------------------------------------------------
+
+
+def _place(filename: str, line: int, function: str = "") -> str:
+    if not filename:
+        return ""
+    within = f" in {escaped(function, 120)}" if function else ""
+    short = escaped(short_path(filename), 120)
+    return f'<span class="place" title="{escaped(filename)}">{short}:{line}{within}</span>'
+
+
+def _site(site: Site) -> str:
+    place = _place(site.filename, site.line, site.function)
+    return f"{place}{_code(site.line, site.code)}" if place else ""
+
+
+def _code(line: int, code: str) -> str:
+    if not code:
+        return ""
+    return f'<pre class="source"><span class="no">{line}</span>{escaped(code.strip(), 300)}</pre>'
+
+
+def _stack(stack: Sequence[Frame]) -> str:
+    if not stack:
+        return ""
+    items = "".join(_frame(frame) for frame in stack[:_FRAMES])
+    return (
+        f'<details class="stack"><summary>Stack, {len(stack)} frames</summary>'
+        f"<ol>{items}</ol></details>"
+    )
+
+
+def _frame(frame: Frame) -> str:
+    own = "own" if frame_kind(frame.filename) is FrameKind.USER else "library"
+    place = _place(frame.filename, frame.line)
+    return f'<li class="{own}"><b>{escaped(frame.name, 120)}</b> {place}</li>'
+
+
+# -- who -------------------------------------------------------------------------------------------
+
+
+def _holders(holders: Sequence[Holder]) -> str:
+    if not holders:
+        return ""
+    items = "".join(_holder(holder) for holder in holders[:5])
+    return f'<div class="holders"><h4>Who holds it</h4>{items}</div>'
+
+
+def _holder(holder: Holder) -> str:
+    place = _place(holder.filename, holder.line)
+    return (
+        f'<div class="holder"><p>{escaped(holder.description, 600)} {place}</p>'
+        f"{_code(holder.line, holder.code)}{_chain(holder.links)}</div>"
+    )
+
+
+def _chain(links: Sequence[Link]) -> str:
+    """The references from a name down to the tensor, as a row of boxes."""
+    if not links:
+        return ""
+    boxes = "".join(f"<li>{_link(link)}</li>" for link in links)
+    return f'<ol class="chain" aria-label="Chain of references">{boxes}</ol>'
+
+
+def _link(link: Link) -> str:
+    length = f" ({format_count(link.length)} items)" if link.length >= 0 else ""
+    type_name = f'<span class="type">{escaped(link.type_name, 80)}{length}</span>'
+    return (
+        f'<span class="how">{escaped(link.kind, 40)}</span>'
+        f"<b>{escaped(link.name, 80)}</b>{type_name if link.type_name or length else ''}"
+        f"{_place(link.filename, link.line)}"
+    )
+
+
+# -- what to do ------------------------------------------------------------------------------------
+
+
+def _remedies(remedies: Sequence[Remedy]) -> str:
+    if not remedies:
+        return ""
+    items = "".join(_remedy(remedy) for remedy in remedies[:4])
+    return f'<div class="remedies"><h4>What to do</h4>{items}</div>'
+
+
+def _remedy(remedy: Remedy) -> str:
+    saves = ""
+    if remedy.saves_bytes > 0:
+        saves = f'<span class="saves">saves {format_bytes(remedy.saves_bytes)}</span>'
+    if remedy.peak_before >= 0 and remedy.peak_after >= 0:
+        before, after = format_bytes(remedy.peak_before), format_bytes(remedy.peak_after)
+        saves += f'<span class="saves">peak {before} → {after}</span>'
+    return (
+        f'<div class="remedy"><p><code class="fix">{escaped(remedy.fix, 60)}</code>'
+        f"{escaped(remedy.why, 600)} {_link_to(remedy.url)}{saves}</p>"
+        f"{_place(remedy.filename, remedy.line)}{_code(remedy.line, remedy.code)}"
+        f"{_patch(remedy.patch)}</div>"
+    )
+
+
+def _link_to(url: str) -> str:
+    """A link only where it is one to the web: a run file could name any scheme."""
+    if not url.startswith(("https://", "http://")):
+        return ""
+    return f'<a href="{escaped(url)}" rel="noreferrer">more about this fix</a>'
+
+
+def _patch(patch: str) -> str:
+    if not patch:
+        return ""
+    rows = "".join(_patch_line(line) for line in patch.splitlines()[:_PATCH_LINES])
+    return f'<pre class="patch" aria-label="Patch">{rows}</pre>'
+
+
+def _patch_line(line: str) -> str:
+    marks = {"+": "added", "-": "removed", "@": "where"}
+    return f'<span class="{marks.get(line[:1], "same")}">{escaped(line, 300)}\n</span>'

@@ -1,0 +1,239 @@
+"""One self-contained HTML file out of figures, text and assets; what figures hold is theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from memprof.analysis.examination import DeviceExamination, Examination, examine
+from memprof.analysis.findings import Found
+from memprof.analysis.owners import CATEGORY_NAMES, PHASE_NAMES
+from memprof.analysis.sites import short_path
+from memprof.analysis.summary import Summary, summarize
+from memprof.run import Run
+from memprof.trace import Category, Phase
+from memprof_dashboards import assets, findings, header
+from memprof_dashboards.colors import CATEGORY_COLORS, OTHER_COLOR, PHASE_COLORS
+from memprof_dashboards.memory import MemoryFigure, memory_figure
+from memprof_dashboards.owners import OwnersFigure, owners_figures
+from memprof_dashboards.readings import ReadingPanel, readings_figure
+from memprof_dashboards.segments import SegmentMap, segment_maps
+from memprof_dashboards.steps import StepsFigure, steps_figure
+from memprof_dashboards.text import escaped, visible
+from memprof_dashboards.views import StackBook, StackTable, device_view, origin_us
+
+__all__ = ["Reported", "page", "report_of"]
+
+_SAMPLES = 10_000
+"""Stretches of a timeline that a page keeps in all, shared among its devices."""
+_FEWEST_SAMPLES = 600
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reported:
+    """A run with everything that a page says about it."""
+
+    examination: Examination
+    summary: Summary
+    findings: Sequence[Found] = ()
+
+
+def report_of(run: Run) -> Reported:
+    """A run examined and summed up, without a search for findings."""
+    examination = examine(run)
+    return Reported(examination, summarize(examination))
+
+
+class DeviceData(msgspec.Struct):
+    """What the scripts draw of one device."""
+
+    name: str
+    memory: MemoryFigure | None
+    owners: dict[str, OwnersFigure]
+    steps: StepsFigure | None
+    readings: list[ReadingPanel]
+    segments: dict[str, SegmentMap]
+    modelled: bool
+
+
+class RunData(msgspec.Struct):
+    """What the scripts draw of one run."""
+
+    name: str
+    origin_us: int
+    stacks: StackTable
+    devices: list[DeviceData]
+    findings: list[findings.FindingSeries]
+
+
+class PageData(msgspec.Struct):
+    """Everything the scripts draw."""
+
+    categories: list[str]
+    category_colors: list[str]
+    phases: list[str]
+    phase_colors: list[str]
+    other_color: str
+    runs: list[RunData]
+
+
+def page(reports: Sequence[Reported], title: str) -> str:
+    """The whole page as text.
+
+    Raises:
+        MissingError: plotly is not installed whole.
+    """
+    devices = sum(len(r.examination.devices) for r in reports)
+    samples = max(_SAMPLES // max(devices, 1), _FEWEST_SAMPLES)
+    runs = [_run_data(report, samples) for report in reports]
+    data = PageData(
+        categories=list(CATEGORY_NAMES),
+        category_colors=[CATEGORY_COLORS[c] for c in Category],
+        phases=list(PHASE_NAMES),
+        phase_colors=[PHASE_COLORS[p] for p in Phase],
+        other_color=OTHER_COLOR,
+        runs=runs,
+    )
+    tops = "".join(_top(report, number) for number, report in enumerate(reports))
+    return _TEMPLATE.format(
+        title=escaped(title, 120),
+        style=assets.style(),
+        switches=_switches(runs),
+        tops=tops,
+        charts=_charts(),
+        plotly=assets.plotly_script(),
+        data=assets.packed(msgspec.json.encode(data)),
+        script=assets.script(),
+    )
+
+
+def _run_data(report: Reported, samples: int) -> RunData:
+    run = report.examination.run
+    origin = origin_us(run)
+    tables = next((w.tables for d in run.devices for w in d.windows), None)
+    books = {}
+    devices = []
+    for examined in report.examination.devices:
+        # A run's devices share their tables, so stacks are numbered once for all of them.
+        book = books.setdefault(0, StackBook(tables)) if tables else None
+        devices.append(_device_data(run, examined, origin, book, samples))
+    stacks = books[0].table() if books else StackTable([], [[]])
+    return RunData(_name(run), origin, stacks, devices, findings.series(report.findings))
+
+
+def _name(run: Run) -> str:
+    name = visible(short_path(run.source, 1), 60) or "run"
+    return f"{name} · rank {run.header.rank}" if run.header.rank >= 0 else name
+
+
+def _device_data(
+    run: Run, examined: DeviceExamination, origin: int, book: StackBook | None, samples: int
+) -> DeviceData:
+    from memprof.trace import Tables
+
+    view = device_view(run, examined, origin, book or StackBook(Tables()))
+    return DeviceData(
+        name=visible(examined.name, 60),
+        memory=memory_figure(view, samples),
+        owners=owners_figures(view),
+        steps=steps_figure(view),
+        readings=readings_figure(view),
+        segments=segment_maps(view),
+        modelled=any(w.trace.modelled for w in view.windows),
+    )
+
+
+# -- HTML ------------------------------------------------------------------------------------------
+
+
+def _top(report: Reported, number: int) -> str:
+    """What is said of one run in words: hidden but for the run that is switched to."""
+    tiles = "".join(
+        f'<div data-run="{number}" data-device="{d}"{_hidden(d)}>{header.figures(figures)}</div>'
+        for d, figures in enumerate(report.summary.devices)
+    )
+    return (
+        f'<div class="run" data-run="{number}"{_hidden(number)}>'
+        f"{header.verdict(report.summary)}{tiles}{header.unseen(report.summary)}"
+        f"{findings.cards(report.findings)}"
+        f'<details class="about"><summary>About this recording</summary>'
+        f"{header.recording(report.examination.run, report.summary)}</details></div>"
+    )
+
+
+def _hidden(number: int) -> str:
+    return " hidden" if number else ""
+
+
+def _switches(runs: Sequence[RunData]) -> str:
+    """The choice of run and, within each, of device; left out where there is none."""
+    switches = ""
+    if len(runs) > 1:
+        options = "".join(f'<option value="{n}">{escaped(r.name)}</option>' for n, r in enumerate(runs))
+        switches += f'<label>Run <select id="run">{options}</select></label>'
+    for number, run in enumerate(runs):
+        if len(run.devices) > 1:
+            options = "".join(
+                f'<option value="{n}">{escaped(d.name)}</option>' for n, d in enumerate(run.devices)
+            )
+            switches += (
+                f'<label data-run="{number}"{_hidden(number)}>Device '
+                f'<select class="device">{options}</select></label>'
+            )
+    return switches
+
+
+def _charts() -> str:
+    return "".join(
+        f'<section class="figure" id="{name}" aria-labelledby="{name}-title">'
+        f'<header><h2 id="{name}-title">{title}</h2><div class="controls"></div></header>'
+        f'<p class="lead">{lead}</p><div class="legend"></div><div class="chart"></div>'
+        f'<div class="below"></div></section>'
+        for name, title, lead in _FIGURES
+    )
+
+
+_FIGURES = (
+    ("memory", "Memory over time", "Bytes in use, stacked by owner, under what torch holds from the driver."),
+    ("readings", "Around torch", "What the driver and the host say, on the same time axis."),
+    ("owners", "What was alive", "Width is bytes. Click a box to look into it."),
+    ("steps", "Step by step", "The most each step used, and what stayed at its end."),
+    ("segments", "Map of the allocator", "Every segment by address; drag to zoom, double-click to go back."),
+)
+
+_TEMPLATE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="referrer" content="no-referrer">
+<meta name="generator" content="memprof">
+<link rel="icon" href="data:,">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<a class="skip" href="#memory">Skip to the charts</a>
+<nav class="bar" aria-label="Page">
+<span class="brand">memprof</span>
+<span class="links"></span>
+<span class="switches">{switches}<button id="theme" type="button">Theme: system</button></span>
+</nav>
+<main>
+{tops}
+<noscript><p class="notice">The charts need JavaScript; everything above is text.</p></noscript>
+<p class="notice" id="broken" role="alert" hidden></p>
+{charts}
+</main>
+<div id="tip" role="status" hidden></div>
+<script type="application/octet-stream" id="plotly">{plotly}</script>
+<script type="application/octet-stream" id="data">{data}</script>
+<script>
+{script}
+</script>
+</body>
+</html>
+"""

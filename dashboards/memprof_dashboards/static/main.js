@@ -1,0 +1,89 @@
+// Start: unpack, wire the switches, draw; draw again when the run, the device or the theme changes.
+const THEMES = ["system", "light", "dark"];
+
+function drawAll() {
+  for (const draw of page.figures) draw();
+  drawLinks();
+}
+
+/** Show the words of the chosen run and device, and hide those of the others. */
+function choose(runNumber, deviceNumber) {
+  Object.assign(page, { run: runNumber, device: deviceNumber });
+  Object.assign(memory, { range: null, hidden: new Set() });
+  for (const node of document.querySelectorAll("[data-run]")) {
+    const other = Number(node.dataset.run) !== page.run;
+    node.hidden = other || (node.dataset.device !== undefined
+      && Number(node.dataset.device) !== page.device);
+  }
+  for (const parts of ["memory", "owners", "segments"].map(section)) parts.below.replaceChildren();
+  drawAll();
+}
+
+function drawLinks() {
+  const links = document.querySelector(".links");
+  const sections = [...document.querySelectorAll("section.figure")].filter((s) => !s.hidden);
+  links.replaceChildren(...sections.map((s) => {
+    const link = element("a", "", s.querySelector("h2").textContent);
+    link.href = "#" + s.id;
+    return link;
+  }));
+}
+
+function wireSwitches() {
+  const runs = document.getElementById("run");
+  const devices = document.querySelectorAll("select.device");
+  if (runs) {
+    runs.addEventListener("change", () => {
+      devices.forEach((select) => { select.selectedIndex = 0; });
+      choose(runs.selectedIndex, 0);
+    });
+  }
+  devices.forEach((select) => {
+    select.addEventListener("change", () => choose(page.run, select.selectedIndex));
+  });
+  const theme = document.getElementById("theme");
+  theme.addEventListener("click", () => {
+    page.theme = THEMES[(THEMES.indexOf(page.theme) + 1) % THEMES.length];
+    theme.textContent = `Theme: ${page.theme}`;
+    if (page.theme === "system") delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = page.theme;
+    drawAll();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+}
+
+/** The device with the highest peak is what a reader came for. */
+function busiest() {
+  const peaks = run().devices.map((d) => (d.memory ? d.memory.allocated[d.memory.peak_sample]
+    : d.owners.peak ? d.owners.peak.allocated : 0));
+  return Math.max(0, peaks.indexOf(Math.max(...peaks)));
+}
+
+async function start() {
+  if (typeof DecompressionStream === "undefined") {
+    throw new Error("this browser cannot unpack the charts; any browser since 2023 can");
+  }
+  const script = document.createElement("script");
+  const [plotly, data] = await Promise.all([unpacked("plotly"), unpacked("data")]);
+  script.textContent = plotly;
+  document.head.append(script);
+  page.data = JSON.parse(data);
+  wireSwitches();
+  if (!page.data.runs.length || !run().devices.length) {
+    document.querySelectorAll("section.figure").forEach((s) => { s.hidden = true; });
+    return;
+  }
+  const first = busiest();
+  document.querySelectorAll(`label[data-run="0"] select.device`).forEach((s) => { s.selectedIndex = first; });
+  choose(0, first);
+}
+
+start()
+  .then(() => { document.documentElement.dataset.drawn = "yes"; })
+  .catch((error) => {
+    const broken = document.getElementById("broken");
+    broken.textContent = `The charts could not be drawn: ${error.message}`;
+    broken.hidden = false;
+    document.documentElement.dataset.drawn = "no";
+    console.error(error);
+  });
