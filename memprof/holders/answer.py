@@ -52,9 +52,7 @@ def find_holders(
     wanted = frozenset(key for key in keys if key)
     ids = frozenset(id(one) for one, key in zip(targets, keys) if key == id(one))
     with quiet():
-        search = Search(Deadline(budget_s), wanted, ids)
-        search.run()
-        found = _holders_of(search, wanted, limit)
+        found = _found(wanted, ids, limit, Deadline(budget_s))
     return [found.get(key, ()) for key in keys]
 
 
@@ -74,6 +72,18 @@ def _key(target: object) -> int:
         f"cannot look for the holders of a {type(target).__name__}",
         "pass tensors, untyped storages, storage keys or weak references to them",
     )
+
+
+def _found(
+    wanted: frozenset[int], ids: frozenset[int], limit: int, deadline: Deadline
+) -> dict[int, tuple[Holder, ...]]:
+    """Plain records; everything the search held is gone when this returns."""
+    search = Search(deadline, wanted, ids)
+    try:
+        search.run()
+        return _holders_of(search, wanted | ids, limit)
+    finally:
+        search.close()
 
 
 def _holders_of(search: Search, keys: Iterable[int], limit: int) -> dict[int, tuple[Holder, ...]]:
@@ -158,7 +168,7 @@ def shown_and_kept(value: object) -> tuple[int, int]:
 
 def _known_of_cpp(links: list[Link]) -> list[Link]:
     """What can be said about memory that only C++ owns."""
-    if not links or links[0].kind != LinkKind.UNKNOWN.value or not torch.is_autocast_cache_enabled():
+    if not links or links[0].kind != LinkKind.UNKNOWN or not torch.is_autocast_cache_enabled():
         return []
     devices = [one for one in ("cuda", "cpu") if torch.is_autocast_enabled(one)]
     if not devices:

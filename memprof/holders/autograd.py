@@ -20,7 +20,7 @@ from memprof.holders.heap import Deadline, Heap
 from memprof.holders.kinds import LinkKind, link
 from memprof.records import Link
 
-__all__ = ["Reached", "TorchEdges", "is_node_type", "is_tensor_type", "plain_torch", "storage_key"]
+__all__ = ["Reached", "TorchEdges", "is_bare", "is_node_type", "is_tensor_type", "plain_torch", "storage_key"]
 
 _CAN_READ_SAVED = hasattr(getattr(torch._C._autograd, "SavedTensor", None), "data")
 _MAX_NODES = 1_000_000
@@ -59,6 +59,16 @@ def storage_key(tensor: torch.Tensor) -> int:
         return int(torch._C._storage_id(tensor))
     except (RuntimeError, NotImplementedError):
         return 0
+
+
+def is_bare(tensor: torch.Tensor) -> bool:
+    """Whether a tensor keeps nothing alive on torch's C++ side, as most do."""
+    return (
+        tensor.grad_fn is None
+        and tensor._base is None
+        and tensor.grad is None
+        and getattr(tensor, "_post_accumulate_grad_hooks", None) is None
+    )
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,11 @@ from memprof.records import Holder, Link
 
 __all__ = ["describe", "holder_of", "score", "tidy"]
 
-_MODULE, _ITEM = LinkKind.MODULE_ATTRIBUTE.value, LinkKind.ITEM.value
-_STATE = LinkKind.OPTIMIZER_STATE.value
-_ROOTS = frozenset({LinkKind.LOCAL.value, LinkKind.GLOBAL.value, LinkKind.NOTEBOOK.value})
+_MODULE, _ITEM = LinkKind.MODULE_ATTRIBUTE, LinkKind.ITEM
+_STATE = LinkKind.OPTIMIZER_STATE
+_ROOTS = frozenset({LinkKind.LOCAL, LinkKind.GLOBAL, LinkKind.NOTEBOOK})
 _DOTTED = frozenset(
-    kind.value
+    kind
     for kind in (
         LinkKind.ATTRIBUTE,
         LinkKind.MODULE_ATTRIBUTE,
@@ -35,7 +35,7 @@ _DOTTED = frozenset(
     )
 )
 _OWN_LINE = tuple(
-    kind.value
+    kind
     for kind in (
         LinkKind.HOOK,
         LinkKind.LRU_CACHE,
@@ -49,11 +49,11 @@ _OWN_LINE = tuple(
 _VARIABLES = frozenset(
     kind.value for kind in (LinkKind.LOCAL, LinkKind.FRAME, LinkKind.GENERATOR, LinkKind.COROUTINE)
 )
-_ATTRIBUTES = frozenset({LinkKind.ATTRIBUTE.value, LinkKind.MODULE_ATTRIBUTE.value})
-_CYCLES = frozenset({LinkKind.CYCLE.value, LinkKind.CPP_CYCLE.value})
+_ATTRIBUTES = frozenset({LinkKind.ATTRIBUTE, LinkKind.MODULE_ATTRIBUTE})
+_CYCLES = frozenset({LinkKind.CYCLE, LinkKind.CPP_CYCLE})
 _HISTORIES = frozenset({"'Out'", "'_oh'"})
 _NO_LINE = frozenset(
-    kind.value
+    kind
     for kind in (
         LinkKind.AUTOGRAD_NODE,
         LinkKind.SAVED_TENSOR,
@@ -113,13 +113,13 @@ def _join_state(links: list[Link], at: int) -> tuple[Link | None, int]:
         return None, 0
     items = []
     for one in links[at + 1 : at + (3 if first.name == "state" else 4)]:
-        if one.kind not in (_ITEM, LinkKind.KEY.value):
+        if one.kind not in (_ITEM, LinkKind.KEY):
             break
         items.append(one)
     used = 1 + len(items)
     if first.name == "state" and len(items) == 2 and items[0].kind == _ITEM:
         return link(LinkKind.OPTIMIZER_STATE, items[1].name.strip("'"), first.type_name), used
-    if first.name == "state" and items and items[0].kind == LinkKind.KEY.value:
+    if first.name == "state" and items and items[0].kind == LinkKind.KEY:
         return link(LinkKind.OPTIMIZER_STATE, "state (key)", first.type_name), 2
     name = first.name + "".join(f"[{one.name}]" for one in items)
     return link(LinkKind.OPTIMIZER_STATE, name, first.type_name), used
@@ -128,7 +128,7 @@ def _join_state(links: list[Link], at: int) -> tuple[Link | None, int]:
 def _join_hook(links: list[Link], at: int) -> tuple[Link | None, int]:
     """A hook, its dict's entry, and the line where the hook function begins."""
     first = links[at]
-    if first.kind != LinkKind.HOOK.value or first.line:
+    if first.kind != LinkKind.HOOK or first.line:
         return None, 0
     used = 2 if at + 1 < len(links) and links[at + 1].kind == _ITEM else 1
     where = next((one for one in links[at + used : at + used + 2] if one.line), None)
@@ -142,7 +142,7 @@ def _join_nodes(links: list[Link], at: int) -> tuple[Link | None, int]:
     """Runs of one graph that were walked from several places."""
     names = []
     for one in links[at:]:
-        if one.kind != LinkKind.AUTOGRAD_NODE.value:
+        if one.kind != LinkKind.AUTOGRAD_NODE:
             break
         names.append(one.name)
     if len(names) < 2:
@@ -154,15 +154,15 @@ def score(links: list[Link], *, user: bool) -> tuple[int, int]:
     """How good an explanation a chain is; the lowest is the best."""
     weak = 0 if user else 4
     kinds = [one.kind for one in links]
-    if len(links) == 1 and kinds[0] == LinkKind.LOCAL.value:
+    if len(links) == 1 and kinds[0] == LinkKind.LOCAL:
         weak += 3  # a variable of a running step; it is bound again in the next
-    elif LinkKind.LOCAL.value == kinds[0] and kinds[1] in (LinkKind.AUTOGRAD_NODE.value, LinkKind.BASE.value):
+    elif LinkKind.LOCAL == kinds[0] and kinds[1] in (LinkKind.AUTOGRAD_NODE, LinkKind.BASE):
         weak += 3
-    if kinds[-1] == LinkKind.SAVED_TENSOR.value and links[-1].name == "variable":
+    if kinds[-1] == LinkKind.SAVED_TENSOR and links[-1].name == "variable":
         weak += 2  # the graph knows every leaf; the leaf's owner is elsewhere
     if kinds[-1] == _STATE and links[-1].name.startswith(("param_groups", "state (key)")):
         weak += 2
-    if LinkKind.UNKNOWN.value in kinds:
+    if LinkKind.UNKNOWN in kinds:
         weak += 3
     return weak, len(links)
 
@@ -174,7 +174,7 @@ def holder_of(links: list[Link], files: list[str]) -> Holder:
     history = any(one.kind == _ITEM and one.name in _HISTORIES for one in links)
     return Holder(
         description=describe(links),
-        kind=LinkKind.NOTEBOOK.value if history else most_telling(links),
+        kind=LinkKind.NOTEBOOK if history else most_telling(links),
         filename=filename,
         line=line,
         code=source_line(filename, line),
@@ -192,16 +192,16 @@ def _with_line(one: Link, files: list[str]) -> Link:
 
 def _best_line(links: list[Link], files: list[str]) -> tuple[str, int]:
     """The line a person should look at first."""
-    if any(one.kind == LinkKind.GRAD.value for one in links[:-1]):  # a gradient that has a graph
+    if any(one.kind == LinkKind.GRAD for one in links[:-1]):  # a gradient that has a graph
         filename, line = _cpp_line(links, files)
         if line:
             return filename, line
     for at in _by_merit(links):
         one = links[at]
         filename, line = one.filename, one.line
-        if one.kind not in (*_ROOTS, LinkKind.CLASS_ATTRIBUTE.value) and at + 1 < len(links) and links[at + 1].kind == _ITEM:
+        if one.kind not in (*_ROOTS, LinkKind.CLASS_ATTRIBUTE) and at + 1 < len(links) and links[at + 1].kind == _ITEM:
             key = links[at + 2].name if at + 2 < len(links) and links[at + 2].kind == _ITEM else ""
-            view = links[-1].kind == LinkKind.BASE.value
+            view = links[-1].kind == LinkKind.BASE
             if filename and (better := filled_at(filename, "." + one.name, key=key.strip("'"), view=view)):
                 line = better
         if line and source_line(filename, line):
@@ -215,10 +215,10 @@ def _by_merit(links: list[Link]) -> list[int]:
     places = range(len(links))
     following = [*kinds[1:], kinds[1] if kinds[0] in _CYCLES and len(kinds) > 1 else ""]
     keeps_exception = [
-        at for at in places if (kinds[at], following[at]) == (LinkKind.FRAME.value, LinkKind.EXCEPTION.value)
+        at for at in places if (kinds[at], following[at]) == (LinkKind.FRAME, LinkKind.EXCEPTION)
     ]
     stores_graph = [
-        at for at in places if kinds[at] in _ATTRIBUTES and following[at] == LinkKind.AUTOGRAD_NODE.value
+        at for at in places if kinds[at] in _ATTRIBUTES and following[at] == LinkKind.AUTOGRAD_NODE
     ]
     own = [at for kind in _OWN_LINE for at in places if kinds[at] == kind]
     filled = [at for at in places if kinds[at] == _ITEM and links[at].length > 1 and at]
@@ -233,9 +233,9 @@ def _cpp_line(links: list[Link], files: list[str]) -> tuple[str, int]:
     for one in links[::-1]:
         for filename in files:
             line = 0
-            if one.kind == LinkKind.SAVED_TENSOR.value:
+            if one.kind == LinkKind.SAVED_TENSOR:
                 line = saved_at(filename, one.type_name)
-            elif one.kind == LinkKind.GRAD.value:
+            elif one.kind == LinkKind.GRAD:
                 line = creates_graph_at(filename)
             if line:
                 return filename, line
@@ -244,11 +244,11 @@ def _cpp_line(links: list[Link], files: list[str]) -> tuple[str, int]:
 
 def _line_of(one: Link, files: list[str]) -> tuple[str, int]:
     """The line that makes or fills what a link names."""
-    if one.kind == LinkKind.CLASS_ATTRIBUTE.value:
+    if one.kind == LinkKind.CLASS_ATTRIBUTE:
         return one.filename, assigned_in_class(one.filename, one.type_name, one.name)
     if one.kind in _VARIABLES:
         return one.filename, assigned_in_function(one.filename, one.name, one.line) or one.line
-    if one.kind in (*_NO_LINE, _ITEM, LinkKind.PARAMETER.value, LinkKind.OPTIMIZER_STATE.value) or not one.name:
+    if one.kind in (*_NO_LINE, _ITEM, LinkKind.PARAMETER, LinkKind.OPTIMIZER_STATE) or not one.name:
         return "", 0
     name = one.name if one.kind in _ROOTS else "." + one.name.split(".")[-1]
     for filename in dict.fromkeys([one.filename, *files]):
@@ -317,8 +317,8 @@ def _path_phrase(part: list[Link]) -> str:
     if head.kind in _ROOTS:
         return _root_phrase(head)
     noun = {
-        LinkKind.PARAMETER.value: "parameter",
-        LinkKind.BUFFER.value: "buffer",
+        LinkKind.PARAMETER: "parameter",
+        LinkKind.BUFFER: "buffer",
         _STATE: "optimizer state",
     }.get(head.kind, "attribute")
     full = f" (`{expressions[-1]}`)" if len(part) > 2 or root.kind not in _ROOTS and len(part) > 1 else ""
@@ -339,8 +339,8 @@ def _expressions(part: list[Link]) -> list[str]:
 
 
 def _root_phrase(root: Link) -> str:
-    if root.kind == LinkKind.LOCAL.value:
+    if root.kind == LinkKind.LOCAL:
         return f"local `{root.name}` of {root.type_name}() ({os.path.basename(root.filename)}:{root.line})"
-    if root.kind == LinkKind.NOTEBOOK.value:
+    if root.kind == LinkKind.NOTEBOOK:
         return f"the notebook's `{root.name}`"
     return f"global `{root.name}` of {root.type_name}"

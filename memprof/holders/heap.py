@@ -8,7 +8,9 @@ megabytes, and the work on references is done on whole arrays.
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -95,7 +97,7 @@ class Heap:
         """Leave ``objects`` out of the search: they are neither entered nor reported."""
         self._marks[self._places(addresses(list(objects)))] = 0
 
-    def marks(self, objects: Sequence[object]) -> NDArray[np.uint8]:
+    def marks(self, objects: list[object]) -> NDArray[np.uint8]:
         """The marks of ``objects``, 0 for what is not tracked."""
         return self._marks[self._places(addresses(objects))]
 
@@ -161,9 +163,9 @@ class Heap:
         referents = gc.get_referents(*chunk)
         fresh: list[object] = []
         hit = False
+        ids = addresses(referents)
         for at in range(0, len(referents), _BLOCK):
-            block = referents[at : at + _BLOCK] if len(referents) > _BLOCK else referents
-            places = self._places(addresses(block))
+            places = self._places(ids[at : at + _BLOCK])
             marks = self._marks[places]
             hit = hit or bool((marks & TARGET).any())
             new = np.flatnonzero((marks & (TRACKED | VISITED)) == TRACKED)
@@ -171,10 +173,34 @@ class Heap:
                 _, first = np.unique(places[new], return_index=True)
                 new = new[np.sort(first)]
                 self._marks[places[new]] |= VISITED
-                fresh += [block[i] for i in new.tolist()]
+                fresh += [referents[i] for i in (new + at).tolist()]
         return fresh, hit
 
 
-def addresses(objects: Sequence[object]) -> Ints:
-    """The address of every object."""
-    return np.fromiter(map(id, objects), np.int64, len(objects))
+class _Memory:
+    """A list's own pointers, which numpy reads in place; keeps the list for as long."""
+
+    __slots__ = ("__array_interface__", "owner")
+
+    def __init__(self, address: int, count: int, owner: list[object]) -> None:
+        self.owner = owner
+        self.__array_interface__ = {"version": 3, "typestr": "<i8", "shape": (count,), "data": (address, True)}
+
+
+# a list of a standard CPython build: reference count, type, length, pointer to the items, room
+_STANDARD_LIST = (
+    sys.implementation.name == "cpython"
+    and sys.byteorder == "little"
+    and (object.__basicsize__, list.__basicsize__) == (16, 40)
+)
+
+
+def addresses(objects: list[object]) -> Ints:
+    """The address of every object; where it can, a view of the list's own pointers.
+
+    It is not valid any more when the list changes.
+    """
+    if not _STANDARD_LIST or not objects:
+        return np.fromiter(map(id, objects), np.int64, len(objects))
+    items = ctypes.c_void_p.from_address(id(objects) + 24).value
+    return np.asarray(_Memory(items or 0, len(objects), objects))

@@ -40,15 +40,22 @@ class LiveTensor:
     """Only an autograd graph holds it; no Python object stands for it."""
 
 
-def tensors(*, budget_s: float = 2.0) -> list[LiveTensor]:
+def tensors(*, budget_s: float = 5.0) -> list[LiveTensor]:
     """Every live tensor that Python or an autograd graph can reach, the largest storages first."""
     with quiet():
-        search = Search(Deadline(budget_s), None)
+        return _listed(Deadline(budget_s))
+
+
+def _listed(deadline: Deadline) -> list[LiveTensor]:
+    search = Search(deadline, None)
+    try:
         search.run()
-        return _listed(search)
+        return _rows(search)
+    finally:
+        search.close()
 
 
-def _listed(search: Search) -> list[LiveTensor]:
+def _rows(search: Search) -> list[LiveTensor]:
     names = _names(search)
     rows: list[tuple[torch.Tensor, str, int, bool]] = []
     for one in search.tensors:

@@ -96,9 +96,11 @@ def frame_roots() -> list[Root]:
     names = {thread.ident: thread.name for thread in list(threading._active.values())}  # type: ignore[attr-defined]
     here = threading.get_ident()
     roots: list[Root] = []
-    for ident, top in sys._current_frames().items():
+    tops = sys._current_frames()
+    while tops:  # no variable may keep a frame: the top one of this thread is our own
+        ident = next(iter(tops))
         thread = "" if ident == here else names.get(ident, str(ident))
-        roots += _stack_roots(top, thread)
+        roots += _stack_roots(tops.pop(ident), thread)
     return sorted(roots, key=lambda root: not root.user)
 
 

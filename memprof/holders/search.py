@@ -16,6 +16,7 @@ import torch
 from memprof.holders.autograd import (
     Reached,
     TorchEdges,
+    is_bare,
     is_node_type,
     is_tensor_type,
     plain_torch,
@@ -103,6 +104,12 @@ class Search:
         for group in (users, libraries):
             self._sweep([root.values for root in group])
 
+    def close(self) -> None:
+        """Let go of the heap; its list of objects holds this search, too."""
+        if hasattr(self, "heap"):
+            self.heap.objects.clear()
+            self.heap.levels.clear()
+
     def _leave_out(self, roots: list[Root]) -> None:
         own = [part for root in roots for part in (root, root.names, root.values, root.__dict__)]
         self.heap.forget([self, self.__dict__, roots, *own])
@@ -129,7 +136,7 @@ class Search:
         tests = (_is_own_type, is_tensor_type, is_node_type, _is_optimizer_type)
         found: tuple[list[object], list[object], list[object], list[object]] = ([], [], [], [])
         role_of = {}
-        for kind in set(map(type, objects)):
+        for kind in _all_types():
             for role, test in zip(found, tests):
                 if test(kind):
                     role_of[kind] = role
@@ -203,6 +210,8 @@ class Search:
     def _torch_edges(self, specials: list[tuple[int, object]]) -> list[object]:
         fresh = []
         for level, one in specials:
+            if is_tensor_type(type(one)) and is_bare(one):  # type: ignore[arg-type]
+                continue
             for reached in self.edges.of(one):
                 if self._enter(one, level, reached):
                     fresh.append(reached.value)
@@ -216,7 +225,7 @@ class Search:
         entry = _Entry(owner, level, reached.path)
         if reached.key:
             return False
-        if id(value) in self.edges.visible and reached.path[-1].kind == LinkKind.SAVED_TENSOR.value:
+        if id(value) in self.edges.visible and reached.path[-1].kind == LinkKind.SAVED_TENSOR:
             self._saved.append((value, entry))
             return False
         return self._visit(value, entry)
@@ -290,3 +299,14 @@ def _is_own_type(kind: type) -> bool:
 
 def _is_optimizer_type(kind: type) -> bool:
     return torch.optim.Optimizer in type_mro(kind)
+
+
+def _all_types() -> set[type]:
+    """Every class there is, from the class tree: much less than looking at every object."""
+    found: set[type] = set()
+    waiting = [object]
+    while waiting:
+        below = type.__subclasses__(waiting.pop())
+        waiting += [kind for kind in below if kind not in found]
+        found.update(below)
+    return found
