@@ -6,24 +6,40 @@ exact replay live here; questions asked of replays live in ``memprof.analysis.wh
 
 from __future__ import annotations
 
+from memprof.allocator.counterfactual import (
+    NOTHING_CHANGED,
+    Changes,
+    Program,
+    play,
+    program_of,
+)
 from memprof.allocator.driver import Driver
 from memprof.allocator.layout import layout
 from memprof.allocator.model import CachingAllocator
+from memprof.allocator.outcome import Alive, Outcome, OutOfMemory
 from memprof.allocator.replay import Replay, exact_sizes, inferred_settings, replay_recorded
 from memprof.allocator.settings import AllocatorSettings, parse_settings, recorded_settings
 from memprof.allocator.undo import start_state
 from memprof.allocator.versions import TieBreak, tie_break_of
 
 __all__ = [
+    "NOTHING_CHANGED",
+    "Alive",
     "AllocatorSettings",
     "CachingAllocator",
+    "Changes",
     "Driver",
+    "OutOfMemory",
+    "Outcome",
+    "Program",
     "Replay",
     "TieBreak",
     "exact_sizes",
     "inferred_settings",
     "layout",
     "parse_settings",
+    "play",
+    "program_of",
     "recorded_settings",
     "replay_recorded",
     "start_state",

@@ -14,6 +14,7 @@ from dataclasses import replace
 from memprof.allocator import expandable
 from memprof.allocator.learning import learn_order, learn_remainder, least_remainder
 from memprof.allocator.model import CachingAllocator
+from memprof.allocator.outcome import OutOfMemory, PeakWatch, Stacks, out_of_memory
 from memprof.allocator.pools import Arena, Block
 from memprof.allocator.releases import ReleaseRun, explain, free_block_at
 from memprof.allocator.rounding import SMALL_SIZE, segment_size
@@ -61,6 +62,9 @@ class Guide:
         self.allocator = CachingAllocator(counting, tie_break=tie_break)
         restore(self.allocator, begin.state, begin.first_pages, ties)
         self.row = 0
+        self.watch = PeakWatch(self.allocator)
+        self.oom: OutOfMemory | None = None
+        """The first request that failed in the recording."""
         self.predicted: list[int] = []
         """Address predicted for each ``ALLOC`` so far; `NOT_RECORDED` where the model had none."""
         self.taken: list[int] = []
@@ -69,6 +73,8 @@ class Guide:
         self.new_segments = self.new_segments_predicted = 0
         self.releases: list[ReleaseRun] = []
         self.learned_ties: dict[int, int] = {}
+        self.refused_at: list[int] = []
+        """Bytes that the allocator would have held had it not been refused memory, each time."""
         self.switches: list[int] = []
         """Events at which expandable segments were found to be switched on or off."""
         self._holes = begin.contradictions > 0
@@ -78,10 +84,10 @@ class Guide:
         self._run_end = 0
         self._spans: tuple[int, list[tuple[int, int, int]]] = (-1, [])
         events = trace.events
-        self._stacks = events.stack
+        self._stacks = Stacks(events.stack, begin.state.blocks.stack)
         self._actions, self._addresses = events.action.tolist(), events.address.tolist()
         self._sizes, self._streams = events.size.tolist(), events.stream.tolist()
-        self._pools, self._pools_unknown = _recorded_pools(trace, begin)
+        self.pools, self._pools_open = _recorded_pools(trace, begin)
         self._completed, self._requested = free_actions(events)
 
     def _all_blocks(self) -> list[Block]:
@@ -93,7 +99,7 @@ class Guide:
         # The loop of every replay: names are local because attributes cost a third of its time.
         stop = len(self._actions) if to is None else to
         actions, addresses, sizes = self._actions, self._addresses, self._sizes
-        streams, pools, queue = self._streams, self._pools, self._queue
+        streams, pools, queue = self._streams, self.pools, self._queue
         predicted, taken = self.predicted, self.taken
         allocator, completed, requested = self.allocator, self._completed, self._requested
         malloc, free = allocator.malloc_cached, allocator.complete_free
@@ -103,7 +109,7 @@ class Guide:
             if action == _ALLOC:
                 pool = pools[row]
                 if pool < 0:
-                    pool = self._pool_at(row)
+                    pool = pools[row] = self._pool_at(row)
                 block = malloc(sizes[row], streams[row], pool, row)
                 if block is not None and block.address == addresses[row] and not queue:
                     predicted.append(block.address)
@@ -120,7 +126,7 @@ class Guide:
                 if row >= self._run_end:
                     self._release(row)
             elif action == _OOM:
-                self._map_in_vain(row)
+                self._refuse(row)
         self.row = max(stop, self.row)
         allocator.log.clear()
 
@@ -132,6 +138,7 @@ class Guide:
             block = self._new_memory(row, arena, size)
             if block is not None and block.address == address:
                 self.taken.append(block.size)
+                self.watch.note(row, self.allocator)
                 return address
         predicted = NOT_RECORDED if block is None else block.address
         chosen = None if block is None else self.allocator.complete_free(block.address)
@@ -142,6 +149,7 @@ class Guide:
             block = self.allocator.carve(actual, address)
             block = self.allocator.take(block, size, self._sizes[row], row)
         self.taken.append(0 if actual is None or block is None else block.size)
+        self.watch.note(row, self.allocator)
         return predicted
 
     def _request(self, row: int, pool: int) -> tuple[Arena, int]:
@@ -153,7 +161,7 @@ class Guide:
         """Why the model missed; what the miss teaches is put right."""
         if self._holes:
             return Doubt.HOLES
-        if self._pools_unknown and self._pools[row] < 0:
+        if row in self._pools_open:
             return Doubt.POOL
         if chosen is None or actual is None:
             return Doubt.WRONG
@@ -234,11 +242,21 @@ class Guide:
             planned = self._is_planned(expandable.mapping_plan(*waiting))
             self._add_recorded(waiting[0], len(self._queue) if planned else 0)
 
+    def _refuse(self, row: int) -> None:
+        self._map_in_vain(row)
+        if self.oom is None:
+            self.oom = out_of_memory(self.allocator, row, self._sizes[row], self._stacks)
+        waiting, reserved = self._waiting(row), self.allocator.reserved
+        if waiting is not None:  # the event itself
+            # What the driver says is free counts, unless the request was refused for a fraction.
+            wanted = self._wanted(*waiting)
+            self.refused_at.append(reserved + min(self._addresses[row] + 1, wanted))
+
     def _waiting(self, row: int) -> tuple[Arena, int] | None:
         """The request that comes next, from event ``row`` on."""
         for later in range(row, len(self._actions)):
             if self._actions[later] in (_ALLOC, _OOM):
-                pool = self._pools[later]
+                pool = self.pools[later]
                 return self._request(later, self._pool_at(later) if pool < 0 else pool)
         return None
 
@@ -252,10 +270,27 @@ class Guide:
         pieces = list(
             zip(actions[row:last], self._addresses[row:last], self._sizes[row:last], strict=True)
         )
-        predicted, causes = explain(self.allocator, pieces, self._waiting(last))
-        run = ReleaseRun(row, last, predicted, causes, self._served_next(row, last))
+        waiting, reserved = self._waiting(last), self.allocator.reserved
+        why = explain(self.allocator, pieces, waiting)
+        retry = self._served_next(row, last)
+        if retry and waiting is not None:
+            self.refused_at.append(reserved + self._wanted(*waiting))
+        run = ReleaseRun(row, last, why.predicted, why.causes, why.pools, retry)
         self.releases.append(run)
         self._run_end = last
+
+    @property
+    def retries(self) -> int:
+        """Requests that made the allocator give back its cache; those that failed all did."""
+        failed = sum(action == _OOM for action in self._actions[: self.row])
+        served = [run for run in self.releases if run.retry and self._actions[run.last] != _OOM]
+        return len(served) + failed
+
+    def _wanted(self, arena: Arena, size: int) -> int:
+        """Bytes that a request asks of the driver when nothing cached fits."""
+        if arena.expandable:
+            return sum(mapped for _, mapped in expandable.mapping_plan(arena, size))
+        return segment_size(size, self.allocator.settings)
 
     def _served_next(self, first: int, last: int) -> bool:
         """Whether memory was given back for a request: the next thing is new memory, or none.
@@ -265,7 +300,7 @@ class Guide:
         """
         if last == len(self._actions) or self._actions[last] not in (_SEGMENT_ALLOC, _MAP, _OOM):
             return False
-        return int(self._stacks[first]) == int(self._stacks[last])
+        return self._stacks.of(first) == self._stacks.of(last)
 
     # -- pools ---------------------------------------------------------------------------------
 
@@ -303,8 +338,8 @@ def _base(block: Block) -> int:
     return block.address
 
 
-def _recorded_pools(trace: Trace, begin: Beginning) -> tuple[list[int], bool]:
-    """The pool of every event, as far as recorded, and whether any is open.
+def _recorded_pools(trace: Trace, begin: Beginning) -> tuple[list[int], frozenset[int]]:
+    """The pool of every event, as far as recorded, and the events for which it is open.
 
     Where only the default pool is ever named, everything is its.
     """
@@ -314,4 +349,4 @@ def _recorded_pools(trace: Trace, begin: Beginning) -> tuple[list[int], bool]:
     listed: list[int] = (pools if several else pools.clip(min=0)).tolist()
     for row, pool in begin.pool_of_event.items():
         listed[row] = pool if listed[row] < 0 else listed[row]
-    return listed, bool(several and (pools < 0).any())
+    return listed, frozenset(row for row, pool in enumerate(listed) if pool < 0)

@@ -14,7 +14,7 @@ from memprof.allocator.model import CachingAllocator
 from memprof.allocator.pools import Arena, Block
 from memprof.trace import Action
 
-__all__ = ["Cause", "Piece", "ReleaseRun", "explain"]
+__all__ = ["Cause", "Explanation", "Piece", "ReleaseRun", "explain"]
 
 _FREE = int(Action.SEGMENT_FREE)
 
@@ -41,8 +41,19 @@ class ReleaseRun:
     predicted: int
     """How many of them are exactly what the model gives back at this place in the run."""
     causes: tuple[Cause, ...]
+    pools: tuple[int, ...] = ()
+    """Private pools that gave something back."""
     retry: bool = False
     """A request was waiting for the memory; otherwise the program asked for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """How many pieces were predicted, by which rules, and the private pools among them."""
+
+    predicted: int
+    causes: tuple[Cause, ...]
+    pools: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -66,11 +77,12 @@ class _Run:
 
 def explain(
     allocator: CachingAllocator, pieces: list[Piece], waiting: tuple[Arena, int] | None
-) -> tuple[int, tuple[Cause, ...]]:
-    """Give the recorded ``pieces`` back; how many of them were predicted, and by which rules.
+) -> Explanation:
+    """Give the recorded ``pieces`` back, by the rules of torch that give just these.
 
     ``waiting`` is the request after them: its arena and rounded bytes.
     """
+    pools = tuple(_private_pools(allocator, pieces))
     run = _Run(allocator, list(pieces), 0, [])
     if allocator.settings.gc_threshold > 0:
         for steps in list(release.garbage_rounds(allocator)):
@@ -83,7 +95,7 @@ def explain(
     if run.left:
         run.predicted += _apply_recorded(run)
         run.causes.append(Cause.UNKNOWN)
-    return run.predicted, tuple(run.causes)
+    return Explanation(run.predicted, tuple(run.causes), pools)
 
 
 def _match_cached(run: _Run) -> bool:

@@ -16,7 +16,7 @@ from memprof.allocator.undo import Beginning, beginning
 from memprof.allocator.versions import TieBreak, tie_break_of
 from memprof.trace import Action, BlockState, State, Trace
 
-__all__ = ["Replay", "exact_sizes", "guide_at", "inferred_settings", "replay_recorded"]
+__all__ = ["Replay", "exact_sizes", "guide_at", "inferred_settings", "replay_recorded", "retold"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,6 +84,14 @@ def replay_recorded(
             rule is tried until one places everything.
     """
     settings = settings or inferred_settings(trace)
+    begin, rule, guide = retold(trace, settings, tie_break)
+    return _result(trace, begin, settings, rule, guide)
+
+
+def retold(
+    trace: Trace, settings: AllocatorSettings, tie_break: TieBreak | None = None
+) -> tuple[Beginning, TieBreak, Guide]:
+    """The state that a trace began in, the rule that fits it best, and the model at its end."""
     begin = beginning(trace, settings)
     best: Guide | None = None
     chosen = TieBreak.ADDRESS
@@ -94,7 +102,7 @@ def replay_recorded(
         if not guide.doubts:
             break
     assert best is not None  # there is always a candidate
-    return _result(trace, begin, settings, chosen, best)
+    return begin, chosen, best
 
 
 def _guided(trace: Trace, begin: Beginning, settings: AllocatorSettings, rule: TieBreak) -> Guide:
@@ -216,9 +224,7 @@ def exact_sizes(trace: Trace) -> Trace:
     ``events.taken``; 0 stays where the model could not follow the recording.
     """
     settings = inferred_settings(trace)
-    begin = beginning(trace, settings)
-    guide = Guide(trace, begin, settings, _candidates(trace)[0])
-    guide.advance()
+    begin, _, guide = retold(trace, settings)
     taken = np.zeros(len(trace.events), dtype=np.int64)
     taken[trace.events.action == Action.ALLOC] = guide.taken
     return replace(trace, start=begin.state, events=replace(trace.events, taken=taken))

@@ -1,0 +1,278 @@
+"""The same program on another allocator: other settings, another card, other lifetimes.
+
+What the program did (allocations, frees, calls of ``empty_cache``, the moments at which deferred
+frees completed) is taken from a recorded trace; what the allocator does about it is the model's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from memprof.allocator.driver import Driver
+from memprof.allocator.model import CachingAllocator
+from memprof.allocator.outcome import Outcome, OutOfMemory, PeakWatch, Stacks, out_of_memory
+from memprof.allocator.pools import ALLOCATED, FREE, ArenaKey, Block
+from memprof.allocator.replay import inferred_settings, retold
+from memprof.allocator.settings import NO_LIMIT, AllocatorSettings
+from memprof.allocator.state import restore, start_owner
+from memprof.allocator.undo import free_actions
+from memprof.allocator.versions import TieBreak
+from memprof.trace import NOT_RECORDED, Action, BlockState, Events, State, Trace
+
+__all__ = ["NOTHING_CHANGED", "Changes", "Program", "play", "program_of"]
+
+_ALLOC, _OOM = int(Action.ALLOC), int(Action.OOM)
+
+
+def _no_rows() -> npt.NDArray[np.int64]:
+    return np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Changes:
+    """What the program would have done otherwise."""
+
+    never: npt.NDArray[np.int64] = field(default_factory=_no_rows)
+    """``ALLOC`` events that would not have been."""
+    freed: npt.NDArray[np.int64] = field(default_factory=_no_rows)
+    """``ALLOC`` events whose memory would have been freed earlier than it was, …"""
+    freed_after: npt.NDArray[np.int64] = field(default_factory=_no_rows)
+    """… each right after this event."""
+    gone: npt.NDArray[np.int64] = field(default_factory=_no_rows)
+    """Addresses of blocks that would not have been live any more when the trace began."""
+
+    def __bool__(self) -> bool:
+        return bool(len(self.never) or len(self.freed) or len(self.gone))
+
+
+NOTHING_CHANGED = Changes()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """A trace as the calls of a program; small enough to send to another process."""
+
+    events: Events
+    pools: npt.NDArray[np.int64]
+    """The pool of every event, told or found out."""
+    start: State
+    first_pages: dict[ArenaKey, int]
+    settings: AllocatorSettings
+    tie_break: TieBreak
+    emptied: dict[int, tuple[int, ...]]
+    """Events at which the program emptied the cache, with the private pools that were idle."""
+    recorded: Outcome
+    """What the recording itself came to."""
+    capacity: int
+    """Bytes that the recording's allocator could hold, as its refusals tell; else no limit."""
+
+
+def program_of(trace: Trace, settings: AllocatorSettings | None = None) -> Program:
+    """The program behind a recorded trace; replays the trace once."""
+    settings = settings or inferred_settings(trace)
+    begin, rule, guide = retold(trace, settings)
+    guide.allocator.retries = guide.retries
+    recorded = guide.watch.outcome(guide.allocator, guide.oom)
+    limits = [limit - 1 for limit in guide.refused_at]
+    return Program(
+        events=trace.events,
+        pools=np.array(guide.pools, dtype=np.int64),
+        start=begin.state,
+        first_pages=begin.first_pages,
+        settings=settings,
+        tie_break=rule,
+        emptied={run.first: run.pools for run in guide.releases if not run.retry},
+        recorded=recorded,
+        capacity=max(min(limits), recorded.peak_reserved) if limits else NO_LIMIT,
+    )
+
+
+def play(
+    program: Program,
+    settings: AllocatorSettings | None = None,
+    *,
+    capacity: int | None = None,
+    changes: Changes = NOTHING_CHANGED,
+) -> Outcome:
+    """The program on the modelled allocator.
+
+    Args:
+        program: what happened.
+        settings: those of the recording where left out.
+        capacity: bytes that the card has for this process; what the recording's refusals tell
+            where left out, else no limit.
+        changes: what the program would have done otherwise.
+
+    Returns:
+        Its outcome; where memory ran out, up to there. A request that failed in the recording is
+        tried, and given back at once where it now succeeds: what the program would have done with
+        it is not known.
+    """
+    limit = program.capacity if capacity is None else capacity
+    return _Player(program, settings or program.settings, limit, changes).run()
+
+
+class _Player:
+    """One counterfactual replay."""
+
+    def __init__(
+        self, program: Program, settings: AllocatorSettings, capacity: int, changes: Changes
+    ) -> None:
+        self.program, self.settings, self.capacity = program, settings, capacity
+        self.changes = changes
+        self.notes: list[str] = []
+        self.oom: OutOfMemory | None = None
+        self.stacks = Stacks(program.events.stack, program.start.blocks.stack)
+        self.gone = set(changes.gone.tolist())
+        self.live: dict[int, Block] = {}
+        """Blocks by the address that the recording knows them under."""
+        self.allocator = self._started()
+        self.watch = PeakWatch(self.allocator)
+        if settings.gc_threshold and settings.memory_fraction is None:
+            self.notes.append(
+                "garbage_collection_threshold has no effect without per_process_memory_fraction"
+            )
+
+    def _new_allocator(self) -> CachingAllocator:
+        return CachingAllocator(
+            self.settings, tie_break=self.program.tie_break, driver=Driver(self.capacity)
+        )
+
+    def _started(self) -> CachingAllocator:
+        """The allocator as it would have been when the trace began."""
+        allocator = self._as_recorded()
+        if allocator is None:
+            allocator = self._laid_out_afresh()
+            if len(self.program.start.blocks):
+                self.notes.append(
+                    "what was live when the trace began was laid out afresh, without its cache"
+                )
+        allocator.log.clear()
+        allocator.device_allocs = allocator.device_frees = allocator.retries = 0
+        return allocator
+
+    def _as_recorded(self) -> CachingAllocator | None:
+        """The start as it was; None where these settings or this card would not have led to it."""
+        recorded, settings, program = self.program.settings, self.settings, self.program
+        if (recorded.expandable_segments, recorded.large_segment_size) != (
+            settings.expandable_segments,
+            settings.large_segment_size,
+        ):
+            return None
+        allocator = self._new_allocator()
+        restore(allocator, program.start, program.first_pages)
+        self.live = dict(allocator.live)
+        for address in self.gone & set(self.live):
+            allocator.complete_free(address)
+            del self.live[address]
+        if allocator.reserved > self.capacity:
+            allocator.empty_cache()
+        allocator.peak_reserved, allocator.peak_allocated = allocator.reserved, allocator.allocated
+        return None if allocator.reserved > self.capacity else allocator
+
+    def _laid_out_afresh(self) -> CachingAllocator:
+        allocator, start = self._new_allocator(), self.program.start
+        blocks, segments = start.blocks, start.segments
+        self.live = {}
+        for row in np.flatnonzero(blocks.state != BlockState.INACTIVE).tolist():
+            address, segment = int(blocks.address[row]), int(blocks.segment[row])
+            if address in self.gone:
+                continue
+            stream = int(segments.stream[segment]) if segment >= 0 else 0
+            pool = max(int(segments.pool[segment]), 0) if segment >= 0 else 0
+            size = int(blocks.requested[row]) or int(blocks.size[row])
+            block = allocator.malloc(size, stream, pool, start_owner(row))
+            if block is None:
+                size = allocator.rounded(size)
+                self.oom = out_of_memory(allocator, NOT_RECORDED, size, self.stacks)
+                break
+            self.live[address] = block
+            if blocks.state[row] == BlockState.ACTIVE_PENDING_FREE:
+                allocator.request_free(block.address)
+        return allocator
+
+    def run(self) -> Outcome:
+        """Play the program to its end, or to where memory runs out."""
+        if self.oom is None:
+            early = self._early_frees()
+            stops = [*sorted(early.keys() | self.program.emptied.keys()), len(self.program.events)]
+            row = 0
+            for stop in stops:
+                row = self._play(row, stop)
+                if self.oom is not None:
+                    break
+                for address, owner in early.get(stop, ()):
+                    self._free_early(address, owner)
+                if stop in self.program.emptied:
+                    self.allocator.freeable_pools = set(self.program.emptied[stop])
+                    self.allocator.empty_cache()
+        return self.watch.outcome(self.allocator, self.oom, tuple(self.notes))
+
+    def _early_frees(self) -> dict[int, list[tuple[int, int]]]:
+        """Before which event to free which address, and the allocation that must hold it."""
+        changes, early = self.changes, dict[int, list[tuple[int, int]]]()
+        addresses = self.program.events.address[changes.freed].tolist()
+        rows, after = changes.freed.tolist(), changes.freed_after.tolist()
+        for row, address, event in zip(rows, addresses, after, strict=True):
+            early.setdefault(max(event, row) + 1, []).append((address, row))
+        return early
+
+    def _free_early(self, address: int, owner: int) -> None:
+        block = self.live.get(address)
+        if block is not None and block.owner == owner:
+            del self.live[address]
+            self.allocator.complete_free(block.address)
+
+    def _play(self, first: int, stop: int) -> int:
+        """Play the events from ``first`` up to ``stop`` (excluded)."""
+        # The loop of every what-if: names are local because attributes cost a third of its time.
+        events, pools = self.program.events, self.program.pools
+        actions, addresses = events.action[first:stop].tolist(), events.address[first:stop].tolist()
+        sizes, streams = events.size[first:stop].tolist(), events.stream[first:stop].tolist()
+        columns = zip(actions, addresses, sizes, streams, pools[first:stop].tolist(), strict=True)
+        allocator, live, never = self.allocator, self.live, set(self.changes.never.tolist())
+        malloc, free, log = allocator.malloc, allocator.complete_free, allocator.log
+        request_free, held = allocator.request_free, allocator.live
+        completed, requested = free_actions(events)
+        for row, (action, address, size, stream, pool) in enumerate(columns, first):
+            if action == _ALLOC:
+                if row in never:
+                    live.pop(address, None)
+                    continue
+                block = malloc(size, stream, pool, row)
+                if block is None:
+                    self._fail(row, allocator.rounded(size))
+                    break
+                live[address] = block
+                if log:
+                    self.watch.note(row, allocator)
+                    log.clear()
+            elif action == requested:
+                found = live.get(address)
+                if found is not None and found.state == ALLOCATED:
+                    request_free(found.address)
+            elif action == completed:
+                found = live.pop(address, None)
+                # Waiting for all streams may have completed it, and its memory be another's by now.
+                if found is not None and found.state != FREE and held.get(found.address) is found:
+                    free(found.address)
+            elif action == _OOM and not self._try(row, size, stream, pool):
+                break
+        return stop
+
+    def _fail(self, row: int, size: int) -> None:
+        self.oom = out_of_memory(self.allocator, row, size, self.stacks)
+
+    def _try(self, row: int, size: int, stream: int, pool: int) -> bool:
+        """Whether a request that failed in the recording succeeds now."""
+        block = self.allocator.malloc(size, stream, max(pool, 0), row)
+        if block is None:
+            self._fail(row, size)
+            return False
+        self.watch.note(row, self.allocator)
+        self.allocator.complete_free(block.address)
+        self.notes.append(f"the request that failed in the recording (event {row}) is served")
+        return True
