@@ -14,6 +14,7 @@ __all__ = ["figures", "recording", "unseen", "verdict"]
 
 _LEVELS = {
     "ok": "No leak seen",
+    "measured": "Measured",
     "no data": "No data",
     "leak": "Leak",
     "waste": "Waste",
@@ -25,7 +26,7 @@ _LEVELS = {
 def verdict(summary: Summary) -> str:
     """The answer first: the line, why, and what to do next."""
     said = summary.verdict
-    level = said.level if said.level in _LEVELS else "ok"
+    level = _level(summary)
     return (
         f'<section class="verdict level-{level.replace(" ", "-")}" aria-label="Verdict">'
         f'<p class="level">{_LEVELS[level]}</p>'
@@ -33,6 +34,14 @@ def verdict(summary: Summary) -> str:
         f"<dl><div><dt>Why</dt><dd>{_coded(said.why)}</dd></div>"
         f"<div><dt>Next</dt><dd>{_coded(said.next)}</dd></div></dl></section>"
     )
+
+
+def _level(summary: Summary) -> str:
+    """The verdict's level; "ok" only where enough steps were there to judge growth by."""
+    level = summary.verdict.level
+    if level == "ok" and all(d.growth is None for d in summary.devices):
+        return "measured"
+    return level if level in _LEVELS else "measured"
 
 
 def _coded(text: str) -> str:

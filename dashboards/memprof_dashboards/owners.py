@@ -40,7 +40,7 @@ class Tree(msgspec.Struct):
     category: list[int]
     """The category with the most bytes, by which a node is coloured."""
     parts: list[list[tuple[int, int]]]
-    """Up to four ``(category, bytes)`` of a node, largest first."""
+    """``(category, bytes)`` of a node, largest first."""
 
 
 class SiteRow(msgspec.Struct):
@@ -80,8 +80,7 @@ class _Live:
 
 def owners_figures(view: DeviceView) -> dict[str, OwnersFigure]:
     """``peak`` and ``end``: whose bytes were alive then; empty where there is no state at all."""
-    moments = {"peak": view.peak, "end": view.end}
-    return {name: _figure(view, *moment) for name, moment in moments.items() if moment}
+    return {name: _figure(view, *moment) for name, moment in view.moments.items()}
 
 
 def _figure(view: DeviceView, window: WindowView, entry: int) -> OwnersFigure:
@@ -175,7 +174,7 @@ def _child(nodes: list[_Node], parent: int, step: _Step) -> int:
 
 
 def _columns(nodes: list[_Node]) -> Tree:
-    parts = [sorted(n.parts.items(), key=lambda p: -p[1])[:4] for n in nodes]
+    parts = [sorted(n.parts.items(), key=lambda p: -p[1]) for n in nodes]
     return Tree(
         label=[n.label for n in nodes],
         title=[n.title for n in nodes],

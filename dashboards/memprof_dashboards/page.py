@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from memprof.analysis.examination import DeviceExamination, Examination, examine
+from memprof.analysis.examination import Examination, examine
 from memprof.analysis.findings import Found
 from memprof.analysis.owners import CATEGORY_NAMES, PHASE_NAMES
-from memprof.analysis.sites import short_path
+from memprof.analysis.sites import short_path, sites
 from memprof.analysis.summary import Summary, summarize
 from memprof.run import Run
-from memprof.trace import Category, Phase
+from memprof.trace import Category, Phase, Tables
 from memprof_dashboards import assets, findings, header
 from memprof_dashboards.colors import CATEGORY_COLORS, OTHER_COLOR, PHASE_COLORS
 from memprof_dashboards.memory import MemoryFigure, memory_figure
@@ -22,7 +22,7 @@ from memprof_dashboards.readings import ReadingPanel, readings_figure
 from memprof_dashboards.segments import SegmentMap, segment_maps
 from memprof_dashboards.steps import StepsFigure, steps_figure
 from memprof_dashboards.text import escaped, visible
-from memprof_dashboards.views import StackBook, StackTable, device_view, origin_us
+from memprof_dashboards.views import DeviceView, StackBook, StackTable, device_view, origin_us
 
 __all__ = ["Reported", "page", "report_of"]
 
@@ -112,15 +112,20 @@ def page(reports: Sequence[Reported], title: str) -> str:
 def _run_data(report: Reported, samples: int) -> RunData:
     run = report.examination.run
     origin = origin_us(run)
-    tables = next((w.tables for d in run.devices for w in d.windows), None)
-    books = {}
-    devices = []
-    for examined in report.examination.devices:
-        # A run's devices share their tables, so stacks are numbered once for all of them.
-        book = books.setdefault(0, StackBook(tables)) if tables else None
-        devices.append(_device_data(run, examined, origin, book, samples))
-    stacks = books[0].table() if books else StackTable([], [[]])
-    return RunData(_name(run), origin, stacks, devices, findings.series(report.findings))
+    book = _book(report.examination)
+    devices = [
+        _device_data(device_view(run, examined, origin, book), samples)
+        for examined in report.examination.devices
+    ]
+    return RunData(_name(run), origin, book.table(), devices, findings.series(report.findings))
+
+
+def _book(examination: Examination) -> StackBook:
+    """The devices of a run share their tables, so stacks are numbered once for all of them."""
+    window = next((w for d in examination.devices for w in d.windows), None)
+    if window is None:
+        return StackBook(Tables(), sites(Tables()))
+    return StackBook(window.trace.tables, window.owners.sites)
 
 
 def _name(run: Run) -> str:
@@ -128,14 +133,9 @@ def _name(run: Run) -> str:
     return f"{name} · rank {run.header.rank}" if run.header.rank >= 0 else name
 
 
-def _device_data(
-    run: Run, examined: DeviceExamination, origin: int, book: StackBook | None, samples: int
-) -> DeviceData:
-    from memprof.trace import Tables
-
-    view = device_view(run, examined, origin, book or StackBook(Tables()))
+def _device_data(view: DeviceView, samples: int) -> DeviceData:
     return DeviceData(
-        name=visible(examined.name, 60),
+        name=visible(view.device.device, 60),
         memory=memory_figure(view, samples),
         owners=owners_figures(view),
         steps=steps_figure(view),

@@ -46,14 +46,8 @@ class SegmentMap(msgspec.Struct):
 
 def segment_maps(view: DeviceView) -> dict[str, SegmentMap]:
     """``peak`` and ``end``: what lay where; empty where no segment is known."""
-    maps = {}
-    for name, moment in (("peak", view.peak), ("end", view.end)):
-        if moment is None:
-            continue
-        drawn = _map(view, *moment)
-        if drawn is not None:
-            maps[name] = drawn
-    return maps
+    maps = {name: _map(view, *moment) for name, moment in view.moments.items()}
+    return {name: drawn for name, drawn in maps.items() if drawn is not None}
 
 
 def _map(view: DeviceView, window: WindowView, entry: int) -> SegmentMap | None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from memprof.analysis.examination import DeviceExamination
 from memprof.analysis.owners import Owners
-from memprof.analysis.sites import FrameKind, frame_kind
+from memprof.analysis.sites import FrameKind, Sites, frame_kind, site_name
 from memprof.analysis.timeline import Timeline
 from memprof.run import DeviceRun, Run, Steps
 from memprof.trace import NOT_RECORDED, Frame, Tables, Trace
@@ -32,6 +32,8 @@ class StackTable(msgspec.Struct):
     frames: list[tuple[str, str, int, int]]
     """``[function, file, line, FrameKind]``."""
     stacks: list[list[int]]
+    sites: list[str]
+    """The site of each stack."""
 
 
 @dataclass(slots=True)
@@ -39,6 +41,7 @@ class StackBook:
     """Stacks of one run, numbered as figures ask for them."""
 
     tables: Tables
+    sites: Sites
     _frames: dict[int, int] = field(default_factory=dict)
     _stacks: dict[int, int] = field(default_factory=lambda: {0: 0})
 
@@ -62,7 +65,9 @@ class StackBook:
             [self._frames.setdefault(f, len(self._frames)) for f in self.tables.stacks[s][:_FRAMES]]
             for s in self._stacks
         ]
-        return StackTable([_shown(self.tables.frames[f]) for f in self._frames], stacks)
+        frames = [_shown(self.tables.frames[f]) for f in self._frames]
+        sites = [visible(site_name(self.sites.frames[self.sites.of_stack[s]])) for s in self._stacks]
+        return StackTable(frames, stacks, sites)
 
 
 def _shown(frame: Frame) -> tuple[str, str, int, int]:
@@ -108,19 +113,19 @@ class DeviceView:
     book: StackBook
 
     @property
-    def peak(self) -> tuple[WindowView, int] | None:
-        """The window with the highest allocated bytes, and the entry where they stood."""
-        if not self.windows:
-            return None
-        best = max(self.windows, key=lambda w: w.line.peak_allocated.bytes)
-        return best, best.line.peak_allocated.event + 1
+    def moments(self) -> dict[str, tuple[WindowView, int]]:
+        """``peak`` and ``end``, each a window and an entry of its timeline.
 
-    @property
-    def end(self) -> tuple[WindowView, int] | None:
-        """The last window and its last entry."""
+        The end alone where nothing happened in between, nothing where there is no state.
+        """
         if not self.windows:
-            return None
-        return self.windows[-1], len(self.windows[-1].line.allocated) - 1
+            return {}
+        last = self.windows[-1]
+        end = {"end": (last, len(last.line.allocated) - 1)}
+        if not any(len(w.trace.events) for w in self.windows):
+            return end
+        best = max(self.windows, key=lambda w: w.line.peak_allocated.bytes)
+        return {"peak": (best, best.line.peak_allocated.event + 1), **end}
 
 
 def device_view(

@@ -97,6 +97,7 @@ function layout(height, more = {}) {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: variable("--font"), size: 12, color: colors.quiet },
     margin: { l: 8, r: 12, t: 8, b: 8 },
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: colors.quiet, activecolor: colors.text },
     showlegend: false, dragmode: "zoom", hovermode: "closest", hoverdistance: -1,
     ...more,
   };
@@ -105,11 +106,15 @@ function layout(height, more = {}) {
   return merged;
 }
 
+// The buttons are named one by one: Plotly's own set has one that sends the chart away.
 const config = {
-  responsive: true, displaylogo: false, scrollZoom: false, showTips: false,
-  modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "toImage"],
-  displayModeBar: "hover",
+  responsive: true, displaylogo: false, scrollZoom: false, displayModeBar: false,
+  showSendToCloud: false, showEditInChartStudio: false, showLink: false, showTips: false,
 };
+const zoomable = () => ({
+  ...config, displayModeBar: innerWidth > 700,
+  modeBarButtons: [["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
+});
 
 // -- tooltip ----------------------------------------------------------------------------------
 

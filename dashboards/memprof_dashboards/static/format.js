@@ -16,6 +16,7 @@ const formatCount = (count) => count.toLocaleString("en-US");
 
 function formatPercent(part, whole) {
   const share = whole ? 100 * part / whole : 0;
+  if (share > 0 && share < 0.1) return "< 0.1 %";
   return `${share > 0 && share < 1 ? share.toFixed(1) : share.toFixed(0)} %`;
 }
 
@@ -54,13 +55,12 @@ function byteAxis(most, title, more = {}) {
   };
 }
 
-/** The least of 1, 2, 2.5 or 5 times a power of ten, in the fitting binary unit. */
+const STEPS = [1, 2, 5, 10, 20, 50, 100, 128, 256, 512, 1024];
+
+/** The least step of at least some bytes that reads well in its binary unit. */
 function niceStep(bytes) {
   const unit = byteUnit(bytes).factor;
-  let scaled = bytes / unit, ten = 1;
-  while (scaled > 10) { scaled /= 10; ten *= 10; }
-  const step = [1, 2, 2.5, 5, 10].find((s) => s >= scaled) || 10;
-  return unit === 1 ? Math.ceil(step * ten) : step * ten * unit;
+  return STEPS.find((step) => step * unit >= bytes) * unit;
 }
 
 /** A time axis: the unit that fits its span, as a divisor of microseconds. */

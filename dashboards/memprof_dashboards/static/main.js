@@ -10,6 +10,7 @@ function drawAll() {
 function choose(runNumber, deviceNumber) {
   Object.assign(page, { run: runNumber, device: deviceNumber });
   Object.assign(memory, { range: null, hidden: new Set() });
+  Object.assign(owned, { level: 0 });
   for (const node of document.querySelectorAll("[data-run]")) {
     const other = Number(node.dataset.run) !== page.run;
     node.hidden = other || (node.dataset.device !== undefined
@@ -55,7 +56,7 @@ function wireSwitches() {
 /** The device with the highest peak is what a reader came for. */
 function busiest() {
   const peaks = run().devices.map((d) => (d.memory ? d.memory.allocated[d.memory.peak_sample]
-    : d.owners.peak ? d.owners.peak.allocated : 0));
+    : d.owners.end ? d.owners.end.allocated : 0));
   return Math.max(0, peaks.indexOf(Math.max(...peaks)));
 }
 

@@ -7,6 +7,7 @@ const memory = {
   shown: [],             // the samples that are drawn now
 };
 const POINTS = 1600;
+const GUTTER = 72;           // left of all charts over time, so that their axes stand in line
 const SPLITS = [["category", "Category"], ["module", "Module"], ["site", "Site"]];
 
 /** Values of the x axis for every sample, with the axis's unit. */
@@ -119,7 +120,7 @@ function oomMarks(figure, axis) {
   return [{
     x: figure.ooms.map((oom) => axis.x[oom.sample]),
     y: figure.ooms.map((oom) => figure.reserved[oom.sample]),
-    type: "scatter", mode: "markers", name: "out of memory", hoverinfo: "none",
+    type: "scatter", mode: "markers", name: "out of memory", hoverinfo: "none", cliponaxis: false,
     marker: { symbol: "x", size: 11, color: ink().danger, line: { width: 1, color: ink().paper } },
   }];
 }
@@ -197,10 +198,20 @@ function memoryLayout(figure, axis, range) {
       font: { size: 12, color: colors.strong }, bgcolor: colors.paper, borderpad: 2,
     });
   }
+  const oom = figure.ooms.find(({ sample }) => axis.x[sample] >= range[0] && axis.x[sample] <= range[1]);
+  if (oom) {
+    const x = axis.x[oom.sample];
+    annotations.push({
+      x, y: figure.reserved[oom.sample], xanchor: x > (range[0] + range[1]) / 2 ? "right" : "left",
+      yanchor: "top", yshift: -14, xshift: x > (range[0] + range[1]) / 2 ? -10 : 10, showarrow: false,
+      text: `<b>out of memory</b>: ${formatBytes(oom.requested)} asked, ${formatBytes(oom.free)} free`,
+      font: { size: 12, color: colors.danger }, bgcolor: colors.paper, borderpad: 3,
+    });
+  }
   const top = capacity && capacity < most * 1.6 ? Math.max(capacity, most) : most;
   return layout(430, {
     uirevision: `${page.run}/${page.device}/${memory.axis}`,
-    margin: { l: 8, r: 12, t: 26, b: 8 },
+    margin: { l: GUTTER, r: 12, t: 26, b: 8 },
     hovermode: "x", hoverdistance: 60,
     xaxis: {
       title: { text: axis.title, font: { size: 11 }, standoff: 6 }, range,
@@ -208,7 +219,7 @@ function memoryLayout(figure, axis, range) {
       spikedash: "solid", spikecolor: colors.quiet, separatethousands: true, tickformat: axis.timed ? "" : ",d",
       exponentformat: "none", nticks: 10,
     },
-    yaxis: byteAxis(top, "", { domain: [0, 0.945] }),
+    yaxis: byteAxis(top, "", { domain: [0, 0.945], automargin: false }),
     yaxis2: { domain: [0.965, 0.995], range: [0, 1], visible: false, fixedrange: true },
     shapes, annotations,
   });
@@ -218,7 +229,7 @@ function wholeRange(axis) {
   const first = axis.x[0], last = axis.x[axis.x.length - 1];
   const end = axis.timed ? Math.max(last, spanOfTime(null) / axis.factor) : last;
   const begin = axis.timed && device().readings.length ? Math.min(first, 0) : first;
-  return end > begin ? [begin, end] : [begin - 1, end + 1];
+  return end > begin ? [begin, end + (end - begin) * 0.004] : [begin - 1, end + 1];
 }
 
 function drawMemory() {
@@ -238,7 +249,7 @@ function drawMemory() {
   const range = memory.range || wholeRange(axis);
   memory.shown = pickSamples(figure, axis.x, range);
   Plotly.react(parts.chart, memoryTraces(figure, axis, memory.shown),
-    memoryLayout(figure, axis, range), config);
+    memoryLayout(figure, axis, range), zoomable());
   if (!parts.chart.dataset.wired) wireMemory(parts);
   memoryControls(parts, figure);
   memoryLegend(parts, figure);

@@ -79,7 +79,7 @@ function readingsLayout(panels, height, range, title) {
     }
     axes[row ? `yaxis${row + 1}` : "yaxis"] = {
       ...axis, domain: [Math.max(bottom, 0), top], fixedrange: true, gridcolor: colors.line,
-      zerolinecolor: colors.line, automargin: true,
+      zerolinecolor: colors.line, automargin: false,
     };
     const names = panel.lines.length > 1
       ? panel.lines.map((line, i) => `<span style="color:${LINE_COLORS[i % LINE_COLORS.length]}">■</span> ${plain(line.name)}`).join("  ")
@@ -91,7 +91,7 @@ function readingsLayout(panels, height, range, title) {
   });
   return layout(height, {
     uirevision: `${page.run}/${page.device}/${memory.axis}`,
-    hovermode: "x", hoverdistance: 40, annotations,
+    hovermode: "x", hoverdistance: 40, annotations, margin: { l: GUTTER, r: 12, t: 8, b: 8 },
     xaxis: { title: { text: title, font: { size: 11 }, standoff: 6 }, range, anchor: "free", position: 0, exponentformat: "none", separatethousands: true },
     ...axes,
   });

@@ -83,14 +83,15 @@ function segmentOf(map, where) {
 function drawSegments() {
   const parts = section("segments");
   const maps = device().segments;
-  if (!maps.peak && !maps.end) {
+  if (!maps.end) {
     say(parts, "No segment is known for this device.");
     return;
   }
   clean(parts);
-  const map = maps[mapped.moment] || maps.end || maps.peak;
+  const map = maps[mapped.moment] || maps.end;
   const geometry = mapped.geometry = mapGeometry(map);
-  Plotly.react(parts.chart, segmentTraces(geometry), layout(geometry.rows * MAP_ROW_HEIGHT + 44, {
+  Plotly.react(parts.chart, segmentTraces(geometry), layout(geometry.rows * MAP_ROW_HEIGHT + 68, {
+    margin: { l: 8, r: 12, t: 30, b: 8 },
     uirevision: `${page.run}/${page.device}/${mapped.moment}`,
     hovermode: false,
     xaxis: {
@@ -98,9 +99,8 @@ function drawSegments() {
       title: { text: `each row is ${formatBytes(geometry.width)} of reserved memory`, font: { size: 11 } },
     },
     yaxis: { range: [geometry.rows, 0], showgrid: false, zeroline: false, visible: false, fixedrange: false },
-  }), config);
-  parts.controls.replaceChildren(choice("Moment", MOMENTS.filter(([name]) => maps[name]),
-    map === maps.peak ? "peak" : "end", (moment) => { mapped.moment = moment; drawSegments(); }));
+  }), zoomable());
+  parts.controls.replaceChildren(...momentChoice(maps, map === maps.peak ? "peak" : "end", (moment) => { mapped.moment = moment; drawSegments(); }));
   segmentLegend(parts, map);
   if (!parts.chart.dataset.wired) wireSegments(parts);
 }

@@ -12,13 +12,7 @@ const framesOf = (number) => {
   return table.stacks[number].map((index) => table.frames[index]);
 };
 
-/** The frame that a person would name: the innermost of the highest kind. */
-function siteOf(number) {
-  let best = null;
-  for (const frame of framesOf(number)) if (!best || frame[3] > best[3]) best = frame;
-  if (!best) return "(no stack recorded)";
-  return best[3] === 1 ? best[0] : `${shortPath(best[1])}:${best[2]} in ${best[0]}`;
-}
+const siteOf = (number) => run().stacks.sites[number];
 
 /** Draw a stack into an element, with a heading and a close button. */
 function showStack(where, heading, number) {
