@@ -33,16 +33,18 @@ def holders(tensor: torch.Tensor, *, limit: int = 5, budget_s: float = 2.0) -> t
     """
     if not is_tensor_type(type(tensor)):
         raise SettingsError(f"holders() takes a tensor, not {type(tensor).__name__}", "pass the tensor itself")
-    return find_holders([tensor], limit=limit, budget_s=budget_s)[0]
+    return find_holders([tensor], limit=limit, budget_s=budget_s, graphs=True)[0]
 
 
 def find_holders(
-    targets: Sequence[object], *, limit: int = 3, budget_s: float = 2.0
+    targets: Sequence[object], *, limit: int = 3, budget_s: float = 2.0, graphs: bool = False
 ) -> list[tuple[Holder, ...]]:
     """Who keeps each target alive, for all targets in one pass over the heap; the best first.
 
     A target is a storage key (``storage._cdata``, an int: nothing is held), a tensor, an
-    ``UntypedStorage``, or a weak reference to one of them; a dead one has no holders.
+    ``UntypedStorage``, or a weak reference to one of them; a dead one has no holders (whether a
+    key is dead cannot be seen, so prefer weak references). Autograd graphs are walked only where a
+    target has no other holder than a local variable, unless ``graphs`` asks for it.
 
     Raises:
         SettingsError: a target is something else.
@@ -52,7 +54,7 @@ def find_holders(
     wanted = frozenset(key for key in keys if key)
     ids = frozenset(id(one) for one, key in zip(targets, keys) if key == id(one))
     with quiet():
-        found = _found(wanted, ids, limit, Deadline(budget_s))
+        found = _found(wanted, ids, limit, Deadline(budget_s), graphs=graphs)
     return [found.get(key, ()) for key in keys]
 
 
@@ -75,10 +77,10 @@ def _key(target: object) -> int:
 
 
 def _found(
-    wanted: frozenset[int], ids: frozenset[int], limit: int, deadline: Deadline
+    wanted: frozenset[int], ids: frozenset[int], limit: int, deadline: Deadline, *, graphs: bool
 ) -> dict[int, tuple[Holder, ...]]:
     """Plain records; everything the search held is gone when this returns."""
-    search = Search(deadline, wanted, ids)
+    search = Search(deadline, wanted, ids, graphs)
     try:
         search.run()
         return _holders_of(search, wanted | ids, limit)

@@ -64,9 +64,9 @@ def storage_key(tensor: torch.Tensor) -> int:
 def is_bare(tensor: torch.Tensor) -> bool:
     """Whether a tensor keeps nothing alive on torch's C++ side, as most do."""
     return (
-        tensor.grad_fn is None
-        and tensor._base is None
-        and tensor.grad is None
+        tensor.is_leaf  # asked first: reading ``grad_fn`` or ``grad`` makes Python objects
+        and not tensor._is_view()
+        and (not tensor.requires_grad or tensor.grad is None)
         and getattr(tensor, "_post_accumulate_grad_hooks", None) is None
     )
 
@@ -143,7 +143,7 @@ class TorchEdges:
         key = storage_key(value)
         if key and (self.wanted is None or key in self.wanted):
             yield Reached(value, key, _path(trail))
-        if id(value) not in self._seen and (value.grad_fn is not None or value.is_leaf):
+        if id(value) not in self._seen and not is_bare(value):
             self._seen[id(value)] = value
             queue.append((value, trail))
 
@@ -153,7 +153,7 @@ _Hop = tuple[object, LinkKind, str, str]
 
 def _tensor_hops(tensor: torch.Tensor) -> Iterator[_Hop]:
     name = type(tensor).__name__
-    if tensor._base is not None:
+    if tensor._is_view():
         yield tensor._base, LinkKind.BASE, "", name
     if tensor.is_leaf or tensor.retains_grad:  # others would warn, and have none
         if tensor.grad is not None:
@@ -161,7 +161,7 @@ def _tensor_hops(tensor: torch.Tensor) -> Iterator[_Hop]:
     hooks = getattr(tensor, "_post_accumulate_grad_hooks", None)
     if hooks is not None:
         yield hooks, LinkKind.HOOK, "post-accumulate-grad hook", name
-    if tensor.grad_fn is not None:
+    if not tensor.is_leaf:
         yield tensor.grad_fn, LinkKind.AUTOGRAD_NODE, type(tensor.grad_fn).__name__, name
 
 

@@ -224,7 +224,8 @@ def _by_merit(links: list[Link]) -> list[int]:
     filled = [at for at in places if kinds[at] == _ITEM and links[at].length > 1 and at]
     filled.sort(key=lambda at: -links[at].length)
     rest = [at for at in places if kinds[at] not in _NO_LINE]
-    best = [*keeps_exception, *stores_graph, *own, *(at - 1 for at in filled), *rest[::-1]]
+    interactive = [0] if kinds[0] == LinkKind.GLOBAL and links[0].type_name == "sys" else []  # sys.last_*
+    best = [*interactive, *keeps_exception, *stores_graph, *own, *(at - 1 for at in filled), *rest[::-1]]
     return list(dict.fromkeys(best))
 
 
@@ -250,7 +251,10 @@ def _line_of(one: Link, files: list[str]) -> tuple[str, int]:
         return one.filename, assigned_in_function(one.filename, one.name, one.line) or one.line
     if one.kind in (*_NO_LINE, _ITEM, LinkKind.PARAMETER, LinkKind.OPTIMIZER_STATE) or not one.name:
         return "", 0
-    name = one.name if one.kind in _ROOTS else "." + one.name.split(".")[-1]
+    own_file = not one.filename or is_user_file(one.filename)
+    name = one.name if one.kind in _ROOTS and one.type_name != "sys" else "." + one.name.split(".")[-1]
+    if one.kind in _ROOTS and not own_file:
+        return "", 0
     for filename in dict.fromkeys([one.filename, *files]):
         if is_user_file(filename) and (line := filled_at(filename, name)):
             return filename, line

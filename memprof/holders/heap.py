@@ -12,7 +12,7 @@ import ctypes
 import gc
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -123,12 +123,15 @@ class Heap:
         self.levels.append(Level(objects, -1, np.full(len(objects), -1, np.int32)))
         return len(self.levels) - 1
 
-    def sweep(self, source: int, extra: Sequence[object] = ()) -> tuple[int, list[int]]:
-        """Follow the references of level ``source``; ``extra`` objects join what is found.
+    def sweep(self, source: int) -> tuple[int, list[int]]:
+        """Follow the references of level ``source``.
 
         Returns the new level's index and the chunks of ``source`` that refer to a target.
         """
-        objects, found, chunk_of, hits = self.levels[source].objects, list(extra), [-1] * len(extra), []
+        objects = self.levels[source].objects
+        found: list[object] = []
+        chunk_of: list[int] = []
+        hits: list[int] = []
         for number, at in enumerate(range(0, len(objects), CHUNK)):
             if self.deadline.check():
                 self.complete = False

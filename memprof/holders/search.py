@@ -82,6 +82,11 @@ class Search:
     """Storage keys; ``None``: every tensor."""
     wanted_ids: frozenset[int] = frozenset()
     """Ids of tensors without a storage (sparse, opaque)."""
+    graphs: bool = True
+    """Walk graphs in any case; else only when a target has no better holder than a local variable.
+
+    torch keeps a Python object for every node that was looked at for as long as the node lives.
+    """
     references: dict[int, list[Reference]] = field(default_factory=lambda: defaultdict(list))
     """By storage key, or by id for a tensor without one."""
     tensors: list[torch.Tensor] = field(default_factory=list)
@@ -97,12 +102,15 @@ class Search:
         self._find_tensors()
         self._parents: dict[int, tuple[object, int]] = {}
         self._entries: dict[int, _Entry] = {}
-        self._deferred: list[tuple[int, object]] = []
+        self._specials: list[tuple[int, object]] = []
+        self._locals: list[tuple[int, object]] = []
         self._late: list[Level] = []
         self._saved: list[tuple[object, _Entry]] = []
         self.root_of = {id(root.values): root for root in roots}
         for group in (users, libraries):
             self._sweep([root.values for root in group])
+        if self.graphs or self._some_unexplained():
+            self._sweep_graphs()
 
     def close(self) -> None:
         """Let go of the heap; its list of objects holds this search, too."""
@@ -149,32 +157,46 @@ class Search:
         return self.wanted is None or key in self.wanted or id(one) in self.wanted_ids
 
     def _sweep(self, start: list[object]) -> None:
-        level = self.heap.start(start)
-        first = level
+        level = first = self.heap.start(start)
         while not self.deadline.passed:
-            extra: list[object] = []
             if self.heap.levels[level].objects:
-                extra = self._torch_edges(self._specials(level, defer=level == first + 1))
+                self._note_specials(level, of_roots=level == first + 1)
             elif self._late:
                 self.heap.levels.append(self._late.pop(0))
                 level = len(self.heap.levels) - 1
                 continue
-            elif self._deferred or self._saved:
-                extra = self._put_off()
             else:
                 return
-            level = self._python_edges(level, extra)
+            level = self._python_edges(level)
 
-    def _put_off(self) -> list[object]:
-        """What was put off because it explains the least: graphs of locals, then what graphs saved."""
-        if self._deferred:
-            deferred, self._deferred = self._deferred, []
-            return self._torch_edges(deferred)
-        saved, self._saved = self._saved, []
-        return [value for value, entry in saved if self._visit(value, entry)]
+    def _some_unexplained(self) -> bool:
+        """Whether a target is held by nothing better than a variable of a running function."""
+        keys = set(self.key_of.values()) if self.wanted is None else {*self.wanted, *self.wanted_ids}
+        return not all(any(self._explains(one) for one in self.references.get(key, [])) for key in keys)
 
-    def _python_edges(self, source: int, extra: list[object]) -> int:
-        level, hits = self.heap.sweep(source, extra)
+    def _explains(self, reference: Reference) -> bool:
+        root = self.root_of.get(id(reference.owner))
+        return root is None or root.kind != "frame"
+
+    def _sweep_graphs(self) -> None:
+        """Follow torch's C++ side; what explains the least comes last: locals, then what is saved."""
+        while not self.deadline.passed:
+            if self._specials:
+                specials, self._specials = self._specials, []
+                fresh = self._torch_edges(specials)
+            elif self._locals:
+                specials, self._locals = self._locals, []
+                fresh = self._torch_edges(specials)
+            elif self._saved:
+                saved, self._saved = self._saved, []
+                fresh = [value for value, entry in saved if self._visit(value, entry)]
+            else:
+                return
+            if fresh:
+                self._sweep(fresh)
+
+    def _python_edges(self, source: int) -> int:
+        level, hits = self.heap.sweep(source)
         late = self.heap.take_late(level)
         if late is not None:
             self._late.append(late)
@@ -191,17 +213,15 @@ class Search:
         if len(known) < _MAX_REFERENCES and not same:
             known.append(reference)
 
-    def _specials(self, level: int, *, defer: bool) -> list[tuple[int, object]]:
-        """The tensors and nodes of a level; a frame's own variables wait, they explain the least."""
+    def _note_specials(self, level: int, *, of_roots: bool) -> None:
+        """Remember the tensors and nodes of a level, a frame's own variables apart."""
         record = self.heap.levels[level]
         marks = self.heap.marks(record.objects)
-        found = []
         for at in (marks & SPECIAL).nonzero()[0].tolist():
             one = record.objects[at]
-            parents = self.heap.chunk(record.source, int(record.chunk_of[at])) if defer else ()
+            parents = self.heap.chunk(record.source, int(record.chunk_of[at])) if of_roots else ()
             local = any(self._is_frame_with(root, one) for root in parents)
-            (self._deferred if local else found).append((level, one))
-        return found
+            (self._locals if local else self._specials).append((level, one))
 
     def _is_frame_with(self, values: object, one: object) -> bool:
         root = self.root_of.get(id(values))
