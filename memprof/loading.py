@@ -5,15 +5,18 @@ Lines are decoded by `runfile`, snapshots by `snapshot`; here the records are pu
 
 from __future__ import annotations
 
-import gzip
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from memprof.allocator import layout
+from memprof.checks import check_events, check_range, check_state, integers, plain_settings
 from memprof.errors import FileFormatError
+from memprof.gzipped import GZIP_MAGIC, inflated
 from memprof.records import (
     SCHEMA_VERSION,
     DeviceInfo,
@@ -35,7 +38,6 @@ from memprof.snapshot import load_snapshot
 from memprof.trace import (
     NOT_RECORDED,
     Action,
-    Blocks,
     BlockState,
     Category,
     Column,
@@ -52,6 +54,13 @@ from memprof.trace import (
 __all__ = ["load"]
 
 _LOST_FRAME = ("<lost>", "", 0)
+_MOST_LOST = 100_000
+"""Rows of the tables that may be missing; a record brings a few hundred."""
+_MOST_NOTES = 20
+"""Notes on single damaged lines."""
+_LATEST_US = 1 << 57
+"""A few thousand years from now, and the end of what Python's calendar can name."""
+_DEVICE = re.compile(r"cpu|[a-z]{2,12}:\d{1,4}")
 
 
 def load(path: str | Path) -> Run:
@@ -70,15 +79,14 @@ def _looks_like_run(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             start = file.read(2)
-        if start == b"\x1f\x8b":
-            with gzip.open(path, "rb") as file:
-                start = file.read(2)
-    except (OSError, EOFError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise FileFormatError(
-                f"cannot read {path}: {error.strerror}", "name a run file or a snapshot"
-            ) from error
-        raise FileFormatError(f"{path} is a damaged gzip file") from error
+            if start == GZIP_MAGIC:
+                file.seek(0)
+                parts = inflated(file, path.stat().st_size, whole=False)
+                start = next(filter(None, parts), b"")
+    except OSError as error:
+        raise FileFormatError(
+            f"cannot read {path}: {error.strerror or error}", "name a run file or a snapshot"
+        ) from error
     if not start:
         raise FileFormatError(f"{path} is empty", "did the job stop before it wrote anything?")
     return start[:1] in b"[{"
@@ -90,7 +98,7 @@ def _run_of_snapshot(path: Path) -> Run:
         DeviceRun(t.device, DeviceInfo(t.device, settings=dict(t.settings)), windows=(t,))
         for t in traces
     )
-    created = max((int(t.events.time_us[-1]) for t in traces if len(t.events)), default=0)
+    created = max((int(t.events.time_us.max()) for t in traces if len(t.events)), default=0)
     header = Header(schema=SCHEMA_VERSION, created_us=max(created, 0))
     return Run(source=str(path), header=header, devices=devices, is_snapshot=True)
 
@@ -118,9 +126,11 @@ class _Assembly:
         self._pools: list[tuple[int, int]] = [(0, 0)]
         self._windows: dict[str, dict[int, _Window]] = {}
         self._steps: dict[str, list[Steps]] = {}
-        self._readings: dict[tuple[str, str, str], tuple[list[int], list[float]]] = {}
+        self._readings: dict[tuple[str, str, str], list[tuple[Column, Column]]] = {}
         self._findings: list[Finding] = []
         self._notes: list[Note] = []
+        self._lost = 0
+        self._damaged = 0
 
     def run(self, path: Path) -> Run:
         handlers: dict[type, Callable[..., None]] = {
@@ -131,7 +141,7 @@ class _Assembly:
             StateRecord: self._add_state,
             StepsRecord: self._add_steps,
             Readings: self._add_readings,
-            Finding: self._findings.append,
+            Finding: self._add_finding,
             Note: self._notes.append,
             Footer: self._add_footer,
             Damage: self._add_damage,
@@ -140,34 +150,49 @@ class _Assembly:
             try:
                 handlers[type(record)](record)
             # A line can be valid JSON of the right types and still hold impossible figures.
-            except (ValueError, OverflowError, IndexError) as error:
-                self._note(f"a {type(record).__name__} is damaged and was left out: {error}")
+            except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+                self._note_damage(f"a {type(record).__name__} is damaged and was left out: {error}")
         if self._footer is None:
             self._note(
                 "the run file has no footer: the job was killed or is still running",
                 "everything up to the last flush is here",
             )
+        if self._damaged > _MOST_NOTES:
+            self._note(f"{self._damaged - _MOST_NOTES} more records are damaged and were left out")
         return self._finish()
 
     # -- one method a kind ---------------------------------------------------------------------
 
     def _add_header(self, header: Header) -> None:
-        self._header = header
+        devices = [
+            msgspec.structs.replace(info, settings=plain_settings(info.settings))
+            for info in header.devices
+            if _DEVICE.fullmatch(info.device)
+        ]
+        created = header.created_us if 0 <= header.created_us < _LATEST_US else 0
+        self._header = msgspec.structs.replace(header, devices=devices, created_us=created)
 
     def _add_footer(self, footer: Footer) -> None:
+        _check_time(footer.ended_us)
         self._footer = footer
+
+    def _add_finding(self, finding: Finding) -> None:
+        _check_index("stack", finding.stack, len(self._stacks))
+        _check_index("label", finding.label, len(self._labels))
+        self._findings.append(finding)
 
     def _add_damage(self, damage: Damage) -> None:
         if damage.torn:
             self._note("the last record is torn: the job was killed while it was written")
         else:
-            self._note(f"line {damage.line} is damaged and was left out: {damage.reason[:200]}")
+            self._note_damage(f"line {damage.line} is damaged and was left out: {damage.reason}")
 
     def _add_tables(self, record: TablesRecord) -> None:
         tables = (self._frames, self._stacks, self._labels, self._pools)
         lost = [first - len(table) for first, table in zip(record.first, tables, strict=True)]  # type: ignore[arg-type]
-        if min(lost) < 0 or max(lost) > 10_000_000:
+        if min(lost) < 0 or sum(lost) > _MOST_LOST - self._lost:
             raise ValueError("its rows do not follow those before")
+        self._lost += sum(lost)
         if max(lost) > 0:
             self._note(f"{sum(lost)} rows of the tables are lost; their events have no stack")
         self._frames += [_LOST_FRAME] * lost[0]
@@ -190,9 +215,10 @@ class _Assembly:
             window.cut = True
             raise ValueError("events before it are lost, so the rest of the window is unusable")
         events = decode_events(record)
+        check_events(events)
         self._check(events.stack, events.label, events.category)
-        _check_range("pool", events.pool, NOT_RECORDED, len(self._pools))
-        _check_range("action", events.action, 0, len(Action))
+        check_range("pool", events.pool, NOT_RECORDED, len(self._pools))
+        check_range("action", events.action, 0, len(Action))
         window.chunks.append(events)
         window.length += len(events)
 
@@ -201,17 +227,18 @@ class _Assembly:
             raise ValueError("its columns differ in length")
         if len(record.blocks) != len(record.block_categories):
             raise ValueError("its columns differ in length")
-        _check_range("category", np.asarray(record.categories + record.block_categories), 0, 8)
+        categories = integers(record.categories + record.block_categories)
+        check_range("category", categories, 0, len(Category))
         self._window(record.device, record.window).owners.append(record)
 
     def _add_state(self, record: StateRecord) -> None:
         state = decode_state(record)
+        check_state(state)
         self._check(state.blocks.stack, state.blocks.label, state.blocks.category)
         self._check(state.segments.stack)
-        _check_range("pool", state.segments.pool, NOT_RECORDED, len(self._pools))
-        _check_range("kind", state.segments.kind, 0, len(SegmentKind))
-        _check_range("state", state.blocks.state, 0, len(BlockState))
-        _check_range("segment", state.blocks.segment, NOT_RECORDED, len(state.segments))
+        check_range("pool", state.segments.pool, NOT_RECORDED, len(self._pools))
+        check_range("kind", state.segments.kind, 0, len(SegmentKind))
+        check_range("state", state.blocks.state, 0, len(BlockState))
         window = self._window(record.device, record.window)
         if record.at == "start":
             window.start = state
@@ -221,32 +248,43 @@ class _Assembly:
     def _check(
         self, stack: Column, label: Column | None = None, category: Column | None = None
     ) -> None:
-        _check_range("stack", stack, 0, len(self._stacks))
+        check_range("stack", stack, 0, len(self._stacks))
         if label is not None:
-            _check_range("label", label, 0, len(self._labels))
+            check_range("label", label, 0, len(self._labels))
         if category is not None:
-            _check_range("category", category, 0, len(Category))
+            check_range("category", category, 0, len(Category))
 
     def _add_steps(self, record: StepsRecord) -> None:
         columns = {name: getattr(record.steps, name) for name in StepColumns.__struct_fields__}
         length = len(record.steps.first)
         steps = Steps.build(length, **{k: v for k, v in columns.items() if len(v) or not length})
+        for name in Steps.names():
+            check_range(name, getattr(steps, name), NOT_RECORDED, 1 << 62)
+        _check_device(record.device)
         self._steps.setdefault(record.device, []).append(steps)
 
     def _add_readings(self, record: Readings) -> None:
-        for name, values in record.values.items():
-            if len(values) != len(record.time_us):
-                raise ValueError("its columns differ in length")
-            series = self._readings.setdefault((record.source, record.device, name), ([], []))
-            series[0].extend(record.time_us)
-            series[1].extend(float("nan") if v is None else float(v) for v in values)
+        times = integers(record.time_us)
+        check_range("time", times, 0, _LATEST_US)
+        if any(len(values) != len(times) for values in record.values.values()):
+            raise ValueError("its columns differ in length")
+        for name, given in record.values.items():
+            values = np.array([np.nan if v is None else v for v in given], dtype=np.float64)
+            key = record.source, record.device, name
+            self._readings.setdefault(key, []).append((times, values))
 
     # -- putting it together -------------------------------------------------------------------
 
     def _note(self, message: str, hint: str = "") -> None:
         self._notes.append(Note(source="file", message=message, hint=hint))
 
+    def _note_damage(self, message: str) -> None:
+        self._damaged += 1
+        if self._damaged <= _MOST_NOTES:
+            self._note(message[:300])
+
     def _window(self, device: str, number: int) -> _Window:
+        _check_device(device)
         return self._windows.setdefault(device, {}).setdefault(number, _Window())
 
     def _finish(self) -> Run:
@@ -298,14 +336,24 @@ class _Assembly:
 
     def _reading_series(self) -> tuple[ReadingSeries, ...]:
         return tuple(
-            ReadingSeries(*key, np.asarray(times, dtype=np.int64), np.asarray(values))
-            for key, (times, values) in self._readings.items()
+            ReadingSeries(*key, *(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+            for key, parts in self._readings.items()
         )
 
 
-def _check_range(name: str, column: Column, low: int, high: int) -> None:
-    if len(column) and not (low <= int(column.min()) and int(column.max()) < high):
-        raise ValueError(f"a {name} is outside {low}..{high - 1}")
+def _check_index(name: str, index: int, length: int) -> None:
+    if not 0 <= index < length:
+        raise ValueError(f"a {name} is outside 0..{length - 1}")
+
+
+def _check_time(time_us: int) -> None:
+    if not NOT_RECORDED <= time_us < _LATEST_US:
+        raise ValueError("a time is impossible")
+
+
+def _check_device(name: str) -> None:
+    if not _DEVICE.fullmatch(name):
+        raise ValueError(f"no device is called {name[:50]!r}")
 
 
 def _owned(
@@ -319,7 +367,7 @@ def _owned(
     row_of = {int(a): i for i, a in enumerate(start.blocks.address)} if start else {}
     for record in owners:
         for event, value in zip(record.events, record.categories, strict=True):
-            if 0 <= event < len(category):
+            if 0 <= event < len(category) and events.action[event] == Action.ALLOC:
                 category[event] = value
         for address, value in zip(record.blocks, record.block_categories, strict=True):
             if address in row_of:

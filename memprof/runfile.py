@@ -1,4 +1,4 @@
-"""The run file: records appended so that SIGKILL loses nothing flushed; and read back, torn or whole.
+"""The run file: records appended so that SIGKILL loses nothing flushed; read back torn or whole.
 
 What the records hold is defined in `records`; how a `Run` is put together from them in `loading`.
 One record a line inside a JSON array: valid JSON once closed, and readable without its end.
@@ -8,26 +8,28 @@ from __future__ import annotations
 
 import os
 import threading
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import msgspec
 import numpy as np
 
-from memprof.errors import FileFormatError, MemprofError, MissingError
+from memprof.errors import FileFormatError
+from memprof.gzipped import GZIP_MAGIC, Sink, inflated
 from memprof.records import (
     SCHEMA_VERSION,
     BlockColumns,
     Footer,
     Header,
+    Note,
     Record,
     SegmentColumns,
     StateRecord,
     TraceRecord,
 )
+from memprof.sinks import create_sink
 from memprof.trace import NOT_RECORDED, Blocks, Columns, Events, Segments, State
 
 __all__ = [
@@ -40,16 +42,11 @@ __all__ = [
     "read_records",
 ]
 
-_ENCODER = msgspec.json.Encoder()
+_ENCODER = msgspec.json.Encoder(enc_hook=repr)  # options and details may hold anything
 _DECODER = msgspec.json.Decoder(Record)
 _BUFFER_BYTES = 1 << 20
-_GZIP_MAGIC = b"\x1f\x8b"
-
-
-class _Sink(Protocol):
-    def write(self, data: bytes, /) -> Any: ...
-    def flush(self) -> Any: ...
-    def close(self) -> Any: ...
+# Deeply nested JSON makes msgspec raise RecursionError, bad UTF-8 a UnicodeDecodeError.
+_UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 
 
 class RunWriter:
@@ -66,21 +63,20 @@ class RunWriter:
             MemprofError: the file cannot be created.
         """
         self.path = str(path)
-        self.failure: OSError | None = None
+        self.failure: Exception | None = None
         self._lock = threading.RLock()
         self._pid = os.getpid()
-        self._buffer = bytearray(b"[\n" + _ENCODER.encode(header))
-        self._sink: _Sink | None = _create(self.path)
+        self._buffer = bytearray(b"[\n" + _encoded(header))
+        self._sink: Sink | None = create_sink(self.path)
         self.flush()
 
     def write(self, record: Record) -> None:
         """Append one record; it reaches the operating system at the next `flush`."""
         if self._is_child():  # before the lock, which another thread may have held at the fork
             return
-        line = _ENCODER.encode(record)
+        line = b",\n" + _encoded(record)
         with self._lock:
-            self._buffer += b",\n"
-            self._buffer += line
+            self._buffer += line  # at one stroke: a finalizer may write in between
             if len(self._buffer) >= _BUFFER_BYTES:
                 self.flush()
 
@@ -89,15 +85,16 @@ class RunWriter:
         if self._is_child():
             return
         with self._lock:
+            data, self._buffer = bytes(self._buffer), bytearray()
             if self._sink is None:
-                self._buffer.clear()
                 return
             try:
-                self._sink.write(bytes(self._buffer))
+                self._sink.write(data)
                 self._sink.flush()
-            except OSError as error:
-                self.failure, self._sink = error, None
-            self._buffer.clear()
+            # A remote file system raises what it likes; the job must not see it.
+            except Exception as error:  # noqa: BLE001
+                self.failure, sink, self._sink = error, self._sink, None
+                _close(sink)
 
     def close(self, footer: Footer | None = None) -> None:
         """Write ``footer``, end the array and close; safe to call twice."""
@@ -110,56 +107,40 @@ class RunWriter:
             self.flush()
             sink, self._sink = self._sink, None
             if sink is not None:
-                try:
-                    sink.close()
-                except OSError as error:
-                    self.failure = error
+                self.failure = _close(sink) or self.failure
 
     def _is_child(self) -> bool:
         return self._pid != os.getpid()
 
 
-def _create(path: str) -> _Sink:
+def _close(sink: Sink) -> Exception | None:
     try:
-        file = _create_remote(path) if "://" in path else _create_local(Path(path))
-    except OSError as error:
-        raise MemprofError(
-            f"cannot write {path}: {error.strerror or error}",
-            "name a file in a folder that you may write to, e.g. track('/tmp/run.json')",
-        ) from error
-    return _GzipSink(file) if path.endswith(".gz") else file
+        sink.close()
+    except Exception as error:  # noqa: BLE001 - as in flush
+        return error
+    return None
 
 
-def _create_local(path: Path) -> _Sink:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path.open("wb", buffering=0)
-
-
-def _create_remote(url: str) -> _Sink:
+def _encoded(record: Record) -> bytes:
+    """The record's JSON; where it has none (text that is no Unicode), as much of it as can be."""
     try:
-        import fsspec  # noqa: PLC0415 - optional, needed for remote files only
-    except ImportError as error:
-        raise MissingError(f"{url} is remote", "pip install fsspec and its filesystem") from error
-    return fsspec.open(url, "wb").open()  # type: ignore[no-any-return]
+        return _ENCODER.encode(record)
+    except UnicodeEncodeError:
+        return _ENCODER.encode(_replaced(msgspec.to_builtins(record, enc_hook=repr)))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        kind = type(record).__name__
+        return _ENCODER.encode(Note("file", f"a {kind} could not be written: {error}"))
 
 
-class _GzipSink:
-    """Gzip whose every flush leaves a readable prefix behind."""
-
-    def __init__(self, file: _Sink) -> None:
-        self._file = file
-        self._deflate = zlib.compressobj(level=1, wbits=31)  # 31: with gzip's header
-
-    def write(self, data: bytes, /) -> None:
-        self._file.write(self._deflate.compress(data))
-
-    def flush(self) -> None:
-        self._file.write(self._deflate.flush(zlib.Z_SYNC_FLUSH))
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.write(self._deflate.flush(zlib.Z_FINISH))
-        self._file.close()
+def _replaced(value: Any) -> Any:
+    """The same without what UTF-8 cannot hold: file names and arguments may be any bytes."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_replaced(k): _replaced(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_replaced(v) for v in value]
+    return value
 
 
 # -- columns to and from records ---------------------------------------------------------------
@@ -192,9 +173,8 @@ def decode_events(record: TraceRecord) -> Events:
     given = {name: getattr(record, name) for name in record.__struct_fields__[3:]}
     given["time_us"] = np.cumsum(np.asarray(record.time_us, dtype=np.int64))
     length = len(record.action)
-    events: Events = Events.build(
-        length, **{k: v for k, v in given.items() if len(v) or not length}
-    )
+    left_out = [name for name in ("stream", "pool") if not given[name]]
+    events: Events = Events.build(length, **{k: v for k, v in given.items() if k not in left_out})
     return events
 
 
@@ -244,10 +224,10 @@ def read_records(path: str | Path) -> Iterator[Record | Damage]:
     """
     path = Path(path)
     lines = _lines(path)
-    number, header = _header(path, lines)
+    first, header = _header(path, lines)
     yield header
     held: Damage | None = None
-    for number, line in enumerate(lines, start=number + 1):
+    for number, line in enumerate(lines, start=first + 1):
         text = line.strip().strip(b",")
         if not text or text == b"]":
             continue
@@ -288,11 +268,12 @@ class _Version(msgspec.Struct):
 def _refuse_newer(path: Path, text: bytes) -> None:
     try:
         major, minor = msgspec.json.decode(text, type=_Version).schema
-    except msgspec.MsgspecError:
+    except _UNREADABLE:
         return
     if major > SCHEMA_VERSION[0]:
         raise FileFormatError(
-            f"{path} has schema version {major}.{minor}; this memprof reads up to {SCHEMA_VERSION[0]}",
+            f"{path} has schema version {major}.{minor}, "
+            f"and this memprof reads up to {SCHEMA_VERSION[0]}",
             "pip install --upgrade cuda-memprof",
         )
 
@@ -307,8 +288,7 @@ _KINDS = frozenset(str(kind.__struct_config__.tag) for kind in Record.__args__) 
 def _record(text: bytes, number: int) -> Record | Damage | None:
     try:
         record: Record = _DECODER.decode(text)
-    # Deeply nested JSON makes msgspec raise RecursionError, bad UTF-8 a UnicodeDecodeError.
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         return None if _is_unknown_kind(text) else Damage(number, str(error), torn=False)
     return record
 
@@ -316,29 +296,28 @@ def _record(text: bytes, number: int) -> Record | Damage | None:
 def _is_unknown_kind(text: bytes) -> bool:
     try:
         return msgspec.json.decode(text, type=_Kind).kind not in _KINDS
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+    except _UNREADABLE:
         return False
 
 
 def _lines(path: Path) -> Iterator[bytes]:
     try:
         with path.open("rb") as file:
-            gzipped = file.read(2) == _GZIP_MAGIC
+            gzipped = file.read(2) == GZIP_MAGIC
             file.seek(0)
-            yield from _gzip_lines(file) if gzipped else file
+            yield from _gzip_lines(file, path.stat().st_size) if gzipped else file
     except OSError as error:
         raise FileFormatError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def _gzip_lines(file: IO[bytes]) -> Iterator[bytes]:
+def _gzip_lines(file: IO[bytes], size: int) -> Iterator[bytes]:
     """Lines of a gzip file that may end anywhere (the module `gzip` refuses those)."""
-    inflate, rest = zlib.decompressobj(wbits=31), b""
-    while chunk := file.read(1 << 20):
-        try:
-            rest += inflate.decompress(chunk)
-        except zlib.error:
-            break
-        *whole, rest = rest.split(b"\n")
-        yield from whole
-    if rest:
-        yield rest
+    held: list[bytes] = []
+    for part in inflated(file, size, whole=False):
+        first, *others = part.split(b"\n")
+        held.append(first)
+        if others:
+            yield b"".join(held)
+            yield from others[:-1]
+            held = [others[-1]]
+    yield b"".join(held)

@@ -1,7 +1,7 @@
-"""Traces from the snapshots that torch's allocator recorder writes, in every schema from 2.0 to 2.15.
+"""Traces from the snapshots that torch's allocator recorder writes, in every schema since 2.0.
 
-The pickle is read by `pickles`; nothing here imports torch, so a file recorded on a GPU opens anywhere.
-Schema facts: the docstring of ``torch.cuda.memory._snapshot`` and PyTorch's ``memory_snapshot.cpp``.
+The pickle is read by `pickles`; nothing here imports torch, so a GPU's file opens anywhere. Schema
+facts: the docstring of ``torch.cuda.memory._snapshot`` and PyTorch's ``memory_snapshot.cpp``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from memprof.checks import (
+    check_events,
+    check_state,
+    integers,
+    plain_metadata,
+    plain_settings,
+    plain_text,
+)
 from memprof.errors import FileFormatError, MemprofError
 from memprof.pickles import load_plain_pickle
 from memprof.trace import (
@@ -22,6 +30,7 @@ from memprof.trace import (
     Annotation,
     Blocks,
     BlockState,
+    Column,
     Events,
     Frame,
     Label,
@@ -45,9 +54,8 @@ _STATES = {
     "active_awaiting_free": BlockState.ACTIVE_PENDING_FREE,  # torch's docstring says this
 }
 _KINDS = {"small": SegmentKind.SMALL, "large": SegmentKind.LARGE}
-_MOST_BLOCKS = 50_000_000
-"""More blocks than any device has room for (139 GiB in blocks of 512 bytes is 291 million, but no
-allocator of a real job comes near a million); a crafted file could repeat one list without end."""
+_MOST_DEVICES = 64
+_LAST_LINE = (1 << 31) - 1
 
 
 def load_snapshot(path: str | Path) -> tuple[Trace, ...]:
@@ -81,7 +89,7 @@ def traces_from_snapshot(data: Any, label_of: LabelOf | None = None) -> tuple[Tr
     # One boundary for every way in which plain data can have the wrong shape.
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise FileFormatError(
-            f"not an allocator snapshot: {type(error).__name__}: {error}",
+            f"not an allocator snapshot: {type(error).__name__}: {str(error)[:200]}",
             "memprof reads what torch.cuda.memory._dump_snapshot writes",
         ) from error
 
@@ -100,13 +108,15 @@ def _traces(data: Any, label_of: LabelOf) -> tuple[Trace, ...]:
         )
     segments = _by_device(data["segments"])
     events = dict(enumerate(data.get("device_traces") or []))
+    if len(segments) + len(events) > _MOST_DEVICES:
+        raise FileFormatError("not an allocator snapshot: more devices than any machine has")
     interner = _Interner(label_of)
     parts = []
     for device in sorted({*segments, *(d for d, e in events.items() if e)}):
         columns, ordered = _events(events.get(device) or [], interner)
         parts.append((device, columns, ordered, _state(segments.get(device, []), interner)))
-    settings = dict(data.get("allocator_settings") or {})
-    annotations = data.get("external_annotations") or []
+    settings = plain_settings(data.get("allocator_settings"))
+    annotations = _annotations(data.get("external_annotations") or [])
     tables = interner.tables()
     version = _oldest_version(data)
     return tuple(
@@ -116,7 +126,7 @@ def _traces(data: Any, label_of: LabelOf) -> tuple[Trace, ...]:
             tables=tables,
             end=state,
             settings=settings,
-            annotations=_annotations(annotations, device),
+            annotations=_of_device(annotations, device),
             torch_version=version,
             reordered=not ordered,
         )
@@ -126,12 +136,13 @@ def _traces(data: Any, label_of: LabelOf) -> tuple[Trace, ...]:
 
 def _by_device(segments: Iterable[Json]) -> dict[int, list[Json]]:
     devices: dict[int, list[Json]] = {}
-    blocks = 0
+    lists = set()
     for segment in segments:
         devices.setdefault(int(segment.get("device", 0)), []).append(segment)
-        blocks += len(segment["blocks"])
-        if blocks > _MOST_BLOCKS:
-            raise FileFormatError("the file names more blocks than a device can hold")
+        lists.add(id(segment["blocks"]))
+    # A pickle can name one list a million times, which no file of its size could spell out.
+    if len(lists) < sum(map(len, devices.values())):
+        raise FileFormatError("not an allocator snapshot: segments share one list of blocks")
     return devices
 
 
@@ -151,6 +162,7 @@ def _events(entries: Sequence[Json], interner: _Interner) -> tuple[Events, bool]
         label=[interner.label(e) for e in entries],
         pool=[interner.pool(e.get("pool_id")) for e in entries],
     )
+    check_events(columns)
     times = columns.time_us
     # Shrinking or growing max_entries leaves torch's ring rotated: times tell the true order.
     if len(times) > 1 and times.min() >= 0 and bool((times[1:] < times[:-1]).any()):
@@ -158,33 +170,32 @@ def _events(entries: Sequence[Json], interner: _Interner) -> tuple[Events, bool]
     return columns, True
 
 
-def _integers(entries: Sequence[Json], key: str, missing: int) -> list[int]:
-    return [e.get(key, missing) for e in entries]
+def _integers(entries: Sequence[Json], key: str, missing: int) -> Column:
+    return integers([e.get(key, missing) for e in entries])
 
 
-def _addresses(entries: Sequence[Json]) -> list[int]:
+def _addresses(entries: Sequence[Json]) -> Column:
     """``addr``, which an ``oom`` event has not: it carries ``device_free``."""
-    return [e["addr"] if "addr" in e else e.get("device_free", 0) for e in entries]
+    return integers([e["addr"] if "addr" in e else e.get("device_free", 0) for e in entries])
 
 
 # -- segments and blocks -----------------------------------------------------------------------
 
 
 def _state(segments: Sequence[Json], interner: _Interner) -> State:
-    segments = sorted(segments, key=lambda s: int(s.get("address", 0)))
+    segments = sorted(segments, key=_address)
     blocks = list(chain.from_iterable(s["blocks"] for s in segments))
     counts = [len(s["blocks"]) for s in segments]
     states = [_STATES[b["state"]] for b in blocks]
-    sizes = [b["size"] for b in blocks]
-    listed = sum(z for z, s in zip(sizes, states, strict=True) if s == BlockState.ACTIVE_ALLOCATED)
-    claimed = [s["allocated_size"] for s in segments if "allocated_size" in s]
-    return State(
-        unlisted=sum(claimed) - listed if len(claimed) == len(segments) else 0,
+    sizes = integers([b["size"] for b in blocks])
+    listed = int(sizes[np.equal(states, BlockState.ACTIVE_ALLOCATED)].sum())
+    state = State(
+        unlisted=_unlisted(segments, listed),
         segments=Segments.build(
             len(segments),
-            address=[s.get("address", 0) for s in segments],
-            size=[s["total_size"] for s in segments],
-            stream=[s.get("stream", 0) for s in segments],
+            address=_integers(segments, "address", 0),
+            size=integers([s["total_size"] for s in segments]),
+            stream=_integers(segments, "stream", 0),
             pool=[interner.pool(s.get("segment_pool_id", (0, 0))) for s in segments],
             kind=[_KINDS.get(s.get("segment_type", ""), SegmentKind.UNKNOWN) for s in segments],
             expandable=[bool(s.get("is_expandable", False)) for s in segments],
@@ -194,20 +205,32 @@ def _state(segments: Sequence[Json], interner: _Interner) -> State:
             len(blocks),
             address=_block_addresses(segments, counts, sizes),
             size=sizes,
-            requested=[_requested(b) if s else 0 for b, s in zip(blocks, states, strict=True)],
+            requested=integers(
+                [_requested(b) if s else 0 for b, s in zip(blocks, states, strict=True)]
+            ),
             state=states,
             segment=np.repeat(np.arange(len(segments)), counts),
             stack=[interner.stack(_block_frames(b)) for b in blocks],
         ),
     )
+    check_state(state)
+    return state
 
 
-def _block_addresses(segments: Sequence[Json], counts: list[int], sizes: list[int]) -> Any:
+def _address(segment: Json) -> int:
+    return int(segment.get("address", 0))
+
+
+def _unlisted(segments: Sequence[Json], listed: int) -> int:
+    claimed = [s["allocated_size"] for s in segments if "allocated_size" in s]
+    return int(sum(claimed)) - listed if len(claimed) == len(segments) else 0
+
+
+def _block_addresses(segments: Sequence[Json], counts: list[int], size: Column) -> Column:
     """Blocks tile their segment from its start (torch up to 2.0 does not write their address)."""
-    size = np.asarray(sizes, dtype=np.int64)
     before = np.cumsum(size) - size
     first = np.concatenate(([0], np.cumsum(counts)[:-1])).astype(np.int64)[: len(counts)]
-    start = np.asarray([s.get("address", 0) for s in segments], dtype=np.int64)
+    start = _integers(segments, "address", 0)
     filled = np.asarray(counts, dtype=np.int64) > 0
     offset = np.zeros(len(counts), dtype=np.int64)
     offset[filled] = start[filled] - before[first[filled]]
@@ -272,21 +295,20 @@ class _Interner:
         row = self._frame_of_id.get(id(frame))
         if row is None:
             key = Frame(
-                str(frame.get("name", "")),
-                str(frame.get("filename", "")),
-                int(frame.get("line", 0) or 0),
+                plain_text(frame.get("name")),
+                plain_text(frame.get("filename")),
+                min(max(int(frame.get("line") or 0), 0), _LAST_LINE),
             )
             row = self._frames.setdefault(key, len(self._frames))
             self._frame_of_id[id(frame)] = row
         return row
 
     def label(self, event: Json) -> int:
-        text = event.get("user_metadata") or ""
+        metadata = event.get("user_metadata")
+        text = metadata if isinstance(metadata, str) else plain_metadata(metadata)
         if not text:
             context = event.get("compile_context")
-            text = context if context and context != "N/A" else ""
-        if not isinstance(text, str):  # a dict since 2.15
-            text = str(text)
+            text = plain_text(context) if context != "N/A" else ""
         row = self._label_of_text.get(text)
         if row is None:
             label = self._label_of(text)
@@ -312,25 +334,34 @@ class _Interner:
 # -- the rest of the file ----------------------------------------------------------------------
 
 
-def _annotations(entries: Iterable[Json], device: int) -> tuple[Annotation, ...]:
-    """START and END entries of one device paired by name, innermost first; by start time."""
-    opened: dict[str, list[int]] = {}
-    found: list[Annotation] = []
+def _annotations(entries: Iterable[Json]) -> dict[int, list[Annotation]]:
+    """START and END entries of each device paired by name, innermost first; -1 is every device."""
+    opened: dict[tuple[int, str], list[int]] = {}
+    found: dict[int, list[Annotation]] = {}
     for entry in entries:
-        if entry.get("device", device) not in (device, -1):
+        device, name = int(entry.get("device", -1)), plain_text(entry.get("name"))
+        time_us = int(entry.get("time_us", NOT_RECORDED))
+        if not NOT_RECORDED <= time_us < 1 << 62:
             continue
-        name, time_us = str(entry.get("name", "")), int(entry.get("time_us", NOT_RECORDED))
         if entry.get("stage") == "START":
-            opened.setdefault(name, []).append(time_us)
+            opened.setdefault((device, name), []).append(time_us)
         else:
-            starts = opened.get(name)
-            found.append(Annotation(name, starts.pop() if starts else NOT_RECORDED, time_us))
-    left = (Annotation(name, start) for name, starts in opened.items() for start in starts)
-    return tuple(sorted([*found, *left], key=lambda a: a.start_us))
+            starts = opened.get((device, name))
+            start_us = starts.pop() if starts else NOT_RECORDED
+            found.setdefault(device, []).append(Annotation(name, start_us, time_us))
+    for (device, name), starts in opened.items():
+        found.setdefault(device, []).extend(Annotation(name, start) for start in starts)
+    return found
+
+
+def _of_device(found: dict[int, list[Annotation]], device: int) -> tuple[Annotation, ...]:
+    """By start time."""
+    both = [*found.get(device, ()), *found.get(-1, ())]
+    return tuple(sorted(both, key=lambda annotation: annotation.start_us))
 
 
 def _oldest_version(data: Json) -> str:
-    """The oldest torch that writes the keys found, as ``"2.10+"``; the snapshot names none itself."""
+    """The oldest torch that writes the keys found, as ``"2.10+"``: the snapshot names none."""
     entry: Json = next((t[0] for t in data.get("device_traces") or [] if t), {})
     settings = data.get("allocator_settings") or {}
     first_in = (
