@@ -5,15 +5,27 @@ Minimum, maximum, last and the highest peak survive the merging; when to write i
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from memprof.records import StepColumns
 from memprof.sources.protocol import Counters
 from memprof.trace import NOT_RECORDED
 
-__all__ = ["StepRows"]
+__all__ = ["Span", "StepRows"]
 
 _LATEST = ("allocated", "reserved", "active", "requested", "inactive_split", "retries", "ooms")
 _HIGHEST = ("peak_allocated", "peak_reserved")
 _NAMES = StepColumns.__struct_fields__
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Steps ``first`` to ``last``, and when they began and ended."""
+
+    first: int
+    last: int
+    start_us: int
+    end_us: int
 
 
 class StepRows:
@@ -28,21 +40,21 @@ class StepRows:
         self._left = self._single = single
         self._stride = 1
         self._row: dict[str, int] = {}
-        self._steps_in_row = 0
+        self._spans_in_row = 0
         self._done: list[dict[str, int]] = []
 
     def __len__(self) -> int:
         """Rows that `take` would return."""
         return len(self._done)
 
-    def add(self, step: int, start_us: int, end_us: int, counters: Counters, window: int) -> None:
-        """One step; ``window`` is the window that recorded it, or `NOT_RECORDED`."""
+    def add(self, steps: Span, counters: Counters, window: int) -> None:
+        """One step, or a few short ones; ``window`` recorded them, or `NOT_RECORDED`."""
         if self._row and self._row["window"] != window:
             self._finish()  # a row is either in one window or in none
-        new = _row(step, start_us, end_us, counters, window)
+        new = _row(steps, counters, window)
         self._row = _merged(self._row, new) if self._row else new
-        self._steps_in_row += 1
-        if self._steps_in_row >= self._stride:
+        self._spans_in_row += 1
+        if self._spans_in_row >= self._stride:
             self._finish()
 
     def take(self, *, unfinished: bool = False) -> StepColumns | None:
@@ -56,20 +68,20 @@ class StepRows:
 
     def _finish(self) -> None:
         self._done.append(self._row)
-        self._row, self._steps_in_row = {}, 0
+        self._row, self._spans_in_row = {}, 0
         self._left -= 1
         if self._left <= 0:
             self._stride *= 2
             self._left = max(1, self._single // 2)
 
 
-def _row(step: int, start_us: int, end_us: int, counters: Counters, window: int) -> dict[str, int]:
+def _row(steps: Span, counters: Counters, window: int) -> dict[str, int]:
     figures = {name: getattr(counters, name) for name in (*_LATEST, *_HIGHEST)}
     return {
-        "first": step,
-        "last": step,
-        "start_us": start_us,
-        "end_us": end_us,
+        "first": steps.first,
+        "last": steps.last,
+        "start_us": steps.start_us,
+        "end_us": steps.end_us,
         "allocated_min": counters.allocated,
         "allocated_max": counters.allocated,
         "window": window,

@@ -72,6 +72,8 @@ class OverheadMeter:
     """Steps of either kind before their medians are compared."""
     WARM_UP = 3
     """First steps left out: allocators, kernels and caches warm up in them."""
+    EVERY = 8
+    """Steps between two comparisons, which take some 20 µs."""
     LEAST_EVENT_US = 0.2
     """Appending an event to a list; a noisy machine may show a window as faster than none."""
 
@@ -80,6 +82,8 @@ class OverheadMeter:
         self._hooks_us = 0.0
         self._events = 0
         self._prior_us = 0.0
+        self._edge_us = 0.0
+        self._measured_us: float | None = None
         self._steps = 0
         self._inside: deque[StepCost] = deque(maxlen=self.SAMPLES)
         self._outside: deque[int] = deque(maxlen=self.SAMPLES)
@@ -87,6 +91,10 @@ class OverheadMeter:
     def hook(self, duration_us: float) -> None:
         """Time measured inside our own callbacks."""
         self._hooks_us += duration_us
+
+    def edge(self, duration_us: float) -> None:
+        """What opening or closing a window took; counted in the hook around it already."""
+        self._edge_us = max(duration_us, self._edge_us / 2)
 
     def step(self, cost: StepCost) -> None:
         """One step of the job."""
@@ -99,12 +107,19 @@ class OverheadMeter:
             self._inside.append(cost)
         else:
             self._outside.append(cost.duration_us)
+        if self._steps % self.EVERY == 0:
+            self._measured_us = self._compared()
 
     @property
     def event_us(self) -> float:
         """What recording one event costs."""
+        if self._measured_us is not None:
+            return self._measured_us
+        return self._prior_us / self._events if self._events else 0.0
+
+    def _compared(self) -> float | None:
         if min(len(self._inside), len(self._outside)) < self.ENOUGH:
-            return self._prior_us / self._events if self._events else 0.0
+            return None
         events = median(cost.events for cost in self._inside)
         extra = median(cost.duration_us for cost in self._inside) - median(self._outside)
         return max(self.LEAST_EVENT_US, extra / events) if events else self.LEAST_EVENT_US
@@ -118,7 +133,8 @@ class OverheadMeter:
         """What a window of so many steps will probably cost; 0 before there was one."""
         if not self._inside:
             return 0.0
-        return steps * median(cost.events for cost in self._inside) * self.event_us
+        events = steps * median(cost.events for cost in self._inside)
+        return 2 * self._edge_us + events * self.event_us
 
 
 class Climb:
@@ -129,21 +145,27 @@ class Climb:
     """
 
     LENGTH = 24
+    EVERY = 4
+    """Values between two tests of the series."""
     LEAST_RISE = 64 << 10
     LEAST_SHARE = 1e-4
-    LEAST_TAU = 0.5
+    LEAST_TAU = 0.6
+    """A single jump in the middle has 0.52."""
 
     def __init__(self) -> None:
         """Nothing seen yet."""
         self._values: deque[int] = deque(maxlen=self.LENGTH)
+        self._until_test = self.LENGTH
 
     def add(self, value: int) -> bool:
         """Whether the series rises, this value included; after a yes it starts afresh."""
         self._values.append(value)
-        if len(self._values) < self.LENGTH or not _rises(list(self._values), self):
+        self._until_test -= 1
+        if self._until_test:
             return False
-        self._values.clear()
-        return True
+        rises = _rises(list(self._values), self)
+        self._until_test = self.LENGTH if rises else self.EVERY
+        return rises
 
 
 def _rises(values: Sequence[int], limits: Climb) -> bool:
@@ -175,7 +197,7 @@ class WindowSchedule:
 
     def __init__(self, policy: Policy, now_us: int) -> None:
         """The first window opens at ``now_us``."""
-        self.reason: Reason | None = Reason.START
+        self.reason: Reason | None = Reason.START if policy.max_events > 0 else None
         """Why a window is open; None when none is."""
         self.cut = False
         """Whether the window that closed last was cut because it held too many events."""
