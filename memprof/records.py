@@ -236,6 +236,8 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
     filename: str = ""
     line: int = 0
     length: int = -1
+    limit: int = -1
+    """The most that a container can hold (``maxlen``, ``maxsize``); -1: without bound."""
 
 
 class Holder(msgspec.Struct, frozen=True, omit_defaults=True):

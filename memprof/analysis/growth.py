@@ -1,0 +1,141 @@
+"""Does a series at step ends grow without end? Robust statistics of one series; no traces here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["WARM_UP", "Rise", "floor", "rise", "theil_sen"]
+
+Ints = npt.NDArray[np.int64]
+
+WARM_UP = 3
+"""Steps in which lazily made state (moments, workspaces, tables) still appears."""
+_LEAST_RISES = 4
+_LATE_RISES = 8
+"""Rises that are needed where they begin in the second half only."""
+_MANY_RISES = 6
+"""With fewer, they must come at regular distances."""
+_LEAST_RATIO = 0.5
+"""Rises in the second half of the series over those in the first: below, it settles down."""
+_DROP = 0.2
+"""A fall by this share of what had been reached is a reset, and begins a new tooth of a saw."""
+_MOST_PAIRS = 512
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rise:
+    """A series that keeps growing, and what is known about how it does."""
+
+    places: Ints
+    """Where its floor rises."""
+    per_place: float
+    """Units a place: from the first rise to the last, what was added and never went away again."""
+    slope: float
+    """The same by Theil-Sen, which no outlier bends."""
+    confidence: float
+    """0 to 1: how many rises there were, how regular, how near to the end."""
+    every: int
+    """The usual distance between two rises: 1 is every step."""
+
+
+def floor(series: Ints) -> Ints:
+    """The least value from each place on: what is never given back."""
+    least: Ints = np.minimum.accumulate(series[::-1])[::-1]
+    return least
+
+
+def rise(series: Ints, weights: Ints | None = None, first: int = WARM_UP) -> Rise | None:
+    """How ``series`` (counts at step ends) keeps growing; None where it does not.
+
+    It does when its floor has risen many times, up to the end and no less often in the second half
+    than in the first. A bounded cache has stopped some steps before the end; what settles (tables
+    for ever longer sequences, caches with few keys) rises ever more rarely; a saw-tooth is judged
+    up to its last reset, where its floor is flat; noise has a floor that rises towards the end only.
+
+    Args:
+        series: a count at every place.
+        weights: bytes at every place, for ``per_place``; the series itself where left out.
+        first: places before this one are warm-up.
+    """
+    amounts = series if weights is None else weights
+    series, amounts = series[first:], amounts[first:]
+    end, was_reset = _end_of_last_tooth(series)
+    if end < _LEAST_RISES:
+        return None
+    series, amounts = series[:end], amounts[:end]
+    places = np.flatnonzero(np.diff(floor(series)) > 0) + 1
+    steady = not was_reset and _never_falls(series)
+    if not _keeps_rising(places, end, steady=steady):
+        return None
+    return _measured(places, floor(amounts), first, end)
+
+
+def theil_sen(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> float:
+    """The median of the slopes between all pairs of points (Sen 1968); at most 512 points are used."""
+    if len(x) < 2:
+        return 0.0
+    picked = np.unique(np.linspace(0, len(x) - 1, _MOST_PAIRS).astype(np.int64))
+    x, y = x[picked], y[picked]
+    left, right = np.triu_indices(len(x), 1)
+    return float(np.median((y[right] - y[left]) / (x[right] - x[left])))
+
+
+def _end_of_last_tooth(series: Ints) -> tuple[int, bool]:
+    """How much of a series can be judged: all of it, or up to the lowest point after its last reset."""
+    if not len(series):
+        return 0, False
+    reached = 0
+    last = -1
+    for place, value in enumerate(series.tolist()):
+        if value < reached * (1 - _DROP):
+            last, reached = place, value
+        reached = max(reached, value)
+    return (len(series), False) if last < 0 else (last + 1, True)
+
+
+def _never_falls(series: Ints) -> bool:
+    falls = int((np.diff(series) < 0).sum())
+    return falls <= len(series) // 50
+
+
+def _keeps_rising(places: Ints, end: int, *, steady: bool) -> bool:
+    """Whether rises at ``places`` of a series of ``end`` places go on for ever, as far as one can see."""
+    if len(places) < _LEAST_RISES:
+        return False
+    gaps = np.diff(places)
+    if end - 1 - places[-1] > max(2, 1.5 * float(np.median(gaps)), float(gaps.max())):
+        return False
+    if len(places) < _MANY_RISES and gaps.max() > 1.5 * gaps.min() + 1:
+        return False
+    begin = int(places[0]) - 1 if steady else 0
+    if begin > end // 2 and len(places) < _LATE_RISES:
+        return False
+    middle = (begin + end) / 2
+    early, late = int((places <= middle).sum()), int((places > middle).sum())
+    if late < _LEAST_RATIO * early:
+        return False
+    return steady or early >= _LEAST_RATIO * 0.5 * late
+
+
+def _measured(places: Ints, amounts: Ints, first: int, end: int) -> Rise:
+    low, high = int(places[0]), int(places[-1])
+    gaps = np.diff(places)
+    steps = np.arange(low, high + 1)
+    return Rise(
+        places=places + first,
+        per_place=float(amounts[high] - amounts[low]) / (high - low),
+        slope=theil_sen(steps.astype(np.float64), amounts[low : high + 1].astype(np.float64)),
+        confidence=_confidence(places, gaps, end),
+        every=max(1, round(float(np.median(gaps)))),
+    )
+
+
+def _confidence(places: Ints, gaps: Ints, end: int) -> float:
+    """Never 1: more rises, regular ones and a long stretch of them make it surer."""
+    many = 1 - 0.5 ** (len(places) / 4)
+    regular = 1 - 0.3 * min(1.0, float(gaps.std() / gaps.mean()))
+    covered = 0.7 + 0.3 * (places[-1] - places[0]) / max(1, end - 1)
+    return round(min(0.99, many * regular * float(covered)), 3)

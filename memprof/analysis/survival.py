@@ -1,0 +1,159 @@
+"""In which step every allocation of a device was made and in which it died, over all windows.
+
+Whether what survives is a leak is judged in `growth` and `leaks`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from memprof.analysis.lifetimes import Lifetimes, lifetimes
+from memprof.analysis.steps import step_of_event
+from memprof.run import DeviceRun
+from memprof.trace import NOT_RECORDED, Column, Columns, Tables, Trace, column
+
+__all__ = ["OUTLIVED", "Survival", "survival"]
+
+Ints = npt.NDArray[np.int64]
+
+OUTLIVED = 1 << 40
+"""The place in which something died that was alive when the recording ended."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lives(Columns):
+    """One row per allocation; ``born`` and ``died`` are places in `Survival.steps`.
+
+    What was there before the first window has ``born`` -1. An allocation is alive at the end of
+    place ``p`` when ``born <= p < died``.
+    """
+
+    window: Column = column("i4")
+    """The window that it was made in, or first seen in."""
+    alloc: Column = column("i8", missing=NOT_RECORDED)
+    """Its event in that window; `NOT_RECORDED` for what was there when the window began."""
+    free: Column = column("i8", missing=NOT_RECORDED)
+    """The event that ended it, in window ``free_window``; `NOT_RECORDED` where none was seen."""
+    free_window: Column = column("i4", missing=NOT_RECORDED)
+    born: Column = column("i8", missing=NOT_RECORDED)
+    died: Column = column("i8", missing=OUTLIVED)
+    size: Column = column("i8")
+    stack: Column = column("i4")
+    label: Column = column("i4")
+    category: Column = column("u1")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Survival:
+    """The lives of a device's allocations in units of the steps whose ends were recorded."""
+
+    steps: Ints
+    """The steps whose ends lie in a window, ascending; between windows some are missing."""
+    lives: Lives
+    tables: Tables
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+def survival(device: DeviceRun) -> Survival:
+    """The lives of everything in the windows of ``device``; a block that outlives one goes on in the next."""
+    numbers: list[Ints] = [np.zeros(0, dtype=np.int64)]
+    parts: list[Lives] = []
+    first = 0
+    for index, trace in enumerate(device.windows):
+        steps = _ended_steps(device, index, trace)
+        parts.append(_lives(trace, index, steps, first))
+        numbers.append(steps)
+        first += len(steps)
+    tables = device.windows[0].tables if device.windows else Tables()
+    return Survival(np.concatenate(numbers), _joined(parts, numbers[1:]), tables)
+
+
+def _joined(parts: list[Lives], numbers: list[Ints]) -> Lives:
+    """The lives of all windows as one table, in which nothing is there twice.
+
+    What a later window found at its start is matched with what outlived the one before, by stack,
+    label (which holds the step that it was made in) and size: blocks that share all three are
+    interchangeable here. Addresses are no help, those of CPU tensors are laid out window by window.
+    """
+    if len(parts) < 2:
+        joined: Lives = Lives.concatenate(parts)
+        return joined
+    columns = {name: np.concatenate([getattr(p, name) for p in parts]) for name in Lives.names()}
+    keep = np.ones(len(columns["born"]), dtype=bool)
+    first_row = np.cumsum([0, *map(len, parts)])
+    first_place = np.cumsum([0, *map(len, numbers)])
+    for index in range(1, len(parts)):
+        earlier = np.flatnonzero(keep[: first_row[index]] & (columns["died"][: first_row[index]] == OUTLIVED))
+        rows = np.arange(first_row[index], first_row[index + 1])
+        found = rows[columns["alloc"][rows] == NOT_RECORDED]
+        left, right = _matched(columns, earlier, found)
+        for name in ("died", "free", "free_window", "category"):
+            columns[name][left] = columns[name][right]
+        gone = np.setdiff1d(earlier, left, assume_unique=True)
+        columns["died"][gone] = first_place[index]  # between the windows, unseen
+        keep[right] = False
+    return Lives(**{name: values[keep] for name, values in columns.items()})
+
+
+def _matched(columns: dict[str, Ints], earlier: Ints, found: Ints) -> tuple[Ints, Ints]:
+    """Rows of ``earlier`` and ``found`` that are the same allocations, pair by pair."""
+    keys = [np.stack([columns[n][rows].astype(np.int64) for n in ("stack", "label", "size")], 1) for rows in (earlier, found)]
+    if not len(earlier) or not len(found):
+        return earlier[:0], found[:0]
+    _, number = np.unique(np.concatenate(keys), axis=0, return_inverse=True)
+    number = number.reshape(-1)
+    ranked = [_ranked(part) for part in (number[: len(earlier)], number[len(earlier) :])]
+    _, left, right = np.intersect1d(*ranked, assume_unique=True, return_indices=True)
+    return earlier[left], found[right]
+
+
+def _ranked(keys: Ints) -> Ints:
+    """A distinct number for every row: its key, and how many rows before it have the same."""
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    rank = np.arange(len(keys)) - np.repeat(starts, np.diff(np.r_[starts, len(keys)]))
+    numbers = np.empty(len(keys), dtype=np.int64)
+    numbers[order] = (ordered << 32) + rank
+    return numbers
+
+
+def _ended_steps(device: DeviceRun, index: int, trace: Trace) -> Ints:
+    """Steps that ended while the window was open, by the counters, else by the labels."""
+    steps = device.steps
+    rows = (steps.window == index) & (steps.first == steps.last)
+    if rows.any():
+        return np.unique(steps.last[rows])
+    labelled = step_of_event(trace)
+    if not len(labelled) or labelled[-1] < 0:
+        return np.zeros(0, dtype=np.int64)
+    return np.arange(max(int(labelled[0]), 0), int(labelled[-1]))  # the last one is unfinished
+
+
+def _lives(trace: Trace, index: int, steps: Ints, first: int) -> Lives:
+    lives: Lifetimes = lifetimes(trace)
+    step_of = step_of_event(trace)
+    made = lives.alloc >= 0
+    born = np.full(len(lives), NOT_RECORDED, dtype=np.int64)
+    born[made] = first + np.searchsorted(steps, step_of[lives.alloc[made]])
+    died = np.full(len(lives), OUTLIVED, dtype=np.int64)
+    ended = lives.free < len(trace.events)
+    died[ended] = first + np.searchsorted(steps, step_of[lives.free[ended]])
+    return Lives(
+        window=np.full(len(lives), index),
+        alloc=lives.alloc,
+        free=np.where(ended, lives.free, NOT_RECORDED),
+        free_window=np.where(ended, index, NOT_RECORDED),
+        born=born,
+        died=died,
+        # What a CPU tensor takes is what it asked for: the model's rounding is the GPU's.
+        size=lives.requested if trace.modelled else lives.size,
+        stack=lives.stack,
+        label=lives.label,
+        category=lives.category,
+    )

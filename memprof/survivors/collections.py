@@ -1,0 +1,74 @@
+"""When the cyclic garbage collector freed tensors: so much can be learned only while it runs."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from memprof.records import Finding
+
+__all__ = ["Collections"]
+
+_MOST = 4096
+"""Collections between two records; more are not kept, and the record says how many were lost."""
+
+
+class Collections:
+    """Keeps the times of collections during which recorded memory was freed.
+
+    What was freed then, and where it was made, is read from the trace by time.
+    """
+
+    def __init__(self, pending: Callable[[], int]) -> None:
+        """``pending`` counts the events that wait: it changes when a tensor dies."""
+        self._pending = pending
+        self._pid = os.getpid()
+        self._began_us = 0
+        self._before = 0
+        self._rows: list[tuple[int, int, int]] = []
+        self._lost = 0
+
+    def open(self) -> None:
+        """Watch the collector from now on."""
+        gc.callbacks.append(self._on_collection)
+
+    def close(self) -> None:
+        """Watch no more. Safe to call twice."""
+        if self._on_collection in gc.callbacks:
+            gc.callbacks.remove(self._on_collection)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def take(self, step: int) -> Finding | None:
+        """The collections since the last call that freed something, or None."""
+        rows, self._rows = self._rows, []
+        lost, self._lost = self._lost, 0
+        if not rows:
+            return None
+        started, ended, generations = (list(column) for column in zip(*rows, strict=True))
+        details: dict[str, object] = {
+            "start_us": started,
+            "end_us": ended,
+            "generation": generations,
+            "lost": lost,
+        }
+        return Finding("garbage", step=step, time_us=ended[-1], count=len(rows), details=details)
+
+    def _on_collection(self, phase: str, info: Mapping[str, Any]) -> None:
+        if os.getpid() != self._pid:
+            return
+        if phase == "start":
+            self._before, self._began_us = self._pending(), _now_us()
+        elif self._began_us and self._pending() != self._before:
+            if len(self._rows) < _MOST:
+                self._rows.append((self._began_us, _now_us(), int(info["generation"])))
+            else:
+                self._lost += 1
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

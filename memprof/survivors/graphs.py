@@ -1,0 +1,77 @@
+"""How long the autograd graphs of live tensors are: chains that grow cost the host, not the device."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+
+from memprof.holders.autograd import is_tensor_type, plain_torch
+from memprof.holders.heap import Deadline
+from memprof.holders.search import quiet
+
+__all__ = ["GraphGrowth", "LongestGraph", "longest_graph"]
+
+_MOST_NODES = 50_000
+_MOST_ROOTS = 256
+_CHECKS = 4
+_STEADY = 2.5
+"""The fastest growth between two looks over the slowest: the graphs of a model with changing
+lengths go up and down, a chain grows by about the same from step to step."""
+_LEAST_NODES_PER_STEP = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class LongestGraph:
+    """The largest graph that hangs on one live tensor."""
+
+    nodes: int
+    tensor: weakref.ref[object] | None = None
+
+
+def longest_graph(budget_s: float = 0.1) -> LongestGraph:
+    """The tensor whose graph has the most nodes, and their number; none: 0 nodes."""
+    deadline = Deadline(budget_s)
+    best = LongestGraph(0)
+    with quiet(), plain_torch():
+        roots = [one for one in gc.get_objects() if is_tensor_type(type(one)) and one.grad_fn is not None]
+        for root in roots[-_MOST_ROOTS:]:
+            nodes = _nodes(root.grad_fn, deadline)
+            if nodes > best.nodes:
+                best = LongestGraph(nodes, weakref.ref(root))
+            if deadline.passed:
+                break
+    return best
+
+
+def _nodes(start: object, deadline: Deadline) -> int:
+    seen = {start}
+    queue = deque([start])
+    while queue and len(seen) < _MOST_NODES:
+        for node, _ in queue.popleft().next_functions:  # type: ignore[attr-defined]
+            if node is not None and node not in seen:
+                seen.add(node)
+                queue.append(node)
+        if len(seen) % 256 == 0 and deadline.check():
+            break
+    return len(seen)
+
+
+@dataclass(slots=True)
+class GraphGrowth:
+    """Remembers the longest graph at a few step ends and says when it keeps growing."""
+
+    _seen: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, step: int, nodes: int) -> float:
+        """Nodes a step by which the longest graph has grown at the last four looks; 0: it has not."""
+        self._seen = [*self._seen, (step, nodes)][-_CHECKS:]
+        if len(self._seen) < _CHECKS:
+            return 0.0
+        pairs = zip(self._seen, self._seen[1:], strict=False)
+        rates = [(n1 - n0) / max(1, s1 - s0) for (s0, n0), (s1, n1) in pairs]
+        slow, fast = min(rates), max(rates)
+        steady = slow >= _LEAST_NODES_PER_STEP and fast <= _STEADY * slow
+        (first, before), (last, after) = self._seen[0], self._seen[-1]
+        return (after - before) / max(1, last - first) if steady else 0.0

@@ -1,0 +1,82 @@
+"""The one door to this package: told of steps and windows, it hands findings on and never raises."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from memprof.records import Finding
+from memprof.sources.protocol import EventSource
+from memprof.survivors.collections import Collections
+from memprof.survivors.watch import Announcement, LiveSource, Survivors
+from memprof.trace import Label
+
+__all__ = ["Lookout"]
+
+_LOG = logging.getLogger("memprof")
+_COLLECTIONS = 256
+"""Collections of the garbage collector that may wait before they are written."""
+
+
+class Lookout:
+    """Looks for survivors while a job runs; after an error of its own it is silent, with a note."""
+
+    def __init__(
+        self,
+        write: Callable[[Finding, str], None],
+        note: Callable[[str, str], None],
+        *,
+        share: float = 0.01,
+    ) -> None:
+        """``write`` takes a finding and what to log about it, which is empty for most."""
+        self._write = write
+        self._note = note
+        self._share = share
+        self._survivors: Survivors | None = None
+        self._collections: Collections | None = None
+        self._step = -1
+
+    def open(self, sources: Sequence[EventSource], label_of: Callable[[int], Label]) -> None:
+        """Begin to look at those sources that can say what is alive."""
+        able: list[Any] = [one for one in sources if hasattr(one, "living")]
+        live = [LiveSource(one.devices()[0].device, one.living, label_of) for one in able]
+        self._survivors = Survivors(live, share=self._share)
+        if able:
+            self._collections = Collections(lambda: sum(one.pending_events() for one in able))
+            self._collections.open()
+
+    def step_ended(self, step: int) -> None:
+        """After every step."""
+        self._step = step
+        if self._survivors is not None:
+            self._guarded(self._survivors.step_ended, freed=self._is_full())
+
+    def window_ended(self) -> None:
+        """When new tensors are not seen any more for a while."""
+        if self._survivors is not None:
+            self._guarded(self._survivors.window_ended, freed=True)
+
+    def close(self, *, quietly: bool = False) -> None:
+        """A last look, unless ``quietly``; leaves nothing behind. Safe to call twice."""
+        if self._survivors is not None and not quietly:
+            self._guarded(self._survivors.last_look, freed=True)
+        if self._collections is not None:
+            self._collections.close()
+        self._survivors = self._collections = None
+
+    def _is_full(self) -> bool:
+        return self._collections is not None and len(self._collections) >= _COLLECTIONS
+
+    def _guarded(self, look: Callable[[int], Iterable[Announcement]], *, freed: bool) -> None:
+        try:
+            for one in look(self._step):
+                self._write(one.finding, one.message)
+            if freed and self._collections is not None:
+                collected = self._collections.take(self._step)
+                if collected is not None:
+                    self._write(collected, "")
+        except Exception as error:  # noqa: BLE001 - the job and its recording go on
+            _LOG.warning("the search for survivors failed and has ended", exc_info=True)
+            self._note("survivors", f"the search has ended: {type(error).__name__}: {error}")
+            self.close(quietly=True)

@@ -1,0 +1,237 @@
+"""Looks at what is alive at a few step ends and searches for the holders of what grows."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from memprof.holders import find_holders
+from memprof.records import Finding, Holder
+from memprof.survivors.graphs import GraphGrowth, longest_graph
+from memprof.survivors.suspects import Living, Suspect, residents, suspects
+from memprof.trace import Label
+from memprof.units import format_bytes
+
+__all__ = ["Announcement", "LiveSource", "Survivors"]
+
+_FIRST_LOOK = 8
+"""Steps before the first look; the others are after 12, 16, 24, 32, 48, 64, 96 …"""
+_MOST_HOLDERS = 3
+_FRESH_BIRTHS = 1.25
+"""A stack is searched again when its survivors come from so many times more steps than before."""
+_ANNOUNCED_AFTER = 4
+"""Looks in a row at which a stack's survivors had become more."""
+_ANNOUNCED_BIRTHS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """A finding, and what to say about it in the log if it is a new leak."""
+
+    finding: Finding
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSource:
+    """What one device keeps alive, and how its labels are read."""
+
+    device: str
+    living: Callable[[], Iterable[Living]]
+    label_of: Callable[[int], Label]
+
+
+@dataclass(slots=True)
+class _Known:
+    """What was found of a stack when it was looked at."""
+
+    births: int = 0
+    searched: int = 0
+    """Births when its holders were searched for last."""
+    grown: int = 0
+    """Looks in a row at which it had grown."""
+    holders: tuple[Holder, ...] = ()
+
+
+@dataclass(slots=True)
+class Survivors:
+    """Asked at every step's end; answers almost always at once with nothing.
+
+    Looks are so rare that a run of a million steps has some forty of them, and a look that finds
+    nothing costs one pass over the live storages.
+    """
+
+    sources: Sequence[LiveSource]
+    budget_s: float = 2.0
+    """Seconds that one search may take; all of them together take a share of the run (`share`)."""
+    share: float = 0.01
+    _steps: int = 0
+    _began_s: float = field(default_factory=time.monotonic)
+    _spent_s: float = 0.0
+    _known: dict[tuple[str, int], _Known] = field(default_factory=dict)
+    _announced: set[tuple[str, ...]] = field(default_factory=set)
+    _graphs: GraphGrowth = field(default_factory=GraphGrowth)
+    _graph_said: bool = False
+
+    def step_ended(self, step: int) -> list[Announcement]:
+        """What can be said after ``step``."""
+        self._steps += 1
+        return self.look(step) if _is_look(self._steps) and self._has_time() else []
+
+    def window_ended(self, step: int) -> list[Announcement]:
+        """The same when what was recorded of new tensors ends, until the next window."""
+        return self.look(step) if self._steps >= _FIRST_LOOK and self._has_time() else []
+
+    def look(self, step: int) -> list[Announcement]:
+        """Search for the holders of whatever has grown since the last look."""
+        began_s = time.monotonic()
+        found = [one for source in self.sources for one in self._growing(source, step)]
+        found += self._host(step)
+        self._spent_s += time.monotonic() - began_s
+        return found
+
+    def last_look(self, step: int) -> list[Announcement]:
+        """At the end of the recording: also who holds the largest bytes that nothing explains."""
+        found = self.look(step)
+        for source in self.sources:
+            known = {stack for device, stack in self._known if device == source.device}
+            resting = [r for r in residents(source.living(), source.label_of) if r.stack not in known]
+            held = self._search(resting)
+            found += [
+                Announcement(_finding(source, one, step, holders, "resident"))
+                for one, holders in zip(resting, held, strict=True)
+                if holders
+            ]
+        return found
+
+    def _has_time(self) -> bool:
+        elapsed_s = time.monotonic() - self._began_s
+        return self._spent_s <= self.budget_s + self.share * elapsed_s
+
+    def _growing(self, source: LiveSource, step: int) -> list[Announcement]:
+        growing = suspects(source.living(), source.label_of, step)
+        fresh = [one for one in growing if self._is_fresh(source.device, one)]
+        held = self._search(fresh)
+        for one, holders in zip(fresh, held, strict=True):
+            known = self._known[source.device, one.stack]
+            known.searched, known.holders = one.births, holders
+        return [self._announcement(source, one, step) for one in fresh]
+
+    def _is_fresh(self, device: str, one: Suspect) -> bool:
+        known = self._known.setdefault((device, one.stack), _Known())
+        known.grown = known.grown + 1 if one.births > known.births else 0
+        known.births = one.births
+        return one.births >= _FRESH_BIRTHS * known.searched
+
+    def _search(self, wanted: Sequence[Suspect]) -> list[tuple[Holder, ...]]:
+        targets = list(dict.fromkeys(key for one in wanted for key in one.targets))
+        if not targets:
+            return [() for _ in wanted]
+        found = dict(
+            zip(targets, find_holders(targets, limit=_MOST_HOLDERS, budget_s=self.budget_s), strict=True)
+        )
+        return [_in_common([found[key] for key in one.targets]) for one in wanted]
+
+    def _announcement(self, source: LiveSource, one: Suspect, step: int) -> Announcement:
+        known = self._known[source.device, one.stack]
+        finding = _finding(source, one, step, known.holders, "growth")
+        key = _outline(known.holders[0]) if known.holders else (source.device, str(one.stack))
+        sure = known.grown >= _ANNOUNCED_AFTER and one.births >= _ANNOUNCED_BIRTHS
+        if not sure or key in self._announced or _is_bounded(known.holders):
+            return Announcement(finding)
+        self._announced.add(key)
+        return Announcement(finding, _message(one, known.holders))
+
+    def _host(self, step: int) -> list[Announcement]:
+        longest = longest_graph()
+        rate = self._graphs.add(step, longest.nodes)
+        if not rate or longest.tensor is None:
+            return []
+        holders = find_holders([longest.tensor], limit=_MOST_HOLDERS, budget_s=self.budget_s)[0]
+        finding = Finding(
+            "host_growth",
+            device="host",
+            step=step,
+            time_us=_now_us(),
+            count=longest.nodes,
+            holders=list(holders),
+            details={"nodes_per_step": rate},
+        )
+        message = "" if self._graph_said else _graph_message(rate, holders)
+        self._graph_said = True
+        return [Announcement(finding, message)]
+
+
+def _is_look(steps: int) -> bool:
+    """8, 12, 16, 24, 32, 48, 64, 96 … steps: powers of two and the middles between them."""
+    if steps < _FIRST_LOOK:
+        return False
+    odd = steps
+    while odd % 2 == 0:
+        odd //= 2
+    return odd in (1, 3)
+
+
+def _finding(
+    source: LiveSource, one: Suspect, step: int, holders: Sequence[Holder], reason: str
+) -> Finding:
+    details: dict[str, object] = {
+        "reason": reason,
+        "births": one.births,
+        "first_step": one.first_step,
+        "last_step": one.last_step,
+    }
+    return Finding(
+        "holders",
+        device=source.device,
+        step=step,
+        time_us=_now_us(),
+        stack=one.stack,
+        label=one.label,
+        bytes=one.bytes,
+        count=one.count,
+        holders=list(holders),
+        details=details,
+    )
+
+
+def _in_common(answers: Sequence[tuple[Holder, ...]]) -> tuple[Holder, ...]:
+    """The holders of several tensors, those that hold most of them first; each way of holding once."""
+    count = Counter(key for answer in answers for key in {_outline(one) for one in answer})
+    kept: dict[tuple[str, ...], tuple[int, int, Holder]] = {}
+    for answer in answers:
+        for rank, one in enumerate(answer):
+            kept.setdefault(_outline(one), (-count[_outline(one)], rank, one))
+    ranked = sorted(kept.values(), key=lambda entry: entry[:2])
+    return tuple(one for *_, one in ranked[:_MOST_HOLDERS])
+
+
+def _outline(holder: Holder) -> tuple[str, ...]:
+    """A chain without the places in containers, which differ from tensor to tensor."""
+    names = (f"{link.kind}:{'' if link.kind == 'item' else link.name}" for link in holder.links)
+    return tuple(names) or (holder.description,)
+
+
+def _is_bounded(holders: Sequence[Holder]) -> bool:
+    """Whether the first holder is a container that can hold so much and no more."""
+    return bool(holders) and any(link.limit > 0 for link in holders[0].links)
+
+
+def _message(one: Suspect, holders: Sequence[Holder]) -> str:
+    per_step = one.bytes / max(1, one.last_step - one.first_step + 1)
+    by = f", held by {holders[0].description}" if holders else ""
+    return (
+        f"{format_bytes(round(per_step))} a step stay alive since step {one.first_step} "
+        f"({one.count} tensors so far){by}"
+    )
+
+
+def _graph_message(rate: float, holders: Sequence[Holder]) -> str:
+    by = f" of {holders[0].description}" if holders else ""
+    return f"the autograd graph{by} grows by {rate:.0f} nodes a step, on the host"
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
