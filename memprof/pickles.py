@@ -167,7 +167,10 @@ def _refuse(content: _Content, at: int) -> NoReturn:
             "it ends too early",
             "was the job killed while it wrote? a snapshot is usable only when complete",
         )
-    raise FileFormatError(f"it is no pickle of plain data (opcode {opcode:#04x} at byte {at})")
+    raise FileFormatError(
+        f"it is no pickle of plain data (opcode {opcode:#04x} at byte {at})",
+        "memprof reads its own run files and what torch.cuda.memory._dump_snapshot writes",
+    )
 
 
 def _plain_run(size: int) -> re.Pattern[bytes]:

@@ -1,0 +1,164 @@
+"""memprof report: what it prints, what JSON carries, where the page goes, how errors end."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memprof.testing import TraceBuilder, save_snapshot, snapshot, write_run
+from memprof_cli import main
+
+MIB = 1 << 20
+
+
+def run_main(*args: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main([str(a) for a in args])
+    code = ended.value.code
+    return code if isinstance(code, int) else 0
+
+
+def small_snapshot(folder: Path, name: str = "snap.pickle") -> Path:
+    builder = TraceBuilder().existing(MIB, "weights")
+    builder.alloc(3000, "a").alloc(5 * MIB, "b").free("b").free("weights")
+    return save_snapshot(folder / name, snapshot(builder.build()))
+
+
+def figures(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return data
+
+
+def test_json_counts_from_the_state_in_which_the_trace_began(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_main("report", small_snapshot(tmp_path), "--json") == 0
+    (device,) = figures(capsys)["devices"]
+    assert device["device"] == "cuda:0"
+    assert device["allocated_bytes"] == 3072
+    assert device["peak_allocated_bytes"] == MIB + 3072 + 5 * MIB
+    assert device["events"] == 7  # two allocs, two frees in two parts each, one segment taken
+
+
+def test_json_alone_writes_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_main("report", small_snapshot(tmp_path), "--json")
+    assert figures(capsys)["verdict"]["level"] == "ok"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["snap.pickle"]
+
+
+def test_the_page_goes_beside_the_first_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = small_snapshot(tmp_path, "snap.pickle.gz")
+    assert run_main("report", file) == 0
+    assert (tmp_path / "snap.html").read_text().startswith("<!DOCTYPE html>")
+    assert f"page: {tmp_path / 'snap.html'}" in capsys.readouterr().out
+
+
+def test_several_files_make_one_page_and_a_list_of_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [small_snapshot(tmp_path, name) for name in ("one.pickle", "two.pickle")]
+    page = tmp_path / "both.html"
+    assert run_main("report", *files, "--json", "-o", page) == 0
+    assert [run["source"] for run in figures(capsys)["runs"]] == [str(f) for f in files]
+    assert "one.pickle" in page.read_text()
+    assert "two.pickle" in page.read_text()
+
+
+def test_nothing_measured_is_no_data_and_never_ok(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = save_snapshot(tmp_path / "empty.pickle", snapshot())
+    assert run_main("report", file, "--json") == 0
+    data = figures(capsys)
+    assert data["verdict"]["level"] == "no data"
+    assert data["devices"] == []
+    run_main("report", file, "--no-page")
+    text = capsys.readouterr().out
+    assert "no data" in text
+    assert "OK" not in text
+
+
+def test_an_empty_run_file_is_no_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_main("report", write_run(tmp_path / "run.json"), "--json") == 0
+    assert figures(capsys)["verdict"]["level"] == "no data"
+
+
+def test_running_out_of_memory_is_the_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = TraceBuilder().alloc(20 * MIB, "a").oom(30 * MIB, device_free=7 * MIB).build()
+    file = save_snapshot(tmp_path / "oom.pickle", snapshot(trace))
+    assert run_main("report", file, "--json") == 0
+    verdict = figures(capsys)["verdict"]
+    assert verdict["level"] == "oom"
+    assert verdict["line"] == "cuda:0 ran out of memory: 30 MiB asked, 7 MiB free on the device"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is empty"),
+        (b"hello", "is no pickle"),
+        (b"[1, 2]", "does not begin with a header"),
+        (pickle.dumps({"no": "segments"}), "without a list of segments"),
+        (pickle.dumps(os.getcwd), "loading it would run code"),
+    ],
+)
+def test_bad_input_ends_in_an_error_with_a_hint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, says: str
+) -> None:
+    file = tmp_path / "bad.bin"
+    file.write_bytes(content)
+    assert run_main("report", file) == 1
+    complaint = capsys.readouterr().err
+    assert says in complaint
+    assert "Traceback" not in complaint
+    assert "hint:" in complaint
+
+
+def test_a_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_main("report", tmp_path / "nowhere.json") == 1
+    assert "nowhere.json" in capsys.readouterr().err
+
+
+def test_a_page_that_cannot_be_written_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "no" / "such" / "folder.html"
+    assert run_main("report", small_snapshot(tmp_path), "-o", page) == 1
+    assert "cannot write" in capsys.readouterr().err
+
+
+def test_every_real_snapshot_reports_its_own_sums(
+    shared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = sorted((shared / "snapshots").glob("*.pickle"))
+    assert files
+    for file in files:
+        assert run_main("report", file, "--json") == 0
+        devices = {d["device"]: d for d in figures(capsys)["devices"]}
+        wanted = _own_sums(file)
+        assert {
+            name: (d["allocated_bytes"], d["reserved_bytes"]) for name, d in devices.items()
+        } == wanted
+
+
+def _own_sums(file: Path) -> dict[str, tuple[int, int]]:
+    data = pickle.loads(file.read_bytes())  # noqa: S301 - files that the test suite trusts
+    segments = data["segments"] if isinstance(data, dict) else data
+    traces = data.get("device_traces", []) if isinstance(data, dict) else []
+    devices = {s["device"] for s in segments} | {d for d, t in enumerate(traces) if t}
+    return {
+        f"cuda:{device}": (
+            sum(s["allocated_size"] for s in segments if s["device"] == device),
+            sum(s["total_size"] for s in segments if s["device"] == device),
+        )
+        for device in devices
+    }
