@@ -16,6 +16,7 @@ from memprof.allocator.counterfactual import (
 from memprof.allocator.driver import Driver
 from memprof.allocator.layout import layout
 from memprof.allocator.model import CachingAllocator
+from memprof.allocator.moments import Fragmentation, fragmentation, segment_map, segment_maps
 from memprof.allocator.outcome import Alive, Outcome, OutOfMemory
 from memprof.allocator.replay import Replay, exact_sizes, inferred_settings, replay_recorded
 from memprof.allocator.settings import AllocatorSettings, parse_settings, recorded_settings
@@ -29,12 +30,14 @@ __all__ = [
     "CachingAllocator",
     "Changes",
     "Driver",
+    "Fragmentation",
     "OutOfMemory",
     "Outcome",
     "Program",
     "Replay",
     "TieBreak",
     "exact_sizes",
+    "fragmentation",
     "inferred_settings",
     "layout",
     "parse_settings",
@@ -42,6 +45,8 @@ __all__ = [
     "program_of",
     "recorded_settings",
     "replay_recorded",
+    "segment_map",
+    "segment_maps",
     "start_state",
     "tie_break_of",
 ]

@@ -96,6 +96,7 @@ def play(
     *,
     capacity: int | None = None,
     changes: Changes = NOTHING_CHANGED,
+    afresh: bool = False,
 ) -> Outcome:
     """The program on the modelled allocator.
 
@@ -105,6 +106,8 @@ def play(
         capacity: bytes that the card has for this process; what the recording's refusals tell
             where left out, else no limit.
         changes: what the program would have done otherwise.
+        afresh: lay out anew what was live at the start, without the cache that it came with;
+            always so where these settings or this card could not have led to the recorded start.
 
     Returns:
         Its outcome; where memory ran out, up to there. A request that failed in the recording is
@@ -112,14 +115,19 @@ def play(
         it is not known.
     """
     limit = program.capacity if capacity is None else capacity
-    return _Player(program, settings or program.settings, limit, changes).run()
+    return _Player(program, settings or program.settings, limit, changes, afresh).run()
 
 
 class _Player:
     """One counterfactual replay."""
 
     def __init__(
-        self, program: Program, settings: AllocatorSettings, capacity: int, changes: Changes
+        self,
+        program: Program,
+        settings: AllocatorSettings,
+        capacity: int,
+        changes: Changes,
+        afresh: bool,
     ) -> None:
         self.program, self.settings, self.capacity = program, settings, capacity
         self.changes = changes
@@ -129,7 +137,7 @@ class _Player:
         self.gone = set(changes.gone.tolist())
         self.live: dict[int, Block] = {}
         """Blocks by the address that the recording knows them under."""
-        self.allocator = self._started()
+        self.allocator = self._started(afresh)
         self.watch = PeakWatch(self.allocator)
         if settings.gc_threshold and settings.memory_fraction is None:
             self.notes.append(
@@ -141,9 +149,9 @@ class _Player:
             self.settings, tie_break=self.program.tie_break, driver=Driver(self.capacity)
         )
 
-    def _started(self) -> CachingAllocator:
+    def _started(self, afresh: bool) -> CachingAllocator:
         """The allocator as it would have been when the trace began."""
-        allocator = self._as_recorded()
+        allocator = None if afresh else self._as_recorded()
         if allocator is None:
             allocator = self._laid_out_afresh()
             if len(self.program.start.blocks):

@@ -41,6 +41,7 @@ class Doubt(enum.Enum):
     WRONG = "the model puts it elsewhere"
     START_SIZE = "only this event shows how large a block was that was live at the start"
     START_ORDER = "only this event shows which of two segments was obtained first"
+    VIEW = "how many addresses an expandable segment reserves depends on the card, not recorded"
     POOL = "the recording does not say which pool it came from"
     HOLES = "the recording contradicts itself: events are missing or out of order"
 
@@ -77,6 +78,7 @@ class Guide:
         """Bytes that the allocator would have held had it not been refused memory, each time."""
         self.switches: list[int] = []
         """Events at which expandable segments were found to be switched on or off."""
+        self._from_midst = len(begin.state.blocks) > 0
         self._holes = begin.contradictions > 0
         self._assumed = set(begin.state.blocks.address[begin.assumed].tolist())
         self._start_ties = sorted({b.tie for b in self._all_blocks()})
@@ -134,8 +136,11 @@ class Guide:
         """An allocation that the cache did not serve as recorded; the address predicted for it."""
         address: int = self._addresses[row]
         arena, size = self._request(row, pool)
-        if block is None and self._queue:
-            block = self._new_memory(row, arena, size)
+        if block is not None and self._tried_again(row):
+            self.allocator.complete_free(block.address)
+            block = None
+        if block is None and (self._queue or arena.expandable):
+            block = self._new_memory(row, arena, size) or self._new_view(row, arena, size)
             if block is not None and block.address == address:
                 self.taken.append(block.size)
                 self.watch.note(row, self.allocator)
@@ -151,6 +156,14 @@ class Guide:
         self.taken.append(0 if actual is None or block is None else block.size)
         self.watch.note(row, self.allocator)
         return predicted
+
+    def _tried_again(self, row: int) -> bool:
+        """Whether the request missed the cache before memory was given back for it.
+
+        What waited for a stream was freed then too; the allocator does not look at it again.
+        """
+        last = self.releases[-1] if self._queue and self.releases else None
+        return last is not None and last.retry and last.last == row - len(self._queue)
 
     def _request(self, row: int, pool: int) -> tuple[Arena, int]:
         size = self._sizes[row]
@@ -177,14 +190,19 @@ class Guide:
     # -- new memory ----------------------------------------------------------------------------
 
     def _new_memory(self, row: int, arena: Arena, size: int) -> Block | None:
-        """A block out of memory that the trace obtained here, if the model asks for just that."""
+        """A block out of memory that the trace obtained here, if the model asks for just that.
+
+        Expandable segments may need none: what best fit passed over can be found by address.
+        """
         allocator, queue = self.allocator, self._queue
-        self._follow_switch(row, arena, mapped=queue[0][0] == _MAP)
+        if queue:
+            self._follow_switch(row, arena, mapped=queue[0][0] == _MAP)
         if arena.expandable:
             plan = expandable.mapping_plan(arena, size)
             if len(plan) != len(queue) or not self._is_planned(plan):
                 return None
-            allocator.driver.expect(queue[0][1] if plan[0][0] is None else None)
+            new_view = bool(plan) and plan[0][0] is None
+            allocator.driver.expect(queue[0][1] if new_view else None)
             block = expandable.allocate(allocator, arena, size, row)
         else:
             _, address, wanted, _ = queue[0]
@@ -193,6 +211,22 @@ class Guide:
             block = allocator.add_segment(arena, address, wanted, row)
         self._count_queue(predicted=len(queue))
         return None if block is None else allocator.take(block, size, self._sizes[row], row)
+
+    def _new_view(self, row: int, arena: Arena, size: int) -> Block | None:
+        """The same where the trace maps in a new reservation: the old one was at its end."""
+        tails = [block for block in arena.unmapped if block.next is None]
+        mapped = bool(self._queue) and self._queue[0][0] == _MAP
+        if not mapped or not tails or self._in_view(arena, self._queue[0][1]):
+            return None
+        for tail in tails:
+            arena.unmapped.remove(tail)
+            if tail.prev is not None:
+                tail.prev.next = None
+        self.doubts[row] = Doubt.VIEW
+        return self._new_memory(row, arena, size)
+
+    def _in_view(self, arena: Arena, address: int) -> bool:
+        return any(block.address == address for block in arena.unmapped)
 
     def _is_planned(self, plan: list[tuple[int | None, int]]) -> bool:
         """Whether the recorded maps are the first ones of the plan."""
@@ -271,7 +305,7 @@ class Guide:
             zip(actions[row:last], self._addresses[row:last], self._sizes[row:last], strict=True)
         )
         waiting, reserved = self._waiting(last), self.allocator.reserved
-        why = explain(self.allocator, pieces, waiting)
+        why = explain(self.allocator, pieces, waiting, from_start=self._from_midst)
         retry = self._served_next(row, last)
         if retry and waiting is not None:
             self.refused_at.append(reserved + self._wanted(*waiting))
@@ -282,7 +316,7 @@ class Guide:
     @property
     def retries(self) -> int:
         """Requests that made the allocator give back its cache; those that failed all did."""
-        failed = sum(action == _OOM for action in self._actions[: self.row])
+        failed: int = sum(action == _OOM for action in self._actions[: self.row])
         served = [run for run in self.releases if run.retry and self._actions[run.last] != _OOM]
         return len(served) + failed
 

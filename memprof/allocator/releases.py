@@ -29,6 +29,8 @@ class Cause(enum.Enum):
     OVERSIZE = "oversize blocks released for a request"
     CACHE = "cached blocks released"
     """By ``empty_cache``, or before a request is tried again."""
+    AGE = "garbage collection of blocks that were free before the trace began"
+    """How long they had been unused is not recorded."""
     UNKNOWN = "not explained"
 
 
@@ -76,11 +78,16 @@ class _Run:
 
 
 def explain(
-    allocator: CachingAllocator, pieces: list[Piece], waiting: tuple[Arena, int] | None
+    allocator: CachingAllocator,
+    pieces: list[Piece],
+    waiting: tuple[Arena, int] | None,
+    *,
+    from_start: bool,
 ) -> Explanation:
     """Give the recorded ``pieces`` back, by the rules of torch that give just these.
 
-    ``waiting`` is the request after them: its arena and rounded bytes.
+    ``waiting`` is the request after them: its arena and rounded bytes. ``from_start``: something
+    may have been free since before the trace began.
     """
     pools = tuple(_private_pools(allocator, pieces))
     run = _Run(allocator, list(pieces), 0, [])
@@ -94,7 +101,8 @@ def explain(
         pass
     if run.left:
         run.predicted += _apply_recorded(run)
-        run.causes.append(Cause.UNKNOWN)
+        aged = allocator.settings.gc_threshold > 0 and from_start
+        run.causes.append(Cause.AGE if aged else Cause.UNKNOWN)
     return Explanation(run.predicted, tuple(run.causes), pools)
 
 

@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.allocator.guide import Doubt, Guide
-from memprof.allocator.releases import ReleaseRun
+from memprof.allocator.releases import Cause, ReleaseRun
 from memprof.allocator.rounding import round_size
 from memprof.allocator.settings import INTERVALS, AllocatorSettings, recorded_settings
 from memprof.allocator.undo import Beginning, beginning
 from memprof.allocator.versions import TieBreak, tie_break_of
 from memprof.trace import Action, BlockState, State, Trace
 
-__all__ = ["Replay", "exact_sizes", "guide_at", "inferred_settings", "replay_recorded", "retold"]
+__all__ = ["Replay", "exact_sizes", "first_guess", "inferred_settings", "replay_recorded", "retold"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +41,8 @@ class Replay:
     """``SEGMENT_FREE`` and ``SEGMENT_UNMAP`` events, …"""
     released_segments_predicted: int
     """… and those of the right segment at the right event."""
+    released_segments_undetermined: int
+    """Those whose turn it was by an age from before the trace began."""
     releases: tuple[ReleaseRun, ...]
     recorded_peak_reserved: int
     peak_reserved: int
@@ -174,6 +176,9 @@ def _result(
         new_segments_predicted=guide.new_segments_predicted,
         released_segments=sum(run.last - run.first for run in releases),
         released_segments_predicted=sum(run.predicted for run in releases),
+        released_segments_undetermined=sum(
+            run.last - run.first - run.predicted for run in releases if Cause.AGE in run.causes
+        ),
         releases=releases,
         recorded_peak_reserved=_recorded_peak_reserved(trace, begin),
         peak_reserved=guide.allocator.peak_reserved,
@@ -230,9 +235,11 @@ def exact_sizes(trace: Trace) -> Trace:
     return replace(trace, start=begin.state, events=replace(trace.events, taken=taken))
 
 
-def guide_at(trace: Trace, event: int, settings: AllocatorSettings | None = None) -> Guide:
-    """The model as it stood before event ``event`` of a recorded trace."""
-    settings = settings or inferred_settings(trace)
-    guide = Guide(trace, beginning(trace, settings), settings, _candidates(trace)[0])
-    guide.advance(min(event, len(trace.events)))
-    return guide
+def first_guess(trace: Trace) -> tuple[Beginning, Guide]:
+    """The state that a trace began in, and the model there, under the likeliest rule.
+
+    For what a wrong tie-break hardly changes: pictures of segments, sums over them.
+    """
+    settings = inferred_settings(trace)
+    begin = beginning(trace, settings)
+    return begin, Guide(trace, begin, settings, _candidates(trace)[0])

@@ -196,6 +196,7 @@ class _Rows:
         for row in self.of_segment[segment]:
             block = Block(arena, self.address[row], self.size[row], tie)
             if allocator.counts_blocks:
+                allocator.counter += TIE_SPACING
                 block.tie = allocator.next_tie()
             if chain:
                 block.prev, chain[-1].next = chain[-1], block

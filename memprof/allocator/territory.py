@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from memprof.allocator.pools import ArenaKey
 from memprof.allocator.ranges import RangeSet
-from memprof.allocator.rounding import SMALL_SEGMENT
+from memprof.allocator.rounding import SMALL_SEGMENT, SMALL_SIZE, round_size
 from memprof.allocator.settings import AllocatorSettings
 from memprof.trace import NOT_RECORDED, Action, SegmentKind, Segments, State, Trace
 
@@ -56,19 +56,33 @@ class Territory:
             known.append((int(events.address[row]), (pool, stream, small)))
         return sorted(known)
 
-    def arena_at(self, address: int, stream: int, size: int) -> ArenaKey:
-        """The arena of an expandable range: that of the nearest known range of its stream."""
-        near = [(abs(a - address), key) for a, key in self._known if key[1] == stream]
-        if near and min(near)[0] < _FARTHEST:
-            return min(near)[1]
-        return 0, stream, size % self._settings.large_segment_size != 0
+    def arena_at(self, start: int, end: int, stream: int) -> ArenaKey:
+        """The arena of a range that was mapped at the start.
+
+        What was mapped there later, what was allocated there, and the granularity of pages tell.
+        """
+        for address, key in self._known:
+            if start <= address < end and key[1] == stream:
+                return key
+        small = self._holds_small(start, end)
+        near = [(abs(a - start), key) for a, key in self._known if key[1:] == (stream, small)]
+        return min(near)[1] if near and min(near)[0] < _FARTHEST else (0, stream, small)
+
+    def _holds_small(self, start: int, end: int) -> bool:
+        events = self._trace.events
+        inside = (events.address >= start) & (events.address < end)
+        inside &= np.isin(events.action, (Action.ALLOC, Action.FREE_COMPLETED))
+        if inside.any():
+            divisions = self._settings.roundup_divisions
+            return round_size(int(events.size[inside][0]), divisions) <= SMALL_SIZE
+        return (end - start) % self._settings.large_segment_size != 0
 
     def mapped_segments(self, ranges: RangeSet) -> Segments:
         """One row per contiguous mapped range."""
         spans = list(ranges)
         streams = [self._stream_at(start, end) for start, end in spans]
         keys = [
-            self.arena_at(start, stream, end - start)
+            self.arena_at(start, end, stream)
             for (start, end), stream in zip(spans, streams, strict=True)
         ]
         result: Segments = Segments.build(

@@ -1,0 +1,203 @@
+"""``memprof what-if``: a recording replayed on another card or under other settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from memprof.allocator import OutOfMemory
+from memprof.analysis.sites import site_name, sites
+from memprof.analysis.whatif import OUTSIDE_TORCH, DeviceWhatIf, Fit, Row, replay
+from memprof.trace import Trace
+from memprof.units import format_bytes, format_count
+
+__all__ = ["command"]
+
+_WIDTH = 120
+_ALIVE = 5
+_NAME_WIDTH = 36
+_EXPLAINED = 2
+"""Rows that run out of memory and are told in full; ``--json`` has them all."""
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--gpu", metavar="SIZE", help="A card that leaves torch SIZE bytes, such as 24GiB.")
+@click.option(
+    "--alloc-conf",
+    "alloc_confs",
+    multiple=True,
+    metavar="SETTINGS",
+    help="Settings as in PYTORCH_CUDA_ALLOC_CONF; may be given several times.",
+)
+@click.option(
+    "--free-after",
+    metavar="SITE",
+    help="Free what was allocated at SITE (function, file.py or file.py:12) when its step ends.",
+)
+@click.option("--search", is_flag=True, help="Try a sensible set of settings and rank them.")
+@click.option("--fit", is_flag=True, help="Find the smallest card that the run fits on.")
+@click.option("--json", "as_json", is_flag=True, help="Print figures as JSON.")
+def command(
+    file: Path,
+    gpu: str | None,
+    alloc_confs: Sequence[str],
+    free_after: str | None,
+    search: bool,
+    fit: bool,
+    as_json: bool,
+) -> None:
+    """Replay the recording in FILE under other conditions: one row each, the recorded one first.
+
+    The allocator model places every allocation of FILE again. With no option it tries a set of
+    settings and ranks them, as --search does.
+    """
+    search = search or not (gpu or alloc_confs or free_after or fit)
+    devices = replay(
+        file, tuple(alloc_confs), gpu=gpu, free_after=free_after, search=search, fit=fit
+    )
+    if as_json:
+        figures = {"file": str(file), "devices": [_figures(device) for device in devices]}
+        click.echo(json.dumps(figures, indent=2))
+        return
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDTH
+    for device in devices:
+        _print(console, device)
+
+
+def _figures(device: DeviceWhatIf) -> dict[str, Any]:
+    name = device.device
+    return {
+        "device": int(name.partition(":")[2]) if ":" in name else name,
+        "rows": [_row_figures(row, device.traces[row.window]) for row in device.rows],
+        "fits": [
+            {
+                "configuration": fit.configuration,
+                "bytes": fit.bytes,
+                "card_bytes": fit.card or None,
+                "retries": fit.retries,
+            }
+            for fit in device.fits
+        ],
+    }
+
+
+def _row_figures(row: Row, trace: Trace) -> dict[str, Any]:
+    outcome = row.outcome
+    return {
+        "configuration": row.configuration,
+        "capacity_bytes": row.capacity or None,
+        "peak_allocated_bytes": outcome.peak_allocated,
+        "peak_reserved_bytes": outcome.peak_reserved,
+        "peak_window": row.window,
+        "peak_event": outcome.peak_event,
+        "unallocated_bytes_at_peak": outcome.unallocated,
+        "largest_free_block_bytes_at_peak": outcome.largest_free,
+        "cuda_mallocs": outcome.driver_allocs,
+        "cuda_frees": outcome.driver_frees,
+        "retries": outcome.retries,
+        "oom": None if outcome.oom is None else _oom_figures(outcome.oom, trace),
+        "notes": list(outcome.notes),
+    }
+
+
+def _oom_figures(oom: OutOfMemory, trace: Trace) -> dict[str, Any]:
+    stack = trace.stack(int(trace.events.stack[oom.event])) if oom.event >= 0 else ()
+    found = sites(trace.tables)
+    return {
+        "event": oom.event,
+        "step": _step(oom, trace),
+        "requested_bytes": oom.requested,
+        "allocated_bytes": oom.allocated,
+        "reserved_bytes": oom.reserved,
+        "largest_free_block_bytes": oom.largest_free,
+        "stack": [{"name": f.name, "filename": f.filename, "line": f.line} for f in stack],
+        "alive": [
+            {
+                "site": site_name(found.frames[found.of_stack[held.stack]]),
+                "bytes": held.bytes,
+                "count": held.count,
+            }
+            for held in oom.alive
+        ],
+    }
+
+
+def _step(oom: OutOfMemory, trace: Trace) -> int | None:
+    if oom.event < 0:
+        return None
+    step = trace.label(int(trace.events.label[oom.event])).step
+    return step if step >= 0 else None
+
+
+def _print(console: Console, device: DeviceWhatIf) -> None:
+    table = Table(title=device.device, title_justify="left", box=None, pad_edge=False)
+    table.add_column("configuration", overflow="fold", min_width=_NAME_WIDTH)
+    for name in ("allocated", "reserved", "unused", "largest free", "mallocs", "frees", "retries"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("out of memory", no_wrap=True)
+    for row in device.rows:
+        table.add_row(*_cells(row, device.traces[row.window]))
+    console.print(table)
+    failed = [row for row in device.rows if row.outcome.oom is not None]
+    for row in failed[:_EXPLAINED]:
+        _print_oom(console, row, device.traces[row.window])
+    for note in dict.fromkeys(note for row in device.rows for note in row.outcome.notes):
+        console.print(f"note: {note}", style="dim")
+    for fit in device.fits:
+        console.print(_fit_line(fit))
+    console.print()
+
+
+def _cells(row: Row, trace: Trace) -> tuple[str, ...]:
+    outcome = row.outcome
+    end = "no"
+    if outcome.oom is not None:
+        step = _step(outcome.oom, trace)
+        end = "at the start" if outcome.oom.event < 0 else f"at event {outcome.oom.event}"
+        end += "" if step is None else f", step {step}"
+    return (
+        row.configuration,
+        format_bytes(outcome.peak_allocated),
+        format_bytes(outcome.peak_reserved),
+        format_bytes(outcome.unallocated),
+        format_bytes(outcome.largest_free),
+        format_count(outcome.driver_allocs),
+        format_count(outcome.driver_frees),
+        format_count(outcome.retries),
+        end,
+    )
+
+
+def _print_oom(console: Console, row: Row, trace: Trace) -> None:
+    oom, found = row.outcome.oom, sites(trace.tables)
+    if oom is None:
+        return
+    console.print(
+        f"{row.configuration}: {format_bytes(oom.requested)} asked for with "
+        f"{format_bytes(oom.allocated)} allocated and {format_bytes(oom.reserved)} reserved "
+        f"(largest free block {format_bytes(oom.largest_free)})"
+    )
+    if oom.event >= 0:
+        where = found.frames[found.of_stack[int(trace.events.stack[oom.event])]]
+        console.print(f"  asked by {site_name(where)}")
+    for held in oom.alive[:_ALIVE]:
+        name = site_name(found.frames[found.of_stack[held.stack]])
+        console.print(f"  {format_bytes(held.bytes):>9} in {held.count} blocks: {name}")
+
+
+def _fit_line(fit: Fit) -> str:
+    card = f"a card of {format_bytes(fit.card)}" if fit.card else "no common card"
+    retries = f", with {fit.retries} retries" if fit.retries else ""
+    return (
+        f"{fit.configuration}: fits in {format_bytes(fit.bytes)}{retries}; {card} "
+        f"(torch's own bytes and {format_bytes(OUTSIDE_TORCH)} for CUDA itself)"
+    )
