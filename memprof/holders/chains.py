@@ -6,7 +6,7 @@ import os
 
 import msgspec
 
-from memprof.holders.kinds import LinkKind, link, most_telling
+from memprof.holders.kinds import LinkKind, is_field, link, most_telling
 from memprof.holders.roots import is_user_file, source_line
 from memprof.holders.source import (
     assigned_in_class,
@@ -163,7 +163,7 @@ def score(links: list[Link], *, user: bool) -> tuple[int, int]:
     if kinds[-1] == _STATE and links[-1].name.startswith(("param_groups", "state (key)")):
         weak += 2
     if LinkKind.UNKNOWN in kinds:
-        weak += 3
+        weak += 2
     return weak, len(links)
 
 
@@ -199,11 +199,10 @@ def _best_line(links: list[Link], files: list[str]) -> tuple[str, int]:
     for at in _by_merit(links):
         one = links[at]
         filename, line = one.filename, one.line
-        if one.kind not in (*_ROOTS, LinkKind.CLASS_ATTRIBUTE) and at + 1 < len(links) and links[at + 1].kind == _ITEM:
-            key = links[at + 2].name if at + 2 < len(links) and links[at + 2].kind == _ITEM else ""
+        if at + 1 < len(links) and links[at + 1].kind == _ITEM and one.kind != LinkKind.CLASS_ATTRIBUTE:
+            key = next((two.name for two in links[at + 1 : at + 3] if is_field(two)), "")
             view = links[-1].kind == LinkKind.BASE
-            if filename and (better := filled_at(filename, "." + one.name, key=key.strip("'"), view=view)):
-                line = better
+            line = filled_at(filename, _source_name(one), key=key, view=view) or line
         if line and source_line(filename, line):
             return filename, line
     return _cpp_line(links, files)
@@ -221,7 +220,8 @@ def _by_merit(links: list[Link]) -> list[int]:
         at for at in places if kinds[at] in _ATTRIBUTES and following[at] == LinkKind.AUTOGRAD_NODE
     ]
     own = [at for kind in _OWN_LINE for at in places if kinds[at] == kind]
-    filled = [at for at in places if kinds[at] == _ITEM and links[at].length > 1 and at]
+    filled = [at for at in places if kinds[at] == _ITEM and at and (links[at].length > 1 or is_field(links[at]))]
+    filled = [at for at in filled if at == len(links) - 1 or not is_field(links[at])]
     filled.sort(key=lambda at: -links[at].length)
     rest = [at for at in places if kinds[at] not in _NO_LINE]
     interactive = [0] if kinds[0] == LinkKind.GLOBAL and links[0].type_name == "sys" else []  # sys.last_*
@@ -251,14 +251,20 @@ def _line_of(one: Link, files: list[str]) -> tuple[str, int]:
         return one.filename, assigned_in_function(one.filename, one.name, one.line) or one.line
     if one.kind in (*_NO_LINE, _ITEM, LinkKind.PARAMETER, LinkKind.OPTIMIZER_STATE) or not one.name:
         return "", 0
-    own_file = not one.filename or is_user_file(one.filename)
-    name = one.name if one.kind in _ROOTS and one.type_name != "sys" else "." + one.name.split(".")[-1]
-    if one.kind in _ROOTS and not own_file:
+    in_library = bool(one.filename) and not is_user_file(one.filename)
+    if one.kind in _ROOTS and in_library:
         return "", 0
     for filename in dict.fromkeys([one.filename, *files]):
-        if is_user_file(filename) and (line := filled_at(filename, name)):
+        if is_user_file(filename) and (line := filled_at(filename, _source_name(one), class_name=one.type_name)):
             return filename, line
     return "", 0
+
+
+def _source_name(one: Link) -> str:
+    """The name as the source index writes it; interactive ``sys.last_*`` are set as attributes."""
+    if one.kind in _ROOTS and one.type_name != "sys":
+        return one.name
+    return "." + one.name.split(".")[-1]
 
 
 def describe(links: list[Link]) -> str:
@@ -311,7 +317,8 @@ def _path_phrase(part: list[Link]) -> str:
     expressions = _expressions(part)
     head, root = part[-1], part[0]
     where = f", {_root_phrase(root)}" if root.kind in _ROOTS else ""
-    items = [at for at, one in enumerate(part) if one.kind == _ITEM]
+    last = len(part) - 1
+    items = [at for at, one in enumerate(part) if one.kind == _ITEM and (at == last or not is_field(one))]
     if items:
         at = max(items, key=lambda one: part[one].length)
         inner = expressions[-1][len(expressions[at - 1]) if at else 0 :]

@@ -6,7 +6,7 @@ from enum import Enum
 
 from memprof.records import Link
 
-__all__ = ["LinkKind", "link", "most_telling"]
+__all__ = ["LinkKind", "is_field", "link", "most_telling"]
 
 
 class LinkKind(str, Enum):
@@ -97,4 +97,10 @@ def link(
 
 def most_telling(links: list[Link]) -> str:
     """The kind of the link that says most about why the tensor is alive."""
-    return min((one.kind for one in links), key=lambda kind: _RANK.get(kind, len(_RANK)), default="unknown")
+    telling = [one.kind for at, one in enumerate(links) if at == len(links) - 1 or not is_field(one)]
+    return min(telling, key=lambda kind: _RANK.get(kind, len(_RANK)), default="unknown")
+
+
+def is_field(one: Link) -> bool:
+    """Whether a link is an entry of a dict that serves as a record, as ``state["model"]``."""
+    return one.kind == LinkKind.ITEM and one.name.startswith("'")

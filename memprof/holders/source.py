@@ -35,6 +35,7 @@ class _Fill:
     value: str = field(default="", compare=False)
     """The variable that is stored, where it is one."""
     text: str = field(default="", compare=False)
+    class_: str = field(default="", compare=False)
 
 
 @dataclass
@@ -56,15 +57,21 @@ class _Index:
     """(rank, line) of calls with ``create_graph=True``."""
 
 
-def filled_at(filename: str, name: str, *, key: str = "", view: bool = False) -> int:
+def filled_at(
+    filename: str, name: str, *, key: str = "", class_name: str = "", view: bool = False
+) -> int:
     """The line of ``filename`` that puts things into a variable, or an attribute ``.name``; 0: none.
 
-    Of several lines one that names ``key`` (a dict's key further down the chain) is preferred.
+    Of several lines one that names ``key`` (a quoted dict key further down the chain) or lies in
+    the class ``class_name`` (or the Function of that node) is preferred.
     With ``view`` it is the line that made the variable which is put there.
     """
     index = _index(filename)
     fills = index.filled.get(name, [])
-    best = min(fills, key=lambda one: (bool(key) and key not in one.text, one), default=None)
+    text, class_name = key.strip("'"), class_name.removesuffix("Backward")
+    best = min(
+        fills, key=lambda one: (text not in one.text, bool(class_name) and one.class_ != class_name, one), default=None
+    )
     if best is None:
         return 0
     made = assigned_in_function(filename, best.value, best.line) if view and best.value else 0
@@ -195,15 +202,15 @@ class _Reader:
             rank = _EMPTIED
         else:
             rank = _IN_INIT if place.function == "__init__" else _ASSIGNED
-        self._fill(_name(target), rank, line, value, place.off)
+        self._fill(_name(target), rank, line, value, place)
 
-    def _fill(self, name: str, rank: int, line: int, value: ast.expr | None, off: int) -> None:
+    def _fill(self, name: str, rank: int, line: int, value: ast.expr | None, place: _Place) -> None:
         if not name:
             return
-        rank += off + (_NO_TENSOR if value is not None and _is_number(value) else 0)
+        rank += place.off + (_NO_TENSOR if value is not None and _is_number(value) else 0)
         stored = value.id if isinstance(value, ast.Name) else ""
         text = self.lines[line - 1] if line <= len(self.lines) else ""
-        self.index.filled.setdefault(name, []).append(_Fill(rank, line, stored, text))
+        self.index.filled.setdefault(name, []).append(_Fill(rank, line, stored, text, place.class_))
 
     def _note_call(self, node: ast.Call, place: _Place) -> None:
         for keyword in node.keywords:
@@ -214,11 +221,11 @@ class _Reader:
             return
         method, first = node.func.attr, node.args[-1] if node.args else None
         if method in _GROWING:
-            self._fill(_name(node.func.value), _FILLED, node.lineno, first, place.off)
+            self._fill(_name(node.func.value), _FILLED, node.lineno, first, place)
         if method in ("register_buffer", "register_parameter") and node.args:
             name = node.args[0]
             if isinstance(name, ast.Constant) and isinstance(name.value, str):
-                self._fill("." + name.value, _IN_INIT, node.lineno, None, place.off)
+                self._fill("." + name.value, _IN_INIT, node.lineno, None, place)
         if method == "save_for_backward":
             self.index.saved.setdefault(place.class_, []).append((place.off, node.lineno))
         if method.startswith("register_") and "hook" in method:
