@@ -1,4 +1,4 @@
-"""The errors a user can meet, and nothing else; what cannot be measured is ``None``, never an error.
+"""The errors a user can meet; what cannot be measured is ``None``, never an error.
 
 ::
 

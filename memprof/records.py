@@ -1,11 +1,9 @@
 """The records of a run file, one struct a kind; how they are written and read is `runfile`'s.
 
-`docs/run-file.md` is generated from this module, so every field says what it holds and in what unit.
+`docs/run-file.md` is generated from this module, so every field says what it holds and its unit.
 """
 
 from __future__ import annotations
-
-from typing import Union
 
 import msgspec
 
@@ -93,7 +91,10 @@ class TablesRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="tables", 
     stacks: list[list[int]] = []
     """Frame rows, innermost first."""
     labels: list[tuple[int, int, str, str]] = []
-    """``[step, phase, module, annotation]``; phase: 0 unknown, 1 forward, 2 backward, 3 optimizer, 4 other."""
+    """``[step, phase, module, annotation]``.
+
+    Phase: 0 unknown, 1 forward, 2 backward, 3 optimizer, 4 other.
+    """
     pools: list[tuple[int, int]] = []
 
 
@@ -115,7 +116,8 @@ class TraceRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="trace", om
     stack: list[int]
     label: list[int]
     category: list[int]
-    """0 unknown, 1 parameter, 2 buffer, 3 gradient, 4 optimizer state, 5 activation, 6 input, 7 temporary."""
+    """0 unknown, 1 parameter, 2 buffer, 3 gradient, 4 optimizer state, 5 activation, 6 input,
+    7 temporary."""
     stream: list[int] = []
     """Empty: all 0."""
     pool: list[int] = []
@@ -214,8 +216,11 @@ class Readings(msgspec.Struct, frozen=True, tag_field="kind", tag="readings"):
     device: str
     """The device, or ``"host"``."""
     time_us: list[int]
-    values: dict[str, list[Union[float, int, None]]]
-    """By name with its unit where that is not bytes (``used``, ``power_w``); ``null``: cannot be read."""
+    values: dict[str, list[float | int | None]]
+    """By name, with its unit where that is not bytes (``used``, ``power_w``).
+
+    ``null``: cannot be read.
+    """
 
 
 class Site(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -254,7 +259,7 @@ class Holder(msgspec.Struct, frozen=True, omit_defaults=True):
 class Finding(msgspec.Struct, frozen=True, tag_field="kind", tag="finding", omit_defaults=True):
     """What could be learned only inside the job, while the tensors were there.
 
-    ``finding`` names what it is about: ``holders`` (of the survivors of a site), ``garbage`` (what the
+    ``finding`` names what it is about: ``holders`` (of a site's survivors), ``garbage`` (what the
     cyclic collector freed), ``host_growth``, ``oom``.
     """
 
@@ -304,15 +309,15 @@ class Footer(msgspec.Struct, frozen=True, tag_field="kind", tag="footer", omit_d
     """``ok``, or the exception that ended the block."""
 
 
-Record = Union[
-    Header,
-    TablesRecord,
-    TraceRecord,
-    Owners,
-    StateRecord,
-    StepsRecord,
-    Readings,
-    Finding,
-    Note,
-    Footer,
-]
+Record = (
+    Header
+    | TablesRecord
+    | TraceRecord
+    | Owners
+    | StateRecord
+    | StepsRecord
+    | Readings
+    | Finding
+    | Note
+    | Footer
+)

@@ -1,4 +1,4 @@
-"""Run: one recording, frozen; what every analysis starts from. Reading and writing are `runfile`'s."""
+"""Run: one recording, frozen; what every analysis starts from. Files are `runfile`'s."""
 
 from __future__ import annotations
 

@@ -10,10 +10,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = [
     "EMPTY",
@@ -158,11 +161,8 @@ class Tables:
 
 
 def column(dtype: str, *, missing: int = 0) -> Any:
-    """A numpy column of a `Columns` dataclass; ``missing`` fills it where `Columns.build` got none."""
+    """A numpy column of a `Columns` dataclass; `Columns.build` fills it with ``missing``."""
     return field(metadata={"dtype": np.dtype(dtype), "missing": missing})
-
-
-_C = TypeVar("_C", bound="Columns")
 
 
 class Columns:
@@ -194,7 +194,7 @@ class Columns:
         return tuple(spec.name for spec in fields(cls))  # type: ignore[arg-type]
 
     @classmethod
-    def build(cls: type[_C], length: int | None = None, **columns: Any) -> _C:
+    def build(cls, length: int | None = None, **columns: Any) -> Self:
         """From the columns given; those left out are filled with 0, or what stands for missing."""
         if length is None:
             length = len(next(iter(columns.values()))) if columns else 0
@@ -206,7 +206,7 @@ class Columns:
         return cls(**columns)
 
     @classmethod
-    def concatenate(cls: type[_C], parts: Sequence[_C]) -> _C:
+    def concatenate(cls, parts: Sequence[Self]) -> Self:
         """The rows of all parts, in order; no part gives no rows."""
         if len(parts) == 1:
             return parts[0]
@@ -214,7 +214,7 @@ class Columns:
             return cls.build()
         return cls(**{n: np.concatenate([getattr(p, n) for p in parts]) for n in cls.names()})
 
-    def take(self: _C, index: Any) -> _C:
+    def take(self, index: Any) -> Self:
         """The rows that a slice, a mask or an array of indices selects."""
         return type(self)(**{s.name: getattr(self, s.name)[index] for s in fields(self)})  # type: ignore[arg-type]
 
@@ -239,7 +239,7 @@ class Events(Columns):
     category: Column = column("u1")
     """`Category` of what an ``ALLOC`` made, judged over its whole life; 0 on other events."""
     taken: Column = column("i8")
-    """Bytes of the block that an ``ALLOC`` got; 0 where only a replay could tell (never in files)."""
+    """Bytes of the block that an ``ALLOC`` got; 0 where only a replay could tell. Not in files."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -50,7 +50,7 @@ def parse_bytes(text: str) -> int:
 
 
 def format_duration(duration_us: float) -> str:
-    """Microseconds as the largest fitting unit: ``850 µs``, ``12.3 ms``, ``4.0 s``, ``2 h 05 min``."""
+    """Microseconds as the largest fitting unit: ``850 µs``, ``4.0 s``, ``2 h 05 min``."""
     value = abs(duration_us)
     sign = "-" if duration_us < 0 else ""
     if value < 999.5:

@@ -1,4 +1,4 @@
-"""What the tracker asks of a source, and the tables that sources intern into; no source lives here."""
+"""What the tracker asks of a source, and the tables that sources intern into; no source."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def test_every_real_snapshot_reports_its_own_sums(
 
 
 def _own_sums(file: Path) -> dict[str, tuple[int, int]]:
-    data = pickle.loads(file.read_bytes())  # noqa: S301 - files that the test suite trusts
+    data = pickle.loads(file.read_bytes())
     segments = data["segments"] if isinstance(data, dict) else data
     traces = data.get("device_traces", []) if isinstance(data, dict) else []
     devices = {s["device"] for s in segments} | {d for d, t in enumerate(traces) if t}

@@ -1,7 +1,7 @@
 """Digits in a data set served by two worker processes; knows nothing of memprof."""
 
 import torch
-from torch.utils.data import Dataset, DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 
 class D(Dataset):
@@ -17,13 +17,13 @@ def main():
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 3))
     o = torch.optim.SGD(net.parameters(), lr=0.1)
-    for ep in range(3):
+    for _ in range(3):
         for x, y in DataLoader(D(), batch_size=16, num_workers=2, shuffle=True):
-            l = torch.nn.functional.cross_entropy(net(x), y)
+            loss = torch.nn.functional.cross_entropy(net(x), y)
             o.zero_grad()
-            l.backward()
+            loss.backward()
             o.step()
-            print(repr(l.item()))
+            print(repr(loss.item()))
 
 
 if __name__ == "__main__":

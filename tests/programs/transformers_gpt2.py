@@ -6,10 +6,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 torch.manual_seed(0)
 m = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=64, vocab_size=500, n_positions=64))
 o = torch.optim.AdamW(m.parameters(), lr=1e-3)
-for i in range(12):
+for _ in range(12):
     x = torch.randint(0, 500, (4, 32))
-    l = m(input_ids=x, labels=x).loss
-    l.backward()
+    loss = m(input_ids=x, labels=x).loss
+    loss.backward()
     o.step()
     o.zero_grad()
-    print(repr(l.item()))
+    print(repr(loss.item()))
