@@ -24,6 +24,7 @@ __all__ = [
     "note_unmapped",
     "pages_inside",
     "reserve",
+    "room_at",
     "unmap",
 ]
 
@@ -106,6 +107,12 @@ def _room_in_view(arena: Arena, size: int) -> Block | None:
         if _room(start, size):
             return start
     return None
+
+
+def room_at(arena: Arena, size: int) -> int | None:
+    """Where `allocate` finds ``size`` bytes that are mapped already; None where it maps."""
+    block = _room_in_view(arena, size)
+    return block.address if block is not None and not mapping_plan(arena, size) else None
 
 
 def mapping_plan(arena: Arena, size: int) -> list[tuple[int | None, int]]:

@@ -131,13 +131,13 @@ def _shown_ends(
     rows = np.flatnonzero(events.action == Action.ALLOC)
     if not len(rows) or not len(live):
         return shown
-    before = np.searchsorted(live.address, events.address[rows], side="right") - 1
-    behind, first = np.unique(before, return_index=True)
-    behind, first = behind[behind >= 0], first[behind >= 0]
-    address, row = events.address[rows[first]], rows[first]
-    end = live.address[behind] + live.size[behind]
-    in_gap = (address >= end) & (address < end + gap[behind]) & (row < live.freed[behind])
-    shown[behind[in_gap]] = address[in_gap]
+    address = events.address[rows]
+    before = np.searchsorted(live.address, address, side="right") - 1
+    end = (live.address + live.size)[before]
+    in_gap = (before >= 0) & (address >= end) & (address < end + gap[before])
+    in_gap &= rows < live.freed[before]
+    behind, first = np.unique(before[in_gap], return_index=True)
+    shown[behind] = address[in_gap][first]
     return shown
 
 

@@ -15,7 +15,7 @@ from memprof.allocator import expandable
 from memprof.allocator.learning import learn_order, learn_remainder, least_remainder
 from memprof.allocator.model import CachingAllocator
 from memprof.allocator.outcome import OutOfMemory, PeakWatch, Stacks, out_of_memory
-from memprof.allocator.pools import Arena, Block
+from memprof.allocator.pools import ADDRESS_BITS, Arena, Block
 from memprof.allocator.releases import ReleaseRun, explain, free_block_at
 from memprof.allocator.rounding import SMALL_SIZE, segment_size
 from memprof.allocator.settings import AllocatorSettings
@@ -42,6 +42,7 @@ class Doubt(enum.Enum):
     START_SIZE = "only this event shows how large a block was that was live at the start"
     START_ORDER = "only this event shows which of two segments was obtained first"
     VIEW = "how many addresses an expandable segment reserves depends on the card, not recorded"
+    CUT = "the recording begins between new memory and the allocation that it was for"
     POOL = "the recording does not say which pool it came from"
     HOLES = "the recording contradicts itself: events are missing or out of order"
 
@@ -136,8 +137,8 @@ class Guide:
         """An allocation that the cache did not serve as recorded; the address predicted for it."""
         address: int = self._addresses[row]
         arena, size = self._request(row, pool)
-        if block is not None and self._tried_again(row):
-            self.allocator.complete_free(block.address)
+        if block is not None and self._tried_again(row, arena, size):
+            self._take_back(block)
             block = None
         if block is None and (self._queue or arena.expandable):
             block = self._new_memory(row, arena, size) or self._new_view(row, arena, size)
@@ -146,7 +147,7 @@ class Guide:
                 self.watch.note(row, self.allocator)
                 return address
         predicted = NOT_RECORDED if block is None else block.address
-        chosen = None if block is None else self.allocator.complete_free(block.address)
+        chosen = None if block is None else self._take_back(block)
         self._add_recorded(arena)
         actual = free_block_at(self.allocator, address, size)
         self.doubts[row] = self._doubt(row, chosen, actual, size)
@@ -157,13 +158,32 @@ class Guide:
         self.watch.note(row, self.allocator)
         return predicted
 
-    def _tried_again(self, row: int) -> bool:
+    def _take_back(self, block: Block) -> Block | None:
+        """Undo a placement; the free block that it was cut from."""
+        allocator = self.allocator
+        rest = block.next
+        cut = allocator.counts_blocks and block.tie >> ADDRESS_BITS == allocator.counter
+        tie = rest.tie if cut and rest is not None else None
+        chosen = allocator.complete_free(block.address)
+        if tie is not None and chosen is not None:  # merging kept the newer of the two numbers
+            chosen.arena.remove(chosen)
+            chosen.tie = tie
+            chosen.arena.insert(chosen)
+        return chosen
+
+    def _tried_again(self, row: int, arena: Arena, size: int) -> bool:
         """Whether the request missed the cache before memory was given back for it.
 
         What waited for a stream was freed then too; the allocator does not look at it again.
         """
-        last = self.releases[-1] if self._queue and self.releases else None
-        return last is not None and last.retry and last.last == row - len(self._queue)
+        last = self.releases[-1] if self.releases else None
+        if last is None or last.last != row - len(self._queue):
+            return False
+        if self._queue or not arena.expandable:
+            return last.retry and bool(self._queue)
+        # Room that the second try finds without mapping anything leaves no other trace.
+        address: int = self._addresses[row]
+        return expandable.room_at(arena, size) == address
 
     def _request(self, row: int, pool: int) -> tuple[Arena, int]:
         size = self._sizes[row]
@@ -176,6 +196,8 @@ class Guide:
             return Doubt.HOLES
         if row in self._pools_open:
             return Doubt.POOL
+        if len(self.predicted) == 0 and self._from_midst and actual is not None:
+            return Doubt.CUT  # what it was cut from looks free, and was not
         if chosen is None or actual is None:
             return Doubt.WRONG
         rest = least_remainder(chosen, size)
@@ -312,6 +334,12 @@ class Guide:
         run = ReleaseRun(row, last, why.predicted, why.causes, why.pools, retry)
         self.releases.append(run)
         self._run_end = last
+
+    @property
+    def misses(self) -> int:
+        """Events that were not predicted, of every kind."""
+        released = sum(run.last - run.first - run.predicted for run in self.releases)
+        return len(self.doubts) + released + self.new_segments - self.new_segments_predicted
 
     @property
     def retries(self) -> int:

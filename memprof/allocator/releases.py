@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from memprof.allocator import expandable, release
 from memprof.allocator.model import CachingAllocator
 from memprof.allocator.pools import Arena, Block
+from memprof.allocator.versions import TieBreak
 from memprof.trace import Action
 
 __all__ = ["Cause", "Explanation", "Piece", "ReleaseRun", "explain"]
@@ -31,6 +32,8 @@ class Cause(enum.Enum):
     """By ``empty_cache``, or before a request is tried again."""
     AGE = "garbage collection of blocks that were free before the trace began"
     """How long they had been unused is not recorded."""
+    ORDER = "cached blocks released, equal ones in an order from before the trace began"
+    """Which of several equally large segments was obtained first is not recorded."""
     UNKNOWN = "not explained"
 
 
@@ -99,6 +102,8 @@ def explain(
         run.match(release.available_plan(allocator, *waiting)[0], Cause.OVERSIZE)
     while run.left and _match_cached(run):
         pass
+    if run.left and from_start and _match_unordered(run):
+        return Explanation(run.predicted, tuple(run.causes), pools)
     if run.left:
         run.predicted += _apply_recorded(run)
         aged = allocator.settings.gc_threshold > 0 and from_start
@@ -113,6 +118,22 @@ def _match_cached(run: _Run) -> bool:
     return any(
         run.match(release.cached_plan(run.allocator, pool, [pool]), Cause.CACHE) for pool in private
     )
+
+
+def _match_unordered(run: _Run) -> bool:
+    """Whether only the order among equally large segments is off."""
+    if run.allocator.tie_break is TieBreak.ADDRESS:
+        return False
+    private = _private_pools(run.allocator, run.left)
+    steps = release.cached_plan(run.allocator, private=private)
+    planned = [(step.action, step.address, step.size) for step in steps]
+    sizes = [piece[2] for piece in planned] == [piece[2] for piece in run.left]
+    if not sizes or sorted(planned) != sorted(run.left):
+        return False
+    run.predicted += sum(a == b for a, b in zip(planned, run.left, strict=True))
+    release.carry_out(run.allocator, steps)
+    run.causes.append(Cause.ORDER)
+    return True
 
 
 def _private_pools(allocator: CachingAllocator, pieces: list[Piece]) -> list[int]:

@@ -42,7 +42,7 @@ class Replay:
     released_segments_predicted: int
     """… and those of the right segment at the right event."""
     released_segments_undetermined: int
-    """Those whose turn it was by an age from before the trace began."""
+    """Those whose turn depends on an age or order from before the trace began."""
     releases: tuple[ReleaseRun, ...]
     recorded_peak_reserved: int
     peak_reserved: int
@@ -99,9 +99,9 @@ def retold(
     chosen = TieBreak.ADDRESS
     for rule in [tie_break] if tie_break else _candidates(trace):
         guide = _guided(trace, begin, settings, rule)
-        if best is None or len(guide.doubts) < len(best.doubts):
+        if best is None or guide.misses < best.misses:
             best, chosen = guide, rule
-        if not guide.doubts:
+        if not guide.misses:
             break
     assert best is not None  # there is always a candidate
     return begin, chosen, best
@@ -177,7 +177,9 @@ def _result(
         released_segments=sum(run.last - run.first for run in releases),
         released_segments_predicted=sum(run.predicted for run in releases),
         released_segments_undetermined=sum(
-            run.last - run.first - run.predicted for run in releases if Cause.AGE in run.causes
+            run.last - run.first - run.predicted
+            for run in releases
+            if Cause.AGE in run.causes or Cause.ORDER in run.causes
         ),
         releases=releases,
         recorded_peak_reserved=_recorded_peak_reserved(trace, begin),

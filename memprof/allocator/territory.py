@@ -9,7 +9,7 @@ from memprof.allocator.pools import ArenaKey
 from memprof.allocator.ranges import RangeSet
 from memprof.allocator.rounding import SMALL_SEGMENT, SMALL_SIZE, round_size
 from memprof.allocator.settings import AllocatorSettings
-from memprof.trace import NOT_RECORDED, Action, SegmentKind, Segments, State, Trace
+from memprof.trace import NOT_RECORDED, Action, Events, SegmentKind, Segments, State, Trace
 
 __all__ = ["Territory"]
 
@@ -56,56 +56,48 @@ class Territory:
             known.append((int(events.address[row]), (pool, stream, small)))
         return sorted(known)
 
-    def arena_at(self, start: int, end: int, stream: int) -> ArenaKey:
-        """The arena of a range that was mapped at the start.
+    def arena_at(self, start: int, end: int) -> ArenaKey:
+        """The arena of an expandable range that was mapped at the start.
 
-        What was mapped there later, what was allocated there, and the granularity of pages tell.
+        It is there at the end still, or was unmapped; the events inside it tell the rest.
         """
-        for address, key in self._known:
-            if start <= address < end and key[1] == stream:
-                return key
-        small = self._holds_small(start, end)
+        segments, events = (self._trace.end or State()).segments, self._trace.events
+        there = segments.expandable & (segments.address < end)
+        there &= segments.address + segments.size > start
+        if there.any():
+            row = int(np.flatnonzero(there)[0])
+            small = int(segments.kind[row]) == SegmentKind.SMALL
+            return int(segments.pool[row]), int(segments.stream[row]), small
+        inside = events.take((events.address >= start) & (events.address < end))
+        stream = int(inside.stream[0]) if len(inside) else 0
+        small = self._is_small(inside, end - start)
+        told = inside.pool[inside.pool != NOT_RECORDED]
+        if len(told):
+            return int(told[0]), stream, small
         near = [(abs(a - start), key) for a, key in self._known if key[1:] == (stream, small)]
         return min(near)[1] if near and min(near)[0] < _FARTHEST else (0, stream, small)
 
-    def _holds_small(self, start: int, end: int) -> bool:
-        events = self._trace.events
-        inside = (events.address >= start) & (events.address < end)
-        inside &= np.isin(events.action, (Action.ALLOC, Action.FREE_COMPLETED))
-        if inside.any():
-            divisions = self._settings.roundup_divisions
-            return round_size(int(events.size[inside][0]), divisions) <= SMALL_SIZE
-        return (end - start) % self._settings.large_segment_size != 0
+    def _is_small(self, inside: Events, size: int) -> bool:
+        blocks = np.isin(inside.action, (Action.ALLOC, Action.FREE_COMPLETED))
+        if blocks.any():
+            requested = int(inside.size[blocks][0])
+            return round_size(requested, self._settings.roundup_divisions) <= SMALL_SIZE
+        return size % self._settings.large_segment_size != 0
 
     def mapped_segments(self, ranges: RangeSet) -> Segments:
         """One row per contiguous mapped range."""
         spans = list(ranges)
-        streams = [self._stream_at(start, end) for start, end in spans]
-        keys = [
-            self.arena_at(start, end, stream)
-            for (start, end), stream in zip(spans, streams, strict=True)
-        ]
+        keys = [self.arena_at(start, end) for start, end in spans]
         result: Segments = Segments.build(
             length=len(spans),
             address=[start for start, _ in spans],
             size=[end - start for start, end in spans],
-            stream=streams,
+            stream=[stream for _, stream, _ in keys],
             pool=[pool for pool, _, _ in keys],
             kind=[SegmentKind.SMALL if small else SegmentKind.LARGE for _, _, small in keys],
             expandable=[True] * len(spans),
         )
         return result
-
-    def _stream_at(self, start: int, end: int) -> int:
-        """The stream of a range mapped at the start: it is there still, or an event unmapped it."""
-        segments, events = (self._trace.end or State()).segments, self._trace.events
-        overlap = segments.expandable & (segments.address < end)
-        overlap &= segments.address + segments.size > start
-        if overlap.any():
-            return int(segments.stream[overlap][0])
-        unmaps = (events.action == Action.SEGMENT_UNMAP) & (events.address < end)
-        unmaps &= events.address + events.size > start
-        return int(events.stream[unmaps][0]) if unmaps.any() else 0
 
     def first_pages(self, start: Segments) -> dict[ArenaKey, int]:
         """The lowest address that the arena of each expandable segment is mapped at, ever.
