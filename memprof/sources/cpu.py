@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from memprof.records import DeviceInfo
@@ -18,9 +17,10 @@ from memprof.sources import stacks as stacks_file
 from memprof.sources import storages as storages_file
 from memprof.sources.boundaries import Boundaries
 from memprof.sources.dispatch import Watch, skip_in_dynamo
-from memprof.sources.owners import Owner, gradients, owners, storages, tensors_in
+from memprof.sources.owners import Owner, gradients, owners, tensors_in
 from memprof.sources.protocol import Chunk, Counters, Interner
 from memprof.sources.rows import Batch
+from memprof.sources.search import Search, cpu_storages
 from memprof.sources.stacks import StackCapture
 from memprof.sources.storages import ROW, Held, LiveStorages
 from memprof.trace import EMPTY, NOT_RECORDED, Blocks, BlockState, Category, Phase, State
@@ -48,7 +48,7 @@ class CpuSource:
         self._since = 0
         self._notes: list[str] = []
         self._at_loss = False
-        self._scanned = False
+        self._search = Search()
         self._opaque: set[str] = set()
 
     def devices(self) -> Sequence[DeviceInfo]:
@@ -87,7 +87,7 @@ class CpuSource:
         if os.getpid() != self._pid:
             return {}
         self._events = 0
-        self._scan()
+        self._find(self._search.everything())
         self._judge(owners(self._boundaries))
         for held in self._live.counted():
             held.event = NOT_RECORDED
@@ -96,6 +96,10 @@ class CpuSource:
         state = self._state()
         self._start()
         return {_DEVICE: state}
+
+    def living(self) -> Iterable[Held]:
+        """The storages that are alive, each counted once; weak references, they hold nothing."""
+        return self._live.counted()
 
     def pending_events(self) -> int:
         """Rows that wait; a freed tensor makes two events of one row."""
@@ -106,6 +110,7 @@ class CpuSource:
         if self._watch is None:
             return []
         skip_in_dynamo(*_OWN_MODULES)
+        self._find(self._search.recent())
         self._judge(owners(self._boundaries))
         batch = Batch(self._live.take_rows(), self._events)
         living = [held for held in self._live.counted() if batch.first_serial <= held.serial]
@@ -120,7 +125,7 @@ class CpuSource:
         self._stop()
         if os.getpid() != self._pid:
             return {}
-        self._scan()
+        self._find(self._search.everything())
         self._judge(owners(self._boundaries))
         return {_DEVICE: self._state()}
 
@@ -160,7 +165,7 @@ class CpuSource:
         """Tensors that go into a model and were not made by one are its input."""
         self._since = min(self._since, next(self._live.serials))
         for tensor in tensors_in((args, kwargs)):
-            for storage in _cpu_storages(tensor):
+            for storage in cpu_storages(tensor):
                 held = self._note(storage, None)
                 if held is not None:
                     self._mark_input(held)
@@ -232,7 +237,7 @@ class CpuSource:
 
     def _note_results(self, out: Any, frame: Any) -> None:
         for tensor in tensors_in(out, 2):
-            for storage in _cpu_storages(tensor):
+            for storage in cpu_storages(tensor):
                 self._note(storage, frame)
 
     def _note(self, storage: Any, frame: Any) -> Held | None:
@@ -254,7 +259,7 @@ class CpuSource:
 
     def _mark_inputs(self, args: Any) -> None:
         for tensor in tensors_in(args, 2):
-            for storage in _cpu_storages(tensor):
+            for storage in cpu_storages(tensor):
                 held = self._live.held.get(storage._cdata)
                 if held is not None:
                     self._mark_input(held)
@@ -276,21 +281,13 @@ class CpuSource:
             if label != held.label:
                 held.label = held.moved = label
 
-    def _scan(self) -> None:
-        """Find the tensors and storages that Python knows, and what autograd saved for them."""
-        import torch
-
-        kinds = {torch.UntypedStorage, *_subclasses(torch.Tensor)}
-        for item in [o for o in gc.get_objects() if type(o) in kinds]:
-            found = [item] if isinstance(item, torch.UntypedStorage) else _cpu_storages(item)
-            for storage in found:
-                if storage.device.type == "cpu":
-                    self._scanned_storage(storage)
-
-    def _scanned_storage(self, storage: Any) -> None:
-        held = self._live.held.get(storage._cdata)
-        if held is None or self._live.refresh(held, storage):
-            self._live.add(storage)
+    def _find(self, found: Iterable[Any]) -> None:
+        """Note the storages that no operator showed (C++ made them, or another thread did)."""
+        live = self._live
+        for storage in found:
+            held = live.held.get(storage._cdata)
+            if held is None or live.refresh(held, storage):
+                live.add(storage, EMPTY, self._boundaries.label() if self._recording else EMPTY)
 
     def _state(self) -> State:
         held = sorted(self._live.counted(), key=lambda h: h.address)
@@ -306,18 +303,6 @@ class CpuSource:
             category=[h.category for h in held],
         )
         return State(blocks=blocks)
-
-
-def _cpu_storages(tensor: Any) -> list[Any]:
-    return [s for s in storages(tensor) if s.device.type == "cpu"]
-
-
-def _subclasses(kind: type) -> set[type]:
-    found = {kind}
-    children: list[type] = type.__subclasses__(kind)
-    for child in children:
-        found |= _subclasses(child)
-    return found
 
 
 _OWN_MODULES = (
