@@ -18,6 +18,7 @@ from memprof.allocator.layout import layout
 from memprof.allocator.model import CachingAllocator
 from memprof.allocator.moments import Fragmentation, fragmentation, segment_map, segment_maps
 from memprof.allocator.outcome import Alive, Outcome, OutOfMemory
+from memprof.allocator.recorder import Recorder
 from memprof.allocator.replay import Replay, exact_sizes, inferred_settings, replay_recorded
 from memprof.allocator.settings import AllocatorSettings, parse_settings, recorded_settings
 from memprof.allocator.undo import start_state
@@ -34,6 +35,7 @@ __all__ = [
     "OutOfMemory",
     "Outcome",
     "Program",
+    "Recorder",
     "Replay",
     "TieBreak",
     "exact_sizes",

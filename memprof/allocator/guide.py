@@ -15,6 +15,7 @@ from memprof.allocator import expandable
 from memprof.allocator.learning import learn_order, learn_remainder, least_remainder
 from memprof.allocator.model import CachingAllocator
 from memprof.allocator.outcome import OutOfMemory, PeakWatch, Stacks, out_of_memory
+from memprof.allocator.poolfinder import PoolFinder
 from memprof.allocator.pools import ADDRESS_BITS, Arena, Block
 from memprof.allocator.releases import ReleaseRun, explain, free_block_at
 from memprof.allocator.rounding import SMALL_SIZE, segment_size
@@ -85,12 +86,12 @@ class Guide:
         self._start_ties = sorted({b.tie for b in self._all_blocks()})
         self._queue: list[tuple[int, int, int, int]] = []  # action, address, size, pool
         self._run_end = 0
-        self._spans: tuple[int, list[tuple[int, int, int]]] = (-1, [])
         events = trace.events
         self._stacks = Stacks(events.stack, begin.state.blocks.stack)
         self._actions, self._addresses = events.action.tolist(), events.address.tolist()
         self._sizes, self._streams = events.size.tolist(), events.stream.tolist()
-        self.pools, self._pools_open = _recorded_pools(trace, begin)
+        self._finder = PoolFinder(trace, begin, self.allocator)
+        self.pools = self._finder.pools
         self._completed, self._requested = free_actions(events)
 
     def _all_blocks(self) -> list[Block]:
@@ -185,6 +186,13 @@ class Guide:
         address: int = self._addresses[row]
         return expandable.room_at(arena, size) == address
 
+    def _pool_at(self, row: int) -> int:
+        address = self._addresses[row]
+        for _, start, size, pool in self._queue:
+            if start <= address < start + size:
+                return max(pool, 0)
+        return self._finder.pool_at(address)
+
     def _request(self, row: int, pool: int) -> tuple[Arena, int]:
         size = self._sizes[row]
         size = size if self._actions[row] == _OOM else self.allocator.rounded(size)
@@ -194,7 +202,7 @@ class Guide:
         """Why the model missed; what the miss teaches is put right."""
         if self._holes:
             return Doubt.HOLES
-        if row in self._pools_open:
+        if row in self._finder.open:
             return Doubt.POOL
         if len(self.predicted) == 0 and self._from_midst and actual is not None:
             return Doubt.CUT  # what it was cut from looks free, and was not
@@ -364,51 +372,8 @@ class Guide:
             return False
         return self._stacks.of(first) == self._stacks.of(last)
 
-    # -- pools ---------------------------------------------------------------------------------
-
-    def _pool_at(self, row: int) -> int:
-        """The pool of an event that does not say: that of the segment where its block lies."""
-        address = self._addresses[row]
-        for _, start, size, pool in self._queue:
-            if start <= address < start + size:
-                return max(pool, 0)
-        for start, end, pool in self._segment_spans():
-            if start <= address < end:
-                return pool
-        return 0
-
-    def _segment_spans(self) -> list[tuple[int, int, int]]:
-        allocator = self.allocator
-        moment = allocator.device_allocs + allocator.device_frees
-        if self._spans[0] != moment:
-            spans = [(a, a + s, arena.pool) for a, (s, arena, _) in allocator.segments.items()]
-            for arena in allocator.arenas():
-                spans += [_reserved(block) for block in arena.unmapped]
-            self._spans = moment, spans
-        return self._spans[1]
-
-
-def _reserved(unmapped: Block) -> tuple[int, int, int]:
-    extent = unmapped.extent
-    assert extent is not None
-    return extent.address, extent.address + extent.size, unmapped.arena.pool
-
 
 def _base(block: Block) -> int:
     while block.prev is not None:
         block = block.prev
     return block.address
-
-
-def _recorded_pools(trace: Trace, begin: Beginning) -> tuple[list[int], frozenset[int]]:
-    """The pool of every event, as far as recorded, and the events for which it is open.
-
-    Where only the default pool is ever named, everything is its.
-    """
-    pools = trace.events.pool
-    states = [begin.state] if trace.end is None else [begin.state, trace.end]
-    several = any((state.segments.pool > 0).any() for state in states)
-    listed: list[int] = (pools if several else pools.clip(min=0)).tolist()
-    for row, pool in begin.pool_of_event.items():
-        listed[row] = pool if listed[row] < 0 else listed[row]
-    return listed, frozenset(row for row, pool in enumerate(listed) if pool < 0)

@@ -1,0 +1,1 @@
+"""Recordings in other tools' formats, one format a file."""
