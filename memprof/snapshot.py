@@ -22,7 +22,7 @@ from memprof.checks import (
     plain_text,
 )
 from memprof.errors import FileFormatError, MemprofError
-from memprof.pickles import load_plain_pickle
+from memprof.pickles import collector_paused, load_plain_pickle
 from memprof.trace import (
     EMPTY,
     NOT_RECORDED,
@@ -68,7 +68,8 @@ def load_snapshot(path: str | Path) -> tuple[Trace, ...]:
     path = Path(path)
     data = load_plain_pickle(path)
     try:
-        return traces_from_snapshot(data)
+        with collector_paused():
+            return traces_from_snapshot(data)
     except FileFormatError as error:
         raise FileFormatError(f"{path}: {error.message}", error.hint) from error
 
@@ -159,7 +160,7 @@ def _events(entries: Sequence[Json], interner: _Interner) -> tuple[Events, bool]
         stream=_integers(entries, "stream", 0),
         time_us=_integers(entries, "time_us", NOT_RECORDED),
         stack=[interner.stack(e.get("frames")) for e in entries],
-        label=[interner.label(e) for e in entries],
+        label=interner.labels(entries),
         pool=[interner.pool(e.get("pool_id")) for e in entries],
     )
     check_events(columns)
@@ -303,12 +304,20 @@ class _Interner:
             self._frame_of_id[id(frame)] = row
         return row
 
+    def labels(self, events: Sequence[Json]) -> list[int]:
+        """The labels of all events; most snapshots have none, which one look at the keys tells."""
+        if not any("user_metadata" in e or "compile_context" in e for e in events):
+            return [EMPTY] * len(events)
+        return [self.label(e) for e in events]
+
     def label(self, event: Json) -> int:
         metadata = event.get("user_metadata")
         text = metadata if isinstance(metadata, str) else plain_metadata(metadata)
         if not text:
-            context = event.get("compile_context")
-            text = plain_text(context) if context != "N/A" else ""
+            context = event.get("compile_context", "N/A")
+            if context == "N/A":
+                return EMPTY
+            text = plain_text(context)
         row = self._label_of_text.get(text)
         if row is None:
             label = self._label_of(text)
