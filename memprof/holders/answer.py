@@ -32,7 +32,9 @@ def holders(tensor: torch.Tensor, *, limit: int = 5, budget_s: float = 2.0) -> t
         SettingsError: ``tensor`` is not a tensor.
     """
     if not is_tensor_type(type(tensor)):
-        raise SettingsError(f"holders() takes a tensor, not {type(tensor).__name__}", "pass the tensor itself")
+        raise SettingsError(
+            f"holders() takes a tensor, not {type(tensor).__name__}", "pass the tensor itself"
+        )
     return find_holders([tensor], limit=limit, budget_s=budget_s, graphs=True)[0]
 
 
@@ -97,7 +99,10 @@ def _holders_of(search: Search, keys: Iterable[int], limit: int) -> dict[int, tu
     lost = []
     for key, references in kept.items():
         chains = [links_of(search, one, naming) for one in references]
-        ranked = sorted(((score(links, user=user), links) for links, user in chains if links), key=lambda one: one[0])
+        ranked = sorted(
+            ((score(links, user=user), links) for links, user in chains if links),
+            key=lambda one: one[0],
+        )
         found[key] = _best((links for _, links in ranked), limit, files)
         if not found[key]:
             lost.append(key)
@@ -150,7 +155,11 @@ def _global_kind(root: Root, name: str) -> LinkKind:
 def _view_link(value: object) -> list[Link]:
     """A link for a view that shows less than it keeps."""
     shown, kept = shown_and_kept(value)
-    return [link(LinkKind.BASE, f"{shown} of {kept} bytes", type(value).__name__)] if shown < kept else []
+    return (
+        [link(LinkKind.BASE, f"{shown} of {kept} bytes", type(value).__name__)]
+        if shown < kept
+        else []
+    )
 
 
 def shown_and_kept(value: object) -> tuple[int, int]:
@@ -175,7 +184,9 @@ def _known_of_cpp(links: list[Link]) -> list[Link]:
     devices = [one for one in ("cuda", "cpu") if torch.is_autocast_enabled(one)]
     if not devices:
         return []
-    return [link(LinkKind.UNKNOWN, f"autocast is on ({devices[0]}) and caches low-precision weights")]
+    return [
+        link(LinkKind.UNKNOWN, f"autocast is on ({devices[0]}) and caches low-precision weights")
+    ]
 
 
 def _user_files() -> list[str]:

@@ -20,7 +20,15 @@ from memprof.holders.heap import Deadline, Heap
 from memprof.holders.kinds import LinkKind, link
 from memprof.records import Link
 
-__all__ = ["Reached", "TorchEdges", "is_bare", "is_node_type", "is_tensor_type", "plain_torch", "storage_key"]
+__all__ = [
+    "Reached",
+    "TorchEdges",
+    "is_bare",
+    "is_node_type",
+    "is_tensor_type",
+    "plain_torch",
+    "storage_key",
+]
 
 _CAN_READ_SAVED = hasattr(getattr(torch._C._autograd, "SavedTensor", None), "data")
 _MAX_NODES = 1_000_000
@@ -34,23 +42,17 @@ def plain_torch() -> Iterator[None]:
         yield
 
 
-@lru_cache(maxsize=None)
 def is_tensor_type(kind: type) -> bool:
     """Whether instances are tensors, asked of the type (``isinstance`` may run a ``__class__`` property)."""
-    return torch.Tensor in _mro(kind)
+    return type.__subclasscheck__(torch.Tensor, kind)
 
 
-@lru_cache(maxsize=None)
 def is_node_type(kind: type) -> bool:
     """Whether instances are nodes of an autograd graph, C++ ones or the ``ctx`` of a custom Function."""
-    return torch._C._FunctionBase in _mro(kind) or (
-        "next_functions" in kind.__dict__ and "register_prehook" in kind.__dict__ and len(_mro(kind)) == 2
-    )
-
-
-def _mro(kind: type) -> tuple[type, ...]:
-    mro: tuple[type, ...] = type.__dict__["__mro__"].__get__(kind)
-    return mro
+    if type.__subclasscheck__(torch._C._FunctionBase, kind):
+        return True
+    own = type.__dict__["__dict__"].__get__(kind)
+    return "next_functions" in own and "register_prehook" in own and "__module__" not in own
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -112,7 +114,9 @@ class TorchEdges:
         count = 0
         while queue:
             count += 1
-            if len(self._seen) > _MAX_NODES or (count % _CHECK_EVERY == 0 and self.deadline.check()):
+            if len(self._seen) > _MAX_NODES or (
+                count % _CHECK_EVERY == 0 and self.deadline.check()
+            ):
                 self.heap.complete = False
                 return
             value, trail = queue.popleft()
@@ -129,7 +133,9 @@ class TorchEdges:
             if id(value) not in self._seen:
                 self._seen[id(value)] = value
                 queue.append((value, trail))
-                if issubclass(type(value), torch._C._FunctionBase):  # its ctx attributes are Python's
+                if issubclass(
+                    type(value), torch._C._FunctionBase
+                ):  # its ctx attributes are Python's
                     yield Reached(value, 0, _path(trail))
         elif self.heap.is_tracked(value):
             yield Reached(value, 0, _path(trail))
@@ -177,12 +183,19 @@ def _node_hops(node: torch.autograd.graph.Node) -> Iterator[_Hop]:
             yield following, LinkKind.AUTOGRAD_NODE, type(following).__name__, owner
 
 
-@lru_cache(maxsize=None)
 def _saved_names(kind: type) -> tuple[str, ...]:
     if not _CAN_READ_SAVED:
         return ()
-    own = kind.__dict__ if not issubclass(kind, torch._C._FunctionBase) else torch._C._FunctionBase.__dict__
-    return tuple(name for name in own if name.startswith("_raw_saved_"))
+    if issubclass(
+        kind, torch._C._FunctionBase
+    ):  # the user's classes are not remembered: it would keep them
+        return ("_raw_saved_tensors",)
+    return _names_of_cpp_node(kind)
+
+
+@lru_cache(maxsize=1024)
+def _names_of_cpp_node(kind: type) -> tuple[str, ...]:
+    return tuple(name for name in kind.__dict__ if name.startswith("_raw_saved_"))
 
 
 def _saved_of(node: object, raw_name: str) -> list[tuple[str, object]]:

@@ -85,7 +85,11 @@ def tidy(links: list[Link]) -> list[Link]:
 def _join_module(links: list[Link], at: int) -> tuple[Link | None, int]:
     """``_modules`` / name pairs and the ``_parameters`` or ``_buffers`` entry at their end."""
     first, path, start = links[at], [], at
-    kinds = {"_parameters": LinkKind.PARAMETER, "_buffers": LinkKind.BUFFER, "_modules": LinkKind.MODULE_ATTRIBUTE}
+    kinds = {
+        "_parameters": LinkKind.PARAMETER,
+        "_buffers": LinkKind.BUFFER,
+        "_modules": LinkKind.MODULE_ATTRIBUTE,
+    }
     kind = LinkKind.MODULE_ATTRIBUTE
     filename = ""
     while at + 1 < len(links) and links[at].kind == _MODULE and links[at].name in kinds:
@@ -199,7 +203,11 @@ def _best_line(links: list[Link], files: list[str]) -> tuple[str, int]:
     for at in _by_merit(links):
         one = links[at]
         filename, line = one.filename, one.line
-        if at + 1 < len(links) and links[at + 1].kind == _ITEM and one.kind != LinkKind.CLASS_ATTRIBUTE:
+        if (
+            at + 1 < len(links)
+            and links[at + 1].kind == _ITEM
+            and one.kind != LinkKind.CLASS_ATTRIBUTE
+        ):
             key = next((two.name for two in links[at + 1 : at + 3] if is_field(two)), "")
             view = links[-1].kind == LinkKind.BASE
             line = filled_at(filename, _source_name(one), key=key, view=view) or line
@@ -220,12 +228,25 @@ def _by_merit(links: list[Link]) -> list[int]:
         at for at in places if kinds[at] in _ATTRIBUTES and following[at] == LinkKind.AUTOGRAD_NODE
     ]
     own = [at for kind in _OWN_LINE for at in places if kinds[at] == kind]
-    filled = [at for at in places if kinds[at] == _ITEM and at and (links[at].length > 1 or is_field(links[at]))]
+    filled = [
+        at
+        for at in places
+        if kinds[at] == _ITEM and at and (links[at].length > 1 or is_field(links[at]))
+    ]
     filled = [at for at in filled if at == len(links) - 1 or not is_field(links[at])]
     filled.sort(key=lambda at: -links[at].length)
     rest = [at for at in places if kinds[at] not in _NO_LINE]
-    interactive = [0] if kinds[0] == LinkKind.GLOBAL and links[0].type_name == "sys" else []  # sys.last_*
-    best = [*interactive, *keeps_exception, *stores_graph, *own, *(at - 1 for at in filled), *rest[::-1]]
+    interactive = (
+        [0] if kinds[0] == LinkKind.GLOBAL and links[0].type_name == "sys" else []
+    )  # sys.last_*
+    best = [
+        *interactive,
+        *keeps_exception,
+        *stores_graph,
+        *own,
+        *(at - 1 for at in filled),
+        *rest[::-1],
+    ]
     return list(dict.fromkeys(best))
 
 
@@ -255,7 +276,9 @@ def _line_of(one: Link, files: list[str]) -> tuple[str, int]:
     if one.kind in _ROOTS and in_library:
         return "", 0
     for filename in dict.fromkeys([one.filename, *files]):
-        if is_user_file(filename) and (line := filled_at(filename, _source_name(one), class_name=one.type_name)):
+        if is_user_file(filename) and (
+            line := filled_at(filename, _source_name(one), class_name=one.type_name)
+        ):
             return filename, line
     return "", 0
 
@@ -304,7 +327,9 @@ def _phrase(one: Link) -> str:
         LinkKind.TRACEBACK: f"traceback through {one.type_name}(){where}",
         LinkKind.FRAME: f"local {name} of the finished call {one.type_name}(){where}",
         LinkKind.LOG_RECORD: f"log record of {one.type_name}{where}",
-        LinkKind.THREAD: f"thread {name}" if one.type_name == "thread" else f"attribute {name} of a {one.type_name}",
+        LinkKind.THREAD: f"thread {name}"
+        if one.type_name == "thread"
+        else f"attribute {name} of a {one.type_name}",
         LinkKind.GENERATOR: f"local {name} of the suspended generator {one.type_name}(){where}",
         LinkKind.COROUTINE: f"local {name} of the suspended coroutine {one.type_name}(){where}",
         LinkKind.CYCLE: "a reference cycle that only the garbage collector frees",
@@ -318,7 +343,9 @@ def _path_phrase(part: list[Link]) -> str:
     head, root = part[-1], part[0]
     where = f", {_root_phrase(root)}" if root.kind in _ROOTS else ""
     last = len(part) - 1
-    items = [at for at, one in enumerate(part) if one.kind == _ITEM and (at == last or not is_field(one))]
+    items = [
+        at for at, one in enumerate(part) if one.kind == _ITEM and (at == last or not is_field(one))
+    ]
     if items:
         at = max(items, key=lambda one: part[one].length)
         inner = expressions[-1][len(expressions[at - 1]) if at else 0 :]
@@ -332,7 +359,11 @@ def _path_phrase(part: list[Link]) -> str:
         LinkKind.BUFFER: "buffer",
         _STATE: "optimizer state",
     }.get(head.kind, "attribute")
-    full = f" (`{expressions[-1]}`)" if len(part) > 2 or root.kind not in _ROOTS and len(part) > 1 else ""
+    full = (
+        f" (`{expressions[-1]}`)"
+        if len(part) > 2 or root.kind not in _ROOTS and len(part) > 1
+        else ""
+    )
     return f"{noun} `{head.name}` of `{head.type_name}`{full}{where}"
 
 

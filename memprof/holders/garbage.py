@@ -74,7 +74,9 @@ class Unreached:
         """The links that keep the storage ``key`` alive, from the cycle or the last known owner down."""
         stored = self._stored.get(key, [])
         starts = [one for one in self.search.tensors if self.search.key_of.get(id(one)) == key]
-        starts = [one for one in starts if id(one) in self._outside] + [edge.owner for edge in stored]
+        starts = [one for one in starts if id(one) in self._outside] + [
+            edge.owner for edge in stored
+        ]
         if not starts:
             return [link(LinkKind.UNKNOWN, "no Python owner found")]
         down, order = self._climb(starts)
@@ -85,7 +87,9 @@ class Unreached:
                 return self._cycle(ring, way, stored, naming)
         top = order[-1]
         way = _with_stored(self._down(top, down), top, stored)
-        first = link(LinkKind.UNKNOWN, f"no Python owner found (C++ holds the {type(top).__name__})")
+        first = link(
+            LinkKind.UNKNOWN, f"no Python owner found (C++ holds the {type(top).__name__})"
+        )
         return [first, *_named(way, naming)]
 
     def _climb(self, starts: list[object]) -> tuple[dict[int, _Edge], list[object]]:
@@ -131,10 +135,16 @@ class Unreached:
         self, ring: list[_Edge], way: list[_Edge], stored: list[_Edge], naming: Naming
     ) -> list[Link]:
         _, above = self._climb([ring[0].owner])
-        freed = all(self._outside.get(id(one), 0) <= 0 for one in above) and not any(e.path for e in ring)
+        freed = all(self._outside.get(id(one), 0) <= 0 for one in above) and not any(
+            e.path for e in ring
+        )
         kind = LinkKind.CYCLE if freed else LinkKind.CPP_CYCLE
         last = way[-1].value if way else ring[0].owner
-        return [link(kind, length=len(ring)), *_named(ring, naming), *_named(_with_stored(way, last, stored), naming)]
+        return [
+            link(kind, length=len(ring)),
+            *_named(ring, naming),
+            *_named(_with_stored(way, last, stored), naming),
+        ]
 
 
 def _own_references() -> int:

@@ -187,7 +187,12 @@ class _Memory:
 
     def __init__(self, address: int, count: int, owner: list[object]) -> None:
         self.owner = owner
-        self.__array_interface__ = {"version": 3, "typestr": "<i8", "shape": (count,), "data": (address, True)}
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "<i8",
+            "shape": (count,),
+            "data": (address, True),
+        }
 
 
 # a list of a standard CPython build: reference count, type, length, pointer to the items, room

@@ -97,7 +97,9 @@ def link(
 
 def most_telling(links: list[Link]) -> str:
     """The kind of the link that says most about why the tensor is alive."""
-    telling = [one.kind for at, one in enumerate(links) if at == len(links) - 1 or not is_field(one)]
+    telling = [
+        one.kind for at, one in enumerate(links) if at == len(links) - 1 or not is_field(one)
+    ]
     return min(telling, key=lambda kind: _RANK.get(kind, len(_RANK)), default="unknown")
 
 

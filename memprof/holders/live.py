@@ -68,7 +68,9 @@ def _rows(search: Search) -> list[LiveTensor]:
             rows.append((value, names.get(id(value), ""), key, True))  # type: ignore[arg-type]
     sizes = {key: _storage_bytes(one) for one, _, key, _ in rows}
     # the tensor that shows most of a storage counts it
-    rows.sort(key=lambda row: (-sizes[row[2]], row[2], row[0]._base is not None, -_nbytes(row[0]), row[1]))
+    rows.sort(
+        key=lambda row: (-sizes[row[2]], row[2], row[0]._base is not None, -_nbytes(row[0]), row[1])
+    )
     first: dict[int, int] = {}
     return [_row(row, at, first, sizes) for at, row in enumerate(rows)]
 
@@ -110,7 +112,11 @@ def _names(search: Search) -> dict[int, str]:
         if search.deadline.check():
             break
         chains = [links_of(search, one, naming) for one in references]
-        best = min(((score(links, user=user), links) for links, user in chains if links), default=None, key=lambda one: one[0])
+        best = min(
+            ((score(links, user=user), links) for links, user in chains if links),
+            default=None,
+            key=lambda one: one[0],
+        )
         if best is not None:
             names[key] = describe(best[1])
     return names

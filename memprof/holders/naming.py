@@ -14,6 +14,7 @@ import threading
 import types
 from collections.abc import Iterator
 
+import msgspec
 import torch
 
 from memprof.holders.autograd import is_node_type, is_tensor_type
@@ -36,10 +37,14 @@ _HOOK_DICTS = {
     "_optimizer_step_pre_hooks": "optimizer step pre-hook",
     "_optimizer_step_post_hooks": "optimizer step post-hook",
 }
-_FUNCTIONS = (types.FunctionType,)
 _SEQUENCES = (list, tuple, collections.deque)
 _SETS = (set, frozenset)
 _INDEX_FROM = 64  # containers this large get an index, for many of their items may be asked for
+
+
+def _is_one_of(kind: type, kinds: tuple[type, ...]) -> bool:
+    """``kind in kinds`` by identity: a metaclass may define ``__eq__``."""
+    return any(kind is one for one in kinds)
 
 
 def type_mro(kind: type) -> tuple[type, ...]:
@@ -52,7 +57,7 @@ def instance_dict(one: object) -> dict[str, object] | None:
     """The ``__dict__`` of an object where C provides it; ``None`` where it has none."""
     for kind in type_mro(type(one)):
         found = type.__dict__["__dict__"].__get__(kind).get("__dict__")
-        if type(found) in (types.GetSetDescriptorType, types.MemberDescriptorType):
+        if _is_one_of(type(found), (types.GetSetDescriptorType, types.MemberDescriptorType)):
             variables = found.__get__(one)
             return variables if type(variables) is dict else None
     return None
@@ -64,6 +69,14 @@ def size_of(one: object) -> int:
         if issubclass(type(one), kind):
             return int(kind.__len__(one))  # type: ignore[arg-type]
     return -1
+
+
+def _bound_of(one: object) -> int:
+    """The most a container can hold; -1 where it has no bound."""
+    if not issubclass(type(one), collections.deque):
+        return -1
+    bound = collections.deque.__dict__["maxlen"].__get__(one)
+    return -1 if bound is None else int(bound)
 
 
 def qualified_name(function: object) -> str:
@@ -109,20 +122,24 @@ class Naming:
             named = self._through_dict(owner, value, after)
             if named is not None:
                 return [named], 2
-        if kind in _FUNCTIONS:
+        if kind is types.FunctionType:
             return _function_link(owner, value, chain[at + 2 : at + 4])  # type: ignore[arg-type]
         return [self._direct(owner, value)], 1
 
     def _is_plain_container(self, owner: object) -> bool:
-        return type(owner) in (dict, *_SEQUENCES, *_SETS)
+        return _is_one_of(type(owner), (dict, *_SEQUENCES, *_SETS))
 
-    def _through_dict(self, owner: object, variables: dict[str, object], value: object) -> Link | None:
+    def _through_dict(
+        self, owner: object, variables: dict[str, object], value: object
+    ) -> Link | None:
         """The link ``owner.name`` where ``variables`` is the dict in which owner keeps its names."""
         if issubclass(type(owner), type):
             if not issubclass(type(variables), dict) or issubclass(type(value), type):
                 return None
             _, name = self._in_container(variables, value)
-            return link(LinkKind.CLASS_ATTRIBUTE, name.strip("'"), qualified_name(owner), _file_of(owner))
+            return link(
+                LinkKind.CLASS_ATTRIBUTE, name.strip("'"), qualified_name(owner), _file_of(owner)
+            )
         if type(owner) is _LruCache and instance_dict(owner) is not variables:
             return _lru_link(owner)
         if type(owner) is types.FunctionType and owner.__globals__ is variables:
@@ -142,7 +159,8 @@ class Naming:
         if size_of(owner) >= 0 and not _has_name(owner, value):
             how, name = self._in_container(owner, value)
             if name:
-                return link(how, name, kind.__name__, length=size_of(owner))
+                one = link(how, name, kind.__name__, length=size_of(owner))
+                return msgspec.structs.replace(one, limit=_bound_of(owner))
         for probe in _PROBES:
             found = probe(owner, value)
             if found is not None:
@@ -187,7 +205,7 @@ def _items(owner: object) -> Iterator[tuple[object, LinkKind, object]]:
         for key, value in pairs:
             yield value, LinkKind.ITEM, _Key(key)
         for key, _ in pairs:
-            if type(key) not in (str, int):
+            if not _is_one_of(type(key), (str, int)):
                 yield key, LinkKind.KEY, _Key(key)
         return
     for base in _SEQUENCES:
@@ -202,32 +220,32 @@ def _items(owner: object) -> Iterator[tuple[object, LinkKind, object]]:
 
 def _has_name(owner: object, value: object) -> bool:
     """Whether a subclass of a container holds ``value`` as an attribute."""
-    if type(owner) in (dict, *_SEQUENCES, *_SETS):
+    if _is_one_of(type(owner), (dict, *_SEQUENCES, *_SETS)):
         return False
     variables = instance_dict(owner)
     return variables is not None and any(one is value for one in variables.values())
 
 
 def _attribute(owner: object, name: str) -> Link:
-    mro = type_mro(type(owner))
+    kind = type(owner)
     type_name = type(owner).__name__
     if name in _HOOK_DICTS:
         return link(LinkKind.HOOK, _HOOK_DICTS[name], type_name)
     if is_node_type(type(owner)):
         return link(LinkKind.CTX_ATTRIBUTE, name, type_name, _file_of(type(owner)))
-    if logging.LogRecord in mro:
+    if type.__subclasscheck__(logging.LogRecord, kind):
         return _log_record(owner, name)
-    return link(_attribute_kind(mro, name), name, type_name, _file_of(type(owner)))
+    return link(_attribute_kind(kind, name), name, type_name, _file_of(type(owner)))
 
 
-def _attribute_kind(mro: tuple[type, ...], name: str) -> LinkKind:
-    if BaseException in mro:
+def _attribute_kind(kind: type, name: str) -> LinkKind:
+    if type.__subclasscheck__(BaseException, kind):
         return LinkKind.EXCEPTION
-    if threading.Thread in mro:
+    if type.__subclasscheck__(threading.Thread, kind):
         return LinkKind.THREAD
-    if torch.nn.Module in mro:
+    if type.__subclasscheck__(torch.nn.Module, kind):
         return LinkKind.MODULE_ATTRIBUTE
-    if torch.optim.Optimizer in mro and name in ("state", "param_groups"):
+    if type.__subclasscheck__(torch.optim.Optimizer, kind) and name in ("state", "param_groups"):
         return LinkKind.OPTIMIZER_STATE
     return LinkKind.ATTRIBUTE
 
@@ -235,7 +253,11 @@ def _attribute_kind(mro: tuple[type, ...], name: str) -> LinkKind:
 def _file_of(kind: type) -> str:
     """The user's file that defines a class; empty for a library's."""
     module = sys.modules.get(str(type.__dict__["__dict__"].__get__(kind).get("__module__")))
-    filename = types.ModuleType.__getattribute__(module, "__dict__").get("__file__") if type(module) is types.ModuleType else None
+    filename = (
+        types.ModuleType.__getattribute__(module, "__dict__").get("__file__")
+        if type(module) is types.ModuleType
+        else None
+    )
     return filename if isinstance(filename, str) and is_user_file(filename) else ""
 
 
@@ -290,7 +312,9 @@ def _function_link(
                 return [_in_code(LinkKind.CLOSURE, name, function)], 3
     if value is function.__defaults__ and further:
         names = function.__code__.co_varnames[: function.__code__.co_argcount]
-        for name, default in zip(names[-len(function.__defaults__ or ()) :], function.__defaults__ or ()):
+        for name, default in zip(
+            names[-len(function.__defaults__ or ()) :], function.__defaults__ or ()
+        ):
             if default is further[0]:
                 return [_in_code(LinkKind.DEFAULT_ARGUMENT, name, function)], 2
     return [_in_code(LinkKind.ATTRIBUTE, "", function)], 1
@@ -299,7 +323,10 @@ def _function_link(
 def _lru_link(cache: object) -> Link:
     function = (instance_dict(cache) or {}).get("__wrapped__")
     if type(function) is types.FunctionType:
-        return _in_code(LinkKind.LRU_CACHE, qualified_name(function), function)
+        info = _LruCache.cache_info(cache)  # type: ignore[arg-type]
+        limit = -1 if info.maxsize is None else info.maxsize
+        one = _in_code(LinkKind.LRU_CACHE, qualified_name(function), function)
+        return msgspec.structs.replace(one, length=info.currsize, limit=limit)
     return link(LinkKind.LRU_CACHE, "", "lru_cache")
 
 
@@ -309,10 +336,12 @@ def _probe_lru(owner: object, value: object) -> Link | None:
 
 def _probe_method(owner: object, value: object) -> Link | None:
     if type(owner) is types.MethodType:
-        return _in_code(LinkKind.BOUND_METHOD, "__self__", owner.__func__) if (
-            type(owner.__func__) is types.FunctionType and owner.__self__ is value
-        ) else link(LinkKind.BOUND_METHOD, "__func__", "method")
-    if type(owner) in (types.BuiltinMethodType, types.MethodWrapperType):
+        return (
+            _in_code(LinkKind.BOUND_METHOD, "__self__", owner.__func__)
+            if (type(owner.__func__) is types.FunctionType and owner.__self__ is value)
+            else link(LinkKind.BOUND_METHOD, "__func__", "method")
+        )
+    if _is_one_of(type(owner), (types.BuiltinMethodType, types.MethodWrapperType)):
         return link(LinkKind.BOUND_METHOD, "__self__", owner.__name__)  # type: ignore[attr-defined]
     return None
 
@@ -349,7 +378,7 @@ def _probe_generator(owner: object, value: object) -> Link | None:
         types.GeneratorType: ("gi_frame", LinkKind.GENERATOR),
         types.CoroutineType: ("cr_frame", LinkKind.COROUTINE),
         types.AsyncGeneratorType: ("ag_frame", LinkKind.GENERATOR),
-    }.get(type(owner))
+    }.get(type(owner) if type(type(owner)) is type else object)
     if parts is None:
         return None
     frame = getattr(owner, parts[0])

@@ -12,7 +12,15 @@ import types
 from dataclasses import dataclass
 from functools import lru_cache
 
-__all__ = ["Root", "frame_roots", "frame_variables", "is_own", "is_user_file", "module_roots", "source_line"]
+__all__ = [
+    "Root",
+    "frame_roots",
+    "frame_variables",
+    "is_own",
+    "is_user_file",
+    "module_roots",
+    "source_line",
+]
 
 _PACKAGE = __name__.split(".")[0]
 
@@ -114,7 +122,11 @@ def _stack_roots(top: types.FrameType | None, thread: str) -> list[Root]:
 
 
 def _is_module_level(frame: types.FrameType) -> bool:
-    return frame.f_locals is frame.f_globals if not frame.f_code.co_flags & inspect.CO_OPTIMIZED else False
+    return (
+        frame.f_locals is frame.f_globals
+        if not frame.f_code.co_flags & inspect.CO_OPTIMIZED
+        else False
+    )
 
 
 def _frame_root(frame: types.FrameType, thread: str) -> Root:
@@ -140,7 +152,11 @@ def module_roots(*, user: bool) -> list[Root]:
         if not issubclass(type(module), types.ModuleType):
             continue
         variables = types.ModuleType.__getattribute__(module, "__dict__")
-        if type(variables) is dict and not is_own(variables) and _is_user_module(name, variables) is user:
+        if (
+            type(variables) is dict
+            and not is_own(variables)
+            and _is_user_module(name, variables) is user
+        ):
             roots.append(_module_root(name, variables))
     return roots
 
@@ -165,4 +181,8 @@ def _is_user_module(name: str, variables: dict[str, object]) -> bool:
     if isinstance(filename, str):
         return is_user_file(filename)
     # a module made by hand has no spec; built-in and namespace modules have one
-    return variables.get("__spec__") is None and variables.get("__loader__") is None and name != "builtins"
+    return (
+        variables.get("__spec__") is None
+        and variables.get("__loader__") is None
+        and name != "builtins"
+    )

@@ -6,7 +6,7 @@ import gc
 import sys
 import types
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -24,7 +24,6 @@ from memprof.holders.autograd import (
 )
 from memprof.holders.heap import LATE, SPECIAL, TARGET, VISITED, Deadline, Heap, Level, addresses
 from memprof.holders.kinds import LinkKind
-from memprof.holders.naming import type_mro
 from memprof.holders.roots import Root, frame_roots, is_own, module_roots
 from memprof.records import Link
 
@@ -122,7 +121,9 @@ class Search:
         own = [part for root in roots for part in (root, root.names, root.values, root.__dict__)]
         self.heap.forget([self, self.__dict__, roots, *own])
         # a module's globals are a root; whoever else refers to the dict holds nothing more
-        modules = [one for one in list(sys.modules.values()) if issubclass(type(one), types.ModuleType)]
+        modules = [
+            one for one in list(sys.modules.values()) if issubclass(type(one), types.ModuleType)
+        ]
         variables = [types.ModuleType.__getattribute__(one, "__dict__") for one in modules]
         self.heap.mark(variables, VISITED)
 
@@ -139,18 +140,25 @@ class Search:
         self.edges = TorchEdges(self.heap, self.wanted, visible, self.deadline)
 
     @staticmethod
-    def _by_role(objects: list[object]) -> tuple[list[object], list[object], list[object], list[object]]:
+    def _by_role(
+        objects: list[object],
+    ) -> tuple[list[object], list[object], list[object], list[object]]:
         """Of all objects memprof's own, the tensors, the graph nodes and the optimizers, in one pass."""
-        tests = (_is_own_type, is_tensor_type, is_node_type, _is_optimizer_type)
+        tests: tuple[Callable[[type], bool], ...] = (
+            _is_own_type,
+            is_tensor_type,
+            is_node_type,
+            _is_optimizer_type,
+        )
         found: tuple[list[object], list[object], list[object], list[object]] = ([], [], [], [])
-        role_of = {}
+        role_of: dict[int, list[object]] = {}  # by id: a metaclass may define ``__hash__``
         for kind in _all_types():
-            for role, test in zip(found, tests):
+            for role, test in zip(found, tests, strict=True):
                 if test(kind):
-                    role_of[kind] = role
+                    role_of[id(kind)] = role
                     break
-        for one in [one for one in objects if type(one) in role_of]:
-            role_of[type(one)].append(one)
+        for one in [one for one in objects if id(type(one)) in role_of]:
+            role_of[id(type(one))].append(one)
         return found
 
     def _is_wanted(self, key: int, one: object) -> bool:
@@ -171,8 +179,12 @@ class Search:
 
     def _some_unexplained(self) -> bool:
         """Whether a target is held by nothing better than a variable of a running function."""
-        keys = set(self.key_of.values()) if self.wanted is None else {*self.wanted, *self.wanted_ids}
-        return not all(any(self._explains(one) for one in self.references.get(key, [])) for key in keys)
+        keys = (
+            set(self.key_of.values()) if self.wanted is None else {*self.wanted, *self.wanted_ids}
+        )
+        return not all(
+            any(self._explains(one) for one in self.references.get(key, [])) for key in keys
+        )
 
     def _explains(self, reference: Reference) -> bool:
         root = self.root_of.get(id(reference.owner))
@@ -209,7 +221,9 @@ class Search:
 
     def _note(self, key: int, reference: Reference) -> None:
         known = self.references[key]
-        same = any(one.owner is reference.owner and one.path == reference.path for one in known[-4:])
+        same = any(
+            one.owner is reference.owner and one.path == reference.path for one in known[-4:]
+        )
         if len(known) < _MAX_REFERENCES and not same:
             known.append(reference)
 
@@ -225,7 +239,9 @@ class Search:
 
     def _is_frame_with(self, values: object, one: object) -> bool:
         root = self.root_of.get(id(values))
-        return root is not None and root.kind == "frame" and any(one is value for value in root.values)
+        return (
+            root is not None and root.kind == "frame" and any(one is value for value in root.values)
+        )
 
     def _torch_edges(self, specials: list[tuple[int, object]]) -> list[object]:
         fresh = []
@@ -264,7 +280,9 @@ class Search:
         for one in references:
             waiting[one.level][id(one.owner)] = one.owner
         for level in range(len(self.heap.levels) - 1, -1, -1):
-            children = {key: one for key, one in waiting.pop(level, {}).items() if key not in self._parents}
+            children = {
+                key: one for key, one in waiting.pop(level, {}).items() if key not in self._parents
+            }
             for key in [key for key in children if key in self._entries]:
                 entry = self._entries[key]
                 self._parents[key] = (entry.owner, entry.level)
@@ -273,7 +291,9 @@ class Search:
             if children and self.heap.levels[level].source >= 0:
                 self._resolve_level(level, set(children), waiting)
 
-    def _resolve_level(self, level: int, missing: set[int], waiting: dict[int, dict[int, object]]) -> None:
+    def _resolve_level(
+        self, level: int, missing: set[int], waiting: dict[int, dict[int, object]]
+    ) -> None:
         record = self.heap.levels[level]
         wanted = np.fromiter(missing, np.int64, len(missing))
         places = np.flatnonzero(np.isin(addresses(record.objects), wanted)).tolist()
@@ -287,7 +307,9 @@ class Search:
                         self._parents[id(value)] = (owner, record.source)
                         waiting[record.source][id(owner)] = owner
 
-    def chain(self, reference: Reference) -> tuple[Root | None, list[list[object]], list[tuple[Link, ...]]]:
+    def chain(
+        self, reference: Reference
+    ) -> tuple[Root | None, list[list[object]], list[tuple[Link, ...]]]:
         """Runs of Python references from a root down, and the C++ paths that join them.
 
         Run ``i`` is followed by path ``i``; the last run is ``[value]`` when the last path leads to it.
@@ -318,15 +340,16 @@ def _is_own_type(kind: type) -> bool:
 
 
 def _is_optimizer_type(kind: type) -> bool:
-    return torch.optim.Optimizer in type_mro(kind)
+    return type.__subclasscheck__(torch.optim.Optimizer, kind)
 
 
-def _all_types() -> set[type]:
+def _all_types() -> list[type]:
     """Every class there is, from the class tree: much less than looking at every object."""
-    found: set[type] = set()
-    waiting = [object]
+    found: dict[int, type] = {}
+    waiting: list[type] = [object]
     while waiting:
-        below = type.__subclasses__(waiting.pop())
-        waiting += [kind for kind in below if kind not in found]
-        found.update(below)
-    return found
+        for kind in type.__subclasses__(waiting.pop()):
+            if id(kind) not in found:
+                found[id(kind)] = kind
+                waiting.append(kind)
+    return list(found.values())

@@ -70,7 +70,9 @@ def filled_at(
     fills = index.filled.get(name, [])
     text, class_name = key.strip("'"), class_name.removesuffix("Backward")
     best = min(
-        fills, key=lambda one: (text not in one.text, bool(class_name) and one.class_ != class_name, one), default=None
+        fills,
+        key=lambda one: (text not in one.text, bool(class_name) and one.class_ != class_name, one),
+        default=None,
     )
     if best is None:
         return 0
@@ -90,7 +92,9 @@ def assigned_in_function(filename: str, name: str, line: int) -> int:
 
 def assigned_in_class(filename: str, class_name: str, name: str) -> int:
     """The line of a class body that makes the attribute ``name``; 0: none."""
-    return min(_index(filename).in_class.get((class_name.split(".")[-1], name), []), default=(0, 0))[1]
+    return min(
+        _index(filename).in_class.get((class_name.split(".")[-1], name), []), default=(0, 0)
+    )[1]
 
 
 def registered_at(filename: str, function: str) -> int:
@@ -275,7 +279,13 @@ def _is_number(value: ast.expr) -> bool:
     if isinstance(value, ast.Call):
         if isinstance(value.func, ast.Attribute):
             return value.func.attr in _TO_NUMBER
-        return isinstance(value.func, ast.Name) and value.func.id in ("float", "int", "str", "len", "repr")
+        return isinstance(value.func, ast.Name) and value.func.id in (
+            "float",
+            "int",
+            "str",
+            "len",
+            "repr",
+        )
     return isinstance(value, (ast.JoinedStr, ast.Constant))
 
 

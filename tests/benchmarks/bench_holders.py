@@ -1,6 +1,6 @@
 """Time and memory of the holder search over a large heap; run by hand, prints figures.
 
-    python tests/benchmarks/bench_holders.py [objects] [tensors]
+python tests/benchmarks/bench_holders.py [objects] [tensors]
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ def main() -> None:
     objects = int(sys.argv[1]) if len(sys.argv) > 1 else 2_000_000
     count = int(sys.argv[2]) if len(sys.argv) > 2 else 50_000
     heap = build(objects, count)
-    print(f"{len(gc.get_objects())} tracked objects, {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MB")
+    print(
+        f"{len(gc.get_objects())} tracked objects, {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MB"
+    )
     kept = heap["kept"]
     keys = [one.tensor.untyped_storage()._cdata for one in kept[:: len(kept) // 50]]  # type: ignore[index, arg-type]
     budget_s = float(sys.argv[3]) if len(sys.argv) > 3 else 30.0

@@ -37,7 +37,10 @@ def keep(value: object) -> None:
 def held(tensor: torch.Tensor) -> tuple[Holder, list[Link]]:
     """The best holder of ``tensor`` and its links below the global dict's entry."""
     best = holders(tensor)[0]
-    assert [(one.kind, one.name) for one in best.links[:2]] == [("global", "KEPT"), ("item", "'value'")]
+    assert [(one.kind, one.name) for one in best.links[:2]] == [
+        ("global", "KEPT"),
+        ("item", "'value'"),
+    ]
     return best, best.links[2:]
 
 
@@ -65,7 +68,9 @@ def test_a_local_is_told_with_its_function_and_line() -> None:
     )
     assert one.code == "lonely = torch.ones(3)"
     assert one.filename == __file__
-    assert one.description.startswith("local `lonely` of test_a_local_is_told_with_its_function_and_line()")
+    assert one.description.startswith(
+        "local `lonely` of test_a_local_is_told_with_its_function_and_line()"
+    )
 
 
 def test_a_global_is_told_with_its_module() -> None:
@@ -81,7 +86,9 @@ def test_an_attribute_path_is_told() -> None:
     tensor = torch.ones(3)
     keep(Box(Box(tensor)))
     best, rest = held(tensor)
-    assert [(one.kind, one.name, one.type_name) for one in rest] == [("attribute", "content", "Box")] * 2
+    assert [(one.kind, one.name, one.type_name) for one in rest] == [
+        ("attribute", "content", "Box")
+    ] * 2
 
 
 def test_a_slot_and_a_namespace_are_attributes() -> None:
@@ -242,7 +249,11 @@ def test_the_last_exception_of_a_prompt_is_told(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(sys, "last_traceback", error.__traceback__.tb_next, raising=False)  # type: ignore[union-attr]
         tensor = error.__traceback__.tb_next.tb_frame.f_locals["inside"]  # type: ignore[union-attr]
     one = next(one for one in holders(tensor) if one.kind == "traceback")
-    assert (one.links[0].kind, one.links[0].name, one.links[0].type_name) == ("global", "last_traceback", "sys")
+    assert (one.links[0].kind, one.links[0].name, one.links[0].type_name) == (
+        "global",
+        "last_traceback",
+        "sys",
+    )
 
 
 def test_a_log_record_is_told_with_the_logging_call() -> None:
@@ -274,7 +285,9 @@ def test_a_suspended_generator_is_told() -> None:
     batch = generator.gi_frame.f_locals["batch"]  # type: ignore[attr-defined]
     del generator
     best, rest = held(batch)
-    assert [(one.kind, one.name, one.type_name) for one in rest] == [("generator", "batch", "batches")]
+    assert [(one.kind, one.name, one.type_name) for one in rest] == [
+        ("generator", "batch", "batches")
+    ]
     assert best.code == "batch = torch.ones(3)"
 
 
@@ -294,7 +307,9 @@ def test_a_suspended_coroutine_is_told() -> None:
     waiting = coroutine.cr_frame.f_locals["waiting"]
     coroutine = None
     _, rest = held(waiting)
-    assert [(one.kind, one.name, one.type_name) for one in rest] == [("coroutine", "waiting", "job")]
+    assert [(one.kind, one.name, one.type_name) for one in rest] == [
+        ("coroutine", "waiting", "job")
+    ]
     KEPT["value"].close()  # type: ignore[attr-defined]
 
 
@@ -315,7 +330,10 @@ def test_a_local_of_another_thread_is_told_with_the_thread() -> None:
     (found,) = find_holders(box)
     done.set()
     thread.join()
-    assert [(one.kind, one.name) for one in found[0].links] == [("thread", "loader-7"), ("local", "result")]
+    assert [(one.kind, one.name) for one in found[0].links] == [
+        ("thread", "loader-7"),
+        ("local", "result"),
+    ]
     assert found[0].code == "result = torch.ones(3)"
 
 

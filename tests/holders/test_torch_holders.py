@@ -193,7 +193,9 @@ def test_a_gradient_is_told_with_its_parameter() -> None:
     del net
     ((best,),) = find_holders([target])
     assert named(below(best)) == [("parameter", "bias", "Linear"), ("grad", "grad", "Parameter")]
-    assert best.description.startswith(".grad of a Parameter, kept by parameter `bias` of `Linear` (`KEPT['net'].bias`)")
+    assert best.description.startswith(
+        ".grad of a Parameter, kept by parameter `bias` of `Linear` (`KEPT['net'].bias`)"
+    )
 
 
 def test_a_view_says_how_little_it_shows() -> None:
@@ -240,7 +242,10 @@ def test_tensor_hooks_are_told() -> None:
     KEPT["leaf"] = torch.ones(3, requires_grad=True)
     ((best,),) = find_holders([register(KEPT["leaf"])])  # type: ignore[arg-type]
     assert best.kind == "hook"
-    assert [(one.kind, one.name) for one in below(best)] == [("hook", "tensor hook"), ("closure", "kept")]
+    assert [(one.kind, one.name) for one in below(best)] == [
+        ("hook", "tensor hook"),
+        ("closure", "kept"),
+    ]
     assert best.code == "leaf.register_hook(hook)"
 
 
@@ -333,7 +338,11 @@ def test_what_only_cpp_owns_has_no_python_owner() -> None:
         with torch.enable_grad():
             x = torch.mm(torch.randn(4, 4), weight)
         del x
-        found = [one for one in gc.get_objects() if type(one) is torch.Tensor and one.dtype == torch.bfloat16]
+        found = [
+            one
+            for one in gc.get_objects()
+            if type(one) is torch.Tensor and one.dtype == torch.bfloat16
+        ]
         targets = [storage(one) for one in found]
         del found
         results = find_holders(targets)
