@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from memprof.allocator import exact_sizes
 from memprof.analysis.owners import Owners, owners
 from memprof.analysis.steps import device_steps
 from memprof.analysis.timeline import Timeline, timeline
 from memprof.run import DeviceRun, Run, Steps
-from memprof.trace import NOT_RECORDED, Trace
+from memprof.trace import NOT_RECORDED, Action, Trace
 
 __all__ = ["DeviceExamination", "Examination", "WindowExamination", "alive_at_peak", "examine"]
 
@@ -96,16 +97,29 @@ class Examination:
 
 def examine(run: Run) -> Examination:
     """Timelines, owners and steps of every device and window of ``run``."""
-    return Examination(run, tuple(_examine_device(device) for device in run.devices))
+    return Examination(run, tuple(_examine_device(d, run.is_snapshot) for d in run.devices))
 
 
-def _examine_device(device: DeviceRun) -> DeviceExamination:
+def _examine_device(device: DeviceRun, is_snapshot: bool) -> DeviceExamination:
     windows = []
-    for trace in device.windows:
+    for recorded in device.windows:
+        trace = recorded if is_snapshot else _with_exact_sizes(recorded)
         line = timeline(trace)
         windows.append(WindowExamination(trace, line, owners(trace, line.lives)))
     steps = device_steps(device, tuple(window.line for window in windows))
     return DeviceExamination(device, tuple(windows), steps)
+
+
+def _with_exact_sizes(trace: Trace) -> Trace:
+    """With the bytes that each block took, which only a replay knows where no split was made.
+
+    Runs are short of events and their figures must equal torch's own counters to the byte. A plain
+    snapshot is counted as its events stand, requests rounded up: it may hold millions of events,
+    and it may contradict itself; `memprof replay` is there for the rest.
+    """
+    if trace.modelled or not (trace.events.action == Action.ALLOC).any():
+        return trace
+    return exact_sizes(trace)
 
 
 def alive_at_peak(window: WindowExamination) -> npt.NDArray[np.bool_]:
