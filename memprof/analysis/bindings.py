@@ -1,0 +1,153 @@
+"""Which name keeps a tensor until the next step: found by reading the lines of its stack."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from memprof.analysis.program import (
+    FUNCTIONS,
+    LOOPS,
+    Place,
+    bound_names,
+    called_name,
+    program_of,
+    root_name,
+)
+from memprof.trace import Frame
+
+__all__ = ["Binding", "binding_of", "handed_on", "is_read_before"]
+
+_STORING = frozenset(
+    ["append", "appendleft", "add", "extend", "insert", "put", "put_nowait", "push", "update"]
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Binding:
+    """A statement that binds what a stack made, and the expression that it is bound to."""
+
+    place: Place
+    target: str
+    """As written: ``state.model``, ``out``."""
+    depth: int
+    """Index of the frame in the stack."""
+    needs_old: bool
+    """What was bound before is read before the new value is bound: ``h = step(h)``."""
+
+
+def binding_of(stack: Sequence[Frame]) -> Binding | None:
+    """What keeps a tensor beyond the call that made it: a loop's variable, an attribute, an item.
+
+    ``stack`` is innermost first. Local names of a function die when it returns, so they count only
+    inside a loop, at the top of a file, or where a later line of the function hands them on.
+    """
+    for depth, frame in enumerate(stack):
+        program = program_of(frame.filename)
+        place = program.at(frame.line) if program is not None else None
+        if place is None:
+            continue
+        for target in bound_names(place.statement):
+            if isinstance(target, (ast.Attribute, ast.Subscript)) or _persists(place):
+                return _binding(place, target, depth)
+            stored = handed_on(place, target.id) if isinstance(target, ast.Name) else None
+            if stored is not None:
+                kept = bound_names(stored.statement)
+                return _binding(stored, kept[0] if kept else target, depth)
+    return None
+
+
+def _binding(place: Place, target: ast.expr, depth: int) -> Binding:
+    return Binding(place, ast.unparse(target), depth, is_read_before(place, target))
+
+
+def _persists(place: Place) -> bool:
+    """Whether a plain name bound here outlives the step: in a loop, or in no function at all."""
+    if isinstance(place.statement, LOOPS):
+        return True
+    return place.loop is not None or place.function is None
+
+
+def handed_on(place: Place, name: str) -> Place | None:
+    """The first later statement of the same function that stores ``name`` in something longer-lived."""
+    for statement in _later(place):
+        if _stores(statement, name):
+            return place.program.place(statement)
+        if any(isinstance(t, ast.Name) and t.id == name for t in bound_names(statement)):
+            return None
+    return None
+
+
+def _later(place: Place) -> Iterator[ast.stmt]:
+    """The simple statements of the same function that come after, in order of lines."""
+    found = [
+        n
+        for n in ast.walk(place.scope)
+        if isinstance(n, ast.stmt)
+        and n.lineno > place.line
+        and not isinstance(n, (*FUNCTIONS, *LOOPS, ast.If, ast.With, ast.Try, ast.ClassDef))
+    ]
+    yield from sorted(found, key=lambda n: n.lineno)
+
+
+def _stores(statement: ast.stmt, name: str) -> bool:
+    kept = [t for t in bound_names(statement) if isinstance(t, (ast.Attribute, ast.Subscript))]
+    if kept and isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None:
+        return _passes(statement.value, name)
+    if isinstance(statement, ast.Expr) and called_name(statement.value) in _STORING:
+        call = statement.value
+        assert isinstance(call, ast.Call)
+        return any(_passes(argument, name) for argument in call.args)
+    return False
+
+
+def _passes(value: ast.expr, name: str) -> bool:
+    """Whether a value holds ``name`` itself, as such or in a literal or a plain constructor."""
+    if isinstance(value, ast.Name):
+        return value.id == name
+    if isinstance(value, (ast.Tuple, ast.List, ast.Set)):
+        return any(_passes(item, name) for item in value.elts)
+    if isinstance(value, ast.Dict):
+        return any(_passes(item, name) for item in value.values)
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
+        arguments = [*value.args, *(keyword.value for keyword in value.keywords)]
+        return any(_passes(item, name) for item in arguments)
+    return isinstance(value, ast.BinOp) and (
+        _passes(value.left, name) or _passes(value.right, name)
+    )
+
+
+def is_read_before(place: Place, target: ast.expr) -> bool:
+    """Whether a target is read in its own statement or earlier in the same pass over it.
+
+    ``h = cell(x, h)`` needs the old ``h``; ``out = model(x)`` does not need the old ``out``.
+    """
+    text = ast.unparse(target)
+    body: ast.AST = place.loop or place.scope
+    if isinstance(place.statement, LOOPS):
+        body = place.statement
+    for node in ast.walk(body):
+        if not isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
+            continue
+        if not isinstance(node.ctx, ast.Load) or node.lineno > (place.statement.end_lineno or 0):
+            continue
+        if root_name(node) == root_name(target) and ast.unparse(node) == text:
+            if isinstance(place.statement, LOOPS):
+                continue
+            if node.lineno >= place.line or not _bound_between(place, target, node, body):
+                return True
+    return False
+
+
+def _bound_between(place: Place, target: ast.expr, read: ast.AST, body: ast.AST) -> bool:
+    """Whether the target was bound anew before that read, so that it is not the old value."""
+    text = ast.unparse(target)
+    line = getattr(read, "lineno", 0)
+    for node in ast.walk(body):
+        if isinstance(node, ast.stmt) and node.lineno < line and node is not place.statement:
+            if isinstance(node, LOOPS) and node is body:
+                continue
+            if any(ast.unparse(t) == text for t in bound_names(node)):
+                return True
+    return False

@@ -1,0 +1,84 @@
+"""Memory of the allocator rather than of tensors: fragmentation, and a cache emptied for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from memprof.analysis.savings import Saving
+from memprof.analysis.scene import Scene
+from memprof.analysis.suspicion import Pattern, Suspicion
+from memprof.trace import Action
+
+__all__ = ["churn"]
+
+_LEAST_IDLE = 0.2
+"""Share of the reserved bytes that no tensor uses at the reserved peak."""
+_LEAST_IDLE_BYTES = 256 << 20
+_MOST_STEPS = 0.5
+
+
+def churn(scene: Scene) -> Iterator[Suspicion]:
+    """What a real caching allocator did; a modelled one has nothing to say."""
+    if scene.trace.modelled or not scene.seen.line.reserved.any():
+        return
+    yield from _cache_emptied(scene)
+    yield from _fragmentation(scene)
+
+
+def _cache_emptied(scene: Scene) -> Iterator[Suspicion]:
+    """Segments go back in most steps and are asked for again in the next, with no need in sight."""
+    action = scene.trace.events.action
+    if len(scene.steps) < 4 or (action == Action.OOM).any():
+        return
+    freed = np.flatnonzero((action == Action.SEGMENT_FREE) | (action == Action.SEGMENT_UNMAP))
+    made = np.flatnonzero((action == Action.SEGMENT_ALLOC) | (action == Action.SEGMENT_MAP))
+    steps_freed = set(scene.step_of_event[freed].tolist())
+    steps_made = set(scene.step_of_event[made].tolist())
+    often = _MOST_STEPS * len(scene.steps)
+    if len(steps_freed) < often or len(steps_made) < often:
+        return
+    asked = int(scene.trace.events.size[made].sum()) // len(scene.steps)
+    mask = scene.at_peak
+    yield Suspicion(
+        Pattern.CACHE_EMPTIED,
+        scene.largest(mask),
+        np.zeros(0, dtype=np.int64),
+        0.8,
+        "go back to the driver and are asked for again in every step",
+        asked,
+        None,
+        {"steps": len(steps_freed)},
+    )
+
+
+def _fragmentation(scene: Scene) -> Iterator[Suspicion]:
+    line = scene.seen.line
+    entry = int(line.reserved.argmax())
+    idle = int(line.reserved[entry] - line.allocated[entry])
+    if idle < max(_LEAST_IDLE * int(line.reserved[entry]), _LEAST_IDLE_BYTES):
+        return
+    # What a step frees and takes again is cache, not fragmentation: count from the peak in use.
+    idle = int(line.reserved[entry]) - int(line.allocated.max())
+    if idle < _LEAST_IDLE * int(line.reserved[entry]):
+        return
+    mask = scene.at_peak & ~scene.owned
+    row = scene.main_site(mask) if mask.any() else scene.largest(scene.at_peak)
+    sizes = _sizes_of(scene, row)
+    yield Suspicion(
+        Pattern.FRAGMENTATION,
+        row,
+        np.flatnonzero(scene.at_peak),
+        0.8,
+        f"of {int(line.reserved[entry])} reserved bytes fit no request: cut by blocks in use",
+        idle,
+        Saving(int(line.reserved.max()), int(line.allocated.max())),
+        {"sizes_at_site": sizes, "reserved": int(line.reserved[entry])},
+    )
+
+
+def _sizes_of(scene: Scene, row: int) -> int:
+    """How many different sizes the same line asked for."""
+    alike = scene.site == scene.site[row]
+    return len(np.unique(scene.lives.requested[alike]))

@@ -1,0 +1,188 @@
+"""Forward and backward passes that keep more than they need: gradients, graphs nobody uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from memprof.analysis.savings import Cuts
+from memprof.analysis.scene import Ints, Scene
+from memprof.analysis.suspicion import Pattern, Suspicion
+from memprof.trace import Action, Category, Phase
+
+__all__ = ["passes"]
+
+_MOST_STEPS = 0.6
+_KEPT_MODULES = 3
+
+
+def passes(scene: Scene) -> Iterator[Suspicion]:
+    """What the passes of a step keep beyond their need."""
+    yield from _held_gradients(scene)
+    yield from _evaluation_graph(scene)
+    yield from _retained_graph(scene)
+
+
+def _held_gradients(scene: Scene) -> Iterator[Suspicion]:
+    """Gradients of earlier steps that are there when a backward pass begins, in most steps."""
+    begins = _backward_begins(scene)
+    if len(begins) < 3:
+        return
+    lives = scene.lives
+    gradients = np.flatnonzero(scene.category == Category.GRADIENT)
+    held = np.zeros(len(gradients), dtype=np.int64)
+    renewed = _renewed(scene)
+    rows, start, end = [], [], []
+    for step, event in begins.items():
+        alive = (lives.alloc[gradients] < scene.first_event[step]) & (lives.free[gradients] > event)
+        held += alive
+        there = gradients[alive]
+        rows.append(there)
+        start.append(np.full(len(there), scene.first_event[step] - 1))
+        keys = zip(scene.module[there].tolist(), lives.requested[there].tolist(), strict=True)
+        end.append(np.array([renewed.get((step, *key), event) for key in keys], dtype=np.int64))
+    kept = _regular(scene, gradients, held, len(begins))
+    if not len(kept):
+        return
+    cuts = Cuts(np.concatenate(rows), np.concatenate(start), np.concatenate(end))
+    mask = np.zeros(len(lives), dtype=bool)
+    mask[kept] = True
+    yield Suspicion(
+        Pattern.HELD_GRADIENTS,
+        scene.main_site(mask),
+        kept,
+        0.75,
+        "are gradients of the step before, there while the next forward pass runs",
+        scene.bytes_of(mask & scene.at_peak),
+        scene.replayed(cuts),
+        {"forever": bool((lives.free[kept] == scene.events).mean() > 0.5)},
+    )
+
+
+def _backward_begins(scene: Scene) -> dict[int, int]:
+    """The first event of the first backward pass of every step but the first."""
+    found: dict[int, int] = {}
+    for event in np.flatnonzero(scene.phase_of_event == Phase.BACKWARD).tolist():
+        found.setdefault(int(scene.step_of_event[event]), event)
+    first = min(found, default=0)
+    return {step: event for step, event in found.items() if step > first}
+
+
+def _renewed(scene: Scene) -> dict[tuple[int, int, int], int]:
+    """When a gradient's new value has been added to it, by step, module and bytes.
+
+    Without the old gradient, the new value would have become the gradient itself.
+    """
+    lives = scene.lives
+    new = (scene.phase == Phase.BACKWARD) & ~scene.owned & (lives.free < scene.events)
+    rows = np.flatnonzero(new & (scene.module > 0))
+    keys = zip(
+        scene.made_in[rows].tolist(),
+        scene.module[rows].tolist(),
+        lives.requested[rows].tolist(),
+        strict=True,
+    )
+    return dict(zip(keys, lives.free[rows].tolist(), strict=True))
+
+
+def _regular(scene: Scene, gradients: Ints, held: Ints, steps: int) -> Ints:
+    """Gradients that are held in most steps: by one long life, or by a life in every step."""
+    long = held >= _MOST_STEPS * steps
+    stacks = scene.lives.stack[gradients]
+    by_stack = np.bincount(stacks, weights=held)
+    made = np.bincount(stacks)
+    of_each_step = (held > 0) & (by_stack >= _MOST_STEPS * made)[stacks]
+    # Micro-batches: a life that ends after a few steps is an accumulation, and meant.
+    freed = scene.freed_in[gradients] - scene.made_in[gradients]
+    meant = (freed > 1) & (scene.lives.free[gradients] < scene.events)
+    return gradients[(long | of_each_step) & ~meant]
+
+
+def _evaluation_graph(scene: Scene) -> Iterator[Suspicion]:
+    """Forward passes with gradients on, which no backward pass follows before the next."""
+    lives = scene.lives
+    kept: list[int] = []
+    ends: list[int] = []
+    for first, last in _unused_forwards(scene):
+        made = (lives.alloc >= first) & (lives.alloc <= last) & ~scene.owned
+        alive = made & (lives.free > last)
+        modules = set(scene.module[alive].tolist()) - {0}
+        if len(modules) < _KEPT_MODULES:
+            continue
+        rows = np.flatnonzero(alive)
+        rows = rows[np.argsort(lives.alloc[rows])]
+        after = np.append(lives.alloc[rows[1:]], last)
+        output = len(rows) - 1
+        kept += rows[:output].tolist()
+        ends += after[:output].tolist()
+    if not kept:
+        return
+    rows = np.array(kept, dtype=np.int64)
+    saving = scene.replayed(scene.ended(rows, np.array(ends)))
+    mask = np.zeros(len(lives), dtype=bool)
+    mask[rows] = True
+    at_peak = mask & scene.at_peak
+    yield Suspicion(
+        Pattern.EVALUATION_GRAPH,
+        scene.main_site(mask),
+        rows,
+        0.75,
+        "are activations that a forward pass keeps for a backward pass that never comes",
+        scene.bytes_of(at_peak) or saving.bytes,
+        saving,
+    )
+
+
+def _unused_forwards(scene: Scene) -> Iterator[tuple[int, int]]:
+    """First and last event of forward passes that no backward pass follows before the next one."""
+    is_alloc = scene.trace.events.action == Action.ALLOC
+    in_module = np.array([bool(label.module) for label in scene.trace.tables.labels])
+    phase = scene.phase_of_event
+    events = np.flatnonzero(is_alloc)
+    inside = (phase[events] == Phase.FORWARD) & in_module[scene.trace.events.label[events]]
+    change = np.flatnonzero(np.diff(np.concatenate([[False], inside, [False]]).astype(np.int8)))
+    backward = np.flatnonzero((phase == Phase.BACKWARD) & is_alloc)
+    runs = [
+        (int(events[a]), int(events[b - 1])) for a, b in zip(change[::2], change[1::2], strict=True)
+    ]
+    for number, (first, last) in enumerate(runs):
+        until = runs[number + 1][0] if number + 1 < len(runs) else scene.events
+        at = int(np.searchsorted(backward, last))
+        if at == len(backward) or (backward[at] > until and not _follows(scene, last)):
+            yield first, last
+
+
+def _follows(scene: Scene, event: int) -> bool:
+    """Whether a backward pass comes later in the same step: the loss may be a sum of passes."""
+    step = scene.step_of_event[event]
+    later = scene.phase_of_event[event + 1 :][scene.step_of_event[event + 1 : -1] == step]
+    return bool((later == Phase.BACKWARD).any())
+
+
+def _retained_graph(scene: Scene) -> Iterator[Suspicion]:
+    """Activations that live on after the step's last backward pass, to be freed in the next step."""
+    lives = scene.lives
+    ends: dict[int, int] = {}
+    for event in np.flatnonzero(scene.phase_of_event == Phase.BACKWARD).tolist():
+        ends[int(scene.step_of_event[event])] = event
+    activation = np.flatnonzero((scene.category == Category.ACTIVATION) & (scene.made_in >= 0))
+    last = np.array([ends.get(int(s), -1) for s in scene.made_in[activation]], dtype=np.int64)
+    over = (last >= 0) & (lives.free[activation] > last)
+    over &= scene.freed_in[activation] == scene.made_in[activation] + 1
+    modules = scene.module[activation]
+    if len(set(modules[over].tolist()) - {0}) < _KEPT_MODULES:
+        return
+    rows, at = activation[over], last[over]
+    saving = scene.replayed(scene.ended(rows, at))
+    mask = np.zeros(len(lives), dtype=bool)
+    mask[rows] = True
+    yield Suspicion(
+        Pattern.RETAINED_GRAPH,
+        scene.main_site(mask),
+        rows,
+        0.7,
+        "are activations that stay after the backward pass, until the next step replaces them",
+        scene.bytes_of(mask & scene.at_peak) or saving.bytes,
+        saving,
+    )

@@ -1,0 +1,410 @@
+"""What makes the peak: passes kept side by side, the optimizer's temporaries, one huge tensor."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from memprof.analysis.program import (
+    FUNCTIONS,
+    Place,
+    bound_names,
+    called_name,
+    calls_in,
+    loaded_names,
+    program_of,
+    root_name,
+)
+from memprof.analysis.savings import Saving
+from memprof.analysis.scene import Bools, Ints, Scene
+from memprof.analysis.suspicion import Pattern, Suspicion
+from memprof.trace import Action, Category, Frame, Phase
+
+__all__ = ["peaks", "retried"]
+
+_MULTI_TENSOR = re.compile(r"_multi_tensor|_foreach|foreach_tensor")
+_REDUCER = re.compile(r"/torch/nn/parallel/distributed\.py$")
+_WORKSPACE = re.compile(r"cudnn|cublas|[Ww]orkspace|miopen")
+_LEAST_BLOCKS = 4
+_LEAST_ACTIVATIONS = 0.3
+_LARGE = 0.2
+_CONCATENATING = ("cat", "concat", "concatenate", "vstack", "hstack")
+_NARROWING = ("float", "double", "to", "type", "softmax", "log_softmax", "cross_entropy")
+_LEAST_SIDE = 16
+_ELEMENTWISE = re.compile(
+    r"loss$|^(?:criterion|sub|add|mul|div|eq|ne|isclose|where|maximum|minimum)$"
+)
+
+
+def peaks(scene: Scene) -> Iterator[Suspicion]:
+    """Each reason why the highest moment is as high as it is."""
+    if scene.peak.event < 0:
+        return
+    yield from _optimizer_temporaries(scene)
+    yield from _retry(scene)
+    summed = list(_summed(scene))
+    yield from summed
+    if not summed:
+        yield from _repeated_blocks(scene)
+    yield from _buckets(scene)
+    yield from _workspace(scene)
+    yield from _one_large(scene)
+
+
+def _mask(scene: Scene, rows: Ints) -> Bools:
+    mask = np.zeros(len(scene.lives), dtype=bool)
+    mask[rows] = True
+    return mask
+
+
+def _stacks_with(scene: Scene, pattern: re.Pattern[str], *, by_name: bool) -> Bools:
+    """Per lifetime: whether a frame of its stack has such a name, or such a file."""
+    frames = scene.trace.tables.frames
+    hits = [bool(pattern.search(f.name if by_name else f.filename.replace("\\", "/")))
+            for f in frames]  # fmt: skip
+    stacks = np.array([any(hits[i] for i in stack) for stack in scene.trace.tables.stacks])
+    found: Bools = stacks[scene.lives.stack]
+    return found
+
+
+def _optimizer_temporaries(scene: Scene) -> Iterator[Suspicion]:
+    temporary = (scene.phase == Phase.OPTIMIZER) & ~scene.owned
+    temporary &= _stacks_with(scene, _MULTI_TENSOR, by_name=True)
+    mask = temporary & scene.at_peak
+    if not mask.any():
+        return
+    rows = np.flatnonzero(temporary)
+    # One parameter at a time still needs one temporary of the largest parameter.
+    rows = rows[np.argsort(-scene.lives.size[rows], kind="stable")]
+    _, first = np.unique(scene.made_in[rows], return_index=True)
+    spared = np.delete(rows, first)
+    yield Suspicion(
+        Pattern.OPTIMIZER_TEMPORARIES,
+        scene.main_site(mask),
+        np.flatnonzero(mask),
+        0.9,
+        "are temporaries of an optimizer that updates all parameters at once",
+        scene.bytes_of(mask),
+        scene.replayed(scene.whole(spared)),
+    )
+
+
+def _retry(scene: Scene) -> Iterator[Suspicion]:
+    """The peak comes inside an ``except`` whose ``try`` made tensors that are still there."""
+    now = scene.trace.stack(int(scene.trace.events.stack[scene.peak.event]))
+    found = retried(now)
+    if found is None:
+        return
+    frame, try_, handler = found
+    failed = [
+        row
+        for row in np.flatnonzero(scene.at_peak & ~scene.owned).tolist()
+        if any(_in_body(f, frame, try_) for f in scene.stack(row))
+    ]
+    if not failed:
+        return
+    rows = np.array(failed, dtype=np.int64)
+    stacks = np.unique(scene.lives.stack[rows])
+    alike = np.flatnonzero(np.isin(scene.lives.stack, stacks) & ~scene.owned)
+    first = {step: scene.lives.alloc[rows].max() for step in scene.made_in[rows].tolist()}
+    last = _last_of_try(scene, alike)
+    yield Suspicion(
+        Pattern.RETRY,
+        scene.main_site(_mask(scene, rows)),
+        rows,
+        0.95 if first else 0.9,
+        "belong to the failed try, whose exception is still being handled",
+        int(scene.lives.size[rows].sum()),
+        scene.replayed(scene.ended(alike, last)),
+        {"handler_file": frame.filename, "handler_line": handler.lineno},
+    )
+
+
+def _last_of_try(scene: Scene, rows: Ints) -> Ints:
+    """Per row, the last event at which the same step made one of those rows."""
+    last: dict[int, int] = {}
+    for row in rows.tolist():
+        step = int(scene.made_in[row])
+        last[step] = max(last.get(step, -1), int(scene.lives.alloc[row]))
+    return np.array([last[int(s)] for s in scene.made_in[rows]], dtype=np.int64)
+
+
+def retried(stack: tuple[Frame, ...]) -> tuple[Frame, ast.Try, ast.ExceptHandler] | None:
+    """The frame of a stack that runs inside an ``except`` block, with that ``try`` and handler."""
+    for frame in stack:
+        program = program_of(frame.filename)
+        place = program.at(frame.line) if program is not None else None
+        if place is None:
+            continue
+        handler = None
+        for node in reversed(place.around):
+            if isinstance(node, FUNCTIONS):
+                break
+            if isinstance(node, ast.ExceptHandler):
+                handler = node
+            if isinstance(node, ast.Try) and handler is not None and handler in node.handlers:
+                return frame, node, handler
+    return None
+
+
+def _in_body(frame: Frame, around: Frame, try_: ast.Try) -> bool:
+    if (frame.filename, frame.name) != (around.filename, around.name):
+        return False
+    last = try_.body[-1].end_lineno or try_.body[-1].lineno
+    return try_.body[0].lineno <= frame.line <= last
+
+
+def _summed(scene: Scene) -> Iterator[Suspicion]:
+    """One line called one module several times in the step, and all its activations are there."""
+    activations = scene.at_peak & (scene.category == Category.ACTIVATION)
+    activations &= scene.made_in == scene.step_of_event[scene.peak.event]
+    times, rows = _passes(scene, np.flatnonzero(activations & (scene.module > 0)))
+    if times < 2:
+        return
+    frame_at = _looping_frame(scene.stack(int(rows[0])))
+    if frame_at is None:
+        return
+    nbytes = scene.bytes_of(activations)
+    after = scene.peak.bytes - nbytes + nbytes // times
+    summing = _sum_of_losses(frame_at)
+    facts: dict[str, float | int | str | bool] = {"times": times}
+    if summing is not None:
+        facts |= {"sum_file": frame_at.program.filename, "sum_line": summing.line}
+    yield Suspicion(
+        Pattern.SUMMED_LOSSES,
+        scene.main_site(_mask(scene, rows)),
+        np.flatnonzero(activations),
+        0.85 if summing is not None else 0.3,
+        f"are activations of {times} passes through the same module before one backward pass",
+        nbytes,
+        Saving(scene.peak.bytes, after),
+        facts,
+    )
+
+
+def _passes(scene: Scene, rows: Ints) -> tuple[int, Ints]:
+    """How often one stack in one module made tensors with others in between, and those rows.
+
+    An operator with several results makes them at once: that is one pass.
+    """
+    events = scene.trace.events
+    allocs = np.flatnonzero(events.action == Action.ALLOC)
+    runs = np.cumsum(np.diff(events.stack[allocs], prepend=-1) != 0)
+    run = runs[np.searchsorted(allocs, scene.lives.alloc[rows])]
+    keys = list(zip(scene.lives.stack[rows].tolist(), scene.module[rows].tolist(), strict=True))
+    times = Counter(key for key, _ in set(zip(keys, run.tolist(), strict=True)))
+    most = max(times.values(), default=0)
+    return most, rows[[times[key] == most for key in keys]] if keys else rows
+
+
+def _looping_frame(stack: tuple[Frame, ...]) -> Place | None:
+    """The innermost statement of the user's that is called in a loop."""
+    for frame in stack:
+        program = program_of(frame.filename)
+        place = program.at(frame.line) if program is not None else None
+        if place is not None and place.loop is not None:
+            return place
+    return None
+
+
+def _sum_of_losses(place: Place) -> Place | None:
+    """The statement in the loop that adds to what one ``backward`` after the loop starts from."""
+    loop = place.loop
+    if loop is None:
+        return None
+    started = _flows_into_backward(place.scope, loop.end_lineno or 0)
+    for statement in ast.walk(loop):
+        if isinstance(statement, ast.stmt) and _accumulated(statement) in started:
+            return place.program.place(statement)
+    return None
+
+
+def _flows_into_backward(scope: ast.AST, line: int) -> set[str]:
+    """Names below ``line`` from which a backward pass starts, with what they are computed from."""
+    names: set[str] = set()
+    for call in calls_in(scope, "backward", "grad"):
+        if call.lineno > line:
+            names |= loaded_names(call)
+    for node in sorted(ast.walk(scope), key=lambda n: -getattr(n, "lineno", 0)):
+        if isinstance(node, ast.Assign) and node.lineno > line:
+            if any(isinstance(t, ast.Name) and t.id in names for t in bound_names(node)):
+                names |= loaded_names(node.value)
+    return names
+
+
+def _accumulated(statement: ast.stmt) -> str:
+    """``total`` of ``total = total + loss`` and ``total += loss``, ``losses`` of ``.append(loss)``."""
+    if calls_in(statement, "item", "float", "tolist", "detach"):
+        return ""  # a number, without a graph
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add):
+        return "" if isinstance(statement.value, ast.Constant) else root_name(statement.target)
+    if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.BinOp):
+        targets = [ast.unparse(t) for t in bound_names(statement)]
+        left = ast.unparse(statement.value.left)
+        return left if left in targets else ""
+    if isinstance(statement, ast.Expr):
+        return next((root_name(call.func) for call in calls_in(statement, "append")), "")
+    return ""
+
+
+def _repeated_blocks(scene: Scene) -> Iterator[Suspicion]:
+    """Activations of many modules at the peak: checkpointing keeps one block's at a time."""
+    mask = scene.at_peak & (scene.category == Category.ACTIVATION) & (scene.module > 0)
+    nbytes = scene.bytes_of(mask)
+    if scene.share(nbytes) < _LEAST_ACTIVATIONS:
+        return
+    blocks = _blocks(scene, mask)
+    if len(blocks) < _LEAST_BLOCKS:
+        return
+    largest = max(blocks.values())
+    # Each block's input is kept; one block at a time is computed again in the backward pass.
+    inputs = sum(blocks.values()) // (4 * len(blocks)) * len(blocks)
+    after = scene.peak.bytes - sum(blocks.values()) + largest + inputs
+    yield Suspicion(
+        Pattern.ACTIVATIONS,
+        scene.main_site(mask),
+        np.flatnonzero(mask),
+        0.5,
+        f"are activations of {len(blocks)} blocks, kept for the backward pass",
+        nbytes,
+        Saving(scene.peak.bytes, min(after, scene.peak.bytes)),
+        {"blocks": len(blocks)},
+    )
+
+
+def _blocks(scene: Scene, mask: Bools) -> dict[str, int]:
+    """Bytes by repeated block: the shortest numbered prefix of module paths, or called root."""
+    found: Counter[str] = Counter()
+    for row in np.flatnonzero(mask).tolist():
+        parts = scene.module_name(row).split(".")
+        cut = next((i for i, part in enumerate(parts) if part.isdigit() or "#" in part), None)
+        if cut is not None:
+            found[".".join(parts[: cut + 1])] += int(scene.lives.size[row])
+        elif parts[0]:
+            found[parts[0]] += int(scene.lives.size[row])
+    return dict(found)
+
+
+def _buckets(scene: Scene) -> Iterator[Suspicion]:
+    mask = scene.at_peak & ~scene.owned & _stacks_with(scene, _REDUCER, by_name=False)
+    mask &= scene.freed_in - scene.made_in >= 2
+    parameters = scene.bytes_of(scene.at_peak & (scene.category == Category.PARAMETER))
+    if not mask.any() or not 0.9 < scene.bytes_of(mask) / max(parameters, 1) < 1.3:
+        return
+    rows = np.flatnonzero(mask)
+    yield Suspicion(
+        Pattern.BUCKETS,
+        scene.main_site(mask),
+        rows,
+        0.85,
+        "are the reducer's buckets, a second copy of every gradient",
+        scene.bytes_of(mask),
+        scene.replayed(scene.whole(rows)),
+    )
+
+
+def _workspace(scene: Scene) -> Iterator[Suspicion]:
+    mask = scene.at_peak & ~scene.owned & _stacks_with(scene, _WORKSPACE, by_name=True)
+    if not mask.any():
+        return
+    rows = np.flatnonzero(mask)
+    yield Suspicion(
+        Pattern.WORKSPACE,
+        scene.main_site(mask),
+        rows,
+        0.7,
+        "are workspaces of cuDNN or cuBLAS",
+        scene.bytes_of(mask),
+        scene.replayed(scene.whole(rows)),
+    )
+
+
+def _one_large(scene: Scene) -> Iterator[Suspicion]:
+    """The largest tensor that is no part of a model, if it makes much of the peak."""
+    mask = scene.at_peak & ~scene.owned
+    if not mask.any():
+        return
+    row = scene.largest(mask)
+    size = int(scene.lives.size[row])
+    if scene.share(size) < _LARGE:
+        return
+    place = _statement(scene, row)
+    pattern, certainty, what = _kind_of_large(scene, row, place)
+    alike = np.flatnonzero(scene.lives.stack == scene.lives.stack[row])
+    yield Suspicion(
+        pattern,
+        row,
+        np.array([row]),
+        certainty,
+        what,
+        size,
+        scene.replayed(scene.whole(alike)),
+    )
+
+
+def _statement(scene: Scene, row: int) -> Place | None:
+    site = scene.site_of(row)
+    program = program_of(site.filename)
+    return program.at(site.line) if program is not None else None
+
+
+def _kind_of_large(scene: Scene, row: int, place: Place | None) -> tuple[Pattern, float, str]:
+    if place is not None and _grows_by_copy(place.statement):
+        return Pattern.GROWN_BY_COPY, 0.7, "are copied into a larger tensor again and again"
+    side = _outer_product(scene, row, place)
+    if side:
+        return Pattern.BROADCAST, 0.8, f"come of broadcasting {side} values against {side}"
+    narrow = _half_as_large(scene, row)
+    if narrow and place is not None and calls_in(place.statement, *_NARROWING):
+        return Pattern.UPCAST, 0.7, "are a wider copy of a tensor that is there too"
+    return Pattern.LARGEST, 0.35, "are one tensor"
+
+
+def _grows_by_copy(statement: ast.stmt) -> bool:
+    """``x = torch.cat((x, new))``."""
+    targets = {ast.unparse(t) for t in bound_names(statement)}
+    for call in calls_in(statement, *_CONCATENATING):
+        read = {ast.unparse(n) for n in ast.walk(call) if isinstance(n, (ast.Name, ast.Attribute))}
+        if targets & read:
+            return True
+    return False
+
+
+def _outer_product(scene: Scene, row: int, place: Place | None) -> int:
+    """``n`` where the tensor has n × n values and two tensors of n values went in; 0 where not."""
+    if place is None or not _combines(place.statement):
+        return 0
+    requested = int(scene.lives.requested[row])
+    before = ~scene.owned & (scene.lives.alloc < scene.lives.alloc[row])
+    there = scene.lives.requested[before & (scene.lives.free > scene.lives.alloc[row])]
+    for width, operand in ((4, 4), (2, 2), (8, 8), (1, 4), (1, 8)):
+        side = round((requested / width) ** 0.5)
+        if side > _LEAST_SIDE and side * side * width == requested:
+            if int((there == side * operand).sum()) >= 2:
+                return side
+    return 0
+
+
+def _combines(statement: ast.stmt) -> bool:
+    """Element by element: ``a - b``, ``a == b``, a loss of two tensors; no matrix product."""
+    for node in ast.walk(statement):
+        if isinstance(node, ast.BinOp) and not isinstance(node.op, ast.MatMult):
+            if not isinstance(node.left, ast.Constant) and not isinstance(node.right, ast.Constant):
+                return True
+        if isinstance(node, ast.Compare):
+            return True
+        if isinstance(node, ast.Call) and _ELEMENTWISE.search(called_name(node)):
+            return True
+    return False
+
+
+def _half_as_large(scene: Scene, row: int) -> bool:
+    """Whether a tensor of half its bytes, made before it, is there at the peak as well."""
+    requested = scene.lives.requested
+    half = scene.at_peak & (2 * requested == requested[row])
+    half &= scene.lives.alloc < scene.lives.alloc[row]
+    return bool((half & ~scene.owned).any())

@@ -1,0 +1,218 @@
+"""The user's program as syntax: the statement at a line, what encloses it, what its names do.
+
+Read from the files that stacks and holders name; nothing is imported or run. A file that is not
+here any more, or does not parse, is no `Program`, and whoever asks goes without.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from memprof.analysis.sites import FrameKind, frame_kind
+
+__all__ = [
+    "Place",
+    "Program",
+    "bound_names",
+    "called_name",
+    "calls_in",
+    "loaded_names",
+    "program_of",
+    "root_name",
+]
+
+_MAX_BYTES = 4 << 20
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+LOOPS = (ast.For, ast.AsyncFor, ast.While)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Place:
+    """A statement with what encloses it, outermost first."""
+
+    program: Program
+    statement: ast.stmt
+    around: tuple[ast.AST, ...]
+
+    @property
+    def line(self) -> int:
+        """The statement's first line."""
+        return self.statement.lineno
+
+    @property
+    def code(self) -> str:
+        """The text of that line."""
+        return self.program.code(self.statement.lineno)
+
+    @property
+    def function(self) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+        """The innermost function around it."""
+        return next((n for n in reversed(self.around) if isinstance(n, FUNCTIONS)), None)
+
+    @property
+    def loop(self) -> ast.For | ast.AsyncFor | ast.While | None:
+        """The innermost loop around it in the same function."""
+        for node in reversed(self.around):
+            if isinstance(node, FUNCTIONS):
+                return None
+            if isinstance(node, LOOPS):
+                return node
+        return None
+
+    @property
+    def class_(self) -> ast.ClassDef | None:
+        """The innermost class around it."""
+        return next((n for n in reversed(self.around) if isinstance(n, ast.ClassDef)), None)
+
+    @property
+    def scope(self) -> ast.AST:
+        """The function around it, else the whole file."""
+        return self.function or self.program.tree
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Program:
+    """One source file."""
+
+    filename: str
+    text: str
+    lines: tuple[str, ...]
+    tree: ast.Module
+    _places: dict[int, Place] = field(default_factory=dict)
+
+    def code(self, line: int) -> str:
+        """The text of a line without its newline; empty where there is no such line."""
+        return self.lines[line - 1].rstrip() if 0 < line <= len(self.lines) else ""
+
+    def at(self, line: int) -> Place | None:
+        """The innermost statement that covers ``line``."""
+        if line not in self._places:
+            found = _innermost(self, line)
+            if found is None:
+                return None
+            self._places[line] = found
+        return self._places[line]
+
+    def place(self, node: ast.AST) -> Place | None:
+        """The statement that a node of this file's tree stands in."""
+        return self.at(getattr(node, "lineno", 0))
+
+    def functions(self, name: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+        """Every function or method of that name."""
+        return [n for n in ast.walk(self.tree) if isinstance(n, FUNCTIONS) and n.name == name]
+
+    def classes(self) -> list[ast.ClassDef]:
+        """Every class."""
+        return [n for n in ast.walk(self.tree) if isinstance(n, ast.ClassDef)]
+
+
+def program_of(filename: str) -> Program | None:
+    """The user's file of that name, if it is here and parses."""
+    if not filename.endswith((".py", ".pyw")) or frame_kind(filename) is not FrameKind.USER:
+        return None
+    try:
+        path = Path(filename)
+        status = path.stat()
+        if status.st_size > _MAX_BYTES:
+            return None
+        return _parsed(filename, status.st_mtime_ns)
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=128)
+def _parsed(filename: str, _modified_ns: int) -> Program | None:
+    try:
+        text = Path(filename).read_text(encoding="utf-8")
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    return Program(filename, text, tuple(text.splitlines()), tree)
+
+
+def _innermost(program: Program, line: int) -> Place | None:
+    found: ast.stmt | None = None
+    around: list[ast.AST] = []
+    node: ast.AST = program.tree
+    while True:
+        child = next((c for c in _children(node) if _covers(c, line)), None)
+        if child is None:
+            break
+        around.append(node)
+        if isinstance(child, ast.stmt):
+            found = child
+            inside = tuple(around)
+        node = child
+    return Place(program, found, inside[1:]) if found is not None else None
+
+
+def _children(node: ast.AST) -> Iterator[ast.AST]:
+    """The statements and the handlers inside a node, also those of lambdas' expressions: none."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case)):
+            yield child
+
+
+def _covers(node: ast.AST, line: int) -> bool:
+    first = getattr(node, "lineno", None)
+    if first is None:  # a match_case has no line of its own
+        return any(_covers(child, line) for child in ast.iter_child_nodes(node))
+    decorators = getattr(node, "decorator_list", ())
+    first = min([first, *(d.lineno for d in decorators)])
+    return bool(first <= line <= (getattr(node, "end_lineno", None) or first))
+
+
+def called_name(call: ast.AST) -> str:
+    """The last name of what is called: ``backward`` of ``loss.sum().backward()``."""
+    if not isinstance(call, ast.Call):
+        return ""
+    function = call.func
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def calls_in(node: ast.AST, *names: str) -> list[ast.Call]:
+    """The calls inside a node, in order of lines; of those names only where some are given."""
+    found = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
+    picked = [c for c in found if not names or called_name(c) in names]
+    return sorted(picked, key=lambda c: (c.lineno, c.col_offset))
+
+
+def root_name(node: ast.AST) -> str:
+    """``x`` of ``x``, ``x.a``, ``x[i].b``, ``x.f().g``; empty for anything else."""
+    while True:
+        if isinstance(node, (ast.Attribute, ast.Subscript, ast.Starred)):
+            node = node.value
+        elif isinstance(node, ast.Call):
+            node = node.func
+        else:
+            return node.id if isinstance(node, ast.Name) else ""
+
+
+def bound_names(statement: ast.AST) -> list[ast.expr]:
+    """The targets that a statement binds: names, attributes and subscripts, tuples taken apart."""
+    targets: list[ast.expr] = []
+    if isinstance(statement, ast.Assign):
+        targets = list(statement.targets)
+    elif isinstance(statement, (ast.AnnAssign, ast.AugAssign, ast.For, ast.AsyncFor)):
+        targets = [statement.target]
+    elif isinstance(statement, (ast.With, ast.AsyncWith)):
+        targets = [i.optional_vars for i in statement.items if i.optional_vars is not None]
+    flat: list[ast.expr] = []
+    while targets:
+        target = targets.pop(0)
+        if isinstance(target, (ast.Tuple, ast.List)):
+            targets = [*target.elts, *targets]
+        else:
+            flat.append(target.value if isinstance(target, ast.Starred) else target)
+    return flat
+
+
+def loaded_names(node: ast.AST) -> set[str]:
+    """The names that are read inside a node."""
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}

@@ -1,0 +1,294 @@
+"""What stays for many steps without belonging to a model: copies, caches, old graphs, tables."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from memprof.analysis.bindings import binding_of
+from memprof.analysis.program import Program, program_of
+from memprof.analysis.savings import Saving
+from memprof.analysis.scene import Bools, Scene
+from memprof.analysis.suspicion import Pattern, Suspicion
+from memprof.trace import Category, Phase
+
+__all__ = ["residents"]
+
+_LONG = 2
+"""Step ends that a tensor must outlive to be called resident."""
+_FEWEST_STEPS = 4
+_GROWS = 1.4
+_LARGE_BUFFER_SHARE = 0.15
+_LOADING = re.compile(r"/torch/serialization\.py$|/safetensors/")
+_RESTING = frozenset(("load_state_dict", "save", "print", "len", "deepcopy", "is_tensor"))
+
+
+def residents(scene: Scene) -> Iterator[Suspicion]:
+    """Long-lived bytes that no category explains."""
+    if len(scene.steps) < _FEWEST_STEPS:
+        return
+    free = ~scene.owned & scene.at_peak & (scene.freed_in > scene.made_in)
+    yield from _loaded(scene, free & _long(scene))
+    yield from _copies(scene)
+    yield from _autocast_cache(scene, free & _long(scene))
+    yield from _old_graphs(scene, _long(scene))
+    yield from _unused_gradients(scene)
+    yield from _large_buffers(scene)
+
+
+def _long(scene: Scene) -> Bools:
+    long: Bools = scene.freed_in - scene.made_in >= _LONG
+    return long
+
+
+def _without(scene: Scene, mask: Bools) -> Saving:
+    return scene.replayed(scene.whole(np.flatnonzero(mask)))
+
+
+def _loaded(scene: Scene, free: Bools) -> Iterator[Suspicion]:
+    stacks = scene.trace.tables.stacks
+    loading = np.array(
+        [any(_LOADING.search(scene.trace.tables.frames[i].filename.replace("\\", "/")) for i in s)
+         for s in stacks]
+    )  # fmt: skip
+    mask = free & loading[scene.lives.stack]
+    if not mask.any():
+        return
+    row = scene.main_site(mask)
+    yield Suspicion(
+        Pattern.LOADED,
+        row,
+        np.flatnonzero(mask),
+        0.9,
+        "were loaded from a file and are still there beside the model",
+        scene.bytes_of(mask),
+        _without(scene, mask),
+        _binding_facts(scene, row),
+    )
+
+
+def _binding_facts(scene: Scene, row: int) -> dict[str, float | int | str | bool]:
+    binding = binding_of(scene.stack(row))
+    if binding is None:
+        return {}
+    place = binding.place
+    return {
+        "target": binding.target,
+        "binding_file": place.program.filename,
+        "binding_line": place.line,
+    }
+
+
+def _copies(scene: Scene) -> Iterator[Suspicion]:
+    """Sites whose tensors have the sizes of the model's parameters, one for one, at a step's end."""
+    requested = scene.lives.requested
+    there = scene.lives.alive_at(scene.first_event[int(scene.steps[-1])] - 1)
+    free = there & ~scene.owned
+    wanted = Counter(requested[there & (scene.category == Category.PARAMETER)].tolist())
+    total = sum(size * count for size, count in wanted.items())
+    if len(wanted) < 2 or not total:
+        return
+    for site in np.unique(scene.site[free]):
+        mask = free & (scene.site == site)
+        sizes = Counter(requested[mask].tolist())
+        common = sum(size * min(n, wanted[size]) for size, n in sizes.items())
+        own = sum(size * n for size, n in sizes.items())
+        copies = max(1, round(own / total))
+        if common < 0.9 * total or abs(own - copies * total) > 0.1 * total:
+            continue
+        row = scene.largest(mask)
+        facts = _binding_facts(scene, row)
+        facts["rests"] = _rests(scene, row)
+        yield Suspicion(
+            Pattern.COPY_OF_MODEL,
+            row,
+            np.flatnonzero(mask),
+            0.8 if facts["rests"] else 0.35,
+            "are a copy of the model's parameters",
+            scene.bytes_of(mask),
+            _without(scene, ~scene.owned & (scene.site == site)),
+            facts,
+        )
+
+
+def _rests(scene: Scene, row: int) -> bool:
+    """Whether the program only stores the copy, saves it or loads it back: no arithmetic on it."""
+    binding = binding_of(scene.stack(row))
+    if binding is None:
+        return False
+    name = binding.target.split("[")[0].split(".")[-1]
+    return not any(_reads(binding.place.program, name))
+
+
+def _reads(program: Program, name: str) -> Iterator[bool]:
+    """One entry for every place where a name or attribute is used for more than storing it."""
+    resting: set[int] = set()
+    for node in ast.walk(program.tree):
+        if isinstance(node, ast.Call):
+            called = node.func
+            last = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+            if last in _RESTING:
+                resting |= {id(n) for argument in node.args for n in ast.walk(argument)}
+        if isinstance(node, ast.Compare):
+            resting |= {id(n) for n in ast.walk(node)}
+        if isinstance(node, ast.Return) and node.value is not None:
+            resting |= {id(n) for n in ast.walk(node.value)}
+    for node in ast.walk(program.tree):
+        own = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+        if own == name and isinstance(getattr(node, "ctx", None), ast.Load):
+            if id(node) not in resting:
+                yield True
+
+
+def _autocast_cache(scene: Scene, free: Bools) -> Iterator[Suspicion]:
+    """Half-size copies of parameters, made in their module's forward and kept over steps."""
+    parameter = scene.category == Category.PARAMETER
+    known = set(zip(scene.module[parameter].tolist(), scene.lives.requested[parameter].tolist()))
+    mask = free & (scene.phase == Phase.FORWARD)
+    rows = [
+        row
+        for row in np.flatnonzero(mask).tolist()
+        if (int(scene.module[row]), 2 * int(scene.lives.requested[row])) in known
+    ]
+    if len(rows) < 2:
+        return
+    picked = np.array(rows, dtype=np.int64)
+    yield Suspicion(
+        Pattern.AUTOCAST_CACHE,
+        int(picked[np.argmax(scene.lives.size[picked])]),
+        picked,
+        0.9,
+        "are low-precision copies of weights that autocast keeps",
+        int(scene.lives.size[picked].sum()),
+        scene.replayed(scene.whole(picked)),
+        {"copies": len(rows)},
+    )
+
+
+def _old_graphs(scene: Scene, long: Bools) -> Iterator[Suspicion]:
+    mask = long & (scene.category == Category.ACTIVATION)
+    if not mask.any() or _grows(scene, mask):
+        return
+    at_peak = mask & scene.at_peak
+    if len(set(scene.module[at_peak].tolist())) < 2:
+        return  # results that were kept, not what lies between them
+    row = scene.main_site(at_peak)
+    steps = len(np.unique(scene.made_in[at_peak]))
+    rows = np.flatnonzero(mask)
+    at = np.array(
+        [scene.first_event.get(int(s) + 1, scene.events) - 1 for s in scene.made_in[rows]]
+    )
+    yield Suspicion(
+        Pattern.OLD_GRAPHS,
+        row,
+        np.flatnonzero(at_peak),
+        0.8,
+        f"are activations of {steps} earlier steps whose graphs are still held",
+        scene.bytes_of(at_peak),
+        scene.replayed(scene.ended(rows, at)),
+        {"steps": steps, **_binding_facts(scene, row)},
+    )
+
+
+def _grows(scene: Scene, mask: Bools) -> bool:
+    """Whether there is much more of it at the end than in the middle: then it is a leak."""
+    steps = scene.steps
+    middle = scene.first_event[int(steps[len(steps) // 2])]
+    last = scene.first_event[int(steps[-1])]
+    half, end = (scene.bytes_of(mask & scene.lives.alive_at(event)) for event in (middle, last))
+    return bool(end > _GROWS * half)
+
+
+def _unused_gradients(scene: Scene) -> Iterator[Suspicion]:
+    """Gradients that pile up while an optimizer clears others, or that have no state as others do."""
+    gradient = scene.category == Category.GRADIENT
+    forever = gradient & _long(scene) & (scene.lives.free == scene.events)
+    if not forever.any():
+        return
+    cleared = set(scene.module[gradient & ~forever].tolist())
+    state = set(scene.module[scene.category == Category.OPTIMIZER_STATE].tolist())
+    others = cleared | state
+    if not others:
+        return
+    unused = {int(m) for m in np.unique(scene.module[forever]) if int(m) not in others}
+    mask = forever & np.isin(scene.module, list(unused))
+    if not mask.any():
+        return
+    backward = (scene.phase == Phase.BACKWARD) & np.isin(scene.module, list(unused))
+    row = _forward_site(scene, unused, scene.largest(mask))
+    names = sorted(scene.seen.owners.module.names[m] for m in unused)
+    yield Suspicion(
+        Pattern.UNUSED_GRADIENTS,
+        row,
+        np.flatnonzero(mask),
+        0.8,
+        f"are gradients of {_common(names)} that no optimizer here uses or clears",
+        scene.bytes_of(mask & scene.at_peak),
+        _without(scene, mask | backward),
+        {"modules": ", ".join(names[:8]), **_binding_facts(scene, row)},
+    )
+
+
+def _forward_site(scene: Scene, modules: set[int], otherwise: int) -> int:
+    """The row of the largest activation that those modules made: where their graph begins."""
+    mask = (scene.category == Category.ACTIVATION) & np.isin(scene.module, list(modules))
+    return scene.main_site(mask) if mask.any() else otherwise
+
+
+def _common(names: list[str]) -> str:
+    """``Net.encoder`` for all that begins so; the names themselves where they share nothing."""
+    parts = [name.split(".") for name in names]
+    shared = []
+    for column in zip(*parts):
+        if len(set(column)) > 1:
+            break
+        shared.append(column[0])
+    if shared:
+        return f"`{'.'.join(shared)}`"
+    return f"`{names[0]}` and {len(names) - 1} other modules"
+
+
+def _large_buffers(scene: Scene) -> Iterator[Suspicion]:
+    """Buffers that make much of the peak, of which the program reads a slice."""
+    mask = scene.at_peak & (scene.category == Category.BUFFER)
+    if scene.share(scene.bytes_of(mask)) < _LARGE_BUFFER_SHARE:
+        return
+    row = scene.main_site(mask)
+    site = scene.site_of(row)
+    program = program_of(site.filename)
+    name = _sliced_buffer(program) if program is not None else ""
+    if not name:
+        return
+    yield Suspicion(
+        Pattern.LARGE_BUFFER,
+        row,
+        np.flatnonzero(mask),
+        0.5,
+        f"are buffers of `{scene.module_name(row)}`, of which a slice is read",
+        scene.bytes_of(mask),
+        None,
+        {"buffer": name},
+    )
+
+
+def _sliced_buffer(program: Program) -> str:
+    """A registered buffer that is read as ``self.name[:…]``."""
+    registered = {
+        call.args[0].value
+        for call in ast.walk(program.tree)
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr == "register_buffer"
+        and call.args
+        and isinstance(call.args[0], ast.Constant)
+    }
+    for node in ast.walk(program.tree):
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute):
+            sliced = any(isinstance(n, ast.Slice) for n in ast.walk(node.slice))
+            if sliced and node.value.attr in registered and isinstance(node.ctx, ast.Load):
+                return node.value.attr
+    return ""

@@ -1,0 +1,66 @@
+"""What a peak would have been without some tensors, or with their lives cut short.
+
+The sum of lifetimes is replayed, not the allocator: reserved bytes and fragmentation are not in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from memprof.analysis.timeline import Timeline
+
+__all__ = ["Cuts", "Saving", "replayed"]
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """Allocated bytes at the peak before and after a change."""
+
+    before: int
+    after: int
+
+    @property
+    def bytes(self) -> int:
+        """What the change takes off the peak; never negative."""
+        return max(0, self.before - self.after)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cuts:
+    """Stretches in which lifetimes are taken to be gone: arrays of equal length.
+
+    ``rows`` may name a lifetime twice, with stretches that do not overlap.
+    """
+
+    rows: Ints
+    start: Ints
+    """The first event after which the bytes are gone; -1 for the start of the trace."""
+    end: Ints
+    """The event at which they were really freed, or come back."""
+
+    @classmethod
+    def whole(cls, line: Timeline, rows: Ints) -> Cuts:
+        """Lifetimes that do not happen at all."""
+        return cls(rows, line.lives.alloc[rows], line.lives.free[rows])
+
+    @classmethod
+    def ended(cls, line: Timeline, rows: Ints, at: Ints) -> Cuts:
+        """Lifetimes that end at an event each, where that is before their own end."""
+        start = np.maximum(at, line.lives.alloc[rows])
+        return cls(rows, start, np.maximum(line.lives.free[rows], start))
+
+
+def replayed(line: Timeline, cuts: Cuts, first: int = 0) -> Saving:
+    """The peak of the timeline from entry ``first`` on, with and without the bytes in ``cuts``."""
+    entries = len(line.allocated)
+    change = np.zeros(entries + 1, dtype=np.int64)
+    size = line.lives.size[cuts.rows]
+    np.add.at(change, np.clip(cuts.start + 1, 0, entries), -size)
+    np.add.at(change, np.clip(cuts.end + 1, 0, entries), size)
+    after = line.allocated + np.cumsum(change)[:-1]
+    return Saving(int(line.allocated[first:].max()), int(after[first:].max()))

@@ -1,0 +1,199 @@
+"""One window seen for what is wrong with it: steps, phases and places of every lifetime.
+
+The detectors of waste share it; what each of them looks for is theirs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from memprof.analysis.examination import WindowExamination
+from memprof.analysis.lifetimes import Lifetimes
+from memprof.analysis.program import program_of
+from memprof.analysis.savings import Cuts, Saving, replayed
+from memprof.analysis.sites import FrameKind, frame_kind
+from memprof.analysis.steps import step_of_event
+from memprof.analysis.timeline import Peak
+from memprof.records import Site
+from memprof.trace import Category, Frame, Phase, Trace
+
+__all__ = ["OWNED", "Bools", "Ints", "Scene"]
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+_ENOUGH_STEPS = 8
+_WARM_UP = 3
+
+OWNED = (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE)
+"""What a model and its optimizer are made of."""
+
+
+@dataclass(eq=False)
+class Scene:
+    """A window of one device; columns have an entry per lifetime unless they say otherwise."""
+
+    device: str
+    window: int
+    seen: WindowExamination
+
+    @property
+    def trace(self) -> Trace:
+        """The recording."""
+        return self.seen.trace
+
+    @property
+    def lives(self) -> Lifetimes:
+        """Its lifetimes."""
+        return self.seen.line.lives
+
+    @property
+    def events(self) -> int:
+        """How many events it has; also the ``free`` of what outlived it."""
+        return len(self.trace.events)
+
+    @cached_property
+    def first_entry(self) -> int:
+        """The entry of the timeline from which on steps are like one another.
+
+        The first steps build models and optimizer state; what they need for a moment is not waste.
+        """
+        if len(self.steps) < _ENOUGH_STEPS:
+            return 0
+        return self.first_event[int(self.steps[_WARM_UP])] + 1
+
+    @cached_property
+    def peak(self) -> Peak:
+        """The most bytes in use at once after warm-up."""
+        allocated = self.seen.line.allocated
+        highest = self.first_entry + int(allocated[self.first_entry :].argmax())
+        return Peak(int(allocated[highest]), highest - 1)
+
+    def replayed(self, cuts: Cuts) -> Saving:
+        """That peak with and without the bytes in ``cuts``."""
+        return replayed(self.seen.line, cuts, self.first_entry)
+
+    def whole(self, rows: Ints) -> Cuts:
+        """Lifetimes that do not happen at all."""
+        return Cuts.whole(self.seen.line, rows)
+
+    def ended(self, rows: Ints, at: Ints) -> Cuts:
+        """Lifetimes that end at an event each, where that is before their own end."""
+        return Cuts.ended(self.seen.line, rows, at)
+
+    @cached_property
+    def at_peak(self) -> Bools:
+        """Alive at the peak."""
+        return self.lives.alive_at(self.peak.event)
+
+    @cached_property
+    def step_of_event(self) -> Ints:
+        """The step of every event and, last, one more for what is not freed."""
+        steps = step_of_event(self.trace)
+        last = steps[-1] + 1 if len(steps) else 0
+        return np.append(steps, last)
+
+    @cached_property
+    def made_in(self) -> Ints:
+        """The step that made it; -1 if it was there before."""
+        return np.where(self.lives.alloc >= 0, self.step_of_event[self.lives.alloc], -1)
+
+    @cached_property
+    def freed_in(self) -> Ints:
+        """The step that freed it; one beyond the last where none did."""
+        return self.step_of_event[self.lives.free]
+
+    @cached_property
+    def steps(self) -> Ints:
+        """The numbers of the steps that have events."""
+        return np.unique(self.step_of_event[:-1][self.step_of_event[:-1] >= 0])
+
+    @cached_property
+    def first_event(self) -> dict[int, int]:
+        """The first event of every step."""
+        return {int(s): int(np.searchsorted(self.step_of_event, s)) for s in self.steps}
+
+    @cached_property
+    def phase_of_label(self) -> npt.NDArray[np.uint8]:
+        """The phase in every label of the tables."""
+        return np.array([label.phase for label in self.trace.tables.labels], dtype=np.uint8)
+
+    @cached_property
+    def phase_of_event(self) -> npt.NDArray[np.uint8]:
+        """The phase in which every event happened, as recorded."""
+        return self.phase_of_label[self.trace.events.label]
+
+    @cached_property
+    def phase(self) -> Ints:
+        """The phase that made it, recorded or inferred."""
+        return self.seen.owners.phase.of
+
+    @cached_property
+    def category(self) -> Ints:
+        """Whose bytes they are, recorded or inferred."""
+        return self.seen.owners.category.of
+
+    @cached_property
+    def owned(self) -> Bools:
+        """Part of a model or an optimizer."""
+        return np.isin(self.category, [int(c) for c in OWNED])
+
+    @cached_property
+    def site(self) -> Ints:
+        """Row in ``seen.owners.sites.frames``."""
+        return self.seen.owners.site.of
+
+    @cached_property
+    def module(self) -> Ints:
+        """Row in ``seen.owners.module.names``."""
+        return self.seen.owners.module.of
+
+    def module_name(self, row: int) -> str:
+        """The module path of a lifetime; empty where it has none."""
+        label = self.trace.label(int(self.lives.label[row]))
+        return label.module
+
+    def is_phase(self, event: int, phase: Phase) -> bool:
+        """Whether an event happened in a phase."""
+        return 0 <= event < self.events and int(self.phase_of_event[event]) == phase
+
+    def bytes_of(self, mask: Bools) -> int:
+        """Bytes of the lifetimes in a mask."""
+        return int(self.lives.size[mask].sum())
+
+    def share(self, nbytes: float) -> float:
+        """A part of the peak."""
+        return nbytes / self.peak.bytes if self.peak.bytes else 0.0
+
+    def stack(self, row: int) -> tuple[Frame, ...]:
+        """The frames that made a lifetime, innermost first."""
+        return self.trace.stack(int(self.lives.stack[row]))
+
+    def user_frames(self, stack: tuple[Frame, ...]) -> list[Frame]:
+        """The user's own frames of a stack, innermost first."""
+        return [f for f in stack if frame_kind(f.filename) is FrameKind.USER]
+
+    def largest(self, mask: Bools) -> int:
+        """The row of the largest lifetime in a mask that is not empty."""
+        rows = np.flatnonzero(mask)
+        return int(rows[np.argmax(self.lives.size[rows])])
+
+    def main_site(self, mask: Bools) -> int:
+        """The row of the largest lifetime at the site that has most of the bytes in a mask."""
+        total = np.bincount(self.site[mask], weights=self.lives.size[mask])
+        return self.largest(mask & (self.site == int(total.argmax())))
+
+    def site_of(self, row: int) -> Site:
+        """The user's line that made a lifetime, with its text where the file is here."""
+        return site_at(self.seen.owners.sites.frames[int(self.site[row])])
+
+
+def site_at(frame: Frame) -> Site:
+    """A frame as a site; ``code`` is empty where the file is not here."""
+    program = program_of(frame.filename)
+    code = program.code(frame.line).strip() if program is not None else ""
+    return Site(frame.filename, frame.line, frame.name, code)

@@ -1,0 +1,77 @@
+"""What a detector of waste hands back: a pattern, the tensors, and how sure it is.
+
+Turning it into a finding is `waste`'s, the remedy is `advice`'s.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from memprof.analysis.savings import Saving
+
+__all__ = ["Pattern", "Suspicion"]
+
+
+class Pattern(str, enum.Enum):
+    """What kind of waste it is; the value is the fact ``pattern`` of the finding's evidence."""
+
+    LINGERING = "lingering"
+    """Kept by a name until its replacement exists, or through a pass that does not use it."""
+    OLD_GRAPHS = "old_graphs"
+    """Graphs of steps long past are still there, a bounded number of them."""
+    COPY_OF_MODEL = "copy_of_model"
+    LOADED = "loaded"
+    """What ``torch.load`` made was copied into the model and is still there."""
+    AUTOCAST_CACHE = "autocast_cache"
+    LARGE_BUFFER = "large_buffer"
+    TWINS = "twins"
+    """The same data on the device and on the host."""
+    HELD_GRADIENTS = "held_gradients"
+    """Gradients of the last step are there while the forward pass builds its activations."""
+    UNUSED_GRADIENTS = "unused_gradients"
+    """Gradients that no optimizer reads and nothing clears."""
+    EVALUATION_GRAPH = "evaluation_graph"
+    """A forward pass without a backward pass keeps its activations."""
+    RETAINED_GRAPH = "retained_graph"
+    SUMMED_LOSSES = "summed_losses"
+    OPTIMIZER_TEMPORARIES = "optimizer_temporaries"
+    RETRY = "retry"
+    """The retry runs while the exception still holds the tensors of the failed try."""
+    ACTIVATIONS = "activations"
+    """Activations of repeated blocks make the peak."""
+    LARGEST = "largest"
+    """One allocation makes much of the peak."""
+    UPCAST = "upcast"
+    BROADCAST = "broadcast"
+    GROWN_BY_COPY = "grown_by_copy"
+    """A tensor is enlarged by copying it, so that old and new are there at once."""
+    BUCKETS = "buckets"
+    """Gradients are there twice: in ``.grad`` and in the buckets of a reducer."""
+    WORKSPACE = "workspace"
+    CACHE_EMPTIED = "cache_emptied"
+    """``empty_cache`` gives back in every step what the next step asks for again."""
+    FRAGMENTATION = "fragmentation"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Suspicion:
+    """Waste that the trace shows, before it is put into words for a person."""
+
+    pattern: Pattern
+    row: int
+    """The lifetime whose site stands for it."""
+    rows: npt.NDArray[np.int64]
+    certainty: float
+    """0 to 1."""
+    what: str
+    """Completes ``12 MiB (4 %) …`` in the finding's title."""
+    nbytes: int
+    """Bytes concerned at the peak."""
+    saving: Saving | None = None
+    """None where no replay can tell."""
+    facts: Mapping[str, float | int | str | bool] = field(default_factory=dict)

@@ -1,0 +1,109 @@
+"""Bytes that are there for no use without growing: detectors, ranked and put into words.
+
+What each detector looks for is in the files beside this one; remedies are `advice`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from memprof.analysis.churn import churn
+from memprof.analysis.examination import DeviceExamination, Examination, examine
+from memprof.analysis.findings import Evidence, Found, Kind
+from memprof.analysis.lingering import lingering
+from memprof.analysis.owners import CATEGORY_NAMES
+from memprof.analysis.passes import passes
+from memprof.analysis.peaks import peaks
+from memprof.analysis.residents import residents
+from memprof.analysis.scene import Scene
+from memprof.analysis.suspicion import Pattern, Suspicion
+from memprof.run import Run
+from memprof.units import format_bytes, format_percent
+
+__all__ = ["waste", "waste_of"]
+
+_LEAST_SHARE = 0.04
+"""Of the peak: what is less is not worth a person's time."""
+_MOST = 6
+_DETECTORS: tuple[Callable[[Scene], Iterator[Suspicion]], ...] = (
+    residents,
+    lingering,
+    passes,
+    peaks,
+    churn,
+)
+
+
+def waste(run: Run) -> tuple[Found, ...]:
+    """The waste in a run, the most certain and largest first; at most six findings a device."""
+    return waste_of(examine(run))
+
+
+def waste_of(examination: Examination) -> tuple[Found, ...]:
+    """As `waste`, for a run that has been examined."""
+    found = [f for device in examination.devices for f in _of_device(device)]
+    return tuple(sorted(found, key=lambda f: -float(f.evidence.facts["weight"])))
+
+
+def _of_device(device: DeviceExamination) -> list[Found]:
+    window = device.peak_window
+    if window is None or not window.line.peak_allocated.bytes or not len(window.trace.events):
+        return []
+    scene = Scene(device.name, device.windows.index(window), window)
+    suspicions = [s for detect in _DETECTORS for s in detect(scene)]
+    weighed = [(_weight(scene, s), s) for s in suspicions if _share(scene, s) >= _LEAST_SHARE]
+    weighed.sort(key=lambda pair: -pair[0])
+    return [_found(scene, s, weight) for weight, s in _distinct(weighed)[:_MOST]]
+
+
+def _share(scene: Scene, suspicion: Suspicion) -> float:
+    """Of the peak: what a change saves, else what it is about."""
+    saving = suspicion.saving
+    return scene.share(suspicion.nbytes if saving is None else saving.bytes)
+
+
+def _weight(scene: Scene, suspicion: Suspicion) -> float:
+    """Certainty counts most; among equals the share of the peak does."""
+    return float(suspicion.certainty * (0.25 + min(_share(scene, suspicion), 0.75)))
+
+
+def _distinct(weighed: list[tuple[float, Suspicion]]) -> list[tuple[float, Suspicion]]:
+    """Without what tells of the same tensors as a better one before it."""
+    kept: list[tuple[float, Suspicion]] = []
+    for weight, suspicion in weighed:
+        rows = suspicion.rows
+        told = any(
+            len(rows) and np.isin(rows, other.rows).mean() > 0.5 and suspicion.certainty < 0.6
+            for _, other in kept
+        )
+        if not told:
+            kept.append((weight, suspicion))
+    return kept
+
+
+def _found(scene: Scene, suspicion: Suspicion, weight: float) -> Found:
+    row = suspicion.row
+    kind = Kind.FRAGMENTATION if suspicion.pattern is Pattern.FRAGMENTATION else Kind.WASTE
+    facts = {"pattern": suspicion.pattern.value, "weight": weight, **suspicion.facts}
+    if suspicion.saving is not None:
+        facts["peak_before"] = suspicion.saving.before
+        facts["peak_after"] = suspicion.saving.after
+    share = format_percent(suspicion.nbytes, scene.peak.bytes)
+    steps = scene.made_in[suspicion.rows] if len(suspicion.rows) else np.array([-1])
+    made = scene.lives.alloc[suspicion.rows]
+    return Found(
+        kind=kind,
+        device=scene.device,
+        site=scene.site_of(row),
+        title=f"{format_bytes(suspicion.nbytes)} ({share} of the peak) {suspicion.what}",
+        bytes=int(suspicion.nbytes),
+        confidence=suspicion.certainty,
+        first_step=int(steps.min()),
+        last_step=int(steps.max()),
+        stack=scene.stack(row),
+        module=scene.module_name(row),
+        category=CATEGORY_NAMES[int(scene.category[row])],
+        evidence=Evidence(scene.window, made[made >= 0], facts),
+    )
