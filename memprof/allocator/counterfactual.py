@@ -62,6 +62,8 @@ class Program:
     first_pages: dict[ArenaKey, int]
     settings: AllocatorSettings
     tie_break: TieBreak
+    free_actions: tuple[int, int | None]
+    """The action that ends a block's use, and the one that announces it."""
     emptied: dict[int, tuple[int, ...]]
     """Events at which the program emptied the cache, with the private pools that were idle."""
     recorded: Outcome
@@ -84,6 +86,7 @@ def program_of(trace: Trace, settings: AllocatorSettings | None = None) -> Progr
         first_pages=begin.first_pages,
         settings=settings,
         tie_break=rule,
+        free_actions=free_actions(trace),
         emptied={run.first: run.pools for run in guide.releases if not run.retry},
         recorded=recorded,
         capacity=max(min(limits), recorded.peak_reserved) if limits else NO_LIMIT,
@@ -244,7 +247,7 @@ class _Player:
         allocator, live, never = self.allocator, self.live, set(self.changes.never.tolist())
         malloc, free, log = allocator.malloc, allocator.complete_free, allocator.log
         request_free, held = allocator.request_free, allocator.live
-        completed, requested = free_actions(events)
+        completed, requested = self.program.free_actions
         for row, (action, address, size, stream, pool) in enumerate(columns, first):
             if action == _ALLOC:
                 if row in never:

@@ -92,7 +92,7 @@ class Guide:
         self._sizes, self._streams = events.size.tolist(), events.stream.tolist()
         self._finder = PoolFinder(trace, begin, self.allocator)
         self.pools = self._finder.pools
-        self._completed, self._requested = free_actions(events)
+        self._completed, self._requested = free_actions(trace)
 
     def _all_blocks(self) -> list[Block]:
         free = [block for arena in self.allocator.arenas() for block in arena.blocks]

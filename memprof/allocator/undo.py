@@ -18,7 +18,7 @@ from memprof.allocator.ranges import RangeSet
 from memprof.allocator.rounding import round_size
 from memprof.allocator.settings import AllocatorSettings, recorded_settings
 from memprof.allocator.territory import Territory
-from memprof.trace import Action, BlockState, Events, Segments, State, Trace
+from memprof.trace import Action, BlockState, Segments, State, Trace
 
 __all__ = ["Beginning", "beginning", "free_actions", "start_state"]
 
@@ -77,18 +77,28 @@ def beginning(trace: Trace, settings: AllocatorSettings | None = None) -> Beginn
     )
 
 
-def free_actions(events: Events) -> tuple[int, int | None]:
+def free_actions(trace: Trace) -> tuple[int, int | None]:
     """The action that ends a block's use, and the one that announces it.
 
     A recorder told to skip an action leaves one of the two: then it stands for both.
     """
-    completed = int((events.action == _COMPLETED).sum())
-    requested = int((events.action == _REQUESTED).sum())
-    if requested > 1 and not completed:
+    events = trace.events
+    completed = events.address[events.action == _COMPLETED]
+    requested = events.address[events.action == _REQUESTED]
+    if len(requested) and not len(completed) and not _all_pending(requested, trace.end):
         return _REQUESTED, None
-    if completed > 1 and not requested:
-        return _COMPLETED, None
+    if len(completed) and not len(requested):
+        made = events.address[events.action == _ALLOC]
+        if np.isin(completed, made).any():  # else they were requested before the trace began
+            return _COMPLETED, None
     return _COMPLETED, _REQUESTED
+
+
+def _all_pending(addresses: npt.NDArray[np.int64], end: State | None) -> bool:
+    if end is None:
+        return True
+    waiting = end.blocks.state == BlockState.ACTIVE_PENDING_FREE
+    return bool(np.isin(addresses, end.blocks.address[waiting]).all())
 
 
 class _Undo:
@@ -120,7 +130,7 @@ class _Undo:
         events = self.trace.events
         live, pending, stacks = self._live, self._pending, events.stack.tolist()
         actions, addresses = events.action.tolist(), events.address.tolist()
-        completed, requested = free_actions(events)
+        completed, requested = free_actions(self.trace)
         contradictions = 0
         for row in range(len(actions) - 1, -1, -1):
             action, address = actions[row], addresses[row]

@@ -70,7 +70,8 @@ def test_blocks_live_at_the_start_are_placed_in_their_order() -> None:
     )
     trace = layout(cpu_trace((Action.FREE_REQUESTED, 100, 2 * KIB), start=State(blocks=blocks)))
 
-    assert trace.start is not None and trace.end is not None
+    assert trace.start is not None
+    assert trace.end is not None
     assert trace.start.blocks.label.tolist() == [4, 5, 0]
     assert trace.start.blocks.size.tolist() == [KIB, 2 * KIB, 2 * MIB - 3 * KIB]
     assert trace.start.allocated == 3 * KIB
@@ -116,4 +117,5 @@ def test_a_trace_without_events_stays_one() -> None:
     trace = layout(cpu_trace())
 
     assert len(trace.events) == 0
-    assert trace.end is not None and trace.end.reserved == 0
+    assert trace.end is not None
+    assert trace.end.reserved == 0

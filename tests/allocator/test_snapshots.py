@@ -41,8 +41,14 @@ def test_bytes_are_conserved_from_the_rebuilt_start_to_the_recorded_end(path):
         assert exact.start is not None
         assert exact.end is not None
         # A block is allocated until its free is requested; what the start held counts too.
-        start = dict(zip(exact.start.blocks.address.tolist(), exact.start.blocks.size.tolist(), strict=True))
-        live = {a: s for a, s, state in zip(start, start.values(), exact.start.blocks.state, strict=True) if state == 1}
+        start = dict(
+            zip(exact.start.blocks.address.tolist(), exact.start.blocks.size.tolist(), strict=True)
+        )
+        live = {
+            a: s
+            for a, s, state in zip(start, start.values(), exact.start.blocks.state, strict=True)
+            if state == 1
+        }
         rows = (exact.events.action, exact.events.address, exact.events.taken)
         for action, address, taken in zip(*(column.tolist() for column in rows), strict=True):
             if action == 0:

@@ -30,7 +30,10 @@ class Recorder:
 
     def free(self, address: int) -> None:
         size = self.model.live[address].requested
-        self.rows += [(Action.FREE_REQUESTED, address, size), (Action.FREE_COMPLETED, address, size)]
+        self.rows += [
+            (Action.FREE_REQUESTED, address, size),
+            (Action.FREE_COMPLETED, address, size),
+        ]
         self.model.free(address)
 
     def empty_cache(self) -> None:
