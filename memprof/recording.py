@@ -174,7 +174,7 @@ class Recording:
         self._write_states("start", states)
 
     def _write(self, chunk: Chunk) -> None:
-        self._write_tables()
+        self.write_tables()
         count, first = len(chunk.events), self._written.get(chunk.device, 0)
         if count:
             self.output.write(encode_trace(chunk.device, self.window, first, chunk.events))
@@ -184,11 +184,12 @@ class Recording:
             self.output.write(_owners(chunk, self.window))
 
     def _write_states(self, at: str, states: Mapping[str, State]) -> None:
-        self._write_tables()
+        self.write_tables()
         for device, state in states.items():
             self.output.write(encode_state(device, self.window, at, state))
 
-    def _write_tables(self) -> None:
+    def write_tables(self) -> None:
+        """The rows of the tables that are new; whoever points into them writes them first."""
         tables = self.interner.take_new()
         if tables is not None:
             self.output.write(tables)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from memprof.environment import header, now_us
 from memprof.errors import MemprofError
@@ -27,14 +27,19 @@ from memprof.sources.cuda import CudaSource
 from memprof.sources.host import HostSource
 from memprof.sources.nvml import NvmlSource
 from memprof.sources.protocol import Counters, EventSource, Interner, ReadingSource
-from memprof.steprows import StepRows
+from memprof.steprows import Span, StepRows
 from memprof.trace import NOT_RECORDED
 from memprof.windows import OverheadMeter, StepCost, WindowSchedule
+
+if TYPE_CHECKING:
+    from memprof.survivors import Lookout
 
 __all__ = ["Session"]
 
 _LOG = logging.getLogger("memprof")
 _FLUSH_US = 1_000_000
+_LOOK_SHARE = 0.004
+"""Between windows, looking at counters may take so much of the time; a look takes some 50 µs."""
 _FLUSH_IN_WINDOW_US = 100_000
 """In a window the last events before the job dies matter most."""
 
@@ -76,11 +81,15 @@ class Session:
         self._lock = threading.RLock()
         self._schedule = WindowSchedule(options.policy, now_us())
         self._boundaries: Boundaries | None = None
+        self._lookout: Lookout | None = None
         self._sampler: Sampler | None = None
         self._readers: list[ReadingSource] = []
         self._rows: dict[str, StepRows] = {}
         self._peaks: dict[str, _Peak] = {}
         self._steps = 0
+        self._last_step = -1
+        self._unseen = 0
+        self._look_again_us = 0.0
         self._is_open = True
         self._step_began_us = now_us()
         self._hooks_in_step_us = 0.0
@@ -117,12 +126,16 @@ class Session:
         self._boundaries = Boundaries(self.interner)
         self._boundaries.open(self.step_ended)
         self._boundaries.listeners.append(_Ticks(self._tick))
-        for source in self._event_sources(self._boundaries):
+        sources = self._event_sources(self._boundaries)
+        for source in sources:
             self.recording.add(source)
         self.recording.grow()
         self._write_header()
-        if self._options.max_events > 0:
+        if self._schedule.is_open:
             self.recording.begin_window()
+            self._lookout = _lookout(self._add_finding, self.recording.note, self._options.budget)
+            self._lookout.open(sources, self._boundaries.label_of)
+        self.output.flush()
         self._step_began_us = now_us()
 
     def close(self, status: str) -> None:
@@ -141,11 +154,16 @@ class Session:
 
     def _close_torch(self) -> None:
         self._close_boundaries()  # may end a last step
+        if self._unseen:
+            self._look()
         try:
             self._see_last()
             if self.recording.window != NOT_RECORDED:
                 self.recording.end_window()
+            if self._lookout is not None:
+                self._lookout.close()  # the job's own names are still there
         finally:
+            self._close_lookout()
             self.recording.close()
         self.recording.write_notes()
         self._write_rows(unfinished=True)
@@ -153,6 +171,7 @@ class Session:
     def disown(self) -> None:
         """In a forked child: the file and the thread are the parent's; only our hooks are here."""
         self._is_open = False
+        self._close_lookout()
         self.recording.disown()
         if self._boundaries is not None:
             try:
@@ -172,61 +191,83 @@ class Session:
         if not self._is_open or self._pid != os.getpid():
             return
         began_us = _clock_us()
+        self._steps += 1
+        self._unseen += 1
+        self._last_step = step
+        if self.recording.window == NOT_RECORDED and began_us < self._look_again_us:
+            return  # steps so short that a look at each would cost too much
         with self._lock:
-            self._guarded(self._end_step, step)
-            self._count_hook(began_us)
-            self._hooks_in_step_us = 0.0
-            self._step_began_us = now_us()
+            self._guarded(self._look)
+            spent_us = self._count_hook(began_us)
+            self._look_again_us = _clock_us() + spent_us / _LOOK_SHARE
 
     def add_finding(self, finding: Finding) -> None:
         """Write a finding, log it, tell the user's callback."""
+        self._add_finding(finding, f"finding at step {finding.step}: {finding.finding}")
+
+    def _add_finding(self, finding: Finding, message: str) -> None:
+        """Write a finding; if there is something to say, log it and tell the user."""
+        self.recording.write_tables()
         self.output.write(finding)
+        if not message:
+            return
         self.output.flush()
-        _LOG.info("finding at step %d: %s", finding.step, finding.finding)
+        _LOG.warning("%s", message)
         if self._options.on_finding is not None:
             try:
                 self._options.on_finding(finding)
             except Exception:  # noqa: BLE001 - it is the user's code, in the user's job
                 _LOG.warning("on_finding raised; the job goes on", exc_info=True)
 
-    def _end_step(self, step: int) -> None:
+    def _look(self) -> None:
+        """Count at the end of a step, or of a few short ones; open or close a window."""
         end_us = now_us()
-        self._steps += 1
         if self.recording.grow():
             self._write_header()
-        counters = self._count(step, end_us)
+        first = self._last_step - self._unseen + 1
+        counters = self._count(Span(first, self._last_step, self._step_began_us, end_us))
         cost = self._cost(end_us)
         self.meter.step(cost)
         was_open = self._schedule.is_open
         self._schedule.events_recorded(cost.events)
         is_open = self._schedule.step_ended(end_us, self.meter, *_allocated_and_idle(counters))
+        if is_open and self._lookout is not None:
+            self._lookout.step_ended(self._last_step)
         if is_open != was_open:
             self._change_window(is_open=is_open)
         self._write_now_and_then(end_us)
+        self._unseen = 0
+        self._hooks_in_step_us = 0.0
+        self._step_began_us = now_us()
 
-    def _count(self, step: int, end_us: int) -> list[Counters]:
+    def _count(self, steps: Span) -> list[Counters]:
         counters = self.recording.counters()
         for figures in counters:
             rows = self._rows.setdefault(figures.device, StepRows())
-            rows.add(step, self._step_began_us, end_us, figures, self.recording.window)
-            self._peaks.setdefault(figures.device, _Peak(figures)).see(figures, step)
+            rows.add(steps, figures, self.recording.window)
+            self._peaks.setdefault(figures.device, _Peak(figures)).see(figures, steps.last)
         return counters
 
     def _cost(self, end_us: int) -> StepCost:
         before, self._seen = self._seen, self.recording.seen()
+        duration_us = end_us - self._step_began_us - round(self._hooks_in_step_us)
         return StepCost(
-            duration_us=max(0, end_us - self._step_began_us - round(self._hooks_in_step_us)),
+            duration_us=max(0, duration_us) // max(1, self._unseen),
             events=max(0, self._seen.events - before.events),
             in_window=self.recording.window != NOT_RECORDED,
             prior_us=max(0.0, self._seen.cost_us - before.cost_us),
         )
 
     def _change_window(self, *, is_open: bool) -> None:
+        began_us = _clock_us()
         if is_open:
             self.recording.begin_window()
-            return
-        self.recording.end_window()
-        if self._schedule.cut:
+        else:
+            self.recording.end_window()
+            if self._lookout is not None:
+                self._lookout.window_ended()
+        self.meter.edge(_clock_us() - began_us)
+        if not is_open and self._schedule.cut:
             self.recording.note(
                 "tracker",
                 "a window was cut short: it held too many events",
@@ -272,11 +313,16 @@ class Session:
     def _abandon(self) -> None:
         """Take every hook away and record no more; what was written stays."""
         self._is_open = False
+        self._close_lookout()
         for close in (self._close_boundaries, self.recording.close):
             try:
                 close()
             except Exception:  # noqa: BLE001 - see _guarded
                 _LOG.warning("a hook could not be removed", exc_info=True)
+
+    def _close_lookout(self) -> None:
+        if self._lookout is not None:
+            self._lookout.close(quietly=True)
 
     def _close_boundaries(self) -> None:
         if self._boundaries is not None:
@@ -379,6 +425,14 @@ class _Ticks:
 
     def outermost_call(self, module: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG002
         self._tick()
+
+
+def _lookout(
+    write: Callable[[Finding, str], None], note: Callable[[str, str], None], share: float
+) -> Lookout:
+    from memprof.survivors import Lookout  # it imports torch, which is there by now
+
+    return Lookout(write, note, share=share)
 
 
 def _allocated_and_idle(counters: list[Counters]) -> tuple[int, int]:
