@@ -13,6 +13,8 @@ FIRST_ADDRESS = 0x7000_0000_0000
 
 _ALIGNMENT = 2 << 20
 _RESERVATIONS = 0x7800_0000_0000
+_FARTHEST = 1 << 40
+"""Bytes that a reservation surely stays under."""
 
 
 class Driver:
@@ -22,7 +24,7 @@ class Driver:
     announces the address that the trace recorded).
     """
 
-    __slots__ = ("_expected", "_holes", "_reserved_end", "_top", "capacity", "used")
+    __slots__ = ("_expected", "_holes", "_reserved_end", "_top", "_views", "capacity", "used")
 
     def __init__(self, capacity: int = NO_LIMIT) -> None:
         """``capacity`` is what this process may hold in all, in bytes."""
@@ -31,6 +33,7 @@ class Driver:
         self._holes: list[tuple[int, int]] = []  # (address, size), by address
         self._top = FIRST_ADDRESS
         self._reserved_end = _RESERVATIONS
+        self._views: list[tuple[int, int]] = []  # reservations given back: (size, address)
         self._expected: int | None = None
 
     def expect(self, address: int | None) -> None:
@@ -46,6 +49,16 @@ class Driver:
             address, self._expected = self._expected, None
             return address
         return self._lowest(size)
+
+    def occupy(self, address: int, size: int) -> None:
+        """Count memory in that was there before, and hand out no address below its end."""
+        self.used += size
+        end = -(-(address + size) // _ALIGNMENT) * _ALIGNMENT
+        if FIRST_ADDRESS <= address < _RESERVATIONS:
+            self._top = max(self._top, end)
+        elif address >= _RESERVATIONS:
+            # One reservation reaches farther than what is mapped of it.
+            self._reserved_end = max(self._reserved_end, end + _FARTHEST)
 
     def _lowest(self, size: int) -> int:
         for index, (address, room) in enumerate(self._holes):
@@ -76,8 +89,17 @@ class Driver:
         if self._expected is not None:
             address, self._expected = self._expected, None
             return address
+        for index, (room, address) in enumerate(self._views):
+            if room == size:
+                del self._views[index]
+                return address
         address, self._reserved_end = self._reserved_end, self._reserved_end + size
         return address
+
+    def unreserve(self, address: int, size: int) -> None:
+        """Give reserved addresses back; nothing is mapped behind them any more."""
+        if address >= _RESERVATIONS and address + size <= self._reserved_end:
+            self._views.append((size, address))
 
     def map(self, size: int) -> bool:
         """Put memory behind ``size`` reserved bytes; False where the card is full."""

@@ -30,7 +30,7 @@ __all__ = [
 
 _MAP = int(Action.SEGMENT_MAP)
 _UNMAP = int(Action.SEGMENT_UNMAP)
-_UNKNOWN_CARD = 1 << 40
+_UNKNOWN_CARD = 1 << 39
 """Addresses to reserve where the card's size is not known: more than any card has."""
 
 
@@ -244,6 +244,9 @@ def unmap(allocator: CachingAllocator, block: Block) -> None:
     allocator.log.append((_UNMAP, start, size, arena.stream, arena.pool))
     if block.prev is None and block.next is None:
         _forget_unmapped(block)  # nothing is left of the segment: its addresses go back
+        extent = block.extent
+        assert extent is not None
+        allocator.driver.unreserve(extent.address, extent.size)
 
 
 def _keep_free(

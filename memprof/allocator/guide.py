@@ -84,6 +84,7 @@ class Guide:
         self._holes = begin.contradictions > 0
         self._assumed = set(begin.state.blocks.address[begin.assumed].tolist())
         self._start_ties = sorted({b.tie for b in self._all_blocks()})
+        self._was_full = bool((trace.events.action == _OOM).any())
         self._queue: list[tuple[int, int, int, int]] = []  # action, address, size, pool
         self._run_end = 0
         events = trace.events
@@ -181,7 +182,7 @@ class Guide:
         if last is None or last.last != row - len(self._queue):
             return False
         if self._queue or not arena.expandable:
-            return last.retry and bool(self._queue)
+            return bool(self._queue)
         # Room that the second try finds without mapping anything leaves no other trace.
         address: int = self._addresses[row]
         return expandable.room_at(arena, size) == address
@@ -204,16 +205,16 @@ class Guide:
             return Doubt.HOLES
         if row in self._finder.open:
             return Doubt.POOL
-        if len(self.predicted) == 0 and self._from_midst and actual is not None:
-            return Doubt.CUT  # what it was cut from looks free, and was not
+        # Right after the cut: what the first allocation was cut from looks free, and was not.
+        no_excuse = Doubt.CUT if self._from_midst and not self.predicted else Doubt.WRONG
         if chosen is None or actual is None:
-            return Doubt.WRONG
+            return no_excuse if actual is not None else Doubt.WRONG
         rest = least_remainder(chosen, size)
         if learn_remainder(self.allocator, self._assumed, chosen, actual, rest):
             return Doubt.START_SIZE
         tie = learn_order(self.allocator, self._start_ties, chosen, actual)
         if tie is None:
-            return Doubt.WRONG
+            return no_excuse
         self.learned_ties[_base(actual)] = tie
         return Doubt.START_ORDER
 
@@ -365,12 +366,13 @@ class Guide:
     def _served_next(self, first: int, last: int) -> bool:
         """Whether memory was given back for a request: the next thing is new memory, or none.
 
-        The recorder gives both the stack of that request. Where it kept no stacks, a release that
-        new memory follows at once counts as made for it.
+        The recorder gives both the stack of that request. Where it kept no stacks, memory counts
+        as asked back by the program, unless the recording shows that the card was full once.
         """
         if last == len(self._actions) or self._actions[last] not in (_SEGMENT_ALLOC, _MAP, _OOM):
             return False
-        return self._stacks.of(first) == self._stacks.of(last)
+        stack = self._stacks.of(first)
+        return stack == self._stacks.of(last) and (stack != 0 or self._was_full)
 
 
 def _base(block: Block) -> int:

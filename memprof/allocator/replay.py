@@ -128,7 +128,8 @@ def _candidates(trace: Trace) -> list[TieBreak]:
     if known is not None and not trace.torch_version.endswith("+"):
         return [known]
     first = known or TieBreak.ADDRESS
-    return [first, *(rule for rule in TieBreak if rule is not first)]
+    likely = (TieBreak.ADDRESS, TieBreak.OLDEST_SEGMENT, TieBreak.OLDEST_BLOCK)
+    return [first, *(rule for rule in likely if rule is not first)]
 
 
 def inferred_settings(trace: Trace) -> AllocatorSettings:

@@ -20,7 +20,7 @@ __all__ = ["TIE_SPACING", "Origins", "restore", "start_owner", "state_of"]
 TIE_SPACING = 1 << 20
 """Between the tie-breaks of segments in the order that is assumed for them at the start."""
 
-_VIEW = 1 << 42
+_VIEW = 1 << 40
 """Addresses taken for reserved behind a restored expandable segment: no card fills them."""
 
 
@@ -148,7 +148,7 @@ def restore(
             chain = rows.chain(allocator, arena, row, _start_tie(allocator, segments, row, ties))
             held = (int(segments.size[row]), arena, start_owner(row))
             allocator.segments[chain[0].address] = held
-        allocator.driver.used += int(segments.size[row])
+        allocator.driver.occupy(int(segments.address[row]), int(segments.size[row]))
         allocator.grow(int(segments.size[row]))
     for key, chain in extents.items():
         lowest = (first_pages or {}).get(key, chain[0].address)

@@ -25,6 +25,7 @@ class Territory:
         self._trace, self._settings = trace, settings
         self.pool_of_event: dict[int, int] = {}
         """Pool of each ``SEGMENT_ALLOC`` event that made a segment of the end state."""
+        self._maps: list[tuple[int, ArenaKey]] = []
         self._known = self._known_ranges()
 
     def note(self, row: int, at_end: int | None) -> None:
@@ -54,21 +55,24 @@ class Territory:
             if pool == NOT_RECORDED:
                 pool = by_stream.get((stream, small), 0)
             known.append((int(events.address[row]), (pool, stream, small)))
+            self._maps.append((row, (pool, stream, small)))
         return sorted(known)
 
     def arena_at(self, start: int, end: int) -> ArenaKey:
         """The arena of an expandable range that was mapped at the start.
 
-        It is there at the end still, or was unmapped; the events inside it tell the rest.
+        What happened inside it until it was first unmapped tells, or else the end state: after
+        that the addresses may have been reserved anew, for another pool.
         """
-        segments, events = (self._trace.end or State()).segments, self._trace.events
-        there = segments.expandable & (segments.address < end)
-        there &= segments.address + segments.size > start
-        if there.any():
-            row = int(np.flatnonzero(there)[0])
-            small = int(segments.kind[row]) == SegmentKind.SMALL
-            return int(segments.pool[row]), int(segments.stream[row]), small
-        inside = events.take((events.address >= start) & (events.address < end))
+        events = self._trace.events
+        rows = np.flatnonzero((events.address >= start) & (events.address < end))
+        unmapped = self._unmaps(start, end)
+        if not len(unmapped):
+            at_end = self._at_end(start, end)
+            if at_end is not None:
+                return at_end
+        first = int(unmapped[0]) if len(unmapped) else len(events)
+        inside = events.take(rows[rows <= first] if (rows <= first).any() else unmapped[:1])
         stream = int(inside.stream[0]) if len(inside) else 0
         small = self._is_small(inside, end - start)
         told = inside.pool[inside.pool != NOT_RECORDED]
@@ -76,6 +80,22 @@ class Territory:
             return int(told[0]), stream, small
         near = [(abs(a - start), key) for a, key in self._known if key[1:] == (stream, small)]
         return min(near)[1] if near and min(near)[0] < _FARTHEST else (0, stream, small)
+
+    def _unmaps(self, start: int, end: int) -> npt.NDArray[np.intp]:
+        """Events that unmapped something of a range."""
+        events = self._trace.events
+        overlap = (events.address < end) & (events.address + events.size > start)
+        return np.flatnonzero(overlap & (events.action == Action.SEGMENT_UNMAP))
+
+    def _at_end(self, start: int, end: int) -> ArenaKey | None:
+        segments = (self._trace.end or State()).segments
+        there = segments.expandable & (segments.address < end)
+        there &= segments.address + segments.size > start
+        if not there.any():
+            return None
+        row = int(np.flatnonzero(there)[0])
+        small = int(segments.kind[row]) == SegmentKind.SMALL
+        return int(segments.pool[row]), int(segments.stream[row]), small
 
     def _is_small(self, inside: Events, size: int) -> bool:
         blocks = np.isin(inside.action, (Action.ALLOC, Action.FREE_COMPLETED))
@@ -100,18 +120,30 @@ class Territory:
         return result
 
     def first_pages(self, start: Segments) -> dict[ArenaKey, int]:
-        """The lowest address that the arena of each expandable segment is mapped at, ever.
+        """The lowest address that each arena's expandable segment of the start is mapped at, ever.
 
         Below the lowest range at the start lie pages that were unmapped before it and may be
-        mapped again.
+        mapped again, as long as anything of the segment stays mapped.
         """
         lowest: dict[ArenaKey, int] = {}
+        until: dict[ArenaKey, int] = {}
         for row in np.flatnonzero(start.expandable).tolist():
             small = int(start.kind[row]) == SegmentKind.SMALL
             key = (int(start.pool[row]), int(start.stream[row]), small)
-            address = int(start.address[row])
+            address, size = int(start.address[row]), int(start.size[row])
             lowest[key] = min(address, lowest.get(key, address))
-        for address, key in self._known:
-            if key in lowest and lowest[key] - _FARTHEST < address < lowest[key]:
-                lowest[key] = address
+            until[key] = max(self._mapped_until(address, size), until.get(key, 0))
+        for row, key in self._maps:
+            address = int(self._trace.events.address[row])
+            if key in lowest and row < until[key] and lowest[key] - _FARTHEST < address:
+                lowest[key] = min(lowest[key], address)
         return lowest
+
+    def _mapped_until(self, address: int, size: int) -> int:
+        """The event that unmapped the last of a range; the number of events if none did."""
+        events = self._trace.events
+        rows = self._unmaps(address, address + size)
+        low = np.maximum(events.address[rows], address)
+        high = np.minimum(events.address[rows] + events.size[rows], address + size)
+        gone = np.flatnonzero(np.cumsum(high - low) >= size)
+        return int(rows[gone[0]]) if len(gone) else len(events)
