@@ -18,7 +18,12 @@ def render(runs: Sequence[Run | Reported], *, title: str = "") -> str:
 
     A bare `Run` is examined and summed up here; hand in `Reported` where that is done already, or
     where there are findings.
+
+    Raises:
+        MemprofError: there is no run, or plotly is not installed whole.
     """
+    if not runs:
+        raise MemprofError("there is no run to show", "name a run file or a snapshot")
     reports = [run if isinstance(run, Reported) else report_of(run) for run in runs]
     names = [short_path(r.examination.run.source, 1) for r in reports]
     return page(reports, title or f"memprof · {', '.join(n for n in names if n) or 'run'}")
@@ -35,5 +40,7 @@ def write(runs: Sequence[Run | Reported], path: str | Path, *, title: str = "") 
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise MemprofError(f"cannot write {path}: {error.strerror}", "choose another with -o") from error
+        raise MemprofError(
+            f"cannot write {path}: {error.strerror}", "choose another with -o"
+        ) from error
     return path

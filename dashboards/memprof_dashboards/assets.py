@@ -39,7 +39,9 @@ def script() -> str:
 
 
 def _static(name: str) -> str:
-    return resources.files(__package__).joinpath("static", name).read_text(encoding="utf-8")
+    return (
+        resources.files(__package__).joinpath("static").joinpath(name).read_text(encoding="utf-8")
+    )
 
 
 def packed(data: bytes) -> str:

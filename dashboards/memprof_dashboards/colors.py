@@ -9,14 +9,14 @@ __all__ = ["CATEGORY_COLORS", "GROUP_COLORS", "OTHER_COLOR", "PHASE_COLORS", "ST
 # Okabe and Ito's set (2008), which people with any colour blindness tell apart, a little calmer
 # where large areas are filled; grey is kept for what is not known.
 CATEGORY_COLORS: dict[Category, str] = {
-    Category.UNKNOWN: "#9aa3ad",
+    Category.UNKNOWN: "#b3bbc4",
     Category.PARAMETER: "#2c6fbb",
     Category.BUFFER: "#7cc4ea",
     Category.GRADIENT: "#e69f00",
     Category.OPTIMIZER_STATE: "#1d9a78",
     Category.ACTIVATION: "#d1603d",
     Category.INPUT: "#e3d44f",
-    Category.TEMPORARY: "#bf7fb0",
+    Category.TEMPORARY: "#c77bb8",
 }
 
 STACKING: tuple[Category, ...] = (
@@ -44,7 +44,7 @@ GROUP_COLORS: tuple[str, ...] = (
     "#5289c7",
     "#ae76a3",
     "#90c987",
-    "#dc8b6b",
+    "#a34a28",
 )
 OTHER_COLOR = "#9aa3ad"
 

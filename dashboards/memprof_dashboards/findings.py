@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import msgspec
 
 from memprof.analysis.findings import Found, Remedy
+from memprof.analysis.sites import FrameKind, frame_kind, short_path
 from memprof.records import Holder, Link, Site
+from memprof.trace import Frame
 from memprof.units import format_bytes, format_count, format_percent
 from memprof_dashboards.text import escaped, visible
-from memprof.analysis.sites import FrameKind, frame_kind, short_path
-from memprof.trace import Frame
 
 __all__ = ["FindingSeries", "cards", "series"]
 
@@ -55,7 +55,9 @@ def cards(findings: Sequence[Found]) -> str:
     shown = "".join(_card(found, number) for number, found in enumerate(findings[:_SHOWN]))
     more = len(findings) - _SHOWN
     rest = f'<p class="hint">and {format_count(more)} more: see --json</p>' if more > 0 else ""
-    return f'<section class="findings" aria-label="Findings"><h2>Findings</h2>{shown}{rest}</section>'
+    return (
+        f'<section class="findings" aria-label="Findings"><h2>Findings</h2>{shown}{rest}</section>'
+    )
 
 
 def _card(found: Found, number: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 from collections.abc import Iterable
 
 from memprof.analysis.summary import DeviceFigures, Summary
@@ -81,7 +81,9 @@ def _peak_tile(device: DeviceFigures) -> str:
     if not total:
         return _tile("Peak allocated", _size(peak), _owner(device))
     text = f"{format_percent(peak, total)} of {format_bytes(total)}"
-    return _tile("Peak allocated", _size(peak), f"{text}. {_owner(device)}", _gauge(peak, total, text))
+    return _tile(
+        "Peak allocated", _size(peak), f"{text}. {_owner(device)}", _gauge(peak, total, text)
+    )
 
 
 def _owner(device: DeviceFigures) -> str:
@@ -96,7 +98,9 @@ def _reserved_tile(device: DeviceFigures) -> str:
     if not reserved:
         return _tile("Peak reserved", "none", "nothing was held from the driver")
     text = f"{format_bytes(unused)} of it unused ({format_percent(unused, reserved)})"
-    gauge = _gauge(reserved - unused, reserved, f"{format_percent(reserved - unused, reserved)} used")
+    gauge = _gauge(
+        reserved - unused, reserved, f"{format_percent(reserved - unused, reserved)} used"
+    )
     return _tile("Peak reserved", _size(reserved), text, gauge)
 
 
@@ -117,7 +121,9 @@ def _when_tile(device: DeviceFigures) -> str:
     where += [peak.phase] if peak.phase != "unknown" else []
     where += [escaped(peak.module, 80)] if peak.module else []
     site = f"<code>{escaped(peak.site, 120)}</code>" if peak.site else ""
-    detail = ". ".join(t for t in (site, f"{_counted(device.events, 'event')}{_steps(device)}") if t)
+    detail = ". ".join(
+        t for t in (site, f"{_counted(device.events, 'event')}{_steps(device)}") if t
+    )
     return _tile("Peak reached in", ", ".join(where) or f"event {format_count(peak.event)}", detail)
 
 
@@ -144,7 +150,9 @@ def unseen(summary: Summary) -> str:
 def recording(run: Run, summary: Summary) -> str:
     """What ran, where and how it was recorded."""
     rows = "".join(
-        f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in _facts(run, summary) if value
+        f"<div><dt>{name}</dt><dd>{value}</dd></div>"
+        for name, value in _facts(run, summary)
+        if value
     )
     return f'<dl class="facts">{rows}</dl>'
 
@@ -176,7 +184,7 @@ def _torch_of_traces(run: Run) -> str:
 
 def _moment(time_us: int) -> str:
     try:
-        moment = datetime.datetime.fromtimestamp(time_us / 1e6, datetime.timezone.utc)
+        moment = dt.datetime.fromtimestamp(time_us / 1e6, dt.timezone.utc)
     except (ValueError, OverflowError, OSError):  # a hostile file's year 60,000
         return ""
     return moment.strftime("%Y-%m-%d %H:%M:%S UTC") if time_us > 0 else ""

@@ -102,9 +102,9 @@ def memory_figure(view: DeviceView, count: int) -> MemoryFigure | None:
     allocated = _joined(windows, kept, lambda w, at: w.line.allocated[at])
     reserved = _joined(windows, kept, lambda w, at: w.line.reserved[at])
     happened = [_happened(view, w, at) for w, at in zip(windows, kept, strict=True)]
-    time_us = _joined(windows, kept, lambda w, at: w.times(at, view.origin)) if clocked else []
+    time_us = _joined(windows, kept, lambda w, at: w.times(at, view.origin))
     return MemoryFigure(
-        time_us=[int(t) for t in time_us],
+        time_us=time_us.tolist() if clocked else [],
         event=_joined(windows, kept, lambda w, at: w.first_event + at).tolist(),
         allocated=allocated.tolist(),
         reserved=reserved.tolist(),
@@ -112,7 +112,7 @@ def memory_figure(view: DeviceView, count: int) -> MemoryFigure | None:
         size=[s for h in happened for s in h[1]],
         stack=[s for h in happened for s in h[2]],
         windows=starts[:-1].tolist(),
-        layers=_all_layers(view, windows, kept),
+        layers=_all_layers(windows, kept),
         inferred=windows[0].owners.inferred,
         phases=[
             b
@@ -163,9 +163,7 @@ def _happened(
 # -- who owned the bytes ---------------------------------------------------------------------------
 
 
-def _all_layers(
-    view: DeviceView, windows: Sequence[WindowView], kept: Sequence[Ints]
-) -> dict[str, Layers]:
+def _all_layers(windows: Sequence[WindowView], kept: Sequence[Ints]) -> dict[str, Layers]:
     splits = {"category": _category_layers(windows, kept)}
     for name in ("module", "site"):
         layers = _named_layers(windows, kept, lambda o, n=name: getattr(o, n))  # type: ignore[misc]
@@ -221,14 +219,16 @@ def _weight(window: WindowView, grouping: Grouping, groups: int) -> npt.NDArray[
     lives, events = window.line.lives, len(window.trace.events)
     alive = lives.alive_at(window.line.peak_allocated.event)
     length = (np.minimum(lives.free, events) - np.maximum(lives.alloc, 0)) / max(events, 1)
-    return np.bincount(grouping.of, weights=lives.size * (alive + length), minlength=groups)
+    weight: npt.NDArray[np.float64] = np.zeros(groups)
+    weight += np.bincount(grouping.of, weights=lives.size * (alive + length), minlength=groups)
+    return weight
 
 
 # -- when ------------------------------------------------------------------------------------------
 
 
 def _bands(window: WindowView, at: Ints, first: int) -> list[Band]:
-    """Runs of samples in one phase; what is shorter than a reader could see joins what was before."""
+    """Runs of samples in one phase; what is too short to see joins what was before."""
     phase = _phase_of_entries(window)[at]
     edges = np.flatnonzero(np.diff(phase)) + 1
     starts = np.concatenate([[0], edges])
@@ -244,7 +244,7 @@ def _bands(window: WindowView, at: Ints, first: int) -> list[Band]:
 
 
 def _phase_of_entries(window: WindowView) -> Ints:
-    """The phase at every entry: as labelled, or that of the last allocation whose phase was told."""
+    """The phase at every entry: as labelled, or that of the last allocation that tells one."""
     events, lives = window.trace.events, window.line.lives
     phase = np.zeros(len(events) + 1, dtype=np.int64)
     if window.owners.inferred:

@@ -1,4 +1,4 @@
-"""The figure "what was alive": trees of live bytes by module and by stack, and the largest sites."""
+"""The figure "what was alive": live bytes by module and by stack, and the largest sites."""
 
 from __future__ import annotations
 

@@ -171,7 +171,9 @@ def _switches(runs: Sequence[RunData]) -> str:
     """The choice of run and, within each, of device; left out where there is none."""
     switches = ""
     if len(runs) > 1:
-        options = "".join(f'<option value="{n}">{escaped(r.name)}</option>' for n, r in enumerate(runs))
+        options = "".join(
+            f'<option value="{n}">{escaped(r.name)}</option>' for n, r in enumerate(runs)
+        )
         switches += f'<label>Run <select id="run">{options}</select></label>'
     for number, run in enumerate(runs):
         if len(run.devices) > 1:
@@ -196,11 +198,19 @@ def _charts() -> str:
 
 
 _FIGURES = (
-    ("memory", "Memory over time", "Bytes in use, stacked by owner, under what torch holds from the driver."),
+    (
+        "memory",
+        "Memory over time",
+        "Bytes in use, stacked by owner, under what torch holds from the driver.",
+    ),
     ("readings", "Around torch", "What the driver and the host say, on the same time axis."),
     ("owners", "What was alive", "Width is bytes. Click a box to look into it."),
     ("steps", "Step by step", "The most each step used, and what stayed at its end."),
-    ("segments", "Map of the allocator", "Every segment by address; drag to zoom, double-click to go back."),
+    (
+        "segments",
+        "Map of the allocator",
+        "Every segment by address; drag to zoom, double-click to go back.",
+    ),
 )
 
 _TEMPLATE = """<!DOCTYPE html>

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -54,9 +56,14 @@ def readings_figure(view: DeviceView) -> list[ReadingPanel]:
         if not known.any():
             continue
         name, unit = _named(series.name)
-        panel = panels.setdefault((series.source, unit), ReadingPanel(_title(series), unit, []))
+        panel = panels.setdefault(_key(series, unit), ReadingPanel(_title(series), unit, []))
         panel.lines.append(_line(series, name, view.origin))
     return sorted(panels.values(), key=lambda p: (p.unit != "", p.unit == "count"))
+
+
+def _key(series: ReadingSeries, unit: str) -> tuple[str, str]:
+    """A panel a source and unit; what is free on the whole machine would dwarf what a job uses."""
+    return series.source, "available" if series.name == "available" else unit
 
 
 def _named(name: str) -> tuple[str, str]:
@@ -83,7 +90,7 @@ def _extremes(values: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.int
         return np.arange(len(values))
     edges = np.linspace(0, len(values), count // 2 + 1).astype(int)
     kept = [0, len(values) - 1]
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
+    for low, high in itertools.pairwise(edges):
         part = np.nan_to_num(values[low:high])
         kept += [int(low + part.argmin()), int(low + part.argmax())]
     return np.unique(kept)

@@ -201,9 +201,7 @@ def _pending(trace: Trace, event: int) -> Blocks:
     since = np.flatnonzero(events.action == Action.FREE_REQUESTED)
     later = np.isin(still.address, events.address[since[since > event]])
     still = still.take(~later & ~np.isin(still.address, found.address))
-    joined: Blocks = Blocks.concatenate(
-        [found, _waiting(still.address, still.size, still.stack)]
-    )
+    joined: Blocks = Blocks.concatenate([found, _waiting(still.address, still.size, still.stack)])
     return joined
 
 

@@ -1,4 +1,4 @@
-"""Text that somebody else chose (paths, names, labels), made safe to show; no markup is made here."""
+"""Text that somebody else chose (paths, names, labels), made safe to show; no markup."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNSEEN = re.compile(
 
 
 def visible(text: str, longest: int = LONGEST) -> str:
-    """``text`` on one line with its invisible characters spelt out, cut in the middle if too long."""
+    """``text`` on one line with its invisible characters spelt out, cut in the middle if long."""
     if len(text) > longest:
         half = (longest - 1) // 2
         text = f"{text[:half]}…{text[-half:]}"

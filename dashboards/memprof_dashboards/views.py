@@ -66,7 +66,9 @@ class StackBook:
             for s in self._stacks
         ]
         frames = [_shown(self.tables.frames[f]) for f in self._frames]
-        sites = [visible(site_name(self.sites.frames[self.sites.of_stack[s]])) for s in self._stacks]
+        sites = [
+            visible(site_name(self.sites.frames[self.sites.of_stack[s]])) for s in self._stacks
+        ]
         return StackTable(frames, stacks, sites)
 
 
@@ -128,9 +130,7 @@ class DeviceView:
         return {"peak": (best, best.line.peak_allocated.event + 1), **end}
 
 
-def device_view(
-    run: Run, examined: DeviceExamination, origin: int, book: StackBook
-) -> DeviceView:
+def device_view(run: Run, examined: DeviceExamination, origin: int, book: StackBook) -> DeviceView:
     """``examined`` with its windows put behind one another."""
     windows, first = [], 0
     for window in examined.windows:

@@ -25,7 +25,6 @@ FLAGS = (
     "--disable-sync",
     "--remote-debugging-pipe",
 )
-FAILURES = ("Runtime.exceptionThrown", "Network.requestWillBeSent")
 
 
 class Browser:
@@ -89,7 +88,11 @@ class Browser:
         method, about = event.get("method"), event.get("params", {})
         if method == "Runtime.exceptionThrown":
             self.complaints.append(json.dumps(about["exceptionDetails"])[:2000])
-        elif method == "Runtime.consoleAPICalled" and about["type"] in ("error", "warning", "assert"):
+        elif method == "Runtime.consoleAPICalled" and about["type"] in (
+            "error",
+            "warning",
+            "assert",
+        ):
             self.complaints.append(json.dumps(about["args"])[:2000])
         elif method == "Log.entryAdded" and about["entry"]["level"] in ("error", "warning"):
             self.complaints.append(json.dumps(about["entry"])[:2000])
@@ -131,6 +134,17 @@ class Browser:
         for kind in ("mouseMoved", *(("mousePressed", "mouseReleased") if click else ())):
             more = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
             self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
+
+    def drag(self, start: tuple[float, float], end: tuple[float, float]) -> None:
+        """Press at one place, move, and let go at another."""
+        mouse = "Input.dispatchMouseEvent"
+        held = {"button": "left", "buttons": 1, "clickCount": 1}
+        self.send(mouse, type="mouseMoved", x=start[0], y=start[1])
+        self.send(mouse, type="mousePressed", x=start[0], y=start[1], **held)
+        for part in (0.3, 0.6, 1.0):
+            x, y = (a + (b - a) * part for a, b in zip(start, end, strict=True))
+            self.send(mouse, type="mouseMoved", x=x, y=y, **held)
+        self.send(mouse, type="mouseReleased", x=end[0], y=end[1], **held)
 
     def screenshot(self, path: Path, *, whole: bool = True) -> None:
         """A picture of the page, or of what the window shows."""

@@ -2,14 +2,16 @@
 const THEMES = ["system", "light", "dark"];
 
 function drawAll() {
-  for (const draw of page.figures) draw();
+  const bare = !device();
+  for (const root of document.querySelectorAll("section.figure")) root.hidden = bare;
+  if (!bare) for (const draw of page.figures) draw();
   drawLinks();
 }
 
 /** Show the words of the chosen run and device, and hide those of the others. */
 function choose(runNumber, deviceNumber) {
   Object.assign(page, { run: runNumber, device: deviceNumber });
-  Object.assign(memory, { range: null, hidden: new Set() });
+  Object.assign(memory, { range: null, split: null, hidden: new Set() });
   Object.assign(owned, { level: 0 });
   for (const node of document.querySelectorAll("[data-run]")) {
     const other = Number(node.dataset.run) !== page.run;
@@ -35,8 +37,8 @@ function wireSwitches() {
   const devices = document.querySelectorAll("select.device");
   if (runs) {
     runs.addEventListener("change", () => {
-      devices.forEach((select) => { select.selectedIndex = 0; });
-      choose(runs.selectedIndex, 0);
+      page.run = runs.selectedIndex;
+      chooseBusiest();
     });
   }
   devices.forEach((select) => {
@@ -54,6 +56,13 @@ function wireSwitches() {
 }
 
 /** The device with the highest peak is what a reader came for. */
+function chooseBusiest() {
+  const first = busiest();
+  document.querySelectorAll(`label[data-run="${page.run}"] select.device`)
+    .forEach((select) => { select.selectedIndex = first; });
+  choose(page.run, first);
+}
+
 function busiest() {
   const peaks = run().devices.map((d) => (d.memory ? d.memory.allocated[d.memory.peak_sample]
     : d.owners.end ? d.owners.end.allocated : 0));
@@ -70,13 +79,7 @@ async function start() {
   document.head.append(script);
   page.data = JSON.parse(data);
   wireSwitches();
-  if (!page.data.runs.length || !run().devices.length) {
-    document.querySelectorAll("section.figure").forEach((s) => { s.hidden = true; });
-    return;
-  }
-  const first = busiest();
-  document.querySelectorAll(`label[data-run="0"] select.device`).forEach((s) => { s.selectedIndex = first; });
-  choose(0, first);
+  chooseBusiest();
 }
 
 start()

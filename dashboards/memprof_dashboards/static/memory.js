@@ -1,7 +1,7 @@
 // Memory over time: areas by owner under the reserved line, with phases, steps, peak and ooms.
 const memory = {
   axis: "time",
-  split: "category",
+  split: null,           // "category", "module" or "site"; null: the best that the recording has
   hidden: new Set(),
   range: null,           // [low, high] in axis units, null: everything
   shown: [],             // the samples that are drawn now
@@ -62,6 +62,14 @@ function alongSamples(figure, picked, x, values, gap) {
     ys.push(values[i]);
   }
   return { x: xs, y: ys };
+}
+
+/** Categories, unless nearly all of them are unknown while sites are told. */
+function bestSplit(figure) {
+  const { names, bytes } = figure.layers.category, at = figure.peak_sample;
+  const unknown = names.indexOf("unknown");
+  const dark = unknown >= 0 && bytes[unknown][at] > 0.95 * figure.allocated[at];
+  return dark && figure.layers.site ? "site" : "category";
 }
 
 function memoryTraces(figure, axis, picked) {
@@ -209,9 +217,9 @@ function memoryLayout(figure, axis, range) {
     });
   }
   const top = capacity && capacity < most * 1.6 ? Math.max(capacity, most) : most;
-  return layout(430, {
+  return layout(446, {
     uirevision: `${page.run}/${page.device}/${memory.axis}`,
-    margin: { l: GUTTER, r: 12, t: 26, b: 8 },
+    margin: { l: GUTTER, r: 12, t: 42, b: 8 },
     hovermode: "x", hoverdistance: 60,
     xaxis: {
       title: { text: axis.title, font: { size: 11 }, standoff: 6 }, range,
@@ -243,8 +251,7 @@ function drawMemory() {
     return;
   }
   clean(parts);
-  if (!figure.time_us.length) memory.axis = "event";
-  if (!figure.layers[memory.split]) memory.split = "category";
+  if (!figure.layers[memory.split]) memory.split = bestSplit(figure);
   const axis = memoryAxis(figure);
   const range = memory.range || wholeRange(axis);
   memory.shown = pickSamples(figure, axis.x, range);

@@ -1,5 +1,5 @@
 // Readings of the driver and the host under the memory chart, on its time axis and zoom.
-const LINE_COLORS = ["#2c6fbb", "#d1603d", "#1d9a78", "#bf7fb0", "#e69f00"];
+const LINE_COLORS = ["#2c6fbb", "#d1603d", "#1d9a78", "#c77bb8", "#e69f00"];
 const PANEL_HEIGHT = 96;
 const PANEL_GAP = 30;
 
