@@ -54,7 +54,7 @@ def find_holders(
     with plain_torch():
         keys = [_key(one) for one in targets]
     wanted = frozenset(key for key in keys if key)
-    ids = frozenset(id(one) for one, key in zip(targets, keys) if key == id(one))
+    ids = frozenset(id(one) for one, key in zip(targets, keys, strict=True) if key == id(one))
     with quiet():
         found = _found(wanted, ids, limit, Deadline(budget_s), graphs=graphs)
     return [found.get(key, ()) for key in keys]
@@ -148,7 +148,7 @@ def _root_links(root: Root, value: object) -> list[Link]:
 
 
 def _global_kind(root: Root, name: str) -> LinkKind:
-    history = name in ("Out", "_oh", "_", "__", "___") or name[:1] == "_" and name[1:].isdigit()
+    history = name in ("Out", "_oh", "_", "__", "___") or (name[:1] == "_" and name[1:].isdigit())
     return LinkKind.NOTEBOOK if history and "_oh" in root.names else LinkKind.GLOBAL
 
 

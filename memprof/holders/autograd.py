@@ -9,10 +9,11 @@ pack hook returned. It does so from torch 2.7 on; before, saved tensors are left
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -37,18 +38,18 @@ _CHECK_EVERY = 256
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
-    """Read attributes of tensors as torch's own, past subclasses' ``__torch_function__`` and modes."""
+    """Read attributes of tensors as torch's own, past ``__torch_function__`` of subclasses."""
     with torch._C.DisableTorchFunction():
         yield
 
 
 def is_tensor_type(kind: type) -> bool:
-    """Whether instances are tensors, asked of the type (``isinstance`` may run a ``__class__`` property)."""
+    """Whether instances are tensors, asked of the type (``isinstance`` may run user code)."""
     return type.__subclasscheck__(torch.Tensor, kind)
 
 
 def is_node_type(kind: type) -> bool:
-    """Whether instances are nodes of an autograd graph, C++ ones or the ``ctx`` of a custom Function."""
+    """Whether instances are nodes of an autograd graph, C++ ones or a custom Function's ``ctx``."""
     if type.__subclasscheck__(torch._C._FunctionBase, kind):
         return True
     own = type.__dict__["__dict__"].__get__(kind)
@@ -56,9 +57,9 @@ def is_node_type(kind: type) -> bool:
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """``storage._cdata`` of a tensor, made without creating a storage object; 0 where it has none."""
+    """``storage._cdata`` of a tensor, made without a storage object; 0 where it has none."""
     try:
-        return int(torch._C._storage_id(tensor))
+        return int(torch._C._storage_id(tensor))  # type: ignore[attr-defined]
     except (RuntimeError, NotImplementedError):
         return 0
 
@@ -120,7 +121,9 @@ class TorchEdges:
                 self.heap.complete = False
                 return
             value, trail = queue.popleft()
-            hops = _tensor_hops if is_tensor_type(type(value)) else _node_hops
+            hops: Callable[[Any], Iterator[_Hop]] = (
+                _tensor_hops if is_tensor_type(type(value)) else _node_hops
+            )
             for other, kind, name, owner in hops(value):
                 yield from self._visit(other, _Trail(trail, kind, name, owner), queue)
 
@@ -161,9 +164,9 @@ def _tensor_hops(tensor: torch.Tensor) -> Iterator[_Hop]:
     name = type(tensor).__name__
     if tensor._is_view():
         yield tensor._base, LinkKind.BASE, "", name
-    if tensor.is_leaf or tensor.retains_grad:  # others would warn, and have none
-        if tensor.grad is not None:
-            yield tensor.grad, LinkKind.GRAD, "grad", name
+    # others would warn, and have none
+    if (tensor.is_leaf or tensor.retains_grad) and tensor.grad is not None:
+        yield tensor.grad, LinkKind.GRAD, "grad", name
     hooks = getattr(tensor, "_post_accumulate_grad_hooks", None)
     if hooks is not None:
         yield hooks, LinkKind.HOOK, "post-accumulate-grad hook", name
@@ -186,11 +189,9 @@ def _node_hops(node: torch.autograd.graph.Node) -> Iterator[_Hop]:
 def _saved_names(kind: type) -> tuple[str, ...]:
     if not _CAN_READ_SAVED:
         return ()
-    if issubclass(
-        kind, torch._C._FunctionBase
-    ):  # the user's classes are not remembered: it would keep them
-        return ("_raw_saved_tensors",)
-    return _names_of_cpp_node(kind)
+    if issubclass(kind, torch._C._FunctionBase):
+        return ("_raw_saved_tensors",)  # the user's classes are not remembered: it would keep them
+    return _names_of_cpp_node(kind)  # type: ignore[arg-type] # a class is hashable
 
 
 @lru_cache(maxsize=1024)

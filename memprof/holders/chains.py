@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
 import msgspec
 
@@ -100,11 +100,11 @@ def _join_module(links: list[Link], at: int) -> tuple[Link | None, int]:
         at += 2
         if kind is not LinkKind.MODULE_ATTRIBUTE:
             break
-    if path and kind is LinkKind.MODULE_ATTRIBUTE and at < len(links) and links[at].kind == _MODULE:
-        if links[at].name not in kinds:  # an attribute of the inner module
-            path.append(links[at].name)
-            filename = links[at].filename
-            at += 1
+    inner = path and kind is LinkKind.MODULE_ATTRIBUTE and at < len(links)
+    if inner and links[at].kind == _MODULE and links[at].name not in kinds:
+        path.append(links[at].name)
+        filename = links[at].filename
+        at += 1
     if not path:
         return None, 0
     return link(kind, ".".join(path), first.type_name, filename), at - start
@@ -160,7 +160,7 @@ def score(links: list[Link], *, user: bool) -> tuple[int, int]:
     kinds = [one.kind for one in links]
     if len(links) == 1 and kinds[0] == LinkKind.LOCAL:
         weak += 3  # a variable of a running step; it is bound again in the next
-    elif LinkKind.LOCAL == kinds[0] and kinds[1] in (LinkKind.AUTOGRAD_NODE, LinkKind.BASE):
+    elif kinds[0] == LinkKind.LOCAL and kinds[1] in (LinkKind.AUTOGRAD_NODE, LinkKind.BASE):
         weak += 3
     if kinds[-1] == LinkKind.SAVED_TENSOR and links[-1].name == "variable":
         weak += 2  # the graph knows every leaf; the leaf's owner is elsewhere
@@ -308,7 +308,7 @@ def describe(links: list[Link]) -> str:
 
 
 def _phrase(one: Link) -> str:
-    where = f" ({os.path.basename(one.filename)}:{one.line})" if one.line else ""
+    where = f" ({Path(one.filename).name}:{one.line})" if one.line else ""
     name = f"`{one.name}`" if one.name else ""
     texts = {
         LinkKind.KEY: f"key of a {one.type_name} ({one.length} items)",
@@ -354,14 +354,15 @@ def _path_phrase(part: list[Link]) -> str:
         return f"{part[at].type_name}{name} ({part[at].length} items){deeper}{where}"
     if head.kind in _ROOTS:
         return _root_phrase(head)
-    noun = {
-        LinkKind.PARAMETER: "parameter",
-        LinkKind.BUFFER: "buffer",
+    nouns: dict[str, str] = {
+        LinkKind.PARAMETER.value: "parameter",
+        LinkKind.BUFFER.value: "buffer",
         _STATE: "optimizer state",
-    }.get(head.kind, "attribute")
+    }
+    noun = nouns.get(head.kind, "attribute")
     full = (
         f" (`{expressions[-1]}`)"
-        if len(part) > 2 or root.kind not in _ROOTS and len(part) > 1
+        if len(part) > 2 or (root.kind not in _ROOTS and len(part) > 1)
         else ""
     )
     return f"{noun} `{head.name}` of `{head.type_name}`{full}{where}"
@@ -382,7 +383,8 @@ def _expressions(part: list[Link]) -> list[str]:
 
 def _root_phrase(root: Link) -> str:
     if root.kind == LinkKind.LOCAL:
-        return f"local `{root.name}` of {root.type_name}() ({os.path.basename(root.filename)}:{root.line})"
+        where = f"({Path(root.filename).name}:{root.line})"
+        return f"local `{root.name}` of {root.type_name}() {where}"
     if root.kind == LinkKind.NOTEBOOK:
         return f"the notebook's `{root.name}`"
     return f"global `{root.name}` of {root.type_name}"

@@ -42,7 +42,8 @@ class Unreached:
         counts = list(map(sys.getrefcount, objects))
         base = _own_references()
         self._outside = {
-            id(one): count - base - is_tensor_type(type(one)) for one, count in zip(objects, counts)
+            id(one): count - base - is_tensor_type(type(one))
+            for one, count in zip(objects, counts, strict=True)
         }
         self._python_edges(objects)
         starts = [one for one in objects if is_tensor_type(type(one)) or is_node_type(type(one))]
@@ -71,12 +72,11 @@ class Unreached:
                 self._into[id(reached.value)].append(edge)
 
     def links(self, key: int, naming: Naming) -> list[Link]:
-        """The links that keep the storage ``key`` alive, from the cycle or the last known owner down."""
+        """The links that keep the storage ``key`` alive, from the cycle or the last owner down."""
         stored = self._stored.get(key, [])
-        starts = [one for one in self.search.tensors if self.search.key_of.get(id(one)) == key]
-        starts = [one for one in starts if id(one) in self._outside] + [
-            edge.owner for edge in stored
-        ]
+        views = (one for one in self.search.tensors if self.search.key_of.get(id(one)) == key)
+        starts: list[object] = [one for one in views if id(one) in self._outside]
+        starts += [edge.owner for edge in stored]
         if not starts:
             return [link(LinkKind.UNKNOWN, "no Python owner found")]
         down, order = self._climb(starts)

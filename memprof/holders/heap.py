@@ -1,4 +1,4 @@
-"""One bounded pass over the objects that the cyclic collector tracks; names nothing, knows no torch.
+"""One bounded pass over the objects that the cyclic collector tracks; names nothing.
 
 The pass is a breadth-first search forwards from roots, because asking the collector for the
 referrers of something costs a pass over the whole heap for every level. What is known of an object
@@ -53,7 +53,7 @@ class Deadline:
 
 @dataclass(frozen=True)
 class Level:
-    """Objects found in one sweep, and for each the chunk of ``source`` that refers to it (-1: none)."""
+    """Objects found in one sweep, and the chunk of ``source`` that refers to each (-1: none)."""
 
     objects: list[object]
     source: int

@@ -1,4 +1,4 @@
-"""Where a search starts: the frames of every thread and the modules; follows no reference itself."""
+"""Where a search starts: the frames of every thread and the modules; follows no reference."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import threading
 import types
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 __all__ = [
     "Root",
@@ -27,7 +28,7 @@ _PACKAGE = __name__.split(".")[0]
 
 @dataclass(frozen=True)
 class Root:
-    """Named values that are alive by themselves: the variables of a frame or the globals of a module."""
+    """Named values that are alive by themselves: a frame's variables or a module's globals."""
 
     kind: str
     """``"frame"`` or ``"module"``."""
@@ -46,7 +47,7 @@ class Root:
 
     def name_of(self, value: object) -> str:
         """The name that ``value`` has here; empty when it is gone."""
-        for name, other in zip(self.names, self.values):
+        for name, other in zip(self.names, self.values, strict=True):
             if other is value:
                 return name
         return ""
@@ -65,7 +66,7 @@ def is_user_file(filename: str) -> bool:
         return False
     if filename.startswith("<"):  # a prompt, ``python -c``, a notebook's cell
         return True
-    path = os.path.abspath(filename)
+    path = os.path.abspath(filename)  # noqa: PTH100 - resolve() would follow links
     if "site-packages" in path or "dist-packages" in path:
         return False
     return not any(path.startswith(folder + os.sep) for folder in _library_folders())
@@ -74,8 +75,8 @@ def is_user_file(filename: str) -> bool:
 @lru_cache(maxsize=1)
 def _library_folders() -> tuple[str, ...]:
     names = ("stdlib", "platstdlib")
-    own = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    return (*(os.path.abspath(sysconfig.get_path(name)) for name in names), own)
+    own = Path(__file__).absolute().parent.parent
+    return (*(str(Path(sysconfig.get_path(name)).absolute()) for name in names), str(own))
 
 
 def source_line(filename: str, line: int) -> str:
@@ -100,8 +101,9 @@ def frame_variables(frame: types.FrameType) -> tuple[list[str], list[object]]:
 
 
 def frame_roots() -> list[Root]:
-    """The frames of all threads, the outermost first, users' before libraries', without memprof's."""
-    names = {thread.ident: thread.name for thread in list(threading._active.values())}  # type: ignore[attr-defined]
+    """The frames of all threads, outermost first, users' before libraries', without memprof's."""
+    threads = list(threading._active.values())  # type: ignore[attr-defined]
+    names = {thread.ident: thread.name for thread in threads}
     here = threading.get_ident()
     roots: list[Root] = []
     tops = sys._current_frames()

@@ -51,7 +51,7 @@ def quiet() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Reference:
-    """One object that keeps a target alive, directly or (with ``path``) through torch's C++ side."""
+    """One object that keeps a target alive, directly or (with ``path``) through C++."""
 
     owner: object
     level: int
@@ -143,7 +143,7 @@ class Search:
     def _by_role(
         objects: list[object],
     ) -> tuple[list[object], list[object], list[object], list[object]]:
-        """Of all objects memprof's own, the tensors, the graph nodes and the optimizers, in one pass."""
+        """Of all objects memprof's own, tensors, graph nodes and optimizers, in one pass."""
         tests: tuple[Callable[[type], bool], ...] = (
             _is_own_type,
             is_tensor_type,
@@ -191,7 +191,7 @@ class Search:
         return root is None or root.kind != "frame"
 
     def _sweep_graphs(self) -> None:
-        """Follow torch's C++ side; what explains the least comes last: locals, then what is saved."""
+        """Follow torch's C++ side; what explains least comes last: locals, then what is saved."""
         while not self.deadline.passed:
             if self._specials:
                 specials, self._specials = self._specials, []
@@ -248,9 +248,7 @@ class Search:
         for level, one in specials:
             if is_tensor_type(type(one)) and is_bare(one):  # type: ignore[arg-type]
                 continue
-            for reached in self.edges.of(one):
-                if self._enter(one, level, reached):
-                    fresh.append(reached.value)
+            fresh += [r.value for r in self.edges.of(one) if self._enter(one, level, r)]
         return fresh
 
     def _enter(self, owner: object, level: int, reached: Reached) -> bool:
@@ -312,7 +310,7 @@ class Search:
     ) -> tuple[Root | None, list[list[object]], list[tuple[Link, ...]]]:
         """Runs of Python references from a root down, and the C++ paths that join them.
 
-        Run ``i`` is followed by path ``i``; the last run is ``[value]`` when the last path leads to it.
+        Run ``i`` is followed by path ``i``; the last run is ``[value]`` when a path leads to it.
         """
         runs: list[list[object]] = [[reference.value]]
         paths: list[tuple[Link, ...]] = []
@@ -348,7 +346,8 @@ def _all_types() -> list[type]:
     found: dict[int, type] = {}
     waiting: list[type] = [object]
     while waiting:
-        for kind in type.__subclasses__(waiting.pop()):
+        subclasses: list[type] = type.__subclasses__(waiting.pop())
+        for kind in subclasses:
             if id(kind) not in found:
                 found[id(kind)] = kind
                 waiting.append(kind)

@@ -1,4 +1,4 @@
-"""Which line of the user's source fills a holder; reads source text and, for flags, a module's globals."""
+"""Which line of the user's source fills a holder; reads source text and a module's global flags."""
 
 from __future__ import annotations
 
@@ -20,7 +20,19 @@ __all__ = [
 ]
 
 _GROWING = frozenset(
-    "append appendleft add extend extendleft update insert setdefault put put_nowait push".split()
+    [
+        "append",
+        "appendleft",
+        "add",
+        "extend",
+        "extendleft",
+        "update",
+        "insert",
+        "setdefault",
+        "put",
+        "put_nowait",
+        "push",
+    ]
 )
 _TO_NUMBER = frozenset(["item", "tolist", "numpy", "cpu"])
 _MAX_CHARS = 2_000_000
@@ -60,7 +72,7 @@ class _Index:
 def filled_at(
     filename: str, name: str, *, key: str = "", class_name: str = "", view: bool = False
 ) -> int:
-    """The line of ``filename`` that puts things into a variable, or an attribute ``.name``; 0: none.
+    """The line that puts things into a variable, or an attribute ``.name``; 0: none.
 
     Of several lines one that names ``key`` (a quoted dict key further down the chain) or lies in
     the class ``class_name`` (or the Function of that node) is preferred.
@@ -81,7 +93,7 @@ def filled_at(
 
 
 def assigned_in_function(filename: str, name: str, line: int) -> int:
-    """The line that last bound the variable ``name`` before ``line``, in the same function; 0: none."""
+    """The line that last bound ``name`` before ``line``, in the same function; 0: none."""
     index = _index(filename)
     around = [(first, last) for first, last in index.functions if first <= line <= last]
     first, last = max(around, default=(1, 1 << 30))
@@ -93,13 +105,14 @@ def assigned_in_function(filename: str, name: str, line: int) -> int:
 def assigned_in_class(filename: str, class_name: str, name: str) -> int:
     """The line of a class body that makes the attribute ``name``; 0: none."""
     return min(
-        _index(filename).in_class.get((class_name.split(".")[-1], name), []), default=(0, 0)
+        _index(filename).in_class.get((class_name.rsplit(".", maxsplit=1)[-1], name), []),
+        default=(0, 0),
     )[1]
 
 
 def registered_at(filename: str, function: str) -> int:
     """The line that registers ``function`` as a hook; 0 where none does."""
-    return _index(filename).registered.get(function.split(".")[-1], 0)
+    return _index(filename).registered.get(function.rsplit(".", maxsplit=1)[-1], 0)
 
 
 def saved_at(filename: str, node: str) -> int:
@@ -218,9 +231,13 @@ class _Reader:
 
     def _note_call(self, node: ast.Call, place: _Place) -> None:
         for keyword in node.keywords:
-            if keyword.arg == "create_graph" and isinstance(keyword.value, ast.Constant):
-                if keyword.value.value is True:
-                    self.index.creates_graph.append((place.off, node.lineno))
+            value = keyword.value
+            if (
+                keyword.arg == "create_graph"
+                and isinstance(value, ast.Constant)
+                and value.value is True
+            ):
+                self.index.creates_graph.append((place.off, node.lineno))
         if not isinstance(node.func, ast.Attribute):
             return
         method, first = node.func.attr, node.args[-1] if node.args else None
@@ -261,7 +278,7 @@ def _flat(target: ast.expr, value: ast.expr | None) -> Iterator[tuple[ast.expr, 
     values: list[ast.expr | None] = [None] * len(target.elts)
     if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts):
         values = list(value.elts)
-    for one, its_value in zip(target.elts, values):
+    for one, its_value in zip(target.elts, values, strict=False):
         yield from _flat(one, its_value)
 
 

@@ -85,7 +85,7 @@ def test_a_global_is_told_with_its_module() -> None:
 def test_an_attribute_path_is_told() -> None:
     tensor = torch.ones(3)
     keep(Box(Box(tensor)))
-    best, rest = held(tensor)
+    _, rest = held(tensor)
     assert [(one.kind, one.name, one.type_name) for one in rest] == [
         ("attribute", "content", "Box")
     ] * 2
@@ -258,7 +258,7 @@ def test_the_last_exception_of_a_prompt_is_told(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_log_record_is_told_with_the_logging_call() -> None:
     records: list[logging.LogRecord] = []
-    logger = logging.Logger("train")
+    logger = logging.Logger("train")  # noqa: LOG001 - one that outlives no test
     handler = logging.Handler()
     handler.emit = records.append  # type: ignore[method-assign]
     logger.addHandler(handler)

@@ -1,0 +1,66 @@
+"""Looking into objects without running their code: slots, instance dicts, built-in containers."""
+
+from __future__ import annotations
+
+import collections
+import types
+
+__all__ = [
+    "SEQUENCES",
+    "SETS",
+    "bound_of",
+    "instance_dict",
+    "is_one_of",
+    "qualified_name",
+    "size_of",
+    "type_mro",
+]
+
+SEQUENCES = (list, tuple, collections.deque)
+SETS = (set, frozenset)
+
+
+def is_one_of(kind: type, kinds: tuple[type, ...]) -> bool:
+    """``kind in kinds`` by identity: a metaclass may define ``__eq__``."""
+    return any(kind is one for one in kinds)
+
+
+def type_mro(kind: type) -> tuple[type, ...]:
+    """``kind.__mro__`` past any metaclass."""
+    mro: tuple[type, ...] = type.__dict__["__mro__"].__get__(kind)
+    return mro
+
+
+def instance_dict(one: object) -> dict[str, object] | None:
+    """The ``__dict__`` of an object where C provides it; ``None`` where it has none."""
+    for kind in type_mro(type(one)):
+        found = type.__dict__["__dict__"].__get__(kind).get("__dict__")
+        if is_one_of(type(found), (types.GetSetDescriptorType, types.MemberDescriptorType)):
+            variables = found.__get__(one)
+            return variables if type(variables) is dict else None
+    return None
+
+
+def size_of(one: object) -> int:
+    """The length of a built-in container, -1 for everything else."""
+    for kind in (dict, *SEQUENCES, *SETS):
+        if issubclass(type(one), kind):
+            return int(kind.__len__(one))  # type: ignore[arg-type]
+    return -1
+
+
+def bound_of(one: object) -> int:
+    """The most a container can hold; -1 where it has no bound."""
+    if not issubclass(type(one), collections.deque):
+        return -1
+    bound = collections.deque.__dict__["maxlen"].__get__(one)
+    return -1 if bound is None else int(bound)
+
+
+def qualified_name(function: object) -> str:
+    """The name of a function or class, without reading its attributes."""
+    if type(function) is types.FunctionType:
+        return function.__qualname__.replace("<locals>.", "")
+    if issubclass(type(function), type):
+        return str(type.__dict__["__qualname__"].__get__(function)).replace("<locals>.", "")
+    return type(function).__name__
