@@ -117,7 +117,7 @@ def _run_script(path: str, arguments: Sequence[str], main_module: ModuleType) ->
     sys.argv = [path, *arguments]
     file = Path(path)
     if file.is_dir() or _is_archive(path):
-        _set_first_path(path)
+        _set_first_path(os.path.abspath(path))  # noqa: PTH100 - a Path would resolve links
         runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
         return
     code = _code_of(path)
