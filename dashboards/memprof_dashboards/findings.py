@@ -11,7 +11,7 @@ from memprof.analysis.sites import FrameKind, frame_kind, short_path
 from memprof.records import Holder, Link, Site
 from memprof.trace import Frame
 from memprof.units import format_bytes, format_count, format_percent
-from memprof_dashboards.text import escaped, visible
+from memprof_dashboards.text import coded, escaped, visible
 
 __all__ = ["FindingSeries", "cards", "series"]
 
@@ -69,7 +69,7 @@ def _card(found: Found, number: int) -> str:
     )
     return (
         f'<article class="card kind-{kind}"><header><span class="kind">{_KINDS[kind]}</span>'
-        f"<h3>{escaped(found.title)}</h3>{_weight(found)}</header>"
+        f"<h3>{coded(found.title)}</h3>{_weight(found)}</header>"
         f'<div class="columns"><div>{_site(found.site)}{_stack(found.stack)}</div>{chart}</div>'
         f"{_holders(found.holders)}{_remedies(found.remedies)}</article>"
     )
@@ -140,7 +140,7 @@ def _holders(holders: Sequence[Holder]) -> str:
 def _holder(holder: Holder) -> str:
     place = _place(holder.filename, holder.line)
     return (
-        f'<div class="holder"><p>{escaped(holder.description, 600)} {place}</p>'
+        f'<div class="holder"><p>{coded(holder.description, 600)} {place}</p>'
         f"{_code(holder.line, holder.code)}{_chain(holder.links)}</div>"
     )
 
@@ -182,7 +182,7 @@ def _remedy(remedy: Remedy) -> str:
         saves += f'<span class="saves">peak {before} → {after}</span>'
     return (
         f'<div class="remedy"><p><code class="fix">{escaped(remedy.fix, 60)}</code>'
-        f"{escaped(remedy.why, 600)} {_link_to(remedy.url)}{saves}</p>"
+        f"{coded(remedy.why, 600)} {_link_to(remedy.url)}{saves}</p>"
         f"{_place(remedy.filename, remedy.line)}{_code(remedy.line, remedy.code)}"
         f"{_patch(remedy.patch)}</div>"
     )

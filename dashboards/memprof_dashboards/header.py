@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from memprof.analysis.summary import DeviceFigures, Summary
 from memprof.run import Run
 from memprof.units import format_bytes, format_count, format_duration, format_percent
-from memprof_dashboards.text import escaped
+from memprof_dashboards.text import coded, escaped
 
 __all__ = ["figures", "recording", "unseen", "verdict"]
 
@@ -30,9 +30,9 @@ def verdict(summary: Summary) -> str:
     return (
         f'<section class="verdict level-{level.replace(" ", "-")}" aria-label="Verdict">'
         f'<p class="level">{_LEVELS[level]}</p>'
-        f"<h1>{_coded(said.line)}</h1>"
-        f"<dl><div><dt>Why</dt><dd>{_coded(said.why)}</dd></div>"
-        f"<div><dt>Next</dt><dd>{_coded(said.next)}</dd></div></dl></section>"
+        f"<h1>{coded(said.line)}</h1>"
+        f"<dl><div><dt>Why</dt><dd>{coded(said.why)}</dd></div>"
+        f"<div><dt>Next</dt><dd>{coded(said.next)}</dd></div></dl></section>"
     )
 
 
@@ -42,14 +42,6 @@ def _level(summary: Summary) -> str:
     if level == "ok" and all(d.growth is None for d in summary.devices):
         return "measured"
     return level if level in _LEVELS else "measured"
-
-
-def _coded(text: str) -> str:
-    """Escaped text in which what stands between backticks is set as code."""
-    parts = escaped(text, 1200).split("`")
-    if len(parts) % 2 == 0:  # a backtick without its partner is a backtick
-        return "`".join(parts)
-    return "".join(f"<code>{p}</code>" if i % 2 else p for i, p in enumerate(parts))
 
 
 def figures(device: DeviceFigures) -> str:
@@ -143,7 +135,7 @@ def unseen(summary: Summary) -> str:
     """What the recording cannot tell; visible, because silence would read as "all is well"."""
     if not summary.unseen:
         return ""
-    items = "".join(f"<li>{_coded(text)}</li>" for text in summary.unseen)
+    items = "".join(f"<li>{coded(text)}</li>" for text in summary.unseen)
     return f'<section class="unseen"><h2>Not seen</h2><ul>{items}</ul></section>'
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -24,6 +25,7 @@ _SHOWN_GROUPS = 12
 _BANDS = 600
 """Stretches of one phase that a page carries; shorter ones are drawn with their neighbour."""
 _OOMS = 50
+_NUMBER = re.compile(r"\.\d+(?=\.|$)")
 
 
 class Layers(msgspec.Struct):
@@ -165,11 +167,27 @@ def _happened(
 
 def _all_layers(windows: Sequence[WindowView], kept: Sequence[Ints]) -> dict[str, Layers]:
     splits = {"category": _category_layers(windows, kept)}
-    for name in ("module", "site"):
-        layers = _named_layers(windows, kept, lambda o, n=name: getattr(o, n))  # type: ignore[misc]
+    picks: dict[str, Callable[[Owners], Grouping]] = {
+        "module": lambda owners: _alike(owners.module),
+        "site": lambda owners: owners.site,
+    }
+    for name, pick in picks.items():
+        layers = _named_layers(windows, kept, pick)
         if len(layers.names) > 1:
             splits[name] = layers
     return splits
+
+
+def _alike(modules: Grouping) -> Grouping:
+    """Where modules are too many to tell apart, those that differ in a number only are one.
+
+    ``GPT.blocks.0.mlp`` … ``GPT.blocks.47.mlp`` become ``GPT.blocks.*.mlp``.
+    """
+    if len(modules.names) <= _SHOWN_GROUPS:
+        return modules
+    index: dict[str, int] = {}
+    rows = [index.setdefault(_NUMBER.sub(".*", n), len(index)) for n in modules.names]
+    return Grouping(tuple(index), np.array(rows, dtype=np.int64)[modules.of])
 
 
 def _category_layers(windows: Sequence[WindowView], kept: Sequence[Ints]) -> Layers:
@@ -193,8 +211,11 @@ def _named_layers(
     windows: Sequence[WindowView], kept: Sequence[Ints], pick: Callable[[Owners], Grouping]
 ) -> Layers:
     """The largest groups and the rest; the windows of a run share their tables, hence the names."""
-    names = pick(windows[0].owners).names
-    weight = np.sum([_weight(w, pick(w.owners), len(names)) for w in windows], axis=0)
+    groups = [pick(w.owners) for w in windows]
+    names = groups[0].names
+    weight = np.sum(
+        [_weight(w, g, len(names)) for w, g in zip(windows, groups, strict=True)], axis=0
+    )
     order = np.argsort(-weight, kind="stable")
     order = order[weight[order] > 0]
     shown = order[:_SHOWN_GROUPS]
@@ -202,8 +223,8 @@ def _named_layers(
     slot[shown] = np.arange(len(shown))
     rows = np.concatenate(
         [
-            grouped(w.line, slot[pick(w.owners).of], len(shown) + 1, at)
-            for w, at in zip(windows, kept, strict=True)
+            grouped(w.line, slot[g.of], len(shown) + 1, at)
+            for w, g, at in zip(windows, groups, kept, strict=True)
         ],
         axis=1,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 
-__all__ = ["escaped", "visible"]
+__all__ = ["coded", "escaped", "visible"]
 
 LONGEST = 400
 """Characters of one name that a page shows; its two ends are kept, which tell paths apart."""
@@ -36,3 +36,11 @@ def _spelt(match: re.Match[str]) -> str:
 def escaped(text: str, longest: int = LONGEST) -> str:
     """`visible` text for the inside of an HTML element or of a quoted attribute."""
     return html.escape(visible(text, longest), quote=True)
+
+
+def coded(text: str, longest: int = 1200) -> str:
+    """`escaped` text in which what stands between backticks is set as code."""
+    parts = escaped(text, longest).split("`")
+    if len(parts) % 2 == 0:  # a backtick without its partner is a backtick
+        return "`".join(parts)
+    return "".join(f"<code>{p}</code>" if i % 2 else p for i, p in enumerate(parts))

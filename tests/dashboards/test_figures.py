@@ -158,6 +158,16 @@ def test_beyond_twelve_groups_the_rest_is_one_layer(tmp_path: Path):
     assert layers.bytes[-1][-1] == sum(range(1, 9)) * MIB
 
 
+def test_modules_that_differ_in_a_number_only_share_a_layer_where_they_are_many(tmp_path: Path):
+    builder = TraceBuilder()
+    for number in range(20):
+        builder.label(step=0, module=f"GPT.blocks.{number}.mlp").alloc(MIB, f"t{number}")
+    builder.label(step=0, module="GPT.head").alloc(3 * MIB, "head")
+    layers = memory_of(view_of_traces(tmp_path, builder.build())).layers["module"]
+    assert layers.names == ["GPT.blocks.*.mlp", "GPT.head"]
+    assert [row[-1] for row in layers.bytes] == [20 * MIB, 3 * MIB]
+
+
 # -- what was alive --------------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memprof_dashboards.text import escaped, visible
+from memprof_dashboards.text import coded, escaped, visible
 
 ANY_TEXT = st.text(st.characters(), max_size=600)
 
@@ -43,3 +43,8 @@ def test_no_text_makes_markup_or_fails_to_be_written(text: str):
     shown = escaped(text)
     assert not set("<>\"'\n\r\u2028\u2029\u202e") & set(shown)
     shown.encode("utf-8")
+
+
+def test_what_stands_between_backticks_is_code_and_a_lone_one_is_itself():
+    assert coded("list `<b>` grows") == "list <code>&lt;b&gt;</code> grows"
+    assert coded("a ` b") == "a ` b"

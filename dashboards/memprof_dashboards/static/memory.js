@@ -143,7 +143,8 @@ function stepShapes(figure, axis, range) {
     .filter(({ end }) => end !== null && end >= range[0] && end <= range[1]);
   const every = Math.ceil(marks.length / 120), colors = ink();
   const shapes = [], notes = [];
-  const room = Math.max(1, Math.ceil(marks.length / 16));
+  const room = 0.06 * (range[1] - range[0]);
+  let last = -Infinity;
   marks.forEach(({ mark, start, end }, i) => {
     if (i % every === 0) {
       shapes.push({
@@ -151,10 +152,11 @@ function stepShapes(figure, axis, range) {
         line: { width: 1, dash: "dot", color: colors.quiet },
       });
     }
-    if (i % room === 0) {
-      const from = start === null ? end : Math.max(start, range[0]);
+    const middle = ((start === null ? end : Math.max(start, range[0])) + end) / 2;
+    if (middle - last >= room) {
+      last = middle;
       notes.push({
-        x: (from + end) / 2, y: 0.995, yref: "paper", yanchor: "bottom", showarrow: false,
+        x: middle, y: 0.995, yref: "paper", yanchor: "bottom", showarrow: false,
         text: mark.first === mark.last ? `step ${mark.last}` : `steps ${mark.first}–${mark.last}`,
         font: { size: 10.5, color: colors.quiet },
       });
@@ -177,16 +179,19 @@ function phaseNotes(figure, axis, range) {
     }));
 }
 
+const heightOf = (figure, i) => (
+  memory.hidden.has("reserved") ? figure.allocated[i] : Math.max(figure.reserved[i], figure.allocated[i]));
+
 function memoryLayout(figure, axis, range) {
   const colors = ink();
   const steps = device().steps, known = steps ? Math.max(...steps.peak_reserved, 0) : 0;
-  const most = Math.max(
-    memory.hidden.has("reserved") ? 0 : figure.reserved[figure.peak_reserved_sample],
-    figure.allocated[figure.peak_sample], axis.timed ? known : 0,
-  );
+  const most = memory.range
+    ? memory.shown.reduce((top, i) => Math.max(top, heightOf(figure, i)), 1)
+    : Math.max(heightOf(figure, figure.peak_reserved_sample),
+      figure.allocated[figure.peak_sample], axis.timed ? known : 0);
   const { shapes, notes } = stepShapes(figure, axis, range);
   const annotations = [...notes, ...phaseNotes(figure, axis, range)];
-  const capacity = figure.capacity;
+  const capacity = memory.range ? 0 : figure.capacity;
   if (capacity && capacity < most * 1.6) {
     shapes.push({
       type: "line", xref: "paper", x0: 0, x1: 1, y0: capacity, y1: capacity,
