@@ -46,7 +46,8 @@ class Search:
         rested = time.monotonic() - self._ended_s > _REST * self._took_s
         if rested and self._collections != _full_collections():  # new objects have become old
             return self.everything()
-        young = [*gc.get_objects(generation=0), *gc.get_objects(generation=1)]
+        # Not [*a, *b]: the list that is being built would find itself, a cycle that keeps it all.
+        young = gc.get_objects(generation=0) + gc.get_objects(generation=1)
         return _storages(_tensors(young))
 
 
