@@ -18,6 +18,7 @@ from memprof.errors import (
 )
 
 if TYPE_CHECKING:
+    from memprof.holding import holders, tensors
     from memprof.loading import load
     from memprof.run import Run
     from memprof.trace import Trace
@@ -36,11 +37,13 @@ __all__ = [
     "UnsafeFileError",
     "__version__",
     "annotate",
+    "holders",
     "load",
     "start",
     "step",
     "steps",
     "stop",
+    "tensors",
     "track",
 ]
 
@@ -49,11 +52,13 @@ _HOMES = {
     "Trace": "memprof.trace",
     "Tracker": "memprof.tracker",
     "annotate": "memprof.tracker",
+    "holders": "memprof.holding",
     "load": "memprof.loading",
     "start": "memprof.tracker",
     "step": "memprof.tracker",
     "steps": "memprof.tracker",
     "stop": "memprof.tracker",
+    "tensors": "memprof.holding",
     "track": "memprof.tracker",
 }
 

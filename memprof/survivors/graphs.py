@@ -7,9 +7,9 @@ import weakref
 from collections import deque
 from dataclasses import dataclass, field
 
-from memprof.holders.autograd import is_tensor_type, plain_torch
-from memprof.holders.heap import Deadline
-from memprof.holders.search import quiet
+from memprof.holding.autograd import is_tensor_type, plain_torch
+from memprof.holding.heap import Deadline
+from memprof.holding.search import quiet
 
 __all__ = ["GraphGrowth", "LongestGraph", "longest_graph"]
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import psutil
 import torch
 
-from memprof.holders import find_holders, tensors
+from memprof.holding import find_holders, tensors
 
 
 class Sample:

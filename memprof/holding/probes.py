@@ -7,10 +7,10 @@ import types
 
 import msgspec
 
-from memprof.holders.autograd import is_node_type, is_tensor_type
-from memprof.holders.introspection import instance_dict, is_one_of, qualified_name
-from memprof.holders.kinds import LinkKind, link
-from memprof.holders.roots import frame_variables
+from memprof.holding.autograd import is_node_type, is_tensor_type
+from memprof.holding.introspection import instance_dict, is_one_of, qualified_name
+from memprof.holding.kinds import LinkKind, link
+from memprof.holding.roots import frame_variables
 from memprof.records import Link
 
 __all__ = ["PROBES", "LruCache", "function_link", "in_code", "lru_link"]

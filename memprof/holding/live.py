@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from memprof.holders.answer import links_of
-from memprof.holders.chains import describe, score
-from memprof.holders.heap import Deadline
-from memprof.holders.naming import Naming
-from memprof.holders.search import Reference, Search, quiet
+from memprof.holding.answer import links_of
+from memprof.holding.chains import describe, score
+from memprof.holding.heap import Deadline
+from memprof.holding.naming import Naming
+from memprof.holding.search import Reference, Search, quiet
 
 __all__ = ["LiveTensor", "tensors"]
 

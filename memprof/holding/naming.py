@@ -15,8 +15,8 @@ from collections.abc import Iterator
 import msgspec
 import torch
 
-from memprof.holders.autograd import is_node_type, is_tensor_type
-from memprof.holders.introspection import (
+from memprof.holding.autograd import is_node_type, is_tensor_type
+from memprof.holding.introspection import (
     SEQUENCES,
     SETS,
     bound_of,
@@ -26,9 +26,9 @@ from memprof.holders.introspection import (
     size_of,
     type_mro,
 )
-from memprof.holders.kinds import LinkKind, link
-from memprof.holders.probes import PROBES, LruCache, function_link, in_code, lru_link
-from memprof.holders.roots import is_user_file
+from memprof.holding.kinds import LinkKind, link
+from memprof.holding.probes import PROBES, LruCache, function_link, in_code, lru_link
+from memprof.holding.roots import is_user_file
 from memprof.records import Link
 
 __all__ = ["Naming"]

@@ -6,8 +6,8 @@ returns, and stops when its time is over.
 
 from __future__ import annotations
 
-from memprof.holders.answer import find_holders, holders
-from memprof.holders.kinds import LinkKind
-from memprof.holders.live import LiveTensor, tensors
+from memprof.holding.answer import find_holders, holders
+from memprof.holding.kinds import LinkKind
+from memprof.holding.live import LiveTensor, tensors
 
 __all__ = ["LinkKind", "LiveTensor", "find_holders", "holders", "tensors"]

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from memprof.errors import SettingsError
-from memprof.holders.autograd import is_tensor_type, plain_torch, storage_key
-from memprof.holders.chains import holder_of, score, tidy
-from memprof.holders.garbage import Unreached
-from memprof.holders.heap import Deadline
-from memprof.holders.kinds import LinkKind, link
-from memprof.holders.naming import Naming
-from memprof.holders.roots import Root, module_roots
-from memprof.holders.search import Reference, Search, quiet
+from memprof.holding.autograd import is_tensor_type, plain_torch, storage_key
+from memprof.holding.chains import holder_of, score, tidy
+from memprof.holding.garbage import Unreached
+from memprof.holding.heap import Deadline
+from memprof.holding.kinds import LinkKind, link
+from memprof.holding.naming import Naming
+from memprof.holding.roots import Root, module_roots
+from memprof.holding.search import Reference, Search, quiet
 from memprof.records import Holder, Link
 
 __all__ = ["find_holders", "holders", "links_of"]

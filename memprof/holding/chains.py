@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from memprof.holders.kinds import LinkKind, is_field, link, most_telling
-from memprof.holders.roots import is_user_file, source_line
-from memprof.holders.source import (
+from memprof.holding.kinds import LinkKind, is_field, link, most_telling
+from memprof.holding.roots import is_user_file, source_line
+from memprof.holding.source import (
     assigned_in_class,
     assigned_in_function,
     creates_graph_at,

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from memprof.errors import SettingsError
-from memprof.holders import find_holders, holders
+from memprof.holding import find_holders, holders
 from memprof.records import Holder, Link
 
 HERE = Path(__file__).name

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from memprof.holders.autograd import (
+from memprof.holding.autograd import (
     Reached,
     TorchEdges,
     is_bare,
@@ -22,9 +22,9 @@ from memprof.holders.autograd import (
     plain_torch,
     storage_key,
 )
-from memprof.holders.heap import LATE, SPECIAL, TARGET, VISITED, Deadline, Heap, Level, addresses
-from memprof.holders.kinds import LinkKind
-from memprof.holders.roots import Root, frame_roots, is_own, module_roots
+from memprof.holding.heap import LATE, SPECIAL, TARGET, VISITED, Deadline, Heap, Level, addresses
+from memprof.holding.kinds import LinkKind
+from memprof.holding.roots import Root, frame_roots, is_own, module_roots
 from memprof.records import Link
 
 __all__ = ["Reference", "Search", "quiet"]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from memprof.holders import find_holders, holders, tensors
+from memprof.holding import find_holders, holders, tensors
 
 KEPT: dict[str, object] = {}
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from memprof.holders import LinkKind, find_holders, holders
+from memprof.holding import LinkKind, find_holders, holders
 from memprof.records import Holder, Link
 
 KEPT: dict[str, object] = {}

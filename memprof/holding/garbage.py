@@ -7,10 +7,10 @@ import sys
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
-from memprof.holders.autograd import TorchEdges, is_node_type, is_tensor_type
-from memprof.holders.kinds import LinkKind, link
-from memprof.holders.naming import Naming
-from memprof.holders.search import Search
+from memprof.holding.autograd import TorchEdges, is_node_type, is_tensor_type
+from memprof.holding.kinds import LinkKind, link
+from memprof.holding.naming import Naming
+from memprof.holding.search import Search
 from memprof.records import Link
 
 __all__ = ["Unreached"]

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from memprof.holders.heap import Deadline, Heap
-from memprof.holders.kinds import LinkKind, link
+from memprof.holding.heap import Deadline, Heap
+from memprof.holding.kinds import LinkKind, link
 from memprof.records import Link
 
 __all__ = [
