@@ -18,7 +18,7 @@ from memprof.allocator.pools import ALLOCATED, FREE, ArenaKey, Block
 from memprof.allocator.replay import inferred_settings, retold
 from memprof.allocator.settings import NO_LIMIT, AllocatorSettings
 from memprof.allocator.state import restore, start_owner
-from memprof.allocator.undo import free_actions
+from memprof.allocator.undo import AT_ONCE, calls, free_actions
 from memprof.allocator.versions import TieBreak
 from memprof.trace import NOT_RECORDED, Action, BlockState, Events, State, Trace
 
@@ -134,6 +134,7 @@ class _Player:
     ) -> None:
         self.program, self.settings, self.capacity = program, settings, capacity
         self.changes = changes
+        self.actions = calls(program.events, *program.free_actions)
         self.notes: list[str] = []
         self.oom: OutOfMemory | None = None
         self.stacks = Stacks(program.events.stack, program.start.blocks.stack)
@@ -241,7 +242,7 @@ class _Player:
         """Play the events from ``first`` up to ``stop`` (excluded)."""
         # The loop of every what-if: names are local because attributes cost a third of its time.
         events, pools = self.program.events, self.program.pools
-        actions, addresses = events.action[first:stop].tolist(), events.address[first:stop].tolist()
+        actions, addresses = self.actions[first:stop], events.address[first:stop].tolist()
         sizes, streams = events.size[first:stop].tolist(), events.stream[first:stop].tolist()
         columns = zip(actions, addresses, sizes, streams, pools[first:stop].tolist(), strict=True)
         allocator, live, never = self.allocator, self.live, set(self.changes.never.tolist())
@@ -261,15 +262,17 @@ class _Player:
                 if log:
                     self.watch.note(row, allocator)
                     log.clear()
-            elif action == requested:
-                found = live.get(address)
-                if found is not None and found.state == ALLOCATED:
-                    request_free(found.address)
             elif action == completed:
                 found = live.pop(address, None)
                 # Waiting for all streams may have completed it, and its memory be another's by now.
                 if found is not None and found.state != FREE and held.get(found.address) is found:
                     free(found.address)
+            elif action == AT_ONCE:
+                continue
+            elif action == requested:
+                found = live.get(address)
+                if found is not None and found.state == ALLOCATED:
+                    request_free(found.address)
             elif action == _OOM and not self._try(row, size, stream, pool):
                 break
         return stop

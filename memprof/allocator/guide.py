@@ -21,7 +21,7 @@ from memprof.allocator.releases import ReleaseRun, explain, free_block_at
 from memprof.allocator.rounding import SMALL_SIZE, segment_size
 from memprof.allocator.settings import AllocatorSettings
 from memprof.allocator.state import restore
-from memprof.allocator.undo import Beginning, free_actions
+from memprof.allocator.undo import AT_ONCE, Beginning, calls, free_actions
 from memprof.allocator.versions import TieBreak
 from memprof.trace import NOT_RECORDED, Action, Trace
 
@@ -90,10 +90,11 @@ class Guide:
         events = trace.events
         self._stacks = Stacks(events.stack, begin.state.blocks.stack)
         self._actions, self._addresses = events.action.tolist(), events.address.tolist()
+        self._completed, self._requested = free_actions(trace)
+        self._calls = calls(events, self._completed, self._requested)
         self._sizes, self._streams = events.size.tolist(), events.stream.tolist()
         self._finder = PoolFinder(trace, begin, self.allocator)
         self.pools = self._finder.pools
-        self._completed, self._requested = free_actions(trace)
 
     def _all_blocks(self) -> list[Block]:
         free = [block for arena in self.allocator.arenas() for block in arena.blocks]
@@ -103,7 +104,7 @@ class Guide:
         """Lead the model up to event ``to`` (excluded; to the end where left out)."""
         # The loop of every replay: names are local because attributes cost a third of its time.
         stop = len(self._actions) if to is None else to
-        actions, addresses, sizes = self._actions, self._addresses, self._sizes
+        actions, addresses, sizes = self._calls, self._addresses, self._sizes
         streams, pools, queue = self._streams, self.pools, self._queue
         predicted, taken = self.predicted, self.taken
         allocator, completed, requested = self.allocator, self._completed, self._requested
@@ -121,10 +122,12 @@ class Guide:
                     taken.append(block.size)
                 else:
                     predicted.append(self._settle(row, pool, block))
-            elif action == requested:
-                request_free(addresses[row])
             elif action == completed:
                 free(addresses[row])
+            elif action == AT_ONCE:
+                continue
+            elif action == requested:
+                request_free(addresses[row])
             elif action in (_SEGMENT_ALLOC, _MAP):
                 queue.append((action, addresses[row], sizes[row], pools[row]))
             elif action in _RELEASES:

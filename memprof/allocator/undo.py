@@ -18,9 +18,9 @@ from memprof.allocator.ranges import RangeSet
 from memprof.allocator.rounding import round_size
 from memprof.allocator.settings import AllocatorSettings, recorded_settings
 from memprof.allocator.territory import Territory
-from memprof.trace import Action, BlockState, Segments, State, Trace
+from memprof.trace import Action, BlockState, Events, Segments, State, Trace
 
-__all__ = ["Beginning", "beginning", "free_actions", "start_state"]
+__all__ = ["AT_ONCE", "Beginning", "beginning", "calls", "free_actions", "start_state"]
 
 _ALLOC, _REQUESTED, _COMPLETED = (
     int(Action.ALLOC),
@@ -92,6 +92,22 @@ def free_actions(trace: Trace) -> tuple[int, int | None]:
         if np.isin(completed, made).any():  # else they were requested before the trace began
             return _COMPLETED, None
     return _COMPLETED, _REQUESTED
+
+
+AT_ONCE = 255
+"""In place of a ``FREE_REQUESTED`` whose ``FREE_COMPLETED`` is the very next event."""
+
+
+def calls(events: Events, completed: int, requested: int | None) -> list[int]:
+    """The actions of a trace, with frees that complete at once marked: nearly all of them do."""
+    action = events.action
+    if requested is None or len(action) < 2:
+        return action.tolist()  # type: ignore[no-any-return]
+    at_once = (action[:-1] == requested) & (action[1:] == completed)
+    at_once &= events.address[1:] == events.address[:-1]
+    marked = action.copy()
+    marked[:-1][at_once] = AT_ONCE
+    return marked.tolist()  # type: ignore[no-any-return]
 
 
 def _all_pending(addresses: npt.NDArray[np.int64], end: State | None) -> bool:
