@@ -155,21 +155,27 @@ addEventListener("keydown", (event) => { if (event.key === "Escape") untip(); })
 
 // -- legend -----------------------------------------------------------------------------------
 
-/** Chips of colour and name; with `flip`, each shows or hides its part. */
+/** A colour and a name; a button where it does something. */
+function chip(name, color, value = "", className = "", tag = "span") {
+  const node = element(tag, `chip ${className}`);
+  const swatch = element("span", "swatch");
+  swatch.style.background = color;
+  node.append(swatch, element("span", "name", name));
+  if (value) node.append(element("span", "value", value));
+  node.title = name;
+  return node;
+}
+
+/** The chips of a figure; with `flip`, each shows or hides its part. */
 function legend(parts, entries, hidden = null, flip = null) {
   parts.legend.replaceChildren(...entries.map(({ name, color, value, className }) => {
-    const chip = element(flip ? "button" : "span", "chip " + (className || ""));
-    const swatch = element("span", "swatch");
-    swatch.style.background = color;
-    chip.append(swatch, element("span", "name", name));
-    if (value) chip.append(element("span", "value", value));
-    chip.title = name;
+    const node = chip(name, color, value, className, flip ? "button" : "span");
     if (flip) {
-      chip.type = "button";
-      chip.setAttribute("aria-pressed", String(!hidden.has(name)));
-      chip.addEventListener("click", () => flip(name));
+      node.type = "button";
+      node.setAttribute("aria-pressed", String(!hidden.has(name)));
+      node.addEventListener("click", () => flip(name));
     }
-    return chip;
+    return node;
   }));
 }
 

@@ -299,6 +299,9 @@ function memoryLegend(parts, figure) {
     if (memory.hidden.has(name)) memory.hidden.delete(name); else memory.hidden.add(name);
     drawMemory();
   });
+  const phases = [...new Set(figure.phases.map((band) => band.phase))].sort((a, b) => a - b);
+  parts.legend.append(...phases.map((phase) => chip(
+    page.data.phases[phase], page.data.phase_colors[phase], "", "phase")));
   const guessed = figure.inferred && memory.split === "category";
   parts.lead.textContent = "Bytes in use, stacked by owner, under what torch holds from the driver. "
     + "The legend counts at the peak"
@@ -369,7 +372,9 @@ function memoryTip(sample) {
   const notes = [];
   const step = figure.steps.find((mark) => (
     mark.start_event <= figure.event[sample] && figure.event[sample] <= mark.end_event));
-  if (step) notes.push(`in step ${step.last}`);
+  const band = figure.phases.find(({ first, last }) => first <= sample && sample <= last);
+  const during = [step ? `in step ${step.last}` : "", band ? page.data.phases[band.phase] : ""];
+  if (during.some(Boolean)) notes.push(during.filter(Boolean).join(", "));
   if (figure.action[sample] >= 0) {
     notes.push(`${happening(figure, sample)} at ${siteOf(figure.stack[sample])}`);
   }

@@ -1,0 +1,86 @@
+"""The table "what if": replays under other settings or on another card, run elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memprof.analysis.whatif import DeviceWhatIf, Fit, Row
+from memprof.units import format_bytes, format_count, format_percent
+from memprof_dashboards.text import escaped
+
+__all__ = ["tables"]
+
+_COLUMNS = (
+    "Configuration",
+    "Peak reserved",
+    "",
+    "Against recorded",
+    "Unused then",
+    "Largest free block",
+    "Driver calls",
+    "Retries",
+    "Ends",
+)
+
+
+def tables(answers: Sequence[DeviceWhatIf]) -> str:
+    """One table a device; nothing where nothing was asked."""
+    shown = [_table(answer) for answer in answers if answer.rows]
+    if not shown:
+        return ""
+    lead = "The same allocations, replayed by the allocator model under each configuration."
+    return (
+        f'<section class="figure whatif" aria-label="What if"><h2>What if</h2>'
+        f'<p class="lead">{lead}</p>{"".join(shown)}</section>'
+    )
+
+
+def _table(answer: DeviceWhatIf) -> str:
+    most = max(row.outcome.peak_reserved for row in answer.rows)
+    recorded = answer.rows[0].outcome.peak_reserved
+    head = "".join(f'<th scope="col">{name}</th>' for name in _COLUMNS)
+    body = "".join(_row(row, recorded, most) for row in answer.rows)
+    fits = "".join(f"<li>{_fit(fit)}</li>" for fit in answer.fits)
+    return (
+        f"<table><caption>{escaped(answer.device)}</caption><thead><tr>{head}</tr></thead>"
+        f"<tbody>{body}</tbody></table>{f'<ul>{fits}</ul>' if fits else ''}"
+    )
+
+
+def _row(row: Row, recorded: int, most: int) -> str:
+    outcome = row.outcome
+    share = 100 * outcome.peak_reserved / most if most else 0
+    cells = (
+        f"<code>{escaped(row.configuration)}</code>",
+        format_bytes(outcome.peak_reserved),
+        f'<div class="gauge"><span style="width:{share:.1f}%"></span></div>',
+        _against(outcome.peak_reserved, recorded),
+        format_bytes(outcome.unallocated),
+        format_bytes(outcome.largest_free),
+        format_count(outcome.driver_allocs + outcome.driver_frees),
+        format_count(outcome.retries),
+        _end(row),
+    )
+    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+
+
+def _against(reserved: int, recorded: int) -> str:
+    if reserved == recorded:
+        return "the same"
+    sign = "+" if reserved > recorded else ""
+    return f"{sign}{format_bytes(reserved - recorded)} ({format_percent(reserved, recorded)})"
+
+
+def _end(row: Row) -> str:
+    oom = row.outcome.oom
+    if oom is None:
+        return "runs through"
+    return f'<b class="bad">out of memory</b> at event {format_count(oom.event)}'
+
+
+def _fit(fit: Fit) -> str:
+    card = f"a card of {format_bytes(fit.card)}" if fit.card else "none of the common cards"
+    return (
+        f"<code>{escaped(fit.configuration)}</code> fits on {card}: torch must be able to hold "
+        f"{format_bytes(fit.bytes)}, with {format_count(fit.retries)} retries"
+    )
