@@ -17,7 +17,7 @@ _READ = 1 << 16
 _PART = 1 << 20
 _UNCHECKED = 16 << 20
 """Up to here a file may inflate as far as it likes."""
-_MOST = 200
+_MOST = 100
 """Beyond, by this factor at most: runs and snapshots shrink to a tenth, deflate's limit is 1032."""
 
 

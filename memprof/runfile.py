@@ -282,7 +282,7 @@ class _Kind(msgspec.Struct):
     kind: str
 
 
-_KINDS = frozenset(str(kind.__struct_config__.tag) for kind in Record.__args__)  # type: ignore[attr-defined]
+_KINDS = frozenset(str(kind.__struct_config__.tag) for kind in Record.__args__)
 
 
 def _record(text: bytes, number: int) -> Record | Damage | None:
@@ -314,6 +314,8 @@ def _gzip_lines(file: IO[bytes], size: int) -> Iterator[bytes]:
     """Lines of a gzip file that may end anywhere (the module `gzip` refuses those)."""
     held: list[bytes] = []
     for part in inflated(file, size, whole=False):
+        if len(part) > 4096 and part.count(b"\n") > len(part) // 2:
+            raise FileFormatError("nearly nothing but empty lines, which no run file is")
         first, *others = part.split(b"\n")
         held.append(first)
         if others:
