@@ -1,0 +1,64 @@
+"""Host readings against what the process itself knows, and a process file system made for the test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from memprof.sources.host import HostSource
+
+
+@pytest.fixture
+def source():
+    host = HostSource()
+    host.open()
+    yield host
+    host.close()
+
+
+def test_a_reading_has_the_process_the_machine_and_pythons_heap(source):
+    (reading,) = source.read()
+    assert reading.device == "host"
+    assert reading.values["total"] == psutil.virtual_memory().total
+    assert 0 < reading.values["available"] < reading.values["total"]
+    assert reading.values["rss"] == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
+    assert reading.values["python_blocks_count"] > 1000
+
+
+def test_memory_that_the_process_takes_shows(source):
+    before = source.read()[0].values["rss"]
+    kept = bytearray(os.urandom(1 << 20) * 64)
+    assert source.read()[0].values["rss"] - before > 60 << 20
+    assert len(kept) == 64 << 20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not list children cheaply")
+def test_children_are_counted_while_they_live(source):
+    before = source.read()[0].values["children_rss"]
+    child = subprocess.Popen(
+        [sys.executable, "-c", "print('go', flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert child.stdout.readline() == b"go\n"
+    during = source.read()[0].values["children_rss"]
+    child.communicate(b"\n")
+    assert during - before > 1 << 20
+    assert source.read()[0].values["children_rss"] <= before
+
+
+def test_without_a_process_file_system_children_are_not_known(tmp_path):
+    host = HostSource(proc=str(tmp_path))
+    host.open()
+    values = host.read()[0].values
+    assert values["children_rss"] is None
+    assert values["rss"] > 0
+
+
+def test_a_closed_source_reads_nothing(source):
+    source.close()
+    assert source.read() == ()

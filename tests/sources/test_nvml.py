@@ -1,0 +1,132 @@
+"""NVML through the real pynvml, on a driver library that the test compiles."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memprof.sources.nvml import NvmlSource, cuda_uuids
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.skipif(
+    shutil.which("gcc") is None or sys.platform != "linux",
+    reason="needs gcc on Linux (Debian: apt install gcc)",
+)
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory) -> Path:
+    """A folder with a libnvidia-ml.so.1."""
+    folder = tmp_path_factory.mktemp("driver")
+    source = Path(__file__).with_name("stub_nvml.c")
+    library = folder / "libnvidia-ml.so.1"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-w", "-o", library, source], check=True)
+    return folder
+
+
+def answer(driver: Path, code: str, **environment: str):
+    """What the code leaves in ``found``, from a process that finds this driver."""
+    program = (
+        f"import json, os\nfrom memprof.sources.nvml import *\n{code}\nprint(json.dumps(found))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"LD_LIBRARY_PATH": str(driver), "PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+OPEN = """
+os.environ.setdefault("STUB_NVML_PID", str(os.getpid()))
+source = NvmlSource(lambda: {"cuda:0": "22222222-bbbb", "cuda:1": "GPU-11111111-aaaa"})
+source.open()
+"""
+
+
+def test_devices_are_matched_by_uuid_and_not_by_their_order(driver):
+    found = answer(driver, OPEN + "found = {r.device: r.values['used'] for r in source.read()}")
+    assert found == {"cuda:0": 20, "cuda:1": 300}
+
+
+def test_every_value_of_a_card_that_says_everything(driver):
+    found = answer(driver, OPEN + "found = source.read()[1].values")
+    assert found == {
+        "used": 300,
+        "free": 700,
+        "total": 1000,
+        "process_used": 222,
+        "utilization_percent": 77,
+        "temperature_c": 60,
+        "power_w": 123.5,
+    }
+
+
+def test_what_a_card_cannot_say_is_none(driver):
+    found = answer(driver, OPEN + "found = source.read()[0].values")
+    assert {name for name, value in found.items() if value is None} == {
+        "process_used",
+        "utilization_percent",
+        "power_w",
+    }
+
+
+def test_a_process_that_the_driver_knows_by_another_number_is_none(driver):
+    found = answer(driver, OPEN + "found = source.read()[1].values", STUB_NVML_PID="4")
+    assert found["process_used"] is None
+    assert found["used"] == 300
+
+
+def test_a_driver_that_dies_in_the_middle_leaves_none_and_raises_nothing(driver):
+    code = OPEN + "found = [[r.values for r in source.read()] for _ in range(3)]; source.close()"
+    found = answer(driver, code, STUB_NVML_DIES_AFTER="2")
+    assert found[0][1]["used"] == 300
+    assert set(found[2][1].values()) == {None}
+
+
+def test_a_device_that_the_driver_does_not_know_is_left_out(driver):
+    code = (
+        "source = NvmlSource(lambda: {'cuda:0': '33333333'}); source.open(); found = source.read()"
+    )
+    assert answer(driver, code) == []
+
+
+def test_all_cards_are_listed_for_the_doctor(driver):
+    code = "found = [driver_version(), [[c.index, c.name, c.total_bytes] for c in cards()]]"
+    assert answer(driver, code) == ["550.1", [[0, "Stub One", 1000], [1, "Stub Two", 1000]]]
+
+
+def test_without_a_driver_there_is_one_clear_error(tmp_path):
+    code = """
+found = []
+try:
+    NvmlSource().open()
+except Exception as error:
+    found = [type(error).__name__, error.message]
+"""
+    kind, message = answer(tmp_path, code)
+    if shutil.which("nvidia-smi"):
+        pytest.skip("this machine has a driver")
+    assert kind == "MissingError"
+    assert "no NVIDIA driver answers" in message
+
+
+def test_a_closed_source_reads_nothing_and_closes_twice(driver):
+    code = OPEN + "source.close(); source.close(); found = len(source.read())"
+    assert answer(driver, code) == 0
+
+
+def test_no_device_is_read_before_torch_has_initialised_cuda():
+    assert NvmlSource().read() == ()
+    if "torch" not in sys.modules or not sys.modules["torch"].cuda.is_initialized():
+        assert cuda_uuids() == {}
