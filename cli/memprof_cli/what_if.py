@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from memprof.allocator import OutOfMemory
+from memprof.allocator import MODELLED, OutOfMemory
 from memprof.analysis.sites import site_name, sites
 from memprof.analysis.whatif import OUTSIDE_TORCH, DeviceWhatIf, Fit, Row, replay
 from memprof.trace import Trace
@@ -21,7 +21,7 @@ __all__ = ["command"]
 
 _WIDTH = 120
 _ALIVE = 5
-_NAME_WIDTH = 36
+_NAME_WIDTH = 30
 _EXPLAINED = 2
 """Rows that run out of memory and are told in full; ``--json`` has them all."""
 
@@ -150,7 +150,10 @@ def _print(console: Console, device: DeviceWhatIf) -> None:
     failed = [row for row in device.rows if row.outcome.oom is not None]
     for row in failed[:_EXPLAINED]:
         _print_oom(console, row, device.traces[row.window])
-    for note in dict.fromkeys(note for row in device.rows for note in row.outcome.notes):
+    notes = dict.fromkeys(note for row in device.rows for note in row.outcome.notes)
+    if any(trace.modelled for trace in device.traces):
+        notes[MODELLED] = None
+    for note in notes:
         console.print(f"note: {note}", style="dim")
     for fit in device.fits:
         console.print(_fit_line(fit))

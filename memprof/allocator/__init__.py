@@ -19,12 +19,19 @@ from memprof.allocator.model import CachingAllocator
 from memprof.allocator.moments import Fragmentation, fragmentation, segment_map, segment_maps
 from memprof.allocator.outcome import Alive, Outcome, OutOfMemory
 from memprof.allocator.recorder import Recorder
-from memprof.allocator.replay import Replay, exact_sizes, inferred_settings, replay_recorded
+from memprof.allocator.replay import (
+    MODELLED,
+    Replay,
+    exact_sizes,
+    inferred_settings,
+    replay_recorded,
+)
 from memprof.allocator.settings import AllocatorSettings, parse_settings, recorded_settings
 from memprof.allocator.undo import start_state
 from memprof.allocator.versions import TieBreak, tie_break_of
 
 __all__ = [
+    "MODELLED",
     "NOTHING_CHANGED",
     "Alive",
     "AllocatorSettings",

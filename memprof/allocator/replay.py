@@ -16,7 +16,19 @@ from memprof.allocator.undo import Beginning, beginning
 from memprof.allocator.versions import TieBreak, tie_break_of
 from memprof.trace import Action, BlockState, State, Trace
 
-__all__ = ["Replay", "exact_sizes", "first_guess", "inferred_settings", "replay_recorded", "retold"]
+__all__ = [
+    "MODELLED",
+    "Replay",
+    "exact_sizes",
+    "first_guess",
+    "inferred_settings",
+    "replay_recorded",
+    "retold",
+]
+
+
+MODELLED = "no caching allocator was there: addresses and segments come from the model itself"
+"""What is said of traces that were laid out (CPU tensors)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -199,7 +211,7 @@ def _recorded_peak_reserved(trace: Trace, begin: Beginning) -> int:
 
 
 def _notes(trace: Trace, begin: Beginning, guide: Guide) -> list[str]:
-    notes = []
+    notes = [MODELLED] if trace.modelled else []
     if trace.reordered:
         notes.append("the events were not in the order of their times and were sorted")
     if begin.contradictions:

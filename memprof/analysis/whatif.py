@@ -257,25 +257,24 @@ class _Plan:
             wanted += [question for question in tried if question.settings not in known]
         others = [question for question in wanted if question.settings != recorded]
         if midst and others:
-            questions.append(_Question(_AFRESH, recorded, afresh=True))
+            questions.append(_Question(_AFRESH + self._freed(), recorded, afresh=True))
         for question in wanted:
-            text = question.text or "default settings"
+            text = (question.text or "default settings") + self._freed()
             afresh = midst and question.settings != recorded
             questions.append(replace(question, text=text, afresh=afresh))
         return questions
 
     def _name(self) -> str:
-        parts = []
-        if self.capacity is not None:
-            parts.append(f"on {format_bytes(self.capacity)}")
-        if self.free_after is not None:
-            parts.append(f"{self.free_after} freed each step")
-        return "recorded settings, " + ", ".join(parts)
+        card = "" if self.capacity is None else f", on {format_bytes(self.capacity)}"
+        return f"recorded settings{card}{self._freed()}"
+
+    def _freed(self) -> str:
+        return "" if self.free_after is None else f", {self.free_after} freed each step"
 
     def _fits(
         self, programs: list[Program], changes: list[Changes], questions: list[_Question]
     ) -> tuple[Fit, ...]:
-        recorded = _Question(_RECORDED, programs[0].settings)
+        recorded = _Question(_RECORDED + self._freed(), programs[0].settings)
         asked = [recorded, *(q for q in questions if q.settings != recorded.settings)][:2]
         jobs = [
             Job(window, question.settings, None, change, question.afresh)
