@@ -28,10 +28,11 @@ def tables(answers: Sequence[DeviceWhatIf]) -> str:
     shown = [_table(answer) for answer in answers if answer.rows]
     if not shown:
         return ""
-    lead = "The same allocations, replayed by the allocator model under each configuration."
+    count = sum(len(answer.rows) for answer in answers)
     return (
-        f'<section class="figure whatif" aria-label="What if"><h2>What if</h2>'
-        f'<p class="lead">{lead}</p>{"".join(shown)}</section>'
+        '<details class="whatif"><summary><h2>What if</h2> '
+        f"the same allocations under {format_count(count)} configurations, replayed by the "
+        f"allocator model</summary>{''.join(shown)}</details>"
     )
 
 
@@ -80,7 +81,8 @@ def _end(row: Row) -> str:
 
 def _fit(fit: Fit) -> str:
     card = f"a card of {format_bytes(fit.card)}" if fit.card else "none of the common cards"
+    cost = f"; it gives its cache up {format_count(fit.retries)} ×" if fit.retries else ""
     return (
         f"<code>{escaped(fit.configuration)}</code> fits on {card}: torch must be able to hold "
-        f"{format_bytes(fit.bytes)}, with {format_count(fit.retries)} retries"
+        f"{format_bytes(fit.bytes)}{cost}"
     )
