@@ -1,0 +1,132 @@
+"""Which growing groups are one leak: those that the same thing holds, or that grow in the same steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from memprof.records import Finding, Holder, Link
+
+__all__ = ["Cluster", "Member", "clusters", "held_by", "outline"]
+
+Ints = npt.NDArray[np.int64]
+
+_NAMELESS = frozenset({"", "unknown"})
+_CYCLES = frozenset({"cycle", "cpp_cycle"})
+_INSIDE = frozenset(
+    {"autograd_node", "saved_tensor", "base", "grad", "ctx_attribute", "optimizer_state",
+     "parameter", "buffer"}
+)  # fmt: skip
+"""Links below the thing that a person would let go of."""
+_SAME_STEPS = 0.8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Member:
+    """One growing group, in what matters for telling which belong together."""
+
+    stack: int
+    rows: Ints
+    places: Ints
+    """Where it grows."""
+    per_place: float
+    confidence: float
+    every: int
+    collected: bool = False
+    """The garbage collector was seen to free such tensors."""
+    replaced: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Cluster:
+    """Members with one cause, the largest first once `clusters` is done."""
+
+    members: list[Member]
+    holders: list[Holder] = field(default_factory=list)
+
+    @property
+    def per_place(self) -> float:
+        """Bytes a step of all members."""
+        return sum(member.per_place for member in self.members)
+
+    @property
+    def places(self) -> Ints:
+        """Where any member grows."""
+        return np.unique(np.concatenate([member.places for member in self.members]))
+
+
+def held_by(findings: Iterable[Finding], device: str) -> dict[int, tuple[Holder, ...]]:
+    """For every stack the holders that the last search in the job found."""
+    found: dict[int, tuple[Holder, ...]] = {}
+    for finding in findings:
+        if finding.finding == "holders" and finding.device == device and finding.holders:
+            if not _is_named(finding.holders[0]) and finding.stack in found:
+                continue  # an earlier look knew more: the job's names may be gone at the end
+            found[finding.stack] = tuple(finding.holders)
+    return found
+
+
+def clusters(members: Sequence[Member], holders: Mapping[int, Sequence[Holder]]) -> list[Cluster]:
+    """Groups of members with one cause, the fastest growing first."""
+    named: dict[tuple[str, ...], Cluster] = {}
+    nameless: list[Member] = []
+    for member in sorted(members, key=lambda one: -one.per_place):
+        held = holders.get(member.stack, ())
+        if not held or not _is_named(held[0]):
+            nameless.append(member)
+            continue
+        cluster = named.setdefault(outline(held[0]), Cluster([]))
+        cluster.members.append(member)
+        cluster.holders += held
+    found = list(named.values())
+    for member in nameless:
+        cluster = _with_same_steps(found, member)
+        if cluster is None:
+            cluster = Cluster([])
+            found.append(cluster)
+        cluster.members.append(member)
+        cluster.holders += holders.get(member.stack, ())
+    return sorted(found, key=lambda cluster: -cluster.per_place)
+
+
+def _with_same_steps(found: Sequence[Cluster], member: Member) -> Cluster | None:
+    """What nobody is known to hold grows with something whose holder is known, as a graph's tensors do."""
+    best: tuple[float, Cluster] | None = None
+    for cluster in found:
+        places = cluster.members[0].places
+        shared = len(np.intersect1d(places, member.places))
+        share = shared / max(1, len(np.union1d(places, member.places)))
+        if share >= _SAME_STEPS and (best is None or share > best[0]):
+            best = share, cluster
+    return best[1] if best else None
+
+
+def _is_named(holder: Holder) -> bool:
+    return holder.kind not in _NAMELESS
+
+
+def outline(holder: Holder) -> tuple[str, ...]:
+    """What two tensors' holders have in common when one thing holds both.
+
+    The names down to the container that grows, else down to where the graph, the module or the
+    optimizer begins; for a cycle the line that makes it.
+    """
+    if holder.kind in _CYCLES:
+        place = f"{holder.filename}:{holder.line}" if holder.line else ""
+        return (holder.kind, place)
+    links = holder.links[: _depth(holder.links)]
+    return tuple(f"{link.kind}:{'' if link.kind == 'item' else link.name}" for link in links) or (
+        holder.description,
+    )
+
+
+def _depth(links: Sequence[Link]) -> int:
+    """Links up to the largest container, or up to what lies inside the thing held."""
+    items = [at for at, link in enumerate(links) if link.kind in ("item", "key") and link.length > 1]
+    if items:
+        return max(items, key=lambda at: links[at].length) + 1
+    inside = (at for at, link in enumerate(links) if link.kind in _INSIDE and at)
+    return next(inside, len(links))

@@ -1,0 +1,193 @@
+"""Groups of allocations whose survivors keep growing: by stack, and where stacks differ by line.
+
+What a group is called, and which groups are one leak, is decided in `leaks`.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from memprof.analysis.growth import WARM_UP, Rise, floor, rise
+from memprof.analysis.sites import NO_SITE, sites
+from memprof.analysis.survival import OUTLIVED, Survival
+from memprof.trace import EMPTY, Category, Frame, Tables
+
+__all__ = ["AGE", "Growing", "growing"]
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+AGE = 2
+"""Step ends that an allocation has outlived before it counts as a survivor."""
+_LEAST_BIRTHS = 4
+_LEAST_SPAN = 8
+"""Steps from the first rise to the last: less is a start, not a trend."""
+_LEAST_GROWN = 8
+"""Steps in a row in which a tensor was replaced by a larger one."""
+_BOUNDED_HISTORY = re.compile(r"/torch/optim/lbfgs\.py$")
+"""L-BFGS keeps ``history_size`` directions, 100 by default, and no more."""
+_JOINING = re.compile(
+    r"\b(?:cat|concat|concatenate|hstack|vstack|dstack|column_stack|row_stack|append|pad)\b"
+)
+"""Functions that make a larger tensor of an old one and a new part."""
+_ONE_EACH = (Category.GRADIENT, Category.OPTIMIZER_STATE)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Growing:
+    """Allocations of one stack or line that stay and become more."""
+
+    stack: int
+    """The stack of most of them."""
+    rows: Ints
+    """Rows of `Survival.lives` that survive and are still there at the end."""
+    rise: Rise
+    series: Ints
+    """Bytes of the survivors at every place."""
+    replaced: bool = False
+    """One tensor that is replaced by a larger one again and again, and not ever more tensors."""
+
+
+def growing(seen: Survival) -> Iterator[Growing]:
+    """Every group of ``seen`` that keeps growing, each allocation in at most one."""
+    lives = seen.lives
+    if len(seen) < _LEAST_SPAN + AGE:
+        return
+    survives = (lives.born >= 0) & (np.minimum(lives.died, len(seen)) - lives.born > AGE)
+    taken = np.zeros(len(lives), dtype=bool)
+    for keys in (_by_stack(seen), _by_line(seen)):
+        for rows in _groups(keys, survives & ~taken):
+            found = _ever_more(seen, rows)
+            if found is not None and not _is_expected(seen, found):
+                taken[rows] = True
+                yield found
+    for rows in _groups(_by_stack(seen), (lives.born >= 0) & (lives.died > lives.born) & ~taken):
+        found = _ever_larger(seen, rows)
+        if found is not None:
+            yield found
+
+
+def _by_stack(seen: Survival) -> Ints:
+    """The stack of each allocation; without one its module tells it apart, or nothing does (-1)."""
+    lives = seen.lives
+    keys = lives.stack.astype(np.int64)
+    modules = _modules(seen.tables)[lives.label]
+    nowhere = keys == EMPTY
+    keys[nowhere] = np.where(modules[nowhere] > 0, -1 - modules[nowhere], -1)
+    return keys
+
+
+def _by_line(seen: Survival) -> Ints:
+    """The user's line and the module: one line is reached by many stacks in some programs."""
+    lives = seen.lives
+    line = sites(seen.tables).of_stack[lives.stack].astype(np.int64)
+    modules = _modules(seen.tables)[lives.label]
+    return np.where(line > 0, line * (int(modules.max(initial=0)) + 1) + modules, -1)
+
+
+def _modules(tables: Tables) -> Ints:
+    """A number for the module of every label; copies of a model (``Net#2``) share theirs."""
+    index: dict[str, int] = {"": 0}
+    names = (re.sub(r"#\d+", "", label.module) for label in tables.labels)
+    return np.array([index.setdefault(name, len(index)) for name in names], dtype=np.int64)
+
+
+def _groups(keys: Ints, mask: Bools) -> Iterator[Ints]:
+    """Rows in ``mask`` of every key that has enough of them."""
+    rows = np.flatnonzero(mask & (keys != -1))
+    rows = rows[np.argsort(keys[rows], kind="stable")]
+    edges = np.flatnonzero(np.diff(keys[rows])) + 1
+    for part in np.split(rows, edges):
+        if len(part) >= _LEAST_BIRTHS:
+            yield part
+
+
+def _ever_more(seen: Survival, rows: Ints) -> Growing | None:
+    lives, length = seen.lives, len(seen)
+    if len(np.unique(lives.born[rows])) < _LEAST_BIRTHS:
+        return None
+    count, amount = (
+        _alive(lives.born[rows] + AGE, lives.died[rows], weights, length)
+        for weights in (np.ones(len(rows), dtype=np.int64), lives.size[rows])
+    )
+    found = rise(count, amount, first=WARM_UP + AGE - 1)
+    if found is None or found.places[-1] - found.places[0] < _LEAST_SPAN or found.per_place <= 0:
+        return None
+    kept = rows[lives.died[rows] == OUTLIVED]
+    return Growing(_most(lives.stack[kept if len(kept) else rows]), kept, found, amount)
+
+
+def _ever_larger(seen: Survival, rows: Ints) -> Growing | None:
+    """A tensor that is made anew, larger, and whose line joins an old one with a part."""
+    lives, length = seen.lives, len(seen)
+    if len(rows) < _LEAST_GROWN:
+        return None
+    count, amount = (
+        _alive(lives.born[rows], lives.died[rows], weights, length)
+        for weights in (np.ones(len(rows), dtype=np.int64), lives.size[rows])
+    )
+    settled = count[WARM_UP:]
+    if not len(settled) or settled.min() != settled.max() or settled.max() == 0:
+        return None
+    if (np.diff(floor(amount)[WARM_UP:]) > 0).sum() < _LEAST_BIRTHS:
+        return None
+    found = rise(amount, amount)
+    stack = _most(lives.stack[rows])
+    if found is None or found.places[-1] - found.places[0] < _LEAST_SPAN:
+        return None
+    if not _joins(seen.tables, stack):
+        return None
+    kept = rows[lives.died[rows] == OUTLIVED]
+    return Growing(stack, kept, found, amount, replaced=True)
+
+
+def _alive(born: Ints, died: Ints, weights: Ints, length: int) -> Ints:
+    """The sum of ``weights`` at every place; each counts from ``born`` until before ``died``."""
+    change = np.zeros(length + 1, dtype=np.int64)
+    there = born < np.minimum(died, length)
+    np.add.at(change, born[there], weights[there])
+    np.add.at(change, np.minimum(died[there], length), -weights[there])
+    return np.cumsum(change[:-1])
+
+
+def _most(stacks: Ints) -> int:
+    values, counts = np.unique(stacks, return_counts=True)
+    return int(values[counts.argmax()])
+
+
+def _is_expected(seen: Survival, found: Growing) -> bool:
+    """Gradients and optimizer state while there are no more than one per parameter.
+
+    They come when a layer is unfrozen or first used, and go on for as many steps as there are
+    layers; more of them than parameters means optimizers that are not given back.
+    """
+    lives = seen.lives
+    frames = seen.tables.stack(found.stack)
+    if any(_BOUNDED_HISTORY.search(f.filename.replace("\\", "/")) for f in frames):
+        return True
+    category = _most(lives.category[found.rows]) if len(found.rows) else 0
+    if category not in _ONE_EACH:
+        return False
+    there = (lives.category == Category.PARAMETER) & (lives.died == OUTLIVED)
+    born = np.unique(lives.born[there])
+    co_grown = np.isin(lives.born[found.rows], born[born >= WARM_UP]).mean()
+    return len(found.rows) <= int(there.sum()) and bool(co_grown < 0.5)
+
+
+def _joins(tables: Tables, stack: int) -> bool:
+    """Whether the line of a stack (the user's, or C++ of torch's) joins tensors."""
+    frames = tables.stack(stack)
+    site = sites(tables).frames[int(sites(tables).of_stack[stack])]
+    native = any("at::native::cat" in frame.name for frame in frames)
+    return native or (site != NO_SITE and bool(_JOINING.search(_statement(site))))
+
+
+def _statement(site: Frame) -> str:
+    """The line of a site; empty where the source is not at hand."""
+    return linecache.getline(site.filename, site.line)

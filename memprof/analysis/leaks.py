@@ -1,0 +1,245 @@
+"""Leaks: what survives its step and becomes more without end, as findings with their evidence.
+
+What grows is decided in `growing` and `growth`, what belongs together in `clusters`, what the
+collector frees in `cycles`; remedies are `advice`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from memprof.analysis.clusters import Cluster, Member, clusters, held_by, outline
+from memprof.analysis.cycles import Collected, collected, freed_by_collector
+from memprof.analysis.findings import Evidence, Found, Kind, Series
+from memprof.analysis.growing import Growing, growing
+from memprof.analysis.owners import CATEGORY_NAMES
+from memprof.analysis.program import program_of
+from memprof.analysis.sites import NO_SITE, FrameKind, frame_kind, site_name, sites
+from memprof.analysis.survival import Survival, survival
+from memprof.records import Holder, Site
+from memprof.run import DeviceRun, Run
+from memprof.trace import Category, Frame
+from memprof.units import format_bytes
+
+__all__ = ["leaks", "site_of_frame"]
+
+Ints = npt.NDArray[np.int64]
+
+_MOST_HOLDERS = 5
+_LEAST_CONFIDENCE = 0.3
+_BOUNDED_CONFIDENCE = 0.2
+"""For a container that can hold so much and no more: it fills up."""
+
+
+def leaks(run: Run) -> tuple[Found, ...]:
+    """Every leak and cycle of ``run``, the fastest growing first.
+
+    The evidence's facts: ``every`` (steps from one growth to the next), ``births`` (steps in which it
+    grew), ``tensors_per_step``, ``replaced`` (one tensor replaced by ever larger ones), ``collected``
+    (the garbage collector was seen to free such tensors), ``holder`` (the first holder's kind),
+    ``in_graph`` (held through an autograd graph), ``activation_share`` (of the bytes: kept by
+    autograd for a backward pass), ``models`` (whole models pile up, parameters among the bytes).
+    """
+    found = [one for device in run.devices for one in _of_device(run, device)]
+    return tuple(sorted(found, key=lambda one: -one.bytes_per_step))
+
+
+def _of_device(run: Run, device: DeviceRun) -> list[Found]:
+    seen = survival(device)
+    freed = freed_by_collector(device, seen, run.findings)
+    members = [_growing_member(one, seen, freed) for one in growing(seen)]
+    known = {member.stack for member in members}
+    members += [_collected_member(one, seen) for one in collected(seen, freed) if one.stack not in known]
+    holders = held_by(run.findings, device.device)
+    made = [_Leak(device, seen, cluster) for cluster in clusters(members, holders)]
+    found = [leak.found() for leak in made if leak.confidence >= _LEAST_CONFIDENCE]
+    return found
+
+
+def _growing_member(one: Growing, seen: Survival, freed: npt.NDArray[np.bool_]) -> Member:
+    same = seen.lives.stack == one.stack
+    return Member(
+        stack=one.stack,
+        rows=one.rows,
+        places=one.rise.places,
+        per_place=one.rise.per_place,
+        confidence=one.rise.confidence,
+        every=one.rise.every,
+        collected=bool((freed & same).any()),
+        replaced=one.replaced,
+    )
+
+
+def _collected_member(one: Collected, seen: Survival) -> Member:
+    births = np.unique(seen.lives.born[one.rows])
+    return Member(
+        stack=one.stack,
+        rows=one.rows,
+        places=births,
+        per_place=one.bytes_per_step,
+        confidence=round(min(0.95, 1 - 0.5 ** (len(births) / 5)), 3),
+        every=max(1, round(float(np.median(np.diff(births))))),
+        collected=True,
+    )
+
+
+@dataclass(slots=True, eq=False)
+class _Leak:
+    """One cluster on its way to a finding."""
+
+    device: DeviceRun
+    seen: Survival
+    cluster: Cluster
+
+    @property
+    def confidence(self) -> float:
+        if any(link.limit > 0 for one in self.cluster.holders[:1] for link in one.links):
+            return _BOUNDED_CONFIDENCE
+        return max(member.confidence for member in self.cluster.members)
+
+    def found(self) -> Found:
+        cluster, lives, steps = self.cluster, self.seen.lives, self.seen.steps
+        rows = np.concatenate([member.rows for member in cluster.members])
+        frame, stack = self._site()
+        holders = _distinct(cluster.holders)
+        births = np.unique(lives.born[rows])
+        per_step = cluster.per_place
+        alive = rows[lives.died[rows] > len(self.seen)]
+        return Found(
+            kind=self._kind(holders),
+            device=self.device.device,
+            site=site_of_frame(frame),
+            title=_title(per_step, holders, frame, self._every()),
+            bytes_per_step=per_step,
+            bytes=int(lives.size[alive].sum()),
+            confidence=self.confidence,
+            first_step=int(steps[min(int(births[0]), len(steps) - 1)]) if len(births) else -1,
+            last_step=int(steps[min(int(births[-1]), len(steps) - 1)]) if len(births) else -1,
+            steps_left=self._steps_left(per_step),
+            stack=stack,
+            module=self._module(rows),
+            category=CATEGORY_NAMES[_most(lives.category[rows], lives.size[rows])],
+            holders=holders,
+            series=self._series(rows),
+            evidence=self._evidence(rows, holders),
+        )
+
+    def _kind(self, holders: Sequence[Holder]) -> Kind:
+        by_cycle = bool(holders) and holders[0].kind == "cycle"
+        return Kind.CYCLE if by_cycle or self._collected() else Kind.LEAK
+
+    def _collected(self) -> bool:
+        members = self.cluster.members
+        freed = sum(member.per_place for member in members if member.collected)
+        return freed > 0.5 * self.cluster.per_place
+
+    def _every(self) -> int:
+        return self.cluster.members[0].every
+
+    def _site(self) -> tuple[Frame, tuple[Frame, ...]]:
+        """The largest member's line; with no name for a holder, the line that all members share."""
+        tables = self.seen.tables
+        stacks = [tables.stack(member.stack) for member in self.cluster.members]
+        named = self.cluster.holders and self.cluster.holders[0].kind not in ("", "unknown")
+        shared = _shared_frame(stacks) if len(stacks) > 1 and not named else None
+        if shared is not None:
+            return shared, stacks[0]
+        places = sites(tables)
+        return places.frames[int(places.of_stack[self.cluster.members[0].stack])], stacks[0]
+
+    def _module(self, rows: Ints) -> str:
+        labels = self.seen.tables.labels
+        names = [labels[int(i)].module for i in np.unique(self.seen.lives.label[rows])]
+        names = sorted({name.split("#")[0] for name in names if name})
+        return names[0] if len(names) == 1 else _common_path(names)
+
+    def _steps_left(self, per_step: float) -> float:
+        total = self.device.info.total_bytes * self.device.info.memory_fraction
+        used = self.device.steps.allocated if len(self.device.steps) else np.zeros(0)
+        if total <= 0 or not len(used) or used[-1] < 0 or per_step <= 0:
+            return -1.0
+        return max(0.0, float(total - used[-1]) / per_step)
+
+    def _series(self, rows: Ints) -> Series:
+        lives, length = self.seen.lives, len(self.seen)
+        stacks = [member.stack for member in self.cluster.members]
+        chosen = np.union1d(rows, np.flatnonzero(np.isin(lives.stack, stacks) & (lives.born >= 0)))
+        change = np.zeros(length + 1, dtype=np.int64)
+        np.add.at(change, np.minimum(lives.born[chosen], length), lives.size[chosen])
+        np.add.at(change, np.minimum(lives.died[chosen], length), -lives.size[chosen])
+        return Series(self.seen.steps, np.cumsum(change[:-1]))
+
+    def _evidence(self, rows: Ints, holders: Sequence[Holder]) -> Evidence:
+        lives = self.seen.lives
+        windows = lives.window[rows]
+        window = _most(windows, np.ones(len(windows), dtype=np.int64))
+        inside = rows[(windows == window) & (lives.alloc[rows] >= 0)]
+        bytes_ = int(lives.size[rows].sum())
+        kept = lives.category[rows]
+        links = [link.kind for link in holders[0].links] if holders else []
+        births = np.unique(lives.born[rows])
+        facts: dict[str, float | int | str | bool] = {
+            "every": self._every(),
+            "births": len(births),
+            "tensors_per_step": len(rows) / max(1, int(births[-1] - births[0]) + 1 if len(births) else 1),
+            "replaced": any(member.replaced for member in self.cluster.members),
+            "collected": self._collected(),
+            "holder": holders[0].kind if holders else "",
+            "in_graph": "autograd_node" in links,
+            "activation_share": float(lives.size[rows[kept == Category.ACTIVATION]].sum()) / max(1, bytes_),
+            "models": bool((kept == Category.PARAMETER).any()),
+        }
+        return Evidence(window=window, allocs=np.sort(lives.alloc[inside]), facts=facts)
+
+
+def site_of_frame(frame: Frame) -> Site:
+    """A frame with the text of its line, where the source is at hand."""
+    if frame == NO_SITE:
+        return Site()
+    program = program_of(frame.filename)
+    code = program.code(frame.line).strip() if program is not None else ""
+    return Site(frame.filename, frame.line, frame.name, code)
+
+
+def _shared_frame(stacks: Sequence[tuple[Frame, ...]]) -> Frame | None:
+    """The innermost user frame that is in every stack."""
+    rest = [set(stack) for stack in stacks[1:]]
+    for frame in stacks[0]:
+        if frame_kind(frame.filename) is FrameKind.USER and all(frame in one for one in rest):
+            return frame
+    return None
+
+
+def _common_path(names: Sequence[str]) -> str:
+    common: list[str] = []
+    for parts in zip(*(name.split(".") for name in names), strict=False):
+        if len(set(parts)) > 1:
+            break
+        common.append(parts[0])
+    return ".".join(common)
+
+
+def _most(values: Ints, weights: Ints) -> int:
+    """The value with the most weight."""
+    if not len(values):
+        return 0
+    return int(np.bincount(values - min(0, int(values.min())), weights=weights).argmax())
+
+
+def _distinct(holders: Sequence[Holder]) -> tuple[Holder, ...]:
+    """The holders in order, each way of holding once."""
+    kept: dict[tuple[str, ...], Holder] = {}
+    for one in holders:
+        kept.setdefault((*outline(one), one.kind, str(one.line)), one)
+    return tuple(kept.values())[:_MOST_HOLDERS]
+
+
+def _title(per_step: float, holders: Sequence[Holder], frame: Frame, every: int) -> str:
+    often = "a step" if every == 1 else f"a step (every {every} steps)"
+    named = holders and holders[0].kind not in ("", "unknown")
+    by = holders[0].description if named else f"made at {site_name(frame)}"
+    return f"{format_bytes(round(per_step))} {often} stay alive: {by}"
