@@ -1,20 +1,15 @@
-"""The ``memprof`` command: a group that loads one file a command, and the one error boundary."""
+"""The ``memprof`` command: its help at once, everything else through the click group."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
-from typing import Any
 
-import click
+__all__ = ["ABOUT", "COMMANDS", "EPILOG", "help_text", "main"]
 
-from memprof import MemprofError, __version__
-
-__all__ = ["main"]
-
-_COMMANDS = {
+ABOUT = "Where the memory of a PyTorch job went, what leaks, who holds it and what to type."
+EPILOG = "Start with: memprof run train.py"
+COMMANDS = {
     "run": ("run", "Run a script or module and record where its memory goes."),
     "report": ("report", "Say where the memory went, and write the interactive page."),
     "leaks": ("leaks", "Name what outlives its step, who holds it and the fix."),
@@ -24,56 +19,42 @@ _COMMANDS = {
 }
 """Command: (module, help). The help stands here so that listing commands loads none of them."""
 
-_EXIT_INTERRUPTED = 130
-_EXIT_PIPE = 141
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command line and exit.
+
+    The bare help is answered without click, which takes longer to import than Python to start.
+    """
+    words = sys.argv[1:] if args is None else list(args)
+    if words in ([], ["-h"], ["--help"]):
+        sys.stdout.write(help_text())
+        sys.exit(0)
+    from memprof_cli.group import run_command
+
+    run_command(words)
 
 
-class _LazyGroup(click.Group):
-    """A group whose commands are imported when they are used."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in _COMMANDS:
-            return None
-        command: click.Command = import_module(f"memprof_cli.{_COMMANDS[cmd_name][0]}").command
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
-
-
-@click.group(
-    cls=_LazyGroup,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Start with: memprof run train.py",
-)
-@click.version_option(__version__, "-V", "--version", prog_name="memprof")
-def _group() -> None:
-    """Where the memory of a PyTorch job went, what leaks, who holds it and what to type."""
-
-
-def main(args: Sequence[str] | None = None) -> Any:
-    """Run the command line; the only place where a `MemprofError` becomes text and an exit code."""
-    try:
-        status = _group.main(args=args, prog_name="memprof", standalone_mode=False)
-    except MemprofError as error:
-        _complain(error.message, error.hint)
-        sys.exit(error.exit_code)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except click.Abort:
-        sys.exit(_EXIT_INTERRUPTED)
-    except BrokenPipeError:  # `memprof report x | head`: what is left to say has no reader
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(_EXIT_PIPE)
-    sys.exit(status if isinstance(status, int) else 0)
-
-
-def _complain(message: str, hint: str) -> None:
-    click.echo(click.style("error: ", fg="red", bold=True) + message, err=True)
-    if hint:
-        click.echo(click.style("hint:  ", fg="cyan") + hint, err=True)
+def help_text() -> str:
+    """What ``memprof --help`` prints."""
+    width = max(map(len, COMMANDS))
+    rows = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
+    options = (
+        "  -V, --version  Show the version and exit.",
+        "  -h, --help     Show this message and exit.",
+    )
+    return "\n".join(
+        [
+            "Usage: memprof [OPTIONS] COMMAND [ARGS]...",
+            "",
+            f"  {ABOUT}",
+            "",
+            "Options:",
+            *options,
+            "",
+            "Commands:",
+            *rows,
+            "",
+            f"  {EPILOG}",
+            "",
+        ]
+    )

@@ -1,0 +1,71 @@
+"""The click group that loads one file a command, and the one place where an error ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+import click
+
+from memprof import MemprofError, __version__
+from memprof_cli import ABOUT, COMMANDS, EPILOG
+
+__all__ = ["run_command"]
+
+_EXIT_INTERRUPTED = 130
+_EXIT_PIPE = 141
+
+
+class _LazyGroup(click.Group):
+    """A group whose commands are imported when they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"memprof_cli.{COMMANDS[cmd_name][0]}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(
+    cls=_LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    help=ABOUT,
+    epilog=EPILOG,
+)
+@click.version_option(__version__, "-V", "--version", prog_name="memprof")
+def _group() -> None:
+    """What there is to type; its help is `ABOUT`."""
+
+
+def run_command(args: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line; the only place where a `MemprofError` becomes text and an exit code."""
+    try:
+        status = _group.main(args=args, prog_name="memprof", standalone_mode=False)
+    except MemprofError as error:
+        _complain(error.message, error.hint)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(_EXIT_INTERRUPTED)
+    except BrokenPipeError:  # `memprof report x | head`: what is left to say has no reader
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(_EXIT_PIPE)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _complain(message: str, hint: str) -> None:
+    click.echo(click.style("error: ", fg="red", bold=True) + message, err=True)
+    if hint:
+        click.echo(click.style("hint:  ", fg="cyan") + hint, err=True)

@@ -1,0 +1,46 @@
+"""The memprof command itself: help, version, unknown words."""
+
+from __future__ import annotations
+
+import pytest
+
+from memprof import __version__
+from memprof_cli import COMMANDS, help_text, main
+from memprof_cli.group import _group
+
+
+def run_main(*args: str) -> int | str | None:
+    with pytest.raises(SystemExit) as ended:
+        main(args)
+    return ended.value.code
+
+
+@pytest.mark.parametrize("words", [(), ("-h",), ("--help",)])
+def test_the_help_names_every_command(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_main(*words) == 0
+    text = capsys.readouterr().out
+    assert text == help_text()
+    assert all(f"\n  {name} " in text for name in COMMANDS)
+
+
+def test_the_quick_help_says_what_clicks_own_does() -> None:
+    slow = _group.get_help(_group.make_context("memprof", [], resilient_parsing=True))
+    assert sorted(slow.split()) == sorted(help_text().split())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_main(name, "--help") == 0
+    assert f"memprof {name}" in capsys.readouterr().out
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_main("--version") == 0
+    assert __version__ in capsys.readouterr().out
+
+
+def test_an_unknown_command_ends_with_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_main("explode") == 2
+    assert "No such command 'explode'" in capsys.readouterr().err
