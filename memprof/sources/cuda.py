@@ -20,7 +20,7 @@ from memprof.snapshot import traces_from_snapshot
 from memprof.sources.boundaries import Boundaries
 from memprof.sources.marks import MarkKeeper, Marks
 from memprof.sources.protocol import Chunk, Counters, Interner
-from memprof.trace import NOT_RECORDED, Column, Events, Phase, State, Tables, Trace
+from memprof.trace import NOT_RECORDED, Column, Events, Label, State, Tables, Trace
 
 __all__ = ["CudaSource"]
 
@@ -305,26 +305,34 @@ class _Remapped:
         self._stacks = np.asarray(
             [interner.stack(tuple(frames[i] for i in stack)) for stack in tables.stacks], np.int32
         )
-        self._labels = np.asarray(
-            [
-                interner.label(label.step, Phase(label.phase), label.module, label.annotation)
-                for label in tables.labels
-            ],
-            np.int32,
-        )
+        self._interner = interner
+        self._metadata = [label.annotation for label in tables.labels]
         # The last entry stands for NOT_RECORDED (-1).
         self._pools = np.asarray([*map(interner.pool, tables.pools), NOT_RECORDED], np.int32)
 
     def events(self, events: Events, marks: Marks) -> Events:
-        """Labels that torch carried itself win over those told by the time."""
-        own = self._labels[events.label]
+        """Labels are told by the time; metadata that the user gave to torch is their annotation."""
         labelled: Events = _with(
             events,
             stack=self._stacks[events.stack],
-            label=np.where(own > 0, own, marks.at(events.time_us)),
+            label=self._labels(events.label, marks.at(events.time_us)),
             pool=self._pools[events.pool],
         )
         return labelled
+
+    def _labels(self, metadata: Column, told: Column) -> Column:
+        pairs, rows = np.unique(np.stack([metadata, told]), axis=1, return_inverse=True)
+        known = self._interner.tables().labels if metadata.any() else ()
+        labels = [
+            self._annotated(known[row], self._metadata[text]) if self._metadata[text] else row
+            for text, row in pairs.T.tolist()
+        ]
+        found: Column = np.asarray(labels, dtype=np.int32)[rows.reshape(-1)]
+        return found
+
+    def _annotated(self, label: Label, text: str) -> int:
+        annotation = f"{label.annotation}/{text}" if label.annotation else text
+        return self._interner.label(label.step, label.phase, label.module, annotation)
 
     def state(self, state: State) -> State:
         segments = _with(
