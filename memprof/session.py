@@ -12,8 +12,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
+from memprof.chosen import Ticks, event_sources, reading_sources
 from memprof.environment import header, now_us
 from memprof.errors import MemprofError
 from memprof.options import Options
@@ -22,11 +23,7 @@ from memprof.recording import Recording, Seen
 from memprof.records import DeviceInfo, DeviceSummary, Finding, Footer, Header, StepsRecord
 from memprof.sampler import Sampler
 from memprof.sources.boundaries import Boundaries
-from memprof.sources.cpu import CpuSource
-from memprof.sources.cuda import CudaSource
-from memprof.sources.host import HostSource
-from memprof.sources.nvml import NvmlSource
-from memprof.sources.protocol import Counters, EventSource, Interner, ReadingSource
+from memprof.sources.protocol import Counters, Interner, ReadingSource
 from memprof.steprows import Span, StepRows
 from memprof.trace import NOT_RECORDED
 from memprof.windows import OverheadMeter, StepCost, WindowSchedule
@@ -100,7 +97,7 @@ class Session:
 
     def open_samplers(self) -> None:
         """Start the thread that reads the driver and the host."""
-        for source in self._reading_sources():
+        for source in reading_sources(self._options):
             try:
                 source.open()
             except Exception as error:  # noqa: BLE001 - the job goes on without it
@@ -125,8 +122,8 @@ class Session:
     def _open_torch(self) -> None:
         self._boundaries = Boundaries(self.interner)
         self._boundaries.open(self.step_ended)
-        self._boundaries.listeners.append(_Ticks(self._tick))
-        sources = self._event_sources(self._boundaries)
+        self._boundaries.listeners.append(Ticks(self._tick))
+        sources = event_sources(self._options, self.interner, self._boundaries)
         for source in sources:
             self.recording.add(source)
         self.recording.grow()
@@ -374,57 +371,6 @@ class Session:
             peak_step=peak.step,
             events=self.recording.total_events(device),
         )
-
-    # -- sources -------------------------------------------------------------------------------
-
-    def _reading_sources(self) -> list[ReadingSource]:
-        made: list[ReadingSource] = []
-        for source in self._options.sources:
-            if source == "host":
-                made.append(HostSource())
-            elif source == "nvml":
-                made.append(NvmlSource())
-            elif not isinstance(source, str) and hasattr(source, "read"):
-                made.append(cast("ReadingSource", source))
-        return made
-
-    def _event_sources(self, boundaries: Boundaries) -> list[EventSource]:
-        import torch
-
-        made: list[EventSource] = []
-        for source in self._options.sources:
-            if source == "cpu":
-                made.append(CpuSource(self.interner, boundaries))
-            elif source == "cuda" and torch.backends.cuda.is_built():
-                made.append(CudaSource(self.interner, boundaries))
-            elif not isinstance(source, str) and hasattr(source, "drain"):
-                made.append(cast("EventSource", source))
-        return made
-
-
-class _Ticks:
-    """A listener on boundaries that only wants to know that time passes."""
-
-    def __init__(self, tick: Callable[[], None]) -> None:
-        self._tick = tick
-
-    def backward_began(self) -> None:
-        """Not looked at: events are being labelled, nothing may be drained now."""
-
-    def backward_ended(self) -> None:
-        """Not looked at, for the same reason."""
-
-    def recompute_ended(self) -> None:
-        """Not looked at."""
-
-    def forward_ended(self, *, with_gradients: bool) -> None:
-        """Not looked at: the next call or the optimizer comes soon."""
-
-    def optimizer_begins(self, optimizer: Any) -> None:  # noqa: ARG002
-        self._tick()
-
-    def outermost_call(self, module: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG002
-        self._tick()
 
 
 def _lookout(
