@@ -88,15 +88,15 @@ def _by_rebinding(scene: Scene, found: _Replaced) -> Iterator[Suspicion]:
     """Ended when the replacement began to exist, and if nothing reads it, at the step's end."""
     rows = found.rows
     # Both are there for a moment even in ``x = f(x)``: that much is needed.
-    early = scene.replayed(scene.ended(rows, found.next_alloc + 1))
-    anchor = scene.main_site(_mask(scene, rows))
-    binding = _binding(scene, rows, anchor)
-    ends = np.array([scene.first_event[int(s) + 1] for s in scene.made_in[rows]
-                     if int(s) + 1 in scene.first_event], dtype=np.int64)  # fmt: skip
-    saving, certainty = early, 0.75
-    if len(ends) == len(rows) and not (binding is not None and binding.needs_old):
-        at_end = scene.replayed(scene.ended(rows, ends - 1))
-        if at_end.bytes > 1.5 * early.bytes:
+    over = found.next_alloc + 1
+    saving, certainty = scene.replayed(scene.ended(rows, over)), 0.75
+    useless = rows[(over <= scene.peak.event) & (scene.lives.free[rows] > scene.peak.event)]
+    anchor = scene.main_site(_mask(scene, useless if len(useless) else rows))
+    binding = _binding(scene, useless if len(useless) else rows, anchor)
+    starts = [scene.first_event.get(int(step) + 1, -1) for step in scene.made_in[rows]]
+    if min(starts) >= 0 and not (binding is not None and binding.needs_old):
+        at_end = scene.replayed(scene.ended(rows, np.array(starts, dtype=np.int64) - 1))
+        if at_end.bytes > 1.5 * saving.bytes:
             saving, certainty = at_end, 0.6 if binding is not None else 0.45
     yield _suspicion(scene, rows, anchor, saving, certainty, binding)
 

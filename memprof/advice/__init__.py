@@ -1,0 +1,66 @@
+"""From findings to remedies: rules that read the finding, the run and the user's source.
+
+One file a family of rules. The vocabulary of fixes is `FIXES`; each has a page in ``docs/fixes``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from memprof.advice import (
+    allocator,
+    containers,
+    cycles,
+    errors,
+    graph,
+    peak,
+    placement,
+)
+from memprof.advice.case import Case, Proposal
+from memprof.advice.saving import saving_of
+from memprof.advice.vocabulary import FIXES, page
+from memprof.analysis.findings import Found, Remedy
+from memprof.run import Run
+
+__all__ = ["FIXES", "advise"]
+
+_MOST = 3
+_RULES: tuple[Callable[[Case], Iterator[Proposal]], ...] = (
+    errors.rules,
+    cycles.rules,
+    graph.rules,
+    containers.rules,
+    placement.rules,
+    peak.rules,
+    allocator.rules,
+)
+
+
+def advise(found: Found, run: Run) -> tuple[Remedy, ...]:
+    """At most three remedies for a finding, the most certain and most local first."""
+    case = Case(found, run)
+    proposals = [proposal for rules in _RULES for proposal in rules(case)]
+    proposals.sort(key=lambda p: -p.certainty)
+    best: dict[str, Proposal] = {}
+    for proposal in proposals:
+        best.setdefault(proposal.fix, proposal)
+    return tuple(_remedy(proposal, case) for proposal in list(best.values())[:_MOST])
+
+
+def _remedy(proposal: Proposal, case: Case) -> Remedy:
+    nbytes, saving = saving_of(case.found, case.run)
+    place = proposal.place
+    line = proposal.line or (place.line if place is not None else case.found.site.line)
+    program = place.program if place is not None else None
+    return Remedy(
+        fix=proposal.fix,
+        why=proposal.why,
+        filename=program.filename if program is not None else case.found.site.filename,
+        line=line,
+        code=program.code(line).strip() if program is not None else case.found.site.code,
+        saves_bytes=nbytes,
+        peak_before=saving.before if saving is not None else -1,
+        peak_after=saving.after if saving is not None else -1,
+        patch=proposal.patch,
+        url=page(proposal.fix),
+    )

@@ -1,0 +1,97 @@
+"""Rules for the caching allocator: fragmentation, a cache emptied for nothing, private pools."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import numpy as np
+
+from memprof.advice.case import Case, Proposal
+from memprof.advice.patch import diff, removed
+from memprof.analysis.findings import Kind
+from memprof.analysis.suspicion import Pattern
+from memprof.trace import EMPTY
+from memprof.units import format_bytes
+
+__all__ = ["rules"]
+
+_MANY_SIZES = 8
+
+
+def rules(case: Case) -> Iterator[Proposal]:
+    """``expandable_segments``, ``drop_empty_cache``, ``share_pool`` and their kin."""
+    if case.found.kind is Kind.FRAGMENTATION:
+        yield from _fragmented(case)
+    if case.pattern == Pattern.CACHE_EMPTIED.value:
+        yield from _emptied(case)
+    if case.grows:
+        yield from _private_pools(case)
+
+
+def _is_on(case: Case, name: str) -> bool:
+    settings = case.trace.settings if case.trace is not None else {}
+    value = settings.get(name)
+    text = str(settings.get("PYTORCH_CUDA_ALLOC_CONF") or settings.get("PYTORCH_ALLOC_CONF") or "")
+    return bool(value) if value is not None else f"{name}:true" in text.lower()
+
+
+def _fragmented(case: Case) -> Iterator[Proposal]:
+    idle = format_bytes(case.found.bytes)
+    why = f"{idle} are reserved and fit no request"
+    on = _is_on(case, "expandable_segments")
+    if not on:
+        yield Proposal(
+            "expandable_segments",
+            0.9,
+            f"{why}: expandable segments grow in place instead of leaving holes.",
+            case.site,
+        )
+    sizes = int(case.fact("sizes_at_site", 0))
+    if sizes >= _MANY_SIZES:
+        yield Proposal(
+            "static_shapes",
+            0.8,
+            f"{why}: this line asked for {sizes} different sizes; pad to a few.",
+            case.site,
+        )
+    if not on:
+        yield Proposal(
+            "max_split_size",
+            0.5,
+            f"{why}: without expandable segments, `max_split_size_mb` keeps large blocks whole.",
+            case.site,
+        )
+
+
+def _emptied(case: Case) -> Iterator[Proposal]:
+    asked = format_bytes(case.found.bytes)
+    why = f"{asked} go back to the driver and are asked for again in every step"
+    for call, place in case.calls("empty_cache"):
+        alone = isinstance(place.statement, ast.Expr) and place.statement.value is call
+        patch = diff(place.program, removed(place.program, place.statement)) if alone else ""
+        yield Proposal("drop_empty_cache", 0.9, f"{why}: it costs time and frees nothing.", place,
+                       patch=patch)  # fmt: skip
+        return
+    yield Proposal("drop_empty_cache", 0.6, f"{why}.", case.site)
+
+
+def _private_pools(case: Case) -> Iterator[Proposal]:
+    """Growth in memory pools of their own, as every captured CUDA graph has one."""
+    allocs = case.found.evidence.allocs
+    if case.trace is None or not len(allocs):
+        return
+    pools = np.unique(case.trace.events.pool[allocs])
+    if int((pools > EMPTY).sum()) < 2:
+        return
+    for call, place in case.calls("graph", "capture_begin", "make_graphed_callables"):
+        if "cuda" in ast.unparse(call.func):
+            yield Proposal(
+                "share_pool",
+                0.92,
+                f"{len(pools)} graphs were captured, each with a memory pool of its own: pass one "
+                "`pool=torch.cuda.graph_pool_handle()` to all.",
+                place,
+            )
+            return
+    yield Proposal("share_pool", 0.7, f"It grows over {len(pools)} private pools.", case.site)

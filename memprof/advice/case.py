@@ -1,0 +1,160 @@
+"""A finding with what the rules ask about it: who holds it, through what, at which statements."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from memprof.analysis.findings import Found, Kind
+from memprof.analysis.program import Place, Program, calls_in, program_of
+from memprof.analysis.sites import FrameKind, frame_kind
+from memprof.records import Holder
+from memprof.run import Run
+from memprof.trace import Frame, Phase, Trace
+
+__all__ = ["Case", "Proposal"]
+
+_THROUGH_GRAPH = frozenset(("autograd_node", "saved_tensor", "ctx_attribute"))
+_SCALAR_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A remedy before it is ranked and its saving is worked out."""
+
+    fix: str
+    certainty: float
+    """0 to 1, among the proposals for one finding."""
+    why: str
+    place: Place | None = None
+    line: int = 0
+    """In the place's file, where it is not the statement's first line."""
+    patch: str = ""
+
+
+@dataclass(eq=False)
+class Case:
+    """A finding, the run it is of, and the source around it."""
+
+    found: Found
+    run: Run
+    links: frozenset[str] = field(init=False)
+    """The kinds of all links of all holders."""
+
+    def __post_init__(self) -> None:
+        self.links = frozenset(
+            [link.kind for holder in self.found.holders for link in holder.links]
+            + [holder.kind for holder in self.found.holders]
+        )
+
+    @property
+    def grows(self) -> bool:
+        """Whether it is growth of any kind."""
+        return self.found.kind in (Kind.LEAK, Kind.CYCLE, Kind.HOST_GROWTH)
+
+    @property
+    def pattern(self) -> str:
+        """The pattern of waste; empty for growth."""
+        return str(self.found.evidence.facts.get("pattern", ""))
+
+    def fact(self, name: str, otherwise: float | int | str | bool) -> float | int | str | bool:
+        """A fact of the evidence."""
+        return self.found.evidence.facts.get(name, otherwise)
+
+    @cached_property
+    def trace(self) -> Trace | None:
+        """The window that the evidence is in."""
+        device = self.run.device(self.found.device)
+        index = self.found.evidence.window
+        if device is None or not -len(device.windows) <= index < len(device.windows):
+            return None
+        return device.windows[index]
+
+    @cached_property
+    def graph(self) -> bool:
+        """Whether what is kept hangs on autograd's graph."""
+        if "requires_grad" in self.found.evidence.facts:
+            return bool(self.found.evidence.facts["requires_grad"])
+        return bool(self.links & _THROUGH_GRAPH) or self.found.category == "activation"
+
+    @cached_property
+    def backward(self) -> bool:
+        """Whether the run has a backward pass at all."""
+        if self.trace is None:
+            return True
+        return any(label.phase == Phase.BACKWARD for label in self.trace.tables.labels)
+
+    @property
+    def scalar(self) -> bool:
+        """Whether the tensors are single numbers: the smallest block that there is."""
+        count = max(1, len(self.found.evidence.allocs))
+        return 0 < self.found.bytes <= _SCALAR_BYTES * count
+
+    @cached_property
+    def site(self) -> Place | None:
+        """The statement that made the tensors."""
+        return place_at(self.found.site.filename, self.found.site.line)
+
+    @cached_property
+    def places(self) -> list[Place]:
+        """Statements of holders, best first."""
+        found = [place_at(h.filename, h.line) for h in self.found.holders if h.line]
+        return [place for place in found if place is not None]
+
+    @cached_property
+    def frames(self) -> list[tuple[Frame, Place]]:
+        """The user's frames of the stack, innermost first, with their statements."""
+        found = []
+        for frame in self.found.stack:
+            place = place_at(frame.filename, frame.line)
+            if place is not None:
+                found.append((frame, place))
+        return found
+
+    @cached_property
+    def programs(self) -> list[Program]:
+        """The user's files that the finding names, then the other files of the recording."""
+        names = [self.found.site.filename, *(h.filename for h in self.found.holders)]
+        names += [frame.filename for frame in self.found.stack]
+        if self.trace is not None:
+            names += [frame.filename for frame in self.trace.tables.frames]
+        user = [n for n in dict.fromkeys(names) if n and frame_kind(n) is FrameKind.USER]
+        found = [program_of(name) for name in user[:32]]
+        return [program for program in found if program is not None]
+
+    def calls(self, *names: str) -> Iterator[tuple[ast.Call, Place]]:
+        """Calls of those names in the program, nearest first, with their statements."""
+        for program in self.programs:
+            for call in calls_in(program.tree, *names):
+                place = program.at(call.lineno)
+                if place is not None:
+                    yield call, place
+
+    def holder(self, *kinds: str) -> Holder | None:
+        """The first holder that is of one of these kinds or has a link of one."""
+        for holder in self.found.holders:
+            if holder.kind in kinds or any(link.kind in kinds for link in holder.links):
+                return holder
+        return None
+
+    def place_of(self, holder: Holder | None) -> Place | None:
+        """The statement of a holder's line."""
+        return None if holder is None else place_at(holder.filename, holder.line)
+
+    def link_place(self, *kinds: str) -> Place | None:
+        """The statement of the first link of such a kind that has a line."""
+        for holder in self.found.holders:
+            for link in holder.links:
+                if link.kind in kinds and link.line:
+                    place = place_at(link.filename, link.line)
+                    if place is not None:
+                        return place
+        return None
+
+
+def place_at(filename: str, line: int) -> Place | None:
+    """The statement at a line of a user's file; None where the file is not here."""
+    program = program_of(filename) if filename and line else None
+    return program.at(line) if program is not None else None

@@ -1,0 +1,258 @@
+"""Rules for names and containers that keep tensors: lists, caches, registries, old values."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from memprof.advice.case import Case, Proposal, place_at
+from memprof.advice.patch import after, before, diff, replaced
+from memprof.advice.source import (
+    Growing,
+    alias_of,
+    checks_for_key,
+    emptied_by,
+    growing,
+    grown_by_concatenation,
+    last_name,
+    memoizer,
+)
+from memprof.analysis.program import Place, bound_names
+from memprof.analysis.suspicion import Pattern
+from memprof.records import Holder
+from memprof.units import format_bytes
+
+__all__ = ["rules"]
+
+_MODEL = frozenset(("parameter", "gradient", "optimizer state", "buffer"))
+_CYCLES = frozenset(("cycle", "cpp_cycle"))
+_LARGEST = 128
+"""Entries: the default of ``functools.lru_cache``."""
+
+
+def rules(case: Case) -> Iterator[Proposal]:
+    """``del_ref``, ``clear_container``, ``bound_cache``, ``weakref``, ``reset_metric``."""
+    if case.grows:
+        yield from _registry(case)
+        yield from _memoized(case)
+        yield from _notebook(case)
+        yield from _container(case)
+        yield from _concatenation(case)
+        yield from _attribute(case)
+    if case.pattern == Pattern.LINGERING.value:
+        yield from _lingering(case)
+
+
+def _says(holder: Holder | None) -> str:
+    return holder.description if holder is not None else "a container"
+
+
+def _registry(case: Case) -> Iterator[Proposal]:
+    holder = case.holder("class_attribute")
+    if holder is None or "lru_cache" in case.links:
+        return
+    place = case.place_of(holder)
+    yield Proposal(
+        "weakref",
+        0.9,
+        f"Every object that was registered lives as long as the class: {_says(holder)}.",
+        place,
+        patch=_weak(place),
+    )
+    yield Proposal("clear_container", 0.5, f"Or take objects out again: {_says(holder)}.", place)
+
+
+def _weak(place: Place | None) -> str:
+    """``_all = set()`` becomes ``_all = weakref.WeakSet()``."""
+    statement = place.statement if place is not None else None
+    if place is None or not isinstance(statement, (ast.Assign, ast.AnnAssign)):
+        return ""
+    if statement.value is None or ast.unparse(statement.value) != "set()":
+        return ""
+    tree = place.program.tree
+    imports = [n for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom))]
+    known = any(a.name == "weakref" for n in imports if isinstance(n, ast.Import) for a in n.names)
+    edit = replaced(statement.value, "weakref.WeakSet()")
+    if known:
+        return diff(place.program, edit)
+    plain = [n for n in imports if not (isinstance(n, ast.ImportFrom) and n.module == "__future__")]
+    if not plain:
+        return ""
+    return diff(place.program, after(place.program, plain[0], "import weakref"), edit)
+
+
+def _memoized(case: Case) -> Iterator[Proposal]:
+    holder = case.holder("lru_cache")
+    if holder is None:
+        return
+    place = case.link_place("lru_cache") or case.place_of(holder)
+    decorator = memoizer(place)
+    method = place is not None and place.class_ is not None
+    keys = ", and its keys hold `self`" if method else ""
+    line = decorator.lineno if decorator is not None else 0
+    yield Proposal(
+        "bound_cache",
+        0.9,
+        f"The cache has no largest size{keys}: {_says(holder)}.",
+        place,
+        line,
+        _bounded(place, decorator),
+    )
+    yield Proposal(
+        "clear_container",
+        0.7,
+        f"Or empty it when its results are stale, with `cache_clear()`{keys}.",
+        place,
+        line,
+    )
+
+
+def _bounded(place: Place | None, decorator: ast.expr | None) -> str:
+    """``lru_cache(maxsize=None)`` and ``cache`` become ``lru_cache(maxsize=128)``."""
+    if place is None or decorator is None:
+        return ""
+    if isinstance(decorator, ast.Call):
+        sizes = [k.value for k in decorator.keywords if k.arg == "maxsize"] or decorator.args[:1]
+        if sizes:
+            return diff(place.program, replaced(sizes[0], str(_LARGEST)))
+        return ""
+    if isinstance(decorator, ast.Attribute) and decorator.attr == "cache":
+        text = f"{ast.unparse(decorator.value)}.lru_cache(maxsize={_LARGEST})"
+        return diff(place.program, replaced(decorator, text))
+    return ""
+
+
+def _notebook(case: Case) -> Iterator[Proposal]:
+    holder = case.holder("notebook")
+    if holder is not None:
+        yield Proposal(
+            "clear_container",
+            0.9,
+            f"The notebook keeps the result of every cell ({_says(holder)}): end the cell with `;`, "
+            "or `%reset out`.",
+            case.place_of(holder) or case.site,
+        )
+
+
+def _container(case: Case) -> Iterator[Proposal]:
+    if case.links & _CYCLES or "lru_cache" in case.links:
+        return
+    for holder, place, grown in _grown(case):
+        name = last_name(grown.container)
+        length = max((link.length for link in holder.links), default=-1)
+        size = f" ({length} items)" if length > 0 else ""
+        why = f"`{grown.container}`{size} only grows"
+        yield from _cache(place, grown.container, why, keyed=grown.keyed)
+        reset = emptied_by(place, name)
+        if reset is not None:
+            yield Proposal(
+                "reset_metric",
+                0.84,
+                f"{why}: nothing calls `{reset.name}()`, which empties it.",
+                place,
+            )
+        of_model = case.found.category in _MODEL or "module_attribute" in case.links
+        of_model = of_model or "parameter" in case.links
+        yield Proposal("clear_container", 0.72, f"{why}: empty it when it has been used.", place)
+        if of_model:
+            yield Proposal(
+                "del_ref", 0.8, f"{why}, and keeps whole models: keep their scores or files.", place
+            )
+        else:
+            yield Proposal("cpu_offload", 0.6, f"{why}: keep its items in host memory.", place)
+        return
+
+
+def _grown(case: Case) -> Iterator[tuple[Holder, Place, Growing]]:
+    for holder in case.found.holders:
+        place = case.place_of(holder)
+        grown = growing(place)
+        if place is not None and grown is not None:
+            yield holder, place, grown
+
+
+def _cache(place: Place, container: str, why: str, *, keyed: bool) -> Iterator[Proposal]:
+    if keyed and checks_for_key(place, container):
+        yield Proposal(
+            "bound_cache",
+            0.88,
+            f"{why}: it is a cache without a largest size, with an entry for every new key.",
+            place,
+        )
+
+
+def _concatenation(case: Case) -> Iterator[Proposal]:
+    near = [*case.places, *(place for _, place in case.frames)]
+    for place in near:
+        name = grown_by_concatenation(place)
+        if not name:
+            continue
+        why = f"`{name}` is replaced by a larger copy of itself, and both are there meanwhile"
+        yield Proposal("cpu_offload", 0.85, f"{why}: collect the parts in host memory.", place)
+        yield Proposal("preallocate", 0.7, f"{why}: allocate the final size once.", place)
+        return
+
+
+def _attribute(case: Case) -> Iterator[Proposal]:
+    """Something that an attribute or a variable of many objects keeps."""
+    if case.links & (_CYCLES | {"lru_cache", "class_attribute", "log_record", "traceback"}):
+        return
+    for holder in case.found.holders:
+        place = case.place_of(holder)
+        if place is None:
+            continue
+        names = bound_names(place.statement)
+        target = ast.unparse(names[0]) if names else ""
+        name = f"`{target}`" if target else "what holds it"
+        certainty = 0.78 if target and "." in target else 0.45
+        yield Proposal(
+            "del_ref", certainty, f"Let go of {name} when it is done with: {_says(holder)}.", place
+        )
+        return
+    if case.found.site.filename:
+        yield Proposal(
+            "del_ref", 0.2, "It outlives its step; drop the last reference to it.", case.site
+        )
+
+
+def _lingering(case: Case) -> Iterator[Proposal]:
+    if case.fact("raises", otherwise=False) or case.links & {"traceback", "exception"}:
+        return  # the exception is what keeps them
+    target = str(case.fact("target", ""))
+    binding = place_at(str(case.fact("binding_file", "")), int(case.fact("binding_line", 0)))
+    place = (case.places[0] if case.places else None) or binding or case.site
+    nbytes = format_bytes(case.found.bytes)
+    holder = case.found.holders[0] if case.found.holders else None
+    what = f"`{target}`" if target else _says(holder)
+    alias = alias_of(binding, target) if binding is not None and target else None
+    if alias is not None:
+        name = ast.unparse(bound_names(alias.statement)[0])
+        yield Proposal(
+            "del_ref",
+            0.92,
+            f"`{name}` holds the old {what} until the function returns, {nbytes} at the peak: "
+            f"`del {name}` after its last use.",
+            alias,
+        )
+    yield Proposal(
+        "del_ref",
+        0.85,
+        f"{what} keeps {nbytes} of the last round until the next is there: set it to None first.",
+        place,
+        patch=_dropped(binding) if place is binding and not case.fact("needs_old", True) else "",
+    )
+    if case.fact("model", otherwise=False):
+        yield Proposal(
+            "cpu_offload", 0.4, f"If {what} is needed later, keep it on the host.", place
+        )
+
+
+def _dropped(binding: Place | None) -> str:
+    """``self.model = None`` above ``self.model = build()``."""
+    if binding is None or not isinstance(binding.statement, ast.Assign):
+        return ""
+    targets = bound_names(binding.statement)
+    if not targets or not all(isinstance(target, ast.Attribute) for target in targets):
+        return ""
+    text = " = ".join(ast.unparse(target) for target in targets) + " = None"
+    return diff(binding.program, before(binding.program, binding.line, text))

@@ -1,0 +1,86 @@
+"""Rules for tensors that an exception keeps: its traceback holds the frames of the failed call."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from memprof.advice.case import Case, Proposal, place_at
+from memprof.advice.patch import diff, replaced
+from memprof.analysis.lingering import kept_exception
+from memprof.analysis.program import Place
+from memprof.analysis.suspicion import Pattern
+from memprof.units import format_bytes
+
+__all__ = ["rules"]
+
+_KINDS = ("traceback", "exception", "log_record")
+
+
+def rules(case: Case) -> Iterator[Proposal]:
+    """``clear_traceback`` and ``move_out_of_except``."""
+    yield from _logged(case)
+    yield from _kept(case)
+    yield from _retried(case)
+
+
+def _logged(case: Case) -> Iterator[Proposal]:
+    place = case.link_place("log_record")
+    if place is None:
+        return
+    yield Proposal(
+        "clear_traceback",
+        0.95,
+        "A handler keeps the log record, whose exception holds the frames of the failed call: log "
+        "the text of the exception instead (`str(error)`, neither `exc_info` nor the exception).",
+        place,
+    )
+
+
+def _kept(case: Case) -> Iterator[Proposal]:
+    if not case.links & set(_KINDS) and not case.fact("raises", otherwise=False):
+        return
+    found = _storing(case)
+    holder = case.holder(*_KINDS)
+    place = found or case.place_of(holder) or case.site
+    what = f": {holder.description}" if holder is not None else ""
+    yield Proposal(
+        "clear_traceback",
+        0.9,
+        f"A kept exception holds the local variables of every frame it went through{what}.",
+        place,
+        patch=_text_patch(found),
+    )
+
+
+def _storing(case: Case) -> Place | None:
+    """The statement that stores the exception, in a function that the stack runs through."""
+    for frame, place in case.frames:
+        statement = kept_exception(frame)
+        if statement is not None:
+            return place.program.place(statement)
+    return None
+
+
+def _text_patch(place: Place | None) -> str:
+    """``failure = exc`` becomes ``failure = str(exc)``."""
+    statement = place.statement if place is not None else None
+    if place is None or not isinstance(statement, ast.Assign):
+        return ""
+    if not isinstance(statement.value, ast.Name):
+        return ""
+    return diff(place.program, replaced(statement.value, f"str({statement.value.id})"))
+
+
+def _retried(case: Case) -> Iterator[Proposal]:
+    if case.pattern != Pattern.RETRY.value:
+        return
+    file, line = str(case.fact("handler_file", "")), int(case.fact("handler_line", 0))
+    yield Proposal(
+        "move_out_of_except",
+        0.95,
+        f"The retry runs while the exception still holds {format_bytes(case.found.bytes)} of the "
+        "failed try: set a flag in the handler and retry after it.",
+        place_at(file, line),
+        line,
+    )

@@ -1,0 +1,155 @@
+"""Mechanical changes of a source file as unified diffs: parts are replaced, nothing is reformatted."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from dataclasses import dataclass
+
+from memprof.analysis.program import Program
+
+__all__ = [
+    "Edit",
+    "after",
+    "before",
+    "diff",
+    "edited",
+    "removed",
+    "replaced",
+    "with_keyword",
+    "without_keyword",
+    "wrapped",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Text in place of what lies between two positions; columns count UTF-8 bytes, as `ast` does."""
+
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+    text: str
+
+
+def replaced(node: ast.expr | ast.stmt, text: str) -> Edit:
+    """An expression or a statement, replaced."""
+    end_line, end_column = node.end_lineno, node.end_col_offset
+    assert end_line is not None and end_column is not None
+    return Edit(node.lineno, node.col_offset, end_line, end_column, text)
+
+
+def wrapped(node: ast.expr, suffix: str) -> list[Edit]:
+    """An expression with a suffix such as ``.detach()``, in parentheses where it needs them."""
+    assert node.end_lineno is not None and node.end_col_offset is not None
+    plain = isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))
+    end = Edit(node.end_lineno, node.end_col_offset, node.end_lineno, node.end_col_offset,
+               suffix if plain else ")" + suffix)  # fmt: skip
+    start = Edit(node.lineno, node.col_offset, node.lineno, node.col_offset, "(")
+    return [end] if plain else [start, end]
+
+
+def with_keyword(call: ast.Call, name: str, value: str) -> Edit:
+    """A call with a keyword argument set, or added as the last."""
+    for keyword in call.keywords:
+        if keyword.arg == name:
+            return replaced(keyword.value, value)
+    last = max(
+        [*call.args, *(k.value for k in call.keywords)],
+        key=lambda n: (n.end_lineno or 0, n.end_col_offset or 0),
+        default=None,
+    )
+    assert call.end_lineno is not None and call.end_col_offset is not None
+    if last is None:
+        return Edit(call.end_lineno, call.end_col_offset - 1, call.end_lineno,
+                    call.end_col_offset - 1, f"{name}={value}")  # fmt: skip
+    if isinstance(last, ast.GeneratorExp) and not call.keywords and len(call.args) == 1:
+        raise ValueError("a bare generator must stay the only argument")
+    assert last.end_lineno is not None and last.end_col_offset is not None
+    return Edit(last.end_lineno, last.end_col_offset, last.end_lineno, last.end_col_offset,
+                f", {name}={value}")  # fmt: skip
+
+
+def without_keyword(call: ast.Call, name: str) -> Edit | None:
+    """A call without a keyword argument; None where it has none."""
+    parts = sorted([*call.args, *call.keywords], key=lambda n: (n.lineno, n.col_offset))
+    for at, part in enumerate(parts):
+        if not isinstance(part, ast.keyword) or part.arg != name:
+            continue
+        assert part.end_lineno is not None and part.end_col_offset is not None
+        if at:
+            left = parts[at - 1]
+            assert left.end_lineno is not None and left.end_col_offset is not None
+            return Edit(left.end_lineno, left.end_col_offset, part.end_lineno,
+                        part.end_col_offset, "")  # fmt: skip
+        if len(parts) > 1:
+            right = parts[1]
+            return Edit(part.lineno, part.col_offset, right.lineno, right.col_offset, "")
+        return Edit(part.lineno, part.col_offset, part.end_lineno, part.end_col_offset, "")
+    return None
+
+
+def before(program: Program, line: int, text: str) -> Edit:
+    """A new line above ``line``, indented like it."""
+    return Edit(line, 0, line, 0, _indent(program, line) + text + "\n")
+
+
+def after(program: Program, statement: ast.stmt, text: str) -> Edit:
+    """A new line below a statement, indented like it."""
+    line = (statement.end_lineno or statement.lineno) + 1
+    return Edit(line, 0, line, 0, _indent(program, statement.lineno) + text + "\n")
+
+
+def removed(program: Program, statement: ast.stmt) -> Edit:
+    """No such statement; ``pass`` where its block would be empty."""
+    last = statement.end_lineno or statement.lineno
+    if _is_alone(program, statement):
+        return replaced(statement, "pass")
+    return Edit(statement.lineno, 0, last + 1, 0, "")
+
+
+def _is_alone(program: Program, statement: ast.stmt) -> bool:
+    for node in ast.walk(program.tree):
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(node, name, None)
+            if isinstance(block, list) and statement in block:
+                return len(block) == 1
+    return True
+
+
+def _indent(program: Program, line: int) -> str:
+    text = program.code(line)
+    return text[: len(text) - len(text.lstrip())]
+
+
+def edited(program: Program, edits: list[Edit]) -> str:
+    """The text of the file with all edits made; they must not overlap."""
+    lines = [line.encode() for line in program.text.splitlines(keepends=True)]
+    if lines and not lines[-1].endswith(b"\n"):
+        lines[-1] += b"\n"
+    lines.append(b"")
+    # From the end of the file, so that positions before an edit stay true.
+    for edit in sorted(edits, key=lambda e: (e.line, e.column), reverse=True):
+        head = lines[edit.line - 1][: edit.column]
+        tail = lines[edit.end_line - 1][edit.end_column :]
+        whole = head + edit.text.encode() + tail
+        lines[edit.line - 1 : edit.end_line] = [whole]
+    return b"".join(lines).decode()
+
+
+def diff(program: Program, *edits: Edit | None) -> str:
+    """The edits as a unified diff of the file; empty where one is missing or the result is no Python."""
+    made = [edit for edit in edits if edit is not None]
+    if not made or len(made) < len(edits):
+        return ""
+    text = edited(program, made)
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError):
+        return ""
+    old, new = program.text.splitlines(keepends=True), text.splitlines(keepends=True)
+    if old and not old[-1].endswith("\n"):
+        old[-1] += "\n"
+    name = program.filename
+    return "".join(difflib.unified_diff(old, new, name, name))

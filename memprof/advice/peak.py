@@ -1,0 +1,234 @@
+"""Rules for what makes a peak: activations, the optimizer, gradients, one large tensor, buffers."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from memprof.advice.case import Case, Proposal
+from memprof.advice.patch import diff, with_keyword, without_keyword
+from memprof.advice.source import keyword
+from memprof.analysis.program import Place, bound_names, called_name, calls_in, loaded_names
+from memprof.analysis.suspicion import Pattern
+from memprof.units import format_bytes
+
+__all__ = ["rules"]
+
+_OPTIMIZERS = frozenset(
+    (
+        "ASGD",
+        "Adadelta",
+        "Adafactor",
+        "Adagrad",
+        "Adam",
+        "AdamW",
+        "Adamax",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Rprop",
+        "SGD",
+    )
+)
+
+
+def rules(case: Case) -> Iterator[Proposal]:
+    """``checkpoint``, ``chunk``, ``foreach_false``, ``set_to_none`` and their kin."""
+    nbytes = format_bytes(case.found.bytes)
+    pattern = case.pattern
+    if pattern == Pattern.ACTIVATIONS.value or (
+        pattern == Pattern.SUMMED_LOSSES.value and "sum_line" not in case.found.evidence.facts
+    ):
+        yield from _activations(case, nbytes)
+    elif pattern == Pattern.OPTIMIZER_TEMPORARIES.value:
+        yield from _optimizer(case, nbytes)
+    elif pattern == Pattern.HELD_GRADIENTS.value:
+        yield from _gradients(case, nbytes)
+    elif pattern == Pattern.LARGE_BUFFER.value:
+        yield from _buffer(case, nbytes)
+    elif pattern == Pattern.AUTOCAST_CACHE.value:
+        yield from _autocast(case, nbytes)
+    elif pattern == Pattern.BUCKETS.value:
+        yield from _buckets(case, nbytes)
+    else:
+        yield from _one_tensor(case, nbytes)
+
+
+def _activations(case: Case, nbytes: str) -> Iterator[Proposal]:
+    blocks = case.fact("blocks", 0) or case.fact("times", 0)
+    yield Proposal(
+        "checkpoint",
+        0.8,
+        f"{nbytes} of activations of {blocks} blocks wait for the backward pass; recomputing them "
+        "keeps one block's at a time.",
+        case.site,
+    )
+    yield Proposal(
+        "mixed_precision", 0.4, f"In bfloat16 the {nbytes} of activations take half.", case.site
+    )
+    yield Proposal(
+        "chunk",
+        0.3,
+        "Smaller micro-batches with accumulated gradients need less at once.",
+        case.site,
+    )
+
+
+def _optimizer(case: Case, nbytes: str) -> Iterator[Proposal]:
+    found = list(_constructions(case))
+    place, call = found[0] if found else (case.site, None)
+    patch = ""
+    if place is not None and call is not None:
+        patch = diff(place.program, with_keyword(call, "foreach", "False"))
+    yield Proposal(
+        "foreach_false",
+        0.92,
+        f"The multi-tensor optimizer makes temporaries for all parameters at once, {nbytes} at the "
+        "peak; `fused=True` makes none and is faster on CUDA.",
+        place,
+        patch=patch,
+    )
+
+
+def _constructions(case: Case) -> Iterator[tuple[Place, ast.Call]]:
+    """Where the program makes its optimizers; those that ask for ``foreach`` first."""
+    found = [(p, c) for c, p in case.calls(*_OPTIMIZERS) if _asks_for_foreach(c) is not False]
+    found.sort(key=lambda pair: _asks_for_foreach(pair[1]) is not True)
+    yield from found
+
+
+def _asks_for_foreach(call: ast.Call) -> bool | None:
+    value = keyword(call, "foreach")
+    return bool(value.value) if isinstance(value, ast.Constant) else None
+
+
+def _gradients(case: Case, nbytes: str) -> Iterator[Proposal]:
+    why = f"{nbytes} of gradients lie there while the forward pass builds its activations"
+    for call, place in case.calls("zero_grad"):
+        value = keyword(call, "set_to_none")
+        if isinstance(value, ast.Constant) and value.value is False:
+            yield Proposal(
+                "set_to_none",
+                0.95,
+                f"{why}: `set_to_none=False` fills them with zeros instead of dropping them.",
+                place,
+                patch=diff(place.program, without_keyword(call, "set_to_none")),
+            )
+            return
+    for _, place in case.calls("zero_grad"):
+        yield Proposal(
+            "set_to_none", 0.8, f"{why}: call it right after the optimizer's step.", place
+        )
+        return
+    yield Proposal(
+        "set_to_none", 0.7, f"{why}: nothing drops them; `zero_grad()` after the step.", case.site
+    )
+
+
+def _buffer(case: Case, nbytes: str) -> Iterator[Proposal]:
+    place = _size_of(case.site) or case.site
+    yield Proposal(
+        "right_size",
+        0.75,
+        f"The buffer takes {nbytes}, and forward reads a slice of it: make it as long as the longest "
+        "input, or grow it when one is longer.",
+        place,
+    )
+
+
+def _size_of(place: Place | None) -> Place | None:
+    """The statement that sets the size: followed back through the names of the same function."""
+    if place is None:
+        return None
+    names = loaded_names(place.statement)
+    found: Place | None = None
+    statements = [
+        n for n in ast.walk(place.scope) if isinstance(n, ast.Assign) and n.lineno <= place.line
+    ]
+    for statement in sorted(statements, key=lambda n: -n.lineno):
+        targets = {t.id for t in bound_names(statement) if isinstance(t, ast.Name)}
+        if not targets & names:
+            continue
+        names |= loaded_names(statement.value)
+        if not any(isinstance(n, ast.Call) for n in ast.walk(statement.value)):
+            found = place.program.place(statement)
+    return found
+
+
+def _autocast(case: Case, nbytes: str) -> Iterator[Proposal]:
+    why = (
+        f"Autocast keeps a low-precision copy of every weight it cast ({nbytes}) until its outermost "
+        "region ends"
+    )
+    for call, place in case.calls("autocast"):
+        value = keyword(call, "cache_enabled")
+        if isinstance(value, ast.Constant) and value.value is False:
+            continue
+        yield Proposal(
+            "disable_autocast_cache",
+            0.92,
+            f"{why}: enter it for each call, or turn the cache off.",
+            place,
+            patch=diff(place.program, with_keyword(call, "cache_enabled", "False")),
+        )
+        return
+    yield Proposal("disable_autocast_cache", 0.85, f"{why}.", case.site)
+
+
+def _buckets(case: Case, nbytes: str) -> Iterator[Proposal]:
+    why = f"The reducer's buckets hold a second copy of every gradient, {nbytes}"
+    for call, place in case.calls("DistributedDataParallel", "DDP"):
+        patch = diff(place.program, with_keyword(call, "gradient_as_bucket_view", "True"))
+        yield Proposal("bucket_view", 0.92, f"{why}.", place, patch=patch)
+        return
+    yield Proposal("bucket_view", 0.85, f"{why}.", case.site)
+
+
+def _one_tensor(case: Case, nbytes: str) -> Iterator[Proposal]:
+    pattern = case.pattern
+    if pattern == Pattern.BROADCAST.value:
+        yield Proposal(
+            "reshape",
+            0.88,
+            f"Operands of shapes like (N, 1) and (N,) broadcast to N × N, {nbytes}: give both the "
+            "same shape.",
+            case.site,
+        )
+        yield Proposal("chunk", 0.4, "If the table is meant, work through it in parts.", case.site)
+    elif pattern == Pattern.GROWN_BY_COPY.value:
+        why = f"Old and new copy are there at once, {nbytes}"
+        yield Proposal("preallocate", 0.85, f"{why}: allocate once and fill.", case.site)
+        yield Proposal("cpu_offload", 0.5, f"{why}: collect the parts on the host.", case.site)
+    elif pattern == Pattern.LARGEST.value:
+        what = _what(case.site)
+        yield Proposal(
+            "chunk", 0.6, f"{what} takes {nbytes} at once: in parts it need not.", case.site
+        )
+        yield Proposal("mixed_precision", 0.3, f"In bfloat16 {what} takes half.", case.site)
+        if case.found.category == "activation":
+            yield Proposal("checkpoint", 0.35, f"Recompute {what} in the backward pass.", case.site)
+    elif pattern == Pattern.WORKSPACE.value:
+        yield from _workspace(case, nbytes)
+
+
+def _what(place: Place | None) -> str:
+    calls = calls_in(place.statement) if place is not None else []
+    name = next((called_name(call) for call in calls if called_name(call)), "")
+    return f"the result of `{name}`" if name else "one tensor"
+
+
+def _workspace(case: Case, nbytes: str) -> Iterator[Proposal]:
+    why = f"Workspaces take {nbytes}"
+    for program in case.programs:
+        for node in ast.walk(program.tree):
+            if isinstance(node, ast.Assign) and any(
+                ast.unparse(t).endswith("cudnn.benchmark") for t in node.targets
+            ):
+                yield Proposal(
+                    "limit_workspace",
+                    0.85,
+                    f"{why}: with `cudnn.benchmark` every new shape tries algorithms with large ones.",
+                    program.place(node),
+                )
+                return
+    yield Proposal("limit_workspace", 0.75, f"{why}.", case.site)

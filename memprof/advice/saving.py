@@ -1,0 +1,50 @@
+"""Bytes that a remedy saves: from a replay of the recorded lifetimes without the tensors."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from memprof.analysis.findings import Found, Kind
+from memprof.analysis.savings import Cuts, Saving, replayed
+from memprof.analysis.steps import step_of_event
+from memprof.analysis.timeline import Timeline, timeline
+from memprof.run import Run
+from memprof.trace import Trace
+
+__all__ = ["saving_of"]
+
+
+def saving_of(found: Found, run: Run) -> tuple[int, Saving | None]:
+    """Bytes saved (a step for growth, else off the peak), and the peaks where a replay tells.
+
+    Growth is replayed with every tensor freed at the end of the step that made it.
+    """
+    facts = found.evidence.facts
+    if "peak_before" in facts:
+        saving = Saving(int(facts["peak_before"]), int(facts["peak_after"]))
+        return saving.bytes, saving
+    if found.kind in (Kind.WASTE, Kind.FRAGMENTATION):
+        return found.bytes, None
+    saving = _without_survivors(found, run)
+    return round(found.bytes_per_step), saving
+
+
+def _without_survivors(found: Found, run: Run) -> Saving | None:
+    device = run.device(found.device)
+    window = found.evidence.window
+    if device is None or not 0 <= window < len(device.windows) or not len(found.evidence.allocs):
+        return None
+    trace = device.windows[window]
+    line = _timeline(trace)
+    rows = np.flatnonzero(np.isin(line.lives.alloc, found.evidence.allocs))
+    steps = step_of_event(trace)
+    made = steps[line.lives.alloc[rows]]
+    ends = np.searchsorted(steps, made + 1) - 1
+    return replayed(line, Cuts.ended(line, rows, ends))
+
+
+@lru_cache(maxsize=4)
+def _timeline(trace: Trace) -> Timeline:
+    return timeline(trace)

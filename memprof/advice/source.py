@@ -1,0 +1,218 @@
+"""What the rules ask of the user's source: growing containers, sums, caches, custom Functions.
+
+Only syntax is looked at; names that mean something are torch's and Python's, never the user's.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memprof.analysis.program import (
+    FUNCTIONS,
+    Place,
+    Program,
+    bound_names,
+    called_name,
+    calls_in,
+    loaded_names,
+    root_name,
+)
+
+__all__ = [
+    "Growing",
+    "accumulated",
+    "alias_of",
+    "checks_for_key",
+    "emptied_by",
+    "growing",
+    "grown_by_concatenation",
+    "handed_to",
+    "is_autograd_function",
+    "keyword",
+    "last_name",
+    "memoizer",
+]
+
+_GROWING = frozenset(("append", "appendleft", "add", "extend", "insert", "put", "put_nowait"))
+_CONCATENATING = ("cat", "concat", "concatenate", "vstack", "hstack", "stack")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Growing:
+    """A statement that puts a value into a container."""
+
+    container: str
+    """As written: ``self.outputs``."""
+    values: tuple[ast.expr, ...]
+    keyed: bool
+    """By a key (``cache[n] = …``), not at the end."""
+
+
+def growing(place: Place | None) -> Growing | None:
+    """The container that a statement grows; None where it grows none."""
+    if place is None:
+        return None
+    statement = place.statement
+    for call in calls_in(statement, *_GROWING):
+        if isinstance(call.func, ast.Attribute) and call.args:
+            values = tuple(call.args[-1:] if called_name(call) == "insert" else call.args)
+            return Growing(ast.unparse(call.func.value), values, keyed=False)
+    for target in bound_names(statement):
+        if isinstance(target, ast.Subscript) and isinstance(statement, ast.Assign):
+            return Growing(ast.unparse(target.value), (statement.value,), keyed=True)
+    return None
+
+
+def accumulated(place: Place | None) -> ast.expr | None:
+    """``loss`` of ``total += loss`` and of ``total = total + loss``; None for other statements."""
+    if place is None:
+        return None
+    statement = place.statement
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.op, (ast.Add, ast.Sub)):
+        return statement.value
+    if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.BinOp):
+        texts = {ast.unparse(target) for target in bound_names(statement)}
+        if ast.unparse(statement.value.left) in texts:
+            return statement.value.right
+        if ast.unparse(statement.value.right) in texts:
+            return statement.value.left
+    return None
+
+
+def grown_by_concatenation(place: Place | None) -> str:
+    """``x`` of ``x = torch.cat((x, new))``; empty for other statements."""
+    if place is None:
+        return ""
+    texts = {ast.unparse(target) for target in bound_names(place.statement)}
+    for call in calls_in(place.statement, *_CONCATENATING):
+        for node in ast.walk(call):
+            if isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) in texts:
+                return ast.unparse(node)
+    return ""
+
+
+def last_name(expression: str) -> str:
+    """``outputs`` of ``self.outputs``."""
+    return expression.split("[", maxsplit=1)[0].rsplit(".", maxsplit=1)[-1]
+
+
+def emptied_by(place: Place, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """The method of the class around a place that does nothing but set ``name`` to empty."""
+    class_ = place.class_
+    for node in class_.body if class_ is not None else ():
+        if isinstance(node, FUNCTIONS) and node.name != "__init__" and len(node.body) <= 4:
+            if _empties(node, name):
+                return node
+    return None
+
+
+def _empties(function: ast.AST, name: str) -> bool:
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call) and called_name(node) == "clear":
+            if isinstance(node.func, ast.Attribute):
+                return last_name(ast.unparse(node.func.value)) == name
+        if isinstance(node, ast.Assign) and _all_empty(node.value):
+            if any(last_name(ast.unparse(t)) == name for t in bound_names(node)):
+                return True
+    return False
+
+
+def _all_empty(value: ast.expr) -> bool:
+    if isinstance(value, ast.Tuple) and value.elts:
+        return all(_all_empty(item) for item in value.elts)
+    if isinstance(value, (ast.List, ast.Tuple)):
+        return not value.elts
+    return isinstance(value, ast.Dict) and not value.keys
+
+
+def checks_for_key(place: Place, container: str) -> bool:
+    """Whether the function asks ``key in container`` first: then the container is a cache."""
+    for node in ast.walk(place.scope):
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
+            if ast.unparse(node.comparators[0]) == container:
+                return True
+        if isinstance(node, ast.Call) and called_name(node) in ("get", "setdefault"):
+            if isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == container:
+                return True
+    return False
+
+
+def memoizer(place: Place | None) -> ast.expr | None:
+    """The ``lru_cache`` or ``cache`` decorator of the function that a line belongs to."""
+    if place is None:
+        return None
+    functions = [place.statement, *reversed(place.around)]
+    for node in functions:
+        for decorator in getattr(node, "decorator_list", ()):
+            bare = decorator.func if isinstance(decorator, ast.Call) else decorator
+            if ast.unparse(bare).split(".")[-1] in ("lru_cache", "cache"):
+                return decorator
+    return None
+
+
+def is_autograd_function(place: Place | None) -> bool:
+    """Whether a place is in a class derived from ``torch.autograd.Function``."""
+    class_ = place.class_ if place is not None else None
+    bases = class_.bases if class_ is not None else []
+    return any(ast.unparse(base).split(".")[-1] == "Function" for base in bases)
+
+
+def keyword(call: ast.Call, name: str) -> ast.expr | None:
+    """The value of a keyword argument."""
+    return next((k.value for k in call.keywords if k.arg == name), None)
+
+
+def alias_of(place: Place, target: str) -> Place | None:
+    """The earlier statement of the same function that gives ``target`` another local name."""
+    for node in ast.walk(place.scope):
+        if isinstance(node, ast.Assign) and node.lineno < place.line:
+            plain = any(isinstance(t, ast.Name) for t in bound_names(node))
+            if plain and ast.unparse(node.value) == target:
+                return place.program.place(node)
+    return None
+
+
+def handed_to(place: Place) -> Iterator[tuple[Place, ast.expr]]:
+    """Later statements of a function that hand on what a statement bound, to what stores it.
+
+    Those are calls of functions of the same file that put the parameter into a container, and
+    containers that grow by the name itself; each with the argument.
+    """
+    names = {t.id for t in bound_names(place.statement) if isinstance(t, ast.Name)}
+    for node in ast.walk(place.scope):
+        if not isinstance(node, ast.stmt) or node.lineno <= place.line:
+            continue
+        if not isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign, ast.Return)):
+            continue
+        where = place.program.place(node)
+        for call in calls_in(node):
+            for position, argument in enumerate(call.args):
+                if not isinstance(argument, ast.Name) or argument.id not in names:
+                    continue
+                grows = called_name(call) in _GROWING
+                if where is not None and (grows or _keeps(place.program, call, position)):
+                    yield where, argument
+
+
+def _keeps(program: Program, call: ast.Call, position: int) -> bool:
+    """Whether a function of this file stores its argument at ``position`` in a container."""
+    method = isinstance(call.func, ast.Attribute)
+    for function in program.functions(called_name(call)):
+        arguments = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
+        if method and arguments[:1] in (["self"], ["cls"]):
+            arguments = arguments[1:]
+        if position >= len(arguments):
+            continue
+        name = arguments[position]
+        for node in ast.walk(function):
+            if isinstance(node, ast.Call) and called_name(node) in _GROWING:
+                if any(name in loaded_names(a) for a in node.args):
+                    return True
+            if isinstance(node, ast.Assign):
+                stored = [t for t in bound_names(node)
+                          if isinstance(t, (ast.Subscript, ast.Attribute)) and root_name(t)]  # fmt: skip
+                if stored and name in loaded_names(node.value):
+                    return True
+    return False
