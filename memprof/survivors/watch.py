@@ -156,7 +156,7 @@ class Survivors:
             step=step,
             time_us=_now_us(),
             count=longest.nodes,
-            holders=list(holding),
+            holders=list(holders),
             details={"nodes_per_step": rate},
         )
         message = "" if self._graph_said else _graph_message(rate, holders)
@@ -192,7 +192,7 @@ def _finding(
         label=one.label,
         bytes=one.bytes,
         count=one.count,
-        holders=list(holding),
+        holders=list(holders),
         details=details,
     )
 
@@ -216,7 +216,7 @@ def _outline(holder: Holder) -> tuple[str, ...]:
 
 def _is_bounded(holders: Sequence[Holder]) -> bool:
     """Whether the first holder is a container that can hold so much and no more."""
-    return bool(holding) and any(link.limit > 0 for link in holders[0].links)
+    return bool(holders) and any(link.limit > 0 for link in holders[0].links)
 
 
 def _message(one: Suspect, holders: Sequence[Holder]) -> str:
