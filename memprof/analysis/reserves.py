@@ -1,0 +1,129 @@
+"""Device memory that no tensor uses and that grows: inside torch's allocator, or outside of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from memprof.analysis.findings import Evidence, Found, Kind, Series
+from memprof.analysis.growth import WARM_UP, theil_sen
+from memprof.records import Site
+from memprof.run import DeviceRun, Run, Steps
+from memprof.units import format_bytes, format_percent
+
+__all__ = ["fragmentation", "non_torch"]
+
+Floats = npt.NDArray[np.float64]
+
+_LEAST_POINTS = 12
+_LEAST_IDLE = 0.25
+"""Of the reserved bytes: so much may lie idle between steps without anybody minding."""
+_LEAST_RISE = 0.1
+"""Of the level at first: what changes less is noise."""
+_LEAST_OUTSIDE = 64 << 20
+"""Libraries load kernels and workspaces as they are first used: less is their matter."""
+_RISING_PAIRS = 0.75
+"""Share of pairs of points that must be in rising order; noise has half of them."""
+
+
+def fragmentation(run: Run) -> tuple[Found, ...]:
+    """Reserved bytes that no tensor uses, where they keep growing or were in the way of an OOM.
+
+    A modelled device (a CPU) has no reserved bytes of its own and is left out. The facts: ``idle_share`` and
+    ``ooms``; ``bytes`` are the idle ones at the last step's end.
+    """
+    return tuple(found for device in run.devices for found in _fragmented(device))
+
+
+def _fragmented(device: DeviceRun) -> Iterator[Found]:
+    steps = device.steps
+    known = (steps.reserved > 0) & (steps.allocated >= 0)
+    if device.device == "cpu" or not known.any():
+        return
+    x, idle = _points(steps, known, steps.reserved - steps.allocated)
+    share = float(idle[-1] / steps.reserved[known][-1])
+    ooms = int(steps.ooms[known][-1])
+    slope = theil_sen(x, idle)
+    grows = len(x) >= _LEAST_POINTS and slope > 0 and _keeps_rising(x, idle)
+    if share < _LEAST_IDLE or not (grows or ooms > 0):
+        return
+    often = f", {format_bytes(slope)} more a step" if grows else ""
+    yield Found(
+        kind=Kind.FRAGMENTATION,
+        device=device.device,
+        site=Site(),
+        title=f"{format_bytes(idle[-1])} reserved and not used by any tensor "
+        f"({format_percent(idle[-1], steps.reserved[known][-1])} of what is reserved){often}",
+        bytes_per_step=slope if grows else 0.0,
+        bytes=int(idle[-1]),
+        confidence=0.8 if grows else 0.6,
+        first_step=int(x[0]),
+        last_step=int(x[-1]),
+        series=Series(x.astype(np.int64), idle.astype(np.int64)),
+        evidence=Evidence(facts={"idle_share": share, "ooms": ooms}),
+    )
+
+
+def non_torch(run: Run) -> tuple[Found, ...]:
+    """Memory of this process on the device beyond what torch's allocator reserves, where it grows.
+
+    From NVML's figure for the process less the reserved bytes at the nearest step before.
+    """
+    return tuple(found for device in run.devices for found in _outside(run, device))
+
+
+def _outside(run: Run, device: DeviceRun) -> Iterator[Found]:
+    series = next(
+        (r for r in run.readings if r.device == device.device and r.name == "process_used"), None
+    )
+    steps = device.steps
+    known = (steps.reserved > 0) & (steps.end_us > 0)
+    if series is None or not known.any():
+        return
+    end, reserved, number = steps.end_us[known], steps.reserved[known], steps.last[known]
+    at = np.searchsorted(end, series.time_us, side="right") - 1
+    there = (at >= WARM_UP) & ~np.isnan(series.values)
+    if there.sum() < _LEAST_POINTS:
+        return
+    x = number[at[there]].astype(np.float64)
+    outside = series.values[there] - reserved[at[there]]
+    kept = np.flatnonzero(np.diff(x, prepend=-1.0) > 0)
+    x, outside = x[kept], outside[kept]
+    if len(x) < _LEAST_POINTS or not _keeps_rising(x, outside):
+        return
+    slope = theil_sen(x, outside)
+    if slope <= 0 or slope * (x[-1] - x[0]) < _LEAST_OUTSIDE:
+        return
+    total = device.info.total_bytes
+    yield Found(
+        kind=Kind.NON_TORCH,
+        device=device.device,
+        site=Site(),
+        title=f"{format_bytes(slope)} a step grow on {device.device} outside of torch's allocator",
+        bytes_per_step=slope,
+        bytes=int(outside[-1]),
+        confidence=0.7,
+        first_step=int(x[0]),
+        last_step=int(x[-1]),
+        steps_left=(total - series.values[there][-1]) / slope if total > 0 else -1.0,
+        series=Series(x.astype(np.int64), outside.astype(np.int64)),
+    )
+
+
+def _points(steps: Steps, known: npt.NDArray[np.bool_], values: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """Steps and values after warm-up."""
+    x, y = steps.last[known].astype(np.float64), values[known].astype(np.float64)
+    first = min(WARM_UP, len(x) - 1)
+    return x[first:], y[first:]
+
+
+def _keeps_rising(x: Floats, y: Floats) -> bool:
+    """Most pairs rise, the last third lies above the middle one, and that above the first."""
+    picked = np.unique(np.linspace(0, len(x) - 1, 256).astype(np.int64))
+    y = y[picked]
+    left, right = np.triu_indices(len(y), 1)
+    thirds = [float(np.median(part)) for part in np.array_split(y, 3)]
+    risen = thirds[2] - thirds[0] > _LEAST_RISE * max(1.0, abs(thirds[0]))
+    return bool((y[right] > y[left]).mean() >= _RISING_PAIRS and thirds[0] < thirds[1] < thirds[2] and risen)

@@ -1,0 +1,47 @@
+"""Everything that is wrong with a run, best first, each with its remedies; nothing is detected here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memprof.advice import advise
+from memprof.analysis.clusters import outline
+from memprof.analysis.examination import Examination, examine
+from memprof.analysis.findings import Found, Kind
+from memprof.analysis.host_growth import host_growth
+from memprof.analysis.leaks import leaks
+from memprof.analysis.reserves import fragmentation, non_torch
+from memprof.analysis.waste import waste_of
+from memprof.run import Run
+
+__all__ = ["findings"]
+
+_GROWS = (Kind.LEAK, Kind.CYCLE)
+
+
+def findings(run: Run, examination: Examination | None = None) -> tuple[Found, ...]:
+    """What grows first, the fastest first; then what is merely there, the largest first.
+
+    ``examination`` saves time where the caller has one of ``run`` already.
+    """
+    growing = leaks(run)
+    found = [
+        *growing,
+        *non_torch(run),
+        *[one for one in host_growth(run) if not _is_part_of(one, growing)],
+        *fragmentation(run),
+        *_not_growing(waste_of(examination or examine(run)), growing),
+    ]
+    return tuple(replace(one, remedies=one.remedies or advise(one, run)) for one in found)
+
+
+def _is_part_of(one: Found, growing: tuple[Found, ...]) -> bool:
+    """Whether the graph hangs on something that is a leak of tensors anyway."""
+    held = {outline(holder) for leak in growing for holder in leak.holders[:1]}
+    return any(outline(holder) in held for holder in one.holders[:1])
+
+
+def _not_growing(found: tuple[Found, ...], growing: tuple[Found, ...]) -> list[Found]:
+    """Waste at other lines than the leaks': there it is the same bytes."""
+    lines = {(leak.site.filename, leak.site.line) for leak in growing}
+    return [one for one in found if (one.site.filename, one.site.line) not in lines]
