@@ -17,11 +17,15 @@ from memprof.trace import (
     Columns,
     SegmentKind,
     Segments,
+    State,
     Trace,
     column,
 )
 
-__all__ = ["LiveBlocks", "tiled"]
+__all__ = ["LiveBlocks", "apart", "is_tiled", "live_blocks_of", "tiled"]
+
+_MOST = 1 << 60
+"""Beyond every address and size: what is larger was not written by an allocator."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +46,7 @@ class LiveBlocks(Columns):
     segment: Column = column("i4")
 
     def inside(self, segments: Segments) -> tuple[LiveBlocks, int]:
-        """The blocks that lie in a segment, with its row; and how many do not.
+        """The blocks that lie in a segment and in no other block; and how many do not.
 
         Where there are no segments at all (CPU tensors) every block stays, with row -1.
         """
@@ -51,10 +55,54 @@ class LiveBlocks(Columns):
             return self, 0
         row = np.searchsorted(segments.address, self.address, side="right") - 1
         limit = (segments.address + segments.size)[np.maximum(row, 0)]
-        kept = (row >= 0) & (self.address + self.size <= limit)
+        kept = (row >= 0) & (self.address + self.size <= limit) & apart(self)
         self.segment[:] = row
         blocks: LiveBlocks = self.take(kept)
         return blocks, int((~kept).sum())
+
+
+def apart(rows: LiveBlocks | Segments) -> npt.NDArray[np.bool_]:
+    """Which rows (by address) have bytes, at an address, and begin behind those before them."""
+    end = np.maximum.accumulate(rows.address + rows.size) if len(rows) else rows.address
+    kept = (rows.size > 0) & (rows.address >= 0) & (rows.size < _MOST) & (rows.address < _MOST)
+    kept[1:] &= rows.address[1:] >= end[:-1]
+    result: npt.NDArray[np.bool_] = kept
+    return result
+
+
+def is_tiled(state: State) -> bool:
+    """Whether the blocks fill every segment from its start to its end, in order of address."""
+    segments, blocks = state.segments, state.blocks
+    if not len(segments) or not len(blocks):
+        return not len(segments)
+    if not bool(apart(segments).all()) or int(blocks.segment.min()) < 0:
+        return False
+    begins = np.ones(len(blocks), dtype=bool)
+    begins[1:] = blocks.segment[1:] != blocks.segment[:-1]
+    ends = np.append(begins[1:], True)
+    rows = blocks.segment[begins]
+    end = blocks.address + blocks.size
+    return bool(
+        np.array_equal(rows, np.arange(len(segments)))
+        and (blocks.size > 0).all()
+        and np.array_equal(blocks.address[begins], segments.address)
+        and np.array_equal(end[ends], segments.address + segments.size)
+        and np.array_equal(blocks.address[~begins], end[:-1][~begins[1:]])
+    )
+
+
+def live_blocks_of(state: State, trace: Trace) -> LiveBlocks:
+    """The blocks in use in a recorded state; their sizes are their own."""
+    used = state.blocks.take(state.blocks.state != BlockState.INACTIVE)
+    used = used.take(np.argsort(used.address, kind="stable"))
+    names = ("address", "size", "requested", "state", "stack", "label", "category")
+    result: LiveBlocks = LiveBlocks.build(
+        len(used),
+        **{name: getattr(used, name) for name in names},
+        freed=np.full(len(used), len(trace.events)),
+        exact=np.ones(len(used), dtype=bool),
+    )
+    return result
 
 
 def tiled(

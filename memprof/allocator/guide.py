@@ -8,8 +8,11 @@ decided (frees, when memory is given back, addresses of new segments) comes from
 from __future__ import annotations
 
 import enum
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import replace
+
+import numpy as np
 
 from memprof.allocator import expandable
 from memprof.allocator.learning import learn_order, learn_remainder, least_remainder
@@ -33,6 +36,9 @@ _ALLOC, _SEGMENT_ALLOC, _MAP, _OOM = (
     int(Action.SEGMENT_MAP),
     int(Action.OOM),
 )
+_GIVE_UP = 5_000
+"""Wrong answers before a recording that contradicts itself is only counted through."""
+
 _RELEASES = (int(Action.SEGMENT_FREE), int(Action.SEGMENT_UNMAP))
 
 
@@ -84,10 +90,13 @@ class Guide:
         self._holes = begin.contradictions > 0
         self._assumed = set(begin.state.blocks.address[begin.assumed].tolist())
         self._start_ties = sorted({b.tie for b in self._all_blocks()})
-        self._was_full = bool((trace.events.action == _OOM).any())
+        events = trace.events
+        self._requests: list[int] = np.flatnonzero(
+            (events.action == _ALLOC) | (events.action == _OOM)
+        ).tolist()
+        self._was_full = bool((events.action == _OOM).any())
         self._queue: list[tuple[int, int, int, int]] = []  # action, address, size, pool
         self._run_end = 0
-        events = trace.events
         self._stacks = Stacks(events.stack, begin.state.blocks.stack)
         self._actions, self._addresses = events.action.tolist(), events.address.tolist()
         self._completed, self._requested = free_actions(trace)
@@ -154,7 +163,7 @@ class Guide:
         predicted = NOT_RECORDED if block is None else block.address
         chosen = None if block is None else self._take_back(block)
         self._add_recorded(arena)
-        actual = free_block_at(self.allocator, address, size)
+        actual = None if self.lost else free_block_at(self.allocator, address, size)
         self.doubts[row] = self._doubt(row, chosen, actual, size)
         if actual is not None:
             block = self.allocator.carve(actual, address)
@@ -322,11 +331,12 @@ class Guide:
 
     def _waiting(self, row: int) -> tuple[Arena, int] | None:
         """The request that comes next, from event ``row`` on."""
-        for later in range(row, len(self._actions)):
-            if self._actions[later] in (_ALLOC, _OOM):
-                pool = self.pools[later]
-                return self._request(later, self._pool_at(later) if pool < 0 else pool)
-        return None
+        index = bisect_left(self._requests, row)
+        if index == len(self._requests):
+            return None
+        later = self._requests[index]
+        pool = self.pools[later]
+        return self._request(later, self._pool_at(later) if pool < 0 else pool)
 
     # -- memory given back ---------------------------------------------------------------------
 
@@ -346,6 +356,11 @@ class Guide:
         run = ReleaseRun(row, last, why.predicted, why.causes, why.pools, retry)
         self.releases.append(run)
         self._run_end = last
+
+    @property
+    def lost(self) -> bool:
+        """Whether most of many answers were wrong: then nothing is put right any more."""
+        return len(self.doubts) > _GIVE_UP and 2 * len(self.doubts) > len(self.predicted)
 
     @property
     def misses(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from memprof.allocator.model import CachingAllocator
-from memprof.allocator.pools import FREE, PENDING, Block
+from memprof.allocator.pools import ADDRESS_BITS, FREE, PENDING, Block
 from memprof.allocator.rounding import MIN_BLOCK, SMALL_SIZE
 
 __all__ = ["learn_order", "learn_remainder", "least_remainder"]
@@ -58,7 +58,7 @@ def learn_order(
         return None
     index = bisect_left(start_ties, chosen.tie)
     before = start_ties[index - 1] if index else 0
-    tie = (before + chosen.tie) // 2 >> 48 << 48
+    tie = (before + chosen.tie) // 2 >> ADDRESS_BITS << ADDRESS_BITS
     if not before < tie < chosen.tie:
         return None  # no room left: many orders were learned here
     start_ties.insert(index, tie)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 from memprof.allocator.model import CachingAllocator
 from memprof.allocator.pools import Block
 from memprof.allocator.undo import Beginning
@@ -9,6 +11,7 @@ from memprof.trace import Trace
 
 __all__ = ["PoolFinder"]
 
+_ANY = 1 << 100
 Span = tuple[int, int, int]
 """First address, the one behind the last, and the pool."""
 
@@ -37,9 +40,10 @@ class PoolFinder:
 
     def pool_at(self, address: int) -> int:
         """The pool of the segment at ``address``; the default pool where there is none."""
-        for start, end, pool in self._segments():
-            if start <= address < end:
-                return pool
+        spans = self._segments()
+        index = bisect_right(spans, (address, _ANY, _ANY)) - 1
+        if index >= 0 and address < spans[index][1]:
+            return spans[index][2]
         return 0
 
     def _segments(self) -> list[Span]:
@@ -52,6 +56,7 @@ class PoolFinder:
             ]
             for arena in allocator.arenas():
                 self._spans += [_reserved(block) for block in arena.unmapped]
+            self._spans.sort()
         return self._spans
 
 

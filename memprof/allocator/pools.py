@@ -31,9 +31,9 @@ ArenaKey = tuple[int, int, bool]
 FREE, ALLOCATED, PENDING, UNMAPPED = range(4)
 """States of a block; the first three are the values of `memprof.trace.BlockState`."""
 
-ADDRESS_BITS = 48
-SIZE_SHIFT = 96
-"""A key is ``size << 96 | counter << 48 | address``: one integer in torch's order."""
+ADDRESS_BITS = 64
+SIZE_SHIFT = 128
+"""A key is ``size << 128 | counter << 64 | address``: one integer in torch's order."""
 
 
 class Extent:

@@ -85,8 +85,7 @@ def _blocks_by_address(allocator: CachingAllocator) -> list[Block]:
 def _segments(
     allocator: CachingAllocator, heads: list[Block], sizes: npt.NDArray[np.int64], origins: Origins
 ) -> Segments:
-    known = allocator.segments
-    owners = [b.extent.owner if b.extent is not None else known[b.address][2] for b in heads]
+    owners = [_segment_owner(allocator, head) for head in heads]
     kinds = [SegmentKind.SMALL if b.arena.small else SegmentKind.LARGE for b in heads]
     result: Segments = Segments.build(
         length=len(heads),
@@ -99,6 +98,14 @@ def _segments(
         stack=origins.of_segments(np.array(owners, dtype=np.int64)),
     )
     return result
+
+
+def _segment_owner(allocator: CachingAllocator, head: Block) -> int:
+    if head.extent is not None:
+        return head.extent.owner
+    # Missing only where a recording that contradicts itself names one segment twice.
+    known = allocator.segments.get(head.address)
+    return -1 if known is None else known[2]
 
 
 def _block_columns(blocks: list[Block], rows: npt.NDArray[np.intp], origins: Origins) -> Blocks:
@@ -187,7 +194,8 @@ class _Rows:
         self.state = blocks.state.tolist()
         self.of_segment: list[list[int]] = [[] for _ in range(len(state.segments))]
         for row, segment in enumerate(blocks.segment.tolist()):
-            self.of_segment[segment].append(row)
+            if segment >= 0:  # a block in no segment cannot be placed
+                self.of_segment[segment].append(row)
 
     def chain(
         self, allocator: CachingAllocator, arena: Arena, segment: int, tie: int

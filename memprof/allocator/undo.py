@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from memprof.allocator.gaps import LiveBlocks, tiled
+from memprof.allocator.gaps import LiveBlocks, apart, is_tiled, live_blocks_of, tiled
 from memprof.allocator.pools import ArenaKey
 from memprof.allocator.ranges import RangeSet
 from memprof.allocator.rounding import round_size
@@ -59,9 +59,7 @@ def beginning(trace: Trace, settings: AllocatorSettings | None = None) -> Beginn
     """`start_state` and what a replay needs beyond it."""
     settings = settings or recorded_settings(trace.settings)
     if trace.start is not None:
-        pages = Territory(trace, settings).first_pages(trace.start.segments)
-        unsure = np.zeros(len(trace.start.blocks), dtype=bool)
-        return Beginning(trace.start, first_pages=pages, assumed=unsure)
+        return _recorded(trace, trace.start, settings)
     assert trace.end is not None  # a trace has one of the two
     undo = _Undo(trace, trace.end, settings)
     undo.run()
@@ -74,6 +72,23 @@ def beginning(trace: Trace, settings: AllocatorSettings | None = None) -> Beginn
         assumed=assumed,
         pool_of_event=undo.territory.pool_of_event,
         contradictions=max(undo.contradictions + lost, undo.outside(segments)),
+    )
+
+
+def _recorded(trace: Trace, start: State, settings: AllocatorSettings) -> Beginning:
+    """A start that the recording has, put in order where its blocks do not fill its segments."""
+    lost = 0
+    if not is_tiled(start):
+        order = np.argsort(start.segments.address, kind="stable")
+        segments = start.segments.take(order)
+        segments = segments.take(apart(segments))
+        live, lost = live_blocks_of(start, trace).inside(segments)
+        start = State(segments, tiled(segments, live, trace, settings)[0], start.unlisted)
+    return Beginning(
+        start,
+        first_pages=Territory(trace, settings).first_pages(start.segments),
+        assumed=np.zeros(len(start.blocks), dtype=bool),
+        contradictions=lost,
     )
 
 
@@ -196,7 +211,10 @@ class _Undo:
             stack=events.stack[rows],
         )
         every = Segments.concatenate([kept, freed, self.territory.mapped_segments(self._mapped)])
-        result: Segments = every.take(np.argsort(every.address, kind="stable"))
+        every = every.take(np.argsort(every.address, kind="stable"))
+        fit = apart(every)
+        self.contradictions += int((~fit).sum())
+        result: Segments = every.take(fit)
         return result
 
     def outside(self, start: Segments) -> int:
