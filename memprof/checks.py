@@ -19,6 +19,7 @@ __all__ = [
     "check_events",
     "check_range",
     "check_state",
+    "check_tiles",
     "integers",
     "plain_metadata",
     "plain_settings",
@@ -77,6 +78,35 @@ def check_state(state: State) -> None:
     check_range("segment", state.blocks.segment, NOT_RECORDED, len(state.segments))
     if not -_MOST < state.unlisted < _MOST:
         raise ValueError("the sums of the segments are impossible")
+
+
+def check_tiles(state: State) -> None:
+    """Raise unless blocks fill their segments without a gap, both in the order of addresses.
+
+    So a recorder finds them, and a replay relies on it. Blocks without segments are a CPU's.
+
+    Raises:
+        ValueError: they do not.
+    """
+    segments, blocks = state.segments, state.blocks
+    if not len(segments):
+        return
+    if not len(blocks):
+        raise ValueError("its segments have no blocks")
+    at, size = blocks.address, blocks.size
+    same = blocks.segment[1:] == blocks.segment[:-1]
+    first = np.flatnonzero(np.concatenate(([True], ~same)))
+    last = np.append(first[1:], len(blocks)) - 1
+    whole = (
+        np.array_equal(blocks.segment[first], np.arange(len(segments)))
+        and bool((size > 0).all())
+        and np.array_equal(at[1:][same], (at + size)[:-1][same])
+        and np.array_equal(at[first], segments.address)
+        and np.array_equal((at + size)[last], segments.address + segments.size)
+        and bool((segments.address[1:] >= (segments.address + segments.size)[:-1]).all())
+    )
+    if not whole:
+        raise ValueError("its blocks do not fill its segments")
 
 
 def _check_sizes(sizes: Column) -> None:

@@ -14,7 +14,14 @@ import msgspec
 import numpy as np
 
 from memprof.allocator import layout
-from memprof.checks import check_events, check_range, check_state, integers, plain_settings
+from memprof.checks import (
+    check_events,
+    check_range,
+    check_state,
+    check_tiles,
+    integers,
+    plain_settings,
+)
 from memprof.errors import FileFormatError
 from memprof.gzipped import GZIP_MAGIC, inflated
 from memprof.records import (
@@ -234,6 +241,7 @@ class _Assembly:
     def _add_state(self, record: StateRecord) -> None:
         state = decode_state(record)
         check_state(state)
+        check_tiles(state)
         self._check(state.blocks.stack, state.blocks.label, state.blocks.category)
         self._check(state.segments.stack)
         check_range("pool", state.segments.pool, NOT_RECORDED, len(self._pools))

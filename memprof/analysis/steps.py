@@ -20,7 +20,7 @@ __all__ = ["Growth", "device_steps", "growth", "step_of_event"]
 
 Ints = npt.NDArray[np.int64]
 
-_PROFILER_STEP = re.compile(r"ProfilerStep#(\d+)$")
+_PROFILER_STEP = re.compile(r"ProfilerStep#(\d{1,15})$", re.ASCII)
 _OPTIMIZER_STEP = "Optimizer.step#"
 _WARM_UP = 3
 """Steps before which lazily made state (moments, workspaces, caches) still appears."""
