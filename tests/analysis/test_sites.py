@@ -1,0 +1,91 @@
+"""The line that a stack belongs to is the user's, on every system that a file can come from."""
+
+from __future__ import annotations
+
+import pytest
+
+from memprof.analysis.sites import NO_SITE, FrameKind, frame_kind, short_path, site_name, sites
+from memprof.trace import Frame, Tables
+
+
+@pytest.mark.parametrize(
+    ("filename", "kind"),
+    [
+        ("/home/zoe/project/train.py", FrameKind.USER),
+        ("/Users/zoe/project/train.py", FrameKind.USER),
+        (r"C:\Users\Zoe\project\train.py", FrameKind.USER),
+        ("train.py", FrameKind.USER),
+        ("<ipython-input-3-0123abcd>", FrameKind.USER),
+        ("/tmp/ipykernel_4242/1234567.py", FrameKind.USER),
+        ("<string>", FrameKind.USER),
+        ("<stdin>", FrameKind.USER),
+        ("/opt/app/bundle.zip/model/net.py", FrameKind.USER),
+        ("/workspace/lib/model.py", FrameKind.USER),
+        ("/data/torchtitan/train.py", FrameKind.USER),
+        ("/home/u/my-torch-project/model.py", FrameKind.USER),
+        ("/usr/lib/python3.11/site-packages/torch/nn/modules/module.py", FrameKind.TORCH),
+        ("/opt/conda/lib/python3.10/site-packages/torch/optim/adamw.py", FrameKind.TORCH),
+        (r"C:\Python311\Lib\site-packages\torch\_tensor.py", FrameKind.TORCH),
+        ("/src/pytorch/torch/nn/functional.py", FrameKind.TORCH),
+        ("<eval_with_key>.12", FrameKind.TORCH),
+        ("/tmp/torchinductor_zoe/ab/cabc.py", FrameKind.TORCH),
+        ("/opt/conda/lib/python3.10/site-packages/transformers/trainer.py", FrameKind.LIBRARY),
+        ("/usr/lib/python3/dist-packages/numpy/core.py", FrameKind.LIBRARY),
+        (r"C:\venv\Lib\site-packages\accelerate\x.py", FrameKind.LIBRARY),
+        ("/usr/lib/python3.11/threading.py", FrameKind.STDLIB),
+        ("/opt/conda/lib/python3.10/contextlib.py", FrameKind.STDLIB),
+        (
+            "/Library/Frameworks/Python.framework/Versions/3.12/lib/python3.12/runpy.py",
+            FrameKind.STDLIB,
+        ),
+        (r"C:\Python311\Lib\threading.py", FrameKind.STDLIB),
+        ("<frozen importlib._bootstrap>", FrameKind.HIDDEN),
+        ("/x/site-packages/memprof/tracker.py", FrameKind.HIDDEN),
+        ("??", FrameKind.NATIVE),
+        ("", FrameKind.NATIVE),
+        ("/pytorch/aten/src/ATen/native/Linear.cpp", FrameKind.NATIVE),
+        ("/usr/lib/libc10_cuda.so", FrameKind.NATIVE),
+    ],
+)
+def test_a_path_tells_whose_code_it_is(filename: str, kind: FrameKind) -> None:
+    assert frame_kind(filename) is kind
+
+
+def site(*frames: Frame) -> Frame:
+    tables = Tables(frames=frames, stacks=((), tuple(range(len(frames)))))
+    found = sites(tables)
+    assert found.of_stack[0] == 0
+    return found.frames[found.of_stack[1]]
+
+
+LINEAR = Frame("forward", "/x/site-packages/torch/nn/modules/linear.py", 116)
+TRAINER = Frame("train", "/x/site-packages/transformers/trainer.py", 9)
+NATIVE = Frame("at::native::linear(at::Tensor const&)", "??", 0)
+NOISE = Frame("torch::unwind::unwind()", "??", 0)
+MODEL = Frame("forward", "/home/u/model.py", 5)
+MAIN = Frame("<module>", "/home/u/train.py", 50)
+
+
+def test_the_innermost_frame_of_the_user_is_the_site() -> None:
+    assert site(NOISE, NATIVE, LINEAR, MODEL, TRAINER, MAIN) == MODEL
+
+
+def test_without_a_user_the_nearest_library_is_the_site() -> None:
+    assert site(NATIVE, LINEAR, TRAINER) == TRAINER
+    assert site(NATIVE, LINEAR) == LINEAR
+
+
+def test_a_stack_of_native_frames_alone_names_the_first_that_says_something() -> None:
+    assert site(NOISE, NATIVE, Frame("clone", "libc.so.6", 0)) == NATIVE
+    assert site_name(NATIVE) == "at::native::linear"
+
+
+def test_no_stack_has_no_site() -> None:
+    assert sites(Tables()).frames == (NO_SITE,)
+    assert site_name(NO_SITE) == "(no stack recorded)"
+
+
+def test_a_site_is_written_with_the_end_of_its_path() -> None:
+    assert site_name(Frame("f", r"C:\a\b\c.py", 7)) == "b/c.py:7 in f"
+    assert short_path("/a/b/c.py", 1) == "c.py"
+    assert short_path("c.py") == "c.py"
