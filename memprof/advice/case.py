@@ -14,10 +14,13 @@ from memprof.records import Holder
 from memprof.run import Run
 from memprof.trace import Frame, Phase, Trace
 
-__all__ = ["Case", "Proposal"]
+__all__ = ["Case", "Proposal", "place_at", "says"]
 
 _THROUGH_GRAPH = frozenset(("autograd_node", "saved_tensor", "ctx_attribute"))
+_MODEL = frozenset(("parameter", "gradient", "optimizer state", "buffer"))
+_IN_MODEL = frozenset(("module_attribute", "parameter", "buffer", "grad", "optimizer_state"))
 _SCALAR_BYTES = 512
+_CLAUSE = ", kept by "
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,23 @@ class Case:
         return any(label.phase == Phase.BACKWARD for label in self.trace.tables.labels)
 
     @property
+    def direct(self) -> bool:
+        """Whether what is held is the tensor itself, and not a graph that saved it."""
+        return bool(self.found.holders) and not self.links & _THROUGH_GRAPH
+
+    @property
+    def of_model(self) -> bool:
+        """Whether it is part of a model or of its optimizer that a container keeps whole."""
+        if self.found.category in _MODEL:
+            return True
+        for holder in self.found.holders:
+            items = [i for i, link in enumerate(holder.links) if link.kind == "item"]
+            inner = holder.links[items[-1] + 1 :] if items else ()
+            if any(link.kind in _IN_MODEL for link in inner):
+                return True
+        return False
+
+    @property
     def scalar(self) -> bool:
         """Whether the tensors are single numbers: the smallest block that there is."""
         count = max(1, len(self.found.evidence.allocs))
@@ -152,6 +172,16 @@ class Case:
                     if place is not None:
                         return place
         return None
+
+
+def says(holder: Holder | None) -> str:
+    """A holder in few words: what holds the tensor, and by what name one reaches that."""
+    if holder is None:
+        return "something"
+    clauses = holder.description.split(_CLAUSE)
+    if len(clauses) <= 2:
+        return holder.description
+    return f"{clauses[0]}{_CLAUSE}…{_CLAUSE}{clauses[-1]}"
 
 
 def place_at(filename: str, line: int) -> Place | None:

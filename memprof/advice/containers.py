@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from memprof.advice.case import Case, Proposal, place_at
+from memprof.advice.case import Case, Proposal, place_at, says
 from memprof.advice.patch import after, before, diff, replaced
 from memprof.advice.source import (
     Growing,
@@ -24,7 +24,6 @@ from memprof.units import format_bytes
 
 __all__ = ["rules"]
 
-_MODEL = frozenset(("parameter", "gradient", "optimizer state", "buffer"))
 _CYCLES = frozenset(("cycle", "cpp_cycle"))
 _LARGEST = 128
 """Entries: the default of ``functools.lru_cache``."""
@@ -43,10 +42,6 @@ def rules(case: Case) -> Iterator[Proposal]:
         yield from _lingering(case)
 
 
-def _says(holder: Holder | None) -> str:
-    return holder.description if holder is not None else "a container"
-
-
 def _registry(case: Case) -> Iterator[Proposal]:
     holder = case.holder("class_attribute")
     if holder is None or "lru_cache" in case.links:
@@ -55,11 +50,11 @@ def _registry(case: Case) -> Iterator[Proposal]:
     yield Proposal(
         "weakref",
         0.9,
-        f"Every object that was registered lives as long as the class: {_says(holder)}.",
+        f"Every object that was registered lives as long as the class: {says(holder)}.",
         place,
         patch=_weak(place),
     )
-    yield Proposal("clear_container", 0.5, f"Or take objects out again: {_says(holder)}.", place)
+    yield Proposal("clear_container", 0.5, f"Or take objects out again: {says(holder)}.", place)
 
 
 def _weak(place: Place | None) -> str:
@@ -93,7 +88,7 @@ def _memoized(case: Case) -> Iterator[Proposal]:
     yield Proposal(
         "bound_cache",
         0.9,
-        f"The cache has no largest size{keys}: {_says(holder)}.",
+        f"The cache has no largest size{keys}: {says(holder)}.",
         place,
         line,
         _bounded(place, decorator),
@@ -128,7 +123,7 @@ def _notebook(case: Case) -> Iterator[Proposal]:
         yield Proposal(
             "clear_container",
             0.9,
-            f"The notebook keeps the result of every cell ({_says(holder)}): end the cell with `;`, "
+            f"The notebook keeps the result of every cell ({says(holder)}): end the cell with `;`, "
             "or `%reset out`.",
             case.place_of(holder) or case.site,
         )
@@ -148,18 +143,23 @@ def _container(case: Case) -> Iterator[Proposal]:
             yield Proposal(
                 "reset_metric",
                 0.84,
-                f"{why}: nothing calls `{reset.name}()`, which empties it.",
+                f"{why}: `{reset.name}()` would empty it; call it when an epoch has been computed.",
                 place,
             )
-        of_model = case.found.category in _MODEL or "module_attribute" in case.links
-        of_model = of_model or "parameter" in case.links
         yield Proposal("clear_container", 0.72, f"{why}: empty it when it has been used.", place)
-        if of_model:
+        if case.of_model:
             yield Proposal(
                 "del_ref", 0.8, f"{why}, and keeps whole models: keep their scores or files.", place
             )
         else:
-            yield Proposal("cpu_offload", 0.6, f"{why}: keep its items in host memory.", place)
+            how = "`.detach().cpu()`" if case.graph else "`.cpu()`"
+            certainty = 0.8 if case.graph and case.direct and not case.scalar else 0.6
+            yield Proposal(
+                "cpu_offload",
+                certainty,
+                f"{why}: keep its items in host memory ({how}), or only the numbers needed of them.",
+                place,
+            )
         return
 
 
@@ -205,8 +205,10 @@ def _attribute(case: Case) -> Iterator[Proposal]:
         target = ast.unparse(names[0]) if names else ""
         name = f"`{target}`" if target else "what holds it"
         certainty = 0.78 if target and "." in target else 0.45
+        if not case.direct:
+            certainty = 0.3  # the graph is what is too much, not the name
         yield Proposal(
-            "del_ref", certainty, f"Let go of {name} when it is done with: {_says(holder)}.", place
+            "del_ref", certainty, f"Let go of {name} when it is done with: {says(holder)}.", place
         )
         return
     if case.found.site.filename:
@@ -223,7 +225,7 @@ def _lingering(case: Case) -> Iterator[Proposal]:
     place = (case.places[0] if case.places else None) or binding or case.site
     nbytes = format_bytes(case.found.bytes)
     holder = case.found.holders[0] if case.found.holders else None
-    what = f"`{target}`" if target else _says(holder)
+    what = f"`{target}`" if target else says(holder)
     alias = alias_of(binding, target) if binding is not None and target else None
     if alias is not None:
         name = ast.unparse(bound_names(alias.statement)[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from memprof.advice.case import Case, Proposal
+from memprof.advice.case import Case, Proposal, says
 from memprof.advice.patch import diff, replaced, with_keyword, wrapped
 from memprof.advice.source import is_autograd_function, keyword
 from memprof.analysis.findings import Kind
@@ -169,11 +169,12 @@ def _closed_over(place: Place, call: ast.Call) -> set[str]:
 
 def _checkpoint(case: Case) -> Iterator[Proposal]:
     """A reentrant checkpoint keeps its function on the node, and the function what it closes over."""
-    if not case.links & {*_CYCLES, "ctx_attribute"} and case.found.kind is not Kind.CYCLE:
+    nodes = [link.type_name + link.name for h in case.found.holders for link in h.links]
+    if not any("CheckpointFunction" in name for name in nodes):
         return
     near = [*case.places, *(place for _, place in case.frames)]
-    for place in near:
-        for call in calls_in(place.statement, "checkpoint", "checkpoint_sequential"):
+    for scope in {id(place.scope): place for place in near}.values():
+        for call in calls_in(scope.scope, "checkpoint", "checkpoint_sequential"):
             value = keyword(call, "use_reentrant")
             if isinstance(value, ast.Constant) and value.value is False:
                 continue
@@ -182,8 +183,8 @@ def _checkpoint(case: Case) -> Iterator[Proposal]:
                 0.93,
                 "The reentrant checkpoint keeps its function on the output's graph node, and the "
                 "function reaches an object that holds the output: `use_reentrant=False` keeps none.",
-                place,
-                patch=diff(place.program, with_keyword(call, "use_reentrant", "False")),
+                scope.program.place(call),
+                patch=diff(scope.program, with_keyword(call, "use_reentrant", "False")),
             )
             return
 
@@ -191,7 +192,7 @@ def _checkpoint(case: Case) -> Iterator[Proposal]:
 def _any_cycle(case: Case) -> Iterator[Proposal]:
     holder = case.found.holders[0] if case.found.holders else None
     place = _closure(case) or case.place_of(holder) or case.site
-    text = holder.description if holder is not None else "nothing but the collector frees it"
+    text = says(holder) if holder is not None else "nothing but the collector frees it"
     certainty = 0.85 if "closure" in case.links or "bound_method" in case.links else 0.6
     yield Proposal(
         "break_cycle",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from memprof.advice.case import Case, Proposal, place_at
+from memprof.advice.case import Case, Proposal, place_at, says
 from memprof.advice.patch import diff, replaced
 from memprof.analysis.lingering import kept_exception
 from memprof.analysis.program import Place
@@ -43,7 +43,7 @@ def _kept(case: Case) -> Iterator[Proposal]:
     found = _storing(case)
     holder = case.holder(*_KINDS)
     place = found or case.place_of(holder) or case.site
-    what = f": {holder.description}" if holder is not None else ""
+    what = f": {says(holder)}" if holder is not None else ""
     yield Proposal(
         "clear_traceback",
         0.9,

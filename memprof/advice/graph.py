@@ -72,16 +72,31 @@ def _kept_results(case: Case) -> Iterator[Proposal]:
             continue
         value = grown.values[-1]
         simple = isinstance(value, (ast.Name, ast.Attribute, ast.Subscript))
-        single = simple and "item" not in case.links
-        suffix = wrapped(value, ".detach()") if simple and not _is_grouped(case) else []
-        why = f"`{grown.container}` keeps `{ast.unparse(value)}` with its graph"
-        if case.scalar:
-            patch = diff(place.program, *wrapped(value, ".item()")) if suffix else ""
-            yield Proposal("item", 0.9, f"{why}: keep the number.", place, patch=patch)
-        patch = diff(place.program, *suffix) if suffix else ""
-        certainty = 0.85 if single or suffix else 0.8
-        yield Proposal("detach", certainty, f"{why}: detach what is kept.", place, patch=patch)
+        open_ = simple and not _is_grouped(case)  # else the tensor sits inside what is added
+        kept = f"`{grown.container}` keeps `{ast.unparse(value)}`"
+        for fix, suffix, certainty, why in _cuts(case):
+            patch = diff(place.program, *wrapped(value, suffix)) if open_ else ""
+            yield Proposal(fix, certainty, f"{kept} {why}", place, patch=patch)
         return
+
+
+def _cuts(case: Case) -> Iterator[tuple[str, str, float, str]]:
+    """Fix, code, certainty and reason for a tensor with a ``grad_fn`` that a container takes."""
+    if case.scalar and case.direct:
+        yield "item", ".item()", 0.9, "as a tensor of one number: keep the number."
+    if case.direct and case.backward and not case.scalar:
+        why = (
+            "after its backward pass: detaching drops the graph's nodes (host memory), while the "
+            "tensor itself stays as long as it is kept."
+        )
+        yield "detach", ".detach()", 0.7, why
+        return
+    yield "detach", ".detach()", 0.87, "with the graph that made it, and all that graph saved."
+    if not case.scalar:
+        why = (
+            "with its graph: if it is a single number, keep that (`.item()` waits for the device)."
+        )
+        yield "item", ".item()", 0.65, why
 
 
 def _is_grouped(case: Case) -> bool:
@@ -158,7 +173,8 @@ def _is_gradient(case: Case) -> bool:
 
 def _no_backward(case: Case) -> Iterator[Proposal]:
     """Graphs grow in a program that never runs a backward pass."""
-    if case.graph and not case.backward and case.site is not None and case.links:
+    builds = case.graph and not case.backward and case.found.kind is not Kind.CYCLE
+    if builds and case.site is not None and case.links:
         yield Proposal(
             "no_grad",
             0.65,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from memprof.advice.case import Case, Proposal
 from memprof.advice.patch import diff, with_keyword, without_keyword
 from memprof.advice.source import keyword
-from memprof.analysis.program import Place, bound_names, called_name, calls_in, loaded_names
+from memprof.analysis.program import Place, bound_names, loaded_names
 from memprof.analysis.suspicion import Pattern
 from memprof.units import format_bytes
 
@@ -200,21 +200,19 @@ def _one_tensor(case: Case, nbytes: str) -> Iterator[Proposal]:
         yield Proposal("preallocate", 0.85, f"{why}: allocate once and fill.", case.site)
         yield Proposal("cpu_offload", 0.5, f"{why}: collect the parts on the host.", case.site)
     elif pattern == Pattern.LARGEST.value:
-        what = _what(case.site)
         yield Proposal(
-            "chunk", 0.6, f"{what} takes {nbytes} at once: in parts it need not.", case.site
+            "chunk", 0.6, f"One tensor takes {nbytes} at once; in parts it need not.", case.site
         )
-        yield Proposal("mixed_precision", 0.3, f"In bfloat16 {what} takes half.", case.site)
+        yield Proposal("mixed_precision", 0.3, f"In bfloat16 its {nbytes} are half.", case.site)
         if case.found.category == "activation":
-            yield Proposal("checkpoint", 0.35, f"Recompute {what} in the backward pass.", case.site)
+            yield Proposal(
+                "checkpoint",
+                0.35,
+                f"Its {nbytes} can be recomputed in the backward pass.",
+                case.site,
+            )
     elif pattern == Pattern.WORKSPACE.value:
         yield from _workspace(case, nbytes)
-
-
-def _what(place: Place | None) -> str:
-    calls = calls_in(place.statement) if place is not None else []
-    name = next((called_name(call) for call in calls if called_name(call)), "")
-    return f"the result of `{name}`" if name else "one tensor"
 
 
 def _workspace(case: Case, nbytes: str) -> Iterator[Proposal]:

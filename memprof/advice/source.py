@@ -99,24 +99,32 @@ def last_name(expression: str) -> str:
 
 
 def emptied_by(place: Place, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    """The method of the class around a place that does nothing but set ``name`` to empty."""
+    """The method of the class around a place that only empties things, ``name`` among them."""
     class_ = place.class_
     for node in class_.body if class_ is not None else ():
-        if isinstance(node, FUNCTIONS) and node.name != "__init__" and len(node.body) <= 4:
-            if _empties(node, name):
+        if isinstance(node, FUNCTIONS) and node.name != "__init__":
+            emptied = [_emptied_names(statement) for statement in node.body if not _idle(statement)]
+            if emptied and all(emptied) and any(name in names for names in emptied):
                 return node
     return None
 
 
-def _empties(function: ast.AST, name: str) -> bool:
-    for node in ast.walk(function):
-        if isinstance(node, ast.Call) and called_name(node) == "clear":
-            if isinstance(node.func, ast.Attribute):
-                return last_name(ast.unparse(node.func.value)) == name
-        if isinstance(node, ast.Assign) and _all_empty(node.value):
-            if any(last_name(ast.unparse(t)) == name for t in bound_names(node)):
-                return True
-    return False
+def _idle(statement: ast.stmt) -> bool:
+    """A docstring, ``pass``, or the same done by the parent class."""
+    if isinstance(statement, ast.Expr):
+        return isinstance(statement.value, ast.Constant) or "super()" in ast.unparse(statement)
+    return isinstance(statement, ast.Pass)
+
+
+def _emptied_names(statement: ast.stmt) -> set[str]:
+    """``preds`` and ``target`` of ``self.preds, self.target = [], []``."""
+    if isinstance(statement, ast.Expr) and called_name(statement.value) == "clear":
+        call = statement.value
+        assert isinstance(call, ast.Call)
+        return {last_name(ast.unparse(call.func).rsplit(".", 1)[0])}
+    if isinstance(statement, ast.Assign) and _all_empty(statement.value):
+        return {last_name(ast.unparse(target)) for target in bound_names(statement)}
+    return set()
 
 
 def _all_empty(value: ast.expr) -> bool:

@@ -325,7 +325,7 @@ def _workspace(scene: Scene) -> Iterator[Suspicion]:
 
 def _one_large(scene: Scene) -> Iterator[Suspicion]:
     """The largest tensor that is no part of a model, if it makes much of the peak."""
-    mask = scene.at_peak & ~scene.owned
+    mask = scene.at_peak & ~scene.owned & (scene.category != Category.INPUT)
     if not mask.any():
         return
     row = scene.largest(mask)
