@@ -70,15 +70,17 @@ def collected(seen: Survival, freed: Bools) -> Iterator[Collected]:
     for stack in np.unique(lives.stack[freed & old]).tolist():
         if stack == EMPTY:
             continue
-        rows = np.flatnonzero(old & (lives.stack == stack) & (freed | (lives.died > len(seen))))
+        # what a collection freed at once, or will free, waited for it like the rest
+        waits = (lives.born >= 0) & (freed | (old & (lives.died > len(seen))))
+        rows = np.flatnonzero(waits & (lives.stack == stack))
         births = np.unique(lives.born[rows])
         if len(births) < _LEAST_BIRTHS or not _goes_on(births, len(seen)):
             continue
-        span = int(births[-1] - births[0]) + 1
+        before_last = rows[lives.born[rows] < births[-1]]
         yield Collected(
             stack=stack,
             rows=rows,
-            bytes_per_step=float(lives.size[rows].sum()) / span,
+            bytes_per_step=float(lives.size[before_last].sum()) / int(births[-1] - births[0]),
             most=_most_alive(seen, rows),
         )
 

@@ -1,0 +1,208 @@
+"""``memprof leaks``: what outlives its step, who holds it, what to type and what that saves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from memprof import load
+from memprof.analysis.findings import Found, Kind, Remedy
+from memprof.analysis.sites import short_path
+from memprof.errors import MemprofError
+from memprof.findings import findings
+from memprof.records import Holder, Site
+from memprof.run import Run
+from memprof.units import format_bytes, format_count, format_percent
+
+__all__ = ["command", "findings_json"]
+
+EXIT_LEAK = 3
+_WIDTH = 110
+_LEAKS = (Kind.LEAK, Kind.CYCLE, Kind.HOST_GROWTH, Kind.NON_TORCH)
+_STYLES = {Kind.LEAK: "bold red", Kind.CYCLE: "bold red", Kind.HOST_GROWTH: "bold yellow"}
+_MOST_HOLDERS = 3
+_ENOUGH_STEPS = 12
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.option(
+    "--patch",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the mechanical fixes as one unified diff, for `git apply`.",
+)
+@click.option("--fail-on-leak", is_flag=True, help="Exit with status 3 when something grows.")
+@click.pass_context
+def command(
+    ctx: click.Context, file: Path, as_json: bool, patch: Path | None, fail_on_leak: bool
+) -> None:
+    """Name what outlives its step in the recording FILE, who holds it and the fix.
+
+    FILE is a run file or a snapshot that torch wrote. Findings come best first: what grows before
+    what is merely there.
+    """
+    run = load(file)
+    found = findings(run)
+    if patch is not None:
+        _write_patch(patch, found)
+    if as_json:
+        click.echo(json.dumps(findings_json(found), indent=2))
+    else:
+        _print(run, found)
+    if fail_on_leak and any(one.kind in _LEAKS for one in found):
+        ctx.exit(EXIT_LEAK)
+
+
+def findings_json(found: Sequence[Found]) -> dict[str, Any]:
+    """The findings as plain values, best first."""
+    return {"findings": [_finding_json(one) for one in found]}
+
+
+def _finding_json(one: Found) -> dict[str, Any]:
+    return {
+        "kind": one.kind.value,
+        "title": one.title,
+        "device": one.device,
+        "bytes_per_step": round(one.bytes_per_step),
+        "bytes": one.bytes,
+        "confidence": one.confidence,
+        "first_step": one.first_step,
+        "last_step": one.last_step,
+        "steps_left": None if one.steps_left < 0 else round(one.steps_left),
+        "module": one.module,
+        "category": one.category,
+        "site": _site_json(one.site),
+        "holders": [_holder_json(holder) for holder in one.holders],
+        "remedies": [_remedy_json(remedy) for remedy in one.remedies],
+    }
+
+
+def _site_json(site: Site) -> dict[str, Any]:
+    return {
+        "filename": site.filename,
+        "line": site.line,
+        "function": site.function,
+        "code": site.code,
+    }
+
+
+def _holder_json(holder: Holder) -> dict[str, Any]:
+    return {
+        "description": holder.description,
+        "kind": holder.kind,
+        "filename": holder.filename,
+        "line": holder.line,
+        "code": holder.code,
+    }
+
+
+def _remedy_json(remedy: Remedy) -> dict[str, Any]:
+    return {
+        "fix": remedy.fix,
+        "why": remedy.why,
+        "filename": remedy.filename,
+        "line": remedy.line,
+        "code": remedy.code,
+        "saves_bytes": remedy.saves_bytes,
+        "peak_before": None if remedy.peak_before < 0 else remedy.peak_before,
+        "peak_after": None if remedy.peak_after < 0 else remedy.peak_after,
+        "patch": remedy.patch,
+        "url": remedy.url,
+    }
+
+
+def _write_patch(path: Path, found: Sequence[Found]) -> None:
+    """The best patch of every finding, each file's lines changed once."""
+    patches = []
+    for one in found:
+        best = next((remedy.patch for remedy in one.remedies if remedy.patch), "")
+        if best and best not in patches:
+            patches.append(best)
+    try:
+        path.write_text("".join(patches))
+    except OSError as error:
+        raise MemprofError(
+            f"cannot write {path}: {error.strerror}", "name a file in a folder that exists"
+        ) from error
+    click.echo(f"{format_count(len(patches))} patches written to {path}", err=True)
+
+
+def _print(run: Run, found: Sequence[Found]) -> None:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDTH
+    console.print(Text(run.source, style="dim"))
+    if not found:
+        console.print(Text(_nothing(run)))
+        return
+    for number, one in enumerate(found, start=1):
+        console.print(_finding(number, one))
+
+
+def _nothing(run: Run) -> str:
+    """What no finding means depends on how much there was to see."""
+    steps = max((len(device.steps) for device in run.devices), default=0)
+    if not any(device.events for device in run.devices):
+        return "no data: the file holds no allocations"
+    if not steps:
+        return "no steps are marked in this file, so growth from step to step cannot be seen"
+    if steps < _ENOUGH_STEPS:
+        return f"nothing found in {steps} steps; record at least {_ENOUGH_STEPS} to see a leak"
+    return f"no leak in {format_count(steps)} steps"
+
+
+def _finding(number: int, one: Found) -> RenderableType:
+    head = Text(f"{number}. {_kind(one)}  ", style=_STYLES.get(one.kind, "bold"))
+    head.append(one.title, style="bold")
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, text, style in _rows(one):
+        grid.add_row(name, Text(text, style=style))
+    return Padding(Group(head, Padding(grid, (0, 0, 0, 3))), (0, 0, 1, 0))
+
+
+def _kind(one: Found) -> str:
+    return one.kind.value.replace("_", " ")
+
+
+def _rows(one: Found) -> list[tuple[str, str, str]]:
+    rows = [("grows", text, "") for text in [_growth(one)] if text]
+    if one.site.filename:
+        where = f"{short_path(one.site.filename)}:{one.site.line} {one.site.code}".rstrip()
+        module = f"  ({one.module})" if one.module else ""
+        rows.append(("made at", where + module, ""))
+    for holder in one.holders[:_MOST_HOLDERS]:
+        place = f"\n{short_path(holder.filename)}:{holder.line} {holder.code}" if holder.line else ""
+        rows.append(("held by", holder.description + place, ""))
+    for remedy in one.remedies:
+        rows.append(("fix", _fix(remedy), "green"))
+    return rows
+
+
+def _growth(one: Found) -> str:
+    if not one.bytes_per_step:
+        return ""
+    left = f"; the device is full in {one.steps_left:,.0f} steps" if one.steps_left >= 0 else ""
+    return (
+        f"{format_bytes(one.bytes_per_step)} a step, {format_bytes(one.bytes)} so far, "
+        f"steps {one.first_step} to {one.last_step}, "
+        f"confidence {format_percent(one.confidence, 1)}{left}"
+    )
+
+
+def _fix(remedy: Remedy) -> str:
+    where = f"\n{short_path(remedy.filename)}:{remedy.line} {remedy.code}" if remedy.line else ""
+    saves = f" (saves {format_bytes(remedy.saves_bytes)})" if remedy.saves_bytes > 0 else ""
+    patch = " [patch]" if remedy.patch else ""
+    return f"{remedy.fix}: {remedy.why}{saves}{patch}{where}"
