@@ -147,18 +147,32 @@ def _candidates(trace: Trace) -> list[TieBreak]:
 def inferred_settings(trace: Trace) -> AllocatorSettings:
     """The recorded settings, with what they leave out told by the trace itself.
 
-    Traces of torch up to 2.1 record no settings: whether segments expand shows in the segments,
-    ``roundup_power2_divisions`` in the sizes of blocks.
+    Whether segments expand shows in the segments; ``roundup_power2_divisions``, which torch up to
+    2.1 does not record, in the sizes of blocks.
     """
     settings = recorded_settings(trace.settings)
-    if "expandable_segments" not in trace.settings:
-        maps = (trace.events.action == Action.SEGMENT_MAP).any()
-        expands = any((s.segments.expandable).any() for s in (trace.start, trace.end) if s)
-        settings = replace(settings, expandable_segments=bool(maps or expands))
+    settings = replace(settings, expandable_segments=_expands(trace, settings))
     if "roundup_power2_divisions" not in trace.settings and not any(settings.roundup_divisions):
         divisions = _divisions(trace.end or trace.start or State())
         settings = replace(settings, roundup_divisions=(divisions,) * INTERVALS)
     return settings
+
+
+def _expands(trace: Trace, settings: AllocatorSettings) -> bool:
+    """Whether segments expanded when the trace began.
+
+    The recorded setting is that of the dump: it may have been switched before, or be of no effect
+    (on Windows). What the default pool did first in the trace tells more, then what it holds.
+    """
+    events = trace.events
+    new = np.isin(events.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)) & (events.pool <= 0)
+    if new.any():
+        return bool(events.action[new][0] == Action.SEGMENT_MAP)
+    held = (trace.end or trace.start or State()).segments
+    default = held.expandable[held.pool <= 0]
+    if len(default) and (default.all() or not default.any()):
+        return bool(default[0])
+    return settings.expandable_segments
 
 
 def _divisions(state: State) -> int:

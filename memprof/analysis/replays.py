@@ -97,7 +97,7 @@ def _spread(
     workers: int | None,
 ) -> list[Result]:
     global _shared  # noqa: PLW0603 - what a forked worker sees must be in the module
-    count = min(workers or len(os.sched_getaffinity(0)), len(tasks))
+    count = min(workers or _cores(), len(tasks))
     events = sum(len(program.events) for program in programs)
     if count < 2 or events * len(tasks) < _WORTH_A_PROCESS or not _may_fork():
         return [work(programs, task) for task in tasks]
@@ -111,6 +111,11 @@ def _spread(
                 return list(pool.map(_work, [(work, task) for task in tasks]))
     finally:
         _shared = ()
+
+
+def _cores() -> int:
+    """Cores that this process may use; macOS and Windows do not say, and have no fork anyway."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
 def _may_fork() -> bool:

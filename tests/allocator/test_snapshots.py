@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memprof.allocator import exact_sizes, replay_recorded
+from memprof.allocator import exact_sizes, play, program_of, replay_recorded
 from memprof.snapshot import load_snapshot
 
 SNAPSHOTS = Path(__file__).parents[3] / "shared" / "snapshots"
@@ -56,6 +56,14 @@ def test_bytes_are_conserved_from_the_rebuilt_start_to_the_recorded_end(path):
             elif action == 1:
                 live.pop(address, None)
         assert sum(live.values()) == exact.end.allocated - exact.end.unlisted
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_left_to_itself_the_model_comes_to_the_recorded_peaks_calls_and_retries(path):
+    for trace in recorded(path):
+        program = program_of(trace)
+        if path.stem != NOT_FROM_AN_ALLOCATOR:
+            assert play(program) == program.recorded
 
 
 def test_a_file_that_no_allocator_wrote_counts_as_undetermined_not_as_exact():
