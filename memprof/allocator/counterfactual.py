@@ -24,6 +24,9 @@ from memprof.trace import NOT_RECORDED, Action, BlockState, Events, State, Trace
 
 __all__ = ["NOTHING_CHANGED", "Changes", "Program", "play", "program_of"]
 
+_OF_THE_START = start_owner(0)
+"""Owners from here downwards are blocks that were live when the trace began."""
+
 _ALLOC, _OOM = int(Action.ALLOC), int(Action.OOM)
 
 
@@ -42,7 +45,9 @@ class Changes:
     freed_after: npt.NDArray[np.int64] = field(default_factory=_no_rows)
     """… each right after this event."""
     gone: npt.NDArray[np.int64] = field(default_factory=_no_rows)
-    """Addresses of blocks that would not have been live any more when the trace began."""
+    """Addresses of blocks that were live when the trace began and would have been freed, …"""
+    gone_after: npt.NDArray[np.int64] = field(default_factory=_no_rows)
+    """… each right after this event; where left out (or -1), before the trace began."""
 
     def __bool__(self) -> bool:
         return bool(len(self.never) or len(self.freed) or len(self.gone))
@@ -138,7 +143,8 @@ class _Player:
         self.notes: list[str] = []
         self.oom: OutOfMemory | None = None
         self.stacks = Stacks(program.events.stack, program.start.blocks.stack)
-        self.gone = set(changes.gone.tolist())
+        at_once = changes.gone_after < 0 if len(changes.gone_after) else slice(None)
+        self.gone = set(changes.gone[at_once].tolist())
         self.live: dict[int, Block] = {}
         """Blocks by the address that the recording knows them under."""
         self.allocator = self._started(afresh)
@@ -230,11 +236,15 @@ class _Player:
         rows, after = changes.freed.tolist(), changes.freed_after.tolist()
         for row, address, event in zip(rows, addresses, after, strict=True):
             early.setdefault(max(event, row) + 1, []).append((address, row))
+        for address, event in zip(changes.gone.tolist(), changes.gone_after.tolist(), strict=False):
+            if event >= 0:
+                early.setdefault(event + 1, []).append((address, _OF_THE_START))
         return early
 
     def _free_early(self, address: int, owner: int) -> None:
         block = self.live.get(address)
-        if block is not None and block.owner == owner:
+        of_the_start = block is not None and owner == _OF_THE_START and block.owner <= _OF_THE_START
+        if block is not None and (block.owner == owner or of_the_start):
             del self.live[address]
             self.allocator.complete_free(block.address)
 

@@ -114,6 +114,20 @@ def test_blocks_that_are_gone_at_the_start_leave_their_memory_free():
     assert outcome.driver_allocs == 0
 
 
+def test_blocks_of_the_start_can_be_freed_in_the_midst_of_the_trace():
+    recording = recorder()
+    leak = recording.alloc(30 * MIB)
+    first = len(recording)
+    recording.alloc(30 * MIB)
+    recording.alloc(30 * MIB)
+    program = program_of(recording.trace(first))
+    changes = Changes(gone=np.array([leak]), gone_after=np.array([1]))
+    outcome = play(program, changes=changes)
+
+    assert program.recorded.peak_reserved == 90 * MIB
+    assert outcome.peak_reserved == 60 * MIB
+
+
 def test_what_was_live_at_the_start_is_laid_out_afresh_under_other_settings():
     recording = recorder()
     for size in (19 * MIB, 3 * MIB, 17 * MIB):
