@@ -16,6 +16,7 @@ from memprof.errors import (
     SettingsError,
     UnsafeFileError,
 )
+from memprof.version import __version__
 
 if TYPE_CHECKING:
     from memprof.holding import holders, tensors
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from memprof.trace import Trace
     from memprof.tracker import Tracker, annotate, start, step, steps, stop, track
 
-__version__ = "0.1.0"
 
 __all__ = [
     "FileFormatError",

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import memprof
 from memprof.records import SCHEMA_VERSION, DeviceInfo, Header
+from memprof.version import __version__
 
 __all__ = ["DEFAULT_PATH", "Rank", "header", "now_us", "path_of_process", "path_of_rank"]
 
@@ -85,7 +85,7 @@ def header(devices: Sequence[DeviceInfo], options: Mapping[str, object], created
     return Header(
         schema=SCHEMA_VERSION,
         created_us=created_us,
-        memprof_version=memprof.__version__,
+        memprof_version=__version__,
         torch_version=str(getattr(torch, "__version__", "")),
         python_version=platform.python_version(),
         platform=platform.platform(),
