@@ -18,6 +18,7 @@ SCRIPTS = (
     "core.js",
     "format.js",
     "stacks.js",
+    "marks.js",
     "memory.js",
     "readings.js",
     "owners.js",

@@ -10,7 +10,7 @@ import pytest
 from memprof.analysis.examination import examine
 from memprof.analysis.summary import summarize
 from memprof.loading import load
-from memprof.testing import TraceBuilder, save_snapshot, snapshot, write_run
+from memprof.testing import TraceBuilder, save_snapshot, snapshot, step_columns, write_run
 from memprof.trace import Frame
 from memprof_dashboards import Reported, write
 from tests.dashboards.browser import Browser
@@ -134,6 +134,26 @@ def test_the_pointer_shows_bytes_step_and_site_and_a_click_the_stack(
         assert said in shown
     stack = browser.run("document.querySelector('#memory .stack-panel').innerText")
     assert "job/model.py:31" in stack
+
+
+def test_between_windows_the_pointer_tells_the_counters_of_the_step(
+    browser: Browser, tmp_path: Path
+):
+    first = TraceBuilder().alloc(MIB, "a").build()
+    second = TraceBuilder().wait(9000).alloc(3 * MIB, "b").build()
+    steps = step_columns(
+        start_us=[START_US, START_US + 100, START_US + 9000],
+        end_us=[START_US + 50, START_US + 8000, START_US + 9100],
+        allocated=[MIB, 7 * MIB, 3 * MIB],
+        peak_allocated=[MIB, 8 * MIB, 3 * MIB],
+        window=[0, -1, 1],
+    )
+    run = load(write_run(tmp_path / "run.json", first, second, steps=steps))
+    browser.open(write([run], tmp_path / "page.html"))
+    assert browser.run("[0.02, 4, 9.02].map(countedStepAt)") == [-1, 1, -1]
+    assert browser.run("stepTip(1)[1].slice(0, 2).map(row => row.value)") == ["8 MiB", "7 MiB"]
+    notes = browser.run(f"{CHART}.layout.annotations.map(a => a.text)")
+    assert "peak 8 MiB" in notes
 
 
 def test_zooming_redraws_memory_and_readings_over_the_same_range(browser: Browser, tmp_path: Path):

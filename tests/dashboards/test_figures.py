@@ -277,3 +277,25 @@ def test_the_map_shows_blocks_where_they_lay_and_what_waits_for_a_stream(tmp_pat
     ]
     assert waiting == [6 * MIB]
     assert sum(drawn["peak"].block_size) == 8 * MIB
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gpt-medium-1024-training", "dataparallel-oom-expandable", "nca-empty-cache", "lm-spike"],
+)
+def test_the_maps_of_real_snapshots_tile_their_segments(shared: Path, name: str):
+    run = load(shared / "snapshots" / f"{name}.pickle")
+    for examined in examine(run).devices:
+        window = examined.windows[0]
+        view = device_view(
+            run, examined, origin_us(run), StackBook(window.trace.tables, window.owners.sites)
+        )
+        maps = segment_maps(view)
+        for moment, (_, entry) in view.moments.items():
+            assert maps[moment].reserved == window.line.reserved[entry]
+            address, size = np.array(maps[moment].block_address), np.array(maps[moment].block_size)
+            assert (address[1:] >= address[:-1] + size[:-1]).all()
+            starts = np.array(maps[moment].segment_address)
+            row = np.searchsorted(starts, address, side="right") - 1
+            ends = starts[row] + np.array(maps[moment].segment_size)[row]
+            assert ((row >= 0) & (address + size <= ends)).all()

@@ -109,74 +109,14 @@ function betweenWindows(figure, axis) {
   ];
 }
 
-function phaseStrip(figure, axis) {
-  const byPhase = new Map();
-  for (const band of figure.phases) {
-    const at = byPhase.get(band.phase) || byPhase.set(band.phase, { x: [], y: [] }).get(band.phase);
-    const [a, b] = [axis.x[band.first], axis.x[band.last]];
-    at.x.push(a, b, b, a, null);
-    at.y.push(0, 0, 1, 1, null);
-  }
-  return [...byPhase].map(([phase, at]) => ({
-    ...at, type: "scatter", mode: "lines", fill: "toself", yaxis: "y2", hoverinfo: "skip",
-    fillcolor: page.data.phase_colors[phase], line: { width: 0 }, name: page.data.phases[phase],
-  }));
-}
-
-function oomMarks(figure, axis) {
-  if (!figure.ooms.length) return [];
-  return [{
-    x: figure.ooms.map((oom) => axis.x[oom.sample]),
-    y: figure.ooms.map((oom) => figure.reserved[oom.sample]),
-    type: "scatter", mode: "markers", name: "out of memory", hoverinfo: "none", cliponaxis: false,
-    marker: { symbol: "x", size: 11, color: ink().danger, line: { width: 1, color: ink().paper } },
-  }];
-}
-
-/** Lines where steps end, thinned to those that can be told apart. */
-function stepShapes(figure, axis, range) {
-  const at = (mark, side) => (axis.timed
-    ? (mark[side + "_us"] < 0 ? null : mark[side + "_us"] / axis.factor)
-    : (mark[side + "_event"] < 0 ? null : mark[side + "_event"]));
-  const marks = figure.steps
-    .map((mark) => ({ mark, start: at(mark, "start"), end: at(mark, "end") }))
-    .filter(({ end }) => end !== null && end >= range[0] && end <= range[1]);
-  const every = Math.ceil(marks.length / 120), colors = ink();
-  const shapes = [], notes = [];
-  const room = 0.06 * (range[1] - range[0]);
-  let last = -Infinity;
-  marks.forEach(({ mark, start, end }, i) => {
-    if (i % every === 0) {
-      shapes.push({
-        type: "line", x0: end, x1: end, yref: "paper", y0: 0, y1: 0.95, name: `step ${mark.last}`,
-        line: { width: 1, dash: "dot", color: colors.quiet },
-      });
-    }
-    const middle = ((start === null ? end : Math.max(start, range[0])) + end) / 2;
-    if (middle - last >= room) {
-      last = middle;
-      notes.push({
-        x: middle, y: 0.995, yref: "paper", yanchor: "bottom", showarrow: false,
-        text: mark.first === mark.last ? `step ${mark.last}` : `steps ${mark.first}–${mark.last}`,
-        font: { size: 10.5, color: colors.quiet },
-      });
-    }
-  });
-  return { shapes, notes };
-}
-
-function phaseNotes(figure, axis, range) {
-  const width = range[1] - range[0];
-  return figure.phases
-    .map((band) => {
-      const a = Math.max(axis.x[band.first], range[0]), b = Math.min(axis.x[band.last], range[1]);
-      return { a, b, name: page.data.phases[band.phase] };
-    })
-    .filter(({ a, b }) => b - a > 0.075 * width)
-    .map(({ a, b, name }) => ({
-      x: (a + b) / 2, y: 0.5, yref: "y2", text: name, showarrow: false,
-      font: { size: 10, color: "#1b232c" },
-    }));
+/** The highest allocated bytes: in a window, or by the counters of a step between windows. */
+function peakOf(figure, axis) {
+  const traced = { x: axis.x[figure.peak_sample], bytes: figure.allocated[figure.peak_sample] };
+  const steps = device().steps;
+  if (!steps || !axis.timed) return traced;
+  const best = steps.peak_allocated.reduce((top, v, i) => (v > steps.peak_allocated[top] ? i : top), 0);
+  const counted = steps.peak_allocated[best] > traced.bytes && steps.end_us[best] >= 0;
+  return counted ? { x: steps.end_us[best] / axis.factor, bytes: steps.peak_allocated[best] } : traced;
 }
 
 const heightOf = (figure, i) => (
@@ -202,12 +142,12 @@ function memoryLayout(figure, axis, range) {
       text: `device: ${formatBytes(capacity)}`, font: { size: 10.5, color: colors.danger },
     });
   }
-  const peak = axis.x[figure.peak_sample];
+  const { x: peak, bytes } = peakOf(figure, axis);
   if (peak >= range[0] && peak <= range[1]) {
     annotations.push({
-      x: peak, y: figure.allocated[figure.peak_sample], showarrow: true, arrowhead: 0,
+      x: peak, y: bytes, showarrow: true, arrowhead: 0,
       arrowwidth: 1, arrowcolor: colors.strong, ax: peak > (range[0] + range[1]) / 2 ? -46 : 46, ay: -16,
-      text: `peak ${formatBytes(figure.allocated[figure.peak_sample])}`,
+      text: `peak ${formatBytes(bytes)}`,
       font: { size: 12, color: colors.strong }, bgcolor: colors.paper, borderpad: 2,
     });
   }
@@ -300,11 +240,15 @@ function memoryLegend(parts, figure) {
     drawMemory();
   });
   const phases = [...new Set(figure.phases.map((band) => band.phase))].sort((a, b) => a - b);
+  if (figure.time_us.length && device().steps && !device().steps.traced.every(Boolean)) {
+    parts.legend.append(chip("peak of steps between windows", ink().accent, "", "line"),
+      chip("allocated at their ends (dotted)", ink().accent, "", "line"));
+  }
   parts.legend.append(...phases.map((phase) => chip(
     page.data.phases[phase], page.data.phase_colors[phase], "", "phase")));
   const guessed = figure.inferred && memory.split === "category";
   parts.lead.textContent = "Bytes in use, stacked by owner, under what torch holds from the driver. "
-    + "The legend counts at the peak"
+    + `The legend counts at the peak${figure.windows.length > 1 ? " of the recorded windows" : ""}`
     + (guessed ? "; owners and phases are inferred from stacks, for the file does not name them. " : ". ")
     + "Drag to zoom; click for the stack.";
 }
@@ -327,15 +271,25 @@ function wireMemory(parts) {
   });
   chart.on("plotly_doubleclick", () => { zoomTo(null); return false; });
   chart.on("plotly_hover", ({ event, points }) => {
+    const row = countedStepAt(points[0].x);
+    if (row >= 0) { tip(event, ...stepTip(row)); return; }
     const sample = sampleAt(points[0].x);
     if (sample >= 0) tip(event, ...memoryTip(sample));
   });
   chart.on("plotly_unhover", untip);
   chart.on("plotly_click", ({ points }) => {
     const figure = device().memory, sample = sampleAt(points[0].x);
-    if (sample < 0 || figure.action[sample] < 0) return;
+    if (sample < 0 || figure.action[sample] < 0 || countedStepAt(points[0].x) >= 0) return;
     showStack(parts.below, happening(figure, sample), figure.stack[sample]);
   });
+}
+
+/** The step at a place of the time axis that counters alone know; -1 within windows. */
+function countedStepAt(place) {
+  const steps = device().steps, axis = memoryAxis(device().memory);
+  if (!steps || !axis.timed) return -1;
+  const row = steps.end_us.findIndex((end) => end >= 0 && end / axis.factor >= place);
+  return row >= 0 && !steps.traced[row] ? row : -1;
 }
 
 /** The sample that stood at a place of the x axis. */

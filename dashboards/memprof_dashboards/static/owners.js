@@ -45,8 +45,10 @@ function drawOwners() {
     name: page.data.categories[c], color: page.data.category_colors[c], value: formatBytes(bytes),
   })));
   const when = figure.time_us >= 0 ? `${formatTime(figure.time_us)}, ` : "";
+  const among = device().memory && device().memory.windows.length > 1 && owned.moment === "peak"
+    ? ", the most in a recorded window" : "";
   const where = device().memory ? ` (${when}event ${formatCount(figure.event)})` : "";
-  parts.lead.textContent = `${formatBytes(figure.allocated)} in use${where}. Width is bytes, colour is the category with the most of them. `
+  parts.lead.textContent = `${formatBytes(figure.allocated)} in use${where}${among}. Width is bytes, colour is the category with the most of them. `
     + "Click a box to look into it.";
   siteTable(parts, figure);
 }

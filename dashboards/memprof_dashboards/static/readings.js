@@ -9,13 +9,22 @@ function fragmentationPanel(figure) {
   const timed = figure.time_us.length > 0 && memory.axis === "time";
   const xs = timed ? figure.time_us : figure.event;
   const picked = pickSamples(figure, xs, null);
-  return {
-    title: "Reserved, not allocated", unit: "", lines: [{
-      name: "reserved, not allocated", fill: true,
-      time_us: picked.map((i) => xs[i]),
-      values: picked.map((i) => Math.max(figure.reserved[i] - figure.allocated[i], 0)),
-    }],
-  };
+  const unused = figure.reserved.map((bytes, i) => Math.max(bytes - figure.allocated[i], 0));
+  const { x, y } = alongSamples(figure, picked, xs, unused, null);
+  const whole = figure.windows.length < 2;
+  const lines = [{
+    name: whole ? "reserved, not allocated" : "in the recorded windows", fill: whole, steps: true,
+    time_us: x, values: y,
+  }];
+  const steps = device().steps;
+  if (timed && steps && !steps.traced.every(Boolean)) {
+    lines.push({
+      name: "at step ends", steps: true, time_us: steps.end_us,
+      values: steps.reserved.map((bytes, i) => (
+        bytes < 0 || steps.allocated[i] < 0 || steps.end_us[i] < 0 ? null : bytes - steps.allocated[i])),
+    });
+  }
+  return { title: "Reserved, not allocated", unit: "", lines };
 }
 
 function readingPanels() {
@@ -58,7 +67,7 @@ function panelTraces(panel, row, factor) {
     x: line.time_us.map((t) => t / factor), y: line.values,
     type: "scatter", mode: "lines", name: plain(line.name), hoverinfo: "none",
     yaxis: row ? `y${row + 1}` : "y", connectgaps: false,
-    line: { width: 1.4, color: LINE_COLORS[i % LINE_COLORS.length], shape: line.fill ? "hv" : "linear" },
+    line: { width: 1.4, color: LINE_COLORS[i % LINE_COLORS.length], shape: line.steps ? "hv" : "linear" },
     fill: line.fill ? "tozeroy" : "none", fillcolor: LINE_COLORS[i % LINE_COLORS.length] + "33",
   }));
 }

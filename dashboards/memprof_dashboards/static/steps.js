@@ -45,26 +45,28 @@ const stepColors = () => ({ peak: variable("--peak"), end: variable("--accent") 
 
 const integerTicks = (middle) => (middle.length <= 24 ? { dtick: 1, tick0: 0 } : { nticks: 12 });
 
+/** Title, rows and notes about a row of steps. */
+function stepTip(i) {
+  const steps = device().steps, colors = stepColors();
+  const value = (bytes) => (bytes < 0 ? "not measured" : formatBytes(bytes));
+  const name = steps.first[i] === steps.last[i]
+    ? `step ${steps.last[i]}` : `steps ${steps.first[i]} to ${steps.last[i]}`;
+  const timed = steps.end_us[i] >= 0 && steps.start_us[i] >= 0;
+  return [name, [
+    { name: "peak of the step", value: value(steps.peak_allocated[i]), color: colors.peak },
+    { name: "allocated at its end", value: value(steps.allocated[i]), color: colors.end },
+    { name: "reserved at its end", value: value(steps.reserved[i]), color: ink().strong },
+    { name: "most reserved", value: value(steps.peak_reserved[i]) },
+  ], [
+    ...(timed ? [`took ${formatTime(steps.end_us[i] - steps.start_us[i])}`] : []),
+    steps.traced[i] ? "every allocation recorded" : "counters only",
+  ]];
+}
+
 function wireSteps(parts) {
   const chart = parts.chart;
   chart.dataset.wired = "yes";
-  chart.on("plotly_hover", ({ event, points }) => {
-    const steps = device().steps, i = points[0].pointIndex;
-    const name = steps.first[i] === steps.last[i]
-      ? `step ${steps.last[i]}` : `steps ${steps.first[i]} to ${steps.last[i]}`;
-    const value = (bytes) => (bytes < 0 ? "not measured" : formatBytes(bytes));
-    const colors = stepColors();
-    tip(event, name, [
-      { name: "peak of the step", value: value(steps.peak_allocated[i]), color: colors.peak },
-      { name: "allocated at its end", value: value(steps.allocated[i]), color: colors.end },
-      { name: "reserved at its end", value: value(steps.reserved[i]), color: ink().strong },
-      { name: "most reserved", value: value(steps.peak_reserved[i]) },
-    ], [
-      ...(steps.end_us[i] >= 0 && steps.start_us[i] >= 0
-        ? [`took ${formatTime(steps.end_us[i] - steps.start_us[i])}`] : []),
-      steps.traced[i] ? "every allocation recorded" : "counters only",
-    ]);
-  });
+  chart.on("plotly_hover", ({ event, points }) => tip(event, ...stepTip(points[0].pointIndex)));
   chart.on("plotly_unhover", untip);
 }
 
