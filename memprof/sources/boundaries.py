@@ -14,12 +14,15 @@ from typing import Any, Protocol
 
 from memprof.sources.modules import ModulePaths
 from memprof.sources.protocol import Interner
+from memprof.sources.silence import silence
 from memprof.sources.steps import Steps
 from memprof.sources.threadstate import NO_TASK, Call, Stepping, ThreadState, call_frame, drop_ended
 from memprof.trace import EMPTY, Label, Phase
 
 __all__ = ["Boundaries", "Call", "Listener", "annotate"]
 
+_COMPILE_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks"
+"""Our hooks know of compiled modules; the program is not to be warned of what it did not do."""
 _ACCUMULATE_GRAD = 1 << 63
 """Nodes that store into ``.grad`` carry the greatest number; their module is the one before."""
 
@@ -246,6 +249,7 @@ class Boundaries:
             self._thread = ThreadState()  # calls that began unseen will end unseen
             self._parallel.clear()
             self._module_hooks = ExitStack()
+            self._module_hooks.callback(silence(_COMPILE_WARNING))
             pre = module.register_module_forward_pre_hook(self._pre_hook())
             self._module_hooks.callback(pre.remove)
             post = module.register_module_forward_hook(self._post_hook(), always_call=True)

@@ -203,11 +203,12 @@ class CpuSource:
 
         tensor_type = torch.Tensor
         disabled = torch._C._disabled_torch_dispatch_impl
+        below = torch._C._len_torch_dispatch_stack  # torch's own modes, which a subclass expects
         held_by_key = self._live.held
         pid = self._pid
 
         def dispatch(_mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if types and any(t.__torch_dispatch__ is not disabled for t in types):
+            if types and any(t.__torch_dispatch__ is not disabled for t in types) and not below():
                 return NotImplemented  # a subclass goes first; its inner operators come back here
             out = func(*args, **kwargs) if kwargs else func(*args)
             try:

@@ -1,0 +1,218 @@
+"""Steps, phases and module paths of training loops."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch")
+
+from torch import nn  # noqa: E402
+
+from memprof.sources.boundaries import Boundaries, annotate  # noqa: E402
+from memprof.sources.protocol import Interner  # noqa: E402
+from memprof.trace import Phase  # noqa: E402
+
+
+class Watched:
+    def __init__(self):
+        self.ended = []
+        self.boundaries = Boundaries(Interner())
+        self.boundaries.open(self.ended.append)
+        self.boundaries.watch_modules()
+
+    @property
+    def label(self):
+        return self.boundaries.label_of(self.boundaries.label())
+
+
+@pytest.fixture
+def watched():
+    it = Watched()
+    yield it
+    it.boundaries.close()
+    assert it.boundaries.notes() == []
+
+
+class Spy(nn.Module):
+    """A linear layer that notes the label of its moment, forward and backward."""
+
+    def __init__(self, watched, fails=False):
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.watched, self.seen, self.fails = watched, [], fails
+
+    def forward(self, x):
+        self.seen.append(self.watched.label)
+        if self.fails:
+            raise ValueError("on purpose")
+        y = torch.tanh(x)
+        if y.requires_grad:  # runs as the backward of tanh is about to begin
+            y.register_hook(lambda _: self.seen.append(self.watched.label))
+        return self.linear(y)
+
+
+def train(model, optimizer):
+    model(torch.ones(1, 2, requires_grad=True)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_a_step_ends_with_the_optimizer(watched):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        train(model, optimizer)
+    watched.boundaries.close()
+    assert watched.ended == [0, 1, 2, 3]
+
+
+def test_two_optimizers_in_an_iteration_make_one_step(watched):
+    models = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    pairs = [(m, torch.optim.SGD(m.parameters(), 0.1)) for m in models]
+    for iteration in range(5):
+        for model, optimizer in pairs:
+            train(model, optimizer)
+        if iteration:
+            assert watched.boundaries.step == iteration + 1
+    watched.boundaries.close()
+    assert watched.ended == [0, 1, 2, 3, 4]
+
+
+def test_an_explicit_mark_counts_no_iteration_twice(watched):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for iteration in range(4):
+        assert watched.boundaries.step == iteration
+        train(model, optimizer)
+        watched.boundaries.step_done()
+    watched.boundaries.close()
+    assert watched.ended == [0, 1, 2, 3]
+
+
+def test_where_no_optimizer_runs_the_outermost_call_ends_a_step(watched):
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU()).eval()
+    with torch.no_grad():
+        for _ in range(4):
+            model(torch.ones(1, 2))
+    watched.boundaries.close()
+    assert watched.ended == [0, 1, 2, 3]
+
+
+def test_accumulated_micro_batches_are_one_step(watched):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        for _ in range(4):
+            model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    watched.boundaries.close()
+    assert watched.ended == [0, 1, 2]
+
+
+def test_optimizers_in_backward_hooks_make_one_step_an_iteration(watched):
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
+    for parameter in model.parameters():
+        optimizer = torch.optim.SGD([parameter], 0.1)
+        parameter.register_post_accumulate_grad_hook(lambda _, o=optimizer: o.step())
+    for _ in range(4):
+        model(torch.ones(1, 2)).sum().backward()
+    watched.boundaries.close()
+    assert watched.ended == [0, 1, 2, 3]
+
+
+def test_phases_follow_one_another(watched):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    phases = [watched.label.phase]
+    loss = model(torch.ones(1, 2)).sum()
+    loss.register_hook(lambda _: phases.append(watched.label.phase))
+    phases.append(watched.label.phase)
+    optimizer.register_step_pre_hook(lambda *_: phases.append(watched.label.phase))
+    loss.backward()
+    optimizer.step()
+    phases.append(watched.label.phase)
+    expected = [Phase.OTHER, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER]
+    assert phases == expected
+
+
+def test_paths_are_those_of_named_modules_forward_and_backward(watched):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(Spy(watched), Spy(watched)))
+    model(torch.ones(1, 2)).sum().backward()
+    for name, module in model.named_modules():
+        if isinstance(module, Spy):
+            assert [s.module for s in module.seen] == [f"Sequential.{name}"] * 2
+            assert [s.phase for s in module.seen] == [Phase.FORWARD, Phase.BACKWARD]
+
+
+def test_a_shared_module_keeps_its_first_name(watched):
+    spy = Spy(watched)
+    nn.Sequential(spy, nn.ReLU(), spy)(torch.ones(1, 2))
+    assert [s.module for s in spy.seen] == ["Sequential.0", "Sequential.0"]
+
+
+def test_a_second_model_of_the_same_class_has_a_number(watched):
+    first, second = Spy(watched), Spy(watched)
+    first(torch.ones(1, 2))
+    second(torch.ones(1, 2))
+    assert [first.seen[0].module, second.seen[0].module] == ["Spy", "Spy#2"]
+
+
+def test_a_module_added_later_is_found(watched):
+    model = nn.Sequential(nn.ReLU())
+    model(torch.ones(1, 2))
+    spy = Spy(watched)
+    model.append(spy)
+    model(torch.ones(1, 2))
+    assert spy.seen[0].module == "Sequential.1"
+
+
+def test_an_exception_in_forward_leaves_no_module_running(watched):
+    model = nn.Sequential(Spy(watched, fails=True))
+    with pytest.raises(ValueError, match="on purpose"):
+        model(torch.ones(1, 2))
+    assert watched.label.module == ""
+    assert watched.label.phase == Phase.OTHER
+
+
+def test_an_exception_in_an_optimizer_leaves_no_step_running(watched):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.LBFGS(model.parameters())
+
+    def fail():
+        raise ValueError("on purpose")
+
+    with pytest.raises(ValueError, match="on purpose"):
+        optimizer.step(fail)
+    spy = Spy(watched)
+    spy(torch.ones(1, 2))
+    assert spy.seen[0].phase == Phase.FORWARD
+
+
+def test_a_replica_of_data_parallel_has_the_path_of_its_original(watched):
+    spy = Spy(watched)
+    parallel = nn.DataParallel(nn.Sequential(spy))
+    replica = parallel.module._replicate_for_data_parallel()
+    replica._modules["0"] = copy = spy._replicate_for_data_parallel()
+    copy._modules["linear"] = spy.linear
+    parallel.forward = replica.__call__
+    parallel(torch.ones(1, 2))
+    assert spy.seen[0].module == "DataParallel.module.0"
+
+
+def test_annotations_nest_and_end(watched):
+    with annotate("outer"), annotate("inner"):
+        assert watched.label.annotation == "outer/inner"
+    assert watched.label.annotation == ""
+
+
+def test_nothing_is_held_alive(watched):
+    import gc
+    import weakref
+
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    train(model, optimizer)
+    refs = [weakref.ref(model), weakref.ref(optimizer)]
+    del model, optimizer
+    gc.collect()
+    assert [ref() for ref in refs] == [None, None]

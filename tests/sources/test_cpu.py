@@ -1,0 +1,254 @@
+"""What the CPU source records of small programs, to the byte."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch")
+
+from torch import nn  # noqa: E402
+
+from memprof.sources.boundaries import Boundaries  # noqa: E402
+from memprof.sources.cpu import CpuSource  # noqa: E402
+from memprof.sources.protocol import Interner  # noqa: E402
+from memprof.trace import Action, Category  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+class Recorder:
+    def __init__(self):
+        self.interner = Interner()
+        self.boundaries = Boundaries(self.interner)
+        self.boundaries.open(lambda _: None)
+        self.source = CpuSource(self.interner, self.boundaries)
+        self.source.open()
+
+    def begin(self):
+        return self.source.begin_window()["cpu"]
+
+    def drain(self):
+        (chunk,) = self.source.drain()
+        return chunk
+
+    def close(self):
+        self.source.close()
+        self.boundaries.close()
+
+    def bytes_by_owner(self, events):
+        labels = self.interner.tables().labels
+        found = Counter()
+        for row in range(len(events)):
+            if events.action[row] == Action.ALLOC:
+                owner = Category(events.category[row]), labels[events.label[row]].module
+                found[owner] += int(events.size[row])
+        return found
+
+
+@pytest.fixture
+def recorder():
+    it = Recorder()
+    yield it
+    notes = [*it.source.notes(), *it.boundaries.notes()]
+    it.close()
+    assert notes == []
+
+
+def test_a_tensor_is_one_allocation_and_two_free_events(recorder):
+    recorder.begin()
+    x = torch.ones(100)
+    address = x.untyped_storage().data_ptr()
+    view = x[10:]
+    del x
+    alive = recorder.drain().events
+    assert (alive.action.tolist(), alive.size.tolist()) == ([Action.ALLOC], [400])
+    del view
+    gone = recorder.drain()
+    assert gone.events.action.tolist() == [Action.FREE_REQUESTED, Action.FREE_COMPLETED]
+    assert set(gone.events.address.tolist()) == {address}
+    assert gone.late_events == {0: Category.TEMPORARY}
+
+
+def test_the_stack_ends_in_the_line_of_the_program(recorder):
+    recorder.begin()
+    x = torch.ones(3)
+    events = recorder.drain().events
+    tables = recorder.interner.tables()
+    frame = tables.stack(events.stack[0])[0]
+    assert frame.filename == __file__
+    assert frame.name.endswith(test_the_stack_ends_in_the_line_of_the_program.__name__)
+    assert x.numel() == 3
+
+
+def test_what_was_there_before_is_in_the_starting_state(recorder):
+    before = torch.ones(12345)
+    state = recorder.begin()
+    address = before.untyped_storage().data_ptr()
+    row = state.blocks.address.tolist().index(address)
+    assert state.blocks.size[row] == 4 * 12345
+
+
+def test_a_resize_in_place_frees_and_allocates(recorder):
+    recorder.begin()
+    x = torch.ones(10)
+    before = recorder.source.counters()[0].allocated
+    x.resize_(1000)
+    assert recorder.source.counters()[0].allocated - before == 4000 - 40
+
+
+def test_memory_of_numpy_is_counted_once(recorder):
+    numpy = pytest.importorskip("numpy")
+    array = numpy.zeros(1000)
+    recorder.begin()
+    before = recorder.source.counters()[0].allocated
+    first = torch.from_numpy(array)
+    second = torch.from_numpy(array)
+    total = first.add_(0).sum() + second.add_(0).sum()
+    recorder.drain()
+    assert recorder.source.counters()[0].allocated - before == 8000 + total.element_size()
+
+
+def test_owners_equal_the_arithmetic_to_the_byte(recorder):
+    model = nn.Sequential(nn.Linear(7, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    optimizer = torch.optim.AdamW(model.parameters())
+    recorder.begin()
+    model(torch.randn(4, 7)).sum().backward()
+    optimizer.step()
+    events = recorder.drain()
+    owned = recorder.bytes_by_owner(events.events)
+    for name, module in model.named_children():
+        size = sum(4 * p.numel() for p in module.parameters())
+        count = len(list(module.parameters()))
+        assert owned[Category.GRADIENT, f"Sequential.{name}"] == size
+        assert owned[Category.OPTIMIZER_STATE, f"Sequential.{name}"] == 2 * size + 4 * count
+    state = recorder.source.end_window()["cpu"]
+    found = dict.fromkeys(Category, 0)
+    for category, size in zip(state.blocks.category, state.blocks.size, strict=True):
+        found[Category(category)] += int(size)
+    total = sum(4 * p.numel() for p in model.parameters())
+    assert found[Category.PARAMETER] == found[Category.GRADIENT] == total
+    assert found[Category.BUFFER] == sum(b.nbytes for b in model.buffers())
+    assert found[Category.OPTIMIZER_STATE] == 2 * total + 4 * len(list(model.parameters()))
+
+
+def test_gradients_dropped_before_the_steps_end_were_gradients(recorder):
+    model = nn.Linear(4, 4)
+    recorder.begin()
+    model(torch.randn(2, 4)).sum().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.sub_(parameter.grad)
+            parameter.grad = None
+    owned = recorder.bytes_by_owner(recorder.drain().events)
+    assert owned[Category.GRADIENT, "Linear"] == 4 * 20
+
+
+def test_what_backward_needs_is_activation_and_the_rest_temporary(recorder):
+    class Net(nn.Module):
+        def forward(self, x):
+            return ((x * 2).exp() + 1).sum()
+
+    x = torch.randn(8, requires_grad=True)
+    net = Net()
+    recorder.begin()
+    net(x).backward()
+    owned = recorder.bytes_by_owner(recorder.drain().events)
+    assert owned[Category.ACTIVATION, "Net"] == 32 + 4  # exp saves its result; the loss lives
+    assert owned[Category.TEMPORARY, "Net"] == 32 + 32 + 32  # and the gradient of exp
+
+
+def test_a_batch_and_its_targets_are_input(recorder):
+    model = nn.Linear(4, 2)
+    recorder.begin()
+    x, target = torch.randn(8, 4), torch.randint(2, (8,))
+    nn.functional.cross_entropy(model(x), target).backward()
+    owned = recorder.bytes_by_owner(recorder.drain().events)
+    assert owned[Category.INPUT, ""] == x.nbytes + target.nbytes
+
+
+def test_a_subclass_and_fake_tensors_go_their_own_way(recorder):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    recorder.begin()
+    before = recorder.source.counters()[0].allocated
+    with FakeTensorMode():
+        fake = torch.ones(1000) + 1
+    sparse = torch.eye(10).to_sparse()
+    assert torch.func.vmap(torch.sin)(torch.ones(3)).shape == (3,)
+    with torch.inference_mode():
+        assert torch.ones(2).is_inference()
+    recorder.drain()
+    kept = recorder.source.counters()[0].allocated - before
+    assert kept == sparse._indices().nbytes + sparse._values().nbytes
+    assert fake.shape == (1000,)
+
+
+def test_a_mode_of_the_program_keeps_its_place(recorder):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Count(TorchDispatchMode):
+        calls = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.calls += 1
+            return func(*args, **(kwargs or {}))
+
+    with Count() as mode:
+        recorder.begin()
+        torch.ones(1)
+    torch.ones(1)
+    assert mode.calls == 1
+    assert len(recorder.drain().events) == 6
+    recorder.source.end_window()
+
+
+def test_an_error_of_the_program_stays_its_own(recorder):
+    recorder.begin()
+    with pytest.raises(RuntimeError, match="must match the size"):
+        torch.ones(2) + torch.ones(3)
+
+
+COMPILED = """
+import torch
+from torch import nn
+from memprof.sources.boundaries import Boundaries
+from memprof.sources.cpu import CpuSource
+from memprof.sources.protocol import Interner
+
+graphs = []
+
+def backend(graph, _inputs):
+    graphs.append(graph)
+    return graph.forward
+
+boundaries = Boundaries(Interner())
+source = CpuSource(boundaries._interner, boundaries)
+boundaries.open(lambda _: None)
+source.open()
+model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+compiled = torch.compile(model, backend=backend)
+x = torch.randn(2, 4)
+expected = model(x)
+source.begin_window()
+assert torch.equal(compiled(x), expected)
+assert torch.equal(compiled(x), expected)
+assert len(graphs) == 1, len(graphs)
+source.end_window()
+assert torch.equal(compiled(x), expected)
+notes = [*source.notes(), *boundaries.notes()]
+assert notes == [], notes
+source.close()
+boundaries.close()
+"""
+
+
+def test_torch_compile_compiles_once_and_warns_of_nothing_under_a_window():
+    # In a process of its own: dynamo patches Module for good.
+    command = [sys.executable, "-W", "error::UserWarning", "-c", COMPILED]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
