@@ -55,7 +55,7 @@ class ImportWatch:
             self._is_searching = False
         if spec is None or spec.loader is None:
             return None
-        spec.loader = _Loader(spec.loader, self)
+        spec.loader = _Loader(spec.loader, self)  # type: ignore[assignment]  # a loader by duck type
         return spec
 
     def imported(self) -> None:

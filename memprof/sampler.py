@@ -116,9 +116,8 @@ class Sampler:
     def interval_s(self) -> float:
         """Seconds until the next look."""
         doublings = self._looks // self.DENSE
-        return min(
-            self._interval_s * 2 ** min(doublings, 30), max(self.LONGEST_S, self._interval_s)
-        )
+        factor = float(2 ** min(doublings, 30))
+        return min(self._interval_s * factor, max(self.LONGEST_S, self._interval_s))
 
     def _flush(self) -> None:
         with self._reading:

@@ -46,7 +46,8 @@ def parse_bytes(text: str) -> int:
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
         raise SettingsError(f"{text!r} is not a size", "write it like 24GiB, 512MiB or 80GB")
-    return round(float(match[1]) * factor)
+    nbytes: int = round(float(match[1]) * factor)
+    return nbytes
 
 
 def format_duration(duration_us: float) -> str:

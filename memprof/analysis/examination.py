@@ -65,7 +65,7 @@ class DeviceExamination:
         return self._final("reserved")
 
     def _peak(self, name: str) -> int:
-        traced = [getattr(window.line, name).bytes for window in self.windows]
+        traced = [int(getattr(window.line, name).bytes) for window in self.windows]
         counted = getattr(self.steps, name)
         return max([*traced, int(counted.max()) if len(counted) else 0, 0])
 

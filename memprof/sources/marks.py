@@ -110,7 +110,7 @@ class MarkKeeper:
         task = torch._C._current_graph_task_id()
         if task != self._task:
             self._task = task
-            torch.autograd.Variable._execution_engine.queue_callback(self._guarded_mark)  # type: ignore[attr-defined]
+            torch.autograd.Variable._execution_engine.queue_callback(self._guarded_mark)
 
     def _guarded_mark(self) -> None:
         try:
