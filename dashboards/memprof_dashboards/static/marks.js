@@ -33,6 +33,7 @@ function stepShapes(figure, axis, range) {
     .filter(({ end }) => end !== null && end >= range[0] && end <= range[1]);
   const colors = ink(), width = range[1] - range[0];
   const shapes = [], notes = [];
+  const pixels = Math.max(section("memory").chart.clientWidth - GUTTER, 100);
   let line = -Infinity, label = -Infinity;
   marks.forEach(({ mark, start, end }) => {
     if (end - line >= width / 50) {
@@ -45,7 +46,7 @@ function stepShapes(figure, axis, range) {
     const text = mark.first === mark.last ? `step ${mark.last}` : `steps ${mark.first}–${mark.last}`;
     const middle = ((start === null ? end : Math.max(start, range[0])) + end) / 2;
     if (middle >= label) {
-      label = middle + width * 0.0085 * (text.length + 1);
+      label = middle + (width / pixels) * 7 * (text.length + 1);
       notes.push({
         x: middle, y: 0.995, yref: "paper", yanchor: "bottom", showarrow: false, text,
         font: { size: 10.5, color: colors.quiet },
