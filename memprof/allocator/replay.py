@@ -27,6 +27,9 @@ __all__ = [
 ]
 
 
+_TRIAL = 20_000
+"""Events over which rules are compared before the whole trace is replayed under the best."""
+
 MODELLED = "no caching allocator was there: addresses and segments come from the model itself"
 """What is said of traces that were laid out (CPU tensors)."""
 
@@ -109,7 +112,8 @@ def retold(
     begin = beginning(trace, settings)
     best: Guide | None = None
     chosen = TieBreak.ADDRESS
-    for rule in [tie_break] if tie_break else _candidates(trace):
+    rules = [tie_break] if tie_break else _candidates(trace)
+    for rule in _by_trial(trace, begin, settings, rules):
         guide = _guided(trace, begin, settings, rule)
         if best is None or guide.misses < best.misses:
             best, chosen = guide, rule
@@ -117,6 +121,25 @@ def retold(
             break
     assert best is not None  # there is always a candidate
     return begin, chosen, best
+
+
+def _by_trial(
+    trace: Trace, begin: Beginning, settings: AllocatorSettings, rules: list[TieBreak]
+) -> list[TieBreak]:
+    """The rules, those that explain the beginning of a long trace best first."""
+    if len(rules) == 1 or len(trace.events) <= _TRIAL:
+        return rules
+    pools = {row: pool for row, pool in begin.pool_of_event.items() if row < _TRIAL}
+    begin = replace(begin, pool_of_event=pools)
+    head = replace(trace, events=trace.events.take(slice(0, _TRIAL)))
+    misses: dict[TieBreak, int] = {}
+    for rule in rules:
+        guide = Guide(head, begin, settings, rule)
+        guide.advance()
+        misses[rule] = guide.misses
+        if not guide.misses:
+            break
+    return sorted(rules, key=lambda rule: misses.get(rule, len(trace.events)))
 
 
 def _guided(trace: Trace, begin: Beginning, settings: AllocatorSettings, rule: TieBreak) -> Guide:
