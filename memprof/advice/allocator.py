@@ -11,12 +11,13 @@ from memprof.advice.case import Case, Proposal
 from memprof.advice.patch import diff, removed
 from memprof.analysis.findings import Kind
 from memprof.analysis.suspicion import Pattern
-from memprof.trace import EMPTY
+from memprof.trace import EMPTY, BlockState, State
 from memprof.units import format_bytes
 
 __all__ = ["rules"]
 
 _MANY_SIZES = 8
+_WORTH_A_CALL = 64 << 20
 
 
 def rules(case: Case) -> Iterator[Proposal]:
@@ -27,6 +28,8 @@ def rules(case: Case) -> Iterator[Proposal]:
         yield from _emptied(case)
     if case.grows:
         yield from _private_pools(case)
+    if case.found.kind is Kind.NON_TORCH:
+        yield from _needed_elsewhere(case)
 
 
 def _is_on(case: Case, name: str) -> bool:
@@ -95,3 +98,28 @@ def _private_pools(case: Case) -> Iterator[Proposal]:
             )
             return
     yield Proposal("share_pool", 0.7, f"It grows over {len(pools)} private pools.", case.site)
+
+
+def _needed_elsewhere(case: Case) -> Iterator[Proposal]:
+    """Memory outside torch grows while torch holds segments that no tensor is in."""
+    device = case.run.device(case.found.device)
+    if device is None or not device.windows or device.windows[-1].modelled:
+        return
+    state = device.windows[-1].end
+    idle = _whole_free_segments(state) if state is not None else 0
+    if idle >= _WORTH_A_CALL:
+        yield Proposal(
+            "empty_cache",
+            0.5,
+            f"{format_bytes(idle)} of segments hold no tensor: once before the part outside torch "
+            "needs memory, it can be given back.",
+            case.site,
+        )
+
+
+def _whole_free_segments(state: State) -> int:
+    """Bytes of segments without a block in use: what ``empty_cache`` gives back."""
+    blocks = state.blocks
+    used = np.unique(blocks.segment[blocks.state != BlockState.INACTIVE])
+    free = ~np.isin(np.arange(len(state.segments)), used)
+    return int(state.segments.size[free].sum())

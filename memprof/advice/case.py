@@ -20,6 +20,7 @@ _THROUGH_GRAPH = frozenset(("autograd_node", "saved_tensor", "ctx_attribute"))
 _MODEL = frozenset(("parameter", "gradient", "optimizer state", "buffer"))
 _IN_MODEL = frozenset(("module_attribute", "parameter", "buffer", "grad", "optimizer_state"))
 _SCALAR_BYTES = 512
+_MOSTLY = 0.5
 _CLAUSE = ", kept by "
 
 
@@ -78,8 +79,11 @@ class Case:
     @cached_property
     def graph(self) -> bool:
         """Whether what is kept hangs on autograd's graph."""
-        if "requires_grad" in self.found.evidence.facts:
-            return bool(self.found.evidence.facts["requires_grad"])
+        facts = self.found.evidence.facts
+        if "requires_grad" in facts:
+            return bool(facts["requires_grad"])
+        if facts.get("in_graph") or float(facts.get("activation_share", 0)) > _MOSTLY:
+            return True
         return bool(self.links & _THROUGH_GRAPH) or self.found.category == "activation"
 
     @cached_property
@@ -97,7 +101,7 @@ class Case:
     @property
     def of_model(self) -> bool:
         """Whether it is part of a model or of its optimizer that a container keeps whole."""
-        if self.found.category in _MODEL:
+        if self.found.category in _MODEL or self.found.evidence.facts.get("models"):
             return True
         for holder in self.found.holders:
             items = [i for i, link in enumerate(holder.links) if link.kind == "item"]

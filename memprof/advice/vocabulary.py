@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 __all__ = ["FIXES", "page"]
 
-_DOCS = "https://github.com/cuda-memprof/memprof/blob/main/docs/fixes/"
+_DOCS = "docs/fixes/"
 
 FIXES: Mapping[str, str] = MappingProxyType(
     {
@@ -56,5 +56,5 @@ FIXES: Mapping[str, str] = MappingProxyType(
 
 
 def page(fix: str) -> str:
-    """The address of the documentation page about a fix."""
+    """The documentation page about a fix, from the root of the project."""
     return f"{_DOCS}{fix}.md"
