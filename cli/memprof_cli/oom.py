@@ -1,0 +1,254 @@
+"""``memprof oom``: why memory ran out, what filled the device, what would have helped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from memprof.analysis.failures import Failure
+from memprof.analysis.oom import Cause, PostMortem, post_mortems
+from memprof.analysis.owners import Group as OwnerGroup
+from memprof.analysis.rescues import Rescue
+from memprof.analysis.sites import FrameKind, frame_kind, site_name
+from memprof.loading import load
+from memprof.trace import Phase
+from memprof.units import format_bytes, format_count, format_percent
+
+__all__ = ["command"]
+
+_WIDTH = 100
+_LINES = 5
+_FRAMES = 4
+_HELP_SHOWN = 5
+_NO_HELP_SHOWN = 3
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print figures as JSON.")
+def command(file: Path, as_json: bool) -> None:
+    """Say why memory ran out in FILE, what filled the device and what would have helped.
+
+    FILE is a run file of memprof or a snapshot that torch wrote. Every change that is said to help
+    was replayed on the recorded trace up to the failed request.
+    """
+    found = post_mortems(load(file))
+    if as_json:
+        data = {"file": str(file), "devices": [_figures(told) for told in found]}
+        click.echo(json.dumps(data, indent=2))
+        return
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDTH
+    console.print(Text(str(file), style="dim"))
+    for told in found:
+        console.print(_screen(told))
+
+
+# -- text --------------------------------------------------------------------------------------
+
+
+def _screen(told: PostMortem) -> RenderableType:
+    parts: list[RenderableType] = [_verdict(told), _headed("What filled it", _owners(told))]
+    parts.append(_headed("What was asked", Group(*map(Text, _request(told)))))
+    parts.append(_headed("What was held", Group(*map(Text, _held(told.failure)))))
+    parts.append(_headed("What would have helped", _help(told)))
+    return Padding(Group(*parts), (0, 0, 1, 0))
+
+
+def _headed(title: str, body: RenderableType) -> RenderableType:
+    return Padding(Group(Text(title, style="bold"), Padding(body, (0, 0, 0, 2))), (1, 0, 0, 0))
+
+
+def _verdict(told: PostMortem) -> RenderableType:
+    style = "bold yellow" if told.cause is Cause.UNKNOWN else "bold red"
+    lines = [Text(told.line, style=style), Text(told.why)]
+    others = [w for w in told.weights if w.enough and w.why != told.why]
+    lines += [Text(f"and: {weight.why}") for weight in others]
+    if told.failure.times > 1:
+        lines.append(Text(f"the last of {format_count(told.failure.times)} times", style="dim"))
+    return Group(*lines)
+
+
+def _owners(told: PostMortem) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    for _ in range(3):
+        table.add_column(no_wrap=True, overflow="ellipsis")
+    guessed = " (inferred)" if told.inferred else ""
+    whole = max(told.failure.allocated, 0)
+    for title, groups in (
+        (f"category{guessed}", told.categories),
+        ("module", told.modules),
+        ("line", told.sites),
+        ("called from", told.callers),
+    ):
+        _add(table, title, groups, whole)
+    if not table.row_count:
+        return Text("not recorded: no trace of that moment, and no list by the job")
+    return table
+
+
+def _add(table: Table, title: str, groups: Sequence[OwnerGroup], whole: int) -> None:
+    for number, group in enumerate(groups[:_LINES]):
+        size = Text(format_bytes(group.bytes).rjust(8))
+        share = Text(format_percent(group.bytes, whole).rjust(5), style="dim")
+        table.add_row(Text("" if number else title, style="dim"), size + " " + share, group.name)
+
+
+def _request(told: PostMortem) -> Iterator[str]:
+    failure = told.failure
+    if failure.requested < 0:
+        yield "not in the file"
+        return
+    where = [f"step {failure.label.step}"] if failure.label.step >= 0 else []
+    phase = failure.label.phase
+    where += [phase.name.lower()] if phase not in (Phase.UNKNOWN, Phase.OTHER) else []
+    where += [failure.label.module] if failure.label.module else []
+    when = f" ({', '.join(where)})" if where else ""
+    by = f" by {told.asked_by}" if told.asked_by else ", by a line that was not recorded"
+    yield f"{format_bytes(failure.requested)}{by}{when}"
+    if told.shortage > 0:
+        yield f"{format_bytes(told.shortage)} were missing"
+    own = [f for f in failure.stack if frame_kind(f.filename) is FrameKind.USER]
+    for frame in own[1 : 1 + _FRAMES]:
+        yield f"  called from {site_name(frame)}"
+
+
+def _held(failure: Failure) -> Iterator[str]:
+    if failure.reserved >= 0:
+        yield f"torch: {format_bytes(failure.reserved)} reserved"
+    if failure.allocated >= 0:
+        yield f"  in tensors {format_bytes(failure.allocated)}"
+    if failure.pending > 0:
+        yield f"  freed, but waiting for another stream {format_bytes(failure.pending)}"
+    if failure.unused >= 0:
+        largest = failure.largest_free
+        block = f", largest block {format_bytes(largest)}" if largest >= 0 else ""
+        yield f"  cached and free {format_bytes(failure.unused)}{block}"
+    yield from _held_elsewhere(failure)
+
+
+def _held_elsewhere(failure: Failure) -> Iterator[str]:
+    if failure.free >= 0:
+        yield f"free on the device: {format_bytes(failure.free)}"
+    if failure.total >= 0:
+        yield f"the device: {format_bytes(failure.total)}"
+    elif failure.limit >= 0:
+        yield (
+            f"torch's bytes and the free ones: {format_bytes(failure.limit)}; "
+            "what the card has beyond is in other hands, and its size is not in the file"
+        )
+    if failure.outside >= 0:
+        text = f"outside torch (contexts, libraries, others): {format_bytes(failure.outside)}"
+        yield text + (f"; other processes {format_bytes(failure.others)}" * (failure.others >= 0))
+    for other in failure.neighbours:
+        size = format_bytes(other.bytes) if other.bytes >= 0 else "bytes not told"
+        yield f"  process {other.pid} {other.name}: {size}"
+
+
+def _help(told: PostMortem) -> RenderableType:
+    lines = [Text(f"[fits] {_rescue(r)}") for r in told.rescues.fitting[:_HELP_SHOWN]]
+    failed = [r for r in told.rescues.tried if not r.fits]
+    if failed:
+        names = ", ".join(r.change.partition("=")[2] or r.change for r in failed[:_NO_HELP_SHOWN])
+        more = f" and {len(failed) - _NO_HELP_SHOWN} more" if len(failed) > _NO_HELP_SHOWN else ""
+        lines.append(Text(f"replayed without success: {names}{more}", style="dim"))
+    if told.rescues.unproven:
+        lines.append(Text(told.rescues.unproven, style="dim"))
+    if told.rescues.fitting:
+        lines.append(
+            Text("replayed up to the failed request; what the job needed after it is not known")
+        )
+    return Group(*lines)
+
+
+def _rescue(rescue: Rescue) -> str:
+    peak = format_bytes(rescue.peak_reserved)
+    return f"{rescue.change}: at most {peak} reserved, {format_bytes(rescue.spare)} to spare"
+
+
+# -- JSON --------------------------------------------------------------------------------------
+
+
+def _figures(told: PostMortem) -> dict[str, Any]:
+    failure = told.failure
+    return {
+        "device": failure.device,
+        "recorded": failure.recorded,
+        "times": failure.times,
+        "cause": told.cause.value,
+        "verdict": told.line,
+        "why": told.why,
+        "weights": [
+            {"cause": w.cause.value, "bytes": w.bytes, "enough": w.enough, "why": w.why}
+            for w in told.weights
+        ],
+        "asked": _asked_figures(told),
+        "held": _held_figures(failure),
+        "filled_by": {
+            "inferred": told.inferred,
+            "category": _groups(told.categories),
+            "module": _groups(told.modules),
+            "line": _groups(told.sites),
+            "caller": _groups(told.callers),
+        },
+        "changes": [_rescue_figures(rescue) for rescue in told.rescues.tried],
+        "unproven": told.rescues.unproven,
+    }
+
+
+def _asked_figures(told: PostMortem) -> dict[str, Any]:
+    failure = told.failure
+    return {
+        "bytes": _or_none(failure.requested),
+        "missing_bytes": _or_none(told.shortage),
+        "by": told.asked_by,
+        "step": _or_none(failure.label.step),
+        "phase": failure.label.phase.name.lower(),
+        "module": failure.label.module,
+        "event": _or_none(failure.event) if failure.recorded == "event" else None,
+        "window": _or_none(failure.window) if failure.recorded == "event" else None,
+        "time_us": _or_none(failure.time_us),
+        "stack": [{"name": f.name, "filename": f.filename, "line": f.line} for f in failure.stack],
+    }
+
+
+def _held_figures(failure: Failure) -> dict[str, Any]:
+    names = "allocated reserved pending unused largest_free limit outside others process_used"
+    held: dict[str, Any] = {
+        f"{name}_bytes": _or_none(getattr(failure, name)) for name in names.split()
+    }
+    held["device_free_bytes"] = _or_none(failure.free)
+    held["device_total_bytes"] = _or_none(failure.total)
+    held["processes"] = [
+        {"pid": n.pid, "name": n.name, "bytes": _or_none(n.bytes)} for n in failure.neighbours
+    ]
+    return held
+
+
+def _groups(groups: Sequence[OwnerGroup]) -> list[dict[str, Any]]:
+    return [{"name": g.name, "bytes": g.bytes, "count": g.count} for g in groups]
+
+
+def _rescue_figures(rescue: Rescue) -> dict[str, Any]:
+    return {
+        "kind": rescue.kind,
+        "change": rescue.change,
+        "fits": rescue.fits,
+        "limit_bytes": rescue.limit,
+        "peak_allocated_bytes": rescue.peak_allocated,
+        "peak_reserved_bytes": rescue.peak_reserved,
+        "spare_bytes": rescue.spare,
+    }
+
+
+def _or_none(value: int) -> int | None:
+    return value if value >= 0 else None

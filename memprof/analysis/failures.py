@@ -1,0 +1,279 @@
+"""Allocations that failed: what was asked, and what the device held at that moment.
+
+They are read from ``oom`` events of traces, from findings that the job wrote when it happened, and
+from bare final states. Why it happened and what would have helped are judged next door.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from memprof.allocator import exact_sizes, segment_map
+from memprof.analysis.examination import WindowExamination
+from memprof.analysis.owners import owners
+from memprof.analysis.steps import ooms, step_of_event
+from memprof.analysis.timeline import timeline
+from memprof.records import Finding
+from memprof.run import DeviceRun, ReadingSeries, Run
+from memprof.trace import EMPTY, NOT_RECORDED, Action, BlockState, Frame, Label, State, Trace
+
+__all__ = ["Failure", "Neighbour", "failures"]
+
+_SAME_MOMENT_US = 5_000_000
+"""A finding is written this soon after its event; a snapshot of a large job takes seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """Another process on the device."""
+
+    pid: int
+    name: str
+    bytes: int
+    """`NOT_RECORDED` where the driver does not say."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Failure:
+    """One request that could not be served; bytes, `NOT_RECORDED` where not known."""
+
+    device: str
+    recorded: str
+    """``event``: in a trace; ``finding``: by the job alone; ``state``: only what was held."""
+    times: int = 1
+    """How often the device ran out in the whole recording; this is the last time."""
+    window: int = NOT_RECORDED
+    event: int = NOT_RECORDED
+    time_us: int = NOT_RECORDED
+    requested: int = NOT_RECORDED
+    """Rounded as the allocator rounds where an event tells it."""
+    stack: tuple[Frame, ...] = ()
+    label: Label = field(default_factory=Label)
+    allocated: int = NOT_RECORDED
+    reserved: int = NOT_RECORDED
+    pending: int = NOT_RECORDED
+    """Freed, but waiting for another stream."""
+    largest_free: int = NOT_RECORDED
+    free: int = NOT_RECORDED
+    """Of the device, as the driver said."""
+    total: int = NOT_RECORDED
+    process_used: int = NOT_RECORDED
+    fraction: float = 1.0
+    neighbours: tuple[Neighbour, ...] = ()
+    told: Mapping[str, Any] | None = None
+    """What the job's own finding says beyond this, such as live bytes by owner."""
+    seen: WindowExamination | None = None
+    """The trace that it is in, with exact sizes."""
+
+    @property
+    def unused(self) -> int:
+        """Bytes that torch held and no tensor used."""
+        if min(self.reserved, self.allocated) < 0:
+            return NOT_RECORDED
+        return max(self.reserved - self.allocated - max(self.pending, 0), 0)
+
+    @property
+    def limit(self) -> int:
+        """The most that torch could have held then: what it did, and what was free beside it."""
+        if min(self.reserved, self.free) < 0:
+            return NOT_RECORDED
+        most = self.reserved + self.free
+        if self.fraction < 1 and self.total > 0:
+            return min(most, int(self.fraction * self.total))
+        return most
+
+    @property
+    def outside(self) -> int:
+        """Bytes of the device that neither torch held nor were free: contexts, other processes."""
+        if min(self.total, self.reserved, self.free) < 0:
+            return NOT_RECORDED
+        return max(self.total - self.reserved - self.free, 0)
+
+    @property
+    def others(self) -> int:
+        """Bytes of other processes, where the driver told this process's own."""
+        if self.outside < 0:
+            return NOT_RECORDED
+        known = sum(n.bytes for n in self.neighbours if n.bytes > 0)
+        if self.process_used >= 0:
+            return max(self.total - self.free - self.process_used, 0)
+        return known or NOT_RECORDED
+
+
+def failures(run: Run) -> tuple[Failure, ...]:
+    """The last failed allocation of every device that had one, the latest first.
+
+    Where a file holds nothing but final states, each of them; its caller must not call that an OOM.
+    """
+    found = [f for device in run.devices if (f := _of_device(run, device)) is not None]
+    if not found and not any(device.events > _bare(device) for device in run.devices):
+        found = [f for device in run.devices if (f := _of_state(device)) is not None]
+    return tuple(sorted(found, key=lambda f: -f.time_us))
+
+
+def _bare(device: DeviceRun) -> int:
+    """Events that say nothing of allocations: the marks of snapshots."""
+    silent = (int(Action.SNAPSHOT), int(Action.OTHER))
+    return sum(int(np.isin(t.events.action, silent).sum()) for t in device.windows)
+
+
+def _of_device(run: Run, device: DeviceRun) -> Failure | None:
+    told = [f for f in run.findings if f.finding == "oom" and f.device == device.device]
+    marks = list(_marks(device))
+    if not marks and not told:
+        return None
+    last = marks[-1] if marks else None
+    finding = max(told, key=lambda f: f.time_us, default=None)
+    times = max(len(marks), sum(max(f.count, 1) for f in told))
+    if last is None or (finding is not None and _is_later(finding, device.windows[last[0]], last)):
+        assert finding is not None  # one of the two there is
+        return _of_finding(run, device, finding, times)
+    failure = _of_event(run, device, *last, times)
+    return failure if finding is None else _joined(failure, finding)
+
+
+def _marks(device: DeviceRun) -> Iterator[tuple[int, int]]:
+    for window, trace in enumerate(device.windows):
+        for event in ooms(trace).tolist():
+            yield window, event
+
+
+def _is_later(finding: Finding, trace: Trace, mark: tuple[int, int]) -> bool:
+    at_us = int(trace.events.time_us[mark[1]])
+    return finding.time_us > at_us + _SAME_MOMENT_US
+
+
+def _of_event(run: Run, device: DeviceRun, window: int, event: int, times: int) -> Failure:
+    trace = exact_sizes(device.windows[window])
+    line = timeline(trace)
+    events, held = trace.events, segment_map(trace, event)
+    at_us = int(events.time_us[event])
+    label = trace.label(int(events.label[event]))
+    steps = step_of_event(trace)
+    if label.step < 0 <= int(steps[event]):
+        label = Label(int(steps[event]), label.phase, label.module, label.annotation)
+    return Failure(
+        device=device.device,
+        recorded="event",
+        times=times,
+        window=window,
+        event=event,
+        time_us=at_us,
+        requested=int(events.size[event]),
+        stack=trace.stack(int(events.stack[event])),
+        label=label,
+        allocated=int(line.allocated[event]),
+        reserved=int(line.reserved[event]),
+        pending=_bytes(held, BlockState.ACTIVE_PENDING_FREE),
+        largest_free=_largest_free(held),
+        free=int(events.address[event]),
+        total=device.info.total_bytes or NOT_RECORDED,
+        process_used=_reading(run, device.device, "process_used", at_us),
+        fraction=device.info.memory_fraction,
+        seen=WindowExamination(trace, line, owners(trace, line.lives)),
+    )
+
+
+def _bytes(state: State, wanted: BlockState) -> int:
+    return int(state.blocks.size[state.blocks.state == wanted].sum())
+
+
+def _largest_free(state: State) -> int:
+    free = state.blocks.size[state.blocks.state == BlockState.INACTIVE]
+    return int(free.max()) if len(free) else 0
+
+
+def _reading(run: Run, device: str, name: str, at_us: int) -> int:
+    for series in run.readings:
+        if series.device == device and series.name == name:
+            return _last_before(series, at_us)
+    return NOT_RECORDED
+
+
+def _last_before(series: ReadingSeries, at_us: int) -> int:
+    known = series.values[(series.time_us <= at_us) & ~np.isnan(series.values)]
+    return int(known[-1]) if len(known) else NOT_RECORDED
+
+
+def _of_finding(run: Run, device: DeviceRun, finding: Finding, times: int) -> Failure:
+    tables = device.windows[-1].tables if device.windows else None
+    label = tables.labels[finding.label] if tables is not None else Label()
+    if label.step < 0 <= finding.step:
+        label = Label(finding.step, label.phase, label.module, label.annotation)
+    facts = finding.details
+    return Failure(
+        device=device.device,
+        recorded="finding",
+        times=times,
+        time_us=finding.time_us,
+        requested=finding.bytes or NOT_RECORDED,
+        stack=tables.stack(finding.stack) if tables is not None and finding.stack != EMPTY else (),
+        label=label,
+        allocated=_integer(facts, "allocated"),
+        reserved=_integer(facts, "reserved"),
+        pending=_integer(facts, "pending"),
+        largest_free=_integer(facts, "largest_free"),
+        free=_integer(facts, "device_free"),
+        total=_known(_integer(facts, "device_total"), device.info.total_bytes),
+        process_used=_known(
+            _integer(facts, "process_used"),
+            _reading(run, device.device, "process_used", finding.time_us),
+        ),
+        fraction=device.info.memory_fraction,
+        neighbours=_neighbours(facts),
+        told=facts,
+    )
+
+
+def _joined(failure: Failure, finding: Finding) -> Failure:
+    """The event's figures, with what only the job could see then."""
+    facts = finding.details
+    values = {name: getattr(failure, name) for name in Failure.__dataclass_fields__}
+    values["total"] = _known(_integer(facts, "device_total"), failure.total)
+    values["process_used"] = _known(_integer(facts, "process_used"), failure.process_used)
+    values["neighbours"] = _neighbours(facts)
+    values["told"] = facts
+    return Failure(**values)
+
+
+def _known(value: int, otherwise: int) -> int:
+    return value if value > 0 else (otherwise or NOT_RECORDED)
+
+
+def _integer(facts: Mapping[str, Any], name: str) -> int:
+    value = facts.get(name)
+    return int(value) if isinstance(value, (int, float)) else NOT_RECORDED
+
+
+def _neighbours(facts: Mapping[str, Any]) -> tuple[Neighbour, ...]:
+    listed = facts.get("processes")
+    rows = listed if isinstance(listed, list) else []
+    return tuple(
+        Neighbour(_integer(row, "pid"), str(row.get("name", "")), _integer(row, "bytes"))
+        for row in rows
+        if isinstance(row, dict)
+    )
+
+
+def _of_state(device: DeviceRun) -> Failure | None:
+    trace = next((t for t in reversed(device.windows) if t.end is not None), None)
+    if trace is None or trace.end is None or not len(trace.end.blocks):
+        return None
+    line = timeline(trace)
+    return Failure(
+        device=device.device,
+        recorded="state",
+        times=0,
+        window=device.windows.index(trace),
+        event=len(trace.events) - 1,
+        allocated=trace.end.allocated,
+        reserved=trace.end.reserved,
+        pending=_bytes(trace.end, BlockState.ACTIVE_PENDING_FREE),
+        largest_free=_largest_free(trace.end),
+        total=device.info.total_bytes or NOT_RECORDED,
+        seen=WindowExamination(trace, line, owners(trace, line.lives)),
+    )

@@ -1,0 +1,123 @@
+"""What is alive at a moment and belongs to steps that are over: leaks, gradients already used.
+
+Rows of lifetimes and the changes of the program that would have freed them; nothing is judged here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from memprof.allocator import Changes
+from memprof.analysis.examination import WindowExamination
+from memprof.analysis.steps import step_of_event
+from memprof.trace import NOT_RECORDED, Category, Phase
+
+__all__ = ["Moment", "freed", "left_behind", "stale_gradients"]
+
+Ints = npt.NDArray[np.int64]
+
+_OWNED = (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE)
+_LEAST_STEPS = 3
+"""Steps that must each have left something at a line before it is called a leak."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moment:
+    """A window up to one event, with the step of every event and of every lifetime."""
+
+    seen: WindowExamination
+    event: int
+    steps: Ints
+    """The step of every event: as labelled, else counted by forward passes after backward ones."""
+    made_in: Ints
+    """The step that made each lifetime; -1 where not known."""
+
+    @classmethod
+    def at(cls, seen: WindowExamination, event: int) -> Moment:
+        """The moment right after ``event``."""
+        steps = step_of_event(seen.trace)
+        if not len(steps) or int(steps[-1]) < 0:
+            steps = _steps_by_phase(seen)
+        lives = seen.line.lives
+        labels = np.array([label.step for label in seen.trace.tables.labels], dtype=np.int64)
+        by_label = labels[lives.label]
+        made = lives.alloc >= 0
+        made_in = by_label.copy()
+        if len(steps):
+            made_in[made] = np.where(by_label[made] >= 0, by_label[made], steps[lives.alloc[made]])
+        return cls(seen, event, steps, made_in)
+
+    @property
+    def alive(self) -> npt.NDArray[np.bool_]:
+        """Which lifetimes are allocated at the moment."""
+        return self.seen.line.lives.alive_at(self.event)
+
+    @property
+    def step(self) -> int:
+        """The step of the moment; -1 where not known."""
+        return int(self.steps[self.event]) if self.event < len(self.steps) else NOT_RECORDED
+
+
+def _steps_by_phase(seen: WindowExamination) -> Ints:
+    """A step begins with the first forward allocation after a backward or optimizer one."""
+    lives, events = seen.line.lives, len(seen.trace.events)
+    made = np.flatnonzero(lives.alloc >= 0)
+    order = made[np.argsort(lives.alloc[made])]
+    phase = seen.owners.phase.of[order]
+    passes = np.isin(phase, (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER))
+    rows, phase = order[passes], phase[passes]
+    begins = np.flatnonzero((phase[1:] == Phase.FORWARD) & (phase[:-1] != Phase.FORWARD)) + 1
+    if not len(begins):
+        return np.full(events, NOT_RECORDED, dtype=np.int64)
+    change = np.zeros(events, dtype=np.int64)
+    change[lives.alloc[rows[begins]]] = 1
+    return np.cumsum(change)
+
+
+def left_behind(moment: Moment) -> Ints:
+    """Rows of what past steps left alive, from lines that did so in three of them or more.
+
+    Parts of the model and of the optimizer are not meant; what was there before the window counts
+    where its stack goes on leaving things in it.
+    """
+    lives, alive = moment.seen.line.lives, moment.alive
+    owned = np.isin(moment.seen.owners.category.of, [int(c) for c in _OWNED])
+    past = alive & ~owned & (moment.made_in >= 0) & (moment.made_in < moment.step - 1)
+    rows = np.flatnonzero(past)
+    if not len(rows):
+        return rows
+    pairs = np.unique(np.stack([lives.stack[rows], moment.made_in[rows]], 1), axis=0)
+    stacks, counts = np.unique(pairs[:, 0], return_counts=True)
+    leaking = stacks[counts >= _LEAST_STEPS]
+    before = alive & ~owned & (moment.made_in == NOT_RECORDED) & (lives.stack > 0)
+    return np.flatnonzero((past | before) & np.isin(lives.stack, leaking))
+
+
+def freed(moment: Moment, rows: Ints, after: Ints | None = None) -> Changes:
+    """The program with ``rows`` freed after an event each, else at the end of their own step."""
+    lives = moment.seen.line.lives
+    made = lives.alloc[rows] >= 0
+    own = rows[made]
+    if after is None:
+        last = np.searchsorted(moment.steps, moment.made_in[own], side="right") - 1
+    else:
+        last = after[made]
+    return Changes(freed=lives.alloc[own], freed_after=last, gone=lives.address[rows[~made]])
+
+
+def stale_gradients(moment: Moment) -> Ints:
+    """Rows of gradients of an earlier step that the optimizer has used, alive in a forward pass."""
+    seen, lives = moment.seen, moment.seen.line.lives
+    phases = np.array([int(label.phase) for label in seen.trace.tables.labels], dtype=np.int64)
+    of_event = phases[seen.trace.events.label]
+    if moment.step < 0 or int(of_event[moment.event]) != Phase.FORWARD:
+        return np.zeros(0, dtype=np.int64)
+    used = np.flatnonzero(of_event[: moment.event] == Phase.OPTIMIZER)
+    if not len(used) or int(moment.steps[used[-1]]) >= moment.step:
+        return np.zeros(0, dtype=np.int64)
+    gradient = seen.owners.category.of == int(Category.GRADIENT)
+    rows = gradient & moment.alive & (lives.alloc >= 0) & (lives.alloc < int(used[-1]))
+    return np.flatnonzero(rows)

@@ -1,0 +1,319 @@
+"""Why a device ran out of memory, what filled it, what was asked, and what would have helped.
+
+What happened is read in `failures`, changes are replayed in `rescues`; here it is weighed and told.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from memprof.analysis.failures import Failure, failures
+from memprof.analysis.leftovers import Moment, left_behind
+from memprof.analysis.owners import Group, top
+from memprof.analysis.rescues import Rescues, rescues
+from memprof.analysis.sites import NO_SITE, FrameKind, frame_kind, site_name
+from memprof.analysis.steps import Growth, growth
+from memprof.analysis.whatif import OUTSIDE_TORCH
+from memprof.errors import MissingError
+from memprof.run import Run
+from memprof.trace import Frame
+from memprof.units import format_bytes, format_count
+
+__all__ = ["Cause", "PostMortem", "Weight", "post_mortems"]
+
+_TOP = 8
+_DEEPEST = 6
+"""Callers of callers that are looked at to tell lines apart."""
+_RISING = 0.9
+"""Share of pairs of steps between which bytes rose, from which counters alone tell of a leak."""
+
+
+class Cause(str, enum.Enum):
+    """Why the request could not be served; the values are those of ``memprof oom --json``."""
+
+    LEAK = "leak"
+    """What steps long over left behind would have been enough."""
+    FRAGMENTATION = "fragmentation"
+    """Enough bytes were unused, but in no piece that was large enough."""
+    PEAK = "peak"
+    """The step itself needs more than there is."""
+    OTHERS = "others"
+    """Other processes, or other libraries of this one, held what was missing."""
+    LIMIT = "limit"
+    """``set_per_process_memory_fraction`` kept torch from memory that was free."""
+    UNKNOWN = "unknown"
+    """Too little was recorded to tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """How many bytes speak for a cause."""
+
+    cause: Cause
+    bytes: int
+    enough: bool
+    """Without them the request would have been served, as far as bytes alone tell."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PostMortem:
+    """One device's last failed allocation, explained."""
+
+    failure: Failure
+    cause: Cause
+    line: str
+    why: str
+    weights: tuple[Weight, ...]
+    """Every cause that has bytes for it, the heaviest first."""
+    asked_by: str
+    """``train.py:31 in forward``; empty where not known."""
+    shortage: int
+    """Bytes that were missing; 0 where enough were there in pieces, -1 where not known."""
+    categories: tuple[Group, ...]
+    modules: tuple[Group, ...]
+    sites: tuple[Group, ...]
+    callers: tuple[Group, ...]
+    """By the line that called the one above; empty where each line has one caller."""
+    inferred: bool
+    """Categories were guessed from stacks."""
+    growth: Growth | None
+    """Of allocated bytes at step ends before it happened."""
+    rescues: Rescues
+
+
+def post_mortems(run: Run, workers: int | None = None) -> tuple[PostMortem, ...]:
+    """The post-mortem of every device that ran out of memory, the latest first.
+
+    Raises:
+        MissingError: the recording has events, and none of them is a failed allocation.
+    """
+    found = failures(run)
+    if not found:
+        raise MissingError(f"{run.source or 'the run'} records no out-of-memory error", _hint(run))
+    return tuple(_explained(run, failure, workers) for failure in found)
+
+
+def _hint(run: Run) -> str:
+    if any(device.windows or len(device.steps) for device in run.devices):
+        return "`memprof report` shows its peak; `memprof what-if FILE --gpu 8GiB` tries a card"
+    return "it holds no memory of any device; record with `memprof run train.py`"
+
+
+def _explained(run: Run, failure: Failure, workers: int | None) -> PostMortem:
+    steps = next(d.steps for d in run.devices if d.device == failure.device)
+    trend = growth(steps)
+    weights = tuple(sorted(_weights(failure, trend), key=lambda w: (not w.enough, -w.bytes)))
+    cause, why = _judged(failure, weights)
+    seen = failure.seen
+    alive = seen.line.lives.alive_at(failure.event) if seen else np.zeros(0, dtype=bool)
+    sizes = seen.line.lives.size if seen else np.zeros(0, dtype=np.int64)
+    groupings = (seen.owners.category, seen.owners.module, seen.owners.site) if seen else ()
+    told = [tuple(top(grouping, sizes, alive, _TOP)) for grouping in groupings]
+    categories, modules, lines = told or _told(failure)
+    return PostMortem(
+        failure=failure,
+        cause=cause,
+        line=_line(failure, cause),
+        why=why,
+        weights=weights,
+        asked_by=asked_by(failure.stack),
+        shortage=_shortage(failure),
+        categories=categories,
+        modules=modules if any(m.name != "(no module)" for m in modules) else (),
+        sites=lines,
+        callers=_callers(failure, alive),
+        inferred=bool(seen and seen.owners.inferred),
+        growth=trend,
+        rescues=rescues(failure, workers),
+    )
+
+
+def _told(failure: Failure) -> list[tuple[Group, ...]]:
+    """Live bytes by owner as the job itself wrote them down."""
+    owners = (failure.told or {}).get("live")
+    listed = owners if isinstance(owners, dict) else {}
+    found = []
+    for name in ("category", "module", "line"):
+        rows = listed.get(name)
+        pairs = rows.items() if isinstance(rows, dict) else ()
+        groups = [Group(str(key), int(value), 0, i) for i, (key, value) in enumerate(pairs)]
+        found.append(tuple(sorted(groups, key=lambda g: -g.bytes)[:_TOP]))
+    return found
+
+
+# -- the cause ---------------------------------------------------------------------------------
+
+
+def _shortage(failure: Failure) -> int:
+    if min(failure.requested, failure.limit, failure.allocated) < 0:
+        return -1
+    needed = failure.allocated + max(failure.pending, 0) + failure.requested
+    return max(needed - failure.limit, 0)
+
+
+def _weights(failure: Failure, trend: Growth | None) -> Iterator[Weight]:
+    shortage = _shortage(failure)
+    if failure.requested >= 0 and failure.unused >= 0:
+        room = failure.unused + max(failure.free, 0)
+        enough = shortage == 0 and room >= failure.requested
+        unused, asked = format_bytes(room), format_bytes(failure.requested)
+        why = f"{unused} were unused or free when {asked} were asked"
+        if enough:
+            why += f": enough, but in no piece of that size (largest {_largest(failure)})"
+        yield Weight(Cause.FRAGMENTATION, failure.unused, enough, why)
+    yield from _leak_weights(failure, trend, shortage)
+    yield from _foreign_weights(failure, shortage)
+
+
+def _largest(failure: Failure) -> str:
+    return format_bytes(max(failure.largest_free, failure.free, 0))
+
+
+def _leak_weights(failure: Failure, trend: Growth | None, shortage: int) -> Iterator[Weight]:
+    traced = 0
+    if failure.seen is not None and failure.recorded == "event":
+        moment = Moment.at(failure.seen, failure.event)
+        rows = left_behind(moment)
+        traced = int(failure.seen.line.lives.size[rows].sum())
+        if traced:
+            steps = len(np.unique(moment.made_in[rows]))
+            yield Weight(
+                Cause.LEAK,
+                traced,
+                0 <= shortage <= traced,
+                f"{format_bytes(traced)} were left behind by {format_count(steps)} earlier steps, "
+                f"most at {_main_site(failure, rows)}",
+            )
+    if trend is not None and trend.bytes_per_step > 0 and trend.rising >= _RISING:
+        grown = int(trend.bytes_per_step * (trend.last_step - trend.first_step))
+        if grown > traced:
+            yield Weight(
+                Cause.LEAK,
+                grown,
+                0 <= shortage <= grown,
+                f"allocated bytes rose by {format_bytes(trend.bytes_per_step)} a step over steps "
+                f"{trend.first_step} to {trend.last_step}, {format_bytes(grown)} in all",
+            )
+
+
+def _main_site(failure: Failure, rows: npt.NDArray[np.int64]) -> str:
+    assert failure.seen is not None
+    grouping, lives = failure.seen.owners.site, failure.seen.line.lives
+    total = np.bincount(grouping.of[rows], weights=lives.size[rows])
+    return grouping.names[int(total.argmax())]
+
+
+def _foreign_weights(failure: Failure, shortage: int) -> Iterator[Weight]:
+    foreign = failure.outside - OUTSIDE_TORCH if failure.outside >= 0 else -1
+    if foreign > 0:
+        known = failure.others
+        whose = (
+            f"{format_bytes(known)} of it by other processes{_names(failure)}"
+            if known >= 0
+            else "by other processes, or by libraries of this one beside torch"
+        )
+        yield Weight(
+            Cause.OTHERS,
+            foreign,
+            0 < shortage <= foreign,
+            f"{format_bytes(failure.outside)} of the device were held outside torch, {whose}",
+        )
+    barred = failure.reserved + failure.free - failure.limit if failure.limit >= 0 else 0
+    if barred > 0:
+        yield Weight(
+            Cause.LIMIT,
+            barred,
+            0 < shortage <= barred,
+            f"set_per_process_memory_fraction({failure.fraction:g}) kept "
+            f"{format_bytes(barred)} of free memory from torch",
+        )
+
+
+def _names(failure: Failure) -> str:
+    most = sorted(failure.neighbours, key=lambda n: -n.bytes)[:3]
+    named = [f"{n.name or 'process'} {n.pid}" for n in most]
+    return f" ({', '.join(named)})" if named else ""
+
+
+def _judged(failure: Failure, weights: Sequence[Weight]) -> tuple[Cause, str]:
+    if failure.recorded == "state":
+        return Cause.UNKNOWN, (
+            "the file holds a final state and no event: neither that memory ran out is in it, nor "
+            "what was asked"
+        )
+    enough = [weight for weight in weights if weight.enough]
+    if enough:
+        return enough[0].cause, enough[0].why
+    if _shortage(failure) < 0:
+        return Cause.UNKNOWN, "what the device had free then is not in the file"
+    lacking = format_bytes(_shortage(failure))
+    return Cause.PEAK, (
+        f"{lacking} were missing even with every unused byte, and nothing that earlier steps left "
+        "or that others held would have made up for it"
+    )
+
+
+_IN_WORDS = {
+    Cause.LEAK: "because of a leak",
+    Cause.FRAGMENTATION: "because of fragmentation",
+    Cause.PEAK: "at the peak of a single step",
+    Cause.OTHERS: "because of memory held outside torch",
+    Cause.LIMIT: "because of the limit that the program set",
+    Cause.UNKNOWN: "",
+}
+
+
+def _line(failure: Failure, cause: Cause) -> str:
+    if failure.recorded == "state":
+        held = format_bytes(failure.allocated)
+        return f"{failure.device} held {held} in tensors when the snapshot was taken"
+    asked = f": {format_bytes(failure.requested)} asked" if failure.requested >= 0 else ""
+    free = f", {format_bytes(failure.free)} free on the device" if failure.free >= 0 else ""
+    return f"{failure.device} ran out of memory {_IN_WORDS[cause]}".rstrip() + asked + free
+
+
+# -- lines -------------------------------------------------------------------------------------
+
+
+def asked_by(stack: Sequence[Frame]) -> str:
+    """The user's own line on a stack; empty where there is none."""
+    own = [frame for frame in stack if frame_kind(frame.filename) is FrameKind.USER]
+    if own:
+        return site_name(own[0])
+    return site_name(max(stack, key=lambda f: frame_kind(f.filename))) if stack else ""
+
+
+def _callers(failure: Failure, alive: npt.NDArray[np.bool_]) -> tuple[Group, ...]:
+    """Where the lines were called from, as far out as they begin to differ."""
+    if failure.seen is None or not alive.any():
+        return ()
+    lives, trace = failure.seen.line.lives, failure.seen.trace
+    lines = len(np.unique(failure.seen.owners.site.of[alive]))
+    rows = lives.stack[alive]
+    sizes, counts = np.bincount(rows, lives.size[alive]), np.bincount(rows)
+    stacks = {int(row): _user_functions(trace.stack(int(row))) for row in np.unique(rows)}
+    for depth in range(1, _DEEPEST):
+        sums: dict[str, tuple[int, int]] = {}
+        for row, frames in stacks.items():
+            name = site_name(frames[min(depth, len(frames) - 1)] if frames else NO_SITE)
+            size, count = sums.get(name, (0, 0))
+            sums[name] = size + int(sizes[row]), count + int(counts[row])
+        if len(sums) > lines:
+            order = sorted(sums, key=lambda name: -sums[name][0])[:_TOP]
+            return tuple(Group(n, sums[n][0], sums[n][1], i) for i, n in enumerate(order))
+    return ()
+
+
+def _user_functions(stack: Sequence[Frame]) -> list[Frame]:
+    """The user's frames, innermost first, one for each function."""
+    found: dict[tuple[str, str], Frame] = {}
+    for frame in stack:
+        if frame_kind(frame.filename) is FrameKind.USER:
+            found.setdefault((frame.filename, frame.name), frame)
+    return list(found.values())
