@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ import click
 import numpy as np
 
 from memprof.allocator import Replay, replay_recorded
-from memprof.errors import MissingError
 from memprof.loading import load
 from memprof.pickles import load_plain_pickle
 from memprof.trace import Trace
@@ -36,27 +36,30 @@ def command(file: Path, as_json: bool, placements: Path | None) -> None:
     FILE is a run file of memprof or a snapshot that torch wrote. Every recorded allocation is
     placed by the model; counted is how many land on the address that the allocator gave them.
     """
-    traces = [w for d in load(file).devices for w in d.windows]
-    if not traces:
-        raise MissingError(f"{file} holds no device", "record one with memprof run, or torch")
+    windows = [(i, w) for d in load(file).devices for i, w in enumerate(d.windows)]
+    traces = [trace for _, trace in windows]
     replays = [replay_recorded(trace) for trace in progress(traces, "replaying")]
     if placements is not None:
         _write_placements(placements, file, traces, replays)
+    numbers = [number for number, _ in windows]
+    devices = [_figures(*pair) for pair in zip(numbers, replays, strict=True)]
     if as_json:
-        devices = [_figures(replay) for replay in replays]
         click.echo(json.dumps({"file": str(file), "devices": devices}, indent=2))
-    else:
-        for replay in replays:
-            _print(replay)
+        return
+    if not devices:
+        click.echo(f"{file} holds no device: there is nothing to replay")
+    for device in dict.fromkeys(figures["device"] for figures in devices):
+        _print([figures for figures in devices if figures["device"] == device])
 
 
 def _index(device: str) -> int | str:
     return int(device.partition(":")[2]) if ":" in device else device
 
 
-def _figures(replay: Replay) -> dict[str, Any]:
+def _figures(window: int, replay: Replay) -> dict[str, Any]:
     return {
         "device": _index(replay.device),
+        "window": window,
         "events": replay.events,
         "allocs": replay.allocs,
         "exact": replay.exact,
@@ -76,37 +79,46 @@ def _figures(replay: Replay) -> dict[str, Any]:
     }
 
 
-def _print(replay: Replay) -> None:
-    click.secho(f"{replay.device}", bold=True, nl=False)
-    click.echo(f"  {format_count(replay.events)} events, {_settings(replay)}")
-    if not replay.events:
+def _print(windows: list[dict[str, Any]]) -> None:
+    """One device: the sum of its windows, and their highest peaks."""
+    first = windows[0]
+    device, settings = first["device"], first["settings"] or "default settings"
+    several = f" in {len(windows)} windows" if len(windows) > 1 else ""
+    click.secho(f"cuda:{device}" if isinstance(device, int) else device, bold=True, nl=False)
+    click.echo(f"  {format_count(_sum(windows, 'events'))} events{several}, {settings}")
+    if not _sum(windows, "events"):
         click.echo("  no trace: the file holds a state alone, so there is nothing to replay\n")
         return
     rows = [
-        ("allocations placed exactly", _of(replay.exact, replay.allocs)),
-        ("new segments predicted", _of(replay.new_segments_predicted, replay.new_segments)),
-        (
-            "released segments predicted",
-            _of(replay.released_segments_predicted, replay.released_segments),
-        ),
-        ("peak reserved, recorded", format_bytes(replay.recorded_peak_reserved)),
-        ("peak reserved, replayed", format_bytes(replay.peak_reserved)),
-        *((f"not exact: {reason}", format_count(n)) for reason, n in replay.reasons().items()),
+        ("allocations placed exactly", _of(windows, "exact", "allocs")),
+        ("new segments predicted", _of(windows, "segment_allocs_predicted", "segment_allocs")),
+        ("released segments predicted", _of(windows, "segment_frees_predicted", "segment_frees")),
+        ("peak reserved, recorded", _most(windows, "recorded_peak_reserved_bytes")),
+        ("peak reserved, replayed", _most(windows, "replayed_peak_reserved_bytes")),
+        *((f"not exact: {reason}", format_count(n)) for reason, n in _reasons(windows).items()),
     ]
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         click.echo(f"  {name:{width}}  {value}")
-    for note in replay.notes:
+    for note in dict.fromkeys(note for window in windows for note in window["notes"]):
         click.echo(f"  note: {note}")
     click.echo()
 
 
-def _settings(replay: Replay) -> str:
-    return replay.settings.text() or "default settings"
+def _sum(windows: list[dict[str, Any]], key: str) -> int:
+    return sum(window[key] for window in windows)
 
 
-def _of(part: int, whole: int) -> str:
-    return f"{format_count(part)} of {format_count(whole)}"
+def _of(windows: list[dict[str, Any]], part: str, whole: str) -> str:
+    return f"{format_count(_sum(windows, part))} of {format_count(_sum(windows, whole))}"
+
+
+def _most(windows: list[dict[str, Any]], key: str) -> str:
+    return format_bytes(max(window[key] for window in windows))
+
+
+def _reasons(windows: list[dict[str, Any]]) -> Counter[str]:
+    return sum((Counter(window["reasons"]) for window in windows), Counter())
 
 
 def _write_placements(

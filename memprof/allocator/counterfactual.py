@@ -149,6 +149,10 @@ class _Player:
         """Blocks by the address that the recording knows them under."""
         self.allocator = self._started(afresh)
         self.watch = PeakWatch(self.allocator)
+        if not len(program.events):
+            self.notes.append(
+                "the recording is a state without events: only what is live was laid out"
+            )
         if settings.gc_threshold and settings.memory_fraction is None:
             self.notes.append(
                 "garbage_collection_threshold has no effect without per_process_memory_fraction"

@@ -74,6 +74,15 @@ def test_placements_of_a_rotated_ring_keep_the_indices_of_the_file(tmp_path, ope
     assert rows_of(out) == expected
 
 
+def test_an_empty_snapshot_is_no_error(tmp_path):
+    path, out = tmp_path / "s.pickle", tmp_path / "out.csv"
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": []}))
+
+    assert "nothing to replay" in run(path, "--placements", out).output
+    assert json.loads(run(path, "--json").output)["devices"] == []
+    assert rows_of(out) == []
+
+
 def test_a_state_without_a_trace_has_nothing_to_replay(tmp_path):
     data = {**torch_snapshot([recorded()]), "device_traces": []}
     path = tmp_path / "s.pickle"
