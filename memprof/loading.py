@@ -63,6 +63,7 @@ __all__ = ["load"]
 _LOST_FRAME = ("<lost>", "", 0)
 _MOST_LOST = 100_000
 """Rows of the tables that may be missing; a record brings a few hundred."""
+_LAST_STEP = 1 << 50
 _MOST_NOTES = 20
 """Notes on single damaged lines."""
 _LATEST_US = 1 << 57
@@ -209,6 +210,8 @@ class _Assembly:
         frames = len(self._frames) + len(record.frames)
         if any(not 0 <= i < frames for stack in record.stacks for i in stack):
             raise ValueError("a stack names a frame that is not there")
+        if any(not NOT_RECORDED <= step < _LAST_STEP for step, *_ in record.labels):
+            raise ValueError("a step is impossible")
         self._frames += record.frames
         self._stacks += [tuple(stack) for stack in record.stacks]
         self._labels += [(s, p if 0 <= p < len(Phase) else 0, m, a) for s, p, m, a in record.labels]

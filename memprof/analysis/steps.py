@@ -127,7 +127,8 @@ def _step_row(line: Timeline, times: Ints, number: int, start: int, end: int) ->
 def growth(steps: Steps) -> Growth | None:
     """How fast allocated bytes at step ends rise after warm-up; None with fewer than 5 steps."""
     known = (steps.allocated != NOT_RECORDED) & (steps.first >= _WARM_UP)
-    x, y = steps.last[known].astype(np.float64), steps.allocated[known].astype(np.float64)
+    last, row = np.unique(steps.last[known], return_index=True)  # a damaged file repeats steps
+    x, y = last.astype(np.float64), steps.allocated[known][row].astype(np.float64)
     if len(x) < 5:
         return None
     picked = np.unique(np.linspace(0, len(x) - 1, 512).astype(np.int64))

@@ -96,6 +96,13 @@ def test_too_few_steps_have_no_growth() -> None:
     assert growth(Steps.build()) is None
 
 
+def test_steps_that_a_damaged_file_repeats_count_once() -> None:
+    repeated = counters([100 * i for i in range(20)])
+    found = growth(Steps.concatenate([repeated, repeated]))
+    assert found is not None
+    assert found.bytes_per_step == 100
+
+
 def test_long_runs_are_thinned_and_keep_their_slope() -> None:
     found = growth(counters([10 * i for i in range(100_000)]))
     assert found is not None
