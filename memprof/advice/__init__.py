@@ -20,6 +20,7 @@ from memprof.advice.case import Case, Proposal
 from memprof.advice.saving import saving_of
 from memprof.advice.vocabulary import FIXES, page
 from memprof.analysis.findings import Found, Remedy
+from memprof.analysis.savings import Saving
 from memprof.run import Run
 
 __all__ = ["FIXES", "advise"]
@@ -58,9 +59,13 @@ def _remedy(proposal: Proposal, case: Case) -> Remedy:
         filename=program.filename if program is not None else case.found.site.filename,
         line=line,
         code=program.code(line).strip() if program is not None else case.found.site.code,
-        saves_bytes=nbytes,
+        saves_bytes=round(nbytes * (1 - proposal.remains)),
         peak_before=saving.before if saving is not None else -1,
-        peak_after=saving.after if saving is not None else -1,
+        peak_after=_after(saving, proposal.remains) if saving is not None else -1,
         patch=proposal.patch,
         url=page(proposal.fix),
     )
+
+
+def _after(saving: Saving, remains: float) -> int:
+    return round(saving.before - saving.bytes * (1 - remains))

@@ -36,6 +36,8 @@ class Proposal:
     line: int = 0
     """In the place's file, where it is not the statement's first line."""
     patch: str = ""
+    remains: float = 0.0
+    """Share of the bytes that are there all the same after the change."""
 
 
 @dataclass(eq=False)

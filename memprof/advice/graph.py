@@ -76,7 +76,8 @@ def _kept_results(case: Case) -> Iterator[Proposal]:
         kept = f"`{grown.container}` keeps `{ast.unparse(value)}`"
         for fix, suffix, certainty, why in _cuts(case):
             patch = diff(place.program, *wrapped(value, suffix)) if open_ else ""
-            yield Proposal(fix, certainty, f"{kept} {why}", place, patch=patch)
+            remains = 1.0 if case.direct and fix == "detach" else 0.0
+            yield Proposal(fix, certainty, f"{kept} {why}", place, patch=patch, remains=remains)
         return
 
 

@@ -67,6 +67,7 @@ def _view(case: Case) -> Iterator[Proposal]:
         f"A view of {format_bytes(shown)} keeps its whole storage of {format_bytes(kept)}.",
         place,
         patch=_cloned(place),
+        remains=shown / kept,
     )
 
 

@@ -106,6 +106,7 @@ def _evaluation_graph(scene: Scene) -> Iterator[Suspicion]:
     ends: list[int] = []
     for first, last in _unused_forwards(scene):
         made = (lives.alloc >= first) & (lives.alloc <= last) & ~scene.owned
+        made &= scene.freed_in - scene.made_in < 2  # else it is a cache, or kept on purpose
         alive = made & (lives.free > last)
         modules = set(scene.module[alive].tolist()) - {0}
         if len(modules) < _KEPT_MODULES:

@@ -29,6 +29,8 @@ __all__ = ["peaks", "retried"]
 _MULTI_TENSOR = re.compile(r"_multi_tensor|_foreach|foreach_tensor")
 _REDUCER = re.compile(r"/torch/nn/parallel/distributed\.py$")
 _WORKSPACE = re.compile(r"cudnn|cublas|[Ww]orkspace|miopen")
+_NEEDED_AT_ONCE = 2
+"""Temporaries of one parameter, when an optimizer goes through them one by one."""
 _LEAST_BLOCKS = 4
 _LEAST_ACTIVATIONS = 0.3
 _LARGE = 0.2
@@ -78,10 +80,10 @@ def _optimizer_temporaries(scene: Scene) -> Iterator[Suspicion]:
     if not mask.any():
         return
     rows = np.flatnonzero(temporary)
-    # One parameter at a time still needs one temporary of the largest parameter.
-    rows = rows[np.argsort(-scene.lives.size[rows], kind="stable")]
-    _, first = np.unique(scene.made_in[rows], return_index=True)
-    spared = np.delete(rows, first)
+    order = np.lexsort((-scene.lives.size[rows], scene.made_in[rows]))
+    rows, steps = rows[order], scene.made_in[rows[order]]
+    place = np.arange(len(rows)) - np.searchsorted(steps, steps)
+    spared = rows[place >= _NEEDED_AT_ONCE]
     yield Suspicion(
         Pattern.OPTIMIZER_TEMPORARIES,
         scene.main_site(mask),
