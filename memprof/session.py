@@ -229,7 +229,9 @@ class Session:
         self._schedule.events_recorded(cost.events)
         is_open = self._schedule.step_ended(end_us, self.meter, *_allocated_and_idle(counters))
         if is_open and self._lookout is not None:
+            began_us = _clock_us()
             self._lookout.step_ended(self._last_step)
+            self.meter.search(_clock_us() - began_us)
         if is_open != was_open:
             self._change_window(is_open=is_open)
         self._write_now_and_then(end_us)

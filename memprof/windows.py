@@ -83,6 +83,7 @@ class OverheadMeter:
         self._events = 0
         self._prior_us = 0.0
         self._edge_us = 0.0
+        self._searches_us = 0.0
         self._measured_us: float | None = None
         self._steps = 0
         self._inside: deque[StepCost] = deque(maxlen=self.SAMPLES)
@@ -95,6 +96,10 @@ class OverheadMeter:
     def edge(self, duration_us: float) -> None:
         """What opening or closing a window took; counted in the hook around it already."""
         self._edge_us = max(duration_us, self._edge_us / 2)
+
+    def search(self, duration_us: float) -> None:
+        """What a search for holders took; counted in the hook around it already."""
+        self._searches_us += duration_us
 
     def step(self, cost: StepCost) -> None:
         """One step of the job."""
@@ -128,6 +133,11 @@ class OverheadMeter:
     def total_us(self) -> float:
         """Overhead so far."""
         return self._hooks_us + self._events * self.event_us
+
+    @property
+    def recording_us(self) -> float:
+        """The same without searches, which have an allowance of their own."""
+        return self.total_us - self._searches_us
 
     def window_us(self, steps: int) -> float:
         """What a window of so many steps will probably cost; 0 before there was one."""
@@ -268,7 +278,7 @@ class WindowSchedule:
         if self.reason is not Reason.START:
             return self._steps_in_window >= self._policy.window_steps
         allowed_us = self._policy.allowed_us(now_us - self._began_us)
-        return meter.total_us > self.START_SHARE * allowed_us
+        return meter.recording_us > self.START_SHARE * allowed_us
 
     def _close(self, now_us: int) -> None:
         self.cut = self.room <= 0

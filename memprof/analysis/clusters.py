@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from memprof.records import Finding, Holder, Link
 
-__all__ = ["Cluster", "Member", "clusters", "held_by", "outline"]
+__all__ = ["Cluster", "Member", "clusters", "held_by", "is_bounded", "outline"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -21,6 +21,7 @@ _INSIDE = frozenset(
      "parameter", "buffer"}
 )  # fmt: skip
 """Links below the thing that a person would let go of."""
+_CONTAINERS = frozenset({"item", "key", "lru_cache"})
 _SAME_STEPS = 0.8
 
 
@@ -125,8 +126,14 @@ def outline(holder: Holder) -> tuple[str, ...]:
 
 def _depth(links: Sequence[Link]) -> int:
     """Links up to the largest container, or up to what lies inside the thing held."""
-    items = [at for at, link in enumerate(links) if link.kind in ("item", "key") and link.length > 1]
+    items = [at for at, link in enumerate(links) if link.kind in _CONTAINERS and link.length > 1]
     if items:
         return max(items, key=lambda at: links[at].length) + 1
     inside = (at for at, link in enumerate(links) if link.kind in _INSIDE and at)
     return next(inside, len(links))
+
+
+def is_bounded(holder: Holder) -> bool:
+    """Whether what grows is a container that can hold so much and no more (``maxlen``, ``maxsize``)."""
+    depth = _depth(holder.links)
+    return bool(holder.links) and holder.links[max(0, depth - 1)].limit > 0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memprof.analysis.clusters import Cluster, Member, clusters, held_by, outline
+from memprof.analysis.clusters import Cluster, Member, clusters, held_by, is_bounded, outline
 from memprof.analysis.cycles import Collected, collected, freed_by_collector
 from memprof.analysis.findings import Evidence, Found, Kind, Series
 from memprof.analysis.growing import Growing, growing
@@ -97,7 +97,7 @@ class _Leak:
 
     @property
     def confidence(self) -> float:
-        if any(link.limit > 0 for one in self.cluster.holders[:1] for link in one.links):
+        if any(is_bounded(one) for one in self.cluster.holders[:1]):
             return _BOUNDED_CONFIDENCE
         return max(member.confidence for member in self.cluster.members)
 

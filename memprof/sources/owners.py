@@ -65,7 +65,8 @@ def storages(tensor: Any) -> Iterator[Any]:
     for part in parts:
         try:
             yield part.untyped_storage()
-        except (NotImplementedError, RuntimeError):  # opaque, or a wrapper of functorch's
+        # opaque, a wrapper of functorch's, or a parameter that is not initialised yet
+        except (NotImplementedError, RuntimeError, ValueError):
             continue
 
 

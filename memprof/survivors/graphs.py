@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 from memprof.holding.autograd import is_tensor_type, plain_torch
 from memprof.holding.heap import Deadline
@@ -35,7 +36,7 @@ def longest_graph(budget_s: float = 0.1) -> LongestGraph:
     deadline = Deadline(budget_s)
     best = LongestGraph(0)
     with quiet(), plain_torch():
-        roots = [one for one in gc.get_objects() if is_tensor_type(type(one)) and one.grad_fn is not None]
+        roots = _tensors_with_graphs()
         for root in roots[-_MOST_ROOTS:]:
             nodes = _nodes(root.grad_fn, deadline)
             if nodes > best.nodes:
@@ -43,6 +44,12 @@ def longest_graph(budget_s: float = 0.1) -> LongestGraph:
             if deadline.passed:
                 break
     return best
+
+
+def _tensors_with_graphs() -> list[Any]:
+    objects = gc.get_objects()
+    kinds = {kind for kind in set(map(type, objects)) if is_tensor_type(kind)}
+    return [one for one in objects if type(one) in kinds and one.grad_fn is not None]
 
 
 def _nodes(start: object, deadline: Deadline) -> int:

@@ -19,7 +19,7 @@ __all__ = ["Announcement", "LiveSource", "Survivors"]
 _FIRST_LOOK = 8
 """Steps before the first look; the others are after 12, 16, 24, 32, 48, 64, 96 …"""
 _MOST_HOLDERS = 3
-_FRESH_BIRTHS = 1.25
+_FRESH_BIRTHS = 2.0
 """A stack is searched again when its survivors come from so many times more steps than before."""
 _ANNOUNCED_AFTER = 4
 """Looks in a row at which a stack's survivors had become more."""
@@ -113,11 +113,15 @@ class Survivors:
     def _growing(self, source: LiveSource, step: int) -> list[Announcement]:
         growing = suspects(source.living(), source.label_of, step)
         fresh = [one for one in growing if self._is_fresh(source.device, one)]
-        held = self._search(fresh)
-        for one, holders in zip(fresh, held, strict=True):
+        for one, holders in zip(fresh, self._search(fresh), strict=True):
             known = self._known[source.device, one.stack]
             known.searched, known.holders = one.births, holders
-        return [self._announcement(source, one, step) for one in fresh]
+        said = [(one, self._news(source, one)) for one in growing]
+        return [
+            Announcement(self._finding(source, one, step), message)
+            for one, message in said
+            if message or one in fresh
+        ]
 
     def _is_fresh(self, device: str, one: Suspect) -> bool:
         known = self._known.setdefault((device, one.stack), _Known())
@@ -134,15 +138,19 @@ class Survivors:
         )
         return [_in_common([found[key] for key in one.targets]) for one in wanted]
 
-    def _announcement(self, source: LiveSource, one: Suspect, step: int) -> Announcement:
+    def _news(self, source: LiveSource, one: Suspect) -> str:
+        """What to say of a stack that has grown at several looks; empty where that was said."""
         known = self._known[source.device, one.stack]
-        finding = _finding(source, one, step, known.holders, "growth")
         key = _outline(known.holders[0]) if known.holders else (source.device, str(one.stack))
         sure = known.grown >= _ANNOUNCED_AFTER and one.births >= _ANNOUNCED_BIRTHS
         if not sure or key in self._announced or _is_bounded(known.holders):
-            return Announcement(finding)
+            return ""
         self._announced.add(key)
-        return Announcement(finding, _message(one, known.holders))
+        return _message(one, known.holders)
+
+    def _finding(self, source: LiveSource, one: Suspect, step: int) -> Finding:
+        known = self._known[source.device, one.stack]
+        return _finding(source, one, step, known.holders, "growth")
 
     def _host(self, step: int) -> list[Announcement]:
         longest = longest_graph()
@@ -215,8 +223,9 @@ def _outline(holder: Holder) -> tuple[str, ...]:
 
 
 def _is_bounded(holders: Sequence[Holder]) -> bool:
-    """Whether the first holder is a container that can hold so much and no more."""
-    return bool(holders) and any(link.limit > 0 for link in holders[0].links)
+    """Whether the first holder's longest container can hold so much and no more."""
+    links = [link for one in holders[:1] for link in one.links if link.length > 0]
+    return bool(links) and max(links, key=lambda link: link.length).limit > 0
 
 
 def _message(one: Suspect, holders: Sequence[Holder]) -> str:

@@ -1,0 +1,594 @@
+"""Small training programs that leak or only look as if they did; each is a function of the step."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import functools
+import queue
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+Step = Callable[[int], None]
+LEAKING: dict[str, tuple[Callable[[], Step], float]] = {}
+"""Program and the bytes that it leaks a step; 0 where autograd decides."""
+HEALTHY: dict[str, Callable[[], Step]] = {}
+
+
+def leaking(bytes_per_step: float = 0) -> Callable[[Callable[[], Step]], Callable[[], Step]]:
+    def register(program: Callable[[], Step]) -> Callable[[], Step]:
+        LEAKING[program.__name__] = program, bytes_per_step
+        return program
+
+    return register
+
+
+def healthy(program: Callable[[], Step]) -> Callable[[], Step]:
+    HEALTHY[program.__name__] = program
+    return program
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16))
+
+
+def trainer(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int = 8):
+    def train() -> torch.Tensor:
+        loss = model(torch.randn(batch, 16)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return train
+
+
+@leaking(8 * 16 * 4 + 8 * 32 * 4 + 8 * 16 * 4 + 4)
+def losses_kept_before_backward():
+    model, losses = mlp(), []
+
+    def step(i):
+        losses.append(model(torch.randn(8, 16)).pow(2).mean())
+
+    return step
+
+
+@leaking(32 * 32 * 4)
+def dict_keyed_by_step():
+    cache = {}
+
+    def step(i):
+        cache[i] = torch.zeros(32, 32)
+
+    return step
+
+
+@leaking(96)
+def ninety_six_bytes():
+    model = mlp()
+    train, kept = trainer(model, torch.optim.Adam(model.parameters())), []
+
+    def step(i):
+        train()
+        kept.append(torch.ones(24))
+
+    return step
+
+
+@leaking(64 * 16 * 4 / 5)
+def validation_every_fifth_step():
+    model, outputs = mlp(), []
+    train = trainer(model, torch.optim.SGD(model.parameters(), 1e-3))
+
+    def step(i):
+        train()
+        if i % 5 == 4:
+            with torch.no_grad():
+                outputs.append(model(torch.randn(64, 16)))
+
+    return step
+
+
+@leaking(16 * 16 * 4)
+def concatenation():
+    state = SimpleNamespace(all=torch.zeros(0, 16))
+
+    def step(i):
+        state.all = torch.cat([state.all, torch.randn(16, 16)])
+
+    return step
+
+
+@leaking()
+def recurrent_state_not_detached():
+    cell, state = nn.GRUCell(16, 16), SimpleNamespace(h=torch.zeros(4, 16))
+
+    def step(i):
+        state.h = cell(torch.randn(4, 16), state.h)
+
+    return step
+
+
+@leaking(2 * 64 * 64 * 4)
+def errors_kept():
+    errors = []
+
+    def work(x):
+        y = x.relu()
+        raise ValueError(y.shape)
+
+    def step(i):
+        try:
+            work(torch.randn(64, 64))
+        except ValueError as error:
+            errors.append(error)
+
+    return step
+
+
+class Registry(nn.Module):
+    made: list["Registry"] = []
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(32, 32))
+        Registry.made.append(self)
+
+
+@leaking(32 * 32 * 4)
+def class_registry():
+    Registry.made.clear()
+
+    def step(i):
+        Registry()
+
+    return step
+
+
+class Node:
+    def __init__(self, value):
+        self.me, self.value = self, value
+
+
+@leaking(64 * 32 * 4)
+def cycle_of_one():
+    def step(i):
+        Node(torch.randn(64, 32))
+
+    return step
+
+
+@leaking((16 * 32 + 32 + 32 * 16 + 16) * 4)
+def models_kept():
+    models = []
+
+    def step(i):
+        models.append(mlp())
+
+    return step
+
+
+@functools.lru_cache(maxsize=None)
+def positions(n, version):
+    return torch.arange(n, dtype=torch.float32)[:, None].repeat(1, 4)
+
+
+@leaking(100 * 4 * 4)
+def unbounded_lru_cache():
+    positions.cache_clear()
+
+    def step(i):
+        positions(100, i)
+
+    return step
+
+
+@leaking(32 * 16 * 4)
+def queue_never_read():
+    waiting = queue.Queue()
+
+    def step(i):
+        waiting.put(torch.randn(32, 16))
+
+    return step
+
+
+@leaking(8 * 32 * 4)
+def forward_hook_appends():
+    model, seen = mlp(), []
+    model[0].register_forward_hook(lambda module, args, output: seen.append(output.detach()))
+    train = trainer(model, torch.optim.SGD(model.parameters(), 1e-3))
+
+    def step(i):
+        train()
+
+    return step
+
+
+@leaking()
+def optimizers_kept():
+    model, optimizers = mlp(), []
+
+    def step(i):
+        optimizers.append(torch.optim.Adam(model.parameters()))
+        trainer(model, optimizers[-1])()
+
+    return step
+
+
+@leaking(64 * 64 * 4)
+def view_keeps_whole():
+    rows = []
+
+    def step(i):
+        rows.append(torch.randn(64, 64)[0])
+
+    return step
+
+
+@leaking(32 * 32 * 4)
+def begins_late():
+    kept = []
+
+    def step(i):
+        x = torch.randn(32, 32)
+        if i >= 16:
+            kept.append(x)
+
+    return step
+
+
+@leaking()
+def sizes_vary():
+    kept, numbers = [], random.Random(0)
+
+    def step(i):
+        kept.append(torch.zeros(numbers.randrange(100, 1000)))
+
+    return step
+
+
+@leaking(256 * 4 / 6)
+def saw_with_a_leak_beneath():
+    epoch, archive = [], []
+
+    def step(i):
+        epoch.append(torch.zeros(256))
+        if i % 6 == 5:
+            archive.append(epoch[0])
+            epoch.clear()
+
+    return step
+
+
+@leaking(512 * 4 / 7)
+def every_seventh_step():
+    kept = []
+
+    def step(i):
+        if i % 7 == 3:
+            kept.append(torch.zeros(512))
+
+    return step
+
+
+@leaking()
+def gradients_with_graphs():
+    weight = torch.randn(16, 16, requires_grad=True)
+
+    def step(i):
+        loss = (torch.randn(8, 16) @ weight).tanh().pow(2).mean()
+        grad = torch.autograd.grad(loss, weight, create_graph=True)[0]
+        weight.total = getattr(weight, "total", 0) + grad
+
+    return step
+
+
+@healthy
+def adam_with_changing_lengths():
+    model, numbers = mlp(), random.Random(1)
+    optimizer = torch.optim.Adam(model.parameters())
+    state = SimpleNamespace()
+
+    def step(i):
+        state.x = torch.randn(numbers.randrange(2, 40), 16)
+        state.loss = model(state.x).pow(2).mean()
+        optimizer.zero_grad()
+        state.loss.backward()
+        optimizer.step()
+
+    return step
+
+
+@healthy
+def average_of_weights():
+    model, state = mlp(), SimpleNamespace(average=None)
+    train = trainer(model, torch.optim.AdamW(model.parameters()))
+
+    def step(i):
+        train()
+        if i == 5:
+            state.average = copy.deepcopy(model)
+        if i > 5:
+            with torch.no_grad():
+                for kept, new in zip(state.average.parameters(), model.parameters(), strict=True):
+                    kept.lerp_(new, 0.1)
+
+    return step
+
+
+@healthy
+def short_deque():
+    recent = collections.deque(maxlen=8)
+
+    def step(i):
+        recent.append(torch.randn(16, 16))
+
+    return step
+
+
+@healthy
+def long_deque_still_filling():
+    recent = collections.deque(maxlen=100)
+
+    def step(i):
+        recent.append(torch.randn(16, 16))
+
+    return step
+
+
+@functools.lru_cache(maxsize=64)
+def mask(n):
+    return torch.ones(n, n).tril()
+
+
+@healthy
+def bounded_lru_cache_still_filling():
+    mask.cache_clear()
+
+    def step(i):
+        mask(10 + i)
+
+    return step
+
+
+@healthy
+def data_set_cached_in_its_first_epoch():
+    cache = {}
+
+    def step(i):
+        key = i % 20
+        if key not in cache:
+            cache[key] = torch.randn(16, 16)
+
+    return step
+
+
+@healthy
+def outputs_cleared_every_epoch():
+    outputs = []
+
+    def step(i):
+        outputs.append(torch.randn(16, 16))
+        if i % 9 == 8:
+            outputs.clear()
+
+    return step
+
+
+@healthy
+def gradual_unfreezing():
+    layers = nn.Sequential(*[nn.Linear(16, 16) for _ in range(12)])
+    for parameter in layers.parameters():
+        parameter.requires_grad_(False)
+    optimizer = torch.optim.Adam(layers.parameters())
+
+    def step(i):
+        if i % 3 == 0 and i // 3 < len(layers):
+            layers[-1 - i // 3].requires_grad_(True)
+        trainer(layers, optimizer)()
+
+    return step
+
+
+@healthy
+def lbfgs_with_a_long_history():
+    model = nn.Linear(16, 4)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1, history_size=100)
+    data = torch.randn(64, 16), torch.randn(64, 4)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (model(data[0]).tanh() - data[1]).pow(2).mean()
+        loss.backward()
+        return loss
+
+    def step(i):
+        optimizer.step(closure)
+
+    return step
+
+
+@healthy
+def accumulation_of_gradients():
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
+
+    def step(i):
+        model(torch.randn(8, 16)).pow(2).mean().backward()
+        if i % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return step
+
+
+@healthy
+def validation_with_a_local_list():
+    model = mlp()
+    train = trainer(model, torch.optim.Adam(model.parameters()))
+
+    def validate():
+        with torch.no_grad():
+            outputs = [model(torch.randn(32, 16)) for _ in range(4)]
+        return torch.cat(outputs).mean().item()
+
+    def step(i):
+        train()
+        if i % 5 == 4:
+            validate()
+
+    return step
+
+
+@healthy
+def key_value_cache_of_a_generation():
+    state = SimpleNamespace(cache=None)
+
+    def step(i):
+        if i % 12 == 0:
+            state.cache = None
+        new = torch.randn(1, 1, 16)
+        state.cache = new if state.cache is None else torch.cat([state.cache, new], 1)
+
+    return step
+
+
+@healthy
+def buffer_for_the_longest_so_far():
+    numbers, state = random.Random(2), SimpleNamespace(table=torch.zeros(0))
+
+    def step(i):
+        length = numbers.randrange(10, 500)
+        if len(state.table) < length:
+            state.table = torch.arange(length, dtype=torch.float32)
+
+    return step
+
+
+@healthy
+def best_three_checkpoints():
+    model, numbers, best = mlp(), random.Random(3), []
+    train = trainer(model, torch.optim.SGD(model.parameters(), 1e-3))
+
+    def step(i):
+        train()
+        best.append((numbers.random(), i, copy.deepcopy(model.state_dict())))
+        best.sort(key=lambda entry: entry[:2])
+        del best[3:]
+
+    return step
+
+
+@healthy
+def batches_that_become_longer():
+    state = SimpleNamespace()
+
+    def step(i):
+        state.batch = torch.randn(16 + 4 * i, 16)
+        state.out = state.batch.tanh()
+
+    return step
+
+
+@healthy
+def histories_of_numbers():
+    model, losses = mlp(), []
+    train = trainer(model, torch.optim.Adam(model.parameters()))
+
+    def step(i):
+        losses.append(train().item())
+
+    return step
+
+
+@healthy
+def model_replaced_now_and_then():
+    state = SimpleNamespace()
+
+    def step(i):
+        if i % 8 == 0:
+            state.model = mlp()
+            state.train = trainer(state.model, torch.optim.Adam(state.model.parameters()))
+        state.train()
+
+    return step
+
+
+@healthy
+def cache_with_random_eviction():
+    numbers, cache = random.Random(4), {}
+
+    def step(i):
+        cache[i] = torch.randn(numbers.randrange(8, 64))
+        if len(cache) > 10:
+            del cache[numbers.choice(list(cache))]
+
+    return step
+
+
+@healthy
+def cache_whose_keys_run_out():
+    numbers, cache = random.Random(5), {}
+
+    def step(i):
+        length = numbers.randrange(12)
+        if length not in cache:
+            cache[length] = torch.zeros(length + 1, 16)
+
+    return step
+
+
+@healthy
+def queue_of_three_batches():
+    waiting = collections.deque(torch.randn(8, 16) for _ in range(3))
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step(i):
+        waiting.append(torch.randn(8, 16))
+        loss = model(waiting.popleft()).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+@healthy
+def cycles_without_tensors():
+    model = mlp()
+    train = trainer(model, torch.optim.Adam(model.parameters()))
+
+    def step(i):
+        for _ in range(50):
+            Node(i)
+        train()
+
+    return step
+
+
+@healthy
+def average_of_losses_detached():
+    model, state = mlp(), SimpleNamespace(total=torch.zeros(()))
+    train = trainer(model, torch.optim.Adam(model.parameters()))
+
+    def step(i):
+        state.total = state.total + train().detach()
+
+    return step
+
+
+@healthy
+def two_optimizers_in_turn():
+    one, two = mlp(), mlp()
+    trainers = [trainer(m, torch.optim.Adam(m.parameters())) for m in (one, two)]
+
+    def step(i):
+        trainers[i % 2]()
+
+    return step

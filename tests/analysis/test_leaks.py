@@ -1,0 +1,53 @@
+"""Programs that leak are found, with their bytes; programs that only look guilty are left alone."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="these programs are torch's")
+
+import memprof
+from memprof.analysis.findings import Kind
+from memprof.analysis.leaks import leaks
+
+_spec = importlib.util.spec_from_file_location(
+    "leak_programs", Path(__file__).with_name("leak_programs.py")
+)
+programs = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(programs)
+
+STEPS = 40
+WITH_GRAPHS = {"losses_kept_before_backward"}
+
+
+def record(program, path, steps=STEPS, *, cycles=True):
+    (gc.enable if cycles else gc.disable)()
+    try:
+        with memprof.track(path, sources=["cpu"], allowance_s=60) as tracker:
+            step = program()
+            for i in range(steps):
+                step(i)
+                tracker.step()
+    finally:
+        gc.enable()
+    return memprof.load(path)
+
+
+@pytest.mark.parametrize("name", programs.LEAKING)
+def test_a_leak_is_found_with_its_bytes(name, tmp_path):
+    program, expected = programs.LEAKING[name]
+    found = leaks(record(program, tmp_path / "run.json"))
+    assert found, "nothing was found"
+    assert found[0].kind in (Kind.LEAK, Kind.CYCLE)
+    if expected:
+        assert sum(f.bytes_per_step for f in found) == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize("name", programs.HEALTHY)
+def test_healthy_growth_raises_no_alarm(name, tmp_path):
+    found = leaks(record(programs.HEALTHY[name], tmp_path / "run.json"))
+    assert [f.title for f in found] == []
