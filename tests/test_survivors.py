@@ -1,0 +1,166 @@
+"""What the job itself finds out about memory that stays: without holding, changing or slowing it."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="survivors are torch's tensors")
+
+import memprof
+from memprof.survivors.collections import Collections
+from memprof.survivors.graphs import GraphGrowth, longest_graph
+from memprof.survivors.suspects import residents, suspects
+from memprof.trace import Category, Label
+
+
+class Storage:
+    def __init__(self, key, step, stack=1, size=100, category=0):
+        self.key, self.label, self.stack = key, step, stack
+        self.size, self.category = size, category
+
+
+def label_of(row):
+    return Label(step=row)
+
+
+def record(step, path, steps, **options):
+    with memprof.track(path, sources=["cpu"], allowance_s=60, **options) as tracker:
+        for i in range(steps):
+            step(i)
+            tracker.step()
+    return memprof.load(path)
+
+
+def test_survivors_of_three_steps_are_suspects():
+    found = suspects([Storage(k, k) for k in range(5)], label_of, step=6)
+    assert [(s.births, s.count, s.bytes) for s in found] == [(5, 5, 500)]
+    assert found[0].targets == (2, 0, 3)
+
+
+def test_tensors_of_the_last_two_steps_are_not_survivors():
+    assert suspects([Storage(k, k) for k in (5, 6, 7)], label_of, step=6) == []
+
+
+def test_tensors_made_in_one_step_are_no_suspects():
+    assert suspects([Storage(k, 0) for k in range(50)], label_of, step=9) == []
+
+
+def test_large_bytes_that_no_category_explains_are_residents():
+    living = [
+        Storage(1, 0, stack=1, size=500, category=Category.PARAMETER),
+        Storage(2, 0, stack=2, size=400),
+        Storage(3, 0, stack=3, size=1),
+    ]
+    assert [(s.stack, s.bytes) for s in residents(living, label_of)] == [(2, 400)]
+
+
+def test_the_holder_of_a_growing_list_is_found_and_said_once(tmp_path, caplog):
+    outputs = []
+    heard = []
+    with caplog.at_level(logging.WARNING, logger="memprof"):
+        run = record(
+            lambda i: outputs.append(torch.zeros(1000)),
+            tmp_path / "run.json",
+            40,
+            on_finding=heard.append,
+        )
+    held = [f for f in run.findings if f.finding == "holders"]
+    assert "outputs" in held[-1].holders[0].description
+    assert [r.message for r in caplog.records if "stay alive" in r.message] == [
+        m for m in caplog.messages if m.startswith("3.91 KiB a step stay alive since step 0")
+    ]
+    assert len(heard) == 1
+    assert heard[0].step < 30
+
+
+def test_a_job_without_growth_gets_no_findings_before_its_end(tmp_path):
+    run = record(lambda i: torch.zeros(1000).sum(), tmp_path / "run.json", 40)
+    assert [f for f in run.findings if f.finding == "holders"] == []
+
+
+def test_nothing_is_kept_alive_by_looking(tmp_path):
+    kept, dead = [], []
+
+    def step(i):
+        kept.append(torch.zeros(64))
+        passing = torch.zeros(64)
+        dead.append(weakref.ref(passing))
+
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        record(step, tmp_path / "run.json", 34)
+        assert [ref for ref in dead if ref() is not None] == []
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def test_a_chain_of_graph_nodes_is_found_on_the_host(tmp_path):
+    weight = torch.ones(3, requires_grad=True)
+    total = torch.zeros(())
+
+    def step(i):
+        nonlocal total
+        total = total + (weight * 2).sum()
+
+    run = record(step, tmp_path / "run.json", 40)
+    found = [f for f in run.findings if f.finding == "host_growth"]
+    assert found[-1].details["nodes_per_step"] == pytest.approx(3.0, abs=0.5)
+    assert "total" in found[-1].holders[0].description
+
+
+def test_the_longest_graph_is_counted_in_nodes():
+    weight = torch.ones(3, requires_grad=True)
+    value = weight
+    for _ in range(500):
+        value = value + 1
+    assert longest_graph(budget_s=5).nodes >= 501
+
+
+def test_graphs_of_changing_size_do_not_grow():
+    growth = GraphGrowth()
+    assert [growth.add(s, n) for s, n in ((8, 100), (12, 140), (16, 90), (24, 150))] == [0.0] * 4
+
+
+def test_collections_that_free_something_are_timed():
+    waiting = [0]
+    watch = Collections(lambda: waiting[0])
+    watch.open()
+    try:
+        gc.collect()
+        assert watch.take(1) is None
+
+        class Cycle:
+            def __init__(self):
+                self.me = self
+
+            def __del__(self):
+                waiting[0] += 1
+
+        Cycle()
+        gc.collect()
+        found = watch.take(2)
+    finally:
+        watch.close()
+    assert found is not None
+    assert found.details["generation"] == [2]
+    assert found.details["start_us"] <= found.details["end_us"]
+    assert watch._on_collection not in gc.callbacks
+
+
+def test_an_error_in_a_search_ends_the_search_and_not_the_recording(tmp_path, monkeypatch):
+    from memprof.survivors import watch
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(watch, "find_holders", fail)
+    kept = []
+    run = record(lambda i: kept.append(torch.zeros(64)), tmp_path / "run.json", 20)
+    assert any("the search has ended: RuntimeError: broken" in n.message for n in run.notes)
+    assert int(run.devices[0].steps.last[-1]) == 19
