@@ -7,7 +7,14 @@ from collections.abc import Iterator
 
 from memprof.advice.case import Case, Proposal, place_at
 from memprof.advice.patch import before, diff, without_keyword, wrapped
-from memprof.advice.source import accumulated, growing, handed_to, is_autograd_function, keyword
+from memprof.advice.source import (
+    OPTIMIZERS,
+    accumulated,
+    growing,
+    handed_to,
+    is_autograd_function,
+    keyword,
+)
 from memprof.analysis.findings import Kind
 from memprof.analysis.program import Place, bound_names, calls_in
 from memprof.analysis.suspicion import Pattern
@@ -264,15 +271,19 @@ def _old_graphs(case: Case) -> Iterator[Proposal]:
 
 
 def _unused_gradients(case: Case) -> Iterator[Proposal]:
-    modules = case.fact("modules", "")
-    why = f"backward runs through {modules}, whose gradients no optimizer reads"
+    why = f"backward runs through {case.fact('modules', '')}, whose gradients no optimizer reads"
     site = case.site
     statement = site.statement if site is not None else None
+    inside = bool(case.fact("same_root", otherwise=False))  # the unused part is within the model
     patch = ""
-    if site is not None and isinstance(statement, ast.Assign):
+    if site is not None and isinstance(statement, ast.Assign) and not inside:
         patch = diff(site.program, *wrapped(statement.value, ".detach()"))
-    yield Proposal("detach", 0.85, f"Cut it off here: {why}.", site, patch=patch)
+    optimizers = [place for _, place in case.calls(*OPTIMIZERS)]
     yield Proposal(
-        "freeze_params", 0.8, f"If these are not trained, `requires_grad_(False)`: {why}.", site
+        "freeze_params",
+        0.9 if inside else 0.8,
+        f"If these are not trained, `requires_grad_(False)`: {why}.",
+        optimizers[0] if inside and optimizers else site,
     )
+    yield Proposal("detach", 0.85, f"Cut it off here: {why}.", site, patch=patch)
     yield Proposal("no_grad", 0.5, f"Or compute it under `torch.no_grad()`: {why}.", site)

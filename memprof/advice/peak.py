@@ -7,29 +7,12 @@ from collections.abc import Iterator
 
 from memprof.advice.case import Case, Proposal
 from memprof.advice.patch import diff, with_keyword, without_keyword
-from memprof.advice.source import keyword
+from memprof.advice.source import OPTIMIZERS, keyword
 from memprof.analysis.program import Place, bound_names, loaded_names
 from memprof.analysis.suspicion import Pattern
 from memprof.units import format_bytes
 
 __all__ = ["rules"]
-
-_OPTIMIZERS = frozenset(
-    (
-        "ASGD",
-        "Adadelta",
-        "Adafactor",
-        "Adagrad",
-        "Adam",
-        "AdamW",
-        "Adamax",
-        "NAdam",
-        "RAdam",
-        "RMSprop",
-        "Rprop",
-        "SGD",
-    )
-)
 
 
 def rules(case: Case) -> Iterator[Proposal]:
@@ -92,7 +75,7 @@ def _optimizer(case: Case, nbytes: str) -> Iterator[Proposal]:
 
 def _constructions(case: Case) -> Iterator[tuple[Place, ast.Call]]:
     """Where the program makes its optimizers; those that ask for ``foreach`` first."""
-    found = [(p, c) for c, p in case.calls(*_OPTIMIZERS) if _asks_for_foreach(c) is not False]
+    found = [(p, c) for c, p in case.calls(*OPTIMIZERS) if _asks_for_foreach(c) is not False]
     found.sort(key=lambda pair: _asks_for_foreach(pair[1]) is not True)
     yield from found
 

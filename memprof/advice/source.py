@@ -21,6 +21,7 @@ from memprof.analysis.program import (
 )
 
 __all__ = [
+    "OPTIMIZERS",
     "Growing",
     "accumulated",
     "alias_of",
@@ -34,6 +35,24 @@ __all__ = [
     "last_name",
     "memoizer",
 ]
+
+OPTIMIZERS = frozenset(
+    (
+        "ASGD",
+        "Adadelta",
+        "Adafactor",
+        "Adagrad",
+        "Adam",
+        "AdamW",
+        "Adamax",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Rprop",
+        "SGD",
+    )
+)
+"""Optimizers of torch that have a multi-tensor implementation."""
 
 _GROWING = frozenset(("append", "appendleft", "add", "extend", "insert", "put", "put_nowait"))
 _CONCATENATING = ("cat", "concat", "concatenate", "vstack", "hstack", "stack")

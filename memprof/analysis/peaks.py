@@ -331,20 +331,25 @@ def _one_large(scene: Scene) -> Iterator[Suspicion]:
     if not mask.any():
         return
     row = scene.largest(mask)
-    size = int(scene.lives.size[row])
-    if scene.share(size) < _LARGE:
+    # Results and gradients of its size came of it; the first of them is where it began.
+    size = scene.lives.size[row]
+    alike = ~scene.owned & (scene.lives.size == size) & (scene.category != Category.INPUT)
+    nbytes = scene.bytes_of(alike & scene.at_peak)
+    if scene.share(nbytes) < _LARGE:
         return
-    place = _statement(scene, row)
-    pattern, certainty, what = _kind_of_large(scene, row, place)
-    alike = np.flatnonzero(scene.lives.stack == scene.lives.stack[row])
+    row = int(np.flatnonzero(alike & (scene.made_in == scene.made_in[row]))[0])
+    pattern, certainty, what = _kind_of_large(scene, row, _statement(scene, row))
+    rows = np.flatnonzero(alike & (scene.made_in >= 0))
+    if pattern is not Pattern.BROADCAST:
+        rows = np.flatnonzero(scene.lives.stack == scene.lives.stack[row])
     yield Suspicion(
         pattern,
         row,
-        np.array([row]),
+        np.flatnonzero(alike & scene.at_peak),
         certainty,
         what,
-        size,
-        scene.replayed(scene.whole(alike)),
+        nbytes,
+        scene.replayed(scene.whole(rows)),
     )
 
 
@@ -363,7 +368,7 @@ def _kind_of_large(scene: Scene, row: int, place: Place | None) -> tuple[Pattern
     narrow = _half_as_large(scene, row)
     if narrow and place is not None and calls_in(place.statement, *_NARROWING):
         return Pattern.UPCAST, 0.7, "are a wider copy of a tensor that is there too"
-    return Pattern.LARGEST, 0.35, "are one tensor"
+    return Pattern.LARGEST, 0.35, "are one tensor and others of its size"
 
 
 def _grows_by_copy(statement: ast.stmt) -> bool:

@@ -229,27 +229,40 @@ def _unused_gradients(scene: Scene) -> Iterator[Suspicion]:
         f"are gradients of {_common(names)} that no optimizer here uses or clears",
         scene.bytes_of(mask & scene.at_peak),
         _without(scene, mask | backward),
-        {"modules": ", ".join(names[:8]), **_binding_facts(scene, row)},
+        {
+            "modules": _common(names),
+            "same_root": bool({n.split(".")[0] for n in names} & _roots(scene, others)),
+        },
     )
 
 
+def _roots(scene: Scene, modules: set[int]) -> set[str]:
+    return {scene.seen.owners.module.names[m].split(".")[0] for m in modules if m}
+
+
 def _forward_site(scene: Scene, modules: set[int], otherwise: int) -> int:
-    """The row of the largest activation that those modules made: where their graph begins."""
-    mask = (scene.category == Category.ACTIVATION) & np.isin(scene.module, list(modules))
-    return scene.main_site(mask) if mask.any() else otherwise
+    """The row of the largest activation of those modules and their neighbours: of their graph."""
+    names = scene.seen.owners.module.names
+    around = _prefix([names[m] for m in modules])
+    near = [at for at, name in enumerate(names) if f"{name}.".startswith(f"{around}.")]
+    mask = (scene.category == Category.ACTIVATION) & np.isin(scene.module, near)
+    return scene.main_site(mask) if around and mask.any() else otherwise
 
 
-def _common(names: list[str]) -> str:
-    """``Net.encoder`` for all that begins so; the names themselves where they share nothing."""
-    parts = [name.split(".") for name in names]
+def _prefix(names: list[str]) -> str:
+    """The longest module path that all of them lie below or are."""
     shared = []
-    for column in zip(*parts):
+    for column in zip(*[name.split(".") for name in names], strict=False):
         if len(set(column)) > 1:
             break
         shared.append(column[0])
-    if shared:
-        return f"`{'.'.join(shared)}`"
-    return f"`{names[0]}` and {len(names) - 1} other modules"
+    return ".".join(shared)
+
+
+def _common(names: list[str]) -> str:
+    """``Net.encoder`` for all that lie below it; the first name where they share nothing."""
+    prefix = _prefix(names)
+    return f"`{prefix}`" if prefix else f"`{names[0]}` and {len(names) - 1} other modules"
 
 
 def _large_buffers(scene: Scene) -> Iterator[Suspicion]:
