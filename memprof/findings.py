@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from memprof.advice import advise
@@ -10,6 +11,7 @@ from memprof.analysis.examination import Examination, examine
 from memprof.analysis.findings import Found, Kind
 from memprof.analysis.host_growth import host_growth
 from memprof.analysis.leaks import leaks
+from memprof.analysis.pinned import pinned
 from memprof.analysis.reserves import fragmentation, non_torch
 from memprof.analysis.waste import waste_of
 from memprof.run import Run
@@ -25,12 +27,14 @@ def findings(run: Run, examination: Examination | None = None) -> tuple[Found, .
     ``examination`` saves time where the caller has one of ``run`` already.
     """
     growing = leaks(run)
+    wasted = _not_growing(waste_of(examination or examine(run)), growing)
     found = [
         *growing,
         *non_torch(run),
         *[one for one in host_growth(run) if not _is_part_of(one, growing)],
         *fragmentation(run),
-        *_not_growing(waste_of(examination or examine(run)), growing),
+        *wasted,
+        *_not_growing(pinned(run), (*growing, *wasted)),
     ]
     return tuple(replace(one, remedies=one.remedies or advise(one, run)) for one in found)
 
@@ -41,7 +45,7 @@ def _is_part_of(one: Found, growing: tuple[Found, ...]) -> bool:
     return any(outline(holder) in held for holder in one.holders[:1])
 
 
-def _not_growing(found: tuple[Found, ...], growing: tuple[Found, ...]) -> list[Found]:
-    """Waste at other lines than the leaks': there it is the same bytes."""
-    lines = {(leak.site.filename, leak.site.line) for leak in growing}
+def _not_growing(found: Sequence[Found], told: Sequence[Found]) -> list[Found]:
+    """Waste at other lines than those that were told: there it is the same bytes."""
+    lines = {(one.site.filename, one.site.line) for one in told}
     return [one for one in found if (one.site.filename, one.site.line) not in lines]
