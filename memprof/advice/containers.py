@@ -17,7 +17,7 @@ from memprof.advice.source import (
     last_name,
     memoizer,
 )
-from memprof.analysis.program import Place, bound_names
+from memprof.analysis.program import FUNCTIONS, Place, bound_names
 from memprof.analysis.suspicion import Pattern
 from memprof.records import Holder
 from memprof.units import format_bytes
@@ -37,6 +37,7 @@ def rules(case: Case) -> Iterator[Proposal]:
         yield from _notebook(case)
         yield from _container(case)
         yield from _concatenation(case)
+        yield from _parameter_groups(case)
         yield from _attribute(case)
     if case.pattern == Pattern.LINGERING.value:
         yield from _lingering(case)
@@ -164,11 +165,35 @@ def _container(case: Case) -> Iterator[Proposal]:
 
 
 def _grown(case: Case) -> Iterator[tuple[Holder, Place, Growing]]:
+    """Holders with the statement that fills their container."""
     for holder in case.found.holders:
         place = case.place_of(holder)
+        if place is None:
+            continue
         grown = growing(place)
+        if grown is None or isinstance(place.statement, FUNCTIONS):
+            place = _filling(place)
+            grown = growing(place)
         if place is not None and grown is not None:
             yield holder, place, grown
+
+
+def _filling(place: Place) -> Place | None:
+    """The statement that fills what a line makes: ``kept = []`` or ``def f(x, kept=[])``."""
+    statement = place.statement
+    scope: ast.AST = place.scope
+    names = {ast.unparse(target) for target in bound_names(statement)}
+    if isinstance(statement, FUNCTIONS):
+        scope = statement
+        arguments = statement.args
+        names = {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+    for node in ast.walk(scope):
+        if isinstance(node, (ast.Expr, ast.Assign)):
+            where = place.program.place(node)
+            grown = growing(where)
+            if grown is not None and grown.container in names:
+                return where
+    return None
 
 
 def _cache(place: Place, container: str, why: str, *, keyed: bool) -> Iterator[Proposal]:
@@ -190,6 +215,20 @@ def _concatenation(case: Case) -> Iterator[Proposal]:
         why = f"`{name}` is replaced by a larger copy of itself, and both are there meanwhile"
         yield Proposal("cpu_offload", 0.85, f"{why}: collect the parts in host memory.", place)
         yield Proposal("preallocate", 0.7, f"{why}: allocate the final size once.", place)
+        return
+
+
+def _parameter_groups(case: Case) -> Iterator[Proposal]:
+    if "optimizer_state" not in case.links:
+        return
+    for _, place in case.calls("add_param_group"):
+        yield Proposal(
+            "del_ref",
+            0.85,
+            "An optimizer keeps every parameter it was ever given, and its state: take old groups "
+            "out of `param_groups` and `state`, or make a new optimizer.",
+            place,
+        )
         return
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from memprof.advice.case import Case, Proposal, place_at, says
 from memprof.advice.patch import diff, replaced
+from memprof.advice.source import growing
 from memprof.analysis.lingering import kept_exception
 from memprof.analysis.program import Place
 from memprof.analysis.suspicion import Pattern
@@ -28,6 +29,12 @@ def _logged(case: Case) -> Iterator[Proposal]:
     place = case.link_place("log_record")
     if place is None:
         return
+    names = [link.name for h in case.found.holders for link in h.links if link.kind == "log_record"]
+    if not case.links & {"traceback", "exception", "frame"} and "exc_info" not in names:
+        why = "A handler keeps the log record, and the record its arguments: log numbers, not tensors."
+        yield Proposal("item", 0.9, why, place)
+        yield Proposal("clear_container", 0.7, "Or empty the handler's records.", place)
+        return
     yield Proposal(
         "clear_traceback",
         0.95,
@@ -39,6 +46,8 @@ def _logged(case: Case) -> Iterator[Proposal]:
 
 def _kept(case: Case) -> Iterator[Proposal]:
     if not case.links & set(_KINDS) and not case.fact("raises", otherwise=False):
+        return
+    if "log_record" in case.links:
         return
     found = _storing(case)
     holder = case.holder(*_KINDS)
@@ -64,12 +73,13 @@ def _storing(case: Case) -> Place | None:
 
 def _text_patch(place: Place | None) -> str:
     """``failure = exc`` becomes ``failure = str(exc)``."""
-    statement = place.statement if place is not None else None
-    if place is None or not isinstance(statement, ast.Assign):
+    if place is None:
         return ""
-    if not isinstance(statement.value, ast.Name):
+    grown = growing(place)
+    value = grown.values[-1] if grown is not None else getattr(place.statement, "value", None)
+    if not isinstance(value, ast.Name):
         return ""
-    return diff(place.program, replaced(statement.value, f"str({statement.value.id})"))
+    return diff(place.program, replaced(value, f"str({value.id})"))
 
 
 def _retried(case: Case) -> Iterator[Proposal]:

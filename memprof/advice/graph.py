@@ -73,6 +73,8 @@ def _kept_results(case: Case) -> Iterator[Proposal]:
     """A container that takes tensors with a ``grad_fn``."""
     if not case.graph and case.found.kind is not Kind.HOST_GROWTH:
         return
+    if case.links & {"exception", "traceback", "frame", "log_record"}:
+        return  # what the container takes is not the tensor
     for place in case.places:
         grown = growing(place)
         if grown is None:

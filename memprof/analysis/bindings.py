@@ -17,9 +17,9 @@ from memprof.analysis.program import (
 )
 from memprof.trace import Frame
 
-__all__ = ["Binding", "binding_of", "handed_on", "is_read_before"]
+__all__ = ["STORING", "Binding", "binding_of", "handed_on", "is_read_before"]
 
-_STORING = frozenset(
+STORING = frozenset(
     ["append", "appendleft", "add", "extend", "insert", "put", "put_nowait", "push", "update"]
 )
 
@@ -70,7 +70,7 @@ def _persists(place: Place) -> bool:
 
 
 def handed_on(place: Place, name: str) -> Place | None:
-    """The first later statement of the same function that stores ``name`` in something longer-lived."""
+    """The first later statement of the same function that stores ``name`` in what lives longer."""
     for statement in _later(place):
         if _stores(statement, name):
             return place.program.place(statement)
@@ -95,7 +95,7 @@ def _stores(statement: ast.stmt, name: str) -> bool:
     kept = [t for t in bound_names(statement) if isinstance(t, (ast.Attribute, ast.Subscript))]
     if kept and isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None:
         return _passes(statement.value, name)
-    if isinstance(statement, ast.Expr) and called_name(statement.value) in _STORING:
+    if isinstance(statement, ast.Expr) and called_name(statement.value) in STORING:
         call = statement.value
         assert isinstance(call, ast.Call)
         return any(_passes(argument, name) for argument in call.args)

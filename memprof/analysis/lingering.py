@@ -1,4 +1,4 @@
-"""Tensors that a name keeps after their last use: until they are replaced, or through another pass."""
+"""Tensors that a name keeps after their last use: until replaced, or through another pass."""
 
 from __future__ import annotations
 
@@ -8,14 +8,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.analysis.bindings import Binding, binding_of, handed_on
-from memprof.analysis.program import FUNCTIONS, bound_names, loaded_names, program_of
+from memprof.analysis.bindings import STORING, Binding, binding_of, handed_on
+from memprof.analysis.program import (
+    FUNCTIONS,
+    bound_names,
+    calls_in,
+    loaded_names,
+    program_of,
+)
 from memprof.analysis.savings import Saving
 from memprof.analysis.scene import Bools, Ints, Scene
 from memprof.analysis.suspicion import Pattern, Suspicion
 from memprof.trace import Category, Frame, Phase
 
-__all__ = ["lingering", "successors"]
+__all__ = ["kept_exception", "lingering", "successors"]
 
 _LEAST_SHARE_OF_STEPS = 0.4
 _LEAST_TIMES = 2
@@ -168,16 +174,26 @@ def kept_exception(frame: Frame) -> ast.stmt | None:
 
 
 def _stores_exception(handler: ast.ExceptHandler) -> ast.stmt | None:
-    for node in handler.body:
-        for statement in ast.walk(node):
-            if not isinstance(statement, ast.Assign):
+    for block in handler.body:
+        for statement in ast.walk(block):
+            if not isinstance(statement, (ast.Assign, ast.Expr)):
                 continue
-            if handler.name and handler.name in _plain_names(statement.value):
-                return statement
-            if any(isinstance(n, ast.Attribute) and n.attr == "__traceback__"
-                   for n in ast.walk(statement.value)):  # fmt: skip
+            values = [statement.value]
+            if isinstance(statement, ast.Expr):  # errors.append(error)
+                kept = calls_in(statement, *STORING)
+                values = [argument for call in kept for argument in call.args]
+            if any(_is_exception(value, handler.name) for value in values):
                 return statement
     return None
+
+
+def _is_exception(value: ast.expr, name: str | None) -> bool:
+    if name and name in _plain_names(value):
+        return True
+    if isinstance(value, ast.Call):
+        return False
+    attributes = [n.attr for n in ast.walk(value) if isinstance(n, ast.Attribute)]
+    return "__traceback__" in attributes
 
 
 def _plain_names(value: ast.expr) -> set[str]:

@@ -12,7 +12,7 @@ import numpy as np
 from memprof.analysis.bindings import binding_of
 from memprof.analysis.program import Program, program_of
 from memprof.analysis.savings import Saving
-from memprof.analysis.scene import Bools, Scene
+from memprof.analysis.scene import Bools, Ints, Scene
 from memprof.analysis.suspicion import Pattern, Suspicion
 from memprof.trace import Category, Phase
 
@@ -147,12 +147,15 @@ def _reads(program: Program, name: str) -> Iterator[bool]:
 def _autocast_cache(scene: Scene, free: Bools) -> Iterator[Suspicion]:
     """Half-size copies of parameters, made in their module's forward and kept over steps."""
     parameter = scene.category == Category.PARAMETER
-    known = set(zip(scene.module[parameter].tolist(), scene.lives.requested[parameter].tolist()))
-    mask = free & (scene.phase == Phase.FORWARD)
+    weights = Counter(_keys(scene, np.flatnonzero(parameter), 1))
+    candidates = np.flatnonzero(free & (scene.phase == Phase.FORWARD))
+    keys = _keys(scene, candidates, 2)
+    # The cache has one copy of a weight; more of that size are activations that look like it.
+    copies = Counter(keys)
     rows = [
         row
-        for row in np.flatnonzero(mask).tolist()
-        if (int(scene.module[row]), 2 * int(scene.lives.requested[row])) in known
+        for row, key in zip(candidates.tolist(), keys, strict=True)
+        if 0 < copies[key] <= weights[key]
     ]
     if len(rows) < 2:
         return
@@ -167,6 +170,12 @@ def _autocast_cache(scene: Scene, free: Bools) -> Iterator[Suspicion]:
         scene.replayed(scene.whole(picked)),
         {"copies": len(rows)},
     )
+
+
+def _keys(scene: Scene, rows: Ints, times: int) -> list[tuple[int, int]]:
+    """Module, and so many times the bytes, of each row."""
+    requested = times * scene.lives.requested[rows]
+    return list(zip(scene.module[rows].tolist(), requested.tolist(), strict=True))
 
 
 def _old_graphs(scene: Scene, long: Bools) -> Iterator[Suspicion]:
