@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import webbrowser
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 import click
 
 from memprof.analysis.examination import Examination, examine
 from memprof.analysis.findings import Found
 from memprof.analysis.summary import Summary, summarize
+from memprof.analysis.whatif import DeviceWhatIf, replay
+from memprof.findings import findings
 from memprof.loading import load
+from memprof.trace import Action
 from memprof_cli.progress import progress
 from memprof_cli.screen import print_summary, summaries_json
 
 __all__ = ["command"]
+
+_WHAT_IF_EVENTS = 50_000
+"""Above these the page leaves the what-if table to `memprof what-if --search`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Report:
+    examination: Examination
+    found: tuple[Found, ...]
+    summary: Summary
 
 
 @click.command()
@@ -45,23 +58,21 @@ def command(
     if page is not None:
         _write_page(reports, page)
     if as_json:
-        click.echo(summaries_json([summary for _, _, summary in reports]))
+        click.echo(summaries_json([report.summary for report in reports]))
     else:
-        for _, found, summary in reports:
-            print_summary(summary, found)
+        for report in reports:
+            print_summary(report.summary, report.found)
         if page is not None:
             click.echo(f"page: {page}")
     if open_page and page is not None:
         webbrowser.open(page.absolute().as_uri())
 
 
-_Report: TypeAlias = "tuple[Examination, tuple[Found, ...], Summary]"
-
-
 def _examined(file: Path) -> _Report:
-    examination = examine(load(file))
-    found: tuple[Found, ...] = ()
-    return examination, found, summarize(examination, found)
+    run = load(file)
+    examination = examine(run)
+    found = findings(run, examination)
+    return _Report(examination, found, summarize(examination, found))
 
 
 def _beside(file: Path) -> Path:
@@ -73,7 +84,21 @@ def _beside(file: Path) -> Path:
 
 
 def _write_page(reports: Sequence[_Report], page: Path) -> None:
-    # plotly takes longer to import than most reports take to compute.
+    # The page's parts take longer to import than most reports take to compute.
     from memprof_dashboards import Reported, write
 
-    write([Reported(e, summary, found) for e, found, summary in reports], page)
+    write([Reported(r.examination, r.summary, r.found, _what_if(r)) for r in reports], page)
+
+
+def _what_if(report: _Report) -> tuple[DeviceWhatIf, ...]:
+    """Other allocator settings for the page, where that takes a moment and not minutes."""
+    run = report.examination.run
+    if sum(device.events for device in run.devices) > _WHAT_IF_EVENTS:
+        return ()
+    return tuple(
+        row
+        for device in run.devices
+        for trace in device.windows[-1:]
+        if (trace.events.action == Action.ALLOC).any()
+        for row in replay(trace, search=True)
+    )
