@@ -19,6 +19,7 @@ from memprof.errors import (
 from memprof.version import __version__
 
 if TYPE_CHECKING:
+    from memprof.analysis.whatif import replay
     from memprof.holding import holders, tensors
     from memprof.loading import load
     from memprof.run import Run
@@ -39,6 +40,7 @@ __all__ = [
     "annotate",
     "holders",
     "load",
+    "replay",
     "start",
     "step",
     "steps",
@@ -54,6 +56,7 @@ _HOMES = {
     "annotate": "memprof.tracker",
     "holders": "memprof.holding",
     "load": "memprof.loading",
+    "replay": "memprof.analysis.whatif",
     "start": "memprof.tracker",
     "step": "memprof.tracker",
     "steps": "memprof.tracker",
