@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from memprof.advice import FIXES, advise
+from memprof.analysis.findings import Evidence, Found, Kind
+from memprof.analysis.scene import site_at
+from memprof.loading import load
+from memprof.records import Holder, Link
+from memprof.testing import TraceBuilder, write_run
+from memprof.trace import Frame, Phase
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "fixes"
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(tmp_path)
+
+
+class Bench:
+    """A source file, a run, and findings about lines of that file."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.settings = {}
+        self.backward = True
+
+    def write(self, text):
+        self.file = self.folder / "train.py"
+        self.file.write_text(text)
+        self.lines = text.splitlines()
+        return self
+
+    def line(self, text):
+        return next(n for n, line in enumerate(self.lines, 1) if text in line)
+
+    def holder(self, text, *links, description="list `kept`"):
+        line = self.line(text)
+        made = [Link(kind, name, length=length) for kind, name, length in links]
+        return Holder(description, links[-1][0], str(self.file), line, self.lines[line - 1], made)
+
+    def advise(self, site, *holders, kind=Kind.LEAK, category="", allocs=(), nbytes=4096, **facts):
+        trace = TraceBuilder(device="cuda:0", settings=self.settings)
+        trace.label(step=0, phase=Phase.BACKWARD if self.backward else Phase.FORWARD)
+        trace.alloc(512, "x")
+        write_run(self.folder / "run.json", trace.build())
+        frame = Frame("step", str(self.file), self.line(site))
+        found = Found(
+            kind=kind,
+            device="cuda:0",
+            site=site_at(frame),
+            title="",
+            bytes=nbytes,
+            bytes_per_step=nbytes,
+            stack=(frame,),
+            category=category,
+            holders=holders,
+            evidence=Evidence(0, allocs, facts) if len(allocs) else Evidence(0, facts=facts),
+        )
+        return advise(found, load(self.folder / "run.json"))
+
+
+def fixes(remedies):
+    return [remedy.fix for remedy in remedies]
+
+
+LOOP = """\
+def step(net, kept):
+    loss = net().mean()
+    kept.append(loss)
+    loss.backward()
+"""
+
+
+def test_every_fix_has_a_page_with_the_four_parts():
+    assert {page.stem for page in DOCS.glob("*.md")} - {"README"} == set(FIXES)
+    for fix in FIXES:
+        text = (DOCS / f"{fix}.md").read_text()
+        for part in ("## The pattern", "## Why it costs memory", "## The fix", "## When not to"):
+            assert part in text
+        assert text.count("```python") == 2
+
+
+def test_a_list_that_keeps_graphs_is_told_to_detach(bench):
+    bench.write(LOOP)
+    through_graph = bench.holder(
+        "append",
+        ("item", "0", 9),
+        ("autograd_node", "MeanBackward0", -1),
+        ("saved_tensor", "a", -1),
+    )
+    first, *rest = bench.advise("loss = net", through_graph)
+    assert (first.fix, first.line, first.code) == ("detach", 3, "kept.append(loss)")
+    assert "+    kept.append(loss.detach())" in first.patch
+    assert "item" in fixes(rest)
+
+
+def test_detaching_what_is_kept_after_its_backward_pass_is_said_to_free_no_tensor(bench):
+    bench.write(LOOP)
+    remedies = bench.advise(
+        "loss = net", bench.holder("append", ("item", "0", 9)), category="activation"
+    )
+    detach = next(remedy for remedy in remedies if remedy.fix == "detach")
+    assert detach.saves_bytes == 0
+    assert "host memory" in detach.why
+    assert remedies[0].fix == "cpu_offload"
+    assert remedies[0].saves_bytes == 4096
+
+
+def test_a_kept_tensor_of_one_number_is_told_to_be_the_number(bench):
+    bench.write(LOOP)
+    remedies = bench.advise(
+        "loss = net", bench.holder("append", ("item", "0", 9)), category="activation", nbytes=512
+    )
+    assert remedies[0].fix == "item"
+    assert "+    kept.append(loss.item())" in remedies[0].patch
+
+
+def test_a_running_sum_on_the_host_is_said_to_keep_graph_nodes(bench):
+    bench.write("def step(s, loss):\n    s.total = s.total + loss\n")
+    holder = bench.holder(
+        "s.total", ("attribute", "total", -1), ("autograd_node", "AddBackward0", -1)
+    )
+    first, second = bench.advise("s.total", holder, kind=Kind.HOST_GROWTH)[:2]
+    assert fixes([first, second]) == ["item", "detach"]
+    assert "host memory" in first.why
+    assert "+    s.total = s.total + loss.item()" in first.patch
+
+
+CACHE = """\
+class Rotary:
+    def forward(self, n):
+        if n not in self.cache:
+            self.cache[n] = self.table(n)
+        return self.cache[n]
+"""
+
+
+def test_a_dict_that_is_asked_for_its_key_first_is_a_cache_without_bound(bench):
+    bench.write(CACHE)
+    holder = bench.holder("self.cache[n] = ", ("attribute", "cache", -1), ("item", "7", 40))
+    assert bench.advise("self.cache[n] = ", holder)[0].fix == "bound_cache"
+
+
+METRIC = """\
+class Metric:
+    def update(self, x):
+        self.values.append(x)
+
+    def compute(self):
+        return cat(self.values)
+
+    def reset(self):
+        self.values = []
+"""
+
+
+def test_a_metric_is_told_to_be_reset_only_where_a_method_does_just_that(bench):
+    bench.write(METRIC)
+    holder = bench.holder("append", ("attribute", "values", -1), ("item", "0", 9))
+    assert bench.advise("append", holder)[0].fix == "reset_metric"
+    bench.write(METRIC.replace("self.values = []", "self.values = []\n        return self.score()"))
+    assert "reset_metric" not in fixes(bench.advise("append", holder))
+
+
+def test_models_in_a_list_are_let_go_rather_than_offloaded(bench):
+    bench.write("def trial(folds, model):\n    folds.append(model)\n")
+    links = [("item", "0", 9), ("parameter", "weight", -1)]
+    remedies = bench.advise("append", bench.holder("append", *links), category="parameter")
+    assert remedies[0].fix == "del_ref"
+    assert "cpu_offload" not in fixes(remedies)
+
+
+def test_a_registry_of_instances_becomes_weak(bench):
+    bench.write("import torch\n\n\nclass Net:\n    everyone = set()\n")
+    holder = bench.holder("everyone", ("class_attribute", "everyone", -1), ("item", "0", 4))
+    first = bench.advise("everyone", holder)[0]
+    assert first.fix == "weakref"
+    assert "+import weakref" in first.patch
+    assert "+    everyone = weakref.WeakSet()" in first.patch
+
+
+def test_a_view_that_keeps_its_storage_is_cloned_and_leaves_only_its_own_bytes(bench):
+    bench.write(
+        "def step(kept, net):\n    out = net()\n    first = out[:, 0]\n    kept.append(first)\n"
+    )
+    holder = bench.holder("append", ("item", "0", 9), ("base", "64 of 4096 bytes", -1))
+    first = bench.advise("out = net", holder)[0]
+    assert (first.fix, first.line) == ("clone_view", 3)
+    assert "+    first = out[:, 0].clone()" in first.patch
+    assert first.saves_bytes == 4096 - 64
+
+
+def test_expandable_segments_are_not_advised_where_they_are_on(bench):
+    bench.write("x = f()\n")
+    facts = {"pattern": "fragmentation", "sizes_at_site": 20}
+    off = fixes(bench.advise("x = f", kind=Kind.FRAGMENTATION, **facts))
+    assert off == ["expandable_segments", "static_shapes", "max_split_size"]
+    bench.settings = {"expandable_segments": True}
+    assert fixes(bench.advise("x = f", kind=Kind.FRAGMENTATION, **facts)) == ["static_shapes"]
+
+
+def test_empty_cache_is_never_advised_for_tensors_that_are_alive(bench):
+    bench.write(LOOP)
+    for kind in (Kind.LEAK, Kind.CYCLE, Kind.WASTE, Kind.FRAGMENTATION):
+        assert "empty_cache" not in fixes(bench.advise("append", kind=kind))
+
+
+def test_an_empty_cache_call_in_every_step_is_taken_out(bench):
+    bench.write("def step():\n    train()\n    torch.cuda.empty_cache()\n")
+    (first,) = bench.advise("train", kind=Kind.WASTE, pattern="cache_emptied")
+    assert first.fix == "drop_empty_cache"
+    assert "-    torch.cuda.empty_cache()" in first.patch
+
+
+def test_a_loaded_checkpoint_goes_to_the_host(bench):
+    bench.write("ckpt = torch.load(path, map_location=device)\n")
+    first = bench.advise("ckpt", kind=Kind.WASTE, pattern="loaded", target="ckpt")[0]
+    assert first.fix == "map_location_cpu"
+    assert '+ckpt = torch.load(path, map_location="cpu")' in first.patch
+
+
+def test_at_most_three_remedies_and_each_of_the_vocabulary(bench):
+    bench.write(METRIC)
+    holder = bench.holder("append", ("attribute", "values", -1), ("item", "0", 9))
+    remedies = bench.advise("append", holder, category="activation")
+    assert len(remedies) == 3
+    assert all(r.fix in FIXES and r.url == f"docs/fixes/{r.fix}.md" for r in remedies)
+
+
+def test_without_the_source_there_is_advice_without_patches(bench):
+    bench.write(LOOP)
+    holder = bench.holder("append", ("item", "0", 9))
+    bench.file.rename(bench.folder / "gone.py")
+    remedies = bench.advise("append", holder, category="activation")
+    assert remedies
+    assert not any(remedy.patch for remedy in remedies)

@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import pytest
+
+from memprof.analysis.examination import examine
+from memprof.analysis.findings import Kind
+from memprof.analysis.waste import waste, waste_of
+from memprof.loading import load
+from memprof.testing import TraceBuilder, write_run
+from memprof.trace import Category, Frame, Phase
+
+KIB = 1 << 10
+MIB = 1 << 20
+TRAIN = Frame("train", "/home/user/train.py", 10)
+STEPS = 12
+
+
+class Job:
+    """Steps of a small training job on an ordinary allocator; `each` adds a mistake to it."""
+
+    def __init__(self):
+        self.trace = TraceBuilder(device="cpu")
+        self.count = 0
+
+    def stack(self, line, *inner):
+        return (*inner, Frame("train", TRAIN.filename, line))
+
+    def alloc(self, size, name, line, category=Category.UNKNOWN, inner=()):
+        self.trace.alloc(size, name, stack=self.stack(line, *inner), category=category)
+
+    def model(self, layers=4, size=256 * KIB):
+        self.trace.label(step=0, phase=Phase.OTHER)
+        for layer in range(layers):
+            self.trace.label(step=0, phase=Phase.OTHER, module=f"Net.{layer}")
+            self.alloc(size + layer * 1024, f"w{layer}", 2, Category.PARAMETER)
+
+    def forward(self, step, layers=4, size=128 * KIB, line=10):
+        for layer in range(layers):
+            self.trace.label(step=step, phase=Phase.FORWARD, module=f"Net.{layer}")
+            self.alloc(size, f"a{layer}.{step}", line, Category.ACTIVATION)
+
+    def backward(self, step, layers=4, size=256 * KIB, gradients=True):
+        for layer in reversed(range(layers)):
+            self.trace.label(step=step, phase=Phase.BACKWARD, module=f"Net.{layer}")
+            if gradients:
+                self.alloc(size + layer * 1024, f"g{layer}.{step}", 20, Category.GRADIENT)
+            else:
+                # the new gradient is added to the old one and goes
+                self.alloc(size + layer * 1024, f"t{layer}.{step}", 20, Category.TEMPORARY)
+                self.trace.free(f"t{layer}.{step}")
+            self.trace.free(f"a{layer}.{step}")
+
+    def drop_gradients(self, step, layers=4):
+        self.trace.label(step=step, phase=Phase.OTHER)
+        for layer in range(layers):
+            self.trace.free(f"g{layer}.{step}")
+
+    def found(self, path):
+        write_run(path, self.trace.build())
+        return waste(load(path))
+
+
+def patterns(found):
+    return [one.evidence.facts["pattern"] for one in found]
+
+
+@pytest.fixture
+def job():
+    made = Job()
+    made.model()
+    return made
+
+
+def test_a_plain_training_loop_wastes_nothing_but_what_checkpointing_would_save(job, tmp_path):
+    for step in range(STEPS):
+        job.forward(step)
+        job.backward(step)
+        job.drop_gradients(step)
+    assert set(patterns(job.found(tmp_path / "run.json"))) <= {"activations"}
+
+
+def test_gradients_that_are_zeroed_instead_of_dropped_are_found(job, tmp_path):
+    job.forward(0)
+    job.backward(0)
+    for step in range(1, STEPS):
+        job.forward(step, size=512 * KIB)
+        job.backward(step, gradients=False)
+    found = job.found(tmp_path / "run.json")
+    (held,) = [one for one in found if one.evidence.facts["pattern"] == "held_gradients"]
+    assert held.bytes == 4 * 256 * KIB + (1 + 2 + 3) * KIB
+    assert held.evidence.facts["peak_before"] - held.evidence.facts["peak_after"] == held.bytes
+
+
+def test_gradients_of_an_accumulation_are_meant(job, tmp_path):
+    for step in range(STEPS):
+        job.forward(step, size=512 * KIB)
+        job.backward(step, gradients=step % 4 == 0)
+        if step % 4 == 3:
+            job.drop_gradients(step - 3)
+    assert "held_gradients" not in patterns(job.found(tmp_path / "run.json"))
+
+
+def test_a_copy_of_the_parameters_is_found_and_weighed_by_a_replay(job, tmp_path):
+    for layer in range(4):
+        job.alloc(256 * KIB + layer * 1024, f"copy{layer}", 40)
+    for step in range(STEPS):
+        job.forward(step)
+        job.backward(step)
+        job.drop_gradients(step)
+    found = {one.evidence.facts["pattern"]: one for one in job.found(tmp_path / "run.json")}
+    copy = found["copy_of_model"]
+    facts = copy.evidence.facts
+    assert copy.bytes == 4 * 256 * KIB + 6 * KIB == facts["peak_before"] - facts["peak_after"]
+    assert copy.site.line == 40
+
+
+def test_what_torch_load_made_and_nobody_dropped_is_found(job, tmp_path):
+    loading = Frame("load", "/venv/lib/python3.12/site-packages/torch/serialization.py", 1500)
+    job.alloc(MIB, "loaded", 5, inner=(loading,))
+    for step in range(STEPS):
+        job.forward(step)
+        job.backward(step)
+        job.drop_gradients(step)
+    found = job.found(tmp_path / "run.json")
+    assert patterns(found)[0] == "loaded"
+    assert (found[0].bytes, found[0].site.line) == (MIB, 5)
+
+
+def test_low_precision_copies_of_weights_that_stay_are_autocast_s_cache(job, tmp_path):
+    for layer in range(4):
+        job.trace.label(step=0, phase=Phase.FORWARD, module=f"Net.{layer}")
+        job.alloc((256 * KIB + layer * 1024) // 2, f"half{layer}", 10)
+    for step in range(STEPS):
+        job.trace.label(step=step, phase=Phase.FORWARD, module="Net.0")
+        job.alloc(64 * KIB, f"x{step}", 11)
+        job.trace.free(f"x{step}")
+    found = job.found(tmp_path / "run.json")
+    assert patterns(found)[0] == "autocast_cache"
+    assert found[0].evidence.facts["copies"] == 4
+
+
+def test_graphs_of_earlier_steps_in_a_bounded_pool_are_found(job, tmp_path):
+    for step in range(4 * STEPS):
+        job.forward(step)
+        job.trace.label(step=step, phase=Phase.BACKWARD)
+        if step >= 5:
+            for layer in range(4):
+                job.trace.free(f"a{layer}.{step - 5}")
+    found = job.found(tmp_path / "run.json")
+    assert patterns(found)[0] == "old_graphs"
+    assert found[0].bytes >= 5 * 4 * 128 * KIB
+
+
+def test_gradients_that_no_optimizer_clears_are_told_from_those_that_one_does(job, tmp_path):
+    for step in range(STEPS):
+        job.forward(step)
+        for layer in reversed(range(4)):
+            job.trace.label(step=step, phase=Phase.BACKWARD, module=f"Net.{layer}")
+            if layer == 3 or step == 0:
+                job.alloc(256 * KIB + layer * KIB, f"g{layer}.{step}", 20, Category.GRADIENT)
+            job.trace.free(f"a{layer}.{step}")
+        job.trace.label(step=step, phase=Phase.OTHER)
+        job.trace.free(f"g3.{step}")
+    found = {one.evidence.facts["pattern"]: one for one in job.found(tmp_path / "run.json")}
+    unused = found["unused_gradients"]
+    assert unused.bytes == 3 * 256 * KIB + 3 * KIB
+    assert unused.evidence.facts["same_root"] is True
+
+
+def test_a_forward_pass_that_keeps_its_activations_for_no_backward_is_found(job, tmp_path):
+    for step in range(STEPS):
+        job.forward(step)
+        job.trace.label(step=step, phase=Phase.OTHER)
+        job.alloc(512, f"sum{step}", 12)
+        for layer in range(4):
+            job.trace.free(f"a{layer}.{step}")
+        job.trace.free(f"sum{step}")
+    assert "evaluation_graph" in patterns(job.found(tmp_path / "run.json"))
+
+
+def test_activations_that_outlive_the_backward_pass_are_a_retained_graph(job, tmp_path):
+    for step in range(STEPS):
+        job.forward(step)
+        job.trace.label(step=step, phase=Phase.BACKWARD)
+        job.alloc(512, f"t{step}", 20)
+        job.trace.free(f"t{step}")
+        if step:
+            for layer in range(4):
+                job.trace.free(f"a{layer}.{step - 1}")
+    assert "retained_graph" in patterns(job.found(tmp_path / "run.json"))
+
+
+def test_temporaries_of_a_multi_tensor_optimizer_at_the_peak_are_found(job, tmp_path):
+    inner = Frame("_multi_tensor_adam", "/venv/site-packages/torch/optim/adam.py", 600)
+    for step in range(STEPS):
+        job.trace.label(step=step, phase=Phase.OPTIMIZER)
+        for number in range(8):
+            job.alloc(256 * KIB, f"t{number}.{step}", 30, inner=(inner,))
+        for number in range(8):
+            job.trace.free(f"t{number}.{step}")
+    found = job.found(tmp_path / "run.json")
+    assert patterns(found)[0] == "optimizer_temporaries"
+    facts = found[0].evidence.facts
+    assert facts["peak_before"] - facts["peak_after"] == 6 * 256 * KIB  # one tensor needs two
+
+
+def test_what_is_freed_only_when_its_replacement_exists_lingers(job, tmp_path):
+    for step in range(STEPS):
+        job.trace.label(step=step, phase=Phase.OTHER)
+        for part in range(4):
+            job.alloc(512 * KIB, f"big{part}.{step}", 50 + part)
+        if step:
+            for part in range(4):
+                job.trace.free(f"big{part}.{step - 1}")
+    found = job.found(tmp_path / "run.json")
+    assert patterns(found)[0] == "lingering"
+    facts = found[0].evidence.facts
+    assert facts["peak_before"] - facts["peak_after"] >= 3 * 512 * KIB
+
+
+def test_an_empty_run_has_no_waste(tmp_path):
+    write_run(tmp_path / "run.json", TraceBuilder(device="cpu").build())
+    assert waste(load(tmp_path / "run.json")) == ()
+
+
+def test_the_cache_emptied_in_every_step_is_flagged_where_the_allocator_is_real(tmp_path):
+    trace = TraceBuilder(device="cuda:0")
+    for step in range(STEPS):
+        trace.label(step=step, phase=Phase.OTHER)
+        trace.alloc(8 * MIB, f"x{step}", stack=(TRAIN,)).free(f"x{step}").empty_cache()
+    write_run(tmp_path / "run.json", trace.build())
+    (found,) = [
+        one
+        for one in waste_of(examine(load(tmp_path / "run.json")))
+        if one.evidence.facts["pattern"] == "cache_emptied"
+    ]
+    assert found.kind is Kind.WASTE
+    assert found.bytes == 8 * MIB
