@@ -1,7 +1,9 @@
 """Ask memprof who keeps a tensor alive."""
 
 import functools
+
 import torch
+
 import memprof
 
 
@@ -14,7 +16,7 @@ class Trainer:
         self.outputs.append((x * 2).sum())
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def mask(length):
     return torch.ones(length, length)
 
