@@ -158,7 +158,7 @@ def _container(case: Case) -> Iterator[Proposal]:
             yield Proposal(
                 "cpu_offload",
                 certainty,
-                f"{why}: keep its items in host memory ({how}), or only the numbers needed of them.",
+                f"{why}: keep its items in host memory ({how}), or the numbers needed of them.",
                 place,
             )
         return

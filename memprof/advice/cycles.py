@@ -114,7 +114,7 @@ def _hook(case: Case) -> Iterator[Proposal]:
             yield Proposal(
                 "break_cycle",
                 0.92,
-                f"The hook of `{own}` uses `{own}` itself, and autograd owns the hook from C++, where "
+                f"The hook of `{own}` uses `{own}` itself, and C++ owns the hook, where "
                 "no collector looks: compute what it needs beforehand, detached.",
                 place,
             )
@@ -168,7 +168,7 @@ def _closed_over(place: Place, call: ast.Call) -> set[str]:
 
 
 def _checkpoint(case: Case) -> Iterator[Proposal]:
-    """A reentrant checkpoint keeps its function on the node, and the function what it closes over."""
+    """A reentrant checkpoint keeps its function on the node, and that what it closes over."""
     nodes = [link.type_name + link.name for h in case.found.holders for link in h.links]
     if not any("CheckpointFunction" in name for name in nodes):
         return
@@ -182,7 +182,7 @@ def _checkpoint(case: Case) -> Iterator[Proposal]:
                 "break_cycle",
                 0.93,
                 "The reentrant checkpoint keeps its function on the output's graph node, and the "
-                "function reaches an object that holds the output: `use_reentrant=False` keeps none.",
+                "function reaches what holds the output: `use_reentrant=False` keeps none.",
                 scope.program.place(call),
                 patch=diff(scope.program, with_keyword(call, "use_reentrant", "False")),
             )

@@ -31,7 +31,7 @@ def _logged(case: Case) -> Iterator[Proposal]:
         return
     names = [link.name for h in case.found.holders for link in h.links if link.kind == "log_record"]
     if not case.links & {"traceback", "exception", "frame"} and "exc_info" not in names:
-        why = "A handler keeps the log record, and the record its arguments: log numbers, not tensors."
+        why = "A handler keeps the record, and the record its arguments: log numbers, not tensors."
         yield Proposal("item", 0.9, why, place)
         yield Proposal("clear_container", 0.7, "Or empty the handler's records.", place)
         return

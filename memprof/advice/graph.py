@@ -1,4 +1,4 @@
-"""Rules for what hangs on autograd's graph: kept losses, histories, passes that keep for nothing."""
+"""Rules for what hangs on autograd's graph: kept losses, histories, passes for nothing."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def _created_graph(case: Case) -> Iterator[Proposal]:
             yield Proposal(
                 "set_to_none",
                 0.93 if by_parameter else 0.7,
-                "With `create_graph=True` a gradient holds the graph that made it, and the graph the "
+                "With `create_graph=True` a gradient holds the graph that made it, and that the "
                 "leaf: set `.grad = None` once the gradients have been used.",
                 where,
             )

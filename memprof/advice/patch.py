@@ -1,4 +1,4 @@
-"""Mechanical changes of a source file as unified diffs: parts are replaced, nothing is reformatted."""
+"""Mechanical changes of a source file as unified diffs; nothing is reformatted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Text in place of what lies between two positions; columns count UTF-8 bytes, as `ast` does."""
+    """Text in place of what lies between two positions; columns count UTF-8 bytes, as in `ast`."""
 
     line: int
     column: int
@@ -36,13 +36,15 @@ class Edit:
 def replaced(node: ast.expr | ast.stmt, text: str) -> Edit:
     """An expression or a statement, replaced."""
     end_line, end_column = node.end_lineno, node.end_col_offset
-    assert end_line is not None and end_column is not None
+    assert end_line is not None
+    assert end_column is not None
     return Edit(node.lineno, node.col_offset, end_line, end_column, text)
 
 
 def wrapped(node: ast.expr, suffix: str) -> list[Edit]:
     """An expression with a suffix such as ``.detach()``, in parentheses where it needs them."""
-    assert node.end_lineno is not None and node.end_col_offset is not None
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
     plain = isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))
     end = Edit(node.end_lineno, node.end_col_offset, node.end_lineno, node.end_col_offset,
                suffix if plain else ")" + suffix)  # fmt: skip
@@ -60,27 +62,32 @@ def with_keyword(call: ast.Call, name: str, value: str) -> Edit:
         key=lambda n: (n.end_lineno or 0, n.end_col_offset or 0),
         default=None,
     )
-    assert call.end_lineno is not None and call.end_col_offset is not None
+    assert call.end_lineno is not None
+    assert call.end_col_offset is not None
     if last is None:
         return Edit(call.end_lineno, call.end_col_offset - 1, call.end_lineno,
                     call.end_col_offset - 1, f"{name}={value}")  # fmt: skip
     if isinstance(last, ast.GeneratorExp) and not call.keywords and len(call.args) == 1:
         raise ValueError("a bare generator must stay the only argument")
-    assert last.end_lineno is not None and last.end_col_offset is not None
+    assert last.end_lineno is not None
+    assert last.end_col_offset is not None
     return Edit(last.end_lineno, last.end_col_offset, last.end_lineno, last.end_col_offset,
                 f", {name}={value}")  # fmt: skip
 
 
 def without_keyword(call: ast.Call, name: str) -> Edit | None:
     """A call without a keyword argument; None where it has none."""
-    parts = sorted([*call.args, *call.keywords], key=lambda n: (n.lineno, n.col_offset))
+    parts: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
+    parts.sort(key=lambda n: (n.lineno, n.col_offset))
     for at, part in enumerate(parts):
         if not isinstance(part, ast.keyword) or part.arg != name:
             continue
-        assert part.end_lineno is not None and part.end_col_offset is not None
+        assert part.end_lineno is not None
+        assert part.end_col_offset is not None
         if at:
             left = parts[at - 1]
-            assert left.end_lineno is not None and left.end_col_offset is not None
+            assert left.end_lineno is not None
+            assert left.end_col_offset is not None
             return Edit(left.end_lineno, left.end_col_offset, part.end_lineno,
                         part.end_col_offset, "")  # fmt: skip
         if len(parts) > 1:
@@ -139,7 +146,7 @@ def edited(program: Program, edits: list[Edit]) -> str:
 
 
 def diff(program: Program, *edits: Edit | None) -> str:
-    """The edits as a unified diff of the file; empty where one is missing or the result is no Python."""
+    """The edits as a unified diff; empty where one is missing or the result does not parse."""
     made = [edit for edit in edits if edit is not None]
     if not made or len(made) < len(edits):
         return ""

@@ -113,8 +113,8 @@ def _buffer(case: Case, nbytes: str) -> Iterator[Proposal]:
     yield Proposal(
         "right_size",
         0.75,
-        f"The buffer takes {nbytes}, and forward reads a slice of it: make it as long as the longest "
-        "input, or grow it when one is longer.",
+        f"The buffer takes {nbytes}, and forward reads a slice of it: make it as long as the "
+        "longest input, or grow it when one is longer.",
         place,
     )
 
@@ -140,8 +140,8 @@ def _size_of(place: Place | None) -> Place | None:
 
 def _autocast(case: Case, nbytes: str) -> Iterator[Proposal]:
     why = (
-        f"Autocast keeps a low-precision copy of every weight it cast ({nbytes}) until its outermost "
-        "region ends"
+        f"Autocast keeps a low-precision copy of every weight it cast ({nbytes}) until its "
+        "outermost region ends"
     )
     for call, place in case.calls("autocast"):
         value = keyword(call, "cache_enabled")
@@ -208,7 +208,7 @@ def _workspace(case: Case, nbytes: str) -> Iterator[Proposal]:
                 yield Proposal(
                     "limit_workspace",
                     0.85,
-                    f"{why}: with `cudnn.benchmark` every new shape tries algorithms with large ones.",
+                    f"{why}: `cudnn.benchmark` tries algorithms with large ones for each shape.",
                     program.place(node),
                 )
                 return

@@ -45,8 +45,7 @@ def _loaded(case: Case, nbytes: str) -> Iterator[Proposal]:
     yield Proposal(
         "map_location_cpu",
         0.92,
-        f"`torch.load` put {nbytes} on the device, and they are still there after the model has its "
-        "own copy.",
+        f"`torch.load` put {nbytes} on the device, still there when the model has its own copy.",
         place,
         patch=patch,
     )
@@ -84,7 +83,7 @@ def _sizes(case: Case) -> tuple[int, int]:
 
 
 def _slicing(case: Case) -> Place | None:
-    """The statement that takes the view, below the one that made the storage or above the keeper."""
+    """The statement that takes the view: of what the site made, or in the keeper's function."""
     site = case.site
     scopes = [p for p in (site, *case.places, *(place for _, place in case.frames)) if p]
     names = {ast.unparse(t) for p in scopes for t in bound_names(p.statement)}

@@ -27,8 +27,7 @@ def saving_of(found: Found, run: Run) -> tuple[int, Saving | None]:
         return saving.bytes, saving
     if found.kind in (Kind.WASTE, Kind.FRAGMENTATION):
         return found.bytes, None
-    saving = _without_survivors(found, run)
-    return round(found.bytes_per_step), saving
+    return round(found.bytes_per_step), _without_survivors(found, run)
 
 
 def _without_survivors(found: Found, run: Run) -> Saving | None:

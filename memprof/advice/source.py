@@ -157,12 +157,14 @@ def _all_empty(value: ast.expr) -> bool:
 def checks_for_key(place: Place, container: str) -> bool:
     """Whether the function asks ``key in container`` first: then the container is a cache."""
     for node in ast.walk(place.scope):
+        asked: ast.expr | None = None
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
-            if ast.unparse(node.comparators[0]) == container:
-                return True
-        if isinstance(node, ast.Call) and called_name(node) in ("get", "setdefault"):
-            if isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == container:
-                return True
+            asked = node.comparators[0]
+        elif called_name(node) in ("get", "setdefault"):
+            function = node.func if isinstance(node, ast.Call) else None
+            asked = function.value if isinstance(function, ast.Attribute) else None
+        if asked is not None and ast.unparse(asked) == container:
+            return True
     return False
 
 
@@ -170,9 +172,9 @@ def memoizer(place: Place | None) -> ast.expr | None:
     """The ``lru_cache`` or ``cache`` decorator of the function that a line belongs to."""
     if place is None:
         return None
-    functions = [place.statement, *reversed(place.around)]
-    for node in functions:
-        for decorator in getattr(node, "decorator_list", ()):
+    nodes = [place.statement, *reversed(place.around)]
+    for node in [n for n in nodes if isinstance(n, FUNCTIONS)]:
+        for decorator in node.decorator_list:
             bare = decorator.func if isinstance(decorator, ast.Call) else decorator
             if ast.unparse(bare).split(".")[-1] in ("lru_cache", "cache"):
                 return decorator
@@ -232,14 +234,17 @@ def _keeps(program: Program, call: ast.Call, position: int) -> bool:
             arguments = arguments[1:]
         if position >= len(arguments):
             continue
-        name = arguments[position]
-        for node in ast.walk(function):
-            if isinstance(node, ast.Call) and called_name(node) in _GROWING:
-                if any(name in loaded_names(a) for a in node.args):
-                    return True
-            if isinstance(node, ast.Assign):
-                stored = [t for t in bound_names(node)
-                          if isinstance(t, (ast.Subscript, ast.Attribute)) and root_name(t)]  # fmt: skip
-                if stored and name in loaded_names(node.value):
-                    return True
+        if any(arguments[position] in _stored_names(node) for node in ast.walk(function)):
+            return True
     return False
+
+
+def _stored_names(node: ast.AST) -> set[str]:
+    """The names that a node puts into a container, an item or an attribute."""
+    if isinstance(node, ast.Call) and called_name(node) in _GROWING:
+        return set().union(*map(loaded_names, node.args))
+    if isinstance(node, ast.Assign):
+        targets = bound_names(node)
+        if any(isinstance(t, (ast.Subscript, ast.Attribute)) and root_name(t) for t in targets):
+            return loaded_names(node.value)
+    return set()

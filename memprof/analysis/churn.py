@@ -1,4 +1,4 @@
-"""Memory of the allocator rather than of tensors: fragmentation, and a cache emptied for nothing."""
+"""The allocator's memory rather than tensors': fragmentation, a cache emptied for nothing."""
 
 from __future__ import annotations
 

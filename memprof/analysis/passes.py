@@ -162,7 +162,7 @@ def _follows(scene: Scene, event: int) -> bool:
 
 
 def _retained_graph(scene: Scene) -> Iterator[Suspicion]:
-    """Activations that live on after the step's last backward pass, to be freed in the next step."""
+    """Activations that outlive the step's last backward pass, to be freed in the next step."""
     lives = scene.lives
     ends: dict[int, int] = {}
     for event in np.flatnonzero(scene.phase_of_event == Phase.BACKWARD).tolist():

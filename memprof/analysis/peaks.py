@@ -13,7 +13,6 @@ from memprof.analysis.program import (
     FUNCTIONS,
     Place,
     bound_names,
-    called_name,
     calls_in,
     loaded_names,
     program_of,
@@ -33,13 +32,6 @@ _NEEDED_AT_ONCE = 2
 """Temporaries of one parameter, when an optimizer goes through them one by one."""
 _LEAST_BLOCKS = 4
 _LEAST_ACTIVATIONS = 0.3
-_LARGE = 0.2
-_CONCATENATING = ("cat", "concat", "concatenate", "vstack", "hstack")
-_NARROWING = ("float", "double", "to", "type", "softmax", "log_softmax", "cross_entropy")
-_LEAST_SIDE = 16
-_ELEMENTWISE = re.compile(
-    r"loss$|^(?:criterion|sub|add|mul|div|eq|ne|isclose|where|maximum|minimum)$"
-)
 
 
 def peaks(scene: Scene) -> Iterator[Suspicion]:
@@ -54,7 +46,6 @@ def peaks(scene: Scene) -> Iterator[Suspicion]:
         yield from _repeated_blocks(scene)
     yield from _buckets(scene)
     yield from _workspace(scene)
-    yield from _one_large(scene)
 
 
 def _mask(scene: Scene, rows: Ints) -> Bools:
@@ -232,14 +223,15 @@ def _flows_into_backward(scope: ast.AST, line: int) -> set[str]:
         if call.lineno > line:
             names |= loaded_names(call)
     for node in sorted(ast.walk(scope), key=lambda n: -getattr(n, "lineno", 0)):
-        if isinstance(node, ast.Assign) and node.lineno > line:
-            if any(isinstance(t, ast.Name) and t.id in names for t in bound_names(node)):
-                names |= loaded_names(node.value)
+        if not isinstance(node, ast.Assign) or node.lineno <= line:
+            continue
+        if any(isinstance(t, ast.Name) and t.id in names for t in bound_names(node)):
+            names |= loaded_names(node.value)
     return names
 
 
 def _accumulated(statement: ast.stmt) -> str:
-    """``total`` of ``total = total + loss`` and ``total += loss``, ``losses`` of ``.append(loss)``."""
+    """``total`` of ``total = total + loss`` or ``total += loss``; what ``.append`` appends to."""
     if calls_in(statement, "item", "float", "tolist", "detach"):
         return ""  # a number, without a graph
     if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add):
@@ -323,95 +315,3 @@ def _workspace(scene: Scene) -> Iterator[Suspicion]:
         scene.bytes_of(mask),
         scene.replayed(scene.whole(rows)),
     )
-
-
-def _one_large(scene: Scene) -> Iterator[Suspicion]:
-    """The largest tensor that is no part of a model, if it makes much of the peak."""
-    mask = scene.at_peak & ~scene.owned & (scene.category != Category.INPUT)
-    if not mask.any():
-        return
-    row = scene.largest(mask)
-    # Results and gradients of its size came of it; the first of them is where it began.
-    size = scene.lives.size[row]
-    alike = ~scene.owned & (scene.lives.size == size) & (scene.category != Category.INPUT)
-    nbytes = scene.bytes_of(alike & scene.at_peak)
-    if scene.share(nbytes) < _LARGE:
-        return
-    row = int(np.flatnonzero(alike & (scene.made_in == scene.made_in[row]))[0])
-    pattern, certainty, what = _kind_of_large(scene, row, _statement(scene, row))
-    rows = np.flatnonzero(alike & (scene.made_in >= 0))
-    if pattern is not Pattern.BROADCAST:
-        rows = np.flatnonzero(scene.lives.stack == scene.lives.stack[row])
-    yield Suspicion(
-        pattern,
-        row,
-        np.flatnonzero(alike & scene.at_peak),
-        certainty,
-        what,
-        nbytes,
-        scene.replayed(scene.whole(rows)),
-    )
-
-
-def _statement(scene: Scene, row: int) -> Place | None:
-    site = scene.site_of(row)
-    program = program_of(site.filename)
-    return program.at(site.line) if program is not None else None
-
-
-def _kind_of_large(scene: Scene, row: int, place: Place | None) -> tuple[Pattern, float, str]:
-    if place is not None and _grows_by_copy(place.statement):
-        return Pattern.GROWN_BY_COPY, 0.7, "are copied into a larger tensor again and again"
-    side = _outer_product(scene, row, place)
-    if side:
-        return Pattern.BROADCAST, 0.8, f"come of broadcasting {side} values against {side}"
-    narrow = _half_as_large(scene, row)
-    if narrow and place is not None and calls_in(place.statement, *_NARROWING):
-        return Pattern.UPCAST, 0.7, "are a wider copy of a tensor that is there too"
-    return Pattern.LARGEST, 0.35, "are one tensor and others of its size"
-
-
-def _grows_by_copy(statement: ast.stmt) -> bool:
-    """``x = torch.cat((x, new))``."""
-    targets = {ast.unparse(t) for t in bound_names(statement)}
-    for call in calls_in(statement, *_CONCATENATING):
-        read = {ast.unparse(n) for n in ast.walk(call) if isinstance(n, (ast.Name, ast.Attribute))}
-        if targets & read:
-            return True
-    return False
-
-
-def _outer_product(scene: Scene, row: int, place: Place | None) -> int:
-    """``n`` where the tensor has n × n values and two tensors of n values went in; 0 where not."""
-    if place is None or not _combines(place.statement):
-        return 0
-    requested = int(scene.lives.requested[row])
-    before = ~scene.owned & (scene.lives.alloc < scene.lives.alloc[row])
-    there = scene.lives.requested[before & (scene.lives.free > scene.lives.alloc[row])]
-    for width, operand in ((4, 4), (2, 2), (8, 8), (1, 4), (1, 8)):
-        side = round((requested / width) ** 0.5)
-        if side > _LEAST_SIDE and side * side * width == requested:
-            if int((there == side * operand).sum()) >= 2:
-                return side
-    return 0
-
-
-def _combines(statement: ast.stmt) -> bool:
-    """Element by element: ``a - b``, ``a == b``, a loss of two tensors; no matrix product."""
-    for node in ast.walk(statement):
-        if isinstance(node, ast.BinOp) and not isinstance(node.op, ast.MatMult):
-            if not isinstance(node.left, ast.Constant) and not isinstance(node.right, ast.Constant):
-                return True
-        if isinstance(node, ast.Compare):
-            return True
-        if isinstance(node, ast.Call) and _ELEMENTWISE.search(called_name(node)):
-            return True
-    return False
-
-
-def _half_as_large(scene: Scene, row: int) -> bool:
-    """Whether a tensor of half its bytes, made before it, is there at the peak as well."""
-    requested = scene.lives.requested
-    half = scene.at_peak & (2 * requested == requested[row])
-    half &= scene.lives.alloc < scene.lives.alloc[row]
-    return bool((half & ~scene.owned).any())

@@ -84,7 +84,7 @@ def _binding_facts(scene: Scene, row: int) -> dict[str, float | int | str | bool
 
 
 def _copies(scene: Scene) -> Iterator[Suspicion]:
-    """Sites whose tensors have the sizes of the model's parameters, one for one, at a step's end."""
+    """Sites whose tensors at a step's end have the sizes of the parameters, one for one."""
     requested = scene.lives.requested
     there = scene.lives.alive_at(scene.first_event[int(scene.steps[-1])] - 1)
     free = there & ~scene.owned
@@ -139,9 +139,9 @@ def _reads(program: Program, name: str) -> Iterator[bool]:
             resting |= {id(n) for n in ast.walk(node.value)}
     for node in ast.walk(program.tree):
         own = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-        if own == name and isinstance(getattr(node, "ctx", None), ast.Load):
-            if id(node) not in resting:
-                yield True
+        read = own == name and isinstance(getattr(node, "ctx", None), ast.Load)
+        if read and id(node) not in resting:
+            yield True
 
 
 def _autocast_cache(scene: Scene, free: Bools) -> Iterator[Suspicion]:
@@ -213,7 +213,7 @@ def _grows(scene: Scene, mask: Bools) -> bool:
 
 
 def _unused_gradients(scene: Scene) -> Iterator[Suspicion]:
-    """Gradients that pile up while an optimizer clears others, or that have no state as others do."""
+    """Gradients that stay while an optimizer clears others, or that lack state as others have."""
     gradient = scene.category == Category.GRADIENT
     forever = gradient & _long(scene) & (scene.lives.free == scene.events)
     if not forever.any():

@@ -12,6 +12,7 @@ import numpy as np
 from memprof.analysis.churn import churn
 from memprof.analysis.examination import DeviceExamination, Examination, examine
 from memprof.analysis.findings import Evidence, Found, Kind
+from memprof.analysis.large import large
 from memprof.analysis.lingering import lingering
 from memprof.analysis.owners import CATEGORY_NAMES
 from memprof.analysis.passes import passes
@@ -32,6 +33,7 @@ _DETECTORS: tuple[Callable[[Scene], Iterator[Suspicion]], ...] = (
     lingering,
     passes,
     peaks,
+    large,
     churn,
 )
 

@@ -1,0 +1,119 @@
+"""One tensor that makes much of the peak: what it is by the statement that made it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from memprof.analysis.program import Place, bound_names, called_name, calls_in, program_of
+from memprof.analysis.scene import Scene
+from memprof.analysis.suspicion import Pattern, Suspicion
+from memprof.trace import Category
+
+__all__ = ["large"]
+
+_LARGE = 0.2
+_LEAST_SIDE = 16
+_ELEMENTWISE = re.compile(
+    r"loss$|^(?:criterion|sub|add|mul|div|eq|ne|isclose|where|maximum|minimum)$"
+)
+_CONCATENATING = ("cat", "concat", "concatenate", "vstack", "hstack")
+_NARROWING = ("float", "double", "to", "type", "softmax", "log_softmax", "cross_entropy")
+
+
+def large(scene: Scene) -> Iterator[Suspicion]:
+    """The largest tensor that is no part of a model, if it makes much of the peak."""
+    if scene.peak.event < 0:
+        return
+    mask = scene.at_peak & ~scene.owned & (scene.category != Category.INPUT)
+    if not mask.any():
+        return
+    row = scene.largest(mask)
+    # Results and gradients of its size came of it; the first of them is where it began.
+    size = scene.lives.size[row]
+    alike = ~scene.owned & (scene.lives.size == size) & (scene.category != Category.INPUT)
+    nbytes = scene.bytes_of(alike & scene.at_peak)
+    if scene.share(nbytes) < _LARGE:
+        return
+    row = int(np.flatnonzero(alike & (scene.made_in == scene.made_in[row]))[0])
+    pattern, certainty, what = _kind_of_large(scene, row, _statement(scene, row))
+    rows = np.flatnonzero(alike & (scene.made_in >= 0))
+    if pattern is not Pattern.BROADCAST:
+        rows = np.flatnonzero(scene.lives.stack == scene.lives.stack[row])
+    yield Suspicion(
+        pattern,
+        row,
+        np.flatnonzero(alike & scene.at_peak),
+        certainty,
+        what,
+        nbytes,
+        scene.replayed(scene.whole(rows)),
+    )
+
+
+def _statement(scene: Scene, row: int) -> Place | None:
+    site = scene.site_of(row)
+    program = program_of(site.filename)
+    return program.at(site.line) if program is not None else None
+
+
+def _kind_of_large(scene: Scene, row: int, place: Place | None) -> tuple[Pattern, float, str]:
+    if place is not None and _grows_by_copy(place.statement):
+        return Pattern.GROWN_BY_COPY, 0.7, "are copied into a larger tensor again and again"
+    side = _outer_product(scene, row, place)
+    if side:
+        return Pattern.BROADCAST, 0.8, f"come of broadcasting {side} values against {side}"
+    narrow = _half_as_large(scene, row)
+    if narrow and place is not None and calls_in(place.statement, *_NARROWING):
+        return Pattern.UPCAST, 0.7, "are a wider copy of a tensor that is there too"
+    return Pattern.LARGEST, 0.35, "are one tensor and others of its size"
+
+
+def _grows_by_copy(statement: ast.stmt) -> bool:
+    """``x = torch.cat((x, new))``."""
+    targets = {ast.unparse(t) for t in bound_names(statement)}
+    for call in calls_in(statement, *_CONCATENATING):
+        read = {ast.unparse(n) for n in ast.walk(call) if isinstance(n, (ast.Name, ast.Attribute))}
+        if targets & read:
+            return True
+    return False
+
+
+def _outer_product(scene: Scene, row: int, place: Place | None) -> int:
+    """``n`` where the tensor has n × n values and two tensors of n values went in; 0 where not."""
+    if place is None or not _combines(place.statement):
+        return 0
+    requested = int(scene.lives.requested[row])
+    before = ~scene.owned & (scene.lives.alloc < scene.lives.alloc[row])
+    there = scene.lives.requested[before & (scene.lives.free > scene.lives.alloc[row])]
+    for width, operand in ((4, 4), (2, 2), (8, 8), (1, 4), (1, 8)):
+        side: int = round((requested / width) ** 0.5)
+        fits = side > _LEAST_SIDE and side * side * width == requested
+        if fits and int((there == side * operand).sum()) >= 2:
+            return side
+    return 0
+
+
+def _combines(statement: ast.stmt) -> bool:
+    """Element by element: ``a - b``, ``a == b``, a loss of two tensors; no matrix product."""
+    for node in ast.walk(statement):
+        if isinstance(node, ast.BinOp) and not isinstance(node.op, ast.MatMult):
+            constant = [isinstance(side, ast.Constant) for side in (node.left, node.right)]
+            if not any(constant):
+                return True
+        if isinstance(node, ast.Compare):
+            return True
+        if isinstance(node, ast.Call) and _ELEMENTWISE.search(called_name(node)):
+            return True
+    return False
+
+
+def _half_as_large(scene: Scene, row: int) -> bool:
+    """Whether a tensor of half its bytes, made before it, is there at the peak as well."""
+    requested = scene.lives.requested
+    half = scene.at_peak & (2 * requested == requested[row])
+    half &= scene.lives.alloc < scene.lives.alloc[row]
+    return bool((half & ~scene.owned).any())
