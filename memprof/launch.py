@@ -41,6 +41,7 @@ def main(arguments: Sequence[str]) -> None:
     try:
         _run(program)
     except BaseException as error:
+        tracker.failed(error)
         tracker.stop(status_of(error))
         say = partial(_say_what_next, tracker, quiet=quiet)
         if isinstance(error, SystemExit):

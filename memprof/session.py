@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 from memprof.chosen import Ticks, event_sources, reading_sources
 from memprof.environment import header, now_us
 from memprof.errors import MemprofError
+from memprof.ooms import OomRecords
 from memprof.options import Options
 from memprof.output import Output
 from memprof.recording import Recording, Seen
 from memprof.records import DeviceInfo, DeviceSummary, Finding, Footer, Header, StepsRecord
 from memprof.sampler import Sampler
 from memprof.sources.boundaries import Boundaries
+from memprof.sources.ooms import Exhausted
 from memprof.sources.protocol import Counters, Interner, ReadingSource
 from memprof.steprows import Span, StepRows
 from memprof.trace import NOT_RECORDED
@@ -35,6 +37,8 @@ __all__ = ["Session"]
 
 _LOG = logging.getLogger("memprof")
 _FLUSH_US = 1_000_000
+_PATIENCE_S = 5.0
+"""A thread that ran out of memory waits so long for another that is writing, and no longer."""
 _LOOK_SHARE = 0.004
 """Between windows, looking at counters may take so much of the time; a look takes some 50 µs."""
 _FLUSH_IN_WINDOW_US = 100_000
@@ -73,6 +77,7 @@ class Session:
         self.output = Output(path, self._header, lazy=lazy)
         self.interner = Interner()
         self.recording = Recording(self.output, self.interner)
+        self._ooms = OomRecords(self.recording, self.interner, self._add_finding, self._flush)
         self.meter = OverheadMeter()
         self._pid = os.getpid()
         self._lock = threading.RLock()
@@ -125,6 +130,8 @@ class Session:
         self._boundaries.listeners.append(Ticks(self._tick))
         sources = event_sources(self._options, self.interner, self._boundaries)
         for source in sources:
+            if hasattr(source, "on_oom"):
+                source.on_oom = self._exhausted
             self.recording.add(source)
         self.recording.grow()
         self._write_header()
@@ -198,6 +205,33 @@ class Session:
             spent_us = self._count_hook(began_us)
             self._look_again_us = _clock_us() + spent_us / _LOOK_SHARE
 
+    def failed(self, error: BaseException | None) -> None:
+        """An exception leaves the recorded block; out-of-memory errors are recorded."""
+        if self._is_open and self._pid == os.getpid():
+            with self._lock:
+                self._guarded(self._ooms.left_the_block, error, self._last_step + 1, self._label())
+
+    def _exhausted(self, what: Exhausted) -> None:
+        """A device ran out of memory, on the thread whose request failed."""
+        if (
+            not self._is_open
+            or self._pid != os.getpid()
+            or not self._lock.acquire(timeout=_PATIENCE_S)
+        ):
+            return
+        try:
+            self._guarded(self._ooms.observed, what, self._last_step + 1, self._label())
+        finally:
+            self._lock.release()
+
+    def _label(self) -> int:
+        return self._boundaries.label() if self._boundaries is not None else 0
+
+    def _flush(self) -> None:
+        self._write_rows()
+        self.recording.write_notes()
+        self.output.flush()
+
     def add_finding(self, finding: Finding) -> None:
         """Write a finding, log it, tell the user's callback."""
         self._add_finding(finding, f"finding at step {finding.step}: {finding.finding}")
@@ -245,6 +279,7 @@ class Session:
             rows = self._rows.setdefault(figures.device, StepRows())
             rows.add(steps, figures, self.recording.window)
             self._peaks.setdefault(figures.device, _Peak(figures)).see(figures, steps.last)
+            self._ooms.counted(figures.device, figures.ooms, steps.last)
         return counters
 
     def _cost(self, end_us: int) -> StepCost:

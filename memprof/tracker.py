@@ -180,6 +180,11 @@ class Tracker:
             finally:
                 _active = None
 
+    def failed(self, error: BaseException) -> None:
+        """An exception ends the job; if memory ran out, that is recorded before it goes on."""
+        if self._session is not None and _active is self:
+            self._session.failed(error)
+
     def step(self) -> None:
         """Say that a training step has ended; from now on only these calls end steps."""
         tracker = _active
@@ -209,6 +214,8 @@ class Tracker:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> Literal[False]:
+        if error is not None:
+            self.failed(error)
         self.stop(status_of(error))
         return False
 

@@ -19,7 +19,17 @@ from memprof.analysis.steps import ooms, step_of_event
 from memprof.analysis.timeline import timeline
 from memprof.records import Finding
 from memprof.run import DeviceRun, ReadingSeries, Run
-from memprof.trace import EMPTY, NOT_RECORDED, Action, BlockState, Frame, Label, State, Trace
+from memprof.trace import (
+    EMPTY,
+    NOT_RECORDED,
+    Action,
+    BlockState,
+    Frame,
+    Label,
+    State,
+    Tables,
+    Trace,
+)
 
 __all__ = ["Failure", "Neighbour", "failures"]
 
@@ -68,6 +78,8 @@ class Failure:
     """What the job's own finding says beyond this, such as live bytes by owner."""
     seen: WindowExamination | None = None
     """The trace that it is in, with exact sizes."""
+    live_stacks: tuple[tuple[tuple[Frame, ...], int], ...] = ()
+    """What each stack held, as the job saw it; for failures without a trace."""
 
     @property
     def unused(self) -> int:
@@ -226,6 +238,7 @@ def _of_finding(run: Run, device: DeviceRun, finding: Finding, times: int) -> Fa
         fraction=device.info.memory_fraction,
         neighbours=_neighbours(facts),
         told=facts,
+        live_stacks=_live_stacks(tables, facts),
     )
 
 
@@ -247,6 +260,16 @@ def _known(value: int, otherwise: int) -> int:
 def _integer(facts: Mapping[str, Any], name: str) -> int:
     value = facts.get(name)
     return int(value) if isinstance(value, (int, float)) else NOT_RECORDED
+
+
+def _live_stacks(
+    tables: Tables | None, facts: Mapping[str, Any]
+) -> tuple[tuple[tuple[Frame, ...], int], ...]:
+    live = facts.get("live")
+    rows = live.get("stacks") if isinstance(live, dict) else None
+    if tables is None or not isinstance(rows, list):
+        return ()
+    return tuple((tables.stack(int(row)), int(size)) for row, size in rows)
 
 
 def _neighbours(facts: Mapping[str, Any]) -> tuple[Neighbour, ...]:

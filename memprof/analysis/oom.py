@@ -6,7 +6,7 @@ What happened is read in `failures`, changes are replayed in `rescues`; here it 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -135,16 +135,19 @@ def _explained(run: Run, failure: Failure, workers: int | None) -> PostMortem:
 
 
 def _told(failure: Failure) -> list[tuple[Group, ...]]:
-    """Live bytes by owner as the job itself wrote them down."""
-    owners = (failure.told or {}).get("live")
-    listed = owners if isinstance(owners, dict) else {}
-    found = []
-    for name in ("category", "module", "line"):
-        rows = listed.get(name)
-        pairs = rows.items() if isinstance(rows, dict) else ()
-        groups = [Group(str(key), int(value), 0, i) for i, (key, value) in enumerate(pairs)]
-        found.append(tuple(sorted(groups, key=lambda g: -g.bytes)[:_TOP]))
-    return found
+    """Live bytes by owner as the job itself wrote them down: categories, modules, lines."""
+    live = (failure.told or {}).get("live")
+    categories = live.get("category") if isinstance(live, dict) else None
+    lines: dict[str, int] = {}
+    for stack, size in failure.live_stacks:
+        name = asked_by(stack) or site_name(NO_SITE)
+        lines[name] = lines.get(name, 0) + size
+    return [_largest_groups(categories or {}), (), _largest_groups(lines)]
+
+
+def _largest_groups(sums: Mapping[str, int]) -> tuple[Group, ...]:
+    order = sorted(sums, key=lambda name: -sums[name])[:_TOP]
+    return tuple(Group(name, int(sums[name]), 0, i) for i, name in enumerate(order))
 
 
 # -- the cause ---------------------------------------------------------------------------------

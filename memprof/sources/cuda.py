@@ -19,6 +19,7 @@ from memprof.records import DeviceInfo
 from memprof.snapshot import traces_from_snapshot
 from memprof.sources.boundaries import Boundaries
 from memprof.sources.marks import MarkKeeper, Marks
+from memprof.sources.ooms import Exhausted, OomWatch, segments_now
 from memprof.sources.protocol import Chunk, Counters, Interner
 from memprof.trace import NOT_RECORDED, Column, Events, Label, State, Tables, Trace
 
@@ -49,6 +50,10 @@ class CudaSource:
 
     def __init__(self, interner: Interner, boundaries: Boundaries, torch: Any = None) -> None:
         """``torch`` is the module, or a stand-in of the parts used here."""
+        self.on_oom: Callable[[Exhausted], None] | None = None
+        """Told on the failing thread when a device runs out of memory."""
+        self._boundaries = boundaries
+        self._ooms: OomWatch | None = None
         self._keeper = MarkKeeper(boundaries)
         self._interner = interner
         self._torch = torch if torch is not None else sys.modules["torch"]
@@ -74,12 +79,15 @@ class CudaSource:
         """Get ready; if CUDA is not initialised yet, be told when it is."""
         if self._is_initialized():
             self._look()
+            self._watch_ooms()
         else:
             self._queued = self._initialized
             self._torch.cuda._lazy_call(self._queued)
 
     def close(self) -> None:
         """Stop torch's recorder if it was started here; safe to call twice."""
+        if self._ooms is not None:
+            self._ooms.close()
         queued, self._queued = self._queued, None
         calls = getattr(self._torch.cuda, "_queued_calls", [])
         calls[:] = [entry for entry in calls if entry[0] is not queued]
@@ -149,10 +157,20 @@ class CudaSource:
     def _initialized(self) -> None:
         """Run by torch right after it initialised CUDA, before anything was allocated."""
         try:
-            if self._in_window and self._queued is not None and os.getpid() == self._pid:
+            if self._queued is None or os.getpid() != self._pid:
+                return
+            self._watch_ooms()
+            if self._in_window:
                 self._start()
         except Exception as error:  # noqa: BLE001 - torch would raise it into the job
             self._notes.append(f"recording could not start with CUDA: {error!r}")
+
+    def _watch_ooms(self) -> None:
+        if self._ooms is None and self.on_oom is not None:
+            self._ooms = OomWatch(self._torch, self._boundaries, self.on_oom)
+            why_not = self._ooms.open()
+            if why_not:
+                self._say(why_not)
 
     def _look_now_and_then(self) -> None:
         if self._until_look <= 0 and self._is_initialized():
@@ -259,16 +277,10 @@ class CudaSource:
         self._look()
         self._begun = set(self._ordinals)
         states = {f"cuda:{i}": State() for i in self._ordinals}
-        for trace in traces_from_snapshot({"segments": self._segments()}):
+        for trace in traces_from_snapshot({"segments": segments_now(self._torch)}):
             if trace.device in states and trace.end is not None:
                 states[trace.device] = _Remapped(self._interner, trace.tables).state(trace.end)
         return states
-
-    def _segments(self) -> list[Any]:
-        snapshot = self._torch.cuda.memory_snapshot
-        if "include_traces" in inspect.signature(snapshot).parameters:
-            return list(snapshot(include_traces=False))
-        return list(snapshot())
 
     def _operations(self) -> int:
         """Events that torch's counters account for: one an allocation, two a free."""

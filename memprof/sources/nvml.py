@@ -15,7 +15,15 @@ from typing import Any
 from memprof.errors import MissingError
 from memprof.sources.protocol import Reading
 
-__all__ = ["Card", "NvmlSource", "cards", "cuda_uuids", "driver_version"]
+__all__ = [
+    "Card",
+    "NvmlSource",
+    "ProcessUse",
+    "cards",
+    "cuda_uuids",
+    "driver_version",
+    "processes_on",
+]
 
 Uuids = Mapping[str, str]
 """``"cuda:0"`` to the UUID of the device, with or without its prefix ``GPU-`` or ``MIG-``."""
@@ -32,6 +40,17 @@ class Card:
     uuid: str
     total_bytes: int | None
     used_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUse:
+    """A process that has memory on a device; a container may show PIDs of another namespace."""
+
+    pid: int
+    name: str
+    """The file that runs; empty where the driver does not say."""
+    bytes: int | None
+    own: bool
 
 
 class NvmlSource:
@@ -97,6 +116,36 @@ def cuda_uuids() -> Uuids:
         if cuda.memory_reserved(i) > 0
         and (uuid := getattr(cuda.get_device_properties(i), "uuid", None)) is not None
     }
+
+
+def processes_on(device: str, uuids: Callable[[], Uuids] | None = None) -> tuple[ProcessUse, ...]:
+    """The processes on a CUDA device (``"cuda:0"``), this one among them; none where NVML is not.
+
+    A driver that cannot say gives no processes: who asks is in the middle of a failure.
+    """
+    uuid = (uuids or cuda_uuids)().get(device)
+    if uuid is None:
+        return ()
+    try:
+        nvml = _started()
+    except MissingError:
+        return ()
+    try:
+        handle = _handle_of(nvml, uuid)
+        queries = (
+            nvml.nvmlDeviceGetComputeRunningProcesses,
+            nvml.nvmlDeviceGetGraphicsRunningProcesses,
+        )
+        listed = [p for query in queries for p in _ask(nvml, query, handle) or ()]
+        return tuple({p.pid: _process(nvml, p) for p in listed}.values())
+    finally:
+        _ask(nvml, nvml.nvmlShutdown)
+
+
+def _process(nvml: Any, process: Any) -> ProcessUse:
+    name = _text(_ask(nvml, nvml.nvmlSystemGetProcessName, process.pid))
+    used = _integer(process, "usedGpuMemory")
+    return ProcessUse(process.pid, name, used, own=process.pid == os.getpid())
 
 
 def driver_version() -> str:

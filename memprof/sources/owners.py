@@ -9,7 +9,7 @@ from typing import Any
 from memprof.sources.boundaries import Boundaries
 from memprof.trace import Category
 
-__all__ = ["Owner", "gradients", "owners", "storages", "tensors_in"]
+__all__ = ["Owner", "gradients", "owned_tensors", "owners", "storages", "tensors_in"]
 
 _NESTING = 6
 """Lists and dicts in an optimizer's state or in arguments are searched this deep."""
@@ -118,3 +118,16 @@ def _buffers(boundaries: Boundaries) -> Iterator[tuple[Any, str]]:
             for buffer in module._buffers.values():
                 if buffer is not None:
                     yield buffer, f"{root_path}.{name}" if name else root_path
+
+
+def owned_tensors(boundaries: Boundaries) -> Iterator[tuple[Category, Any]]:
+    """Every parameter, gradient, buffer and tensor of optimizer state, with what it is."""
+    for parameter, _ in _parameters(boundaries).values():
+        yield Category.PARAMETER, parameter
+        if parameter.is_leaf and parameter.grad is not None:
+            yield Category.GRADIENT, parameter.grad
+    for buffer, _ in _buffers(boundaries):
+        yield Category.BUFFER, buffer
+    for optimizer in boundaries.optimizers():
+        for state in list(optimizer.state.values()):
+            yield from ((Category.OPTIMIZER_STATE, tensor) for tensor in tensors_in(state))

@@ -1,0 +1,111 @@
+"""Records of failed allocations, on disk before the exception goes on; who sees one is `sources`.
+
+The first is told in full, with the window's events up to it; those that follow soon, briefly.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from memprof.recording import Recording
+from memprof.records import Finding
+from memprof.sources.nvml import processes_on
+from memprof.sources.ooms import Exhausted, from_exception
+from memprof.sources.protocol import Interner
+from memprof.trace import NOT_RECORDED
+from memprof.units import format_bytes
+
+__all__ = ["OomRecords"]
+
+_REST = 10
+"""A full record comes again when this many times its duration has passed: job may survive many."""
+_SAME_US = 60_000_000
+"""An exception that leaves the block this long after torch told of a failure is that failure's."""
+
+
+class OomRecords:
+    """Turns what the job saw of a failure into a finding and its window's last events."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        interner: Interner,
+        write: Callable[[Finding, str], None],
+        flush: Callable[[], None],
+    ) -> None:
+        """``write`` takes a finding and what to log, ``flush`` puts all that waits on disk."""
+        self._recording, self._interner = recording, interner
+        self._write, self._flush = write, flush
+        self._counted: dict[str, int] = {}
+        self._last_us = -_SAME_US
+        self._rested_at_s = 0.0
+
+    def observed(self, what: Exhausted, step: int, label: int) -> None:
+        """A device ran out of memory just now, on this thread."""
+        self._last_us = what.time_us
+        self._counted[what.device] = self._counted.get(what.device, 0) + 1
+        began_s = time.monotonic()
+        full = began_s >= self._rested_at_s
+        if full and self._recording.window != NOT_RECORDED:
+            self._recording.drain()
+        self._write(self._finding(what, step, label, full=full), _told(what))
+        self._flush()
+        if full:
+            ended_s = time.monotonic()
+            self._rested_at_s = ended_s + _REST * (ended_s - began_s)
+
+    def left_the_block(self, error: BaseException | None, step: int, label: int) -> None:
+        """An exception ends the recording; recorded here where no observer told of it."""
+        what = from_exception(error)
+        if what is not None and what.time_us - self._last_us > _SAME_US:
+            self.observed(what, step, label)
+
+    def counted(self, device: str, ooms: int, step: int) -> None:
+        """torch's count at a step's end: failures that nobody told of get one record together."""
+        known = self._counted.setdefault(device, max(ooms, 0))
+        if ooms > known:
+            self._counted[device] = ooms
+            details: dict[str, object] = {"from": "counter"}
+            finding = Finding("oom", device, step, time.time_ns() // 1000, details=details)
+            self._write(finding, f"{device} ran out of memory")
+
+    def _finding(self, what: Exhausted, step: int, label: int, *, full: bool) -> Finding:
+        details: dict[str, Any] = {**what.facts, "window": self._recording.window}
+        if full:
+            categories = details.pop("live_categories", {})
+            stacks = [[self._stack(frames), size] for frames, size in what.live.items()]
+            details["live"] = {"category": categories, "stacks": stacks}
+            details |= _neighbours(what.device)
+        return Finding(
+            finding="oom",
+            device=what.device,
+            step=step,
+            time_us=what.time_us,
+            stack=self._stack(what.frames),
+            label=label,
+            bytes=what.requested,
+            count=1,
+            details=details,
+        )
+
+    def _stack(self, frames: tuple[tuple[str, str, int], ...]) -> int:
+        return self._interner.stack(tuple(self._interner.frame(*frame) for frame in frames))
+
+
+def _neighbours(device: str) -> dict[str, Any]:
+    listed = processes_on(device)
+    own = next((p.bytes for p in listed if p.own), None)
+    others = [
+        {"pid": p.pid, "name": p.name, "bytes": NOT_RECORDED if p.bytes is None else p.bytes}
+        for p in listed
+        if not p.own
+    ]
+    return ({"processes": others} if others else {}) | ({"process_used": own} if own else {})
+
+
+def _told(what: Exhausted) -> str:
+    free = what.facts.get("device_free")
+    left = f", {format_bytes(free)} free" if isinstance(free, int) else ""
+    return f"{what.device} ran out of memory: {format_bytes(what.requested)} asked{left}"

@@ -1,0 +1,207 @@
+"""Being told inside the job that a device ran out of memory, and what it held at that moment.
+
+torch calls an observer on the failing thread, before the exception goes on; where it has none, and
+for host memory, the exception itself is read when it leaves the block. Records are the session's.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias
+
+from memprof.sources.boundaries import Boundaries
+from memprof.sources.owners import owned_tensors
+from memprof.units import parse_bytes
+
+__all__ = ["Exhausted", "OomWatch", "from_exception", "segments_now"]
+
+Frames: TypeAlias = "tuple[tuple[str, str, int], ...]"
+"""Function, file, line; innermost first."""
+
+_MOST_FRAMES = 64
+_MOST_STACKS = 200
+_CUDA_ASKED = re.compile(r"Tried to allocate ([0-9.]+ [KMGT]?i?B)")
+_CUDA_DEVICE = re.compile(r"GPU (\d+) has a total capacity of ([0-9.]+ \w+) of which ([0-9.]+ \w+)")
+_CPU_ASKED = re.compile(r"DefaultCPUAllocator: (?:can't|not enough) .*?(\d+) bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Exhausted:
+    """One failed allocation as the job saw it; ``facts`` go into the finding's details."""
+
+    device: str
+    requested: int
+    """Bytes; of the segment that torch wanted where only that is known (``facts`` say so)."""
+    time_us: int
+    frames: Frames
+    facts: dict[str, object] = field(default_factory=dict)
+    live: dict[Frames, int] = field(default_factory=dict)
+    """Live bytes by the stack that allocated them, where torch recorded stacks."""
+
+
+class OomWatch:
+    """torch's observer of failed allocations, passed on while somebody watches.
+
+    torch keeps an observer for ever and calls it for every device that it knew then, so there is
+    one in the process for each set of devices, and it does nothing while nobody watches.
+    """
+
+    def __init__(
+        self, torch: Any, boundaries: Boundaries, told: Callable[[Exhausted], None]
+    ) -> None:
+        """``told`` is called on the thread whose request failed."""
+        self._torch = torch
+        self._boundaries = boundaries
+        self._told = told
+
+    def open(self) -> str:
+        """Watch from now on; CUDA must be initialised. Why not, where torch cannot; else empty."""
+        attach = getattr(self._torch._C, "_cuda_attach_out_of_memory_observer", None)
+        if attach is None:
+            return "this torch cannot tell when CUDA memory runs out"
+        _watching.append(self)
+        if id(attach) in _attached:
+            return ""
+        try:
+            attach(_observed)
+        except RuntimeError as error:  # an allocator that is not torch's own
+            return f"torch cannot tell when CUDA memory runs out: {error}".partition("\n")[0]
+        _attached[id(attach)] = attach
+        return ""
+
+    def close(self) -> None:
+        """Watch no more; safe to call twice."""
+        if self in _watching:
+            _watching.remove(self)
+
+    def observed(self, ordinal: int, segment: int, limit: int, free: int) -> None:
+        """torch's figures of one failure; called while the allocator's lock is released."""
+        frames = _frames_above(sys._getframe(1))
+        facts: dict[str, object] = {"segment_bytes": segment, "device_free": free, "limit": limit}
+        live: Counter[Frames] = Counter()
+        for read in (self._counters, partial(self._blocks, live), self._owners):
+            try:
+                facts |= read(ordinal)
+            except Exception as error:  # noqa: BLE001 - less is told, the job's error goes on
+                facts.setdefault("unread", f"{type(error).__name__}: {error}")
+        self._told(
+            Exhausted(
+                f"cuda:{ordinal}",
+                segment,
+                time.time_ns() // 1000,
+                frames,
+                facts,
+                dict(live.most_common(_MOST_STACKS)),
+            )
+        )
+
+    def _counters(self, ordinal: int) -> dict[str, object]:
+        stats = self._torch.cuda.memory_stats_as_nested_dict(ordinal)
+        allocated = stats["allocated_bytes"]["all"]["current"]
+        active = stats.get("active_bytes", {}).get("all", {}).get("current", allocated)
+        total = self._torch.cuda.get_device_properties(ordinal).total_memory
+        return {
+            "allocated": allocated,
+            "reserved": stats["reserved_bytes"]["all"]["current"],
+            "pending": max(active - allocated, 0),
+            "device_total": int(total),
+            "ooms": stats.get("num_ooms", -1),
+        }
+
+    def _blocks(self, live: Counter[Frames], ordinal: int) -> dict[str, object]:
+        """The largest free block; into ``live`` what each stack holds, where stacks are known."""
+        mine = [s for s in segments_now(self._torch) if s["device"] == ordinal]
+        blocks = [block for segment in mine for block in segment["blocks"]]
+        free = [b["size"] for b in blocks if b["state"] == "inactive"]
+        for block in blocks:
+            if block["state"] == "active_allocated" and block.get("frames"):
+                stack = tuple((f["name"], f["filename"], f["line"]) for f in block["frames"])
+                live[stack] += block["size"]
+        return {"largest_free": max(free, default=0)}
+
+    def _owners(self, ordinal: int) -> dict[str, object]:
+        """Bytes of parameters, gradients and optimizer state on the device."""
+        sums: Counter[str] = Counter()
+        seen: set[int] = set()
+        for category, tensor in owned_tensors(self._boundaries):
+            if tensor.device.type == "cuda" and tensor.device.index == ordinal:
+                storage = tensor.untyped_storage()
+                if storage.data_ptr() not in seen:
+                    seen.add(storage.data_ptr())
+                    sums[category.name.lower().replace("_", " ")] += storage.nbytes()
+        return {"live_categories": dict(sums)} if sums else {}
+
+
+_watching: list[OomWatch] = []
+_attached: dict[int, Any] = {}
+"""The attach functions that were called: torch has no way to take an observer back."""
+
+
+def _observed(ordinal: int, segment: int, limit: int, free: int) -> None:
+    """What torch calls; an exception here would replace the job's own."""
+    try:
+        for watch in _watching:
+            watch.observed(ordinal, segment, limit, free)
+    except Exception:  # noqa: BLE001, S110 - see above; whoever watches has logged it
+        pass
+
+
+def _frames_above(frame: Any) -> Frames:
+    found: list[tuple[str, str, int]] = []
+    while frame is not None and len(found) < _MOST_FRAMES:
+        code = frame.f_code
+        if code.co_filename != __file__:
+            found.append((code.co_name, code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(found)
+
+
+def segments_now(torch: Any) -> list[Any]:
+    """What every device holds, without the recorder's entries where this torch can leave them out.
+
+    (``include_traces`` came with 2.11; before, a long history makes this slow.)
+    """
+    snapshot = torch.cuda.memory_snapshot
+    if "include_traces" in inspect.signature(snapshot).parameters:
+        return list(snapshot(include_traces=False))
+    return list(snapshot())
+
+
+def from_exception(error: BaseException | None) -> Exhausted | None:
+    """What an out-of-memory error tells of itself; None where it is none.
+
+    ``torch.OutOfMemoryError`` says it in its message, the allocator of the host in that of a
+    ``RuntimeError``.
+    """
+    text = str(error) if isinstance(error, RuntimeError) else ""
+    host, cuda = _CPU_ASKED.search(text), _CUDA_ASKED.search(text)
+    if error is None or (host is None and (cuda is None or "out of memory" not in text)):
+        return None
+    frames = _frames_of(error)
+    now_us = time.time_ns() // 1000
+    if host is not None:
+        return Exhausted("cpu", int(host[1]), now_us, frames, {"from": "exception"})
+    assert cuda is not None
+    where = _CUDA_DEVICE.search(text)
+    facts: dict[str, object] = {"from": "exception"}
+    if where is not None:
+        facts |= {"device_total": parse_bytes(where[2]), "device_free": parse_bytes(where[3])}
+    ordinal = where[1] if where is not None else "0"
+    return Exhausted(f"cuda:{ordinal}", parse_bytes(cuda[1]), now_us, frames, facts)
+
+
+def _frames_of(error: BaseException) -> Frames:
+    found = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        found.append((code.co_name, code.co_filename, traceback.tb_lineno))
+        traceback = traceback.tb_next
+    return tuple(reversed(found[-_MOST_FRAMES:]))

@@ -1,0 +1,239 @@
+"""The CUDA source against torch's private calls of every version, as the stand-in models them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("torch", reason="the labels of CUDA events come from torch's hooks")
+
+from memprof.sources.boundaries import Boundaries
+from memprof.sources.cuda import CudaSource
+from memprof.sources.protocol import Interner
+from memprof.testing.cuda import StandInOutOfMemoryError, TorchStandIn
+from memprof.trace import Action, BlockState
+
+MIB = 1 << 20
+VERSIONS = [f"2.{minor}" for minor in range(4, 16)]
+FORBIDDEN = ("synchronize", "empty_cache", "reset_peak_memory_stats", "init")
+
+
+@pytest.fixture
+def sources() -> Iterator[list[CudaSource]]:
+    """Sources made in a test; closed after it."""
+    made: list[CudaSource] = []
+    yield made
+    for source in made:
+        source.close()
+        source._boundaries.close()
+
+
+def source_on(torch: TorchStandIn, made: list[CudaSource]) -> tuple[CudaSource, Interner]:
+    interner = Interner()
+    boundaries = Boundaries(interner)
+    boundaries.open(lambda step: None)
+    source = CudaSource(interner, boundaries, torch)
+    source.open()
+    made.append(source)
+    return source, interner
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_window_holds_every_event_in_every_version(version, sources):
+    torch = TorchStandIn(version)
+    old = torch.alloc(3 * MIB)
+    source, interner = source_on(torch, sources)
+    start = source.begin_window()["cuda:0"]
+    new = torch.alloc(1000)
+    torch.free(old)
+    (chunk,) = source.drain()
+    end = source.end_window()["cuda:0"]
+    wanted = [Action.SEGMENT_ALLOC, Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED]
+    assert list(chunk.events.action) == wanted
+    assert list(chunk.events.address[1:]) == [new, old, old]
+    assert interner.tables().stack(int(chunk.events.stack[1]))[0].filename == __file__
+    assert (start.allocated, end.allocated) == (3 * MIB, 1024)
+    assert end.reserved == torch.cuda.memory_reserved(0)
+    assert list(end.blocks.requested[end.blocks.state == BlockState.ACTIVE_ALLOCATED]) == [1000]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_second_window_does_not_repeat_the_first(version, sources):
+    torch = TorchStandIn(version)
+    torch.alloc(MIB)
+    source, _ = source_on(torch, sources)
+    for size in (2 * MIB, 3 * MIB):
+        source.begin_window()
+        torch.alloc(size)
+        (chunk,) = source.drain()
+        assert list(chunk.events.size[chunk.events.action == Action.ALLOC]) == [size]
+        source.end_window()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_nothing_is_called_that_waits_empties_or_resets(version, sources):
+    torch = TorchStandIn(version, devices=2)
+    torch.alloc(MIB)
+    source, _ = source_on(torch, sources)
+    source.counters()
+    source.begin_window()
+    torch.alloc(MIB, device=1)
+    source.drain()
+    source.counters()
+    source.end_window()
+    source.devices()
+    source.close()
+    assert [torch.calls[name] for name in FORBIDDEN] == [0, 0, 0, 0]
+    assert not torch._C._cuda_isHistoryEnabled()
+
+
+def test_the_peaks_of_the_program_are_read_and_never_reset(sources):
+    torch = TorchStandIn()
+    source, _ = source_on(torch, sources)
+    torch.free(torch.alloc(64 * MIB))
+    for _ in range(3):
+        source.counters()
+    peak = torch.cuda.memory_stats_as_nested_dict(0)["allocated_bytes"]["all"]["peak"]
+    assert peak == 64 * MIB
+
+
+def test_every_device_and_stream_that_is_used_is_in_the_window(sources):
+    torch = TorchStandIn(devices=3)
+    torch.alloc(MIB, device=0)
+    source, _ = source_on(torch, sources)
+    source.begin_window()
+    torch.alloc(5 * MIB, device=2, stream=7)
+    torch.alloc(MIB, device=0, stream=0)
+    chunks = {chunk.device: chunk for chunk in source.drain()}
+    assert sorted(chunks) == ["cuda:0", "cuda:2"]
+    assert set(chunks["cuda:2"].events.stream) == {7}
+    assert list(chunks["cuda:0"].events.size) == [MIB]  # from the free half of its segment
+
+
+def test_a_block_that_waits_for_a_stream_is_pending_at_the_windows_end(sources):
+    torch = TorchStandIn()
+    source, _ = source_on(torch, sources)
+    source.begin_window()
+    address = torch.alloc(2 * MIB)
+    torch.free(address, complete=False)
+    source.drain()
+    end = source.end_window()["cuda:0"]
+    assert (end.allocated, end.active) == (0, 2 * MIB)
+
+
+def test_allocations_of_the_backward_threads_have_no_stack_and_no_metadata(sources):
+    torch = TorchStandIn()
+    source, interner = source_on(torch, sources)
+    source.begin_window()
+    torch.cuda.memory._set_memory_metadata("mine")
+    torch.alloc(MIB)
+    with torch.backward_thread():
+        torch.alloc(MIB)
+    (chunk,) = source.drain()
+    allocs = chunk.events.take(chunk.events.action == Action.ALLOC)
+    labels = [interner.tables().labels[row].annotation for row in allocs.label]
+    assert labels == ["mine", ""]
+    assert bool(allocs.stack[0]) and not bool(allocs.stack[1])
+
+
+def test_a_ring_that_overflowed_is_said(monkeypatch, sources):
+    monkeypatch.setattr("memprof.sources.cuda._MOST_EVENTS", 6)
+    torch = TorchStandIn()
+    source, _ = source_on(torch, sources)
+    source.begin_window()
+    for _ in range(4):
+        torch.free(torch.alloc(MIB))
+    assert list(source.drain()) == []
+    assert "overflowed on cuda:0" in " ".join(source.notes())
+    assert source.end_window()["cuda:0"].allocated == 0
+
+
+def test_a_history_of_the_programs_own_goes_on_undisturbed(sources):
+    torch = TorchStandIn()
+    torch.cuda.memory._record_memory_history("all", max_entries=99)
+    torch.alloc(MIB)
+    source, _ = source_on(torch, sources)
+    source.begin_window()
+    torch.alloc(MIB)
+    assert list(source.drain()) == []
+    source.end_window()
+    source.close()
+    assert torch.calls["record_memory_history"] == 1
+    assert len(torch.cuda.memory._snapshot()["device_traces"][0]) == 3
+    assert "records memory history itself" in " ".join(source.notes())
+
+
+@pytest.mark.parametrize("backend", ["cudaMallocAsync", "pluggable"])
+def test_another_backend_gives_counters_and_notes(backend, sources):
+    torch = TorchStandIn(backend=backend)
+    torch.alloc(MIB)
+    source, _ = source_on(torch, sources)
+    source.on_oom = lambda what: None
+    source.begin_window()
+    assert list(source.drain()) == []
+    assert source.counters()[0].allocated == MIB
+    assert backend in " ".join(source.notes())
+    assert torch.calls["record_memory_history"] == 0
+
+
+def test_cuda_that_is_initialised_later_is_recorded_from_its_first_byte(sources):
+    torch = TorchStandIn(initialized=False)
+    source, _ = source_on(torch, sources)
+    assert source.begin_window() == {}
+    assert torch.calls["init"] == 0
+    torch.initialize()
+    torch.alloc(700)
+    assert [d.device for d in source.devices()] == ["cuda:0"]
+    source.begin_window()
+    (chunk,) = source.drain()
+    assert list(chunk.events.size) == [2 * MIB, 700]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_failed_allocation_is_in_the_window_and_told_before_the_error(version, sources):
+    torch = TorchStandIn(version, capacity=64 * MIB, outside=MIB)
+    torch.alloc(40 * MIB)
+    interner = Interner()
+    boundaries = Boundaries(interner)
+    boundaries.open(lambda step: None)
+    source = CudaSource(interner, boundaries, torch)
+    sources.append(source)
+    told = []
+    source.on_oom = told.append
+    source.open()
+    source.begin_window()
+    torch.alloc(4 * MIB)
+    with pytest.raises(StandInOutOfMemoryError, match="Tried to allocate"):
+        torch.alloc(30 * MIB)
+    (what,) = told
+    assert (what.device, what.requested) == ("cuda:0", 30 * MIB)
+    assert __file__ in {filename for _, filename, _ in what.frames}
+    assert what.facts["allocated"] == 44 * MIB
+    assert what.facts["reserved"] == 60 * MIB
+    assert what.facts["device_free"] == 4 * MIB
+    assert what.facts["device_total"] == 65 * MIB
+    assert what.facts["largest_free"] == 16 * MIB
+    assert sum(what.live.values()) == 4 * MIB  # the rest was there before stacks were recorded
+    (chunk,) = source.drain()
+    assert chunk.events.action[-1] == Action.OOM
+    assert (chunk.events.size[-1], chunk.events.address[-1]) == (30 * MIB, 4 * MIB)
+
+
+def test_a_closed_source_hears_nothing_and_an_error_of_ours_never_replaces_torchs(sources):
+    torch = TorchStandIn(capacity=8 * MIB)
+    source, _ = source_on(torch, sources)
+    told = []
+
+    def broken(what):
+        told.append(what)
+        raise ValueError("ours")
+
+    source.on_oom = broken
+    source._watch_ooms()
+    for _ in range(2):
+        with pytest.raises(StandInOutOfMemoryError):
+            torch.alloc(64 * MIB)
+        source.close()
+    assert len(told) == 1
+    assert torch.calls["attach_oom_observer"] == 1
