@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from memprof.advice.case import Case, Proposal
+from memprof.advice.case import Case, Proposal, says
 from memprof.advice.patch import diff, with_keyword, wrapped
 from memprof.analysis.program import Place, bound_names, calls_in
 from memprof.analysis.suspicion import Pattern
@@ -24,6 +24,8 @@ def rules(case: Case) -> Iterator[Proposal]:
         why = f"A second set of the model's parameters ({nbytes}) rests beside the model"
         yield Proposal("cpu_offload", 0.85, f"{why}: keep the copy in host memory.", case.site)
         yield Proposal("del_ref", 0.4, f"{why}: drop it, or save it to a file.", case.site)
+    if case.pattern in (Pattern.RESIDENT.value, "pinned"):
+        yield from _resident(case, nbytes)
     if case.pattern == Pattern.TWINS.value:
         why = f"The same {nbytes} are on the device and on the host"
         yield Proposal("del_ref", 0.7, f"{why}: drop one of the two.", case.site)
@@ -34,6 +36,15 @@ def rules(case: Case) -> Iterator[Proposal]:
         )
         yield Proposal("chunk", 0.6, f"{why}: work through it in parts.", case.site)
         yield Proposal("mixed_precision", 0.4, f"{why}: stay in the narrow type.", case.site)
+
+
+def _resident(case: Case, nbytes: str) -> Iterator[Proposal]:
+    holder = case.found.holders[0] if case.found.holders else None
+    place = (case.places[0] if case.places else None) or case.site
+    why = f"{nbytes} stay there over the steps, held by {says(holder)}"
+    dropped = 0.7 if case.links & {"local", "frame", "thread", "closure"} else 0.5
+    yield Proposal("cpu_offload", 0.6, f"{why}: keep them on the host between uses.", place)
+    yield Proposal("del_ref", dropped, f"{why}: drop them when they are not used any more.", place)
 
 
 def _loaded(case: Case, nbytes: str) -> Iterator[Proposal]:

@@ -23,6 +23,7 @@ _LONG = 2
 _FEWEST_STEPS = 4
 _GROWS = 1.4
 _LARGE_BUFFER_SHARE = 0.15
+_LARGE_RESIDENT_SHARE = 0.3
 _LOADING = re.compile(r"/torch/serialization\.py$|/safetensors/")
 _RESTING = frozenset(("load_state_dict", "save", "print", "len", "deepcopy", "is_tensor"))
 
@@ -38,6 +39,7 @@ def residents(scene: Scene) -> Iterator[Suspicion]:
     yield from _old_graphs(scene, _long(scene))
     yield from _unused_gradients(scene)
     yield from _large_buffers(scene)
+    yield from _unexplained(scene, free & _long(scene))
 
 
 def _long(scene: Scene) -> Bools:
@@ -272,6 +274,24 @@ def _common(names: list[str]) -> str:
     """``Net.encoder`` for all that lie below it; the first name where they share nothing."""
     prefix = _prefix(names)
     return f"`{prefix}`" if prefix else f"`{names[0]}` and {len(names) - 1} other modules"
+
+
+def _unexplained(scene: Scene, free: Bools) -> Iterator[Suspicion]:
+    """Much that is no part of a model and stays for the whole run: data, results, old values."""
+    mask = free & (scene.lives.free == scene.events) & (scene.category != Category.ACTIVATION)
+    if scene.share(scene.bytes_of(mask)) < _LARGE_RESIDENT_SHARE:
+        return
+    row = scene.main_site(mask)
+    yield Suspicion(
+        Pattern.RESIDENT,
+        row,
+        np.flatnonzero(mask),
+        0.3,
+        "stay over the steps and are no part of a model",
+        scene.bytes_of(mask),
+        _without(scene, mask),
+        _binding_facts(scene, row),
+    )
 
 
 def _large_buffers(scene: Scene) -> Iterator[Suspicion]:

@@ -29,6 +29,8 @@ class Pattern(str, enum.Enum):
     """What ``torch.load`` made was copied into the model and is still there."""
     AUTOCAST_CACHE = "autocast_cache"
     LARGE_BUFFER = "large_buffer"
+    RESIDENT = "resident"
+    """Kept over many steps without being part of a model."""
     TWINS = "twins"
     """The same data on the device and on the host."""
     HELD_GRADIENTS = "held_gradients"

@@ -20,6 +20,8 @@ from memprof.analysis.peaks import peaks
 from memprof.analysis.residents import residents
 from memprof.analysis.scene import Scene
 from memprof.analysis.suspicion import Pattern, Suspicion
+from memprof.analysis.twins import twins
+from memprof.records import Holder
 from memprof.run import Run
 from memprof.units import format_bytes, format_percent
 
@@ -28,6 +30,16 @@ __all__ = ["waste", "waste_of"]
 _LEAST_SHARE = 0.04
 """Of the peak: what is less is not worth a person's time."""
 _MOST = 6
+_MOST_HOLDERS = 3
+_HELD = (
+    Pattern.LINGERING,
+    Pattern.OLD_GRAPHS,
+    Pattern.COPY_OF_MODEL,
+    Pattern.LOADED,
+    Pattern.RESIDENT,
+    Pattern.RETAINED_GRAPH,
+)
+"""Patterns of which it matters who holds the tensors."""
 _DETECTORS: tuple[Callable[[Scene], Iterator[Suspicion]], ...] = (
     residents,
     lingering,
@@ -45,19 +57,54 @@ def waste(run: Run) -> tuple[Found, ...]:
 
 def waste_of(examination: Examination) -> tuple[Found, ...]:
     """As `waste`, for a run that has been examined."""
-    found = [f for device in examination.devices for f in _of_device(device)]
+    run = examination.run
+    found = [f for device in examination.devices for f in _of_device(device, run)]
+    found += [_found(scene, one, _weight(scene, one), ()) for scene, one in _twins(examination)]
     return tuple(sorted(found, key=lambda f: -float(f.evidence.facts["weight"])))
 
 
-def _of_device(device: DeviceExamination) -> list[Found]:
-    window = device.peak_window
-    if window is None or not window.line.peak_allocated.bytes or not len(window.trace.events):
+def _of_device(device: DeviceExamination, run: Run) -> list[Found]:
+    scene = _scene(device)
+    if scene is None:
         return []
-    scene = Scene(device.name, device.windows.index(window), window)
     suspicions = [s for detect in _DETECTORS for s in detect(scene)]
     weighed = [(_weight(scene, s), s) for s in suspicions if _share(scene, s) >= _LEAST_SHARE]
     weighed.sort(key=lambda pair: -pair[0])
-    return [_found(scene, s, weight) for weight, s in _distinct(weighed)[:_MOST]]
+    distinct = _distinct(weighed)[:_MOST]
+    return [_found(scene, s, weight, _holders(scene, s, run)) for weight, s in distinct]
+
+
+def _scene(device: DeviceExamination) -> Scene | None:
+    window = device.peak_window
+    if window is None or not window.line.peak_allocated.bytes or not len(window.trace.events):
+        return None
+    return Scene(device.name, device.windows.index(window), window)
+
+
+def _twins(examination: Examination) -> list[tuple[Scene, Suspicion]]:
+    """The same sizes on a device and on the host, for devices that were recorded together."""
+    scenes = [scene for device in examination.devices if (scene := _scene(device)) is not None]
+    host = next((scene for scene in scenes if scene.device == "cpu"), None)
+    if host is None:
+        return []
+    found = [(s, one) for s in scenes if s is not host for one in twins(s, host)]
+    return [(scene, one) for scene, one in found if _share(scene, one) >= _LEAST_SHARE]
+
+
+def _holders(scene: Scene, suspicion: Suspicion, run: Run) -> tuple[Holder, ...]:
+    """Who held such tensors when the job looked, those of the largest first."""
+    if suspicion.pattern not in _HELD:
+        return ()
+    stacks = {int(s) for s in scene.lives.stack[suspicion.rows]}
+    own = int(scene.lives.stack[suspicion.row])
+    said = [
+        one
+        for one in run.findings
+        if one.finding == "holders" and one.device == scene.device and one.stack in stacks
+    ]
+    said.sort(key=lambda one: (one.stack != own, -one.bytes))
+    holders = {h.description: h for one in said for h in one.holders[:1]}
+    return tuple(holders.values())[:_MOST_HOLDERS]
 
 
 def _share(scene: Scene, suspicion: Suspicion) -> float:
@@ -85,7 +132,7 @@ def _distinct(weighed: list[tuple[float, Suspicion]]) -> list[tuple[float, Suspi
     return kept
 
 
-def _found(scene: Scene, suspicion: Suspicion, weight: float) -> Found:
+def _found(scene: Scene, suspicion: Suspicion, weight: float, holders: tuple[Holder, ...]) -> Found:
     row = suspicion.row
     kind = Kind.FRAGMENTATION if suspicion.pattern is Pattern.FRAGMENTATION else Kind.WASTE
     facts = {"pattern": suspicion.pattern.value, "weight": weight, **suspicion.facts}
@@ -107,5 +154,6 @@ def _found(scene: Scene, suspicion: Suspicion, weight: float) -> Found:
         stack=scene.stack(row),
         module=scene.module_name(row),
         category=CATEGORY_NAMES[int(scene.category[row])],
+        holders=holders,
         evidence=Evidence(scene.window, made[made >= 0], facts),
     )
