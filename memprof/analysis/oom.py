@@ -29,6 +29,8 @@ __all__ = ["Cause", "PostMortem", "Weight", "post_mortems"]
 _TOP = 8
 _DEEPEST = 6
 """Callers of callers that are looked at to tell lines apart."""
+_SCATTERED = 0.05
+"""Unused share of what torch could have, below which the device was just full."""
 _RISING = 0.9
 """Share of pairs of steps between which bytes rose, from which counters alone tell of a leak."""
 
@@ -164,7 +166,8 @@ def _weights(failure: Failure, trend: Growth | None) -> Iterator[Weight]:
     shortage = _shortage(failure)
     if failure.requested >= 0 and failure.unused >= 0:
         room = failure.unused + max(failure.free, 0)
-        enough = shortage == 0 and room >= failure.requested
+        scattered = failure.unused >= _SCATTERED * failure.limit
+        enough = shortage == 0 and room >= failure.requested and scattered
         unused, asked = format_bytes(room), format_bytes(failure.requested)
         why = f"{unused} were unused or free when {asked} were asked"
         if enough:
@@ -255,6 +258,10 @@ def _judged(failure: Failure, weights: Sequence[Weight]) -> tuple[Cause, str]:
         return enough[0].cause, enough[0].why
     if _shortage(failure) < 0:
         return Cause.UNKNOWN, "what the device had free then is not in the file"
+    if not _shortage(failure):
+        return Cause.PEAK, (
+            f"tensors filled the device but for {format_bytes(max(failure.unused, 0))} in pieces"
+        )
     lacking = format_bytes(_shortage(failure))
     return Cause.PEAK, (
         f"{lacking} were missing even with every unused byte, and nothing that earlier steps left "

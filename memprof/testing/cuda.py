@@ -210,9 +210,8 @@ class TorchStandIn:
 
     def _fail(self, held: _Device, device: int, size: int) -> None:
         rounded = held.model.rounded(size)
-        segment = (
-            2 << 20 if rounded <= SMALL_SIZE else max(20 << 20, -(-rounded // (2 << 20)) << 21)
-        )
+        segment = 20 << 20 if rounded < 10 << 20 else -(-rounded // (2 << 20)) * (2 << 20)
+        segment = 2 << 20 if rounded <= SMALL_SIZE else segment
         free = held.model.driver.capacity - held.model.driver.used
         for observer in self._observers:
             observer(device, segment, held.total, free)

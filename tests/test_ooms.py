@@ -1,0 +1,177 @@
+"""Running out of memory, from the job to the post-mortem: through a stand-in, not on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="a recording needs torch")
+
+import memprof
+from memprof.analysis.oom import Cause, post_mortems
+from memprof.loading import load
+from memprof.sources.cuda import CudaSource
+from memprof.testing.cuda import StandInOutOfMemoryError, TorchStandIn
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def recorded(monkeypatch, tmp_path):
+    """Records a function of a stand-in into a run file, and reads it back."""
+
+    def record(stand_in: TorchStandIn, job) -> memprof.Run:
+        monkeypatch.setattr(
+            "memprof.session.event_sources",
+            lambda options, interner, boundaries: [CudaSource(interner, boundaries, stand_in)],
+        )
+        path = tmp_path / "run.json"
+        try:
+            with memprof.track(path, sources=("cuda",)):
+                job(stand_in)
+        except StandInOutOfMemoryError:
+            pass
+        return load(path)
+
+    return record
+
+
+def leaking(stand_in: TorchStandIn) -> None:
+    kept = []
+    stand_in.alloc(20 * MIB)
+    for _ in range(100):
+        kept.append(stand_in.alloc(4 * MIB))
+        stand_in.free(stand_in.alloc(16 * MIB))
+        memprof.step()
+
+
+def peaking(stand_in: TorchStandIn) -> None:
+    for _ in range(3):
+        stand_in.free(stand_in.alloc(30 * MIB))
+        memprof.step()
+    for _ in range(12):
+        stand_in.alloc(10 * MIB)
+
+
+def fragmented(stand_in: TorchStandIn) -> None:
+    stand_in.free(stand_in.alloc(30 * MIB))
+    stand_in.alloc(8 * MIB)  # in the front of the segment, which cannot be given back any more
+    memprof.step()
+    stand_in.alloc(40 * MIB)
+
+
+def test_a_leak_is_named_and_freeing_it_is_shown_to_be_enough(recorded):
+    run = recorded(TorchStandIn(capacity=128 * MIB), leaking)
+    (told,) = post_mortems(run)
+    assert told.cause is Cause.LEAK
+    assert "test_ooms.py" in told.why
+    assert told.failure.recorded == "event"
+    freed = next(r for r in told.rescues.fitting if r.kind == "free")
+    assert freed.peak_allocated <= 60 * MIB
+    assert told.failure.label.step > 5
+
+
+def test_the_peak_of_a_step_is_told_apart_from_a_leak(recorded):
+    run = recorded(TorchStandIn(capacity=100 * MIB), peaking)
+    (told,) = post_mortems(run)
+    assert told.cause is Cause.PEAK
+    assert told.shortage > 0
+    assert told.failure.requested == 10 * MIB
+    assert "peaking" in told.asked_by
+    assert told.sites[0].name.endswith("in peaking")
+    card = next(r for r in told.rescues.tried if r.kind == "card")
+    assert card.fits
+    assert card.peak_reserved >= 110 * MIB
+
+
+def test_fragmentation_is_shown_by_the_settings_that_end_it(recorded):
+    run = recorded(TorchStandIn(capacity=64 * MIB), fragmented)
+    (told,) = post_mortems(run)
+    assert told.cause is Cause.FRAGMENTATION
+    assert told.shortage == 0
+    assert told.failure.unused == 22 * MIB
+    expandable = next(r for r in told.rescues.tried if r.change.endswith("segments:True"))
+    assert expandable.fits
+    assert expandable.peak_reserved <= 64 * MIB
+
+
+def test_memory_in_other_hands_is_told_apart(recorded):
+    stand_in = TorchStandIn(capacity=100 * MIB, outside=4 << 30)
+    (told,) = post_mortems(recorded(stand_in, peaking))
+    assert told.cause is Cause.OTHERS
+    assert told.failure.outside == 4 << 30
+    without = next(r for r in told.rescues.tried if r.kind == "others")
+    assert without.fits
+
+
+def test_the_finding_holds_what_was_asked_held_and_free(recorded):
+    run = recorded(TorchStandIn(capacity=100 * MIB), peaking)
+    (finding,) = (f for f in run.findings if f.finding == "oom")
+    assert finding.device == "cuda:0"
+    assert finding.bytes == 10 * MIB  # what torch would have asked of the driver
+    assert finding.details["allocated"] == 100 * MIB
+    assert finding.details["device_total"] == 612 * MIB
+    frames = run.devices[0].windows[-1].stack(finding.stack)
+    assert any(frame.name == "peaking" for frame in frames)
+    assert sum(size for _, size in finding.details["live"]["stacks"]) == 100 * MIB
+
+
+def test_a_job_that_survives_its_failures_has_a_record_of_each(recorded):
+    def searching(stand_in):
+        for size in (400, 200, 100, 50):
+            try:
+                stand_in.free(stand_in.alloc(size * MIB))
+            except StandInOutOfMemoryError:
+                continue
+            memprof.step()
+
+    run = recorded(TorchStandIn(capacity=80 * MIB), searching)
+    found = [f for f in run.findings if f.finding == "oom"]
+    assert [f.bytes for f in found] == [400 * MIB, 200 * MIB, 100 * MIB]
+    (told,) = post_mortems(run)
+    assert told.failure.times == 3
+    assert told.failure.requested == 100 * MIB
+    assert run.footer is not None
+    assert run.footer.status == "ok"
+
+
+def test_everything_is_on_disk_before_the_error_goes_on(monkeypatch, tmp_path):
+    stand_in = TorchStandIn(capacity=100 * MIB)
+    monkeypatch.setattr(
+        "memprof.session.event_sources",
+        lambda options, interner, boundaries: [CudaSource(interner, boundaries, stand_in)],
+    )
+    path = tmp_path / "run.json"
+    with memprof.track(path, sources=("cuda",)):
+        with pytest.raises(StandInOutOfMemoryError):
+            peaking(stand_in)
+        copy = Path(tmp_path / "killed.json")
+        copy.write_bytes(path.read_bytes())  # what a job that is killed now would leave
+    run = load(copy)
+    assert run.footer is None
+    (told,) = post_mortems(run)
+    assert told.failure.recorded == "event"
+    assert told.cause is Cause.PEAK
+    assert "peaking" in told.asked_by
+
+
+def test_host_memory_that_runs_out_is_read_from_the_exception(tmp_path):
+    path = tmp_path / "run.json"
+    with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
+        with memprof.track(path, sources=("cpu",)):
+            kept = torch.ones(1 << 18)
+            torch.empty(1 << 60, dtype=torch.uint8)
+    assert len(kept) == 1 << 18
+    (finding,) = (f for f in load(path).findings if f.finding == "oom")
+    assert (finding.device, finding.bytes) == ("cpu", 1 << 60)
+    (told,) = post_mortems(load(path))
+    assert told.asked_by.endswith("test_host_memory_that_runs_out_is_read_from_the_exception")
+
+
+def test_another_exception_is_no_failed_allocation(tmp_path):
+    path = tmp_path / "run.json"
+    with pytest.raises(RuntimeError, match="shape"):
+        with memprof.track(path, sources=("cpu",)):
+            raise RuntimeError("shape mismatch of 12 bytes")
+    assert [f for f in load(path).findings if f.finding == "oom"] == []
