@@ -1,4 +1,4 @@
-"""Everything that is wrong with a run, best first, each with its remedies; nothing is detected here."""
+"""Everything that is wrong with a run, best first, with remedies; nothing is detected here."""
 
 from __future__ import annotations
 

@@ -8,13 +8,14 @@ import weakref
 
 import pytest
 
+import memprof
+from memprof.trace import Category, Label
+
 torch = pytest.importorskip("torch", reason="survivors are torch's tensors")
 
-import memprof
-from memprof.survivors.collections import Collections
-from memprof.survivors.graphs import GraphGrowth, longest_graph
-from memprof.survivors.suspects import residents, suspects
-from memprof.trace import Category, Label
+from memprof.survivors.collections import Collections  # noqa: E402 - it imports torch
+from memprof.survivors.graphs import GraphGrowth, longest_graph  # noqa: E402 - it imports torch
+from memprof.survivors.suspects import residents, suspects  # noqa: E402 - it imports torch
 
 
 class Storage:

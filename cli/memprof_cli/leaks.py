@@ -183,11 +183,11 @@ def _rows(one: Found) -> list[tuple[str, str, str]]:
         module = f"  ({one.module})" if one.module else ""
         rows.append(("made at", where + module, ""))
     for holder in one.holders[:_MOST_HOLDERS]:
-        place = f"\n{short_path(holder.filename)}:{holder.line} {holder.code}" if holder.line else ""
+        place = (
+            f"\n{short_path(holder.filename)}:{holder.line} {holder.code}" if holder.line else ""
+        )
         rows.append(("held by", holder.description + place, ""))
-    for remedy in one.remedies:
-        rows.append(("fix", _fix(remedy), "green"))
-    return rows
+    return [*rows, *[("fix", _fix(remedy), "green") for remedy in one.remedies]]
 
 
 def _growth(one: Found) -> str:

@@ -1,4 +1,4 @@
-"""Which growing groups are one leak: those that the same thing holds, or that grow in the same steps."""
+"""Which growing groups are one leak: the same thing holds them, or they grow in the same steps."""
 
 from __future__ import annotations
 
@@ -84,17 +84,17 @@ def clusters(members: Sequence[Member], holders: Mapping[int, Sequence[Holder]])
         cluster.holders += held
     found = list(named.values())
     for member in nameless:
-        cluster = _with_same_steps(found, member)
-        if cluster is None:
-            cluster = Cluster([])
-            found.append(cluster)
-        cluster.members.append(member)
-        cluster.holders += holders.get(member.stack, ())
+        same = _with_same_steps(found, member)
+        if same is None:
+            same = Cluster([])
+            found.append(same)
+        same.members.append(member)
+        same.holders += holders.get(member.stack, ())
     return sorted(found, key=lambda cluster: -cluster.per_place)
 
 
 def _with_same_steps(found: Sequence[Cluster], member: Member) -> Cluster | None:
-    """What nobody is known to hold grows with something whose holder is known, as a graph's tensors do."""
+    """A cluster that grows in the same steps, as a graph's tensors do with what holds it."""
     best: tuple[float, Cluster] | None = None
     for cluster in found:
         places = cluster.members[0].places
@@ -134,6 +134,6 @@ def _depth(links: Sequence[Link]) -> int:
 
 
 def is_bounded(holder: Holder) -> bool:
-    """Whether what grows is a container that can hold so much and no more (``maxlen``, ``maxsize``)."""
+    """Whether the container that grows can hold so much and no more (``maxlen``, ``maxsize``)."""
     depth = _depth(holder.links)
     return bool(holder.links) and holder.links[max(0, depth - 1)].limit > 0

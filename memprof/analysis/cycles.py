@@ -56,7 +56,7 @@ def _times(findings: Sequence[Finding]) -> tuple[Ints, Ints]:
         if finding.finding == "garbage":
             for column, name in zip(columns, ("start_us", "end_us"), strict=True):
                 values = finding.details.get(name)
-                column += [int(v) for v in values] if isinstance(values, list) else []
+                column.extend(map(int, values) if isinstance(values, list) else ())
     length = min(map(len, columns))
     start, end = (np.array(column[:length], dtype=np.int64) for column in columns)
     order = np.argsort(start, kind="stable")

@@ -48,16 +48,16 @@ def floor(series: Ints) -> Ints:
 
 
 def rise(series: Ints, weights: Ints | None = None, first: int = WARM_UP) -> Rise | None:
-    """How ``series`` (counts at step ends) keeps growing; None where it does not.
+    """How ``series`` (a count a step) keeps growing; None where it does not.
 
     It does when its floor has risen many times, up to the end and no less often in the second half
     than in the first. A bounded cache has stopped some steps before the end; what settles (tables
     for ever longer sequences, caches with few keys) rises ever more rarely; a saw-tooth is judged
-    up to its last reset, where its floor is flat; noise has a floor that rises towards the end only.
+    up to its last reset, where its floor is flat; the floor of noise rises near the end only.
 
     Args:
         series: a count at every place.
-        weights: bytes at every place, for ``per_place``; the series itself where left out.
+        weights: bytes at every place, for ``per_place``; the series itself if left out.
         first: places before this one are warm-up.
     """
     amounts = series if weights is None else weights
@@ -74,7 +74,7 @@ def rise(series: Ints, weights: Ints | None = None, first: int = WARM_UP) -> Ris
 
 
 def theil_sen(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> float:
-    """The median of the slopes between all pairs of points (Sen 1968); at most 512 points are used."""
+    """The median of the slopes between all pairs of at most 512 points (Sen 1968)."""
     if len(x) < 2:
         return 0.0
     picked = np.unique(np.linspace(0, len(x) - 1, _MOST_PAIRS).astype(np.int64))
@@ -84,7 +84,7 @@ def theil_sen(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> float:
 
 
 def _end_of_last_tooth(series: Ints) -> tuple[int, bool]:
-    """How much of a series can be judged: all of it, or up to the lowest point after its last reset."""
+    """How much of a series can be judged: all, or up to its last reset; and whether it has one."""
     if not len(series):
         return 0, False
     reached = 0
@@ -102,7 +102,7 @@ def _never_falls(series: Ints) -> bool:
 
 
 def _keeps_rising(places: Ints, end: int, *, steady: bool) -> bool:
-    """Whether rises at ``places`` of a series of ``end`` places go on for ever, as far as one can see."""
+    """Whether rises at ``places`` of ``end`` places go on for ever, as far as one can see."""
     if len(places) < _LEAST_RISES:
         return False
     gaps = np.diff(places)
@@ -138,4 +138,4 @@ def _confidence(places: Ints, gaps: Ints, end: int) -> float:
     many = 1 - 0.5 ** (len(places) / 4)
     regular = 1 - 0.3 * min(1.0, float(gaps.std() / gaps.mean()))
     covered = 0.7 + 0.3 * (places[-1] - places[0]) / max(1, end - 1)
-    return round(min(0.99, many * regular * float(covered)), 3)
+    return round(min(0.99, float(many * regular * covered)), 3)

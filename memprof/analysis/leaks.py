@@ -38,11 +38,11 @@ _BOUNDED_CONFIDENCE = 0.2
 def leaks(run: Run) -> tuple[Found, ...]:
     """Every leak and cycle of ``run``, the fastest growing first.
 
-    The evidence's facts: ``every`` (steps from one growth to the next), ``births`` (steps in which it
-    grew), ``tensors_per_step``, ``replaced`` (one tensor replaced by ever larger ones), ``collected``
-    (the garbage collector was seen to free such tensors), ``holder`` (the first holder's kind),
-    ``in_graph`` (held through an autograd graph), ``activation_share`` (of the bytes: kept by
-    autograd for a backward pass), ``models`` (whole models pile up, parameters among the bytes).
+    The evidence's facts: ``every`` (steps from one growth to the next), ``births`` (steps in which
+    it grew), ``tensors_per_step``, ``replaced`` (one tensor, replaced by ever larger ones),
+    ``collected`` (the garbage collector was seen to free such tensors), ``holder`` (the kind of the
+    first one), ``in_graph`` (held through an autograd graph), ``activation_share`` (of the bytes:
+    kept by autograd for a backward pass), ``models`` (whole models pile up, with parameters).
     """
     found = [one for device in run.devices for one in _of_device(run, device)]
     return tuple(sorted(found, key=lambda one: -one.bytes_per_step))
@@ -53,11 +53,12 @@ def _of_device(run: Run, device: DeviceRun) -> list[Found]:
     freed = freed_by_collector(device, seen, run.findings)
     members = [_growing_member(one, seen, freed) for one in growing(seen)]
     known = {member.stack for member in members}
-    members += [_collected_member(one, seen) for one in collected(seen, freed) if one.stack not in known]
+    members += [
+        _collected_member(one, seen) for one in collected(seen, freed) if one.stack not in known
+    ]
     holders = held_by(run.findings, device.device)
     made = [_Leak(device, seen, cluster) for cluster in clusters(members, holders)]
-    found = [leak.found() for leak in made if leak.confidence >= _LEAST_CONFIDENCE]
-    return found
+    return [leak.found() for leak in made if leak.confidence >= _LEAST_CONFIDENCE]
 
 
 def _growing_member(one: Growing, seen: Survival, freed: npt.NDArray[np.bool_]) -> Member:
@@ -185,12 +186,14 @@ class _Leak:
         facts: dict[str, float | int | str | bool] = {
             "every": self._every(),
             "births": len(births),
-            "tensors_per_step": len(rows) / max(1, int(births[-1] - births[0]) + 1 if len(births) else 1),
+            "tensors_per_step": len(rows)
+            / max(1, int(births[-1] - births[0]) + 1 if len(births) else 1),
             "replaced": any(member.replaced for member in self.cluster.members),
             "collected": self._collected(),
             "holder": holders[0].kind if holders else "",
             "in_graph": "autograd_node" in links,
-            "activation_share": float(lives.size[rows[kept == Category.ACTIVATION]].sum()) / max(1, bytes_),
+            "activation_share": float(lives.size[rows[kept == Category.ACTIVATION]].sum())
+            / max(1, bytes_),
             "models": bool((kept == Category.PARAMETER).any()),
         }
         return Evidence(window=window, allocs=np.sort(lives.alloc[inside]), facts=facts)

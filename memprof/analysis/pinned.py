@@ -1,4 +1,4 @@
-"""Memory that something idle keeps at the end: a waiting thread's variables, an old traceback, a log."""
+"""Memory that something idle keeps at the end: a waiting thread, an old traceback, a log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Device memory that no tensor uses and that grows: inside torch's allocator, or outside of torch."""
+"""Device memory that no tensor uses and that grows: reserved by torch, or outside of torch."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _RISING_PAIRS = 0.75
 def fragmentation(run: Run) -> tuple[Found, ...]:
     """Reserved bytes that no tensor uses, where they keep growing or were in the way of an OOM.
 
-    A modelled device (a CPU) has no reserved bytes of its own and is left out. The facts: ``idle_share`` and
-    ``ooms``; ``bytes`` are the idle ones at the last step's end.
+    A modelled device (a CPU) has no reserved bytes of its own and is left out. The facts:
+    ``idle_share`` and ``ooms``; ``bytes`` are the idle ones at the last step's end.
     """
     return tuple(found for device in run.devices for found in _fragmented(device))
 
@@ -112,7 +112,9 @@ def _outside(run: Run, device: DeviceRun) -> Iterator[Found]:
     )
 
 
-def _points(steps: Steps, known: npt.NDArray[np.bool_], values: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
+def _points(
+    steps: Steps, known: npt.NDArray[np.bool_], values: npt.NDArray[np.int64]
+) -> tuple[Floats, Floats]:
     """Steps and values after warm-up."""
     x, y = steps.last[known].astype(np.float64), values[known].astype(np.float64)
     first = min(WARM_UP, len(x) - 1)
@@ -126,4 +128,6 @@ def _keeps_rising(x: Floats, y: Floats) -> bool:
     left, right = np.triu_indices(len(y), 1)
     thirds = [float(np.median(part)) for part in np.array_split(y, 3)]
     risen = thirds[2] - thirds[0] > _LEAST_RISE * max(1.0, abs(thirds[0]))
-    return bool((y[right] > y[left]).mean() >= _RISING_PAIRS and thirds[0] < thirds[1] < thirds[2] and risen)
+    return bool(
+        (y[right] > y[left]).mean() >= _RISING_PAIRS and thirds[0] < thirds[1] < thirds[2] and risen
+    )

@@ -60,7 +60,7 @@ class Survival:
 
 
 def survival(device: DeviceRun) -> Survival:
-    """The lives of everything in the windows of ``device``; a block that outlives one goes on in the next."""
+    """The lives of all in the windows of ``device``; what outlives one goes on in the next."""
     numbers: list[Ints] = [np.zeros(0, dtype=np.int64)]
     parts: list[Lives] = []
     first = 0
@@ -88,7 +88,9 @@ def _joined(parts: list[Lives], numbers: list[Ints]) -> Lives:
     first_row = np.cumsum([0, *map(len, parts)])
     first_place = np.cumsum([0, *map(len, numbers)])
     for index in range(1, len(parts)):
-        earlier = np.flatnonzero(keep[: first_row[index]] & (columns["died"][: first_row[index]] == OUTLIVED))
+        earlier = np.flatnonzero(
+            keep[: first_row[index]] & (columns["died"][: first_row[index]] == OUTLIVED)
+        )
         rows = np.arange(first_row[index], first_row[index + 1])
         found = rows[columns["alloc"][rows] == NOT_RECORDED]
         left, right = _matched(columns, earlier, found)
@@ -102,13 +104,16 @@ def _joined(parts: list[Lives], numbers: list[Ints]) -> Lives:
 
 def _matched(columns: dict[str, Ints], earlier: Ints, found: Ints) -> tuple[Ints, Ints]:
     """Rows of ``earlier`` and ``found`` that are the same allocations, pair by pair."""
-    keys = [np.stack([columns[n][rows].astype(np.int64) for n in ("stack", "label", "size")], 1) for rows in (earlier, found)]
+    keys = [
+        np.stack([columns[n][rows].astype(np.int64) for n in ("stack", "label", "size")], 1)
+        for rows in (earlier, found)
+    ]
     if not len(earlier) or not len(found):
         return earlier[:0], found[:0]
     _, number = np.unique(np.concatenate(keys), axis=0, return_inverse=True)
     number = number.reshape(-1)
-    ranked = [_ranked(part) for part in (number[: len(earlier)], number[len(earlier) :])]
-    _, left, right = np.intersect1d(*ranked, assume_unique=True, return_indices=True)
+    left_keys, right_keys = _ranked(number[: len(earlier)]), _ranked(number[len(earlier) :])
+    _, left, right = np.intersect1d(left_keys, right_keys, assume_unique=True, return_indices=True)
     return earlier[left], found[right]
 
 

@@ -1,4 +1,4 @@
-"""How long the autograd graphs of live tensors are: chains that grow cost the host, not the device."""
+"""How long the autograd graphs of live tensors are: growing chains cost the host's memory."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class GraphGrowth:
     _seen: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, step: int, nodes: int) -> float:
-        """Nodes a step by which the longest graph has grown at the last four looks; 0: it has not."""
+        """Nodes a step by which the longest graph grew at the last four looks; 0: it did not."""
         self._seen = [*self._seen, (step, nodes)][-_CHECKS:]
         if len(self._seen) < _CHECKS:
             return 0.0

@@ -1,4 +1,4 @@
-"""The one door to this package: told of steps and windows, it hands findings on and never raises."""
+"""The door to this package: told of steps and windows, it hands findings on and never raises."""
 
 from __future__ import annotations
 

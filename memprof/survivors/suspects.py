@@ -109,9 +109,7 @@ def _resident(stack: int, members: Sequence[_Member]) -> Suspect:
     return _described(stack, sorted(members), 0, [key for _, key, *_ in largest[:_TARGETS]])
 
 
-def _described(
-    stack: int, ordered: Sequence[_Member], births: int, targets: list[int]
-) -> Suspect:
+def _described(stack: int, ordered: Sequence[_Member], births: int, targets: list[int]) -> Suspect:
     return Suspect(
         stack=stack,
         label=ordered[-1][3],

@@ -97,7 +97,9 @@ class Survivors:
         found = self.look(step)
         for source in self.sources:
             known = {stack for device, stack in self._known if device == source.device}
-            resting = [r for r in residents(source.living(), source.label_of) if r.stack not in known]
+            resting = [
+                r for r in residents(source.living(), source.label_of) if r.stack not in known
+            ]
             held = self._search(resting)
             found += [
                 Announcement(_finding(source, one, step, holders, "resident"))
@@ -134,7 +136,11 @@ class Survivors:
         if not targets:
             return [() for _ in wanted]
         found = dict(
-            zip(targets, find_holders(targets, limit=_MOST_HOLDERS, budget_s=self.budget_s), strict=True)
+            zip(
+                targets,
+                find_holders(targets, limit=_MOST_HOLDERS, budget_s=self.budget_s),
+                strict=True,
+            )
         )
         return [_in_common([found[key] for key in one.targets]) for one in wanted]
 
@@ -146,7 +152,7 @@ class Survivors:
         if not sure or key in self._announced or _is_bounded(known.holders):
             return ""
         self._announced.add(key)
-        return _message(one, known.holders)
+        return _message(one, self._steps, known.holders)
 
     def _finding(self, source: LiveSource, one: Suspect, step: int) -> Finding:
         known = self._known[source.device, one.stack]
@@ -206,7 +212,7 @@ def _finding(
 
 
 def _in_common(answers: Sequence[tuple[Holder, ...]]) -> tuple[Holder, ...]:
-    """The holders of several tensors, those that hold most of them first; each way of holding once."""
+    """The holders of several tensors, those of most of them first; each way of holding once."""
     count = Counter(key for answer in answers for key in {_outline(one) for one in answer})
     kept: dict[tuple[str, ...], tuple[int, int, Holder]] = {}
     for answer in answers:
@@ -228,8 +234,11 @@ def _is_bounded(holders: Sequence[Holder]) -> bool:
     return bool(links) and max(links, key=lambda link: link.length).limit > 0
 
 
-def _message(one: Suspect, holders: Sequence[Holder]) -> str:
-    per_step = one.bytes / max(1, one.last_step - one.first_step + 1)
+def _message(one: Suspect, steps: int, holders: Sequence[Holder]) -> str:
+    span = one.last_step - one.first_step + 1
+    per_step = one.bytes / max(
+        1, min(span, max(steps, one.births))
+    )  # steps between windows: unseen
     by = f", held by {holders[0].description}" if holders else ""
     return (
         f"{format_bytes(round(per_step))} a step stay alive since step {one.first_step} "

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import collections
+import contextvars
 import copy
 import functools
 import queue
 import random
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -131,7 +134,7 @@ def errors_kept():
 
 
 class Registry(nn.Module):
-    made: list["Registry"] = []
+    made: ClassVar[list[Registry]] = []
 
     def __init__(self):
         super().__init__()
@@ -172,7 +175,7 @@ def models_kept():
     return step
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def positions(n, version):
     return torch.arange(n, dtype=torch.float32)[:, None].repeat(1, 4)
 
@@ -284,6 +287,124 @@ def gradients_with_graphs():
         loss = (torch.randn(8, 16) @ weight).tanh().pow(2).mean()
         grad = torch.autograd.grad(loss, weight, create_graph=True)[0]
         weight.total = getattr(weight, "total", 0) + grad
+
+    return step
+
+
+@leaking(32 * 16 * 4)
+def linked_list():
+    state = SimpleNamespace(head=None)
+
+    def step(i):
+        state.head = (torch.zeros(32, 16), state.head)
+
+    return step
+
+
+@leaking(32 * 16 * 4)
+def context_variable():
+    trail = contextvars.ContextVar("trail", default=())
+
+    def step(i):
+        trail.set((*trail.get(), torch.zeros(32, 16)))
+
+    return step
+
+
+@leaking(32 * 16 * 4)
+def suspended_generators():
+    def reader(x):
+        yield x.sum()
+        yield x.mean()
+
+    started = []
+
+    def step(i):
+        started.append(reader(torch.zeros(32, 16)))
+        next(started[-1])
+
+    return step
+
+
+@leaking(64 * 4)
+def buffers_with_new_names():
+    model = mlp()
+
+    def step(i):
+        model.register_buffer(f"mask_{i}", torch.zeros(64))
+
+    return step
+
+
+@leaking(64 * 4)
+def parameter_list_that_grows():
+    prompts = nn.ParameterList()
+
+    def step(i):
+        prompts.append(nn.Parameter(torch.zeros(64)))
+
+    return step
+
+
+@leaking()
+def saved_tensors_packed_and_never_used():
+    model, kept = mlp(), []
+
+    def step(i):
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+            kept.append(model(torch.randn(8, 16)).sum())
+
+    return step
+
+
+@leaking(128 * 4)
+def partials_kept_as_callbacks():
+    callbacks = []
+
+    def step(i):
+        callbacks.append(functools.partial(print, torch.zeros(128)))
+
+    return step
+
+
+@leaking(16 * 16 * 4)
+def thread_that_collects():
+    waiting = queue.Queue()
+
+    def collect():
+        seen = []
+        while True:
+            try:
+                seen.append(waiting.get(timeout=3))
+            except queue.Empty:
+                return
+            waiting.task_done()
+
+    threading.Thread(target=collect, daemon=True).start()
+
+    def step(i):
+        waiting.put(torch.zeros(16, 16))
+        waiting.join()
+
+    return step
+
+
+@leaking()
+def loss_scaled_and_summed_before_backward():
+    model, state = mlp(), SimpleNamespace(total=0.0)
+
+    def step(i):
+        state.total = state.total + 0.1 * model(torch.randn(8, 16)).pow(2).mean()
+
+    return step
+
+
+@leaking()
+def exploding_double_buffer():
+    pages = {"a": [], "b": []}
+
+    def step(i):
+        pages["ab"[i % 2]].append(torch.zeros(100 + i))
 
     return step
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="these programs are torch's")
-
 import memprof
 from memprof.analysis.findings import Kind
 from memprof.analysis.leaks import leaks
+
+pytest.importorskip("torch", reason="these programs are torch's")
 
 _spec = importlib.util.spec_from_file_location(
     "leak_programs", Path(__file__).with_name("leak_programs.py")

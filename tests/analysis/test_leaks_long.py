@@ -9,10 +9,10 @@ import random
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="these programs are torch's")
-
 import memprof
 from memprof.analysis.leaks import leaks
+
+torch = pytest.importorskip("torch", reason="these programs are torch's")
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,13 @@ def healthy_training(path, steps, **options):
     """Changing batch and sequence lengths, validation, checkpoints, a replay buffer, histories."""
     torch.manual_seed(0)
     numbers = random.Random(0)
-    model = torch.nn.ModuleDict({"embed": torch.nn.Embedding(64, 16), "rnn": torch.nn.GRU(16, 16), "head": torch.nn.Linear(16, 64)})
+    model = torch.nn.ModuleDict(
+        {
+            "embed": torch.nn.Embedding(64, 16),
+            "rnn": torch.nn.GRU(16, 16),
+            "head": torch.nn.Linear(16, 64),
+        }
+    )
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     recent, history = collections.deque(maxlen=50), []
     best, average = None, None
@@ -45,7 +51,9 @@ def healthy_training(path, steps, **options):
                     outputs = [loss_of() for _ in range(8)]
                 history.append(torch.stack(outputs).mean().item())
             if i % 1000 == 999:
-                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, io.BytesIO())
+                torch.save(
+                    {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, io.BytesIO()
+                )
                 best = copy.deepcopy(model.state_dict())
             if i == 20:
                 average = copy.deepcopy(model)
@@ -62,7 +70,9 @@ def test_ten_thousand_healthy_steps_raise_no_alarm(tmp_path, caplog):
     assert [m for m in caplog.messages if "stay alive" in m] == []
 
 
-transformers = pytest.importorskip("transformers", reason="needs transformers: pip install transformers")
+transformers = pytest.importorskip(
+    "transformers", reason="needs transformers: pip install transformers"
+)
 
 BATCH, LENGTH, WIDTH, VOCABULARY = 2, 16, 32, 128
 
