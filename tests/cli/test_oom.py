@@ -1,0 +1,103 @@
+"""memprof oom: what it prints and what JSON carries, of built and of real files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from memprof.testing import TraceBuilder, save_snapshot, segments_only, snapshot, write_run
+from memprof.trace import Category, Frame
+from memprof_cli import main
+
+MIB = 1 << 20
+TRAIN = (Frame("forward", "/home/me/train.py", 7), Frame("main", "/home/me/train.py", 90))
+
+
+def run_main(*args: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main([str(a) for a in args])
+    code = ended.value.code
+    return code if isinstance(code, int) else 0
+
+
+def full_card(folder: Path) -> Path:
+    """20 MiB held by one line, 10 MiB asked with 4 MiB free."""
+    builder = TraceBuilder()
+    builder.alloc(8 * MIB, "a", stack=TRAIN, category=Category.ACTIVATION)
+    builder.alloc(12 * MIB, "b", stack=TRAIN, category=Category.ACTIVATION)
+    builder.oom(10 * MIB, device_free=4 * MIB)
+    return save_snapshot(folder / "full.pickle", snapshot(builder.build()))
+
+
+def test_json_names_the_cause_what_was_asked_and_what_filled_the_device(tmp_path, capsys):
+    assert run_main("oom", full_card(tmp_path), "--json") == 0
+    (device,) = json.loads(capsys.readouterr().out)["devices"]
+    assert (device["device"], device["cause"], device["times"]) == ("cuda:0", "peak", 1)
+    assert (device["asked"]["bytes"], device["asked"]["missing_bytes"]) == (10 * MIB, 6 * MIB)
+    held = device["held"]
+    assert (held["allocated_bytes"], held["reserved_bytes"]) == (20 * MIB, 20 * MIB)
+    assert (held["device_free_bytes"], held["limit_bytes"]) == (4 * MIB, 24 * MIB)
+    assert held["device_total_bytes"] is None
+    (line,) = device["filled_by"]["line"]
+    assert line == {"name": "me/train.py:7 in forward", "bytes": 20 * MIB, "count": 2}
+    card = next(c for c in device["changes"] if c["kind"] == "card")
+    assert card["fits"]
+    assert card["peak_allocated_bytes"] == 30 * MIB
+
+
+def test_the_screen_answers_in_order(tmp_path, capsys):
+    assert run_main("oom", full_card(tmp_path)) == 0
+    out = capsys.readouterr().out
+    heads = ["ran out of memory", "What filled it", "What was asked", "What was held"]
+    places = [out.index(head) for head in [*heads, "What would have helped"]]
+    assert places == sorted(places)
+    assert "20 MiB 100 %" in out
+
+
+def test_a_trace_without_a_failure_is_an_error_with_a_hint(tmp_path, capsys):
+    file = save_snapshot(tmp_path / "fine.pickle", snapshot(TraceBuilder().alloc(MIB, "a").build()))
+    assert run_main("oom", file) == 1
+    err = capsys.readouterr().err
+    assert "records no out-of-memory error" in err
+    assert "memprof report" in err
+
+
+def test_a_bare_state_is_told_without_claiming_a_failure(tmp_path, capsys):
+    trace = TraceBuilder().alloc(3 * MIB, "a", stack=TRAIN).build()
+    file = save_snapshot(tmp_path / "bare.pickle", segments_only(trace))
+    assert run_main("oom", file, "--json") == 0
+    (device,) = json.loads(capsys.readouterr().out)["devices"]
+    assert (device["cause"], device["recorded"], device["times"]) == ("unknown", "state", 0)
+    assert device["asked"]["bytes"] is None
+    assert device["filled_by"]["line"][0]["bytes"] == 3 * MIB
+    assert device["changes"] == []
+
+
+def test_run_files_work_as_snapshots_do(tmp_path, capsys):
+    builder = TraceBuilder().label(step=4, module="Net.blocks.0")
+    builder.alloc(8 * MIB, "a").oom(10 * MIB, device_free=0)
+    assert run_main("oom", write_run(tmp_path / "run.json", builder.build()), "--json") == 0
+    (device,) = json.loads(capsys.readouterr().out)["devices"]
+    assert (device["asked"]["step"], device["asked"]["module"]) == (4, "Net.blocks.0")
+    assert device["filled_by"]["module"][0]["name"] == "Net.blocks.0"
+
+
+def test_the_real_failure_on_one_of_three_devices_is_explained(shared, capsys):
+    file = shared / "snapshots" / "dataparallel-oom-expandable.pickle"
+    assert run_main("oom", file, "--json") == 0
+    (device,) = json.loads(capsys.readouterr().out)["devices"]
+    assert (device["device"], device["cause"]) == ("cuda:1", "peak")
+    assert device["asked"]["bytes"] == 5308694528
+    assert device["held"]["device_free_bytes"] == 95682560
+    assert sum(g["bytes"] for g in device["filled_by"]["line"]) == device["held"]["allocated_bytes"]
+    assert any(c["kind"] == "checkpoint" and c["fits"] for c in device["changes"])
+
+
+def test_a_real_full_card_without_a_trace_names_what_filled_it(shared, capsys):
+    assert run_main("oom", shared / "snapshots" / "llm-oom-torch2.0.pickle", "--json") == 0
+    (device,) = json.loads(capsys.readouterr().out)["devices"]
+    callers = device["filled_by"]["caller"]
+    assert sum(g["bytes"] for g in callers) == device["held"]["allocated_bytes"] == 11840159744
+    assert "nothing could be replayed" in device["unproven"]
