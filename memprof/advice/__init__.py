@@ -50,6 +50,8 @@ def advise(found: Found, run: Run) -> tuple[Remedy, ...]:
 
 def _remedy(proposal: Proposal, case: Case) -> Remedy:
     nbytes, saving = saving_of(case.found, case.run)
+    if proposal.saving is not None:
+        nbytes, saving = proposal.saving.bytes, proposal.saving
     place = proposal.place
     line = proposal.line or (place.line if place is not None else case.found.site.line)
     program = place.program if place is not None else None

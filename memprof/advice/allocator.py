@@ -10,13 +10,34 @@ import numpy as np
 from memprof.advice.case import Case, Proposal
 from memprof.advice.patch import diff, removed
 from memprof.analysis.findings import Kind
+from memprof.analysis.savings import Saving
 from memprof.analysis.suspicion import Pattern
+from memprof.analysis.whatif import replay
+from memprof.errors import MemprofError
 from memprof.trace import EMPTY, BlockState, State
 from memprof.units import format_bytes
 
 __all__ = ["rules"]
 
 _MANY_SIZES = 8
+_MOST_EVENTS = 200_000
+"""A longer recording is replayed by `memprof what-if`, when someone asks."""
+_LEAST_SHARE = 0.05
+_SETTINGS = (
+    (
+        "expandable_segments",
+        "expandable_segments:True",
+        0.9,
+        "expandable segments grow in place instead of leaving holes",
+    ),
+    (
+        "max_split_size",
+        "max_split_size_mb:128",
+        0.5,
+        "`max_split_size_mb:128` keeps large blocks whole",
+    ),
+)
+"""Fix, settings, certainty, and how it helps."""
 _WORTH_A_CALL = 64 << 20
 
 
@@ -41,15 +62,15 @@ def _is_on(case: Case, name: str) -> bool:
 
 def _fragmented(case: Case) -> Iterator[Proposal]:
     idle = format_bytes(case.found.bytes)
-    why = f"{idle} are reserved and fit no request"
-    on = _is_on(case, "expandable_segments")
-    if not on:
-        yield Proposal(
-            "expandable_segments",
-            0.9,
-            f"{why}: expandable segments grow in place instead of leaving holes.",
-            case.site,
-        )
+    why = f"{idle} are reserved and in no use"
+    settings = () if _is_on(case, "expandable_segments") else _SETTINGS
+    known = _replayed(case, [text for _, text, _, _ in settings])
+    for fix, text, certainty, how in settings:
+        saving = known.get(text)
+        if saving is not None and saving.bytes < _LEAST_SHARE * saving.before:
+            continue  # a replay of the recording says that it does not help here
+        shown = f"; a replay reserves {format_bytes(saving.after)}" if saving is not None else ""
+        yield Proposal(fix, certainty, f"{why}: {how}{shown}.", case.site, saving=saving)
     sizes = int(case.fact("sizes_at_site", 0))
     if sizes >= _MANY_SIZES:
         yield Proposal(
@@ -58,13 +79,23 @@ def _fragmented(case: Case) -> Iterator[Proposal]:
             f"{why}: this line asked for {sizes} different sizes; pad to a few.",
             case.site,
         )
-    if not on:
-        yield Proposal(
-            "max_split_size",
-            0.5,
-            f"{why}: without expandable segments, `max_split_size_mb` keeps large blocks whole.",
-            case.site,
-        )
+
+
+def _replayed(case: Case, settings: list[str]) -> dict[str, Saving]:
+    """Peaks of reserved bytes, as recorded and under each of the settings, by a replay."""
+    trace = case.trace
+    if trace is None or not settings or not 0 < len(trace.events) <= _MOST_EVENTS:
+        return {}
+    try:
+        (answer,) = replay(trace, settings, workers=1)
+    except MemprofError:  # a recording that cannot be replayed has no figure
+        return {}
+    recorded = answer.rows[0].outcome.peak_reserved
+    return {
+        row.configuration: Saving(recorded, row.outcome.peak_reserved)
+        for row in answer.rows
+        if row.configuration in settings
+    }
 
 
 def _emptied(case: Case) -> Iterator[Proposal]:

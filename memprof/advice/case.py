@@ -9,6 +9,7 @@ from functools import cached_property
 
 from memprof.analysis.findings import Found, Kind
 from memprof.analysis.program import Place, Program, calls_in, program_of
+from memprof.analysis.savings import Saving
 from memprof.analysis.sites import FrameKind, frame_kind
 from memprof.records import Holder
 from memprof.run import Run
@@ -38,6 +39,8 @@ class Proposal:
     patch: str = ""
     remains: float = 0.0
     """Share of the bytes that are there all the same after the change."""
+    saving: Saving | None = None
+    """Of this very change, where a replay of its own tells; else the finding's is taken."""
 
 
 @dataclass(eq=False)

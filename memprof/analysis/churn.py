@@ -10,12 +10,15 @@ from memprof.analysis.savings import Saving
 from memprof.analysis.scene import Scene
 from memprof.analysis.suspicion import Pattern, Suspicion
 from memprof.trace import Action
+from memprof.units import format_bytes
 
 __all__ = ["churn"]
 
 _LEAST_IDLE = 0.2
 """Share of the reserved bytes that no tensor uses at the reserved peak."""
 _LEAST_IDLE_BYTES = 256 << 20
+_LEAST_IN_VAIN = 0.1
+"""Of the idle bytes."""
 _MOST_STEPS = 0.5
 
 
@@ -63,6 +66,8 @@ def _fragmentation(scene: Scene) -> Iterator[Suspicion]:
     idle = int(line.reserved[entry]) - int(line.allocated.max())
     if idle < _LEAST_IDLE * int(line.reserved[entry]):
         return
+    if _taken_in_vain(scene) < _LEAST_IN_VAIN * idle:
+        return  # the cache of an earlier time, not holes
     mask = scene.at_peak & ~scene.owned
     row = scene.main_site(mask) if mask.any() else scene.largest(scene.at_peak)
     sizes = _sizes_of(scene, row)
@@ -71,11 +76,21 @@ def _fragmentation(scene: Scene) -> Iterator[Suspicion]:
         row,
         np.flatnonzero(scene.at_peak),
         0.8,
-        f"of {int(line.reserved[entry])} reserved bytes fit no request: cut by blocks in use",
+        f"of {format_bytes(int(line.reserved[entry]))} reserved lie between blocks in use",
         idle,
         Saving(int(line.reserved.max()), int(line.allocated.max())),
         {"sizes_at_site": sizes, "reserved": int(line.reserved[entry])},
     )
+
+
+def _taken_in_vain(scene: Scene) -> int:
+    """Bytes taken from the driver while as much was reserved and not in use."""
+    line, events = scene.seen.line, scene.trace.events
+    grows = (events.action == Action.SEGMENT_ALLOC) | (events.action == Action.SEGMENT_MAP)
+    rows = np.flatnonzero(grows)
+    idle = line.reserved[rows] - line.allocated[rows]  # entry i is what stood before event i
+    size = events.size[rows]
+    return int(size[idle >= size].sum())
 
 
 def _sizes_of(scene: Scene, row: int) -> int:

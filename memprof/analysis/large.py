@@ -16,6 +16,7 @@ from memprof.trace import Category
 __all__ = ["large"]
 
 _LARGE = 0.2
+_LEAST_ONE = 0.1
 _LEAST_SIDE = 16
 _ELEMENTWISE = re.compile(
     r"loss$|^(?:criterion|sub|add|mul|div|eq|ne|isclose|where|maximum|minimum)$"
@@ -36,7 +37,7 @@ def large(scene: Scene) -> Iterator[Suspicion]:
     size = scene.lives.size[row]
     alike = ~scene.owned & (scene.lives.size == size) & (scene.category != Category.INPUT)
     nbytes = scene.bytes_of(alike & scene.at_peak)
-    if scene.share(nbytes) < _LARGE:
+    if scene.share(nbytes) < _LARGE or scene.share(int(size)) < _LEAST_ONE:
         return
     row = int(np.flatnonzero(alike & (scene.made_in == scene.made_in[row]))[0])
     pattern, certainty, what = _kind_of_large(scene, row, _statement(scene, row))

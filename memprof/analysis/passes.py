@@ -104,15 +104,14 @@ def _evaluation_graph(scene: Scene) -> Iterator[Suspicion]:
     lives = scene.lives
     kept: list[int] = []
     ends: list[int] = []
+    brief = scene.freed_in - scene.made_in < 2  # else it is a cache, or kept on purpose
     for first, last in _unused_forwards(scene):
-        made = (lives.alloc >= first) & (lives.alloc <= last) & ~scene.owned
-        made &= scene.freed_in - scene.made_in < 2  # else it is a cache, or kept on purpose
-        alive = made & (lives.free > last)
-        modules = set(scene.module[alive].tolist()) - {0}
-        if len(modules) < _KEPT_MODULES:
+        low, high = np.searchsorted(lives.alloc, [first, last + 1])  # rows are in this order
+        rows = np.arange(low, high)
+        alive = (lives.free[rows] > last) & ~scene.owned[rows] & brief[rows]
+        rows = rows[alive]
+        if len(set(scene.module[rows].tolist()) - {0}) < _KEPT_MODULES:
             continue
-        rows = np.flatnonzero(alive)
-        rows = rows[np.argsort(lives.alloc[rows])]
         after = np.append(lives.alloc[rows[1:]], last)
         output = len(rows) - 1
         kept += rows[:output].tolist()
