@@ -156,7 +156,8 @@ def _summed(scene: Scene) -> Iterator[Suspicion]:
     activations = scene.at_peak & (scene.category == Category.ACTIVATION)
     activations &= scene.made_in == scene.step_of_event[scene.peak.event]
     times, rows = _passes(scene, np.flatnonzero(activations & (scene.module > 0)))
-    if times < 2:
+    # One line may well make two tensors (`table(x) + arange(n)`); repeated passes repeat the most.
+    if times < 2 or 2 * scene.bytes_of(_mask(scene, rows)) < scene.bytes_of(activations):
         return
     frame_at = _looping_frame(scene.stack(int(rows[0])))
     if frame_at is None:
