@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.analysis.lifetimes import Lifetimes, lifetimes
-from memprof.analysis.steps import step_of_event
+from memprof.analysis.steps import device_steps, step_of_event
+from memprof.analysis.timeline import timeline
 from memprof.run import DeviceRun
 from memprof.trace import NOT_RECORDED, Column, Columns, Tables, Trace, column
 
@@ -65,8 +66,8 @@ def survival(device: DeviceRun) -> Survival:
     parts: list[Lives] = []
     first = 0
     for index, trace in enumerate(device.windows):
-        steps = _ended_steps(device, index, trace)
-        parts.append(_lives(trace, index, steps, first))
+        steps, step_of = _ended_steps(device, index, trace)
+        parts.append(_lives(trace, index, steps, step_of, first))
         numbers.append(steps)
         first += len(steps)
     tables = device.windows[0].tables if device.windows else Tables()
@@ -128,21 +129,32 @@ def _ranked(keys: Ints) -> Ints:
     return numbers
 
 
-def _ended_steps(device: DeviceRun, index: int, trace: Trace) -> Ints:
-    """Steps that ended while the window was open, by the counters, else by the labels."""
-    steps = device.steps
+def _ended_steps(device: DeviceRun, index: int, trace: Trace) -> tuple[Ints, Ints]:
+    """Steps that ended while the window was open, and the step of every event.
+
+    By the counters and labels of a recording; for a snapshot by its annotations, if it has any.
+    """
+    steps, labelled = device.steps, step_of_event(trace)
     rows = (steps.window == index) & (steps.first == steps.last)
     if rows.any():
-        return np.unique(steps.last[rows])
-    labelled = step_of_event(trace)
+        return np.unique(steps.last[rows]), labelled
     if not len(labelled) or labelled[-1] < 0:
-        return np.zeros(0, dtype=np.int64)
-    return np.arange(max(int(labelled[0]), 0), int(labelled[-1]))  # the last one is unfinished
+        return _annotated_steps(device, trace)
+    # the last one is unfinished
+    return np.arange(max(int(labelled[0]), 0), int(labelled[-1])), labelled
 
 
-def _lives(trace: Trace, index: int, steps: Ints, first: int) -> Lives:
+def _annotated_steps(device: DeviceRun, trace: Trace) -> tuple[Ints, Ints]:
+    nothing = np.zeros(0, dtype=np.int64)
+    if not trace.annotations or len(device.windows) > 1:
+        return nothing, np.full(len(trace.events), NOT_RECORDED, dtype=np.int64)
+    ends = device_steps(device, (timeline(trace),)).end_us
+    place = np.searchsorted(ends, trace.events.time_us, side="left").astype(np.int64)
+    return np.arange(len(ends), dtype=np.int64), np.maximum.accumulate(place)
+
+
+def _lives(trace: Trace, index: int, steps: Ints, step_of: Ints, first: int) -> Lives:
     lives: Lifetimes = lifetimes(trace)
-    step_of = step_of_event(trace)
     made = lives.alloc >= 0
     born = np.full(len(lives), NOT_RECORDED, dtype=np.int64)
     born[made] = first + np.searchsorted(steps, step_of[lives.alloc[made]])

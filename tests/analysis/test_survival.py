@@ -1,0 +1,186 @@
+"""Lives over windows with gaps, in units of the steps whose ends were recorded."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memprof.analysis.findings import Kind
+from memprof.analysis.leaks import leaks
+from memprof.analysis.reserves import fragmentation, non_torch
+from memprof.analysis.survival import OUTLIVED, survival
+from memprof.records import SCHEMA_VERSION, DeviceInfo, Finding, Header, Holder, Link
+from memprof.run import DeviceRun, ReadingSeries, Run, Steps
+from memprof.trace import (
+    Action,
+    Annotation,
+    Blocks,
+    BlockState,
+    Events,
+    Frame,
+    Label,
+    State,
+    Tables,
+    Trace,
+)
+
+LINE = Frame("step", "/home/me/train.py", 7)
+TABLES = Tables(
+    frames=(LINE,),
+    stacks=((), (0,)),
+    labels=(Label(), *(Label(step=s) for s in range(200))),
+)
+
+
+def state(steps):
+    count = len(steps)
+    return State(
+        blocks=Blocks.build(
+            count,
+            address=np.arange(count) * 512 + 512,
+            size=np.full(count, 512),
+            requested=np.full(count, 512),
+            state=np.full(count, BlockState.ACTIVE_ALLOCATED),
+            segment=np.full(count, -1),
+            stack=np.ones(count),
+            label=[s + 1 for s in steps],
+        )
+    )
+
+
+def window(there, steps, first_address=1 << 30):
+    """One tensor made in each step, nothing freed; ``there`` are the steps of what is alive at first."""
+    events = Events.build(
+        action=[Action.ALLOC] * len(steps),
+        address=[first_address + 512 * s for s in steps],
+        size=[512] * len(steps),
+        time_us=[1000 * s for s in steps],
+        stack=[1] * len(steps),
+        label=[s + 1 for s in steps],
+    )
+    return Trace(device="cuda:0", events=events, tables=TABLES, start=state(there))
+
+
+def run_of(*windows, findings=(), steps=None, readings=(), total_bytes=0):
+    numbers = [[int(TABLES.labels[i].step) for i in w.events.label] for w in windows]
+    if steps is None:
+        flat = [s for part in numbers for s in part]
+        steps = Steps.build(
+            len(flat),
+            first=flat,
+            last=flat,
+            allocated=[512 * (i + 1) for i in range(len(flat))],
+            window=[w for w, part in enumerate(numbers) for _ in part],
+        )
+    info = DeviceInfo("cuda:0", total_bytes=total_bytes)
+    device = DeviceRun("cuda:0", info, windows, steps)
+    header = Header(schema=SCHEMA_VERSION, created_us=0)
+    return Run("", header, (device,), findings=findings, readings=readings)
+
+
+def test_what_outlives_a_window_goes_on_in_the_next():
+    first, then = list(range(10)), list(range(50, 55))
+    seen = survival(run_of(window([], first), window(first, then)).devices[0])
+    assert seen.steps.tolist() == first + then
+    assert seen.lives.born.tolist() == list(range(15))
+    assert set(seen.lives.died.tolist()) == {OUTLIVED}
+
+
+def test_what_died_between_two_windows_died_when_the_second_began():
+    first, then = list(range(10)), list(range(50, 55))
+    seen = survival(run_of(window([], first), window(first[:4], then)).devices[0])
+    assert seen.lives.died[:10].tolist() == [OUTLIVED] * 4 + [10] * 6
+
+
+def test_a_leak_is_followed_over_windows_with_gaps():
+    first, then = list(range(10)), list(range(50, 55))
+    found = leaks(run_of(window([], first), window(first, then)))
+    assert [(f.kind, f.bytes_per_step, f.site.line) for f in found] == [(Kind.LEAK, 512.0, 7)]
+
+
+def test_growth_that_stopped_before_the_last_window_is_no_leak():
+    first, then = list(range(10)), list(range(50, 58))
+    quiet = Events.build(
+        action=[Action.OTHER] * len(then),
+        time_us=[1000 * s for s in then],
+        label=[s + 1 for s in then],
+    )
+    second = Trace(device="cuda:0", events=quiet, tables=TABLES, start=state(first))
+    assert leaks(run_of(window([], first), second)) == ()
+
+
+def test_the_steps_until_the_device_is_full_are_counted():
+    found = leaks(run_of(window([], list(range(20))), total_bytes=20 * 512 + 51200))
+    assert found[0].steps_left == 100.0
+
+
+def test_a_container_with_a_bound_is_no_leak():
+    link = Link("item", "3", "deque", length=20, limit=1000)
+    holder = Holder("deque `recent`", kind="item", links=[Link("global", "recent"), link])
+    finding = Finding("holders", device="cuda:0", stack=1, holders=[holder])
+    assert leaks(run_of(window([], list(range(20))), findings=(finding,))) == ()
+
+
+def test_the_holder_found_in_the_job_names_the_leak():
+    holder = Holder(
+        "list `kept`", kind="item", filename="train.py", line=9, links=[Link("global", "kept")]
+    )
+    finding = Finding("holders", device="cuda:0", stack=1, holders=[holder])
+    found = leaks(run_of(window([], list(range(20))), findings=(finding,)))
+    assert found[0].title == "512 B a step stay alive: list `kept`"
+    assert found[0].holders == (holder,)
+
+
+def test_a_snapshot_with_profiler_steps_shows_leaks_too():
+    trace = window([], list(range(20)))
+    marks = tuple(
+        Annotation(f"ProfilerStep#{s}", 1000 * s - 500, 1000 * s + 400) for s in range(20)
+    )
+    bare = Events.build(**{n: getattr(trace.events, n) for n in Events.names() if n != "label"})
+    snapshot = Trace(device="cuda:0", events=bare, tables=TABLES, start=State(), annotations=marks)
+    header = Header(schema=SCHEMA_VERSION, created_us=0)
+    device = DeviceRun("cuda:0", DeviceInfo("cuda:0"), (snapshot,))
+    found = leaks(Run("", header, (device,), is_snapshot=True))
+    assert [(f.bytes_per_step, f.site.line) for f in found] == [(512.0, 7)]
+
+
+def counters(**columns):
+    length = len(next(iter(columns.values())))
+    return Steps.build(length, first=range(length), last=range(length), **columns)
+
+
+def test_reserved_bytes_that_grow_above_level_tensors_are_fragmentation():
+    reserved = [(100 + 10 * i) << 20 for i in range(30)]
+    steps = counters(allocated=[90 << 20] * 30, reserved=reserved, ooms=[0] * 30)
+    found = fragmentation(run_of(window([], [0]), steps=steps))
+    assert [(f.kind, f.bytes_per_step) for f in found] == [(Kind.FRAGMENTATION, 10 << 20)]
+
+
+def test_a_level_reserve_is_no_fragmentation():
+    steps = counters(allocated=[50 << 20] * 30, reserved=[100 << 20] * 30, ooms=[0] * 30)
+    assert fragmentation(run_of(window([], [0]), steps=steps)) == ()
+
+
+def outside(values):
+    count = len(values)
+    steps = counters(
+        allocated=[1 << 20] * count,
+        reserved=[2 << 20] * count,
+        end_us=[1000 * (i + 1) for i in range(count)],
+    )
+    series = ReadingSeries(
+        "nvml",
+        "cuda:0",
+        "process_used",
+        np.array([1000 * (i + 1) + 1 for i in range(count)]),
+        np.array(values, dtype=np.float64),
+    )
+    return non_torch(run_of(window([], [0]), steps=steps, readings=(series,)))
+
+
+def test_growth_outside_of_torch_is_told_apart():
+    found = outside([(500 + 8 * i) << 20 for i in range(40)])
+    assert [(f.kind, f.bytes_per_step) for f in found] == [(Kind.NON_TORCH, 8 << 20)]
+
+
+def test_a_context_that_was_made_once_is_no_growth_outside_of_torch():
+    assert outside([500 << 20] * 5 + [700 << 20] * 35) == ()
