@@ -30,7 +30,10 @@ def _held_gradients(scene: Scene) -> Iterator[Suspicion]:
     if len(begins) < 3:
         return
     lives = scene.lives
-    gradients = np.flatnonzero(scene.category == Category.GRADIENT)
+    crossing = scene.freed_in > scene.made_in  # the others cannot be there in a later step
+    gradients = np.flatnonzero((scene.category == Category.GRADIENT) & crossing)
+    if not len(gradients):
+        return
     held = np.zeros(len(gradients), dtype=np.int64)
     renewed = _renewed(scene)
     rows, start, end = [], [], []
@@ -91,7 +94,8 @@ def _regular(scene: Scene, gradients: Ints, held: Ints, steps: int) -> Ints:
     long = held >= _MOST_STEPS * steps
     stacks = scene.lives.stack[gradients]
     by_stack = np.bincount(stacks, weights=held)
-    made = np.bincount(stacks)
+    every = scene.lives.stack[scene.category == Category.GRADIENT]
+    made = np.bincount(every, minlength=len(by_stack))[: len(by_stack)]
     of_each_step = (held > 0) & (by_stack >= _MOST_STEPS * made)[stacks]
     # Micro-batches: a life that ends after a few steps is an accumulation, and meant.
     freed = scene.freed_in[gradients] - scene.made_in[gradients]
