@@ -24,6 +24,11 @@ int nvmlInit_v2(void) { return OK; }
 int nvmlShutdown(void) { return OK; }
 const char *nvmlErrorString(int code) { return "stub"; }
 int nvmlSystemGetDriverVersion(char *text, unsigned length) { strncpy(text, "550.1", length); return OK; }
+int nvmlSystemGetProcessName(unsigned pid, char *text, unsigned length) {
+    if (pid != 1) return NOT_FOUND;
+    strncpy(text, "/usr/bin/other", length);
+    return OK;
+}
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return OK; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **card) { *card = &cards[index]; return OK; }
 int nvmlDeviceGetHandleByUUID(const char *uuid, void **card) {

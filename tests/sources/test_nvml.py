@@ -101,6 +101,21 @@ def test_a_device_that_the_driver_does_not_know_is_left_out(driver):
     assert answer(driver, code) == []
 
 
+def test_the_processes_on_a_card_are_named_and_reading_goes_on(driver):
+    code = OPEN + """
+os.environ["STUB_NVML_PID"] = str(os.getpid())
+uses = processes_on("cuda:1", lambda: {"cuda:1": "11111111-aaaa"})
+found = [[u.name, u.bytes, u.own] for u in uses] + [source.read()[1].values["used"]]
+"""
+    assert answer(driver, code) == [["/usr/bin/other", 111, False], ["", 222, True], 300]
+
+
+def test_a_card_whose_processes_cannot_be_listed_has_none(driver):
+    code = "found = processes_on('cuda:0', lambda: {'cuda:0': '22222222-bbbb'})"
+    assert answer(driver, code) == []
+    assert answer(driver, "found = processes_on('cuda:0')") == []
+
+
 def test_all_cards_are_listed_for_the_doctor(driver):
     code = "found = [driver_version(), [[c.index, c.name, c.total_bytes] for c in cards()]]"
     assert answer(driver, code) == ["550.1", [[0, "Stub One", 1000], [1, "Stub Two", 1000]]]
