@@ -241,9 +241,15 @@ def _ask(nvml: Any, query: Callable[..., Any], *arguments: Any) -> Any:
     """The answer, or None where the device, the driver or its version cannot say."""
     try:
         return query(*arguments)
-    # pynvml decodes names as UTF-8 and reads structs by size: a broken driver breaks those too.
-    except (nvml.NVMLError, UnicodeDecodeError, ValueError, TypeError):
+    # pynvml decodes names as UTF-8 and reads structs by size: a broken driver breaks those too. Of
+    # an older driver that lacks a function's newest form it complains in a way of its own.
+    except (nvml.NVMLError, _mismatch(nvml), UnicodeDecodeError, ValueError, TypeError):
         return None
+
+
+def _mismatch(nvml: Any) -> type[Exception]:
+    kind: type[Exception] = getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError)
+    return kind
 
 
 def _integer(answer: Any, field: str) -> int | None:
