@@ -222,7 +222,7 @@ def _ran_out(examination: Examination, device: DeviceFigures) -> Verdict:
         "oom",
         f"{device.device} ran out of memory: {asked} asked, {free} free on the device",
         f"tensors held {held}, and {format_bytes(max(kept, 0))} more was reserved but unused",
-        "see what was alive at the peak; its largest owner is what to shrink",
+        f"`memprof oom {examination.run.source}` says what would have let it go on",
     )
 
 
@@ -257,7 +257,8 @@ def _trend(device: DeviceFigures) -> str:
     if trend is None:
         if not device.steps:
             return "no step marks, so growth from step to step cannot be judged"
-        return f"{format_count(device.steps)} steps are too few to judge growth from step to step"
+        steps = "one step is" if device.steps == 1 else f"{format_count(device.steps)} steps are"
+        return f"{steps} too few to judge growth from step to step"
     if trend.bytes_per_step > _SMALLEST_BLOCK and trend.rising > _RISING:
         rate = format_bytes(trend.bytes_per_step)
         return f"allocated bytes rise by {rate} a step, yet no single line keeps growing"
