@@ -280,7 +280,7 @@ def _lingering(case: Case) -> Iterator[Proposal]:
         0.85,
         f"{what} keeps {nbytes} of the last round until the next is there: set it to None first.",
         place,
-        patch=_dropped(binding) if place is binding and not case.fact("needs_old", True) else "",
+        patch=_dropped(case, binding) if place is binding else "",
     )
     if case.fact("model", otherwise=False):
         yield Proposal(
@@ -288,9 +288,12 @@ def _lingering(case: Case) -> Iterator[Proposal]:
         )
 
 
-def _dropped(binding: Place | None) -> str:
-    """``self.model = None`` above ``self.model = build()``."""
+def _dropped(case: Case, binding: Place | None) -> str:
+    """``self.model = None`` above ``self.model = build()``, where that very line builds it."""
     if binding is None or not isinstance(binding.statement, ast.Assign):
+        return ""
+    builds = any(place.statement is binding.statement for _, place in case.frames)
+    if not builds or case.fact("needs_old", otherwise=True):
         return ""
     targets = bound_names(binding.statement)
     if not targets or not all(isinstance(target, ast.Attribute) for target in targets):

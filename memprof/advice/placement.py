@@ -40,7 +40,7 @@ def rules(case: Case) -> Iterator[Proposal]:
 
 def _resident(case: Case, nbytes: str) -> Iterator[Proposal]:
     holder = case.found.holders[0] if case.found.holders else None
-    place = (case.places[0] if case.places else None) or case.site
+    place = case.site or (case.places[0] if case.places else None)
     why = f"{nbytes} stay there over the steps, held by {says(holder)}"
     dropped = 0.7 if case.links & {"local", "frame", "thread", "closure"} else 0.5
     yield Proposal("cpu_offload", 0.6, f"{why}: keep them on the host between uses.", place)

@@ -17,6 +17,8 @@ __all__ = ["large"]
 
 _LARGE = 0.2
 _LEAST_ONE = 0.1
+_RESIDENT = 2
+"""Steps from which on something is kept rather than computed."""
 _LEAST_SIDE = 16
 _ELEMENTWISE = re.compile(
     r"loss$|^(?:criterion|sub|add|mul|div|eq|ne|isclose|where|maximum|minimum)$"
@@ -30,6 +32,7 @@ def large(scene: Scene) -> Iterator[Suspicion]:
     if scene.peak.event < 0:
         return
     mask = scene.at_peak & ~scene.owned & (scene.category != Category.INPUT)
+    mask &= scene.freed_in - scene.made_in < _RESIDENT
     if not mask.any():
         return
     row = scene.largest(mask)

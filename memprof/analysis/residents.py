@@ -105,6 +105,8 @@ def _copies(scene: Scene) -> Iterator[Suspicion]:
         row = scene.largest(mask)
         facts = _binding_facts(scene, row)
         facts["rests"] = _rests(scene, row)
+        if "target" in facts and not facts["rests"]:
+            continue  # an average or a reference that the program computes with
         yield Suspicion(
             Pattern.COPY_OF_MODEL,
             row,
