@@ -1,0 +1,253 @@
+"""Devices of a stand-in of torch: a program's allocations on the model, written down as torch does.
+
+What a program does and what happened live here; torch's own functions over them are `cuda`'s.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from memprof.allocator import (
+    AllocatorSettings,
+    CachingAllocator,
+    Driver,
+    parse_settings,
+    tie_break_of,
+)
+from memprof.allocator.rounding import SMALL_SIZE
+from memprof.allocator.state import Origins, state_of
+from memprof.allocator.versions import TieBreak
+from memprof.trace import Action, Events, Frame, Label, State, Tables, Trace
+
+__all__ = ["Devices", "Ring", "StandInOutOfMemoryError"]
+
+_MOST_FRAMES = 64
+_HERE = (__file__, __file__.replace("devices.py", "cuda.py"))
+
+
+class StandInOutOfMemoryError(RuntimeError):
+    """As ``torch.OutOfMemoryError``, with its message."""
+
+
+@dataclass(slots=True)
+class _Row:
+    action: int
+    address: int
+    size: int
+    stream: int
+    pool: int
+    time_us: int
+    stack: int = 0
+    label: int = 0
+    kept: bool = False
+    """Recorded, and not cleared since."""
+
+
+@dataclass(slots=True)
+class _Device:
+    """One device's allocator and everything that ever happened on it."""
+
+    model: CachingAllocator
+    total: int
+    rows: list[_Row] = field(default_factory=list)
+    made: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """What torch's recorder was told."""
+
+    context: str | None
+    max_entries: int
+    skipped: frozenset[str]
+
+
+class Devices:
+    """What a program does on the devices of a stand-in, and everything that happened there."""
+
+    def __init__(
+        self, version: str, devices: int, capacity: int, outside: int, settings: str
+    ) -> None:
+        """As `TorchStandIn`."""
+        self.__version__ = f"{version}.0"
+        parsed = parse_settings(settings) if settings else AllocatorSettings()
+        tie = tie_break_of(version) or TieBreak.OLDEST_SEGMENT
+        self._settings: dict[str, Any] = {"expandable_segments": parsed.expandable_segments}
+        if settings:
+            self._settings["PYTORCH_CUDA_ALLOC_CONF"] = settings
+        self._devices = [
+            _Device(
+                CachingAllocator(parsed, tie_break=tie, driver=Driver(capacity)), capacity + outside
+            )
+            for _ in range(devices)
+        ]
+        self._recording: Ring | None = None
+        self._tables: dict[str, dict[Any, int]] = {
+            "frames": {},
+            "stacks": {(): 0},
+            "labels": {Label(): 0},
+        }
+        self._thread = threading.local()
+        self._observers: list[Callable[[int, int, int, int], None]] = []
+
+    # -- what a program does -------------------------------------------------------------------
+
+    def alloc(self, size: int, device: int = 0, stream: int = 0) -> int:
+        """The address of ``size`` bytes.
+
+        Raises:
+            StandInOutOfMemoryError: they do not fit; observers were called before.
+        """
+        return self._alloc(self._devices[device], size, device, stream)
+
+    def free(self, address: int, device: int = 0, *, complete: bool = True) -> None:
+        """The tensor is gone; with ``complete`` False its block waits for another stream."""
+        held = self._devices[device]
+        block = held.model.live[address]
+        where = (block.address, block.requested, block.arena.stream, block.arena.pool)
+        stack = self._free_stack(held.rows[block.owner].stack)
+        held.model.request_free(address)
+        self._write(held, Action.FREE_REQUESTED, *where, stack)
+        held.made["freed"] += 1
+        if complete:
+            self.completed(address, device)
+
+    def completed(self, address: int, device: int = 0) -> None:
+        """The other stream is done with a block that was freed."""
+        held = self._devices[device]
+        block = held.model.live[address]
+        where = (block.address, block.requested, block.arena.stream, block.arena.pool)
+        self._write(held, Action.FREE_COMPLETED, *where, held.rows[block.owner].stack)
+        held.model.complete_free(address)
+
+    def empty_cache(self, device: int = 0) -> None:
+        """The program empties its cache; counted apart from calls through `cuda`."""
+        held = self._devices[device]
+        held.model.empty_cache()
+        self._take_log(held)
+
+    @contextmanager
+    def backward_thread(self) -> Iterator[None]:
+        """What happens inside is as on autograd's threads: no Python frames, no metadata."""
+        before = getattr(self._thread, "metadata", "")
+        self._thread.bare, self._thread.metadata = True, ""
+        try:
+            yield
+        finally:
+            self._thread.bare, self._thread.metadata = False, before
+
+    def trace(self, device: int = 0) -> Trace:
+        """Everything that happened on a device, recorded or not."""
+        return self._trace(device, range(len(self._devices[device].rows)))
+
+    # -- the allocator -------------------------------------------------------------------------
+
+    def _alloc(self, held: _Device, size: int, device: int, stream: int) -> int:
+        stack = self._stack_here()
+        block = held.model.malloc(size, stream)
+        failed = block is None
+        self._take_log(held, stack)
+        if failed:
+            self._fail(held, device, size)
+        assert block is not None
+        block.owner = len(held.rows)
+        self._write(held, Action.ALLOC, block.address, size, stream, block.arena.pool, stack)
+        held.made["allocated"] += 1
+        return block.address
+
+    def _fail(self, held: _Device, device: int, size: int) -> None:
+        rounded = held.model.rounded(size)
+        segment = 20 << 20 if rounded < 10 << 20 else -(-rounded // (2 << 20)) * (2 << 20)
+        segment = 2 << 20 if rounded <= SMALL_SIZE else segment
+        free = held.model.driver.capacity - held.model.driver.used
+        for observer in self._observers:
+            observer(device, segment, held.total, free)
+        gib = 1 << 30
+        raise StandInOutOfMemoryError(
+            f"CUDA out of memory. Tried to allocate {size / gib:.2f} GiB. GPU {device} has a total "
+            f"capacity of {held.total / gib:.2f} GiB of which {free / gib:.2f} GiB is free."
+        )
+
+    def _take_log(self, held: _Device, stack: int = 0) -> None:
+        for action, address, size, stream, pool in held.model.log:
+            self._write(held, Action(action), address, size, stream, pool, stack)
+        held.model.log.clear()
+
+    def _write(
+        self,
+        held: _Device,
+        action: Action,
+        address: int,
+        size: int,
+        stream: int,
+        pool: int,
+        stack: int,
+    ) -> None:
+        recording = self._recording
+        kept = recording is not None and action.name.lower() not in recording.skipped
+        with_stack = recording is not None and recording.context in ("alloc", "all")
+        held.rows.append(
+            _Row(
+                int(action),
+                address,
+                size,
+                stream,
+                pool,
+                time.time_ns() // 1000,
+                stack if with_stack or not kept else 0,
+                self._label(),
+                kept,
+            )
+        )
+
+    def _stack_here(self) -> int:
+        if self._recording is None or self._recording.context is None:
+            return 0
+        if getattr(self._thread, "bare", False):
+            return 0
+        frame: FrameType | None = sys._getframe(1)
+        found: list[Frame] = []
+        while frame is not None and len(found) < _MOST_FRAMES:
+            code = frame.f_code
+            if code.co_filename not in _HERE:
+                found.append(Frame(code.co_name, code.co_filename, frame.f_lineno))
+            frame = frame.f_back
+        return self._row("stacks", tuple(self._row("frames", f) for f in found))
+
+    def _free_stack(self, of_alloc: int) -> int:
+        """Entries of a free bear the allocation's stack, with ``context="all"`` their own."""
+        is_all = self._recording is not None and self._recording.context == "all"
+        return self._stack_here() if is_all else of_alloc
+
+    def _label(self) -> int:
+        text = getattr(self._thread, "metadata", "")
+        return self._row("labels", Label(annotation=text)) if text else 0
+
+    def _row(self, table: str, key: Any) -> int:
+        rows = self._tables[table]
+        return rows.setdefault(key, len(rows))
+
+    def _trace(self, ordinal: int, rows: Any) -> Trace:
+        held = self._devices[ordinal]
+        names = ("action", "address", "size", "stream", "pool", "time_us", "stack", "label")
+        columns = {n: [getattr(row, n) for row in held.rows] for n in names}
+        whole: Events = Events.build(len(held.rows), **columns)
+        end: State = state_of(held.model, Origins(whole))
+        return Trace(
+            device=f"cuda:{ordinal}",
+            events=whole.take(np.asarray(list(rows), dtype=np.int64)),
+            tables=Tables(**{name: tuple(table) for name, table in self._tables.items()}),
+            end=end,
+            settings=dict(self._settings),
+            torch_version=self.__version__,
+        )
