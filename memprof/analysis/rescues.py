@@ -33,6 +33,9 @@ from memprof.units import format_bytes
 __all__ = ["Rescue", "Rescues", "rescues"]
 
 _CONF = "PYTORCH_CUDA_ALLOC_CONF"
+_SLACK = 20 << 20
+_SLACK_SHARE = 0.01
+"""The driver cannot give out the very last of what it calls free; more than this is a riddle."""
 _CONTEXT = OUTSIDE_TORCH
 """What a process takes beside torch's own bytes stays taken when the others leave."""
 
@@ -88,7 +91,8 @@ def rescues(failure: Failure, workers: int | None = None) -> Rescues:
         return Rescues(unproven="the file does not say how much the device had free")
     program = _up_to(failure.seen.trace, failure.event)
     limit = min(failure.limit, program.capacity)
-    if not _fails(play(program, capacity=limit), failure.event):
+    refused_early = failure.limit - limit > max(_SLACK, _SLACK_SHARE * failure.limit)
+    if refused_early or not _fails(play(program, capacity=limit), failure.event):
         return Rescues(
             unproven="replayed as recorded, the request does not fail: something that the trace "
             "does not show (another allocator's memory, a limit) made it fail"
