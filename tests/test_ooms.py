@@ -163,8 +163,9 @@ def test_host_memory_that_runs_out_is_read_from_the_exception(tmp_path):
 
     def job():
         with memprof.track(path, sources=("cpu",)):
-            torch.ones(1 << 18)
+            kept = torch.ones(1 << 18)
             torch.empty(1 << 60, dtype=torch.uint8)
+            del kept
 
     with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
         job()
@@ -172,6 +173,8 @@ def test_host_memory_that_runs_out_is_read_from_the_exception(tmp_path):
     assert (finding.device, finding.bytes) == ("cpu", 1 << 60)
     (told,) = post_mortems(load(path))
     assert told.asked_by.endswith("in job")
+    assert told.failure.allocated >= 4 << 18
+    assert any(group.bytes == 4 << 18 for group in told.sites)
 
 
 def test_another_exception_is_no_failed_allocation(tmp_path):

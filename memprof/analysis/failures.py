@@ -217,15 +217,20 @@ def _of_finding(run: Run, device: DeviceRun, finding: Finding, times: int) -> Fa
     if label.step < 0 <= finding.step:
         label = Label(finding.step, label.phase, label.module, label.annotation)
     facts = finding.details
+    window, event, seen = _seen_then(device, finding)
+    traced = int(seen.line.allocated[event + 1]) if seen is not None else NOT_RECORDED
     return Failure(
         device=device.device,
         recorded="finding",
         times=times,
+        window=window,
+        event=event,
+        seen=seen,
         time_us=finding.time_us,
         requested=finding.bytes or NOT_RECORDED,
         stack=tables.stack(finding.stack) if tables is not None and finding.stack != EMPTY else (),
         label=label,
-        allocated=_integer(facts, "allocated"),
+        allocated=_known(_integer(facts, "allocated"), traced),
         reserved=_integer(facts, "reserved"),
         pending=_integer(facts, "pending"),
         largest_free=_integer(facts, "largest_free"),
@@ -240,6 +245,18 @@ def _of_finding(run: Run, device: DeviceRun, finding: Finding, times: int) -> Fa
         told=facts,
         live_stacks=_live_stacks(tables, facts),
     )
+
+
+def _seen_then(device: DeviceRun, finding: Finding) -> tuple[int, int, WindowExamination | None]:
+    """The window that was open then, and its last event before; without one, -1 and None."""
+    window = _integer(finding.details, "window")
+    if not 0 <= window < len(device.windows):
+        return NOT_RECORDED, NOT_RECORDED, None
+    recorded = device.windows[window]
+    trace = recorded if recorded.modelled else exact_sizes(recorded)
+    event = int(np.searchsorted(trace.events.time_us, finding.time_us, side="right")) - 1
+    line = timeline(trace)
+    return window, event, WindowExamination(trace, line, owners(trace, line.lives))
 
 
 def _joined(failure: Failure, finding: Finding) -> Failure:
