@@ -34,8 +34,9 @@ def print_summary(summary: Summary, findings: Sequence[Found] = ()) -> None:
     console.print(_verdict(summary.verdict))
     for device in summary.devices:
         console.print(_device(device))
-    if len(findings) > 1:
-        console.print(_others(findings[1:]))
+    told = [found for found in findings if found.title != summary.verdict.line]
+    if told:
+        console.print(_others(told))
     if summary.unseen:
         console.print(_not_seen(summary.unseen))
     if summary.overhead_us >= 0 and summary.duration_us > 0:

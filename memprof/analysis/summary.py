@@ -30,6 +30,8 @@ _FRAGMENTED = 0.15
 """Share of reserved bytes at its peak that no tensor used, from which it is worth a word."""
 _NOTABLE = 256 << 20
 _SMALLEST_BLOCK = 512
+_SURE = 0.5
+"""Confidence from which waste is the verdict; below it is told among the rest."""
 _RISING = 0.9
 """Share of pairs of steps between which bytes rose, from which it is no noise."""
 
@@ -194,7 +196,7 @@ def _verdict(
         return _ran_out(examination, out)
     if findings and findings[0].kind in (Kind.LEAK, Kind.CYCLE, Kind.HOST_GROWTH, Kind.NON_TORCH):
         return _from_finding("leak", findings[0])
-    if findings:
+    if findings and findings[0].confidence >= _SURE:
         level = "fragmentation" if findings[0].kind is Kind.FRAGMENTATION else "waste"
         return _from_finding(level, findings[0])
     return _quiet(examination, main)
