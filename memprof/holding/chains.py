@@ -210,7 +210,8 @@ def _best_line(links: list[Link], files: list[str]) -> tuple[str, int]:
         ):
             key = next((two.name for two in links[at + 1 : at + 3] if is_field(two)), "")
             view = links[-1].kind == LinkKind.BASE
-            line = filled_at(filename, _source_name(one), key=key, view=view) or line
+            after = one.line if one.kind == LinkKind.CLOSURE else 0
+            line = filled_at(filename, _source_name(one), key=key, view=view, after=after) or line
         if line and source_line(filename, line):
             return filename, line
     return _cpp_line(links, files)
@@ -225,7 +226,9 @@ def _by_merit(links: list[Link]) -> list[int]:
         at for at in places if (kinds[at], following[at]) == (LinkKind.FRAME, LinkKind.EXCEPTION)
     ]
     stores_graph = [
-        at for at in places if kinds[at] in _ATTRIBUTES and following[at] == LinkKind.AUTOGRAD_NODE
+        at
+        for at in places
+        if kinds[at] in _ATTRIBUTES and _is_graph(kinds[at + 1 :] or [following[at]])
     ]
     own = [at for kind in _OWN_LINE for at in places if kinds[at] == kind]
     filled = [
@@ -248,6 +251,12 @@ def _by_merit(links: list[Link]) -> list[int]:
         *rest[::-1],
     ]
     return list(dict.fromkeys(best))
+
+
+def _is_graph(kinds: list[str]) -> bool:
+    """Whether an attribute holds a tensor with a graph, or a tuple or list of such."""
+    below = next((kind for kind in kinds[:2] if kind != _ITEM), "")
+    return below == LinkKind.AUTOGRAD_NODE
 
 
 def _cpp_line(links: list[Link], files: list[str]) -> tuple[str, int]:
@@ -285,7 +294,8 @@ def _line_of(one: Link, files: list[str]) -> tuple[str, int]:
 
 def _source_name(one: Link) -> str:
     """The name as the source index writes it; interactive ``sys.last_*`` are set as attributes."""
-    if one.kind in _ROOTS and one.type_name != "sys":
+    inside = one.kind in (LinkKind.CLOSURE, LinkKind.DEFAULT_ARGUMENT)
+    if inside or (one.kind in _ROOTS and one.type_name != "sys"):
         return one.name
     return "." + one.name.split(".")[-1]
 

@@ -70,12 +70,19 @@ class _Index:
 
 
 def filled_at(
-    filename: str, name: str, *, key: str = "", class_name: str = "", view: bool = False
+    filename: str,
+    name: str,
+    *,
+    key: str = "",
+    class_name: str = "",
+    view: bool = False,
+    after: int = 0,
 ) -> int:
     """The line that puts things into a variable, or an attribute ``.name``; 0: none.
 
     Of several lines one that names ``key`` (a quoted dict key further down the chain) or lies in
     the class ``class_name`` (or the Function of that node) is preferred.
+    For a variable of a closure lines from ``after`` on, where its function begins, come first.
     With ``view`` it is the line that made the variable which is put there.
     """
     index = _index(filename)
@@ -83,7 +90,12 @@ def filled_at(
     text, class_name = key.strip("'"), class_name.removesuffix("Backward")
     best = min(
         fills,
-        key=lambda one: (text not in one.text, bool(class_name) and one.class_ != class_name, one),
+        key=lambda one: (
+            one.line < after,
+            text not in one.text,
+            bool(class_name) and one.class_ != class_name,
+            one,
+        ),
         default=None,
     )
     if best is None:
