@@ -33,7 +33,7 @@ class Watch:
             },
         )
         # Set afterwards: in a class body torch wraps it, which costs 60 µs a call.
-        self._kind.__torch_dispatch__ = dispatch
+        self._kind.__torch_dispatch__ = dispatch  # type: ignore[attr-defined]
         self._mode = self._kind()
         self._rules: list[dict[Any, Any]] = []
 
@@ -102,7 +102,7 @@ def skip_in_dynamo(*modules: ModuleType) -> None:
         return
     from torch._C._dynamo import eval_frame
 
-    skip = getattr(eval_frame, "skip_code", None)
+    skip: Any = getattr(eval_frame, "skip_code", None)
     for module in modules if skip is not None else ():
         for code in _codes(vars(module).values(), module.__name__):
             skip(code)

@@ -33,10 +33,10 @@ class LongestGraph:
 
 def longest_graph(budget_s: float = 0.1) -> LongestGraph:
     """The tensor whose graph has the most nodes, and their number; none: 0 nodes."""
-    deadline = Deadline(budget_s)
     best = LongestGraph(0)
     with quiet(), plain_torch():
         roots = _tensors_with_graphs()
+        deadline = Deadline(budget_s)  # a busy machine must not end the walk before it begins
         for root in roots[-_MOST_ROOTS:]:
             nodes = _nodes(root.grad_fn, deadline)
             if nodes > best.nodes:

@@ -134,7 +134,7 @@ def test_allocations_of_the_backward_threads_have_no_stack_and_no_metadata(sourc
     allocs = chunk.events.take(chunk.events.action == Action.ALLOC)
     labels = [interner.tables().labels[row].annotation for row in allocs.label]
     assert labels == ["mine", ""]
-    assert bool(allocs.stack[0]) and not bool(allocs.stack[1])
+    assert [bool(row) for row in allocs.stack] == [True, False]
 
 
 def test_a_ring_that_overflowed_is_said(monkeypatch, sources):

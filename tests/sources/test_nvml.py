@@ -102,11 +102,14 @@ def test_a_device_that_the_driver_does_not_know_is_left_out(driver):
 
 
 def test_the_processes_on_a_card_are_named_and_reading_goes_on(driver):
-    code = OPEN + """
+    code = (
+        OPEN
+        + """
 os.environ["STUB_NVML_PID"] = str(os.getpid())
 uses = processes_on("cuda:1", lambda: {"cuda:1": "11111111-aaaa"})
 found = [[u.name, u.bytes, u.own] for u in uses] + [source.read()[1].values["used"]]
 """
+    )
     assert answer(driver, code) == [["/usr/bin/other", 111, False], ["", 222, True], 300]
 
 
