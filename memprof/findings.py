@@ -18,8 +18,6 @@ from memprof.run import Run
 
 __all__ = ["findings"]
 
-_GROWS = (Kind.LEAK, Kind.CYCLE)
-
 
 def findings(run: Run, examination: Examination | None = None) -> tuple[Found, ...]:
     """What grows first, the fastest first; then what is merely there, the largest first.
@@ -27,12 +25,13 @@ def findings(run: Run, examination: Examination | None = None) -> tuple[Found, .
     ``examination`` saves time where the caller has one of ``run`` already.
     """
     growing = leaks(run)
-    wasted = _not_growing(waste_of(examination or examine(run)), growing)
+    holes = fragmentation(run)
+    wasted = _not_growing(_told_once(waste_of(examination or examine(run)), holes), growing)
     found = [
         *growing,
         *non_torch(run),
         *[one for one in host_growth(run) if not _is_part_of(one, growing)],
-        *fragmentation(run),
+        *holes,
         *wasted,
         *_not_growing(pinned(run), (*growing, *wasted)),
     ]
@@ -43,6 +42,12 @@ def _is_part_of(one: Found, growing: tuple[Found, ...]) -> bool:
     """Whether the graph hangs on something that is a leak of tensors anyway."""
     held = {outline(holder) for leak in growing for holder in leak.holders[:1]}
     return any(outline(holder) in held for holder in one.holders[:1])
+
+
+def _told_once(found: Sequence[Found], holes: Sequence[Found]) -> list[Found]:
+    """Without the fragmentation of devices whose fragmentation was found from step to step."""
+    devices = {one.device for one in holes}
+    return [one for one in found if one.kind is not Kind.FRAGMENTATION or one.device not in devices]
 
 
 def _not_growing(found: Sequence[Found], told: Sequence[Found]) -> list[Found]:
