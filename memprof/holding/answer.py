@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterable, Sequence
+from types import FrameType
 
 import torch
 
@@ -15,11 +16,14 @@ from memprof.holding.garbage import Unreached
 from memprof.holding.heap import Deadline
 from memprof.holding.kinds import LinkKind, link
 from memprof.holding.naming import Naming
-from memprof.holding.roots import Root, module_roots
+from memprof.holding.roots import Root, is_user_file, module_roots
 from memprof.holding.search import Reference, Search, quiet
 from memprof.records import Holder, Link
 
 __all__ = ["find_holders", "holders", "links_of"]
+
+_MOST_FILES = 64
+"""Source files that are parsed at most to find a line: each costs some milliseconds, once."""
 
 
 def holders(tensor: torch.Tensor, *, limit: int = 5, budget_s: float = 2.0) -> tuple[Holder, ...]:
@@ -190,7 +194,19 @@ def _known_of_cpp(links: list[Link]) -> list[Link]:
 
 
 def _user_files() -> list[str]:
-    """The user's source files in which a line may be looked for, ``__main__`` first."""
+    """The user's source files in which a line may be looked for: those that run now come first."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
-    files = [root.filename for root in module_roots(user=True) if root.filename]
-    return list(dict.fromkeys([*([main] if isinstance(main, str) else []), *files]))[:64]
+    files = [*_running_files(), *([main] if isinstance(main, str) else [])]
+    files += [root.filename for root in module_roots(user=True) if root.filename]
+    return list(dict.fromkeys(files))[:_MOST_FILES]
+
+
+def _running_files() -> list[str]:
+    """Files of the user's functions on this thread's stack, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    files = []
+    while frame is not None:
+        if is_user_file(frame.f_code.co_filename):
+            files.append(frame.f_code.co_filename)
+        frame = frame.f_back
+    return files
