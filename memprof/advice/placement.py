@@ -53,10 +53,13 @@ def _loaded(case: Case, nbytes: str) -> Iterator[Proposal]:
     for call in calls_in(place.statement, "load") if place is not None else ():
         if place is not None and ast.unparse(call.func) == "torch.load":
             patch = diff(place.program, with_keyword(call, "map_location", '"cpu"'))
+    why = f"`torch.load` put {nbytes} on the device, still there when the model has its own copy."
+    if case.found.device == "cpu":
+        why += " (The saving is a GPU's: on a CPU the host is the device.)"
     yield Proposal(
         "map_location_cpu",
         0.92,
-        f"`torch.load` put {nbytes} on the device, still there when the model has its own copy.",
+        why,
         place,
         patch=patch,
     )
