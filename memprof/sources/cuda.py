@@ -13,15 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from memprof.records import DeviceInfo
 from memprof.snapshot import traces_from_snapshot
 from memprof.sources.boundaries import Boundaries
-from memprof.sources.marks import MarkKeeper, Marks
+from memprof.sources.marks import MarkKeeper
 from memprof.sources.ooms import Exhausted, OomWatch, segments_now
 from memprof.sources.protocol import Chunk, Counters, Interner
-from memprof.trace import NOT_RECORDED, Column, Events, Label, State, Tables, Trace
+from memprof.sources.remapped import Remapped
+from memprof.trace import NOT_RECORDED, State, Trace
 
 __all__ = ["CudaSource"]
 
@@ -279,7 +278,7 @@ class CudaSource:
         states = {f"cuda:{i}": State() for i in self._ordinals}
         for trace in traces_from_snapshot({"segments": segments_now(self._torch)}):
             if trace.device in states and trace.end is not None:
-                states[trace.device] = _Remapped(self._interner, trace.tables).state(trace.end)
+                states[trace.device] = Remapped(self._interner, trace.tables).state(trace.end)
         return states
 
     def _operations(self) -> int:
@@ -302,63 +301,11 @@ class CudaSource:
         return events[before:]
 
     def _chunk(self, trace: Trace) -> Chunk:
-        tables = _Remapped(self._interner, trace.tables)
+        tables = Remapped(self._interner, trace.tables)
         events = tables.events(trace.events, self._keeper.marks)
         if trace.end is not None:
             self._end[trace.device] = tables.state(trace.end)
         return Chunk(trace.device, events)
-
-
-class _Remapped:
-    """Rows of a snapshot's own tables as rows of the run's."""
-
-    def __init__(self, interner: Interner, tables: Tables) -> None:
-        frames = [interner.frame(f.name, f.filename, f.line) for f in tables.frames]
-        self._stacks = np.asarray(
-            [interner.stack(tuple(frames[i] for i in stack)) for stack in tables.stacks], np.int32
-        )
-        self._interner = interner
-        self._metadata = [label.annotation for label in tables.labels]
-        # The last entry stands for NOT_RECORDED (-1).
-        self._pools = np.asarray([*map(interner.pool, tables.pools), NOT_RECORDED], np.int32)
-
-    def events(self, events: Events, marks: Marks) -> Events:
-        """Labels are told by the time; metadata that the user gave to torch is their annotation."""
-        labelled: Events = _with(
-            events,
-            stack=self._stacks[events.stack],
-            label=self._labels(events.label, marks.at(events.time_us)),
-            pool=self._pools[events.pool],
-        )
-        return labelled
-
-    def _labels(self, metadata: Column, told: Column) -> Column:
-        pairs, rows = np.unique(np.stack([metadata, told]), axis=1, return_inverse=True)
-        known = self._interner.tables().labels if metadata.any() else ()
-        labels = [
-            self._annotated(known[row], self._metadata[text]) if self._metadata[text] else row
-            for text, row in pairs.T.tolist()
-        ]
-        found: Column = np.asarray(labels, dtype=np.int32)[rows.reshape(-1)]
-        return found
-
-    def _annotated(self, label: Label, text: str) -> int:
-        annotation = f"{label.annotation}/{text}" if label.annotation else text
-        return self._interner.label(label.step, label.phase, label.module, annotation)
-
-    def state(self, state: State) -> State:
-        segments = _with(
-            state.segments,
-            stack=self._stacks[state.segments.stack],
-            pool=self._pools[state.segments.pool],
-        )
-        blocks = _with(state.blocks, stack=self._stacks[state.blocks.stack])
-        return State(segments=segments, blocks=blocks)
-
-
-def _with(columns: Any, **changed: Column) -> Any:
-    kept = {name: getattr(columns, name) for name in columns.names()}
-    return type(columns)(**{**kept, **changed})
 
 
 def _raised(peak: int, before: int) -> int:
