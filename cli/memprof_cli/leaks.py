@@ -182,12 +182,22 @@ def _rows(one: Found) -> list[tuple[str, str, str]]:
         where = f"{short_path(one.site.filename)}:{one.site.line} {one.site.code}".rstrip()
         module = f"  ({one.module})" if one.module else ""
         rows.append(("made at", where + module, ""))
-    for holder in one.holders[:_MOST_HOLDERS]:
-        place = (
-            f"\n{short_path(holder.filename)}:{holder.line} {holder.code}" if holder.line else ""
-        )
-        rows.append(("held by", holder.description + place, ""))
-    return [*rows, *[("fix", _fix(remedy), "green") for remedy in one.remedies]]
+    told = {(one.site.filename, one.site.line)}
+    holders = one.holders[:_MOST_HOLDERS]
+    rows += [("held by", holder.description + _place(holder, told), "") for holder in holders]
+    fixes = [_fix(one, remedy) + _place(remedy, told) for remedy in one.remedies]
+    return [*rows, *[("fix", text, "green") for text in fixes]]
+
+
+def _place(at: Holder | Remedy, told: set[tuple[str, int]]) -> str:
+    """Where it is, on a line of its own: with the source the first time that it is told."""
+    if not at.line:
+        return ""
+    name = f"{short_path(at.filename)}:{at.line}"
+    if (at.filename, at.line) in told:
+        return f" ({name})" if name not in getattr(at, "description", "") else ""
+    told.add((at.filename, at.line))
+    return f"\n{name} {at.code}".rstrip()
 
 
 def _growth(one: Found) -> str:
@@ -201,8 +211,11 @@ def _growth(one: Found) -> str:
     )
 
 
-def _fix(remedy: Remedy) -> str:
-    where = f"\n{short_path(remedy.filename)}:{remedy.line} {remedy.code}" if remedy.line else ""
-    saves = f" (saves {format_bytes(remedy.saves_bytes)})" if remedy.saves_bytes > 0 else ""
+def _fix(one: Found, remedy: Remedy) -> str:
+    often = " a step" if one.bytes_per_step else ""
+    saves = [f"saves {format_bytes(remedy.saves_bytes)}{often}"] if remedy.saves_bytes > 0 else []
+    if remedy.peak_before > remedy.peak_after >= 0:
+        saves.append(f"peak {format_bytes(remedy.peak_before)} → {format_bytes(remedy.peak_after)}")
+    shown = f" ({'; '.join(saves)})" if saves else ""
     patch = " [patch]" if remedy.patch else ""
-    return f"{remedy.fix}: {remedy.why}{saves}{patch}{where}"
+    return f"{remedy.fix}: {remedy.why}{shown}{patch}"

@@ -23,6 +23,9 @@ _KINDS = {
     "non_torch": "Outside torch",
     "host_growth": "Host growth",
 }
+Lines = set[tuple[str, int]]
+"""Source lines, by file, that a card has shown."""
+
 _SHOWN = 30
 _FRAMES = 40
 _PATCH_LINES = 200
@@ -62,6 +65,7 @@ def cards(findings: Sequence[Found]) -> str:
 
 def _card(found: Found, number: int) -> str:
     kind = found.kind.value
+    told = {(found.site.filename, found.site.line)}
     chart = (
         f'<div class="spark" data-finding="{number}"></div>'
         if found.series is not None and len(found.series.steps) > 1
@@ -71,7 +75,7 @@ def _card(found: Found, number: int) -> str:
         f'<article class="card kind-{kind}"><header><span class="kind">{_KINDS[kind]}</span>'
         f"<h3>{coded(found.title)}</h3>{_weight(found)}</header>"
         f'<div class="columns"><div>{_site(found.site)}{_stack(found.stack)}</div>{chart}</div>'
-        f"{_holders(found.holders)}{_remedies(found.remedies)}</article>"
+        f"{_holders(found, told)}{_remedies(found, told)}</article>"
     )
 
 
@@ -106,6 +110,7 @@ def _site(site: Site) -> str:
 
 
 def _code(line: int, code: str) -> str:
+    """A source line as a box; each line has one in a card, the first time that it is told."""
     if not code:
         return ""
     return f'<pre class="source"><span class="no">{line}</span>{escaped(code.strip(), 300)}</pre>'
@@ -130,19 +135,26 @@ def _frame(frame: Frame) -> str:
 # -- who -------------------------------------------------------------------------------------------
 
 
-def _holders(holders: Sequence[Holder]) -> str:
-    if not holders:
+def _holders(found: Found, told: Lines) -> str:
+    if not found.holders:
         return ""
-    items = "".join(_holder(holder) for holder in holders[:5])
+    items = "".join(_holder(holder, told) for holder in found.holders[:5])
     return f'<div class="holders"><h4>Who holds it</h4>{items}</div>'
 
 
-def _holder(holder: Holder) -> str:
+def _holder(holder: Holder, told: Lines) -> str:
     place = _place(holder.filename, holder.line)
     return (
         f'<div class="holder"><p>{coded(holder.description, 600)} {place}</p>'
-        f"{_code(holder.line, holder.code)}{_chain(holder.links)}</div>"
+        f"{_new_code(holder, told)}{_chain(holder.links)}</div>"
     )
+
+
+def _new_code(at: Holder | Remedy, told: Lines) -> str:
+    if (at.filename, at.line) in told:
+        return ""
+    told.add((at.filename, at.line))
+    return _code(at.line, at.code)
 
 
 def _chain(links: Sequence[Link]) -> str:
@@ -166,25 +178,25 @@ def _link(link: Link) -> str:
 # -- what to do ------------------------------------------------------------------------------------
 
 
-def _remedies(remedies: Sequence[Remedy]) -> str:
-    if not remedies:
+def _remedies(found: Found, told: Lines) -> str:
+    if not found.remedies:
         return ""
-    items = "".join(_remedy(remedy) for remedy in remedies[:4])
+    often = " a step" if found.bytes_per_step else ""
+    items = "".join(_remedy(remedy, often, told) for remedy in found.remedies[:4])
     return f'<div class="remedies"><h4>What to do</h4>{items}</div>'
 
 
-def _remedy(remedy: Remedy) -> str:
+def _remedy(remedy: Remedy, often: str, told: Lines) -> str:
     saves = ""
     if remedy.saves_bytes > 0:
-        saves = f'<span class="saves">saves {format_bytes(remedy.saves_bytes)}</span>'
+        saves = f'<span class="saves">saves {format_bytes(remedy.saves_bytes)}{often}</span>'
     if remedy.peak_before >= 0 and remedy.peak_after >= 0:
         before, after = format_bytes(remedy.peak_before), format_bytes(remedy.peak_after)
         saves += f'<span class="saves">peak {before} → {after}</span>'
     return (
         f'<div class="remedy"><p><code class="fix">{escaped(remedy.fix, 60)}</code>'
-        f"{coded(remedy.why, 600)} {_link_to(remedy.url)}{saves}</p>"
-        f"{_place(remedy.filename, remedy.line)}{_code(remedy.line, remedy.code)}"
-        f"{_patch(remedy.patch)}</div>"
+        f"{coded(remedy.why, 600)} {_place(remedy.filename, remedy.line)} "
+        f"{_link_to(remedy.url)}{saves}</p>{_new_code(remedy, told)}{_patch(remedy.patch)}</div>"
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from memprof.advice.source import growing, is_cut_off
 from memprof.analysis.findings import Found, Kind
 from memprof.analysis.program import Place, Program, calls_in, program_of
 from memprof.analysis.savings import Saving
@@ -87,9 +88,17 @@ class Case:
         facts = self.found.evidence.facts
         if "requires_grad" in facts:
             return bool(facts["requires_grad"])
+        if self.direct and self._is_cut_off:
+            return False
         if facts.get("in_graph") or float(facts.get("activation_share", 0)) > _MOSTLY:
             return True
         return bool(self.links & _THROUGH_GRAPH) or self.found.category == "activation"
+
+    @property
+    def _is_cut_off(self) -> bool:
+        """Whether the statement that fills the first holder detaches what it takes."""
+        grown = growing(self.places[0]) if self.places else None
+        return grown is not None and is_cut_off(self.places[0], grown.values[-1])
 
     @cached_property
     def backward(self) -> bool:

@@ -31,6 +31,7 @@ __all__ = [
     "grown_by_concatenation",
     "handed_to",
     "is_autograd_function",
+    "is_cut_off",
     "keyword",
     "last_name",
     "memoizer",
@@ -55,6 +56,7 @@ OPTIMIZERS = frozenset(
 """Optimizers of torch that have a multi-tensor implementation."""
 
 _GROWING = frozenset(("append", "appendleft", "add", "extend", "insert", "put", "put_nowait"))
+_CUTTING = frozenset(("detach", "detach_", "item", "tolist", "numpy"))
 _CONCATENATING = ("cat", "concat", "concatenate", "vstack", "hstack", "stack")
 
 
@@ -110,6 +112,43 @@ def grown_by_concatenation(place: Place | None) -> str:
             if isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) in texts:
                 return ast.unparse(node)
     return ""
+
+
+def is_cut_off(place: Place, value: ast.expr) -> bool:
+    """Whether an expression has no graph by its own words: ``x.mean().detach()``, ``x.item()``.
+
+    A name is what every assignment to it in the same function says.
+    """
+    if isinstance(value, ast.Name):
+        said = [
+            node.value
+            for node in ast.walk(place.scope)
+            if isinstance(node, ast.Assign) and value.id in map(ast.unparse, bound_names(node))
+        ]
+        return bool(said) and all(_ends_graph(one) for one in said)
+    return _ends_graph(value)
+
+
+def _ends_graph(value: ast.expr) -> bool:
+    """Whether the last calls of a chain cut the graph off; ``f(x.detach())`` may build a new one.
+
+    What is called on a detached tensor (``x.detach().clone()``) has no graph either, as long as no
+    other tensor takes part.
+    """
+    while isinstance(value, (ast.Call, ast.Attribute, ast.Subscript)):
+        if isinstance(value, ast.Call):
+            if not isinstance(value.func, ast.Attribute):
+                return False
+            if value.func.attr in _CUTTING:
+                return True
+            if value.args and not all(isinstance(a, ast.Constant) for a in value.args):
+                return False
+            value = value.func.value
+        elif isinstance(value, ast.Attribute) and value.attr == "data":
+            return True
+        else:
+            value = value.value
+    return False
 
 
 def last_name(expression: str) -> str:

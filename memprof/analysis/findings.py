@@ -88,7 +88,8 @@ class Found:
     bytes_per_step: float = 0.0
     """0 where nothing grows."""
     bytes: int = 0
-    """Bytes concerned at the end of the recording, or at the peak for waste."""
+    """Bytes concerned after the last step, or the most there were if it left none; at the peak for
+    waste."""
     confidence: float = 0.0
     """0 to 1."""
     first_step: int = -1

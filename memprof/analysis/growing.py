@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from memprof.analysis.growth import WARM_UP, Rise, floor, rise
 from memprof.analysis.sites import NO_SITE, sites
-from memprof.analysis.survival import OUTLIVED, Survival
+from memprof.analysis.survival import Survival
 from memprof.trace import EMPTY, Category, Frame, Tables
 
 __all__ = ["AGE", "Growing", "growing"]
@@ -46,7 +46,7 @@ class Growing:
     stack: int
     """The stack of most of them."""
     rows: Ints
-    """Rows of `Survival.lives` that survive and are still there at the end."""
+    """Rows of `Survival.lives` that survive and that the last step left."""
     rise: Rise
     series: Ints
     """Bytes of the survivors at every place."""
@@ -119,7 +119,7 @@ def _ever_more(seen: Survival, rows: Ints) -> Growing | None:
     found = rise(count, amount, first=WARM_UP + AGE - 1)
     if found is None or found.places[-1] - found.places[0] < _LEAST_SPAN or found.per_place <= 0:
         return None
-    kept = rows[lives.died[rows] == OUTLIVED]
+    kept = _kept(seen, rows, found)
     return Growing(_most(lives.stack[kept if len(kept) else rows]), kept, found, amount)
 
 
@@ -143,8 +143,17 @@ def _ever_larger(seen: Survival, rows: Ints) -> Growing | None:
         return None
     if not _joins(seen.tables, stack):
         return None
-    kept = rows[lives.died[rows] == OUTLIVED]
-    return Growing(stack, kept, found, amount, replaced=True)
+    return Growing(stack, _kept(seen, rows, found), found, amount, replaced=True)
+
+
+def _kept(seen: Survival, rows: Ints, found: Rise) -> Ints:
+    """Those of ``rows`` that the last step left; where a reset took all, the last rise."""
+    kept = rows[seen.outlast(rows)]
+    if len(kept):
+        return kept
+    born, died, last = seen.lives.born[rows], seen.lives.died[rows], int(found.places[-1])
+    there: Ints = rows[(born <= last) & (last < died)]
+    return there
 
 
 def _alive(born: Ints, died: Ints, weights: Ints, length: int) -> Ints:
@@ -174,7 +183,8 @@ def _is_expected(seen: Survival, found: Growing) -> bool:
     category = _most(lives.category[found.rows]) if len(found.rows) else 0
     if category not in _ONE_EACH:
         return False
-    there = (lives.category == Category.PARAMETER) & (lives.died == OUTLIVED)
+    everything = np.arange(len(lives))
+    there = (lives.category == Category.PARAMETER) & seen.outlast(everything)
     born = np.unique(lives.born[there])
     co_grown = np.isin(lives.born[found.rows], born[born >= WARM_UP]).mean()
     return len(found.rows) <= int(there.sum()) and bool(co_grown < 0.5)

@@ -109,14 +109,15 @@ class _Leak:
         holders = _distinct(cluster.holders)
         births = np.unique(lives.born[rows])
         per_step = cluster.per_place
-        alive = rows[lives.died[rows] > len(self.seen)]
+        series = self._series(rows)
+        left = int(lives.size[rows[self.seen.outlast(rows)]].sum())
         return Found(
             kind=self._kind(holders),
             device=self.device.device,
             site=site_of_frame(frame),
             title=_title(per_step, holders, frame, self._every()),
             bytes_per_step=per_step,
-            bytes=int(lives.size[alive].sum()),
+            bytes=left or int(series.bytes.max(initial=0)),
             confidence=self.confidence,
             first_step=int(steps[min(int(births[0]), len(steps) - 1)]) if len(births) else -1,
             last_step=int(steps[min(int(births[-1]), len(steps) - 1)]) if len(births) else -1,
@@ -125,7 +126,7 @@ class _Leak:
             module=self._module(rows),
             category=CATEGORY_NAMES[_most(lives.category[rows], lives.size[rows])],
             holders=holders,
-            series=self._series(rows),
+            series=series,
             evidence=self._evidence(rows, holders),
         )
 

@@ -18,8 +18,10 @@ from memprof.analysis.examination import (
 )
 from memprof.analysis.findings import Found, Kind
 from memprof.analysis.owners import Group, top
+from memprof.analysis.sites import short_path
 from memprof.analysis.steps import Growth, growth, ooms
 from memprof.analysis.unseen import unseen
+from memprof.records import Site
 from memprof.trace import NOT_RECORDED, Phase
 from memprof.units import format_bytes, format_count
 
@@ -30,6 +32,8 @@ _FRAGMENTED = 0.15
 """Share of reserved bytes at its peak that no tensor used, from which it is worth a word."""
 _NOTABLE = 256 << 20
 _SMALLEST_BLOCK = 512
+_CODE = 60
+"""Characters of a source line in a sentence."""
 _SURE = 0.5
 """Confidence from which waste is the verdict; below it is told among the rest."""
 _RISING = 0.9
@@ -230,9 +234,31 @@ def _ran_out(examination: Examination, device: DeviceFigures) -> Verdict:
 
 def _from_finding(level: str, found: Found) -> Verdict:
     remedy = found.remedies[0] if found.remedies else None
-    why = found.holders[0].description if found.holders else found.site.code or found.site.filename
     then = f"{remedy.fix}: {remedy.why}" if remedy else "see the finding below"
-    return Verdict(level, found.title, why, then)
+    if remedy and remedy.line and (remedy.filename, remedy.line) != _line_of(found.site):
+        then += f" ({short_path(remedy.filename)}:{remedy.line})"
+    return Verdict(level, found.title, _evidence(found), then)
+
+
+def _line_of(site: Site) -> tuple[str, int]:
+    return site.filename, site.line
+
+
+def _evidence(found: Found) -> str:
+    """Where the bytes are made, how many there are by now, and what else holds them."""
+    told = []
+    if found.site.filename:
+        code = found.site.code.split("  #", maxsplit=1)[0]  # PEP 8 sets comments off by two spaces
+        code = code if len(code) <= _CODE else code[: _CODE - 1] + "…"
+        made = f": `{code}`" if code else ""
+        told.append(f"made at {short_path(found.site.filename)}:{found.site.line}{made}")
+    if found.bytes_per_step and found.bytes:
+        by = f" after step {found.last_step}" if found.last_step >= 0 else ""
+        told.append(f"{format_bytes(found.bytes)} in all{by}")
+    if len(found.holders) > 1:
+        others = len(found.holders) - 1
+        told.append(f"{others} more {'holds' if others == 1 else 'hold'} such tensors")
+    return "; ".join(told) or found.title
 
 
 def _quiet(examination: Examination, main: DeviceFigures) -> Verdict:

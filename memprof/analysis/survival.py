@@ -19,6 +19,7 @@ from memprof.trace import NOT_RECORDED, Column, Columns, Tables, Trace, column
 __all__ = ["OUTLIVED", "Survival", "survival"]
 
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 OUTLIVED = 1 << 40
 """The place in which something died that was alive when the recording ended."""
@@ -58,6 +59,15 @@ class Survival:
 
     def __len__(self) -> int:
         return len(self.steps)
+
+    def outlast(self, rows: Ints) -> Bools:
+        """Which of the lives in ``rows`` were there when the last recorded step had ended.
+
+        What a program gives back after its last step, as it leaves the function that trains, was
+        no less kept.
+        """
+        there: Bools = self.lives.died[rows] >= len(self)
+        return there
 
 
 def survival(device: DeviceRun) -> Survival:

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from memprof.advice import FIXES, advise
+from memprof.advice.source import growing, is_cut_off
 from memprof.analysis.findings import Evidence, Found, Kind
+from memprof.analysis.program import program_of
 from memprof.analysis.scene import site_at
 from memprof.loading import load
 from memprof.records import Holder, Link
@@ -247,3 +249,31 @@ def test_without_the_source_there_is_advice_without_patches(bench):
     remedies = bench.advise("append", holder, category="activation")
     assert remedies
     assert not any(remedy.patch for remedy in remedies)
+
+
+@pytest.mark.parametrize(
+    ("value", "cut_off"),
+    [
+        ("x.mean().detach()", True),
+        ("x.detach().clone()", True),
+        ("loss.item()", True),
+        ("x.data", True),
+        ("x.detach()[0]", True),
+        ("kept", True),
+        ("both", False),
+        ("x.detach().mul(w)", False),
+        ("net(x.detach())", False),
+        ("x", False),
+    ],
+)
+def test_what_has_no_graph_by_its_own_words(bench, value, cut_off):
+    text = f"def step(x, w):\n    kept = x.detach()\n    both = w\n    both = x.detach()\n    a.append({value})\n"
+    place = program_of(str(bench.write(text).file)).at(5)
+    assert is_cut_off(place, growing(place).values[-1]) is cut_off
+
+
+def test_a_tensor_that_is_detached_where_it_is_kept_is_not_to_be_detached(bench):
+    bench.write(LOOP.replace("append(loss)", "append(loss.detach())"))
+    holder = bench.holder("append", ("local", "kept", -1), ("item", "0", 9))
+    said = bench.advise("append", holder, category="activation", activation_share=1.0)
+    assert not {"detach", "item", "no_grad"} & set(fixes(said))

@@ -7,6 +7,10 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from memprof.analysis.examination import examine
+from memprof.analysis.summary import summarize
+from memprof.findings import findings
+from memprof.loading import load
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Frame
 from memprof_cli.leaks import command
@@ -46,6 +50,46 @@ def test_the_text_says_how_fast_and_where(leaking):
     assert "1. leak" in output
     assert "4 KiB a step" in output
     assert "me/train.py:3" in output
+
+
+@pytest.fixture
+def given_back(tmp_path):
+    """A leak whose tensors all go when the function that trains returns, after the last step."""
+    source = tmp_path / "train.py"
+    source.write_text("kept.append(make().detach())  # why not\n")
+    builder = TraceBuilder()
+    for step in range(30):
+        frame = Frame("train", str(source), 1)
+        builder.label(step=step, module="Net.head").alloc(4096, f"kept{step}", stack=[frame])
+    builder.label(step=30).alloc(512, "x")
+    for step in range(30):
+        builder.free(f"kept{step}")
+    return write_run(tmp_path / "run.json", builder.build())
+
+
+def test_what_is_given_back_after_the_last_step_was_kept_all_the_same(given_back):
+    found = json.loads(invoke(given_back, "--json").output)["findings"][0]
+    assert (found["kind"], found["bytes_per_step"]) == ("leak", 4096)
+    assert (found["first_step"], found["last_step"]) == (0, 27)  # the last ones are too young
+    assert found["bytes"] == 28 * 4096
+    assert found["module"] == "Net.head"
+    remedy = found["remedies"][0]
+    assert (remedy["saves_bytes"], remedy["peak_before"]) == (4096, 30 * 4096 + 512)
+    assert remedy["peak_after"] == 2 * 4096 + 512
+
+
+def test_a_line_is_quoted_once_and_the_saving_says_of_what(given_back):
+    output = invoke(given_back).output
+    assert output.count("kept.append(make().detach())") == 1
+    assert "saves 4 KiB a step; peak 120 KiB → 8.50 KiB" in " ".join(output.split())
+
+
+def test_the_verdict_says_where_it_is_made_and_how_much_there_is(given_back):
+    verdict = summarize(examine(load(given_back)), findings(load(given_back))).verdict
+    assert verdict.level == "leak"
+    where = f"{given_back.parent.name}/train.py:1"
+    made = f"made at {where}: `kept.append(make().detach())`"
+    assert verdict.why == f"{made}; 112 KiB in all after step 27"
 
 
 def test_a_leak_fails_the_command_only_when_asked_to(leaking):
