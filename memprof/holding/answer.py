@@ -10,7 +10,7 @@ from types import FrameType
 import torch
 
 from memprof.errors import SettingsError
-from memprof.holding.autograd import is_tensor_type, plain_torch, storage_key
+from memprof.holding.autograd import is_tensor_type, plain_torch
 from memprof.holding.chains import holder_of, score, tidy
 from memprof.holding.garbage import Unreached
 from memprof.holding.heap import Deadline
@@ -18,7 +18,10 @@ from memprof.holding.kinds import LinkKind, link
 from memprof.holding.naming import Naming
 from memprof.holding.roots import Root, is_user_file, module_roots
 from memprof.holding.search import Reference, Search, quiet
+from memprof.holding.targets import BlockIndex, Targets, storage_key
+from memprof.holding.unowned import with_what_is_known
 from memprof.records import Holder, Link
+from memprof.sources.places import Block, PlaceOf, place_of
 
 __all__ = ["find_holders", "holders", "links_of"]
 
@@ -43,24 +46,32 @@ def holders(tensor: torch.Tensor, *, limit: int = 5, budget_s: float = 2.0) -> t
 
 
 def find_holders(
-    targets: Sequence[object], *, limit: int = 3, budget_s: float = 2.0, graphs: bool = False
+    targets: Sequence[object],
+    *,
+    limit: int = 3,
+    budget_s: float = 2.0,
+    graphs: bool = False,
+    place: PlaceOf = place_of,
 ) -> list[tuple[Holder, ...]]:
     """Who keeps each target alive, for all targets in one pass over the heap; the best first.
 
     A target is a storage key (``storage._cdata``, an int: nothing is held), a tensor, an
-    ``UntypedStorage``, or a weak reference to one of them; a dead one has no holders (whether a
-    key is dead cannot be seen, so prefer weak references). Autograd graphs are walked only where a
-    target has no other holder than a local variable, unless ``graphs`` asks for it.
+    ``UntypedStorage``, a weak reference to one of them, or a `Block` of a device's memory, which
+    stands for every storage that begins in it; a dead one has no holders (whether a key or a block
+    is dead cannot be seen, so prefer weak references). Autograd graphs are walked only where a
+    target has no other holder than a local variable, unless ``graphs`` asks for it. ``place`` says
+    where a tensor's memory begins.
 
     Raises:
         SettingsError: a target is something else.
     """
+    blocks = BlockIndex([one for one in targets if type(one) is Block], place)
     with plain_torch():
-        keys = [_key(one) for one in targets]
-    wanted = frozenset(key for key in keys if key)
+        keys = [blocks.key_of[one] if type(one) is Block else _key(one) for one in targets]
+    wanted = frozenset(key for key in keys if key > 0)
     ids = frozenset(id(one) for one, key in zip(targets, keys, strict=True) if key == id(one))
     with quiet():
-        found = _found(wanted, ids, limit, Deadline(budget_s), graphs=graphs)
+        found = _found(Targets(wanted, ids, blocks), limit, Deadline(budget_s), graphs=graphs)
     return [found.get(key, ()) for key in keys]
 
 
@@ -78,18 +89,18 @@ def _key(target: object) -> int:
         return storage_key(target) or id(target)  # type: ignore[arg-type]
     raise SettingsError(
         f"cannot look for the holders of a {type(target).__name__}",
-        "pass tensors, untyped storages, storage keys or weak references to them",
+        "pass tensors, untyped storages, storage keys, weak references to them, or blocks",
     )
 
 
 def _found(
-    wanted: frozenset[int], ids: frozenset[int], limit: int, deadline: Deadline, *, graphs: bool
+    targets: Targets, limit: int, deadline: Deadline, *, graphs: bool
 ) -> dict[int, tuple[Holder, ...]]:
     """Plain records; everything the search held is gone when this returns."""
-    search = Search(deadline, wanted, ids, graphs)
+    search = Search(deadline, targets, graphs)
     try:
         search.run()
-        return _holders_of(search, wanted | ids, limit)
+        return _holders_of(search, targets.all(), limit)
     finally:
         search.close()
 
@@ -114,7 +125,8 @@ def _holders_of(search: Search, keys: Iterable[int], limit: int) -> dict[int, tu
         unreached = Unreached(search)
         for key in lost:
             links = tidy(unreached.links(key, naming))
-            found[key] = (holder_of([*links, *_known_of_cpp(links)], files),)
+            known = with_what_is_known(links, search.targets.blocks.block(key))
+            found[key] = (holder_of(known, files),)
     return found
 
 
@@ -179,18 +191,6 @@ def shown_and_kept(value: object) -> tuple[int, int]:
     if value.storage_offset() or not value.is_contiguous():  # type: ignore[attr-defined]
         return shown, int(value.untyped_storage().nbytes())  # type: ignore[attr-defined]
     return shown, shown
-
-
-def _known_of_cpp(links: list[Link]) -> list[Link]:
-    """What can be said about memory that only C++ owns."""
-    if not links or links[0].kind != LinkKind.UNKNOWN or not torch.is_autocast_cache_enabled():
-        return []
-    devices = [one for one in ("cuda", "cpu") if torch.is_autocast_enabled(one)]
-    if not devices:
-        return []
-    return [
-        link(LinkKind.UNKNOWN, f"autocast is on ({devices[0]}) and caches low-precision weights")
-    ]
 
 
 def _user_files() -> list[str]:

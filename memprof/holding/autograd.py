@@ -19,6 +19,7 @@ import torch
 
 from memprof.holding.heap import Deadline, Heap
 from memprof.holding.kinds import LinkKind, link
+from memprof.holding.targets import Targets
 from memprof.records import Link
 
 __all__ = [
@@ -28,7 +29,6 @@ __all__ = [
     "is_node_type",
     "is_tensor_type",
     "plain_torch",
-    "storage_key",
 ]
 
 _CAN_READ_SAVED = hasattr(getattr(torch._C._autograd, "SavedTensor", None), "data")
@@ -56,14 +56,6 @@ def is_node_type(kind: type) -> bool:
     return "next_functions" in own and "register_prehook" in own and "__module__" not in own
 
 
-def storage_key(tensor: torch.Tensor) -> int:
-    """``storage._cdata`` of a tensor, made without a storage object; 0 where it has none."""
-    try:
-        return int(torch._C._storage_id(tensor))  # type: ignore[attr-defined]
-    except (RuntimeError, NotImplementedError):
-        return 0
-
-
 def is_bare(tensor: torch.Tensor) -> bool:
     """Whether a tensor keeps nothing alive on torch's C++ side, as most do."""
     return (
@@ -80,7 +72,7 @@ class Reached:
 
     value: object
     key: int
-    """Storage key of a tensor that no Python object stands for; 0 otherwise."""
+    """Target key of a tensor that no Python object stands for; 0 otherwise."""
     path: tuple[Link, ...]
 
 
@@ -97,8 +89,7 @@ class TorchEdges:
     """Walks graphs from tensors and nodes; every node is walked once in the life of this object."""
 
     heap: Heap
-    wanted: frozenset[int] | None
-    """Storage keys that are looked for; ``None``: all."""
+    targets: Targets
     visible: frozenset[int]
     """Ids of the tensors that Python objects stand for: those are reported, not walked through."""
     deadline: Deadline
@@ -149,8 +140,8 @@ class TorchEdges:
         if id(value) in self.visible:
             yield Reached(value, 0, _path(trail))
             return
-        key = storage_key(value)
-        if key and (self.wanted is None or key in self.wanted):
+        key = self.targets.stored_key(value)
+        if key:
             yield Reached(value, key, _path(trail))
         if id(value) not in self._seen and not is_bare(value):
             self._seen[id(value)] = value

@@ -63,7 +63,7 @@ class Unreached:
         search = self.search
         if search.deadline.check():
             return
-        edges = TorchEdges(search.heap, search.wanted, search.edges.visible, search.deadline)
+        edges = TorchEdges(search.heap, search.targets, search.edges.visible, search.deadline)
         for reached in edges.of(one):
             edge = _Edge(one, reached.value, reached.path)
             if reached.key:

@@ -11,6 +11,7 @@ from memprof.holding.chains import describe, score
 from memprof.holding.heap import Deadline
 from memprof.holding.naming import Naming
 from memprof.holding.search import Reference, Search, quiet
+from memprof.holding.targets import Targets
 
 __all__ = ["LiveTensor", "tensors"]
 
@@ -47,7 +48,7 @@ def tensors(*, budget_s: float = 5.0) -> list[LiveTensor]:
 
 
 def _listed(deadline: Deadline) -> list[LiveTensor]:
-    search = Search(deadline, None)
+    search = Search(deadline, Targets(None))
     try:
         search.run()
         return _rows(search)

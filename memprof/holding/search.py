@@ -20,11 +20,11 @@ from memprof.holding.autograd import (
     is_node_type,
     is_tensor_type,
     plain_torch,
-    storage_key,
 )
 from memprof.holding.heap import LATE, SPECIAL, TARGET, VISITED, Deadline, Heap, Level, addresses
 from memprof.holding.kinds import LinkKind
 from memprof.holding.roots import Root, frame_roots, is_own, module_roots
+from memprof.holding.targets import Targets
 from memprof.records import Link
 
 __all__ = ["Reference", "Search", "quiet"]
@@ -71,23 +71,20 @@ class _Entry:
 
 @dataclass
 class Search:
-    """One pass over the heap for the tensors whose storage keys (or ids) are wanted.
+    """One pass over the heap for the tensors and storages that are looked for.
 
     Holds references to what it finds until it is dropped; its results are plain records.
     """
 
     deadline: Deadline
-    wanted: frozenset[int] | None
-    """Storage keys; ``None``: every tensor."""
-    wanted_ids: frozenset[int] = frozenset()
-    """Ids of tensors without a storage (sparse, opaque)."""
+    targets: Targets
     graphs: bool = True
     """Walk graphs in any case; else only when a target has no better holder than a local variable.
 
     torch keeps a Python object for every node that was looked at for as long as the node lives.
     """
     references: dict[int, list[Reference]] = field(default_factory=lambda: defaultdict(list))
-    """By storage key, or by id for a tensor without one."""
+    """By target key, or by id for a tensor without one."""
     tensors: list[torch.Tensor] = field(default_factory=list)
     """Every tensor that a Python object stands for."""
 
@@ -128,29 +125,30 @@ class Search:
         self.heap.mark(variables, VISITED)
 
     def _find_tensors(self) -> None:
-        own, tensors, nodes, optimizers = self._by_role(self.heap.objects)
+        own, tensors, nodes, optimizers, storages = self._by_role(self.heap.objects)
         self.heap.forget(own)
         self.tensors = tensors  # type: ignore[assignment]
         self.heap.mark([*tensors, *nodes], SPECIAL)
         self.heap.mark(optimizers, LATE)  # parameters are better named by their modules
-        keys = [(storage_key(one), one) for one in self.tensors]
-        self.key_of = {id(one): key or id(one) for key, one in keys if self._is_wanted(key, one)}
-        self.heap.mark([one for _, one in keys if id(one) in self.key_of], TARGET)
+        keys = ((one, self.targets.key(one)) for one in self.tensors)
+        self.key_of = {id(one): key for one, key in keys if key}
+        self.key_of |= self.targets.storage_keys(storages, self.tensors)  # type: ignore[arg-type]
+        found = [one for one in [*tensors, *storages] if id(one) in self.key_of]
+        self.heap.mark(found, TARGET)
         visible = frozenset(map(id, self.tensors))
-        self.edges = TorchEdges(self.heap, self.wanted, visible, self.deadline)
+        self.edges = TorchEdges(self.heap, self.targets, visible, self.deadline)
 
     @staticmethod
-    def _by_role(
-        objects: list[object],
-    ) -> tuple[list[object], list[object], list[object], list[object]]:
-        """Of all objects memprof's own, tensors, graph nodes and optimizers, in one pass."""
+    def _by_role(objects: list[object]) -> tuple[list[object], ...]:
+        """Of all objects memprof's own, tensors, nodes, optimizers and storages, in one pass."""
         tests: tuple[Callable[[type], bool], ...] = (
             _is_own_type,
             is_tensor_type,
             is_node_type,
             _is_optimizer_type,
+            _is_storage_type,
         )
-        found: tuple[list[object], list[object], list[object], list[object]] = ([], [], [], [])
+        found: tuple[list[object], ...] = tuple([] for _ in tests)
         role_of: dict[int, list[object]] = {}  # by id: a metaclass may define ``__hash__``
         for kind in _all_types():
             for role, test in zip(found, tests, strict=True):
@@ -160,9 +158,6 @@ class Search:
         for one in [one for one in objects if id(type(one)) in role_of]:
             role_of[id(type(one))].append(one)
         return found
-
-    def _is_wanted(self, key: int, one: object) -> bool:
-        return self.wanted is None or key in self.wanted or id(one) in self.wanted_ids
 
     def _sweep(self, start: list[object]) -> None:
         level = first = self.heap.start(start)
@@ -179,9 +174,7 @@ class Search:
 
     def _some_unexplained(self) -> bool:
         """Whether a target is held by nothing better than a variable of a running function."""
-        keys = (
-            set(self.key_of.values()) if self.wanted is None else {*self.wanted, *self.wanted_ids}
-        )
+        keys = self.targets.all() or self.key_of.values()
         return not all(
             any(self._explains(one) for one in self.references.get(key, [])) for key in keys
         )
@@ -339,6 +332,10 @@ def _is_own_type(kind: type) -> bool:
 
 def _is_optimizer_type(kind: type) -> bool:
     return type.__subclasscheck__(torch.optim.Optimizer, kind)
+
+
+def _is_storage_type(kind: type) -> bool:
+    return type.__subclasscheck__(torch.UntypedStorage, kind)
 
 
 def _all_types() -> list[type]:

@@ -1,0 +1,54 @@
+"""Where tensors' bytes lie: device and address, read without a copy, a wait or a new allocation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+__all__ = ["Block", "Place", "PlaceOf", "place_of", "storage_place"]
+
+Place: TypeAlias = "tuple[str, int]"
+"""A device such as ``cuda:0``, and the first byte of a storage on it; 0 where it has no bytes."""
+
+PlaceOf: TypeAlias = "Callable[[Any], Place]"
+
+_NOWHERE: Place = ("", 0)
+
+
+class Block(NamedTuple):
+    """A block of a device's memory, whose owners may be looked for; plain values."""
+
+    device: str
+    address: int
+    size: int
+    stream: int = 0
+    pool: tuple[int, int] = (0, 0)
+    """``(0, 0)`` is the allocator's own, ``(n, 0)`` a CUDA graph's, ``(0, n)`` a ``MemPool``'s."""
+
+
+def place_of(tensor: Any) -> Place:
+    """Where a tensor's storage begins; nowhere for fake, sparse, wrapped and opaque ones.
+
+    ``data_ptr()`` is not asked: it gives a lazily cloned tensor memory of its own there and then.
+    """
+    import torch
+
+    read = getattr(torch._C, "_data_address", None)
+    try:
+        address = tensor.untyped_storage().data_ptr() if read is None else read(tensor)
+    except (RuntimeError, NotImplementedError, ValueError):
+        return _NOWHERE
+    return (_device_of(tensor), int(address)) if address else _NOWHERE
+
+
+def storage_place(storage: Any) -> Place:
+    """Where a storage begins that no tensor shows; nowhere if its memory was taken away."""
+    try:
+        return str(storage.device), int(storage.data_ptr())
+    except (RuntimeError, NotImplementedError):
+        return _NOWHERE
+
+
+def _device_of(tensor: Any) -> str:
+    index = tensor.get_device()
+    return f"cuda:{index}" if tensor.is_cuda else str(tensor.device)
