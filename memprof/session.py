@@ -11,22 +11,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memprof.chosen import Ticks, event_sources, reading_sources
 from memprof.environment import header, now_us
 from memprof.errors import MemprofError
+from memprof.figures import Figures
 from memprof.ooms import OomRecords
 from memprof.options import Options
 from memprof.output import Output
 from memprof.recording import Recording, Seen
-from memprof.records import DeviceInfo, DeviceSummary, Finding, Footer, Header, StepsRecord
+from memprof.records import DeviceInfo, Finding, Footer, Header
 from memprof.sampler import Sampler
 from memprof.sources.boundaries import Boundaries
 from memprof.sources.ooms import Exhausted
 from memprof.sources.protocol import Counters, Interner, ReadingSource
-from memprof.steprows import Span, StepRows
+from memprof.steprows import Span
 from memprof.trace import NOT_RECORDED
 from memprof.windows import OverheadMeter, StepCost, WindowSchedule
 
@@ -43,23 +43,6 @@ _LOOK_SHARE = 0.004
 """Between windows, looking at counters may take so much of the time; a look takes some 50 µs."""
 _FLUSH_IN_WINDOW_US = 100_000
 """In a window the last events before the job dies matter most."""
-
-
-@dataclass(slots=True)
-class _Peak:
-    """A device's last figures, and its highest over the run."""
-
-    last: Counters
-    allocated: int = NOT_RECORDED
-    reserved: int = NOT_RECORDED
-    step: int = NOT_RECORDED
-
-    def see(self, counters: Counters, step: int) -> None:
-        self.last = counters
-        allocated = max(counters.allocated, counters.peak_allocated)
-        if allocated > self.allocated:
-            self.allocated, self.step = allocated, step
-        self.reserved = max(self.reserved, counters.reserved, counters.peak_reserved)
 
 
 class Session:
@@ -86,8 +69,7 @@ class Session:
         self._lookout: Lookout | None = None
         self._sampler: Sampler | None = None
         self._readers: list[ReadingSource] = []
-        self._rows: dict[str, StepRows] = {}
-        self._peaks: dict[str, _Peak] = {}
+        self._figures = Figures()
         self._steps = 0
         self._last_step = -1
         self._unseen = 0
@@ -161,7 +143,7 @@ class Session:
         if self._unseen:
             self._look()
         try:
-            self._see_last()
+            self._figures.see(self.recording.counters(), self._steps)
             if self.recording.window != NOT_RECORDED:
                 self.recording.end_window()
             if self._lookout is not None:
@@ -275,10 +257,8 @@ class Session:
 
     def _count(self, steps: Span) -> list[Counters]:
         counters = self.recording.counters()
+        self._figures.count(steps, counters, self.recording.window)
         for figures in counters:
-            rows = self._rows.setdefault(figures.device, StepRows())
-            rows.add(steps, figures, self.recording.window)
-            self._peaks.setdefault(figures.device, _Peak(figures)).see(figures, steps.last)
             self._ooms.counted(figures.device, figures.ooms, steps.last)
         return counters
 
@@ -370,10 +350,6 @@ class Session:
         self.recording.note(source.name, message)
         _LOG.warning("the source %r failed; the job goes on", source.name, exc_info=error)
 
-    def _see_last(self) -> None:
-        for figures in self.recording.counters():
-            self._peaks.setdefault(figures.device, _Peak(figures)).see(figures, self._steps)
-
     # -- writing -------------------------------------------------------------------------------
 
     def _write_header(self) -> None:
@@ -384,29 +360,16 @@ class Session:
         return header(self._devices, self._options.as_record(), self._began_us)
 
     def _write_rows(self, *, unfinished: bool = False) -> None:
-        for device, rows in self._rows.items():
-            columns = rows.take(unfinished=unfinished)
-            if columns is not None:
-                self.output.write(StepsRecord(device, columns))
+        for record in self._figures.take(unfinished=unfinished):
+            self.output.write(record)
 
     def _footer(self, status: str) -> Footer:
         return Footer(
             ended_us=now_us(),
             steps=self._steps,
-            devices=[self._summary(device, peak) for device, peak in self._peaks.items()],
+            devices=self._figures.summaries(self.recording.total_events),
             overhead_us=round(self.meter.total_us),
             status=status,
-        )
-
-    def _summary(self, device: str, peak: _Peak) -> DeviceSummary:
-        return DeviceSummary(
-            device=device,
-            allocated_bytes=peak.last.allocated,
-            reserved_bytes=peak.last.reserved,
-            peak_allocated_bytes=peak.allocated,
-            peak_reserved_bytes=peak.reserved,
-            peak_step=peak.step,
-            events=self.recording.total_events(device),
         )
 
 
