@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from memprof.allocator import (
     NOTHING_CHANGED,
@@ -24,14 +25,19 @@ from memprof.allocator import (
 from memprof.allocator.settings import NO_LIMIT
 from memprof.analysis.failures import Failure
 from memprof.analysis.leftovers import Moment, freed, left_behind, stale_gradients
+from memprof.analysis.precision import Precision, computes_in, halving, weight_copies
 from memprof.analysis.recomputation import recomputable
 from memprof.analysis.replays import Job, fitted, played
+from memprof.analysis.scaling import BatchSlope, batch_slope, resized
 from memprof.analysis.whatif import CARDS, OUTSIDE_TORCH, SEARCHED
 from memprof.trace import Action, Trace
-from memprof.units import format_bytes
+from memprof.units import format_bytes, format_percent
 
 __all__ = ["Rescue", "Rescues", "rescues"]
 
+Floats = npt.NDArray[np.float64]
+
+_CHEAPEST = ("settings", "limit", "others", "free", "checkpoint", "batch", "bf16", "card")
 _CONF = "PYTORCH_CUDA_ALLOC_CONF"
 _SLACK = 20 << 20
 _SLACK_SHARE = 0.01
@@ -45,7 +51,8 @@ class Rescue:
     """One change, and what the replay shows of it."""
 
     kind: str
-    """``settings``, ``free``, ``checkpoint``, ``others`` or ``card``."""
+    """``settings``, ``limit``, ``others``, ``free``, ``checkpoint``, ``batch``, ``bf16``, ``card``:
+    the cheapest first."""
     change: str
     """What to type or to do."""
     fits: bool
@@ -56,6 +63,8 @@ class Rescue:
     peak_reserved: int
     spare: int
     """Bytes left to the limit at the peak; what more the job would have needed is not known."""
+    assumes: str = ""
+    """What the replay takes for granted beyond the recording; empty where nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +90,9 @@ class _Try:
     settings: AllocatorSettings
     changes: Changes = NOTHING_CHANGED
     afresh: bool = False
+    factors: Floats | None = None
+    """By what to multiply the size of every request."""
+    assumes: str = ""
 
 
 def rescues(failure: Failure, workers: int | None = None) -> Rescues:
@@ -97,15 +109,21 @@ def rescues(failure: Failure, workers: int | None = None) -> Rescues:
             unproven="replayed as recorded, the request does not fail: something that the trace "
             "does not show (another allocator's memory, a limit) made it fail"
         )
-    tries = [*_leftover_tries(failure, program, limit), *_room_tries(failure, program, limit)]
+    moment = Moment.at(failure.seen, failure.event)
     settings, unproven = _settings_tries(failure, program, limit)
-    tries = [*settings, *tries]
-    jobs = [Job(0, t.settings, t.limit, t.changes, t.afresh) for t in tries]
-    outcomes = played([program], jobs, workers)
-    found = [_rescue(t, o) for t, o in zip(tries, outcomes, strict=True)]
+    tries = [
+        *settings,
+        *_room_tries(failure, program, limit),
+        *_leftover_tries(moment, program, limit),
+        *_short_tries(failure, moment, program, limit),
+    ]
+    found = _replayed(program, tries, workers)
+    batch = _batch(moment, program, limit)
+    found += [batch] if batch is not None else []
     found.append(_card(failure, program))
-    order = sorted(range(len(found)), key=lambda i: (not found[i].fits, i))
-    return Rescues(tuple(found[i] for i in order), unproven)
+    return Rescues(
+        tuple(sorted(found, key=lambda r: (not r.fits, _CHEAPEST.index(r.kind)))), unproven
+    )
 
 
 def _up_to(trace: Trace, event: int) -> Program:
@@ -121,6 +139,17 @@ def _fails(outcome: Outcome, event: int) -> bool:
     return outcome.oom is not None and outcome.oom.event == event
 
 
+def _replayed(program: Program, tries: list[_Try], workers: int | None) -> list[Rescue]:
+    programs, jobs = [program], []
+    for tried in tries:
+        jobs.append(Job(0, tried.settings, tried.limit, tried.changes, tried.afresh))
+        if tried.factors is not None:
+            jobs[-1] = replace(jobs[-1], program=len(programs))
+            programs.append(resized(program, tried.factors))
+    outcomes = played(programs, jobs, workers)
+    return [_rescue(t, o) for t, o in zip(tries, outcomes, strict=True)]
+
+
 def _rescue(tried: _Try, outcome: Outcome) -> Rescue:
     return Rescue(
         kind=tried.kind,
@@ -130,6 +159,7 @@ def _rescue(tried: _Try, outcome: Outcome) -> Rescue:
         peak_allocated=outcome.peak_allocated,
         peak_reserved=outcome.peak_reserved,
         spare=max(tried.limit - outcome.peak_reserved, 0),
+        assumes=tried.assumes,
     )
 
 
@@ -150,9 +180,7 @@ def _settings_tries(failure: Failure, program: Program, limit: int) -> tuple[lis
     return tries, ""
 
 
-def _leftover_tries(failure: Failure, program: Program, limit: int) -> Iterator[_Try]:
-    assert failure.seen is not None
-    moment = Moment.at(failure.seen, failure.event)
+def _leftover_tries(moment: Moment, program: Program, limit: int) -> Iterator[_Try]:
     rows = left_behind(moment)
     if len(rows):
         size = int(moment.seen.line.lives.size[rows].sum())
@@ -181,6 +209,63 @@ def _room_tries(failure: Failure, program: Program, limit: int) -> Iterator[_Try
         room = failure.reserved + failure.free
         text = f"without set_per_process_memory_fraction({failure.fraction:g})"
         yield _Try("limit", text, room, replace(program.settings, memory_fraction=None))
+
+
+def _short_tries(failure: Failure, moment: Moment, program: Program, limit: int) -> Iterator[_Try]:
+    """Activations of half the size, with autocast's copies of the weights taken from the card."""
+    precision, halved = computes_in(failure), halving(moment)
+    if precision is Precision.SHORT or not halved.any():
+        return
+    copies = weight_copies(moment)
+    counted = f", {format_bytes(copies)} of cast weights counted" if copies else ""
+    unsure = "the activations are float32 (the file does not say)"
+    yield _Try(
+        "bf16",
+        f'torch.autocast("{_kind(failure.device)}", dtype=torch.bfloat16){counted}',
+        max(limit - copies, 0),
+        program.settings,
+        factors=np.where(halved, 0.5, 1.0),
+        assumes="" if precision is Precision.LONG else unsure,
+    )
+
+
+def _kind(device: str) -> str:
+    return device.partition(":")[0]
+
+
+def _batch(moment: Moment, program: Program, limit: int) -> Rescue | None:
+    """The largest batch, in per cent of the failed one, with which the request is served."""
+    slope = batch_slope(moment)
+    if slope is None:
+        return None
+    low, high, best = 0, 100, None
+    while high - low > 1:
+        percent = (low + high) // 2
+        outcome = _with_batch(program, slope, percent, limit)
+        if outcome.fits:
+            low, best = percent, outcome
+        else:
+            high = percent
+    if best is None:
+        low, best = 1, _with_batch(program, slope, 1, limit)
+    name = (
+        f"a batch of at most {low} % of this one" if best.fits else "a smaller batch, even of 1 %"
+    )
+    text = f"{name} ({format_bytes(slope.live // 100)} for each per cent of it)"
+    tried = _Try("batch", text, limit, program.settings, assumes=_slope_from(slope))
+    return _rescue(tried, best)
+
+
+def _with_batch(program: Program, slope: BatchSlope, percent: int, limit: int) -> Outcome:
+    return play(resized(program, slope.factors(percent / 100)), capacity=limit)
+
+
+def _slope_from(slope: BatchSlope) -> str:
+    if slope.measured is None:
+        return "activations and inputs are proportional to it (the trace has one batch size only)"
+    other, failed = slope.measured
+    which = f"step {other}" if 0 <= other != failed else "an earlier try"
+    return f"what {which} showed, whose batch was {format_percent(slope.ratio, 1)} of this one"
 
 
 def _card(failure: Failure, program: Program) -> Rescue:
