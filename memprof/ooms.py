@@ -12,15 +12,13 @@ from typing import Any
 from memprof.recording import Recording
 from memprof.records import Finding
 from memprof.sources.nvml import processes_on
-from memprof.sources.ooms import Exhausted, from_exception
+from memprof.sources.ooms import REST, Exhausted, from_exception
 from memprof.sources.protocol import Interner
 from memprof.trace import NOT_RECORDED
 from memprof.units import format_bytes
 
 __all__ = ["OomRecords"]
 
-_REST = 10
-"""A full record comes again when this many times its duration has passed: job may survive many."""
 _SAME_US = 60_000_000
 """An exception that leaves the block this long after torch told of a failure is that failure's."""
 
@@ -47,14 +45,14 @@ class OomRecords:
         self._last_us = what.time_us
         self._counted[what.device] = self._counted.get(what.device, 0) + 1
         began_s = time.monotonic()
-        full = began_s >= self._rested_at_s
+        full = began_s >= self._rested_at_s and not what.brief
         if full and self._recording.window != NOT_RECORDED:
             self._recording.drain()
         self._write(self._finding(what, step, label, full=full), _told(what))
         self._flush()
         if full:
             ended_s = time.monotonic()
-            self._rested_at_s = ended_s + _REST * (ended_s - began_s)
+            self._rested_at_s = ended_s + REST * (ended_s - began_s)
 
     def left_the_block(self, error: BaseException | None, step: int, label: int) -> None:
         """An exception ends the recording; recorded here where no observer told of it."""
@@ -73,10 +71,10 @@ class OomRecords:
 
     def _finding(self, what: Exhausted, step: int, label: int, *, full: bool) -> Finding:
         details: dict[str, Any] = {**what.facts, "window": self._recording.window}
+        categories, dtypes = details.pop("live_categories", {}), details.pop("live_dtypes", {})
         if full:
-            categories = details.pop("live_categories", {})
             stacks = [[self._stack(frames), size] for frames, size in what.live.items()]
-            details["live"] = {"category": categories, "stacks": stacks}
+            details["live"] = {"category": categories, "dtype": dtypes, "stacks": stacks}
             details |= _neighbours(what.device)
         return Finding(
             finding="oom",

@@ -119,6 +119,32 @@ def test_the_finding_holds_what_was_asked_held_and_free(recorded):
     assert sum(size for _, size in finding.details["live"]["stacks"]) == 100 * MIB
 
 
+def training(stand_in: TorchStandIn) -> None:
+    """A model with weights in float32 that fails in its forward pass."""
+
+    class Grow(torch.nn.Linear):
+        def forward(self, x):
+            for _ in range(12):
+                stand_in.alloc(10 * MIB)
+            return super().forward(x)
+
+    model = torch.nn.Sequential(Grow(4, 4))
+    model(torch.ones(1, 4))
+
+
+@pytest.mark.parametrize("autocast", ["", "bfloat16"])
+def test_a_job_that_computes_in_bfloat16_already_is_not_told_to(recorded, autocast):
+    stand_in = TorchStandIn(capacity=100 * MIB)
+    stand_in.autocast = autocast
+    run = recorded(stand_in, training)
+    (finding,) = (f for f in run.findings if f.finding == "oom")
+    assert finding.details["autocast"] == autocast
+    (told,) = post_mortems(run)
+    assert any(r.kind == "bf16" for r in told.rescues.tried) == (not autocast)
+    (batch,) = (r for r in told.rescues.tried if r.kind == "batch")
+    assert batch.fits
+
+
 def test_a_job_that_survives_its_failures_has_a_record_of_each(recorded):
     def searching(stand_in):
         for size in (400, 200, 100, 50):

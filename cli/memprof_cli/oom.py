@@ -27,8 +27,13 @@ __all__ = ["command"]
 _WIDTH = 100
 _LINES = 5
 _FRAMES = 4
-_HELP_SHOWN = 5
-_NO_HELP_SHOWN = 3
+_DEVICES = 7
+_OF_A_KIND = 2
+_WORTH = 0.05
+"""Share of what torch could have had from which a cause that was not enough alone is told."""
+_LEAST_SHOWN = 0.001
+_TITLE_WIDTH = 19
+_BYTES_WIDTH = 14
 
 
 @click.command()
@@ -58,9 +63,13 @@ def command(file: Path, as_json: bool) -> None:
 
 def _screen(told: PostMortem) -> RenderableType:
     parts: list[RenderableType] = [_verdict(told), _headed("What filled it", _owners(told))]
-    parts.append(_headed("What was asked", Group(*map(Text, _request(told)))))
+    if told.failure.recorded != "state":
+        parts.append(_headed("What was asked", Group(*map(Text, _request(told)))))
     parts.append(_headed("What was held", Group(*map(Text, _held(told.failure)))))
-    parts.append(_headed("What would have helped", _help(told)))
+    if told.failure.recorded != "state":
+        parts.append(_headed("What would have helped", _help(told)))
+    elif told.layouts:
+        parts.append(_headed("The same laid out otherwise, by replay", _otherwise(told)))
     return Padding(Group(*parts), (0, 0, 1, 0))
 
 
@@ -71,8 +80,11 @@ def _headed(title: str, body: RenderableType) -> RenderableType:
 def _verdict(told: PostMortem) -> RenderableType:
     style = "bold yellow" if told.cause is Cause.UNKNOWN else "bold red"
     lines = [Text(told.line, style=style), Text(told.why)]
-    others = [w for w in told.weights if w.enough and w.why != told.why]
-    lines += [Text(f"and: {weight.why}") for weight in others]
+    enough = [w for w in told.weights if w.enough and w.why != told.why]
+    lines += [Text(f"and: {weight.why}") for weight in enough]
+    worth = _WORTH * max(told.failure.limit, 0)
+    partly = [w for w in told.weights if not w.enough and w.bytes > worth and told.shortage >= 0]
+    lines += [Text(f"not enough alone: {weight.why}", style="dim") for weight in partly]
     if told.failure.times > 1:
         lines.append(Text(f"the last of {format_count(told.failure.times)} times", style="dim"))
     return Group(*lines)
@@ -80,14 +92,17 @@ def _verdict(told: PostMortem) -> RenderableType:
 
 def _owners(told: PostMortem) -> RenderableType:
     table = Table.grid(padding=(0, 2))
-    for _ in range(3):
-        table.add_column(no_wrap=True, overflow="ellipsis")
+    for width in (_TITLE_WIDTH, _BYTES_WIDTH):
+        table.add_column(no_wrap=True, min_width=width)
+    table.add_column(no_wrap=True, overflow="ellipsis")
     guessed = " (inferred)" if told.inferred else ""
     whole = max(told.failure.allocated, 0)
+    known = any(group.name != "unknown" for group in told.categories)
     for title, groups in (
-        (f"category{guessed}", told.categories),
+        (f"category{guessed}", told.categories if known else ()),
         ("module", told.modules),
         ("line", told.sites),
+        ("block", told.blocks),
         ("called from", told.callers),
     ):
         _add(table, title, groups, whole)
@@ -97,7 +112,8 @@ def _owners(told: PostMortem) -> RenderableType:
 
 
 def _add(table: Table, title: str, groups: Sequence[OwnerGroup], whole: int) -> None:
-    for number, group in enumerate(groups[:_LINES]):
+    shown = [group for group in groups[:_LINES] if group.bytes >= _LEAST_SHOWN * whole]
+    for number, group in enumerate(shown):
         size = Text(format_bytes(group.bytes).rjust(8))
         share = Text(format_percent(group.bytes, whole).rjust(5), style="dim")
         table.add_row(Text("" if number else title, style="dim"), size + " " + share, group.name)
@@ -142,37 +158,64 @@ def _held_elsewhere(failure: Failure) -> Iterator[str]:
     if failure.total >= 0:
         yield f"the device: {format_bytes(failure.total)}"
     elif failure.limit >= 0:
-        yield (
-            f"torch's bytes and the free ones: {format_bytes(failure.limit)}; "
-            "what the card has beyond is in other hands, and its size is not in the file"
-        )
+        could = format_bytes(failure.limit)
+        yield f"torch could have had {could}: its own and the free; the card's size is not recorded"
     if failure.outside >= 0:
         text = f"outside torch (contexts, libraries, others): {format_bytes(failure.outside)}"
         yield text + (f"; other processes {format_bytes(failure.others)}" * (failure.others >= 0))
     for other in failure.neighbours:
         size = format_bytes(other.bytes) if other.bytes >= 0 else "bytes not told"
         yield f"  process {other.pid} {other.name}: {size}"
+    if failure.elsewhere:
+        beside = [f"{name} {format_bytes(held)}" for name, held in failure.elsewhere[:_DEVICES]]
+        more = len(failure.elsewhere) - len(beside)
+        yield f"reserved elsewhere: {', '.join(beside)}" + (f" and on {more} more" if more else "")
 
 
 def _help(told: PostMortem) -> RenderableType:
-    lines = [Text(f"[fits] {_rescue(r)}") for r in told.rescues.fitting[:_HELP_SHOWN]]
+    fitting = told.rescues.fitting
+    lines = [
+        line for kind in dict.fromkeys(r.kind for r in fitting) for line in _kind(fitting, kind)
+    ]
     failed = [r for r in told.rescues.tried if not r.fits]
     if failed:
-        names = ", ".join(r.change.partition("=")[2] or r.change for r in failed[:_NO_HELP_SHOWN])
-        more = f" and {len(failed) - _NO_HELP_SHOWN} more" if len(failed) > _NO_HELP_SHOWN else ""
-        lines.append(Text(f"replayed without success: {names}{more}", style="dim"))
+        settings = [r for r in failed if r.kind == "settings"]
+        names = [r.change.partition(" (")[0] for r in failed if r.kind != "settings"]
+        if settings:
+            one = settings[0].change.partition("=")[2]
+            names.insert(0, one if len(settings) == 1 else f"{len(settings)} allocator settings")
+        lines.append(Text(f"replayed without success: {', '.join(names)}", style="dim"))
     if told.rescues.unproven:
         lines.append(Text(told.rescues.unproven, style="dim"))
-    if told.rescues.fitting:
+    if fitting:
         lines.append(
             Text("replayed up to the failed request; what the job needed after it is not known")
         )
     return Group(*lines)
 
 
-def _rescue(rescue: Rescue) -> str:
-    peak = format_bytes(rescue.peak_reserved)
-    return f"{rescue.change}: at most {peak} reserved, {format_bytes(rescue.spare)} to spare"
+def _kind(fitting: Sequence[Rescue], kind: str) -> Iterator[RenderableType]:
+    """The changes of one kind; of several settings the one that leaves the most."""
+    mine = [r for r in fitting if r.kind == kind]
+    others = ""
+    if kind == "settings":
+        others = f" (and {len(mine) - 1} other settings)" if len(mine) > 1 else ""
+        mine = [max(mine, key=lambda r: r.spare)]
+    for rescue in mine[:_OF_A_KIND]:
+        yield Text(f"[fits] {rescue.change}{others}")
+        peak, spare = format_bytes(rescue.peak_reserved), format_bytes(rescue.spare)
+        given = f"; taken for granted: {rescue.assumes}" if rescue.assumes else ""
+        figures = Text(f"at most {peak} reserved, {spare} to spare{given}", style="dim")
+        yield Padding(figures, (0, 0, 0, len("[fits] ")))
+
+
+def _otherwise(told: PostMortem) -> RenderableType:
+    rows = [
+        f"{layout.change}: {format_bytes(layout.reserved)} reserved, "
+        f"{format_bytes(layout.saved)} less"
+        for layout in told.layouts
+    ]
+    return Group(*map(Text, rows))
 
 
 # -- JSON --------------------------------------------------------------------------------------
@@ -198,10 +241,15 @@ def _figures(told: PostMortem) -> dict[str, Any]:
             "category": _groups(told.categories),
             "module": _groups(told.modules),
             "line": _groups(told.sites),
+            "block": _groups(told.blocks),
             "caller": _groups(told.callers),
         },
         "changes": [_rescue_figures(rescue) for rescue in told.rescues.tried],
         "unproven": told.rescues.unproven,
+        "layouts": [
+            {"change": x.change, "reserved_bytes": x.reserved, "saved_bytes": x.saved}
+            for x in told.layouts
+        ],
     }
 
 
@@ -231,6 +279,7 @@ def _held_figures(failure: Failure) -> dict[str, Any]:
     held["processes"] = [
         {"pid": n.pid, "name": n.name, "bytes": _or_none(n.bytes)} for n in failure.neighbours
     ]
+    held["elsewhere"] = [{"device": d, "reserved_bytes": size} for d, size in failure.elsewhere]
     return held
 
 
@@ -247,6 +296,7 @@ def _rescue_figures(rescue: Rescue) -> dict[str, Any]:
         "peak_allocated_bytes": rescue.peak_allocated,
         "peak_reserved_bytes": rescue.peak_reserved,
         "spare_bytes": rescue.spare,
+        "assumes": rescue.assumes,
     }
 
 

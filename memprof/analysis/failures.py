@@ -7,7 +7,7 @@ from bare final states. Why it happened and what would have helped are judged ne
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,8 @@ class Failure:
     process_used: int = NOT_RECORDED
     fraction: float = 1.0
     neighbours: tuple[Neighbour, ...] = ()
+    elsewhere: tuple[tuple[str, int], ...] = ()
+    """The run's other devices, and what torch had reserved on each, as near then as is known."""
     told: Mapping[str, Any] | None = None
     """What the job's own finding says beyond this, such as live bytes by owner."""
     seen: WindowExamination | None = None
@@ -124,7 +126,25 @@ def failures(run: Run) -> tuple[Failure, ...]:
     found = [f for device in run.devices if (f := _of_device(run, device)) is not None]
     if not found and not any(device.events > _bare(device) for device in run.devices):
         found = [f for device in run.devices if (f := _of_state(device)) is not None]
+    found = [replace(f, elsewhere=_elsewhere(run, f)) for f in found]
     return tuple(sorted(found, key=lambda f: -f.time_us))
+
+
+def _elsewhere(run: Run, failure: Failure) -> tuple[tuple[str, int], ...]:
+    kind = failure.device.partition(":")[0]
+    beside = [d for d in run.devices if d.device != failure.device and d.device.startswith(kind)]
+    held = [(device.device, _reserved(device, failure.time_us)) for device in beside]
+    return tuple((name, size) for name, size in held if size > 0)
+
+
+def _reserved(device: DeviceRun, at_us: int) -> int:
+    """At the last step's end before a moment; without steps, when recording ended."""
+    steps = device.steps
+    known = np.flatnonzero((steps.reserved >= 0) & (steps.end_us <= at_us))
+    if len(known):
+        return int(steps.reserved[known[-1]])
+    last = device.windows[-1] if device.windows else None
+    return last.end.reserved if last is not None and last.end is not None else 0
 
 
 def _bare(device: DeviceRun) -> int:
@@ -262,12 +282,13 @@ def _seen_then(device: DeviceRun, finding: Finding) -> tuple[int, int, WindowExa
 def _joined(failure: Failure, finding: Finding) -> Failure:
     """The event's figures, with what only the job could see then."""
     facts = finding.details
-    values = {name: getattr(failure, name) for name in Failure.__dataclass_fields__}
-    values["total"] = _known(_integer(facts, "device_total"), failure.total)
-    values["process_used"] = _known(_integer(facts, "process_used"), failure.process_used)
-    values["neighbours"] = _neighbours(facts)
-    values["told"] = facts
-    return Failure(**values)
+    return replace(
+        failure,
+        total=_known(_integer(facts, "device_total"), failure.total),
+        process_used=_known(_integer(facts, "process_used"), failure.process_used),
+        neighbours=_neighbours(facts),
+        told=facts,
+    )
 
 
 def _known(value: int, otherwise: int) -> int:

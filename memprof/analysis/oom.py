@@ -15,18 +15,21 @@ import numpy.typing as npt
 from memprof.analysis.failures import Failure, failures
 from memprof.analysis.leftovers import Moment, left_behind
 from memprof.analysis.owners import Group, top
+from memprof.analysis.repacking import Layout, idle_bytes, layouts
 from memprof.analysis.rescues import Rescues, rescues
 from memprof.analysis.sites import NO_SITE, FrameKind, frame_kind, site_name
 from memprof.analysis.steps import Growth, growth
 from memprof.analysis.whatif import OUTSIDE_TORCH
 from memprof.errors import MissingError
 from memprof.run import Run
-from memprof.trace import Frame
+from memprof.trace import EMPTY, Frame
 from memprof.units import format_bytes, format_count
 
 __all__ = ["Cause", "PostMortem", "Weight", "post_mortems"]
 
 _TOP = 8
+_TOLD = 0.5
+"""Share of the live bytes whose lines are known, up to which blocks are listed by size as well."""
 _DEEPEST = 6
 """Callers of callers that are looked at to tell lines apart."""
 _SCATTERED = 0.05
@@ -80,6 +83,8 @@ class PostMortem:
     categories: tuple[Group, ...]
     modules: tuple[Group, ...]
     sites: tuple[Group, ...]
+    blocks: tuple[Group, ...]
+    """By size, where most bytes have no line; else empty."""
     callers: tuple[Group, ...]
     """By the line that called the one above; empty where each line has one caller."""
     inferred: bool
@@ -87,6 +92,8 @@ class PostMortem:
     growth: Growth | None
     """Of allocated bytes at step ends before it happened."""
     rescues: Rescues
+    layouts: tuple[Layout, ...]
+    """Of a final state alone: what its tensors would take otherwise."""
 
 
 def post_mortems(run: Run, workers: int | None = None) -> tuple[PostMortem, ...]:
@@ -129,10 +136,12 @@ def _explained(run: Run, failure: Failure, workers: int | None) -> PostMortem:
         categories=categories,
         modules=modules if any(m.name != "(no module)" for m in modules) else (),
         sites=lines,
+        blocks=_blocks(failure, alive),
         callers=_callers(failure, alive),
         inferred=bool(seen and seen.owners.inferred),
         growth=trend,
         rescues=rescues(failure, workers),
+        layouts=layouts(seen.trace) if seen and failure.recorded == "state" else (),
     )
 
 
@@ -249,10 +258,7 @@ def _names(failure: Failure) -> str:
 
 def _judged(failure: Failure, weights: Sequence[Weight]) -> tuple[Cause, str]:
     if failure.recorded == "state":
-        return Cause.UNKNOWN, (
-            "the file holds a final state and no event: neither that memory ran out is in it, nor "
-            "what was asked"
-        )
+        return Cause.UNKNOWN, _of_a_state(failure)
     enough = [weight for weight in weights if weight.enough]
     if enough:
         return enough[0].cause, enough[0].why
@@ -269,6 +275,25 @@ def _judged(failure: Failure, weights: Sequence[Weight]) -> tuple[Cause, str]:
     )
 
 
+def _of_a_state(failure: Failure) -> str:
+    unused, largest = format_bytes(failure.unused), format_bytes(failure.largest_free)
+    end = failure.seen.trace.end if failure.seen else None
+    idle = idle_bytes(end) if end is not None else 0
+    if idle >= _SCATTERED * failure.reserved:
+        then = (
+            f"{format_bytes(idle)} of segments held no tensor: torch gives such a cache back "
+            "before it fails, so this is not how it was when memory ran out"
+        )
+    elif failure.unused >= _SCATTERED * failure.reserved:
+        then = f"if it did, {unused} lay unused, but in pieces of at most {largest}"
+    else:
+        then = f"if it did, tensors filled all but {unused} of what torch held"
+    return (
+        "the file holds a final state and no event, so neither whether memory ran out nor what was "
+        f"asked is in it; {then}"
+    )
+
+
 _IN_WORDS = {
     Cause.LEAK: "because of a leak",
     Cause.FRAGMENTATION: "because of fragmentation",
@@ -281,8 +306,8 @@ _IN_WORDS = {
 
 def _line(failure: Failure, cause: Cause) -> str:
     if failure.recorded == "state":
-        held = format_bytes(failure.allocated)
-        return f"{failure.device} held {held} in tensors when the snapshot was taken"
+        held, whole = format_bytes(failure.allocated), format_bytes(failure.reserved)
+        return f"{failure.device} held {held} in tensors, {whole} reserved, at the snapshot"
     asked = f": {format_bytes(failure.requested)} asked" if failure.requested >= 0 else ""
     free = f", {format_bytes(failure.free)} free on the device" if failure.free >= 0 else ""
     return f"{failure.device} ran out of memory {_IN_WORDS[cause]}".rstrip() + asked + free
@@ -297,6 +322,28 @@ def asked_by(stack: Sequence[Frame]) -> str:
     if own:
         return site_name(own[0])
     return site_name(max(stack, key=lambda f: frame_kind(f.filename))) if stack else ""
+
+
+def _blocks(failure: Failure, alive: npt.NDArray[np.bool_]) -> tuple[Group, ...]:
+    """Live blocks by size, where stacks do not tell what most bytes are."""
+    if failure.seen is None or not alive.any():
+        return ()
+    lives = failure.seen.line.lives
+    size, told = lives.size[alive], lives.stack[alive] != EMPTY
+    if size[told].sum() > _TOLD * size.sum():
+        return ()
+    sizes, counts = np.unique(size, return_counts=True)
+    order = np.argsort(-sizes * counts, kind="stable")[:_TOP]
+    return tuple(
+        Group(_of_size(int(sizes[i]), int(counts[i])), int(sizes[i] * counts[i]), int(counts[i]), i)
+        for i in order.tolist()
+    )
+
+
+def _of_size(size: int, count: int) -> str:
+    if count == 1:
+        return f"1 block of {format_bytes(size)}"
+    return f"{format_count(count)} blocks of {format_bytes(size)}"
 
 
 def _callers(failure: Failure, alive: npt.NDArray[np.bool_]) -> tuple[Group, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import re
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -77,7 +78,7 @@ def computes_in(failure: Failure) -> Precision:
     return Precision.LONG if weights and in_forward else Precision.UNKNOWN
 
 
-def _mostly_short(sums: dict[str, int]) -> bool:
+def _mostly_short(sums: dict[str, Any]) -> bool:
     known = {name: size for name, size in sums.items() if isinstance(size, (int, float))}
     long = sum(size for name, size in known.items() if name in ("float32", "float64"))
     return long < sum(known.values()) / 2

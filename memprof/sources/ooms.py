@@ -20,11 +20,13 @@ from memprof.sources.boundaries import Boundaries
 from memprof.sources.owners import owned_tensors
 from memprof.units import parse_bytes
 
-__all__ = ["Exhausted", "OomWatch", "from_exception", "segments_now"]
+__all__ = ["REST", "Exhausted", "OomWatch", "from_exception", "segments_now"]
 
 Frames: TypeAlias = "tuple[tuple[str, str, int], ...]"
 """Function, file, line; innermost first."""
 
+REST = 10
+"""A full record comes again when this many times its duration has passed: job may survive many."""
 _MOST_FRAMES = 64
 _MOST_STACKS = 200
 _CUDA_ASKED = re.compile(r"Tried to allocate ([0-9.]+ [KMGT]?i?B)")
@@ -44,6 +46,8 @@ class Exhausted:
     facts: dict[str, object] = field(default_factory=dict)
     live: dict[Frames, int] = field(default_factory=dict)
     """Live bytes by the stack that allocated them, where torch recorded stacks."""
+    brief: bool = False
+    """The costly figures were left out: they were taken shortly before."""
 
 
 class OomWatch:
@@ -60,6 +64,7 @@ class OomWatch:
         self._torch = torch
         self._boundaries = boundaries
         self._told = told
+        self._rested_at_s = 0.0
 
     def open(self) -> str:
         """Watch from now on; CUDA must be initialised. Why not, where torch cannot; else empty."""
@@ -86,11 +91,17 @@ class OomWatch:
         frames = _frames_above(sys._getframe(1))
         facts: dict[str, object] = {"segment_bytes": segment, "device_free": free, "limit": limit}
         live: Counter[Frames] = Counter()
-        for read in (self._counters, partial(self._blocks, live), self._owners):
+        began_s = time.monotonic()
+        brief = began_s < self._rested_at_s
+        costly = () if brief else (partial(self._blocks, live), self._owners)
+        for read in (self._counters, self._autocast, *costly):
             try:
                 facts |= read(ordinal)
             except Exception as error:  # noqa: BLE001 - less is told, the job's error goes on
                 facts.setdefault("unread", f"{type(error).__name__}: {error}")
+        if not brief:
+            ended_s = time.monotonic()
+            self._rested_at_s = ended_s + REST * (ended_s - began_s)
         self._told(
             Exhausted(
                 f"cuda:{ordinal}",
@@ -99,6 +110,7 @@ class OomWatch:
                 frames,
                 facts,
                 dict(live.most_common(_MOST_STACKS)),
+                brief,
             )
         )
 
@@ -115,6 +127,15 @@ class OomWatch:
             "ooms": stats.get("num_ooms", -1),
         }
 
+    def _autocast(self, ordinal: int) -> dict[str, object]:  # noqa: ARG002 - it is the thread's
+        """The format that autocast computes in on this thread; empty where it is off."""
+        torch = self._torch
+        if not hasattr(torch, "get_autocast_dtype"):  # came with 2.4
+            return {}
+        if not torch.is_autocast_enabled("cuda"):
+            return {"autocast": ""}
+        return {"autocast": str(torch.get_autocast_dtype("cuda")).removeprefix("torch.")}
+
     def _blocks(self, live: Counter[Frames], ordinal: int) -> dict[str, object]:
         """The largest free block; into ``live`` what each stack holds, where stacks are known."""
         mine = [s for s in segments_now(self._torch) if s["device"] == ordinal]
@@ -127,16 +148,25 @@ class OomWatch:
         return {"largest_free": max(free, default=0)}
 
     def _owners(self, ordinal: int) -> dict[str, object]:
-        """Bytes of parameters, gradients and optimizer state on the device."""
+        """Bytes of parameters, gradients and optimizer state on the device, also by dtype."""
         sums: Counter[str] = Counter()
+        dtypes: dict[str, Counter[str]] = {}
         seen: set[int] = set()
         for category, tensor in owned_tensors(self._boundaries):
             if tensor.device.type == "cuda" and tensor.device.index == ordinal:
                 storage = tensor.untyped_storage()
                 if storage.data_ptr() not in seen:
                     seen.add(storage.data_ptr())
-                    sums[category.name.lower().replace("_", " ")] += storage.nbytes()
-        return {"live_categories": dict(sums)} if sums else {}
+                    name = category.name.lower().replace("_", " ")
+                    dtype = str(tensor.dtype).removeprefix("torch.")
+                    sums[name] += storage.nbytes()
+                    dtypes.setdefault(name, Counter())[dtype] += storage.nbytes()
+        if not sums:
+            return {}
+        return {
+            "live_categories": dict(sums),
+            "live_dtypes": {n: dict(d) for n, d in dtypes.items()},
+        }
 
 
 _watching: list[OomWatch] = []

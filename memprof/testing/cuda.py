@@ -68,6 +68,10 @@ class TorchStandIn(Devices):
         self._version, self._backend = version, backend
         self._initialized = initialized
         self._queued: list[Any] = []
+        self.autocast = ""
+        """The format that autocast computes in; empty where it is off."""
+        self.is_autocast_enabled = lambda _device: bool(self.autocast)
+        self.get_autocast_dtype = lambda _device: f"torch.{self.autocast}"
         self.cuda = self._cuda()
         self._C = self._private()
 

@@ -153,16 +153,16 @@ def recorded_training(path, batches):
 
     torch.manual_seed(0)
     model = torch.nn.Sequential(
-        torch.nn.Linear(256, 1024),
+        torch.nn.Linear(64, 256),
         torch.nn.ReLU(),
-        torch.nn.Linear(1024, 1024),
+        torch.nn.Linear(256, 256),
         torch.nn.GELU(),
-        torch.nn.Linear(1024, 64),
+        torch.nn.Linear(256, 48),
     )
     optimizer = torch.optim.AdamW(model.parameters())
     with memprof.track(path, sources=("cpu",)):
         for batch in batches:
-            loss = model(torch.randn(batch, 256)).square().mean()
+            loss = model(torch.randn(batch, 64)).square().mean()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from memprof.testing import TraceBuilder, save_snapshot, segments_only, snapshot, write_run
-from memprof.trace import Category, Frame
+from memprof.testing.cuda import StandInOutOfMemoryError, TorchStandIn
+from memprof.trace import Category, Frame, Phase
 from memprof_cli import main
 
 MIB = 1 << 20
@@ -73,6 +74,77 @@ def test_a_bare_state_is_told_without_claiming_a_failure(tmp_path, capsys):
     assert device["asked"]["bytes"] is None
     assert device["filled_by"]["line"][0]["bytes"] == 3 * MIB
     assert device["changes"] == []
+
+
+def test_changes_are_told_cheapest_first_with_what_they_assume(tmp_path, capsys):
+    builder = TraceBuilder().label(step=1, phase=Phase.FORWARD, module="Net.blocks.0")
+    for i in range(4):
+        builder.alloc(40 * MIB, f"a{i}", stack=TRAIN, category=Category.ACTIVATION)
+    builder.label(step=1, phase=Phase.FORWARD, module="Net.blocks.1").oom(20 * MIB, device_free=0)
+    file = write_run(tmp_path / "run.json", builder.build())
+    assert run_main("oom", file, "--json") == 0
+    (device,) = json.loads(capsys.readouterr().out)["devices"]
+    fitting = [c for c in device["changes"] if c["fits"]]
+    assert [c["kind"] for c in fitting] == ["checkpoint", "batch", "bf16", "card"]
+    batch, bf16 = fitting[1:3]
+    # Of 180 MiB 160 fit, that is 88 %; but the driver gives out pieces of 2 MiB.
+    assert batch["change"].startswith("a batch of at most 85 % of this one")
+    assert "one batch size only" in batch["assumes"]
+    assert bf16["peak_allocated_bytes"] == 90 * MIB
+    assert "the activations are float32" in bf16["assumes"]
+    assert run_main("oom", file) == 0
+    out = capsys.readouterr().out
+    assert "taken for granted: the activations are float32" in out
+    assert max(len(line) for line in out.splitlines()) <= 100
+
+
+def test_many_settings_that_help_are_one_line(tmp_path, capsys):
+    torch = TorchStandIn(capacity=64 * MIB)
+    torch.cuda.memory._record_memory_history()
+    torch.free(torch.alloc(30 * MIB))
+    torch.alloc(8 * MIB)  # in the front of a segment, which cannot be given back any more
+    with pytest.raises(StandInOutOfMemoryError):
+        torch.alloc(40 * MIB)
+    file = save_snapshot(tmp_path / "x.pickle", torch.cuda.memory._snapshot())
+    assert run_main("oom", file) == 0
+    out = capsys.readouterr().out
+    assert "because of fragmentation" in out
+    assert out.count("PYTORCH_CUDA_ALLOC_CONF") == 1
+    assert "other settings" in out
+
+
+def test_blocks_are_told_by_size_where_no_stack_was_recorded(tmp_path, capsys):
+    builder = TraceBuilder()
+    for i in range(3):
+        builder.alloc(30 * MIB, f"a{i}")
+    trace = builder.alloc(12 * MIB, "b").build()
+    file = save_snapshot(tmp_path / "bare.pickle", segments_only(trace))
+    assert run_main("oom", file) == 0
+    out = capsys.readouterr().out
+    assert "3 blocks of 30 MiB" in out
+    assert "1 block of 12 MiB" in out
+    assert "unknown" not in out
+
+
+def test_a_state_with_whole_segments_free_is_not_that_of_a_failure(tmp_path, capsys):
+    trace = TraceBuilder().alloc(30 * MIB, "a").alloc(40 * MIB, "b").free("b").build()
+    file = save_snapshot(tmp_path / "bare.pickle", segments_only(trace))
+    assert run_main("oom", file, "--json") == 0
+    (device,) = json.loads(capsys.readouterr().out)["devices"]
+    assert device["why"].endswith("so this is not how it was when memory ran out")
+    assert device["layouts"][0] == {
+        "change": "torch.cuda.empty_cache()",
+        "reserved_bytes": 30 * MIB,
+        "saved_bytes": 40 * MIB,
+    }
+
+
+def test_what_the_other_devices_held_is_told(tmp_path, capsys):
+    full = TraceBuilder("cuda:1").alloc(20 * MIB, "a").oom(10 * MIB, device_free=0).build()
+    other = TraceBuilder("cuda:0").alloc(6 * MIB, "a").build()
+    file = save_snapshot(tmp_path / "two.pickle", snapshot(other, full))
+    assert run_main("oom", file) == 0
+    assert "reserved elsewhere: cuda:0 6 MiB" in capsys.readouterr().out
 
 
 def test_run_files_work_as_snapshots_do(tmp_path, capsys):
