@@ -6,28 +6,31 @@ its snapshot is `memprof.snapshot`'s matter. CUDA is never initialised from here
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from memprof.pickles import collector_paused
 from memprof.records import DeviceInfo
 from memprof.snapshot import traces_from_snapshot
 from memprof.sources.boundaries import Boundaries
+from memprof.sources.cudadevices import COUNTING, NATIVE, backend, used, uuid_of
 from memprof.sources.marks import MarkKeeper
 from memprof.sources.ooms import Exhausted, OomWatch, segments_now
 from memprof.sources.protocol import Chunk, Counters, Interner
-from memprof.sources.remapped import Remapped
+from memprof.sources.recorder import Owner, Recorder, operations_of
+from memprof.sources.remapped import Remapped, with_stacks_of
 from memprof.trace import NOT_RECORDED, State, Trace
 
 __all__ = ["CudaSource"]
 
-_MOST_EVENTS = 500_000
-"""Entries of torch's ring per device; a snapshot takes about 7 µs for each."""
 _LOOK_AGAIN = 50
 """Step ends between two looks for further devices that torch has begun to use."""
+_PASSING_US = 20_000
+"""In a window the recorder's filling is looked at so often, at boundaries of modules."""
 
 
 @dataclass(slots=True)
@@ -53,24 +56,25 @@ class CudaSource:
         """Told on the failing thread when a device runs out of memory."""
         self._boundaries = boundaries
         self._ooms: OomWatch | None = None
-        self._keeper = MarkKeeper(boundaries)
+        self._keeper = MarkKeeper(boundaries, self._passing)
         self._interner = interner
         self._torch = torch if torch is not None else sys.modules["torch"]
         self._pid = os.getpid()
-        self._is_recording = False
         self._in_window = False
         self._ordinals: list[int] = []
         self._infos: dict[int, DeviceInfo] = {}
         self._peaks: dict[int, _Peaks] = {}
         self._until_look = 0
         self._begun: set[int] = set()
-        self._drained: dict[int, int] = {}
-        self._events_at_drain = 0
+        self._taken: list[Chunk] = []
+        self._passing_us = 0
+        self._spent_us = 0.0
         self._end: dict[str, State] = {}
         self._notes: list[str] = []
         self._said: set[str] = set()
         self._backend = ""
         self._queued: Callable[[], None] | None = None
+        self._recorder = Recorder(self._torch, lambda: tuple(self._ordinals), self._take, self._say)
 
     # -- the source ----------------------------------------------------------------------------
 
@@ -101,47 +105,57 @@ class CudaSource:
         """torch's own figures; reading them neither synchronizes nor resets anything."""
         self._keeper.mark()  # the next step begins
         self._look_now_and_then()
-        return tuple(self._counters(i) for i in self._ordinals)
+        if self._backend not in COUNTING:
+            return ()
+        stats = {i: self._torch.cuda.memory_stats_as_nested_dict(i) for i in self._ordinals}
+        if not self._in_window and self._backend == NATIVE:
+            self._recorder.noticed(sum(map(operations_of, stats.values())))
+        return tuple(self._counters(i, figures) for i, figures in stats.items())
 
     def begin_window(self) -> Mapping[str, State]:
-        """Start torch's recorder; called again in a window it adds devices that are new."""
+        """Start torch's recorder; called again in a window it adds devices that are new.
+
+        What the program records itself is shared; then there is no state at the beginning, as its
+        entries may not reach back so far.
+        """
         if not self._in_window:
             self._in_window = True
-            self._begun, self._drained, self._end = set(), {}, {}
-            self._events_at_drain = 0
-        if not self._is_initialized():
+            self._begun, self._end, self._taken = set(), {}, []
+            self._recorder.forget_losses()
+        if not self._can_record():
             return {}
-        already = self._is_recording
-        self._start()
-        if not self._is_recording:
+        already = self._recorder.owner is not Owner.NOBODY
+        self._look()
+        if not self._record() or self._recorder.is_shared:
             return {}
         return self._empty_states() if already else self._start_states()
 
     def pending_events(self) -> int:
         """From torch's counters of allocations and frees; a snapshot would take far too long."""
-        if not self._is_recording:
-            return 0
-        return max(0, self._operations() - self._events_at_drain)
+        return self._recorder.pending() if self._recorder.owner is not Owner.NOBODY else 0
 
     def drain(self) -> Sequence[Chunk]:
         """The recorder's entries since the last drain, through a snapshot."""
-        if not self._is_recording:
-            return ()
-        snapshot = self._torch.cuda.memory._snapshot()
-        self._events_at_drain = self._operations()
-        new = [self._new(i, events) for i, events in enumerate(snapshot["device_traces"])]
-        traces = traces_from_snapshot({**snapshot, "device_traces": new})
-        chunks = [self._chunk(trace) for trace in traces]
-        return tuple(chunk for chunk in chunks if len(chunk.events))
+        self._take()
+        with self._recorder.lock:
+            taken, self._taken = self._taken, []
+        return taken
 
     def end_window(self) -> Mapping[str, State]:
         """Stop the recorder; the states are those of the last drain, so they fit its events."""
-        if self._is_recording and not self._end:
-            self.drain()
         states, self._end = self._end, {}
         self._stop()
         self._in_window = False
         return states
+
+    def is_over(self) -> bool:
+        """Whether the window has a gap here, so that only another one can go on."""
+        return self._in_window and self._recorder.is_over
+
+    def take_spent_us(self) -> float:
+        """Time taken outside the calls of the tracker, since the last call."""
+        spent_us, self._spent_us = self._spent_us, 0.0
+        return spent_us
 
     def notes(self) -> Sequence[str]:
         """What was not seen, since the last call."""
@@ -159,8 +173,8 @@ class CudaSource:
             if self._queued is None or os.getpid() != self._pid:
                 return
             self._watch_ooms()
-            if self._in_window:
-                self._start()
+            if self._in_window and self._is_native():
+                self._record()
         except Exception as error:  # noqa: BLE001 - torch would raise it into the job
             self._notes.append(f"recording could not start with CUDA: {error!r}")
 
@@ -177,8 +191,8 @@ class CudaSource:
         self._until_look -= 1
 
     def _look(self) -> None:
-        cuda = self._torch.cuda
-        held = [i for i in range(cuda.device_count()) if i in self._infos or _holds(cuda, i)]
+        self._backend = self._backend or backend(self._torch)
+        held = sorted({*self._infos, *used(self._torch)})
         for i in held:
             if i not in self._infos:
                 self._infos[i] = self._info(i)
@@ -188,24 +202,19 @@ class CudaSource:
     def _info(self, ordinal: int) -> DeviceInfo:
         cuda = self._torch.cuda
         properties = cuda.get_device_properties(ordinal)
-        fraction = getattr(cuda, "get_per_process_memory_fraction", None)
+        has_fraction = self._backend in COUNTING
+        fraction = getattr(cuda, "get_per_process_memory_fraction", None) if has_fraction else None
         return DeviceInfo(
             device=f"cuda:{ordinal}",
             name=str(properties.name),
             total_bytes=int(properties.total_memory),
-            uuid=str(getattr(properties, "uuid", "")),
-            backend=self._allocator_backend(),
+            uuid=uuid_of(self._torch, ordinal) or "",
+            backend=self._backend,
             memory_fraction=float(fraction(ordinal)) if fraction is not None else 1.0,
             settings=_settings_of(os.environ),
         )
 
-    def _allocator_backend(self) -> str:
-        if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
-            return "uncached"
-        return str(self._torch.cuda.get_allocator_backend())
-
-    def _counters(self, ordinal: int) -> Counters:
-        stats = self._torch.cuda.memory_stats_as_nested_dict(ordinal)
+    def _counters(self, ordinal: int, stats: Mapping[str, Any]) -> Counters:
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
         now = _Peaks(allocated["peak"], reserved["peak"])
         before, self._peaks[ordinal] = self._peaks.get(ordinal, now), now
@@ -224,40 +233,34 @@ class CudaSource:
 
     # -- the recorder --------------------------------------------------------------------------
 
-    def _start(self) -> None:
-        if self._is_recording or self._why_not():
-            return
-        memory = self._torch.cuda.memory
-        options: dict[str, Any] = {"context": "alloc", "stacks": "python"}
-        if "clear_history" in inspect.signature(memory._record_memory_history).parameters:
-            options["clear_history"] = True
-        memory._record_memory_history("all", max_entries=_MOST_EVENTS, **options)
-        self._is_recording = True
-        self._keeper.start()
-        self._events_at_drain = self._operations()
+    def _record(self) -> bool:
+        """Have entries recorded from now on; whether they are."""
+        already = self._recorder.owner is not Owner.NOBODY
+        is_on = self._recorder.begin()
+        if is_on and not already:
+            self._keeper.start()
+        return is_on
 
     def _stop(self) -> None:
         self._keeper.stop()
-        if self._is_recording and os.getpid() == self._pid:
-            self._torch.cuda.memory._record_memory_history(None)
-        self._is_recording = False
+        if os.getpid() == self._pid:
+            self._recorder.end()
+        else:
+            self._recorder.forget()
 
-    def _why_not(self) -> bool:
-        """Whether this torch cannot record, or somebody else does; said once."""
-        self._backend = self._backend or self._allocator_backend()
-        if self._backend != "native":
+    def _can_record(self) -> bool:
+        return self._is_initialized() and self._is_native()
+
+    def _is_native(self) -> bool:
+        """Whether torch's recorder works with the allocator; why not is said once."""
+        self._backend = self._backend or backend(self._torch)
+        if self._backend != NATIVE:
+            counted = "counters only" if self._backend in COUNTING else "the driver's figures only"
             self._say(
                 f"torch's recorder does not work with the allocator {self._backend!r}: "
-                "counters only, no single allocations"
+                f"{counted}, no single allocations"
             )
-            return True
-        if self._torch._C._cuda_isHistoryEnabled():
-            self._say(
-                "the program records memory history itself, which goes on undisturbed: "
-                "counters only, no single allocations"
-            )
-            return True
-        return False
+        return self._backend == NATIVE
 
     def _say(self, message: str) -> None:
         if message not in self._said:
@@ -281,30 +284,43 @@ class CudaSource:
                 states[trace.device] = Remapped(self._interner, trace.tables).state(trace.end)
         return states
 
-    def _operations(self) -> int:
-        """Events that torch's counters account for: one an allocation, two a free."""
-        return sum(self._operations_of(i) for i in self._ordinals)
+    def _passing(self, time_us: int) -> None:
+        """At a boundary in a window, on any thread: read what the recorder will not hold long."""
+        if time_us < self._passing_us:
+            return
+        self._passing_us = time_us + _PASSING_US
+        if not self._recorder.lock.acquire(blocking=False):
+            return
+        try:
+            began_us = _clock_us()
+            if self._recorder.is_filling():
+                self._take()
+            self._spent_us += _clock_us() - began_us
+        finally:
+            self._recorder.lock.release()
 
-    def _operations_of(self, ordinal: int) -> int:
-        count = self._torch.cuda.memory_stats_as_nested_dict(ordinal)["allocation"]["all"]
-        return int(count["allocated"] + 2 * count["freed"])
+    def _take(self) -> None:
+        """Read what is new, and keep it as events until the next drain."""
+        with self._recorder.lock, collector_paused():
+            began_us = _clock_us()
+            snapshot = self._recorder.look()
+            if snapshot is None:
+                return
+            traces = traces_from_snapshot(snapshot)
+            chunks = [self._chunk(t) for t in traces if not self._is_lost(t.device)]
+            self._taken += [chunk for chunk in chunks if len(chunk.events)]
+            self._recorder.took(_clock_us() - began_us)
 
-    def _new(self, ordinal: int, events: list[Any]) -> list[Any]:
-        """The entries that no drain has returned yet; none once the ring has wrapped."""
-        if len(events) >= _MOST_EVENTS:
-            self._say(
-                f"torch's recorder overflowed on cuda:{ordinal}: more than {_MOST_EVENTS} events "
-                "in one window; its last part is missing"
-            )
-            return []
-        before, self._drained[ordinal] = self._drained.get(ordinal, 0), len(events)
-        return events[before:]
+    def _is_lost(self, device: str) -> bool:
+        return int(device.removeprefix("cuda:")) in self._recorder.lost
 
     def _chunk(self, trace: Trace) -> Chunk:
         tables = Remapped(self._interner, trace.tables)
         events = tables.events(trace.events, self._keeper.marks)
         if trace.end is not None:
-            self._end[trace.device] = tables.state(trace.end)
+            state = self._end[trace.device] = tables.state(trace.end)
+            if self._recorder.is_shared:
+                events = with_stacks_of(state.blocks, events)
         return Chunk(trace.device, events)
 
 
@@ -317,13 +333,13 @@ def _current(stats: Mapping[str, Any], name: str) -> int:
     return int(stats[name]["all"]["current"]) if name in stats else NOT_RECORDED
 
 
-def _holds(cuda: Any, ordinal: int) -> bool:
-    return bool(cuda.memory_reserved(ordinal) > 0)
-
-
 def _settings_of(environment: Mapping[str, str]) -> dict[str, object]:
     """The allocator's settings as the environment gives them, under torch's own key."""
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         if environment.get(name):
             return {"PYTORCH_CUDA_ALLOC_CONF": environment[name]}
     return {}
+
+
+def _clock_us() -> float:
+    return time.perf_counter_ns() / 1000

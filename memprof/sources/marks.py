@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,9 +51,12 @@ class MarkKeeper:
     The backward pass is marked from the graph: each module's output begins the module's part of it.
     """
 
-    def __init__(self, boundaries: Boundaries) -> None:
-        """Nothing is hooked before `start`."""
+    def __init__(
+        self, boundaries: Boundaries, passing: Callable[[int], None] | None = None
+    ) -> None:
+        """Nothing is hooked before `start`. ``passing`` is told the time of each mark."""
         self.marks = Marks()
+        self._passing = passing or (lambda _: None)
         self._boundaries = boundaries
         self._hooks: ExitStack | None = None
         self._task = -1
@@ -85,7 +89,9 @@ class MarkKeeper:
     def mark(self) -> None:
         """The calling thread's label holds from now on."""
         if self._hooks is not None and not _is_compiling():
-            self.marks.add(time.time_ns() // 1000, self._boundaries.label())
+            now_us = time.time_ns() // 1000
+            self.marks.add(now_us, self._boundaries.label())
+            self._passing(now_us)
 
     def _crossed(self, *_: Any) -> None:
         self._guarded_mark()

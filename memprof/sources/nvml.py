@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memprof.errors import MissingError
+from memprof.sources.cudadevices import used, uuid_of
 from memprof.sources.protocol import Reading
 
 __all__ = [
@@ -110,12 +111,7 @@ def cuda_uuids() -> Uuids:
     cuda = getattr(torch, "cuda", None)
     if cuda is None or not getattr(cuda, "is_initialized", bool)():
         return {}
-    return {
-        f"cuda:{i}": str(uuid)
-        for i in range(cuda.device_count())
-        if cuda.memory_reserved(i) > 0
-        and (uuid := getattr(cuda.get_device_properties(i), "uuid", None)) is not None
-    }
+    return {f"cuda:{i}": uuid for i in used(torch) if (uuid := uuid_of(torch, i)) is not None}
 
 
 def processes_on(device: str, uuids: Callable[[], Uuids] | None = None) -> tuple[ProcessUse, ...]:

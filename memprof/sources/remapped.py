@@ -8,9 +8,20 @@ import numpy as np
 
 from memprof.sources.marks import Marks
 from memprof.sources.protocol import Interner
-from memprof.trace import NOT_RECORDED, Column, Events, Label, State, Tables
+from memprof.trace import (
+    EMPTY,
+    NOT_RECORDED,
+    Action,
+    Blocks,
+    BlockState,
+    Column,
+    Events,
+    Label,
+    State,
+    Tables,
+)
 
-__all__ = ["Remapped"]
+__all__ = ["Remapped", "with_stacks_of"]
 
 
 class Remapped:
@@ -60,6 +71,22 @@ class Remapped:
         )
         blocks = _with(state.blocks, stack=self._stacks[state.blocks.stack])
         return State(segments=segments, blocks=blocks)
+
+
+def with_stacks_of(blocks: Blocks, events: Events) -> Events:
+    """Allocations without a stack get that of their block, if it lives and has one.
+
+    (With ``context="state"`` torch keeps stacks at the blocks only.)
+    """
+    made = np.flatnonzero(events.action == Action.ALLOC)
+    newest = dict(zip(events.address[made].tolist(), made.tolist(), strict=True))
+    stack = events.stack.copy()
+    for row in np.flatnonzero((blocks.stack != EMPTY) & (blocks.state != BlockState.INACTIVE)):
+        event = newest.get(int(blocks.address[row]))
+        if event is not None and stack[event] == EMPTY:
+            stack[event] = blocks.stack[row]
+    filled: Events = _with(events, stack=stack)
+    return filled
 
 
 def _with(columns: Any, **changed: Column) -> Any:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from memprof.testing.devices import Devices, Ring, StandInOutOfMemoryError
+from memprof.testing.devices import Devices, StandInOutOfMemoryError, Told
 from memprof.testing.snapshots import SNAPSHOT_VERSIONS, snapshot
 
 __all__ = ["StandInOutOfMemoryError", "TorchStandIn"]
@@ -28,6 +28,11 @@ _RECORD_SINCE = {
     "record_cuda": 14,
 }
 """The 2.x that brought each argument of ``_record_memory_history`` beyond the first four."""
+_NOTHING = {"all": {"current": 0, "peak": 0, "allocated": 0, "freed": 0}}
+_UNCOUNTED: dict[str, Any] = dict.fromkeys(
+    ("allocated_bytes", "reserved_bytes", "active_bytes", "allocation"), _NOTHING
+)
+"""What torch counts with ``PYTORCH_NO_CUDA_MEMORY_CACHING``."""
 
 
 class TorchStandIn(Devices):
@@ -46,7 +51,9 @@ class TorchStandIn(Devices):
         capacity: bytes that this process can have on each.
         outside: bytes of each device that contexts and other processes hold.
         initialized: whether CUDA is; else see `initialize`.
-        backend: ``native``, ``cudaMallocAsync`` or ``pluggable``; only the first records.
+        backend: ``native``, ``cudaMallocAsync``, ``pluggable`` or ``uncached``; only the first
+            records, and only the first two count.
+        hip: the version of ROCm that torch was built for, if it was.
         settings: in the grammar of ``PYTORCH_CUDA_ALLOC_CONF``.
     """
 
@@ -60,6 +67,7 @@ class TorchStandIn(Devices):
         initialized: bool = True,
         backend: str = "native",
         settings: str = "",
+        hip: str | None = None,
     ) -> None:
         super().__init__(version, devices, capacity, outside, settings)
         self.calls: Counter[str] = Counter()
@@ -68,6 +76,7 @@ class TorchStandIn(Devices):
         self._version, self._backend = version, backend
         self._initialized = initialized
         self._queued: list[Any] = []
+        self.version = SimpleNamespace(hip=hip, cuda=None if hip else "12.8")
         self.autocast = ""
         """The format that autocast computes in; empty where it is off."""
         self.is_autocast_enabled = lambda _device: bool(self.autocast)
@@ -88,14 +97,14 @@ class TorchStandIn(Devices):
         cuda = SimpleNamespace(
             is_initialized=lambda: self._initialized,
             device_count=lambda: len(self._devices),
-            memory_reserved=lambda i=0: self._devices[i].model.reserved,
-            memory_allocated=lambda i=0: self._devices[i].model.allocated,
+            memory_reserved=lambda i=0: self._stats(i)["reserved_bytes"]["all"]["current"],
+            memory_allocated=lambda i=0: self._stats(i)["allocated_bytes"]["all"]["current"],
             get_device_properties=self._properties,
-            get_allocator_backend=lambda: self._backend,
+            get_allocator_backend=self._backend_name,
             memory_stats_as_nested_dict=self._stats,
             memory_snapshot=self._versioned(self._segments, {"include_traces": 11}),
             memory=SimpleNamespace(
-                _record_memory_history=self._versioned(self._record, _RECORD_SINCE),
+                _record_memory_history=self._versioned(self._record_python, _RECORD_SINCE),
                 _snapshot=self._snapshot,
             ),
             _queued_calls=self._queued,
@@ -115,7 +124,13 @@ class TorchStandIn(Devices):
         return SimpleNamespace(
             _cuda_isHistoryEnabled=lambda: self._recording is not None,
             _cuda_attach_out_of_memory_observer=self._attach,
+            _cuda_hasPrimaryContext=lambda i: self._devices[i].made["allocated"] > 0,
+            _cuda_record_memory_history=self._record,
+            _cuda_record_memory_history_legacy=self._record_legacy,
         )
+
+    def _backend_name(self) -> str:
+        return "native" if self._backend == "uncached" else self._backend
 
     def _versioned(self, function: Callable[..., Any], since: dict[str, int]) -> Callable[..., Any]:
         """The function without the arguments that this version does not know yet."""
@@ -144,6 +159,10 @@ class TorchStandIn(Devices):
 
     def _stats(self, ordinal: int = 0) -> dict[str, Any]:
         self.calls["memory_stats"] += 1
+        if self._backend == "pluggable":
+            raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats.")
+        if self._backend == "uncached":
+            return _UNCOUNTED
         held, model = self._devices[ordinal], self._devices[ordinal].model
         requested = sum(b.requested for b in model.live.values())
         allocated = {"current": model.allocated, "peak": model.peak_allocated}
@@ -154,7 +173,11 @@ class TorchStandIn(Devices):
             "active_bytes": {"all": {"current": model.allocated + model.pending}},
             "requested_bytes": {"all": {"current": requested}},
             "allocation": {
-                "all": {"allocated": held.made["allocated"], "freed": held.made["freed"]}
+                "all": {
+                    "current": held.made["allocated"] - held.made["freed"],
+                    "allocated": held.made["allocated"],
+                    "freed": held.made["freed"],
+                }
             },
             "num_alloc_retries": model.retries,
             "num_ooms": model.ooms,
@@ -170,51 +193,73 @@ class TorchStandIn(Devices):
 
     # -- the recorder --------------------------------------------------------------------------
 
-    def _record(  # noqa: PLR0917 - torch's own order
+    def _record_python(  # noqa: PLR0917 - torch's own order
         self,
-        enabled: str | None = "all",
+        enabled: str | bool | None = "all",
         context: str | None = "all",
-        stacks: str = "all",  # noqa: ARG002 - C++ frames are not modelled
+        stacks: str = "all",
         max_entries: int = _UNBOUNDED,
         device: Any = None,  # noqa: ARG002 - accepted and ignored, as torch does
         clear_history: bool = False,
-        compile_context: bool = False,  # noqa: ARG002
-        global_record_annotations: bool = False,  # noqa: ARG002
+        compile_context: bool = False,
+        global_record_annotations: bool = False,
         skip_actions: list[str] | None = None,
         record_pinned_host_memory: bool = False,  # noqa: ARG002
         record_cuda: bool = True,
     ) -> None:
+        """What a program calls; it goes through torch's C function, as all of torch does."""
+        if isinstance(enabled, bool):
+            self._C._cuda_record_memory_history_legacy(enabled)
+            return
+        enabled = enabled if record_cuda else None
+        newer = (clear_history, compile_context, global_record_annotations, skip_actions or [])
+        known = newer[: 4 if self._since >= 11 else 3 if self._since >= 8 else 0]
+        self._C._cuda_record_memory_history(enabled, context, stacks, max_entries, *known)
+
+    def _record(
+        self,
+        enabled: str | None,
+        context: str | None,
+        stacks: str,
+        max_entries: int,
+        clear_history: bool = False,
+        compile_context: bool = False,  # noqa: ARG002
+        global_record_annotations: bool = False,  # noqa: ARG002
+        skip_actions: Sequence[str] = (),
+    ) -> None:
         self.calls["record_memory_history"] += 1
         self._only_native("recordHistory")
+        if stacks not in {"python", "all"}:
+            raise RuntimeError("expected stacks to be 'python', or 'all'")
+        if 5 <= self._since <= 7:  # torch adds a hook on annotations and never takes it away
+            self.calls["hooks_left"] += 1
         if enabled is None or clear_history:
             for held in self._devices:
-                for row in held.rows:
-                    row.kept = False
-        if enabled is None or not record_cuda:
+                held.ring.clear()
+        if enabled is None:
             self._recording = None
             return
         entries = 1 if enabled == "state" else max_entries
-        self._recording = Ring(context, entries, frozenset(skip_actions or ()))
+        self._recording = Told(context, entries, frozenset(skip_actions))
+
+    def _record_legacy(self, enabled: bool, *_: Any) -> None:
+        self._record("all" if enabled else None, "state", "python", 1)
 
     def _snapshot(self, device: Any = None) -> dict[str, Any]:  # noqa: ARG002 - torch ignores it
         self.calls["snapshot"] += 1
         self._only_native("snapshot")
-        traces = [self._trace(i, self._visible(i)) for i in range(len(self._devices))]
+        traces = [self._trace(i, held.ring.entries()) for i, held in enumerate(self._devices)]
+        self.write_looks()
         return snapshot(*traces, torch=self._version)
 
     def _segments(self, mempool_id: Any = None, include_traces: bool = True) -> list[Any]:  # noqa: ARG002
         self.calls["memory_snapshot"] += 1
         self._only_native("snapshot")
         traces = [self._trace(i, range(0)) for i in range(len(self._devices))]
+        self.write_looks()
         found: list[Any] = snapshot(*traces, torch=self._version)["segments"]
         return found
 
     def _only_native(self, what: str) -> None:
         if self._backend != "native":
             raise RuntimeError(f"{self._backend} does not yet support {what}.")
-
-    def _visible(self, ordinal: int) -> list[int]:
-        """Rows in the ring: the newest of those that were recorded since it was cleared."""
-        kept = [i for i, row in enumerate(self._devices[ordinal].rows) if row.kept]
-        limit = self._recording.max_entries if self._recording is not None else _UNBOUNDED
-        return kept[-limit:]

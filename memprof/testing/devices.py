@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
 
@@ -29,7 +29,7 @@ from memprof.allocator.state import Origins, state_of
 from memprof.allocator.versions import TieBreak
 from memprof.trace import Action, Events, Frame, Label, State, Tables, Trace
 
-__all__ = ["Devices", "Ring", "StandInOutOfMemoryError"]
+__all__ = ["Devices", "StandInOutOfMemoryError", "Told"]
 
 _MOST_FRAMES = 64
 _HERE = (__file__, __file__.replace("devices.py", "cuda.py"))
@@ -49,8 +49,30 @@ class _Row:
     time_us: int
     stack: int = 0
     label: int = 0
-    kept: bool = False
-    """Recorded, and not cleared since."""
+    shown: bool = True
+    """Whether the entry bears the stack; with ``context="state"`` only the block does."""
+
+
+@dataclass(slots=True)
+class _Ring:
+    """torch's ring of one device: changing its size without clearing leaves it out of order."""
+
+    rows: list[int] = field(default_factory=list)
+    next: int = 0
+
+    def add(self, row: int, most: int) -> None:
+        if len(self.rows) < most:
+            self.rows.append(row)
+            return
+        self.rows[self.next] = row
+        self.next = 0 if self.next + 1 == most else self.next + 1
+
+    def entries(self) -> list[int]:
+        return self.rows[self.next :] + self.rows[: self.next]
+
+    def clear(self) -> None:
+        self.rows.clear()
+        self.next = 0
 
 
 @dataclass(slots=True)
@@ -61,10 +83,11 @@ class _Device:
     total: int
     rows: list[_Row] = field(default_factory=list)
     made: Counter[str] = field(default_factory=Counter)
+    ring: _Ring = field(default_factory=_Ring)
 
 
 @dataclass(frozen=True, slots=True)
-class Ring:
+class Told:
     """What torch's recorder was told."""
 
     context: str | None
@@ -91,7 +114,7 @@ class Devices:
             )
             for _ in range(devices)
         ]
-        self._recording: Ring | None = None
+        self._recording: Told | None = None
         self._tables: dict[str, dict[Any, int]] = {
             "frames": {},
             "stacks": {(): 0},
@@ -150,6 +173,11 @@ class Devices:
         """Everything that happened on a device, recorded or not."""
         return self._trace(device, range(len(self._devices[device].rows)))
 
+    def write_looks(self) -> None:
+        """At the end of a snapshot torch records that there was one; later ones show it."""
+        for held in self._devices if self._recording is not None else ():
+            self._write(held, Action.SNAPSHOT, 0, held.model.allocated, 0, 0, 0)
+
     # -- the allocator -------------------------------------------------------------------------
 
     def _alloc(self, held: _Device, size: int, device: int, stream: int) -> int:
@@ -194,8 +222,9 @@ class Devices:
         stack: int,
     ) -> None:
         recording = self._recording
-        kept = recording is not None and action.name.lower() not in recording.skipped
-        with_stack = recording is not None and recording.context in ("alloc", "all")
+        with_stack = recording is None or recording.context in ("alloc", "all")
+        if recording is not None and action.name.lower() not in recording.skipped:
+            held.ring.add(len(held.rows), recording.max_entries)
         held.rows.append(
             _Row(
                 int(action),
@@ -204,9 +233,9 @@ class Devices:
                 stream,
                 pool,
                 time.time_ns() // 1000,
-                stack if with_stack or not kept else 0,
+                stack,
                 self._label(),
-                kept,
+                with_stack,
             )
         )
 
@@ -242,10 +271,12 @@ class Devices:
         names = ("action", "address", "size", "stream", "pool", "time_us", "stack", "label")
         columns = {n: [getattr(row, n) for row in held.rows] for n in names}
         whole: Events = Events.build(len(held.rows), **columns)
+        bare = np.asarray([not row.shown for row in held.rows], dtype=bool)
+        shown = replace(whole, stack=np.where(bare, 0, whole.stack))
         end: State = state_of(held.model, Origins(whole))
         return Trace(
             device=f"cuda:{ordinal}",
-            events=whole.take(np.asarray(list(rows), dtype=np.int64)),
+            events=shown.take(np.asarray(list(rows), dtype=np.int64)),
             tables=Tables(**{name: tuple(table) for name, table in self._tables.items()}),
             end=end,
             settings=dict(self._settings),

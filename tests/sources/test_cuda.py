@@ -45,6 +45,7 @@ class StandIn:
         self.recording: dict | None = None
         self.calls: list[object] = []
         self._C = SimpleNamespace(_cuda_isHistoryEnabled=lambda: self.recording is not None)
+        self.version = SimpleNamespace(hip=None)
         record = (
             self._record
             if clear_history
@@ -128,7 +129,13 @@ class StandIn:
             "allocated_bytes": {"all": {"current": device.allocated, "peak": device.peak}},
             "reserved_bytes": {"all": {"current": device.reserved, "peak": device.reserved_peak}},
             "active_bytes": {"all": {"current": device.allocated, "peak": device.peak}},
-            "allocation": {"all": {"allocated": device.allocations, "freed": device.frees}},
+            "allocation": {
+                "all": {
+                    "current": len(device.blocks),
+                    "allocated": device.allocations,
+                    "freed": device.frees,
+                }
+            },
             "num_alloc_retries": 1,
             "num_ooms": 2,
         }

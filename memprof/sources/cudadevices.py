@@ -1,0 +1,53 @@
+"""Which CUDA devices torch uses, by which allocator, and their UUIDs; never initialises CUDA."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["COUNTING", "NATIVE", "backend", "used", "uuid_of"]
+
+NATIVE = "native"
+COUNTING = (NATIVE, "cudaMallocAsync", "rocm")
+"""Allocators whose counters torch can read; with others the call raises, or nothing is counted."""
+
+
+def backend(torch: Any, environment: Mapping[str, str] = os.environ) -> str:
+    """The allocator in use: as torch names it, or ``rocm``, or ``uncached`` (each has its limits).
+
+    (The presence of the variable is what counts for torch, whatever its value.)
+    """
+    if getattr(getattr(torch, "version", None), "hip", None):
+        return "rocm"
+    if "PYTORCH_NO_CUDA_MEMORY_CACHING" in environment:
+        return "uncached"
+    return str(torch.cuda.get_allocator_backend())
+
+
+def used(torch: Any) -> list[int]:
+    """Ordinals of the devices that this process has memory on; CUDA must be initialised.
+
+    By torch's counters, or where the allocator has none by the driver's context of the process.
+    """
+    cuda = torch.cuda
+    if backend(torch) in COUNTING:
+        return [i for i in range(cuda.device_count()) if cuda.memory_reserved(i) > 0]
+    has_context = getattr(torch._C, "_cuda_hasPrimaryContext", lambda _: True)
+    return [i for i in range(cuda.device_count()) if has_context(i)]
+
+
+def uuid_of(torch: Any, ordinal: int, environment: Mapping[str, str] = os.environ) -> str | None:
+    """The UUID of a visible device, None where neither torch nor the environment tells it.
+
+    For an instance of MIG the environment is asked first: depending on its version, CUDA gives the
+    UUID of the whole card. (Only one instance is ever visible to a process, by its own name.)
+    """
+    names = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    name = names[ordinal].strip() if ordinal < len(names) else ""
+    if name.startswith("MIG-"):
+        return name
+    uuid = getattr(torch.cuda.get_device_properties(ordinal), "uuid", None)
+    if uuid is not None:
+        return str(uuid)
+    return name if name.startswith("GPU-") else None

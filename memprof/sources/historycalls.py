@@ -1,0 +1,75 @@
+"""Being told when the program itself calls torch's recorder of memory history; nothing recorded.
+
+torch does not say who turned its recorder on, and has one for all. So the C function that every
+caller goes through is replaced in a window, and only then.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["HistoryCalls"]
+
+_LOG = logging.getLogger("memprof")
+_NAMES = ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
+
+
+class HistoryCalls:
+    """Tells of each call before and after it; what is called and returned stays torch's."""
+
+    def __init__(
+        self, torch: Any, before: Callable[[bool], None], after: Callable[[bool], None]
+    ) -> None:
+        """Both are told whether the call turns the recorder on; what they raise is logged only."""
+        self._c = torch._C
+        self._before, self._after = before, after
+        self._own: int | None = None
+        self._replaced: dict[str, tuple[Any, Any]] = {}
+
+    def open(self) -> None:
+        """Listen from now on; safe to call twice."""
+        for name in _NAMES:
+            real = getattr(self._c, name, None)
+            if real is not None and name not in self._replaced:
+                told = self._told(real)
+                self._replaced[name] = (real, told)
+                setattr(self._c, name, told)
+
+    def close(self) -> None:
+        """Put torch's functions back; where somebody else replaced them since, theirs stay."""
+        replaced, self._replaced = self._replaced, {}
+        for name, (real, told) in replaced.items():
+            if getattr(self._c, name, None) is told:
+                setattr(self._c, name, real)
+
+    @contextmanager
+    def own(self) -> Iterator[None]:
+        """Calls that this thread makes inside are memprof's and not told."""
+        before, self._own = self._own, threading.get_ident()
+        try:
+            yield
+        finally:
+            self._own = before
+
+    def _told(self, real: Any) -> Callable[..., Any]:
+        def record(*args: Any, **kwargs: Any) -> Any:
+            if not self._replaced or self._own == threading.get_ident():
+                return real(*args, **kwargs)
+            turns_on = bool(args[0] if args else kwargs.get("enabled"))
+            self._guarded(self._before, turns_on)
+            try:
+                return real(*args, **kwargs)
+            finally:
+                self._guarded(self._after, turns_on)
+
+        return record
+
+    def _guarded(self, tell: Callable[[bool], None], turns_on: bool) -> None:
+        try:
+            tell(turns_on)
+        except Exception:  # noqa: BLE001 - the call is the program's, and must go on
+            _LOG.warning("the program's call of torch's recorder was not followed", exc_info=True)

@@ -1,0 +1,35 @@
+"""How long a look at torch's recorder takes, and so how much one look may find; a pure estimate."""
+
+from __future__ import annotations
+
+__all__ = ["LONGEST_US", "Pace"]
+
+LONGEST_US = 500_000
+"""The job is never held up for longer than this."""
+_AIM_US = 300_000
+"""What a look should take at most: the rest is for writing down what it found."""
+_ENOUGH_ROWS = 1000
+"""A look at fewer is mostly what every look costs."""
+
+
+class Pace:
+    """Time a row (an entry of the recorder, or a block of the heap), as measured so far."""
+
+    def __init__(self, row_us: float) -> None:
+        """``row_us`` is what a row is thought to take before one was measured."""
+        self.row_us = row_us
+
+    def measured(self, rows: int, took_us: float) -> None:
+        """A look at so many rows took so long; a slower one counts at once, a faster by half."""
+        if rows < _ENOUGH_ROWS and took_us < _AIM_US:
+            return
+        row_us = took_us / max(rows, 1)
+        self.row_us = max(row_us, (self.row_us + row_us) / 2)
+
+    def room(self) -> int:
+        """Rows that a look may find."""
+        return int(_AIM_US / self.row_us)
+
+    def duration_us(self, rows: int) -> float:
+        """What a look at so many rows will probably take."""
+        return rows * self.row_us

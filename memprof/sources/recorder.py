@@ -1,0 +1,368 @@
+"""torch's recorder of memory history: ours while nobody else uses it, else shared and left alone.
+
+Who has it, what is new in it and how long a look may take is decided here; what its entries mean is
+`memprof.snapshot`'s matter, and devices are `cuda`'s.
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from operator import itemgetter
+from typing import Any, TypeAlias
+
+from memprof.sources.historycalls import HistoryCalls
+from memprof.sources.pace import LONGEST_US, Pace
+from memprof.units import format_duration
+
+__all__ = ["Owner", "Recorder", "operations_of"]
+
+Entry: TypeAlias = "dict[str, Any]"
+
+_ROW_US = 12.0
+"""A snapshot takes 7 µs an entry (pytorch issue 172672), turning it into columns 5 (measured)."""
+_THEIR_ROW_US = 30.0
+"""The program may have asked for C++ frames, whose names take long to find."""
+_LEAST_ENTRIES = 2000
+"""A window of fewer would hold less than a step of most programs."""
+_SHARED = "the program records memory history itself: it goes on undisturbed, and is shared"
+_MOST_OVERFLOWS = 3
+"""Windows in a row; after them no other is tried."""
+
+
+class Owner(enum.Enum):
+    """Whose recording runs."""
+
+    NOBODY = enum.auto()
+    MEMPROF = enum.auto()
+    PROGRAM = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """One device's ring at the last look."""
+
+    head: Any
+    """What tells its first entry from others."""
+    length: int
+    last_us: int
+    at_last: int
+    """How many entries bear that last time."""
+
+    @staticmethod
+    def of(ring: list[Entry]) -> _Seen:
+        """Of entries in the order of their times."""
+        last_us = ring[-1]["time_us"] if ring else 0
+        latest = takewhile(lambda entry: entry["time_us"] == last_us, reversed(ring))
+        return _Seen(_head(ring), len(ring), last_us, sum(1 for _ in latest))
+
+
+class Recorder:
+    """Entries of torch's recorder since the last look, in windows.
+
+    Ours is bounded so that a look never takes long, and cleared after one. The program's own is
+    only ever read; entries are told from older ones by their place and their time. When the program
+    starts or stops its own in a window, what is there is taken first.
+    """
+
+    def __init__(
+        self,
+        torch: Any,
+        ordinals: Callable[[], Sequence[int]],
+        take: Callable[[], None],
+        say: Callable[[str], None],
+    ) -> None:
+        """``take`` is called when entries must be read before they are gone; ``say`` notes."""
+        self.owner = Owner.NOBODY
+        self.is_over = False
+        """Whether the window has a gap, so that only another one can go on."""
+        self.lost: set[int] = set()
+        """Devices of which entries of this window are missing."""
+        self.lock = threading.RLock()
+        """Held while entries are read and turned into events, by any thread of the job."""
+        self._torch, self._ordinals, self._take, self._say = torch, ordinals, take, say
+        self._calls = HistoryCalls(torch, self._program_calls, self._program_called)
+        self._paces = {Owner.MEMPROF: Pace(_ROW_US), Owner.PROGRAM: Pace(_THEIR_ROW_US)}
+        self._overflows: Counter[Owner] = Counter()
+        self._seen: dict[int, _Seen] = {}
+        self._counted: dict[int, int] = {}
+        self._since_us = 0
+        self._before_program = 0
+        self._most: dict[int, int] = {}
+        self._room = 0
+        self._rows = 0
+
+    # -- windows -------------------------------------------------------------------------------
+
+    def forget_losses(self) -> None:
+        """Another window begins."""
+        self.is_over, self.lost = False, set()
+
+    def begin(self) -> bool:
+        """Record from now on, or share what the program records; whether that is possible."""
+        with self.lock:
+            if self.owner is Owner.NOBODY:
+                self._start()
+            if self.owner is not Owner.NOBODY:
+                self._calls.open()
+            return self.owner is not Owner.NOBODY
+
+    def end(self) -> None:
+        """Stop recording, unless the recording is the program's; safe to call twice."""
+        with self.lock:
+            self._calls.close()
+            if self.owner is not Owner.NOBODY:
+                self._overflows[self.owner] = self._overflows[self.owner] + 1 if self.lost else 0
+            if self.owner is Owner.MEMPROF:
+                self._record(None)
+            self.owner = Owner.NOBODY
+
+    def forget(self) -> None:
+        """In a forked child: the recording is the parent's."""
+        self._calls.close()
+        self.owner = Owner.NOBODY
+
+    def noticed(self, operations: int) -> None:
+        """Between windows: remember when the program was last seen not to record."""
+        if not self._is_on():
+            self._before_program = operations
+            self._most.clear()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the recording is the program's."""
+        return self.owner is Owner.PROGRAM
+
+    def pending(self) -> int:
+        """About how many entries the next look would find, by the counters of the allocator."""
+        return max(0, self.operations() - sum(self._counted.values()))
+
+    def is_filling(self) -> bool:
+        """Whether it is time to look, before the ring is full."""
+        return self.owner is Owner.MEMPROF and self.pending() > self._room // 2
+
+    def operations(self) -> int:
+        """Entries that torch's counters account for: one an allocation, two a free."""
+        return sum(self._count().values())
+
+    # -- looking -------------------------------------------------------------------------------
+
+    def look(self) -> Any:
+        """A snapshot whose traces have only what is new; None where there is none to be had."""
+        if self.owner is Owner.NOBODY or self.is_over:
+            return None
+        if not self._is_on():  # by a way that nobody is told of
+            self._gap("torch's recorder was stopped in the middle of a window")
+            return None
+        if self.is_shared and not self._is_affordable():
+            self.is_over = True
+            return None
+        before = self._count()
+        snapshot = self._torch.cuda.memory._snapshot()
+        rings = list(enumerate(snapshot["device_traces"]))
+        self._rows = sum(len(ring) for _, ring in rings)
+        self._rows += sum(len(segment["blocks"]) for segment in snapshot["segments"])
+        traces = [self._new(i, ring, before.get(i, 0)) for i, ring in rings]
+        self._counted = self._count()
+        if self._is_long() and self._counted == before:
+            self._afresh()
+        return {**snapshot, "device_traces": traces}
+
+    def took(self, took_us: float) -> None:
+        """What the last look took, all that was done with it included."""
+        if self.owner is Owner.NOBODY:
+            return
+        self._paces[self.owner].measured(self._rows, took_us)
+        if self.is_shared and took_us > LONGEST_US:
+            self._say(
+                "reading the program's own memory history held the job up for "
+                f"{format_duration(took_us)}: it is not read again as long as it is so long"
+            )
+
+    def _new(self, ordinal: int, ring: list[Entry], counted: int) -> list[Entry]:
+        if ordinal in self.lost:
+            return []
+        seen = self._seen.get(ordinal)
+        if self.is_shared:
+            ring = _by_time(ring)
+            new = self._after(seen, ordinal, ring)
+            is_lost = _operations_in(new) < counted - self._counted.get(ordinal, 0)
+        else:
+            new = ring[seen.length if seen else 0 :]
+            is_lost = len(ring) >= self._room
+        self._seen[ordinal] = _Seen.of(ring)
+        if is_lost:
+            self._overflowed(ordinal, len(ring))
+            return []
+        return [entry for entry in new if entry["action"] != "snapshot"]  # our own looks
+
+    def _after(self, seen: _Seen | None, ordinal: int, ring: list[Entry]) -> list[Entry]:
+        """The program's entries since the last look: by place if none was dropped, else by time."""
+        if seen is not None and seen.head == _head(ring) and len(ring) >= seen.length:
+            return ring[seen.length :]
+        if seen is not None and seen.length:
+            self._most[ordinal] = len(ring)
+        since_us, known = (seen.last_us, seen.at_last) if seen else (self._since_us, 0)
+        new = [entry for entry in ring if entry["time_us"] >= since_us]
+        at = sum(entry["time_us"] == since_us for entry in new)
+        return new[min(known, at) :]
+
+    def _overflowed(self, ordinal: int, length: int) -> None:
+        self.lost.add(ordinal)
+        whose = "torch's recorder"
+        if self.is_shared:
+            whose = "the program's own memory history"
+            self._most[ordinal] = length
+        self._gap(
+            f"{whose} overflowed on cuda:{ordinal}: it does not hold all that happened between two "
+            "looks; what is missing ends the window"
+        )
+
+    def _gap(self, message: str) -> None:
+        self.is_over = True
+        self._say(message)
+
+    def _is_affordable(self) -> bool:
+        """Whether reading the program's whole ring holds the job up for no longer than allowed."""
+        pace, rows = self._paces[Owner.PROGRAM], self._their_rows()
+        if rows > pace.room():
+            self._say(
+                "the program's own memory history is too long to be read without holding the job "
+                f"up (about {rows} entries and blocks, {format_duration(pace.duration_us(rows))}): "
+                "counters only"
+            )
+        return rows <= pace.room()
+
+    def _their_rows(self) -> int:
+        grown, known = self.operations() - self._before_program, sum(self._most.values())
+        return (min(grown, known) if known else grown) + self._blocks()
+
+    # -- starting and stopping -----------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._begin_to_count()
+        if self._is_on():
+            self._say(_SHARED)
+            if self._has_kept_up(Owner.PROGRAM) and self._is_affordable():
+                self.owner = Owner.PROGRAM
+        elif self._has_kept_up(Owner.MEMPROF) and self._has_room():
+            self._record("all")
+            self.owner = Owner.MEMPROF
+
+    def _begin_to_count(self) -> None:
+        self._seen.clear()
+        self._since_us = time.time_ns() // 1000  # before counting: no less may have happened since
+        self._counted = self._count()
+
+    def _has_kept_up(self, owner: Owner) -> bool:
+        if self._overflows[owner] < _MOST_OVERFLOWS:
+            return True
+        self._say(
+            f"{_MOST_OVERFLOWS} windows overflowed: more is allocated between two looks than the "
+            "recorder may hold: counters only from now on"
+        )
+        return False
+
+    def _has_room(self) -> bool:
+        pace, blocks = self._paces[Owner.MEMPROF], self._blocks()
+        self._room = pace.room() - blocks
+        if self._room < _LEAST_ENTRIES:
+            self._say(
+                f"a look at the {blocks} blocks in use would hold the job up for about "
+                f"{format_duration(pace.duration_us(blocks))}: counters only"
+            )
+        return self._room >= _LEAST_ENTRIES
+
+    def _count(self) -> dict[int, int]:
+        return {i: operations_of(self._stats(i)) for i in self._ordinals()}
+
+    def _blocks(self) -> int:
+        return sum(int(self._stats(i)["allocation"]["all"]["current"]) for i in self._ordinals())
+
+    def _stats(self, ordinal: int) -> Any:
+        return self._torch.cuda.memory_stats_as_nested_dict(ordinal)
+
+    def _is_long(self) -> bool:
+        longest = max((seen.length for seen in self._seen.values()), default=0)
+        return self.owner is Owner.MEMPROF and longest > self._room // 8
+
+    def _afresh(self) -> None:
+        """Clear our ring: what it held was read, and the next look is short again."""
+        if not self._clears():
+            self._record(None)
+        self._record("all")
+        self._seen.clear()
+        if self._count() != self._counted:  # another thread allocated in these microseconds
+            self.lost.update(self._counted)
+            self._gap("events were lost between two looks at torch's recorder")
+
+    def _clears(self) -> bool:
+        """Whether this torch can clear its ring while it records (2.8 and later)."""
+        record = self._torch.cuda.memory._record_memory_history
+        return "clear_history" in inspect.signature(record).parameters
+
+    def _record(self, enabled: str | None) -> None:
+        options: dict[str, Any] = {}
+        if enabled is not None:
+            options = {"context": "alloc", "stacks": "python", "max_entries": self._room}
+        if self._clears():
+            options["clear_history"] = True
+        with self._calls.own():
+            self._torch.cuda.memory._record_memory_history(enabled, **options)
+
+    def _is_on(self) -> bool:
+        return bool(self._torch._C._cuda_isHistoryEnabled())
+
+    # -- the program's own calls ---------------------------------------------------------------
+
+    def _program_calls(self, turns_on: bool) -> None:
+        """The program is about to start, change or stop its recording: read what is there first."""
+        with self.lock:
+            self._take()
+            if turns_on and self.owner is Owner.MEMPROF:
+                self._record(None)  # theirs begins with an empty ring, as it would without us
+
+    def _program_called(self, turns_on: bool) -> None:
+        """It has: share it from here on, or go on alone."""
+        with self.lock:
+            if self.owner is Owner.NOBODY:
+                return
+            self._most.clear()
+            self._begin_to_count()
+            if not turns_on:
+                self.owner = Owner.NOBODY
+                self._start()
+                self.is_over = self.is_over or self.owner is Owner.NOBODY
+            elif self.owner is Owner.MEMPROF:
+                self._before_program = sum(self._counted.values())
+                self.owner = Owner.PROGRAM
+                self._say(_SHARED)
+
+
+def operations_of(stats: Mapping[str, Any]) -> int:
+    """Entries that a device's counters account for: one an allocation, two a free."""
+    made = stats["allocation"]["all"]
+    return int(made["allocated"] + 2 * made["freed"])
+
+
+def _by_time(entries: list[Entry]) -> list[Entry]:
+    """In order of time, and of place where times are equal: changing its size rotates a ring."""
+    return sorted(entries, key=itemgetter("time_us"))
+
+
+def _head(entries: list[Entry]) -> Any:
+    if not entries:
+        return None
+    first = entries[0]
+    return first["time_us"], first["action"], first.get("addr"), first["size"]
+
+
+def _operations_in(entries: list[Entry]) -> int:
+    weight = {"alloc": 1, "free_requested": 2}
+    return sum(weight.get(entry["action"], 0) for entry in entries)
