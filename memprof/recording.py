@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from memprof.output import Output
 from memprof.records import DeviceInfo, Note, Owners
@@ -97,6 +97,18 @@ class Recording:
             events += count
             cost_us += count * _EVENT_US.get(opened.source.name, _DEAREST_EVENT_US)
         return Seen(events, cost_us)
+
+    def is_over(self) -> bool:
+        """Whether a source lost events of the open window, which only another can leave behind."""
+        answers = [self._ask(o, o.source.is_over) for o in self._able("is_over")]
+        return self.window != NOT_RECORDED and any(answers)
+
+    def spent_us(self) -> float:
+        """Time that sources took between the calls made here, since the last call."""
+        return sum(self._ask(o, o.source.take_spent_us) or 0 for o in self._able("take_spent_us"))
+
+    def _able(self, method: str) -> list[Any]:
+        return [opened for opened in self._sources if hasattr(opened.source, method)]
 
     def total_events(self, device: str) -> int:
         """Events written of a device so far."""

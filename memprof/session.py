@@ -248,7 +248,7 @@ class Session:
             began_us = _clock_us()
             self._lookout.step_ended(self._last_step)
             self.meter.search(_clock_us() - began_us)
-        if is_open != was_open:
+        if is_open != was_open or self.recording.is_over():
             self._change_window(is_open=is_open)
         self._write_now_and_then(end_us)
         self._unseen = 0
@@ -264,6 +264,9 @@ class Session:
 
     def _cost(self, end_us: int) -> StepCost:
         before, self._seen = self._seen, self.recording.seen()
+        spent_us = self.recording.spent_us()
+        self.meter.hook(spent_us)
+        self._hooks_in_step_us += spent_us
         duration_us = end_us - self._step_began_us - round(self._hooks_in_step_us)
         return StepCost(
             duration_us=max(0, duration_us) // max(1, self._unseen),
@@ -275,6 +278,8 @@ class Session:
     def _change_window(self, *, is_open: bool) -> None:
         began_us = _clock_us()
         if is_open:
+            if self.recording.window != NOT_RECORDED:  # it has a gap: another takes over
+                self.recording.end_window()
             self.recording.begin_window()
         else:
             self.recording.end_window()

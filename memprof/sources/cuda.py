@@ -197,7 +197,7 @@ class CudaSource:
             if i not in self._infos:
                 self._infos[i] = self._info(i)
         self._ordinals = held
-        self._until_look = _LOOK_AGAIN if held else 1
+        self._until_look = _LOOK_AGAIN if held else 0
 
     def _info(self, ordinal: int) -> DeviceInfo:
         cuda = self._torch.cuda
@@ -293,6 +293,8 @@ class CudaSource:
             return
         try:
             began_us = _clock_us()
+            if not self._ordinals:
+                self._look()
             if self._recorder.is_filling():
                 self._take()
             self._spent_us += _clock_us() - began_us
@@ -303,6 +305,8 @@ class CudaSource:
         """Read what is new, and keep it as events until the next drain."""
         with self._recorder.lock, collector_paused():
             began_us = _clock_us()
+            if self._recorder.owner is not Owner.NOBODY:
+                self._look()
             snapshot = self._recorder.look()
             if snapshot is None:
                 return

@@ -57,7 +57,12 @@ class Reading:
 
 
 class EventSource(Protocol):
-    """Records allocations of one kind of device. All calls come from the job's own threads."""
+    """Records allocations of one kind of device. All calls come from the job's own threads.
+
+    A source that can lose events, or reads them by itself, has two more methods: ``is_over()``
+    says whether the open window has a gap, so that another must take over, and ``take_spent_us()``
+    what it took outside the calls here since it was last asked.
+    """
 
     name: str
 

@@ -137,43 +137,37 @@ def test_allocations_of_the_backward_threads_have_no_stack_and_no_metadata(sourc
     assert [bool(row) for row in allocs.stack] == [True, False]
 
 
-def test_a_ring_that_overflowed_is_said(monkeypatch, sources):
-    monkeypatch.setattr("memprof.sources.cuda._MOST_EVENTS", 6)
-    torch = TorchStandIn()
-    source, _ = source_on(torch, sources)
-    source.begin_window()
-    for _ in range(4):
-        torch.free(torch.alloc(MIB))
-    assert list(source.drain()) == []
-    assert "overflowed on cuda:0" in " ".join(source.notes())
-    assert source.end_window()["cuda:0"].allocated == 0
-
-
-def test_a_history_of_the_programs_own_goes_on_undisturbed(sources):
-    torch = TorchStandIn()
-    torch.cuda.memory._record_memory_history("all", max_entries=99)
-    torch.alloc(MIB)
-    source, _ = source_on(torch, sources)
-    source.begin_window()
-    torch.alloc(MIB)
-    assert list(source.drain()) == []
-    source.end_window()
-    source.close()
-    assert torch.calls["record_memory_history"] == 1
-    assert len(torch.cuda.memory._snapshot()["device_traces"][0]) == 3
-    assert "records memory history itself" in " ".join(source.notes())
-
-
-@pytest.mark.parametrize("backend", ["cudaMallocAsync", "pluggable"])
-def test_another_backend_gives_counters_and_notes(backend, sources):
-    torch = TorchStandIn(backend=backend)
+@pytest.mark.parametrize("backend", ["cudaMallocAsync", "rocm"])
+def test_another_allocator_gives_counters_and_a_note(backend, sources):
+    is_rocm = backend == "rocm"
+    torch = TorchStandIn(backend="native" if is_rocm else backend, hip="6.4" if is_rocm else None)
     torch.alloc(MIB)
     source, _ = source_on(torch, sources)
     source.on_oom = lambda what: None
     source.begin_window()
     assert list(source.drain()) == []
     assert source.counters()[0].allocated == MIB
-    assert backend in " ".join(source.notes())
+    assert source.devices()[0].backend == backend
+    assert f"allocator '{backend}': counters only" in " ".join(source.notes())
+    assert torch.calls["record_memory_history"] == 0
+    assert torch.calls["snapshot"] == 0
+
+
+@pytest.mark.parametrize("backend", ["pluggable", "uncached"])
+def test_an_allocator_without_counters_leaves_the_devices_to_the_driver(
+    backend, sources, monkeypatch
+):
+    if backend == "uncached":
+        monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    torch = TorchStandIn(backend=backend, devices=2)
+    torch.alloc(MIB, device=1)
+    source, _ = source_on(torch, sources)
+    source.begin_window()
+    assert list(source.drain()) == []
+    assert source.end_window() == {}
+    assert source.counters() == ()
+    assert [(d.device, d.backend) for d in source.devices()] == [("cuda:1", backend)]
+    assert f"allocator '{backend}': the driver's figures only" in " ".join(source.notes())
     assert torch.calls["record_memory_history"] == 0
 
 
