@@ -17,6 +17,7 @@ from memprof.sources import stacks as stacks_file
 from memprof.sources import storages as storages_file
 from memprof.sources.boundaries import Boundaries
 from memprof.sources.dispatch import Watch, skip_in_dynamo
+from memprof.sources.outliving import Outliving
 from memprof.sources.owners import Owner, gradients, owners, tensors_in
 from memprof.sources.protocol import Chunk, Counters, Interner
 from memprof.sources.rows import Batch
@@ -49,6 +50,7 @@ class CpuSource:
         self._notes: list[str] = []
         self._at_loss = False
         self._search = Search()
+        self._outliving = Outliving(boundaries.label_of)
         self._opaque: set[str] = set()
 
     def devices(self) -> Sequence[DeviceInfo]:
@@ -87,12 +89,10 @@ class CpuSource:
         if os.getpid() != self._pid:
             return {}
         self._events = 0
-        self._find(self._search.everything())
-        self._judge(owners(self._boundaries))
+        self._look(thorough=True)
         for held in self._live.counted():
             held.event = NOT_RECORDED
             held.handed = held.category
-            held.moved = -1
         state = self._state()
         self._start()
         return {_DEVICE: state}
@@ -110,9 +110,8 @@ class CpuSource:
         if self._watch is None:
             return []
         skip_in_dynamo(*_OWN_MODULES)
-        self._find(self._search.recent())
-        self._judge(owners(self._boundaries))
-        batch = Batch(self._live.take_rows(), self._events)
+        self._look(thorough=False)
+        batch = Batch(self._live.take_rows(), self._events, self._outliving)
         living = [held for held in self._live.counted() if batch.first_serial <= held.serial]
         for held in living:
             held.event = batch.event_of(held.serial)
@@ -125,8 +124,7 @@ class CpuSource:
         self._stop()
         if os.getpid() != self._pid:
             return {}
-        self._find(self._search.everything())
-        self._judge(owners(self._boundaries))
+        self._look(thorough=True)
         return {_DEVICE: self._state()}
 
     def notes(self) -> Sequence[str]:
@@ -271,6 +269,18 @@ class CpuSource:
             if label.phase in (Phase.OTHER, Phase.UNKNOWN) and not label.module:
                 held.category = Category.INPUT
 
+    def _look(self, *, thorough: bool) -> None:
+        """Find what nobody saw being made, and give everything its owner as far as it has one."""
+        self._boundaries.label()  # a backward pass that has ended is noticed here
+        suspects = self._outliving.suspects(self._live.counted(), self._boundaries.step)
+        if thorough:
+            found = self._search.everything()
+        else:
+            found = self._search.recent(thorough=self._outliving.undecided(suspects))
+        self._find(found)
+        self._judge(owners(self._boundaries))
+        self._outliving.decide(suspects, self._search.saved)
+
     def _judge(self, found: Mapping[int, Owner]) -> None:
         """Give every storage that has an owner its category and its owner's module."""
         for key, owner in found.items():
@@ -280,7 +290,7 @@ class CpuSource:
             held.category = int(owner.category)
             label = self._boundaries.label_in(held.label, owner.module)
             if label != held.label:
-                held.label = held.moved = label
+                held.label = label
 
     def _find(self, found: Iterable[Any]) -> None:
         """Note the storages that no operator showed (C++ made them, or another thread did)."""

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from memprof.sources.outliving import Outliving
 from memprof.sources.protocol import Chunk
 from memprof.sources.storages import ROW, Held
-from memprof.trace import NOT_RECORDED, Action, Category, Events
+from memprof.trace import EMPTY, NOT_RECORDED, Action, Events
 
 __all__ = ["Batch"]
 
@@ -17,8 +18,9 @@ __all__ = ["Batch"]
 class Batch:
     """The rows between two drains of a window."""
 
-    def __init__(self, rows: Sequence[int], first_event: int) -> None:
+    def __init__(self, rows: Sequence[int], first_event: int, outliving: Outliving) -> None:
         """``first_event`` is the index in the window that the batch begins with."""
+        self._outliving = outliving
         table = np.frombuffer(array("q", rows), dtype=np.int64).reshape(-1, ROW)
         self._allocs = table[:, 0] == 1
         self._table = table
@@ -30,6 +32,7 @@ class Batch:
         order = np.argsort(serials, kind="stable")
         self._serials = serials[order]
         self._alloc_starts = self._starts[self._allocs][order]
+        self._stacks = table[self._allocs, 4][order]
         self.first_serial = int(self._serials[0]) if len(serials) else np.iinfo(np.int64).max
 
     def event_of(self, serial: int) -> int:
@@ -49,7 +52,6 @@ class Batch:
                 events.category[row] = held.category
                 events.label[row] = held.label
                 held.handed = held.category
-                held.moved = -1
         for held in known:
             if held.category != held.handed:
                 if held.event >= 0:
@@ -85,14 +87,15 @@ class Batch:
         before = (owner >> 8) - 1
         category = (owner >> 4) & 15
         handed = owner & 15
-        final = np.where(category == Category.UNKNOWN, Category.TEMPORARY, category)
         at = np.searchsorted(self._serials, dead[:, 6])
         at = np.minimum(at, max(len(self._serials) - 1, 0))
         here = self._serials[at] == dead[:, 6] if len(self._serials) else np.zeros(len(dead), bool)
         rows = self._alloc_starts[at[here]] if len(self._serials) else at[here]
+        stacks = np.full(len(dead), EMPTY)
+        stacks[here] = self._stacks[at[here]] if len(self._serials) else EMPTY
+        final = self._outliving.of_dead(category, stacks, born=dead[:, 4], died=dead[:, 5])
         events.category[rows] = final[here]
-        moved = dead[here, 4]
-        events.label[rows[moved >= 0]] = moved[moved >= 0]
+        events.label[rows] = dead[here, 4]
         told = (before >= 0) & ~here & (final != handed)
         late_events = dict(zip(before[told].tolist(), final[told].tolist(), strict=True))
         blocks = (before < 0) & ~here & (category != handed)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from memprof.sources.owners import storages
+from memprof.sources.owners import storages, tensors_in
 
 __all__ = ["Search", "cpu_storages"]
 
@@ -27,6 +27,9 @@ class Search:
     """Looks for storages; a full search takes milliseconds, one among new objects far less."""
 
     def __init__(self) -> None:
+        self.saved: set[int] | None = None
+        """Keys (``_cdata``) of what graphs save, after a full search; None when they were not
+        looked at or are too large to be followed."""
         self._collections = 0
         self._took_s = 0.0
         self._ended_s = 0.0
@@ -34,17 +37,29 @@ class Search:
     def everything(self) -> Iterator[Any]:
         """The storages of every object that Python knows and of what autograd saved for them."""
         began = time.monotonic()
+        self.saved = None
         self._collections = _full_collections()
-        tensors = _tensors(gc.get_objects())
-        yield from _storages(tensors)
-        yield from _storages(_saved(tensors))
+        known = _tensors(gc.get_objects(), *_checkpoints())
+        yield from _storages(known)
+        graphs = SavedTensors(known)
+        saved = set()
+        for storage in _storages(graphs):
+            saved.add(storage._cdata)
+            yield storage
+        if graphs.complete:
+            self.saved = saved
         self._ended_s = time.monotonic()
         self._took_s = self._ended_s - began
 
-    def recent(self) -> Iterator[Any]:
-        """The storages of objects made since the last search, or a little earlier."""
+    def recent(self, *, thorough: bool) -> Iterator[Any]:
+        """The storages of objects made since the last search, or a little earlier.
+
+        ``thorough`` asks for a full search; if the last one was a while ago, it is one.
+        """
+        self.saved = None
         rested = time.monotonic() - self._ended_s > _REST * self._took_s
-        if rested and self._collections != _full_collections():  # new objects have become old
+        # Objects may have become old that nobody has looked at yet.
+        if rested and (thorough or self._collections != _full_collections()):
             return self.everything()
         # Not [*a, *b]: the list that is being built would find itself, a cycle that keeps it all.
         young = gc.get_objects(generation=0) + gc.get_objects(generation=1)
@@ -58,11 +73,20 @@ def _full_collections() -> int:
     return sum(generation["collections"] for generation in counted)
 
 
-def _tensors(objects: Iterable[Any]) -> list[Any]:
+def _tensors(objects: Iterable[Any], *more: type) -> list[Any]:
+    """The tensors and storages among some objects, and what is of one of ``more`` kinds."""
     import torch
 
-    kinds = {torch.UntypedStorage, *_subclasses(torch.Tensor)}
+    kinds = {torch.UntypedStorage, *_subclasses(torch.Tensor), *more}
     return [o for o in objects if type(o) in kinds]
+
+
+def _checkpoints() -> list[type]:
+    """What keeps the arguments of a function that activation checkpointing will repeat."""
+    from torch.utils import checkpoint
+
+    frame: type | None = getattr(checkpoint, "_CheckpointFrame", None)
+    return [frame] if frame is not None else []
 
 
 def _subclasses(kind: type) -> set[type]:
@@ -80,32 +104,57 @@ def _storages(found: Iterable[Any]) -> Iterator[Any]:
         if isinstance(item, torch.UntypedStorage):
             if item.device.type == "cpu":
                 yield item
-        else:
+        elif isinstance(item, torch.Tensor):
             yield from cpu_storages(item)
 
 
-def _saved(tensors: list[Any]) -> Iterator[Any]:
-    """Tensors that the graphs behind these keep; what a hook packed away is left packed."""
-    import torch
+class SavedTensors:
+    """The tensors that autograd keeps for a backward pass, to be iterated over once.
 
-    nodes = [t.grad_fn for t in tensors if isinstance(t, torch.Tensor) and t.grad_fn is not None]
-    seen = set(nodes)
-    while nodes and len(seen) < _NODES:
-        node = nodes.pop()
-        parents = {parent for parent, _ in node.next_functions if parent is not None} - seen
-        seen |= parents
-        nodes += parents
-        yield from _saved_by(node)
+    They are those of the graphs behind some tensors, and of checkpoints.
+    """
+
+    def __init__(self, known: list[Any]) -> None:
+        self.complete = True
+        """Whether the graphs were followed to their ends."""
+        self._known = known
+        self._names: dict[type, list[str]] = {}
+
+    def __iter__(self) -> Iterator[Any]:
+        import torch
+
+        nodes = []
+        for item in self._known:
+            if isinstance(item, torch.Tensor):
+                nodes.append(item.grad_fn)
+            else:  # a checkpoint; an older torch hangs its arguments on a node of their own
+                yield from _unpacked(getattr(item, "saved_args", ()))
+        nodes = [node for node in nodes if node is not None]
+        seen = set(nodes)
+        while nodes and len(seen) < _NODES:
+            node = nodes.pop()
+            parents = {parent for parent, _ in node.next_functions if parent is not None} - seen
+            seen |= parents
+            nodes += parents
+            yield from self._saved_by(node)
+        self.complete = not nodes
+
+    def _saved_by(self, node: Any) -> Iterator[Any]:
+        """What a node saved, what a hook made of it, and what a function put on its ``ctx``."""
+        kind = type(node)
+        names = self._names.get(kind)
+        if names is None:
+            names = self._names[kind] = [n for n in dir(node) if n.startswith("_raw_saved_")]
+        for name in names:
+            try:
+                raw = getattr(node, name)
+            except RuntimeError:  # its backward has run: nothing is kept
+                continue
+            yield from _unpacked(raw if isinstance(raw, (list, tuple)) else (raw,))
+        yield from tensors_in(getattr(node, "__dict__", None))
 
 
-def _saved_by(node: Any) -> Iterator[Any]:
-    names = (name for name in dir(node) if name.startswith("_raw_saved_"))
-    for name in names:
-        try:
-            raw = getattr(node, name)
-        except RuntimeError:  # its backward has run: nothing is kept
-            continue
-        for saved in raw if isinstance(raw, (list, tuple)) else (raw,):
-            data = getattr(saved, "data", None)
-            if data is not None:
-                yield data
+def _unpacked(saved: Iterable[Any]) -> Iterator[Any]:
+    """What saved variables hold, as it lies there: unpacking would call the program's hooks."""
+    for one in saved:
+        yield from tensors_in(getattr(one, "data", None))

@@ -16,8 +16,8 @@ ROW = 8
 """Numbers in a row of the recording: kind, address, bytes, time (ns), stack, label, serial, owner.
 
 Kind 1 is an allocation (owner 0). Kind 0 is the end of a storage: its "stack" is the label that its
-allocation should have, or -1; its "owner" packs the index of its allocation if that was handed out
-before (else 0), its category and the category handed out for it.
+allocation should have; its "owner" packs the index of its allocation if that was handed out before
+(else 0), its category and the category handed out for it.
 """
 
 
@@ -31,7 +31,6 @@ class Held(weakref.ref):  # type: ignore[type-arg]
         "handed",
         "key",
         "label",
-        "moved",
         "recomputed",
         "serial",
         "size",
@@ -52,8 +51,6 @@ class Held(weakref.ref):  # type: ignore[type-arg]
     """`Category` as it was last told."""
     event: int
     """Index of the allocation in this window, once told; -1 for what was there before."""
-    moved: int
-    """The label that the allocation should have instead, or -1."""
 
 
 class LiveStorages:
@@ -106,7 +103,7 @@ class LiveStorages:
         held.stack = stack
         held.label = label
         held.category = held.handed = 0
-        held.event = held.moved = -1
+        held.event = -1
         self.held[key] = held
         if self._owner_of.setdefault(address, key) != key:
             self._shared.setdefault(address, []).append(held)  # its bytes are counted already
@@ -155,7 +152,7 @@ class LiveStorages:
         if sharers:  # the memory lives on under another storage
             heir = sharers.pop(0)
             heir.size, heir.serial, heir.event = held.size, held.serial, held.event
-            heir.category, heir.handed, heir.moved = held.category, held.handed, held.moved
+            heir.category, heir.handed, heir.label = held.category, held.handed, held.label
             self._owner_of[address] = heir.key
             return
         self._owner_of.pop(address, None)
@@ -164,5 +161,5 @@ class LiveStorages:
             owner = (held.event + 1) << 8 | held.category << 4 | held.handed
             label = self._label()
             self.rows += (
-                0, address, held.size, time.time_ns(), held.moved, label, held.serial, owner
+                0, address, held.size, time.time_ns(), held.label, label, held.serial, owner
             )  # fmt: skip
