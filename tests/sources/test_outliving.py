@@ -168,16 +168,17 @@ def test_the_input_of_a_checkpointed_part_is_kept_as_long_as_its_graph(recorder,
     assert {left[a] for a in addresses(inputs[:-1])} == {Category.UNKNOWN}
 
 
+KEPT_BY_SCALE: list = []
+
+
 class Scale(torch.autograd.Function):
     """Saves its input the proper way, and something as an attribute."""
-
-    kept: list = []
 
     @staticmethod
     def forward(ctx, x):
         ctx.save_for_backward(x)
         ctx.factor = x.detach() * 2
-        Scale.kept.append((x.detach(), ctx.factor.view(-1)))
+        KEPT_BY_SCALE.append((x.detach(), ctx.factor.view(-1)))
         return x * ctx.factor
 
     @staticmethod
@@ -187,7 +188,7 @@ class Scale(torch.autograd.Function):
 
 
 def test_attributes_of_ctx_outlast_the_backward_pass_and_saved_tensors_do_not(recorder):
-    Scale.kept.clear()
+    KEPT_BY_SCALE.clear()
     losses = []
 
     class Custom(Net):
@@ -201,8 +202,8 @@ def test_attributes_of_ctx_outlast_the_backward_pass_and_saved_tensors_do_not(re
         losses[-1].backward()
 
     left = recorder.run(job)
-    saved, attributes = zip(*Scale.kept[:-1], strict=True)
-    Scale.kept.clear()
+    saved, attributes = zip(*KEPT_BY_SCALE[:-1], strict=True)
+    KEPT_BY_SCALE.clear()
     assert {left[a] for a in addresses(attributes)} == {Category.ACTIVATION}
     assert {left[a] for a in addresses(saved)} == {Category.UNKNOWN}
 
