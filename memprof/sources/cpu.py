@@ -144,7 +144,11 @@ class CpuSource:
 
     def backward_ended(self) -> None:
         """Gradients are where they belong; some programs drop them before the step's end."""
-        self._judge(gradients(self._boundaries))
+        with _plain_attributes():
+            self._judge(gradients(self._boundaries, self._search.differentiated))
+            if self._made_in_backward():  # gradients of tensors that nobody has seen yet?
+                self._search.young()
+                self._judge(gradients(self._boundaries, self._search.differentiated))
 
     def recompute_ended(self) -> None:
         """What a recomputed forward pass left alive is kept for the backward pass under way."""
@@ -157,12 +161,16 @@ class CpuSource:
     def optimizer_begins(self, optimizer: Any) -> None:  # noqa: ARG002
         """An optimizer in a backward hook steps before the backward pass ends."""
         self._at_loss = False
-        self._judge(gradients(self._boundaries))
+        with _plain_attributes():
+            self._judge(gradients(self._boundaries, self._search.differentiated))
 
     def outermost_call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
         """Tensors that go into a model and were not made by one are its input."""
         self._since = min(self._since, next(self._live.serials))
-        for tensor in tensors_in((args, kwargs)):
+        tensors = list(tensors_in((args, kwargs)))
+        with _plain_attributes():
+            self._search.differentiated.see(tensors)
+        for tensor in tensors:
             for storage in cpu_storages(tensor):
                 held = self._note(storage, None)
                 if held is not None:
@@ -248,6 +256,14 @@ class CpuSource:
         stack = self._stacks.capture(frame, self._boundaries.running_call()) if frame else EMPTY
         return live.add(storage, stack, label)
 
+    def _made_in_backward(self) -> bool:
+        """Whether the last backward pass left something that has no owner."""
+        label_of = self._boundaries.label_of
+        return any(
+            not held.category and label_of(held.label).phase == Phase.BACKWARD
+            for held in self._live.latest(self._since)
+        )
+
     def _mark_kept(self, phase: Phase) -> None:
         label_of = self._boundaries.label_of
         for held in self._live.latest(self._since):
@@ -273,12 +289,13 @@ class CpuSource:
         """Find what nobody saw being made, and give everything its owner as far as it has one."""
         self._boundaries.label()  # a backward pass that has ended is noticed here
         suspects = self._outliving.suspects(self._live.counted(), self._boundaries.step)
-        if thorough:
-            found = self._search.everything()
-        else:
-            found = self._search.recent(thorough=self._outliving.undecided(suspects))
-        self._find(found)
-        self._judge(owners(self._boundaries))
+        with _plain_attributes():
+            if thorough:
+                found = self._search.everything()
+            else:
+                found = self._search.recent(thorough=self._outliving.undecided(suspects))
+            self._find(found)
+            self._judge(owners(self._boundaries, self._search.differentiated))
         self._outliving.decide(suspects, self._search.saved)
 
     def _judge(self, found: Mapping[int, Owner]) -> None:
@@ -314,6 +331,13 @@ class CpuSource:
             category=[h.category for h in held],
         )
         return State(blocks=blocks)
+
+
+def _plain_attributes() -> Any:
+    """A context in which looking at a tensor calls no ``__torch_function__`` of the program."""
+    import torch
+
+    return torch._C.DisableTorchFunction()
 
 
 _OWN_MODULES = (

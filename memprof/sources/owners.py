@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from memprof.sources.boundaries import Boundaries
 from memprof.trace import Category
 
-__all__ = ["Owner", "gradients", "owned_tensors", "owners", "storages", "tensors_in"]
+__all__ = [
+    "Differentiated",
+    "Owner",
+    "gradients",
+    "owned_tensors",
+    "owners",
+    "storages",
+    "tensors_in",
+]
 
 _NESTING = 6
 """Lists and dicts in an optimizer's state or in arguments are searched this deep."""
@@ -23,8 +33,46 @@ class Owner:
     module: str
 
 
-def owners(boundaries: Boundaries) -> dict[int, Owner]:
-    """Owner by storage (``UntypedStorage._cdata``) of all that modules and optimizers refer to."""
+class Differentiated:
+    """Tensors other than parameters whose ``.grad`` a backward pass fills; it holds none of them.
+
+    They are leaves, such as an input whose gradient is wanted, and those after ``retain_grad()``.
+    """
+
+    def __init__(self) -> None:
+        """None is known."""
+        self._refs: dict[int, weakref.ref[Any]] = {}
+
+    def see(self, found: Iterable[Any]) -> None:
+        """Note those among some objects; what is no tensor is passed over."""
+        import torch
+
+        for item in found:
+            if isinstance(item, torch.Tensor) and item.requires_grad and _has_gradient(item):
+                key = id(item)
+                if key not in self._refs and not isinstance(item, torch.nn.Parameter):
+                    self._refs[key] = weakref.ref(item, partial(self._forget, key))
+
+    def gradients(self) -> Iterator[Any]:
+        """What is in their ``.grad``."""
+        for ref in list(self._refs.values()):
+            tensor = ref()
+            if tensor is not None and _has_gradient(tensor) and tensor.grad is not None:
+                yield tensor.grad
+
+    def _forget(self, key: int, _ref: object) -> None:
+        self._refs.pop(key, None)
+
+
+def _has_gradient(tensor: Any) -> bool:
+    return bool(tensor.is_leaf or tensor.retains_grad)
+
+
+def owners(boundaries: Boundaries, others: Differentiated) -> dict[int, Owner]:
+    """Owner by storage (``UntypedStorage._cdata``) of all that modules and optimizers refer to.
+
+    ``others`` are no parameters but have gradients too.
+    """
     found: dict[int, Owner] = {}
     parameters = _parameters(boundaries)
     for tensor, path in _buffers(boundaries):
@@ -34,16 +82,16 @@ def owners(boundaries: Boundaries) -> dict[int, Owner]:
             path = parameters.get(id(parameter), (None, ""))[1]
             for tensor in tensors_in(state):
                 _own(found, tensor, Category.OPTIMIZER_STATE, path)
-    _own_gradients(found, parameters)
+    _own_gradients(found, parameters, others)
     for tensor, path in parameters.values():
         _own(found, tensor, Category.PARAMETER, path)
     return found
 
 
-def gradients(boundaries: Boundaries) -> dict[int, Owner]:
+def gradients(boundaries: Boundaries, others: Differentiated) -> dict[int, Owner]:
     """Owner by storage of the gradients alone."""
     found: dict[int, Owner] = {}
-    _own_gradients(found, _parameters(boundaries))
+    _own_gradients(found, _parameters(boundaries), others)
     return found
 
 
@@ -90,7 +138,11 @@ def _own(found: dict[int, Owner], tensor: Any, category: Category, path: str) ->
         found[storage._cdata] = owner
 
 
-def _own_gradients(found: dict[int, Owner], parameters: dict[int, tuple[Any, str]]) -> None:
+def _own_gradients(
+    found: dict[int, Owner], parameters: dict[int, tuple[Any, str]], others: Differentiated
+) -> None:
+    for gradient in others.gradients():
+        _own(found, gradient, Category.GRADIENT, "")
     for parameter, path in parameters.values():
         if parameter.is_leaf and parameter.grad is not None:
             _own(found, parameter.grad, Category.GRADIENT, path)

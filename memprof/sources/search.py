@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from memprof.sources.owners import storages, tensors_in
+from memprof.sources.owners import Differentiated, storages, tensors_in
 
 __all__ = ["Search", "cpu_storages"]
 
@@ -30,6 +30,7 @@ class Search:
         self.saved: set[int] | None = None
         """Keys (``_cdata``) of what graphs save, after a full search; None when they were not
         looked at or are too large to be followed."""
+        self.differentiated = Differentiated()
         self._collections = 0
         self._took_s = 0.0
         self._ended_s = 0.0
@@ -40,6 +41,7 @@ class Search:
         self.saved = None
         self._collections = _full_collections()
         known = _tensors(gc.get_objects(), *_checkpoints())
+        self.differentiated.see(known)
         yield from _storages(known)
         graphs = SavedTensors(known)
         saved = set()
@@ -61,9 +63,17 @@ class Search:
         # Objects may have become old that nobody has looked at yet.
         if rested and (thorough or self._collections != _full_collections()):
             return self.everything()
+        return _storages(self._new_tensors())
+
+    def young(self) -> None:
+        """Look for tensors with gradients among new objects."""
+        self._new_tensors()
+
+    def _new_tensors(self) -> list[Any]:
         # Not [*a, *b]: the list that is being built would find itself, a cycle that keeps it all.
-        young = gc.get_objects(generation=0) + gc.get_objects(generation=1)
-        return _storages(_tensors(young))
+        tensors = _tensors(gc.get_objects(generation=0) + gc.get_objects(generation=1))
+        self.differentiated.see(tensors)
+        return tensors
 
 
 def _full_collections() -> int:
@@ -123,13 +133,13 @@ class SavedTensors:
     def __iter__(self) -> Iterator[Any]:
         import torch
 
-        nodes = []
+        nodes: list[Any] = []
         for item in self._known:
             if isinstance(item, torch.Tensor):
-                nodes.append(item.grad_fn)
+                if item.grad_fn is not None:
+                    nodes.append(item.grad_fn)
             else:  # a checkpoint; an older torch hangs its arguments on a node of their own
                 yield from _unpacked(getattr(item, "saved_args", ()))
-        nodes = [node for node in nodes if node is not None]
         seen = set(nodes)
         while nodes and len(seen) < _NODES:
             node = nodes.pop()
