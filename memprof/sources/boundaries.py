@@ -16,10 +16,22 @@ from memprof.sources.modules import ModulePaths
 from memprof.sources.protocol import Interner
 from memprof.sources.silence import silence
 from memprof.sources.steps import Steps
-from memprof.sources.threadstate import NO_TASK, Call, Stepping, ThreadState, call_frame, drop_ended
-from memprof.trace import EMPTY, Label, Phase
+from memprof.sources.threadstate import (
+    NO_TASK,
+    BackwardPass,
+    Call,
+    Place,
+    Stepping,
+    Threads,
+    ThreadState,
+    call_frame,
+    drop_ended,
+    engine_codes,
+    frame_of,
+)
+from memprof.trace import EMPTY, NOT_RECORDED, Label, Phase
 
-__all__ = ["Boundaries", "Call", "Listener", "annotate"]
+__all__ = ["Boundaries", "Listener", "annotate"]
 
 _COMPILE_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks"
 """Our hooks know of compiled modules; the program is not to be warned of what it did not do."""
@@ -69,7 +81,7 @@ class Boundaries:
         self.modules = ModulePaths()
         self.listeners: list[Listener] = []
         self._interner = interner
-        self._thread = ThreadState()
+        self._threads = Threads()
         self._rows: dict[tuple[int, int, str, str], int] = {}
         self._labels: dict[int, Label] = {EMPTY: Label()}
         self._optimizers: dict[int, weakref.ref[Any]] = {}
@@ -131,11 +143,6 @@ class Boundaries:
         found = [ref() for ref in self._optimizers.values()]
         return [optimizer for optimizer in found if optimizer is not None]
 
-    def running_call(self) -> Call | None:
-        """The innermost module call of the calling thread."""
-        calls = self._thread.calls
-        return calls[-1] if calls else None
-
     def step_done(self) -> None:
         """An explicit mark; from the first one on, optimizers and modules end no step."""
         self._steps.mark()
@@ -143,23 +150,27 @@ class Boundaries:
 
     def label(self) -> int:
         """Row of the label of this moment in the calling thread."""
-        thread = self._thread
+        return self.place().row
+
+    def place(self) -> Place:
+        """Where the calling thread is, with the row of this moment's label."""
+        thread = self._threads.state
         task = self._graph_task()
-        if task == NO_TASK:
-            if thread.backward:
-                self._leave_backward(thread)
-            phase, path = self._outside_backward(thread)
+        if thread.backward is (task == NO_TASK):
+            self._cross(thread)
+        calls, optimizers = thread.calls, thread.optimizers
+        place: Place
+        if optimizers and optimizers[-1].task == task and optimizers[-1].depth == len(calls):
+            place = optimizers[-1]  # the optimizer itself, no closure's model or backward pass
+        elif calls and calls[-1].task == task:  # or recomputed by activation checkpointing
+            place = calls[-1]
         else:
-            if not thread.backward:
-                self._enter_backward(thread)
-            phase, path = self._inside_backward(thread, task)
-        key = (self._steps.current, phase, path, _annotation.get())
-        row = self._rows.get(key)
-        if row is None:
-            label = Label(key[0], Phase(phase), path, key[3])
-            row = self._rows[key] = self._interner.label(key[0], label.phase, path, key[3])
-            self._labels[row] = label
-        return row
+            place = self._in_loop(thread) if task == NO_TASK else self._in_backward(thread, task)
+        annotation = _annotation.get()
+        if place.step != self._steps.current or place.annotation != annotation:
+            place.step, place.annotation = self._steps.current, annotation
+            place.row = self._row(place)
+        return place
 
     def label_of(self, row: int) -> Label:
         """The label in a row that `label` or `label_in` gave."""
@@ -174,34 +185,38 @@ class Boundaries:
         self._labels[moved] = Label(label.step, label.phase, module, label.annotation)
         return moved
 
-    def _outside_backward(self, thread: ThreadState) -> tuple[int, str]:
-        calls = thread.calls
-        if thread.optimizers and self._is_stepping(thread, NO_TASK):
-            return Phase.OPTIMIZER, ""
-        if calls:
-            return Phase.FORWARD, calls[-1].path
-        if thread.after_forward and self._grad_enabled():
-            return Phase.FORWARD, ""
-        return Phase.OTHER, ""
+    def _in_loop(self, thread: ThreadState) -> Place:
+        place = thread.loop
+        at_loss = thread.after_forward and self._grad_enabled()
+        phase = Phase.FORWARD if at_loss else Phase.OTHER
+        if phase is not place.phase:
+            place.phase, place.step = phase, NOT_RECORDED
+        return place
 
-    def _inside_backward(self, thread: ThreadState, task: int) -> tuple[int, str]:
-        calls = thread.calls
-        if thread.optimizers and self._is_stepping(thread, task):
-            return Phase.OPTIMIZER, ""
-        if calls and calls[-1].task == task:  # recomputed by activation checkpointing
-            return Phase.BACKWARD, calls[-1].path
+    def _in_backward(self, thread: ThreadState, task: int) -> Place:
+        place = thread.passing
+        if place.task != task:
+            engine = frame_of(self._engine, sys._getframe(2))
+            place = thread.passing = BackwardPass(place.path, task, engine)
+            place.outer = thread.calls[-1] if thread.calls else None
         node = self._current_node()
-        if node is None:
-            return Phase.BACKWARD, ""
-        number = node._sequence_nr()
-        if number < _ACCUMULATE_GRAD:
-            thread.backward_path = self._module_at(thread, number)
-        return Phase.BACKWARD, thread.backward_path
+        number = node._sequence_nr() if node is not None else NOT_RECORDED
+        if number != place.number and number < _ACCUMULATE_GRAD:
+            place.number = number
+            path = self._module_at(thread, number) if node is not None else ""
+            if path != place.path:
+                place.path, place.step = path, NOT_RECORDED
+        return place
 
-    def _is_stepping(self, thread: ThreadState, task: int) -> bool:
-        """Whether the optimizer itself runs, and not a closure's model or backward pass."""
-        stepping = thread.optimizers[-1]
-        return stepping.task == task and stepping.depth == len(thread.calls)
+    def _row(self, place: Place) -> int:
+        key = (place.step, int(place.phase), place.path, place.annotation)
+        row = self._rows.get(key)
+        if row is None:
+            label = Label(place.step, place.phase, place.path, place.annotation)
+            row = self._interner.label(label.step, label.phase, label.module, label.annotation)
+            self._rows[key] = row
+            self._labels[row] = label
+        return row
 
     def _module_at(self, thread: ThreadState, number: int) -> str:
         numbers, paths = thread.numbers, thread.paths
@@ -210,16 +225,16 @@ class Boundaries:
         at = bisect_right(numbers, number)
         return paths[at - 1] if at else ""
 
-    def _enter_backward(self, thread: ThreadState) -> None:
-        thread.backward = True
-        thread.after_forward = False
+    def _cross(self, thread: ThreadState) -> None:
+        """A backward pass has begun or ended since the thread's last event."""
+        thread.backward = not thread.backward
+        if thread.backward:
+            thread.after_forward = False
         for listener in self.listeners:
-            listener.backward_began()
-
-    def _leave_backward(self, thread: ThreadState) -> None:
-        thread.backward = False
-        for listener in self.listeners:
-            listener.backward_ended()
+            if thread.backward:
+                listener.backward_began()
+            else:
+                listener.backward_ended()
 
     def _torch_functions(self, torch: Any) -> None:
         """Functions that are looked up once; private ones may be missing in another version."""
@@ -236,6 +251,7 @@ class Boundaries:
         self._graph_task = graph_task or (lambda: NO_TASK)
         self._current_node = (sequence and current_node) or (lambda: None)
         self._sequence = sequence or (lambda: 0)
+        self._engine = engine_codes(torch)
         if missing:
             self._failure = f"torch {torch.__version__} does not tell {' nor '.join(missing)}"
 
@@ -246,7 +262,7 @@ class Boundaries:
         if wanted and self._module_hooks is None:
             from torch.nn.modules import module
 
-            self._thread = ThreadState()  # calls that began unseen will end unseen
+            self._threads = Threads()  # calls that began unseen will end unseen
             self._parallel.clear()
             self._module_hooks = ExitStack()
             self._module_hooks.callback(silence(_COMPILE_WARNING))
@@ -285,7 +301,7 @@ class Boundaries:
             self._failure = f"a boundary was missed: {type(error).__name__}: {error}"
 
     def _enter_module(self, module: Any, args: tuple[Any, ...]) -> None:
-        thread = self._thread
+        thread = self._threads.state
         calls = thread.calls
         if not calls or calls[0].module_id == id(module):
             calls.clear()  # a root below itself: the call before was ended by a Ctrl-C
@@ -298,7 +314,9 @@ class Boundaries:
             for listener in self.listeners:
                 listener.outermost_call(module, args, kwargs or {})
         steady = frame.f_back or frame
-        calls.append(Call(id(module), path, self._graph_task(), id(steady)))
+        call = Call(id(module), path, self._graph_task(), id(steady))
+        call.outer = calls[-1] if calls else None
+        calls.append(call)
         self._log = thread.log(self._sequence(), path)
         if type(module).__name__ == "DataParallel":
             self._parallel.append(path)
@@ -311,7 +329,7 @@ class Boundaries:
         return self.modules.path(module, calls[-1].module_id if calls else 0, prefix)
 
     def _leave_module(self, module: Any, output: Any) -> None:
-        thread = self._thread
+        thread = self._threads.state
         calls = thread.calls
         while calls and calls[-1].module_id != id(module):
             if all(call.module_id != id(module) for call in calls):
@@ -348,19 +366,23 @@ class Boundaries:
             self._optimizers[key] = weakref.ref(
                 optimizer, functools.partial(self._forget_optimizer, key)
             )
-        thread = self._thread
+        thread = self._threads.state
         thread.after_forward = False
         for listener in self.listeners:
             listener.optimizer_begins(optimizer)
         drop_ended(thread.optimizers)
-        frame = sys._getframe(3)
-        thread.optimizers.append(Stepping(self._graph_task(), len(thread.calls), id(frame)))
+        wrapper = sys._getframe(3)
+        steady = wrapper.f_back or wrapper
+        calls = thread.calls
+        stepping = Stepping(self._graph_task(), len(calls), id(wrapper), id(steady))
+        stepping.outer = calls[-1] if calls else None
+        thread.optimizers.append(stepping)
 
     def _after_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self._guarded(self._optimizer_ended, optimizer)
 
     def _optimizer_ended(self, optimizer: Any) -> None:
-        thread = self._thread
+        thread = self._threads.state
         if thread.optimizers:
             thread.optimizers.pop()
         self._steps.optimizer_ended(optimizer)
@@ -371,7 +393,7 @@ class Boundaries:
             del self._optimizers[key]
 
     def _ended(self, step: int) -> None:
-        self._thread.after_forward = False
+        self._threads.state.after_forward = False
         self._rows.clear()
         if self._on_step is not None:
             self._on_step(step)

@@ -15,8 +15,9 @@ from memprof.sources import modules as modules_file
 from memprof.sources import protocol as protocol_file
 from memprof.sources import stacks as stacks_file
 from memprof.sources import storages as storages_file
+from memprof.sources import threadstate as threadstate_file
 from memprof.sources.boundaries import Boundaries
-from memprof.sources.dispatch import Watch, skip_in_dynamo
+from memprof.sources.dispatch import Watch, direct_overload, skip_in_dynamo
 from memprof.sources.outliving import Outliving
 from memprof.sources.owners import Owner, gradients, owners, tensors_in
 from memprof.sources.protocol import Chunk, Counters, Interner
@@ -29,6 +30,8 @@ from memprof.trace import EMPTY, NOT_RECORDED, Blocks, BlockState, Category, Pha
 __all__ = ["CpuSource"]
 
 _DEVICE = "cpu"
+_NO_TENSORS = frozenset((type(None), bool, int, float, complex))
+"""What operators return that give no tensor back."""
 _PASSING = (Category.UNKNOWN, Category.TEMPORARY)
 
 
@@ -207,25 +210,33 @@ class CpuSource:
     def _dispatch(self) -> Any:
         import torch
 
-        tensor_type = torch.Tensor
+        tensor, parameter = torch.Tensor, torch.nn.Parameter
+        plain = (tensor,)
         disabled = torch._C._disabled_torch_dispatch_impl
         below = torch._C._len_torch_dispatch_stack  # torch's own modes, which a subclass expects
-        held_by_key = self._live.held
-        pid = self._pid
+        overload = direct_overload()
+        known = self._live.held.get
+        note, frame_at = self._note, sys._getframe
 
         def dispatch(_mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if types and any(t.__torch_dispatch__ is not disabled for t in types) and not below():
+            if (
+                types
+                and types != plain
+                and any(t.__torch_dispatch__ is not disabled for t in types)
+                and not below()
+            ):
                 return NotImplemented  # a subclass goes first; its inner operators come back here
-            out = func(*args, **kwargs) if kwargs else func(*args)
+            call = func._op if type(func) is overload else func
+            out = call(*args, **kwargs) if kwargs else call(*args)
             try:
-                if type(out) is tensor_type:
+                kind = type(out)
+                if kind is tensor or kind is parameter:
                     storage = out.untyped_storage()
-                    held = held_by_key.get(storage._cdata)
-                    known = held is not None and abs(held.size) == storage.nbytes()
-                    if not known and out.is_cpu and os.getpid() == pid:
-                        self._note(storage, sys._getframe(1))
-                elif out is not None:
-                    self._note_results(out, sys._getframe(1))
+                    held = known(storage._cdata)
+                    if (held is None or held.size != storage.nbytes()) and out.is_cpu:
+                        note(storage, frame_at(1))
+                elif kind not in _NO_TENSORS:
+                    self._note_results(out, frame_at(1))
                 if self._at_loss:
                     self._mark_inputs(args)
             except Exception as error:  # noqa: BLE001  the job goes on whatever happens here
@@ -252,9 +263,9 @@ class CpuSource:
         held = live.held.get(storage._cdata)
         if held is not None and not live.refresh(held, storage):
             return held
-        label = self._boundaries.label()
-        stack = self._stacks.capture(frame, self._boundaries.running_call()) if frame else EMPTY
-        return live.add(storage, stack, label)
+        place = self._boundaries.place()
+        stack = self._stacks.capture(frame, place) if frame is not None else EMPTY
+        return live.add(storage, stack, place.row)
 
     def _made_in_backward(self) -> bool:
         """Whether the last backward pass left something that has no owner."""
@@ -347,5 +358,6 @@ _OWN_MODULES = (
     protocol_file,
     stacks_file,
     storages_file,
+    threadstate_file,
     sys.modules[__name__],
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-__all__ = ["Watch", "skip_in_dynamo"]
+__all__ = ["Watch", "direct_overload", "skip_in_dynamo"]
 
 
 class Watch:
@@ -94,6 +94,17 @@ def _push(mode: Any) -> None:
     from torch.utils._python_dispatch import _push_mode
 
     _push_mode(mode)
+
+
+def direct_overload() -> Any:
+    """The class of an operator whose ``_op`` may be called in its stead, which saves 1 µs a call.
+
+    Its ``__call__`` hands the arguments on, those of subclasses do more. None without an ``_op``.
+    """
+    import torch
+
+    kind = torch._ops.OpOverload
+    return kind if hasattr(torch.ops.aten.detach.default, "_op") else None
 
 
 def skip_in_dynamo(*modules: ModuleType) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from memprof.sources.boundaries import Call
 from memprof.sources.protocol import Interner
+from memprof.sources.threadstate import Place
 from memprof.trace import EMPTY
 
 __all__ = ["StackCapture"]
@@ -20,8 +20,9 @@ _HIDDEN = (_PACKAGE + "/", _PACKAGE + "\\")
 class StackCapture:
     """Interns stacks, innermost frame first, without frames of memprof.
 
-    The frames outside a module call do not move while it lasts, so that they are walked once a call
-    and not once an event; a stack whose frames are known costs about 0.1 µs a frame.
+    The frames outside a module call, an optimizer's step or a backward pass do not move while it
+    lasts: they are walked once for all of its events, and only as far as the next place outwards.
+    A stack whose frames are known costs about 0.1 µs for each of the others.
     """
 
     def __init__(self, interner: Interner) -> None:
@@ -30,29 +31,36 @@ class StackCapture:
         self._stacks: dict[tuple[Any, ...], int] = {}
         self._members: dict[int, tuple[int, ...]] = {EMPTY: ()}
 
-    def capture(self, frame: FrameType | None, call: Call | None) -> int:
-        """Row of the stack that begins with ``frame``, inside the innermost module ``call``."""
-        outside = call.frame_id if call is not None else 0
+    def capture(self, frame: FrameType | None, place: Place | None) -> int:
+        """Row of the stack that begins with ``frame``; ``place`` is where its thread is."""
+        steady = place.frame_id if place is not None else 0
         key: list[Any] = []
-        frames: list[FrameType] = []
-        while frame is not None and id(frame) != outside:
+        innermost = frame
+        while frame is not None and id(frame) != steady:
             key += (id(frame.f_code), frame.f_lasti)
-            frames.append(frame)
             frame = frame.f_back
         outer = EMPTY
-        if frame is not None and call is not None:
-            outer = call.site
-            if outer is None:
-                outer = call.site = self.capture(frame, None)
+        if frame is not None and place is not None:
+            site = place.site
+            outer = self._site(frame, place) if site is None else site
         key.append(outer)
         exact = tuple(key)
         row = self._stacks.get(exact)
         if row is None:
-            row = self._stacks[exact] = self._intern(frames, outer)
+            row = self._stacks[exact] = self._intern(innermost, frame, outer)
         return row
 
-    def _intern(self, frames: list[FrameType], outer: int) -> int:
-        rows = [row for row in map(self._frame, frames) if row >= 0]
+    def _site(self, frame: FrameType, place: Place) -> int:
+        place.site = row = self.capture(frame, place.outer)
+        return row
+
+    def _intern(self, frame: FrameType | None, end: FrameType | None, outer: int) -> int:
+        rows = []
+        while frame is not None and frame is not end:
+            row = self._frame(frame)
+            if row >= 0:
+                rows.append(row)
+            frame = frame.f_back
         members = (*rows, *self._members[outer])
         row = self._interner.stack(members[:_DEPTH])
         self._members.setdefault(row, members)

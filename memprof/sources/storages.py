@@ -145,7 +145,7 @@ class LiveStorages:
     def _gone(self, held: Held) -> None:
         del self.held[held.key]
         address = held.address
-        sharers = self._shared.get(address)
+        sharers = self._shared.get(address) if self._shared else None
         if held.size < 0 and sharers is not None:
             sharers.remove(held)
             return
