@@ -279,9 +279,13 @@ class CudaSource:
         self._look()
         self._begun = set(self._ordinals)
         states = {f"cuda:{i}": State() for i in self._ordinals}
-        for trace in traces_from_snapshot({"segments": segments_now(self._torch)}):
-            if trace.device in states and trace.end is not None:
-                states[trace.device] = Remapped(self._interner, trace.tables).state(trace.end)
+        began_us = _clock_us()
+        with collector_paused():
+            for trace in traces_from_snapshot({"segments": segments_now(self._torch)}):
+                if trace.device in states and trace.end is not None:
+                    states[trace.device] = Remapped(self._interner, trace.tables).state(trace.end)
+        blocks = sum(len(state.blocks) for state in states.values())
+        self._recorder.took(_clock_us() - began_us, blocks)
         return states
 
     def _passing(self, time_us: int) -> None:

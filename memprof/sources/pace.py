@@ -8,8 +8,8 @@ LONGEST_US = 500_000
 """The job is never held up for longer than this."""
 _AIM_US = 300_000
 """What a look should take at most: the rest is for writing down what it found."""
-_ENOUGH_ROWS = 1000
-"""A look at fewer is mostly what every look costs."""
+_ENOUGH_ROWS, _ENOUGH_US = 1000, 20_000
+"""A look at fewer, in less time, is mostly what every look costs."""
 
 
 class Pace:
@@ -21,7 +21,7 @@ class Pace:
 
     def measured(self, rows: int, took_us: float) -> None:
         """A look at so many rows took so long; a slower one counts at once, a faster by half."""
-        if rows < _ENOUGH_ROWS and took_us < _AIM_US:
+        if rows < _ENOUGH_ROWS and took_us < _ENOUGH_US:
             return
         row_us = took_us / max(rows, 1)
         self.row_us = max(row_us, (self.row_us + row_us) / 2)

@@ -81,7 +81,7 @@ class Recorder:
         """``take`` is called when entries must be read before they are gone; ``say`` notes."""
         self.owner = Owner.NOBODY
         self.is_over = False
-        """Whether the window has a gap, so that only another one can go on."""
+        """Whether the window cannot go on: it has a gap, or looks proved to take too long."""
         self.lost: set[int] = set()
         """Devices of which entries of this window are missing."""
         self.lock = threading.RLock()
@@ -95,7 +95,10 @@ class Recorder:
         self._since_us = 0
         self._before_program = 0
         self._most: dict[int, int] = {}
+        self._told = 0
+        """Entries that our ring holds."""
         self._room = 0
+        """Entries that a look may find; less than it holds once looks proved to be slow."""
         self._rows = 0
 
     # -- windows -------------------------------------------------------------------------------
@@ -170,16 +173,20 @@ class Recorder:
         self._rows += sum(len(segment["blocks"]) for segment in snapshot["segments"])
         traces = [self._new(i, ring, before.get(i, 0)) for i, ring in rings]
         self._counted = self._count()
-        if self._is_long() and self._counted == before:
+        if self.owner is Owner.MEMPROF and self._is_long() and self._counted == before:
             self._afresh()
         return {**snapshot, "device_traces": traces}
 
-    def took(self, took_us: float) -> None:
-        """What the last look took, all that was done with it included."""
+    def took(self, took_us: float, rows: int | None = None) -> None:
+        """What a look took, all that was done with it included; by default the last one here."""
         if self.owner is Owner.NOBODY:
             return
-        self._paces[self.owner].measured(self._rows, took_us)
-        if self.is_shared and took_us > LONGEST_US:
+        pace = self._paces[self.owner]
+        pace.measured(self._rows if rows is None else rows, took_us)
+        if self.owner is Owner.MEMPROF:
+            self._room = min(self._room, pace.room() - self._blocks())
+            self.is_over = self.is_over or self._room < _LEAST_ENTRIES
+        elif took_us > LONGEST_US:
             self._say(
                 "reading the program's own memory history held the job up for "
                 f"{format_duration(took_us)}: it is not read again as long as it is so long"
@@ -195,7 +202,7 @@ class Recorder:
             is_lost = _operations_in(new) < counted - self._counted.get(ordinal, 0)
         else:
             new = ring[seen.length if seen else 0 :]
-            is_lost = len(ring) >= self._room
+            is_lost = len(ring) >= self._told
         self._seen[ordinal] = _Seen.of(ring)
         if is_lost:
             self._overflowed(ordinal, len(ring))
@@ -290,7 +297,7 @@ class Recorder:
 
     def _is_long(self) -> bool:
         longest = max((seen.length for seen in self._seen.values()), default=0)
-        return self.owner is Owner.MEMPROF and longest > self._room // 8
+        return longest > self._room // 8 or self._room < self._told
 
     def _afresh(self) -> None:
         """Clear our ring: what it held was read, and the next look is short again."""
@@ -310,7 +317,8 @@ class Recorder:
     def _record(self, enabled: str | None) -> None:
         options: dict[str, Any] = {}
         if enabled is not None:
-            options = {"context": "alloc", "stacks": "python", "max_entries": self._room}
+            self._told = self._room
+            options = {"context": "alloc", "stacks": "python", "max_entries": self._told}
         if self._clears():
             options["clear_history"] = True
         with self._calls.own():

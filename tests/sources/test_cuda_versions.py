@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +12,8 @@ pytest.importorskip("torch", reason="the labels of CUDA events come from torch's
 
 from memprof.sources.boundaries import Boundaries
 from memprof.sources.cuda import CudaSource
+from memprof.sources.cudadevices import uuid_of
+from memprof.sources.nvml import cuda_uuids
 from memprof.sources.protocol import Interner
 from memprof.testing.cuda import StandInOutOfMemoryError, TorchStandIn
 from memprof.trace import Action, BlockState
@@ -71,21 +75,76 @@ def test_a_second_window_does_not_repeat_the_first(version, sources):
         source.end_window()
 
 
+class Touched:
+    """Passes everything on, and remembers what was asked for."""
+
+    def __init__(self, namespace, names: set[str], prefix: str = "") -> None:
+        self.__dict__.update(_namespace=namespace, _names=names, _prefix=prefix)
+
+    def __getattr__(self, name: str):
+        found = getattr(self._namespace, name)
+        if name == "memory":
+            return Touched(found, self._names, "memory.")
+        self._names.add(self._prefix + name)
+        return found
+
+
+def a_whole_job(torch: TorchStandIn, made: list[CudaSource]) -> None:
+    """Everything that the tracker asks of the source, and a failed allocation."""
+    source, _ = source_on(torch, made)
+    source.on_oom = lambda what: None
+    source._watch_ooms()
+    source.counters()
+    for _ in range(2):
+        source.begin_window()
+        torch.alloc(MIB, device=1)
+        source.drain()
+        with pytest.raises(StandInOutOfMemoryError):
+            torch.alloc(1 << 40)
+        source.counters()
+        source.end_window()
+        source.devices()
+    source.close()
+
+
 @pytest.mark.parametrize("version", VERSIONS)
-def test_nothing_is_called_that_waits_empties_or_resets(version, sources):
+def test_nothing_of_torch_is_called_but_what_is_listed(version, sources):
     torch = TorchStandIn(version, devices=2)
     torch.alloc(MIB)
-    source, _ = source_on(torch, sources)
-    source.counters()
-    source.begin_window()
-    torch.alloc(MIB, device=1)
-    source.drain()
-    source.counters()
-    source.end_window()
-    source.devices()
-    source.close()
+    names: set[str] = set()
+    torch.cuda = Touched(torch.cuda, names)
+    a_whole_job(torch, sources)
+    listed = {
+        "device_count",
+        "get_allocator_backend",
+        "get_device_properties",
+        "is_initialized",
+        "memory._record_memory_history",
+        "memory._snapshot",
+        "memory_reserved",
+        "memory_snapshot",
+        "memory_stats_as_nested_dict",
+        "_queued_calls",
+    }
+    if VERSIONS.index(version) >= 2:
+        listed.add("get_per_process_memory_fraction")
+    assert names == listed  # none of them waits for the device or initialises it
     assert [torch.calls[name] for name in FORBIDDEN] == [0, 0, 0, 0]
     assert not torch._C._cuda_isHistoryEnabled()
+
+
+@pytest.mark.parametrize("version", ["2.5", "2.7"])
+def test_hooks_that_torch_leaves_at_every_start_are_few(version, sources):
+    torch = TorchStandIn(version)
+    torch.alloc(MIB)
+    source, _ = source_on(torch, sources)
+    for _ in range(3):
+        source.begin_window()
+        for _ in range(20):
+            torch.free(torch.alloc(MIB))
+            source.drain()
+        source.end_window()
+    assert torch.calls["hooks_left"] == 2 * 3
 
 
 def test_the_peaks_of_the_program_are_read_and_never_reset(sources):
@@ -231,3 +290,31 @@ def test_a_closed_source_hears_nothing_and_an_error_of_ours_never_replaces_torch
         source.close()
     assert len(told) == 1
     assert torch.calls["attach_oom_observer"] == 1
+
+
+@pytest.mark.parametrize(
+    ("visible", "told", "uuid"),
+    [
+        ("", "11112222-aaaa", "11112222-aaaa"),
+        ("GPU-9999", "11112222-aaaa", "11112222-aaaa"),  # an abbreviation, which NVML knows not
+        ("MIG-77778888-cccc", "11112222-aaaa", "MIG-77778888-cccc"),
+        ("1,GPU-9999", None, None),
+        ("GPU-99990000-bbbb,1", None, "GPU-99990000-bbbb"),
+    ],
+)
+def test_a_visible_device_is_known_by_its_uuid(visible, told, uuid):
+    torch = TorchStandIn()
+    properties = SimpleNamespace(uuid=told) if told else SimpleNamespace()
+    torch.cuda.get_device_properties = lambda ordinal: properties
+    assert uuid_of(torch, 0, {"CUDA_VISIBLE_DEVICES": visible}) == uuid
+
+
+@pytest.mark.parametrize("backend", ["native", "pluggable", "uncached"])
+def test_the_driver_is_asked_for_the_devices_that_are_used(backend, monkeypatch):
+    if backend == "uncached":
+        monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    torch = TorchStandIn(backend=backend, devices=3)
+    torch.alloc(MIB, device=2)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert cuda_uuids() == {"cuda:2": "stand-in-2"}
