@@ -187,7 +187,7 @@ def _no_backward(case: Case) -> Iterator[Proposal]:
     if builds and case.site is not None and case.links:
         yield Proposal(
             "no_grad",
-            0.65,
+            0.75,
             "Nothing here runs a backward pass, yet the graph is built and kept.",
             case.site,
             patch=_decorated(case),
@@ -272,11 +272,17 @@ def _old_graphs(case: Case) -> Iterator[Proposal]:
         yield Proposal("detach", 0.85, f"{why}.", case.places[0] if case.places else site)
 
 
+def _called_from(case: Case) -> Place | None:
+    """The statement outside all modules from which what made the tensors was called."""
+    outside = (p for f, p in case.frames if f.name.rpartition(".")[2] != "forward")
+    return next(outside, None)
+
+
 def _unused_gradients(case: Case) -> Iterator[Proposal]:
     why = f"backward runs through {case.fact('modules', '')}, whose gradients no optimizer reads"
-    site = case.site
-    statement = site.statement if site is not None else None
     inside = bool(case.fact("same_root", otherwise=False))  # the unused part is within the model
+    site = case.site if inside else _called_from(case) or case.site
+    statement = site.statement if site is not None else None
     patch = ""
     if site is not None and isinstance(statement, ast.Assign) and not inside:
         patch = diff(site.program, *wrapped(statement.value, ".detach()"))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from memprof.advice.case import Case, Proposal
 from memprof.advice.patch import diff, with_keyword, without_keyword
+from memprof.advice.reducer import unviewed, viewed
 from memprof.advice.source import OPTIMIZERS, keyword
 from memprof.analysis.program import Place, bound_names, loaded_names
 from memprof.analysis.suspicion import Pattern
@@ -160,11 +161,10 @@ def _autocast(case: Case, nbytes: str) -> Iterator[Proposal]:
 
 def _buckets(case: Case, nbytes: str) -> Iterator[Proposal]:
     why = f"The reducer's buckets hold a second copy of every gradient, {nbytes}"
-    for call, place in case.calls("DistributedDataParallel", "DDP"):
-        patch = diff(place.program, with_keyword(call, "gradient_as_bucket_view", "True"))
-        yield Proposal("bucket_view", 0.92, f"{why}.", place, patch=patch)
-        return
-    yield Proposal("bucket_view", 0.85, f"{why}.", case.site)
+    calls = unviewed(case)
+    place = calls[0][0] if calls else case.site
+    patch = viewed(*calls[0]) if len(calls) == 1 else ""  # of several: nobody knows whose they are
+    yield Proposal("bucket_view", 0.92 if calls else 0.85, f"{why}.", place, patch=patch)
 
 
 def _one_tensor(case: Case, nbytes: str) -> Iterator[Proposal]:

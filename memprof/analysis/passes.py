@@ -31,6 +31,8 @@ def _held_gradients(scene: Scene) -> Iterator[Suspicion]:
         return
     lives = scene.lives
     crossing = scene.freed_in > scene.made_in  # the others cannot be there in a later step
+    # Made elsewhere than in a backward pass it is a buffer that gradients are views of, and meant.
+    crossing &= scene.phase == Phase.BACKWARD
     gradients = np.flatnonzero((scene.category == Category.GRADIENT) & crossing)
     if not len(gradients):
         return

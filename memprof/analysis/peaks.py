@@ -290,15 +290,18 @@ def _buckets(scene: Scene) -> Iterator[Suspicion]:
     parameters = scene.bytes_of(scene.at_peak & (scene.category == Category.PARAMETER))
     if not mask.any() or not 0.9 < scene.bytes_of(mask) / max(parameters, 1) < 1.3:
         return
-    rows = np.flatnonzero(mask)
+    # As views of the buckets each gradient is copied there, and is gone before the next is made.
+    copied = (scene.category == Category.GRADIENT) & (scene.phase == Phase.BACKWARD)
+    gradients = np.flatnonzero(copied)  # in the order in which they were made
+    made = scene.lives.alloc[gradients]
     yield Suspicion(
         Pattern.BUCKETS,
         scene.main_site(mask),
-        rows,
+        np.flatnonzero(mask),
         0.85,
         "are the reducer's buckets, a second copy of every gradient",
         scene.bytes_of(mask),
-        scene.replayed(scene.whole(rows)),
+        scene.replayed(scene.ended(gradients, np.append(made[1:], made[-1:]))),
     )
 
 

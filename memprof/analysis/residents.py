@@ -219,6 +219,7 @@ def _grows(scene: Scene, mask: Bools) -> bool:
 def _unused_gradients(scene: Scene) -> Iterator[Suspicion]:
     """Gradients that stay while an optimizer clears others, or that lack state as others have."""
     gradient = scene.category == Category.GRADIENT
+    gradient &= scene.phase == Phase.BACKWARD  # else a buffer that gradients are views of
     forever = gradient & _long(scene) & (scene.lives.free == scene.events)
     if not forever.any():
         return

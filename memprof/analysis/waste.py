@@ -124,12 +124,18 @@ def _distinct(weighed: list[tuple[float, Suspicion]]) -> list[tuple[float, Suspi
     for weight, suspicion in weighed:
         rows = suspicion.rows
         told = any(
-            len(rows) and np.isin(rows, other.rows).mean() > 0.5 and suspicion.certainty < 0.6
+            len(rows) and np.isin(rows, other.rows).mean() > 0.5 and _is_less(suspicion, other)
             for _, other in kept
         )
         if not told:
             kept.append((weight, suspicion))
     return kept
+
+
+def _is_less(one: Suspicion, other: Suspicion) -> bool:
+    """Whether ``one`` adds nothing to a better one about the same tensors."""
+    gradients = (Pattern.HELD_GRADIENTS, Pattern.UNUSED_GRADIENTS)
+    return one.certainty < 0.6 or (one.pattern, other.pattern) == gradients
 
 
 def _found(scene: Scene, suspicion: Suspicion, weight: float, holders: tuple[Holder, ...]) -> Found:

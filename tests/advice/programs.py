@@ -19,7 +19,7 @@ def build(width=192, blocks=4):
 """
 
 LEAKS = {
-    "item": """\
+    "item/_running_sum": """\
 class Meter:
     def __init__(self):
         self.net, self.sum = build(), 0.0
@@ -28,7 +28,7 @@ class Meter:
         error = self.net(torch.randn(64, 192)).square().mean()
         self.sum = self.sum + error
 """,
-    "detach": """\
+    "detach/_history": """\
 class History:
     def __init__(self):
         self.net, self.state = build(), torch.zeros(64, 192)
@@ -37,7 +37,7 @@ class History:
         carried = self.net(self.state)
         self.state = carried
 """,
-    "weakref": """\
+    "weakref/_registry": """\
 class Adapter(nn.Module):
     everyone = set()
 
@@ -52,7 +52,7 @@ class Pipeline:
         with torch.no_grad():
             Adapter().proj(torch.randn(4, 160))
 """,
-    "bound_cache": """\
+    "bound_cache/_memoized/lru_cache": """\
 @functools.lru_cache(maxsize=None)
 def table(n):
     return torch.arange(n * 64, dtype=torch.float32).view(n, 64)
@@ -67,7 +67,7 @@ class Decoder:
             self.n += 1
             table(self.n)
 """,
-    "clone_view": """\
+    "clone_view/_view": """\
 class Features:
     def __init__(self):
         self.net, self.first = build(), []
@@ -77,7 +77,7 @@ class Features:
         out = self.net(torch.randn(96, 192))
         self.first.append(out[0])
 """,
-    "clear_traceback": """\
+    "clear_traceback/_kept": """\
 def broken(net):
     hidden = net(torch.randn(96, 192))
     raise ValueError(hidden.shape)
@@ -95,7 +95,7 @@ class Skipping:
             problem = error
         return problem is not None
 """,
-    "break_cycle": """\
+    "break_cycle/_checkpoint": """\
 from torch.utils.checkpoint import checkpoint
 
 
@@ -116,7 +116,7 @@ class Checkpointed:
         seen["out"].sum().backward()
         self.net.zero_grad()
 """,
-    "save_for_backward": """\
+    "save_for_backward/_ctx_attribute": """\
 class Cube(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -137,11 +137,73 @@ class Cubing:
         Cube.apply(self.net(torch.randn(96, 192))).sum().backward()
         self.net.zero_grad()
 """,
+    "item/_kept_results": """\
+class Losses:
+    def __init__(self):
+        self.net, self.losses = build(), []
+
+    def step(self):
+        error = self.net(torch.randn(64, 192)).square().mean()
+        self.losses.append(error)
+""",
+    "no_grad/_no_backward": """\
+def score(net, x):
+    return net(x).square().mean()
+
+
+class Scores:
+    def __init__(self):
+        self.net, self.scores = build(), []
+
+    def step(self):
+        self.scores.append(score(self.net, torch.randn(64, 192)))
+""",
+    "bound_cache/_memoized/cache": """\
+@functools.cache
+def table(n):
+    return torch.arange(n * 64, dtype=torch.float32).view(n, 64)
+
+
+class Encoder:
+    def __init__(self):
+        self.n = 100
+
+    def step(self):
+        for _ in range(12):
+            self.n += 1
+            table(self.n)
+""",
+    "clone_view/_saved_view": """\
+class Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        gated = x.sigmoid()
+        first = gated[:48]
+        ctx.save_for_backward(first.flatten())
+        return first, gated
+
+    @staticmethod
+    def backward(ctx, of_first, of_gated):
+        (first,) = ctx.saved_tensors
+        return of_gated * first.mean()
+
+
+class Gating:
+    def __init__(self):
+        self.net = build(blocks=1)
+
+    def step(self):
+        first, gated = Gate.apply(self.net(torch.randn(96, 192)))
+        (first.mean() + gated.mean()).item()
+""",
 }
-"""By fix: a program whose classes' last one has a ``step`` that leaks."""
+"""By fix and rule: a program whose classes' last one has a ``step`` that leaks."""
+
+for _fix in ("_running_sum", "_kept_results"):
+    LEAKS[f"detach/{_fix}"] = LEAKS[f"item/{_fix}"]
 
 WASTE = {
-    "no_grad": """\
+    "no_grad/_of_pattern": """\
 def score(net, x):
     return net(x).mean()
 
@@ -153,7 +215,7 @@ class Evaluation:
     def step(self):
         score(self.net, torch.randn(256, 192)).item()
 """,
-    "set_to_none": """\
+    "set_to_none/_gradients": """\
 class Zeroing:
     def __init__(self):
         self.net = build(blocks=4)
@@ -165,7 +227,7 @@ class Zeroing:
         loss.backward()
         self.opt.step()
 """,
-    "foreach_false": """\
+    "foreach_false/_optimizer": """\
 class Foreach:
     def __init__(self):
         self.net = build(blocks=8)
@@ -176,7 +238,7 @@ class Foreach:
         self.opt.step()
         self.opt.zero_grad()
 """,
-    "disable_autocast_cache": """\
+    "disable_autocast_cache/_autocast": """\
 class Serving:
     def __init__(self):
         self.net = build(blocks=8).eval()
@@ -187,7 +249,7 @@ class Serving:
     def step(self):
         self.net(torch.randn(8, 192)).float().mean().item()
 """,
-    "del_ref": """\
+    "del_ref/_lingering": """\
 class Trials:
     def __init__(self):
         self.net = None
@@ -195,7 +257,7 @@ class Trials:
     def step(self):
         self.net = build(blocks=6)
 """,
-    "no_retain_graph": """\
+    "no_retain_graph/_retained": """\
 class Retaining:
     def __init__(self):
         self.net, self.loss = build(blocks=8), None
@@ -208,8 +270,64 @@ class Retaining:
         self.opt.zero_grad()
         self.loss = loss
 """,
+    "detach/_old_graphs": """\
+import collections
+
+
+class Recent:
+    def __init__(self):
+        self.net, self.critic = build(blocks=2), build()
+        self.recent = collections.deque(maxlen=6)
+
+    def step(self):
+        x = torch.randn(256, 192)
+        value = self.critic(x)
+        self.recent.append(value)
+        self.net(x).square().mean().backward()
+        self.net.zero_grad()
+""",
+    "detach/_unused_gradients": """\
+class Teacher(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = build()
+
+    def forward(self, x):
+        return self.body(x)
+
+
+class Distilling:
+    def __init__(self):
+        self.teacher, self.net = Teacher(), build()
+        self.opt = torch.optim.SGD(self.net.parameters(), lr=1e-3)
+
+    def step(self):
+        x = torch.randn(64, 192)
+        wanted = self.teacher(x)
+        (self.net(x) - wanted).square().mean().backward()
+        self.opt.step()
+        self.opt.zero_grad()
+""",
+    "bucket_view/_buckets": """\
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as Parallel
+
+if not dist.is_initialized():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
+class Distributed:
+    def __init__(self):
+        self.net = Parallel(build(blocks=8))
+        self.opt = torch.optim.SGD(self.net.parameters(), lr=1e-3)
+
+    def step(self):
+        self.net(torch.randn(8, 192)).square().mean().backward()
+        self.opt.step()
+        self.opt.zero_grad()
+""",
 }
-"""By fix: a program that wastes memory without growing."""
+"""By fix and rule: a program that wastes memory without growing."""
 
 RUN = """\
 
@@ -225,8 +343,8 @@ def main(path, steps=24):
 """
 
 
-def program(fix: str) -> str:
+def program(case: str) -> str:
     """The whole source of a program; ``main(path)`` records it."""
-    body = {**LEAKS, **WASTE}[fix]
+    body = {**LEAKS, **WASTE}[case]
     name = body.rsplit("\nclass ", 1)[-1] if "\nclass " in body else body[len("class ") :]
     return HEAD + MODEL + body + RUN.replace("{name}", name.split("(")[0].split(":")[0])
