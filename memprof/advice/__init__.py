@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 from memprof.advice import (
     allocator,
+    backward,
     containers,
     cycles,
     errors,
@@ -30,6 +31,7 @@ _RULES: tuple[Callable[[Case], Iterator[Proposal]], ...] = (
     errors.rules,
     cycles.rules,
     graph.rules,
+    backward.rules,
     containers.rules,
     placement.rules,
     peak.rules,

@@ -10,6 +10,7 @@ import numpy as np
 from memprof.advice.case import Case, Proposal
 from memprof.advice.patch import diff, removed
 from memprof.analysis.findings import Kind
+from memprof.analysis.program import Program, root_name
 from memprof.analysis.savings import Saving
 from memprof.analysis.suspicion import Pattern
 from memprof.analysis.whatif import replay
@@ -101,13 +102,33 @@ def _replayed(case: Case, settings: list[str]) -> dict[str, Saving]:
 def _emptied(case: Case) -> Iterator[Proposal]:
     asked = format_bytes(case.found.bytes)
     why = f"{asked} go back to the driver and are asked for again in every step"
-    for call, place in case.calls("empty_cache"):
-        alone = isinstance(place.statement, ast.Expr) and place.statement.value is call
-        patch = diff(place.program, removed(place.program, place.statement)) if alone else ""
-        yield Proposal("drop_empty_cache", 0.9, f"{why}: it costs time and frees nothing.", place,
-                       patch=patch)  # fmt: skip
+    calls = [(c, p) for c, p in case.calls("empty_cache") if _is_of_torch(c, p.program)]
+    if not calls:
+        yield Proposal("drop_empty_cache", 0.6, f"{why}.", case.site)
         return
-    yield Proposal("drop_empty_cache", 0.6, f"{why}.", case.site)
+    call, place = calls[0]
+    alone = isinstance(place.statement, ast.Expr) and place.statement.value is call
+    # Of several calls it is not known which one is made in every step.
+    sure = alone and len(calls) == 1
+    patch = diff(place.program, removed(place.program, place.statement)) if sure else ""
+    yield Proposal(
+        "drop_empty_cache", 0.9, f"{why}: it costs time and frees nothing.", place, patch=patch
+    )
+
+
+def _is_of_torch(call: ast.Call, program: Program) -> bool:
+    """Whether it is torch's function, and not some object's that bears the same name."""
+    names = {"torch"}
+    for node in ast.walk(program.tree):
+        if isinstance(node, ast.Import):
+            names |= {a.asname for a in node.names if a.asname and _is_torch(a.name)}
+        elif isinstance(node, ast.ImportFrom) and _is_torch(node.module or ""):
+            names |= {a.asname or a.name for a in node.names}
+    return root_name(call.func) in names
+
+
+def _is_torch(module: str) -> bool:
+    return module.split(".", maxsplit=1)[0] == "torch"
 
 
 def _private_pools(case: Case) -> Iterator[Proposal]:

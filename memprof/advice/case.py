@@ -102,10 +102,11 @@ class Case:
 
     @cached_property
     def backward(self) -> bool:
-        """Whether the run has a backward pass at all."""
+        """Whether the run has a backward pass at all, or may have one: not every trace tells."""
         if self.trace is None:
             return True
-        return any(label.phase == Phase.BACKWARD for label in self.trace.tables.labels)
+        phases = {label.phase for label in self.trace.tables.labels}
+        return Phase.BACKWARD in phases or phases <= {Phase.UNKNOWN}
 
     @property
     def direct(self) -> bool:

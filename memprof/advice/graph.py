@@ -1,28 +1,23 @@
-"""Rules for what hangs on autograd's graph: kept losses, histories, passes for nothing."""
+"""Rules for what hangs on autograd's graph and grows: kept losses, histories, sums."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from memprof.advice.case import Case, Proposal, place_at
-from memprof.advice.patch import before, diff, without_keyword, wrapped
+from memprof.advice.backward import piled_up, under_no_grad
+from memprof.advice.case import Case, Proposal
+from memprof.advice.patch import diff, wrapped
 from memprof.advice.source import (
-    OPTIMIZERS,
     accumulated,
     growing,
-    handed_to,
     is_autograd_function,
     keyword,
 )
 from memprof.analysis.findings import Kind
 from memprof.analysis.program import Place, bound_names, calls_in
-from memprof.analysis.suspicion import Pattern
-from memprof.units import format_bytes
 
 __all__ = ["rules"]
-
-_STEPPING = ("backward", "grad", "step")
 
 
 def rules(case: Case) -> Iterator[Proposal]:
@@ -30,12 +25,10 @@ def rules(case: Case) -> Iterator[Proposal]:
     if case.grows:
         yield from _running_sum(case)
         yield from _kept_results(case)
+        yield from _carried(case)
         yield from _history(case)
         yield from _created_graph(case)
         yield from _no_backward(case)
-    yield from _of_pattern(case)
-    if case.grows or case.pattern == Pattern.RETAINED_GRAPH.value:
-        yield from _retained(case)
 
 
 def _near(case: Case) -> list[Place]:
@@ -94,7 +87,7 @@ def _cuts(case: Case) -> Iterator[tuple[str, str, float, str]]:
     """Fix, code, certainty and reason for a tensor with a ``grad_fn`` that a container takes."""
     if case.scalar and case.direct:
         yield "item", ".item()", 0.9, "as a tensor of one number: keep the number."
-    if case.direct and case.backward and not case.scalar:
+    if case.direct and case.backward:
         why = (
             "after its backward pass: detaching drops the graph's nodes (host memory), while the "
             "tensor itself stays as long as it is kept."
@@ -129,14 +122,15 @@ def _history(case: Case) -> Iterator[Proposal]:
         kept = [t for t in bound_names(statement) if isinstance(t, ast.Attribute)]
         if not kept or accumulated(place) is not None or is_autograd_function(place):
             continue
-        value = statement.value
+        if any(_read_by_itself(place)):
+            continue
         name = ast.unparse(kept[0])
         yield Proposal(
             "detach",
             0.86,
             f"`{name}` keeps the graph that made it, and with it every tensor saved there.",
             place,
-            patch=diff(place.program, *wrapped(value, ".detach()")),
+            patch=_cut_off(case, place, statement.value, name),
         )
         yield Proposal(
             "no_grad",
@@ -145,6 +139,75 @@ def _history(case: Case) -> Iterator[Proposal]:
             place,
         )
         return
+
+
+def _cut_off(case: Case, place: Place, value: ast.expr, name: str) -> str:
+    """``self.state = out.detach()``; empty where the function goes on to learn from it."""
+    targets = place.statement.targets if isinstance(place.statement, ast.Assign) else []
+    if "item" in case.links or any(isinstance(t, (ast.Tuple, ast.List)) for t in targets):
+        return ""
+    nodes = [node for node in ast.walk(place.scope) if isinstance(node, ast.expr)]
+    if any(_reads(node, name) and node.lineno > place.line for node in nodes):
+        return ""
+    return diff(place.program, *wrapped(value, ".detach()"))
+
+
+def _carried(case: Case) -> Iterator[Proposal]:
+    """``h = net(x, h)``: each step's graph hangs on that of the step before."""
+    near = [*case.places, *(place for _, place in case.frames)]
+    if not case.graph or piled_up(case) or any(accumulated(p) is not None for p in near):
+        return
+    for place in near:
+        for name, reads in _read_by_itself(place):
+            yield Proposal(
+                "detach",
+                0.9,
+                f"`{name}` is made from the `{name}` of the step before, whose graph it keeps, and "
+                f"that of all steps before it: hand over `{name}.detach()`.",
+                place,
+                patch=_between_steps(case, place, name, reads),
+            )
+            return
+
+
+def _read_by_itself(place: Place) -> Iterator[tuple[str, list[ast.expr]]]:
+    """Names and attributes that a statement binds to a call that reads them, and where it does."""
+    statement = place.statement
+    if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or statement.value is None:
+        return
+    inside = [n for call in calls_in(statement.value) for n in ast.walk(call)]
+    nodes = {id(node): node for node in inside if isinstance(node, ast.expr)}
+    for target in bound_names(statement):
+        name = ast.unparse(target)
+        reads = [node for node in nodes.values() if _reads(node, name)]
+        if reads:
+            yield name, reads
+
+
+def _between_steps(case: Case, place: Place, name: str, reads: list[ast.expr]) -> str:
+    """The patch; empty where it might cut within a step, or the name may be no tensor."""
+    within = place.loop is not None and not calls_in(place.loop, "backward")
+    if within or "item" in case.links or _may_be_none(place, name):
+        return ""
+    return diff(place.program, *(edit for node in reads for edit in wrapped(node, ".detach()")))
+
+
+def _reads(node: ast.AST, name: str) -> bool:
+    if not isinstance(node, (ast.Name, ast.Attribute)) or not isinstance(node.ctx, ast.Load):
+        return False
+    return ast.unparse(node) == name
+
+
+def _may_be_none(place: Place, name: str) -> bool:
+    """Whether the program sets a name or an attribute of that name to None somewhere."""
+    last = name.rpartition(".")[2]
+    for node in ast.walk(place.program.tree):
+        value = getattr(node, "value", None)
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(value, ast.Constant):
+            names = [ast.unparse(target).rpartition(".")[2] for target in bound_names(node)]
+            if value.value is None and last in names:
+                return True
+    return False
 
 
 def _created_graph(case: Case) -> Iterator[Proposal]:
@@ -190,108 +253,5 @@ def _no_backward(case: Case) -> Iterator[Proposal]:
             0.75,
             "Nothing here runs a backward pass, yet the graph is built and kept.",
             case.site,
-            patch=_decorated(case),
+            patch=under_no_grad(case),
         )
-
-
-def _decorated(case: Case) -> str:
-    """``@torch.no_grad()`` above the user's outermost function without a backward pass."""
-    for _, place in case.frames:
-        function = place.function
-        if function is None or place.class_ is not None or calls_in(function, *_STEPPING):
-            continue
-        program = place.program
-        if "torch" not in {a.asname or a.name for n in program.tree.body
-                           if isinstance(n, ast.Import) for a in n.names}:  # fmt: skip
-            continue
-        line = min([function.lineno, *(d.lineno for d in function.decorator_list)])
-        return diff(program, before(program, line, "@torch.no_grad()"))
-    return ""
-
-
-def _retained(case: Case) -> Iterator[Proposal]:
-    near = [*case.places, *(place for _, place in case.frames)]
-    for place in {id(p.scope): p for p in near}.values():
-        for call in calls_in(place.scope, "backward"):
-            value = keyword(call, "retain_graph")
-            if isinstance(value, ast.Constant) and value.value is True:
-                program = place.program
-                yield Proposal(
-                    "no_retain_graph",
-                    0.85,
-                    "`retain_graph=True` keeps every saved tensor after the backward pass.",
-                    program.place(call),
-                    patch=diff(program, without_keyword(call, "retain_graph")),
-                )
-                return
-
-
-def _of_pattern(case: Case) -> Iterator[Proposal]:
-    nbytes = format_bytes(case.found.bytes)
-    if case.pattern == Pattern.EVALUATION_GRAPH.value:
-        why = f"{nbytes} of activations wait for a backward pass that does not come."
-        patch = _decorated(case)
-        yield Proposal("no_grad", 0.9, why, case.site, patch=patch)
-        yield Proposal(
-            "inference_mode", 0.6, f"{why} Inference mode saves a little more.", case.site
-        )
-    if case.pattern == Pattern.OLD_GRAPHS.value:
-        yield from _old_graphs(case)
-    if case.pattern == Pattern.RETAINED_GRAPH.value:
-        why = f"{nbytes} of activations outlive the backward pass, held by the loss or the output."
-        yield Proposal("del_ref", 0.6, why, case.site)
-    if case.pattern == Pattern.UNUSED_GRADIENTS.value:
-        yield from _unused_gradients(case)
-    if case.pattern == Pattern.SUMMED_LOSSES.value and "sum_line" in case.found.evidence.facts:
-        line = int(case.fact("sum_line", 0))
-        yield Proposal(
-            "early_backward",
-            0.95,
-            f"The graphs of {case.fact('times', 2)} passes are alive at once ({nbytes}): call "
-            "`backward()` on each loss, the gradients add up to the same.",
-            place_at(str(case.fact("sum_file", "")), line),
-            line,
-        )
-
-
-def _old_graphs(case: Case) -> Iterator[Proposal]:
-    steps = case.fact("steps", 0)
-    why = f"Tensors of {steps} earlier steps are kept with the graphs that made them"
-    site = case.site
-    handed = list(handed_to(site)) if site is not None else []
-    for place, argument in handed[:1]:
-        text = ast.unparse(argument)
-        yield Proposal(
-            "detach",
-            0.92,
-            f"{why}: hand over `{text}.detach()`.",
-            place,
-            patch=diff(place.program, *wrapped(argument, ".detach()")),
-        )
-    if not handed:
-        yield Proposal("detach", 0.85, f"{why}.", case.places[0] if case.places else site)
-
-
-def _called_from(case: Case) -> Place | None:
-    """The statement outside all modules from which what made the tensors was called."""
-    outside = (p for f, p in case.frames if f.name.rpartition(".")[2] != "forward")
-    return next(outside, None)
-
-
-def _unused_gradients(case: Case) -> Iterator[Proposal]:
-    why = f"backward runs through {case.fact('modules', '')}, whose gradients no optimizer reads"
-    inside = bool(case.fact("same_root", otherwise=False))  # the unused part is within the model
-    site = case.site if inside else _called_from(case) or case.site
-    statement = site.statement if site is not None else None
-    patch = ""
-    if site is not None and isinstance(statement, ast.Assign) and not inside:
-        patch = diff(site.program, *wrapped(statement.value, ".detach()"))
-    optimizers = [place for _, place in case.calls(*OPTIMIZERS)]
-    yield Proposal(
-        "freeze_params",
-        0.9 if inside else 0.8,
-        f"If these are not trained, `requires_grad_(False)`: {why}.",
-        optimizers[0] if inside and optimizers else site,
-    )
-    yield Proposal("detach", 0.85, f"Cut it off here: {why}.", site, patch=patch)
-    yield Proposal("no_grad", 0.5, f"Or compute it under `torch.no_grad()`: {why}.", site)

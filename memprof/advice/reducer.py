@@ -1,4 +1,4 @@
-"""Where a program wraps its model in torch's ``DistributedDataParallel``, and with which buckets."""
+"""Where a program wraps its model in torch's ``DistributedDataParallel``, with which buckets."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from memprof.analysis.gradmode import without_gradients
 from memprof.analysis.savings import Cuts
 from memprof.analysis.scene import Ints, Scene
 from memprof.analysis.suspicion import Pattern, Suspicion
@@ -15,6 +16,8 @@ __all__ = ["passes"]
 
 _MOST_STEPS = 0.6
 _KEPT_MODULES = 3
+_KEPT_SHARE = 0.4
+"""Of the bytes that a forward pass makes: with gradients on, most are there when it ends."""
 
 
 def passes(scene: Scene) -> Iterator[Suspicion]:
@@ -115,8 +118,13 @@ def _evaluation_graph(scene: Scene) -> Iterator[Suspicion]:
         low, high = np.searchsorted(lives.alloc, [first, last + 1])  # rows are in this order
         rows = np.arange(low, high)
         alive = (lives.free[rows] > last) & ~scene.owned[rows] & brief[rows]
+        made = int(lives.size[rows].sum())
         rows = rows[alive]
         if len(set(scene.module[rows].tolist()) - {0}) < _KEPT_MODULES:
+            continue
+        if lives.size[rows].sum() < _KEPT_SHARE * made:
+            continue  # results of several modules, and nothing of what lies between them
+        if without_gradients(scene.stack(int(rows[0]))):
             continue
         after = np.append(lives.alloc[rows[1:]], last)
         output = len(rows) - 1

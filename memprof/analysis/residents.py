@@ -97,6 +97,8 @@ def _copies(scene: Scene) -> Iterator[Suspicion]:
     for site in np.unique(scene.site[free]):
         mask = free & (scene.site == site)
         sizes = Counter(requested[mask].tolist())
+        if any(size not in sizes for size in wanted):
+            continue  # activations may well be as large as the largest weights
         common = sum(size * min(n, wanted[size]) for size, n in sizes.items())
         own = sum(size * n for size, n in sizes.items())
         copies = max(1, round(own / total))

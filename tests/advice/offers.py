@@ -65,9 +65,9 @@ def _functions(tree: ast.Module) -> list[ast.FunctionDef]:
 def _patched(function: ast.FunctionDef) -> Iterator[ast.Call]:
     """Calls that make a `Proposal` with a patch, named or as the sixth argument."""
     for node in ast.walk(function):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Proposal":
-            if len(node.args) > 5 or any(k.arg == "patch" for k in node.keywords):
-                yield node
+        made = isinstance(node, ast.Call) and ast.unparse(node.func) == "Proposal"
+        if made and (len(node.args) > 5 or any(k.arg == "patch" for k in node.keywords)):
+            yield node
 
 
 def _fixes(fix: ast.expr, function: ast.FunctionDef, tree: ast.Module) -> set[str]:

@@ -37,6 +37,15 @@ class History:
         carried = self.net(self.state)
         self.state = carried
 """,
+    "detach/_carried": """\
+class Recurrent:
+    def __init__(self):
+        self.cell, self.hidden = nn.GRUCell(192, 192), torch.zeros(64, 192)
+
+    def step(self):
+        self.hidden = self.cell(torch.randn(64, 192), self.hidden)
+        return self.hidden.square().mean().item()
+""",
     "weakref/_registry": """\
 class Adapter(nn.Module):
     everyone = set()
@@ -144,7 +153,18 @@ class Losses:
 
     def step(self):
         error = self.net(torch.randn(64, 192)).square().mean()
+        error.backward()
+        self.net.zero_grad()
         self.losses.append(error)
+""",
+    "detach/_kept_results": """\
+class Values:
+    def __init__(self):
+        self.net, self.values = build(), []
+
+    def step(self):
+        value = self.net(torch.randn(64, 192)).square().mean()
+        self.values.append(value)
 """,
     "no_grad/_no_backward": """\
 def score(net, x):
@@ -199,8 +219,7 @@ class Gating:
 }
 """By fix and rule: a program whose classes' last one has a ``step`` that leaks."""
 
-for _fix in ("_running_sum", "_kept_results"):
-    LEAKS[f"detach/{_fix}"] = LEAKS[f"item/{_fix}"]
+LEAKS["detach/_running_sum"] = LEAKS["item/_running_sum"]
 
 WASTE = {
     "no_grad/_of_pattern": """\

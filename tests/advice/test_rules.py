@@ -135,6 +135,80 @@ def test_a_running_sum_on_the_host_is_said_to_keep_graph_nodes(bench):
     assert "+    s.total = s.total + loss.item()" in first.patch
 
 
+THROUGH_GRAPH = (("autograd_node", "TanhBackward0", -1), ("saved_tensor", "result", -1))
+
+CARRIED = """\
+def train(cell, data, hidden):
+    for x in data:
+        hidden = cell(x, hidden)
+        loss = hidden.mean()
+        loss.backward(retain_graph=True)
+"""
+
+
+def test_a_state_that_carries_its_graph_is_detached_between_steps_and_the_graph_kept(bench):
+    bench.write(CARRIED)
+    holder = bench.holder("loss = hidden", ("local", "loss", -1), *THROUGH_GRAPH)
+    first, *rest = bench.advise("hidden = cell", holder)
+    assert (first.fix, first.line) == ("detach", 3)
+    assert "+        hidden = cell(x, hidden.detach())" in first.patch
+    assert "no_retain_graph" not in fixes(rest)
+
+
+def test_within_a_step_no_patch_cuts_a_state_off(bench):
+    bench.write(CARRIED.replace("loss.backward(retain_graph=True)", "kept = loss"))
+    holder = bench.holder("loss = hidden", ("local", "loss", -1), *THROUGH_GRAPH)
+    first = bench.advise("hidden = cell", holder)[0]
+    assert (first.fix, first.patch) == ("detach", "")
+
+
+def test_a_state_that_the_function_goes_on_to_use_is_not_cut_off_where_it_is_made(bench):
+    text = "class Net:\n    def step(self, x):\n        self.out = self.net(x)\n"
+    for rest in ("        return x\n", "        self.out.sum().backward()\n"):
+        bench.write(text + rest)
+        holder = bench.holder("self.out =", ("attribute", "out", -1), *THROUGH_GRAPH)
+        patches = [r.patch for r in bench.advise("self.out =", holder) if r.fix == "detach"]
+        assert bool(patches[0]) == rest.endswith("return x\n")
+
+
+def test_one_of_several_results_is_not_detached_together_with_the_others(bench):
+    bench.write("def step(s, x):\n    out, s.memory = s.net(x)\n    return out\n")
+    holder = bench.holder("s.memory", ("attribute", "memory", -1), *THROUGH_GRAPH)
+    first = bench.advise("s.memory", holder)[0]
+    assert (first.fix, first.patch) == ("detach", "")
+
+
+KEPT_GRAPHS = """\
+def train(net, data, kept):
+    for x in data:
+        loss = net(x).mean()
+        loss.backward(retain_graph=True)
+        kept.append(loss)
+"""
+
+
+def test_retaining_is_named_where_a_container_keeps_the_graph_of_each_step(bench):
+    bench.write(KEPT_GRAPHS)
+    holder = bench.holder("kept.append", ("item", "3", 9), *THROUGH_GRAPH)
+    remedies = bench.advise("loss = net", holder)
+    assert fixes(remedies)[:2] == ["detach", "no_retain_graph"]
+    assert "+        loss.backward()" in remedies[1].patch
+
+
+def test_retaining_is_not_what_keeps_copies_of_weights(bench):
+    bench.write(KEPT_GRAPHS.replace("kept.append(loss)", "kept.append(copy_of(net))"))
+    holder = bench.holder("kept.append", ("item", "3", 9), ("item", "weight", 4))
+    assert "no_retain_graph" not in fixes(bench.advise("copy_of", holder))
+
+
+def test_only_the_last_pass_through_a_graph_is_told_not_to_retain_it(bench):
+    second = "loss.backward(retain_graph=True)\n        (2 * loss).backward()"
+    bench.write(KEPT_GRAPHS.replace("loss.backward(retain_graph=True)", second))
+    holder = bench.holder("kept.append", ("item", "3", 9), *THROUGH_GRAPH)
+    patches = {r.fix: r.patch for r in bench.advise("loss = net", holder)}
+    assert not patches.get("no_retain_graph")
+
+
 CACHE = """\
 class Rotary:
     def forward(self, n):
@@ -225,6 +299,59 @@ def test_an_empty_cache_call_in_every_step_is_taken_out(bench):
     (first,) = bench.advise("train", kind=Kind.WASTE, pattern="cache_emptied")
     assert first.fix == "drop_empty_cache"
     assert "-    torch.cuda.empty_cache()" in first.patch
+
+
+def test_of_several_empty_cache_calls_none_is_taken_out_unseen(bench):
+    bench.write("def step():\n    torch.cuda.empty_cache()\n    torch.cuda.empty_cache()\n")
+    (first,) = bench.advise("def step", kind=Kind.WASTE, pattern="cache_emptied")
+    assert (first.line, first.patch) == (2, "")
+
+
+def test_a_method_that_is_merely_called_empty_cache_is_left_alone(bench):
+    bench.write("def step(store):\n    store.empty_cache()\n")
+    (first,) = bench.advise("def step", kind=Kind.WASTE, pattern="cache_emptied")
+    assert (first.line, first.patch) == (1, "")
+
+
+WRAPPED = """\
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+critic = DDP(critic, gradient_as_bucket_view=True)
+actor = DDP(actor, device_ids=[0])
+"""
+
+
+def of_buckets(bench, site):
+    return bench.advise(site, kind=Kind.WASTE, pattern="buckets")[0]
+
+
+def test_the_wrapper_that_copies_its_gradients_is_the_one_that_is_patched(bench):
+    bench.write(WRAPPED)
+    first = of_buckets(bench, "from torch import")
+    assert (first.fix, first.line) == ("bucket_view", 5)
+    assert "+actor = DDP(actor, device_ids=[0], gradient_as_bucket_view=True)" in first.patch
+
+
+def test_of_two_wrappers_the_one_that_made_the_buckets_is_patched_or_none(bench):
+    bench.write(WRAPPED.replace("=True", "=False"))
+    assert of_buckets(bench, "from torch import").patch == ""
+    first = of_buckets(bench, "critic =")
+    assert first.line == 4
+    assert "+critic = DDP(critic, gradient_as_bucket_view=True)" in first.patch
+
+
+def test_a_wrapper_whose_arguments_are_not_in_sight_is_named_without_a_patch(bench):
+    bench.write("import torch\nnet = torch.nn.parallel.DistributedDataParallel(net, **options)\n")
+    first = of_buckets(bench, "import torch")
+    assert (first.line, first.patch) == (2, "")
+
+
+def test_a_class_of_the_same_name_that_is_not_torch_s_is_not_patched(bench):
+    bench.write("from fast.parallel import DistributedDataParallel\n"
+                "net = DistributedDataParallel(net)\n")  # fmt: skip
+    first = of_buckets(bench, "from fast")
+    assert (first.line, first.patch) == (1, "")
 
 
 def test_a_loaded_checkpoint_goes_to_the_host(bench):

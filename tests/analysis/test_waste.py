@@ -4,6 +4,7 @@ import pytest
 
 from memprof.analysis.examination import examine
 from memprof.analysis.findings import Kind
+from memprof.analysis.gradmode import without_gradients
 from memprof.analysis.waste import waste, waste_of
 from memprof.loading import load
 from memprof.testing import TraceBuilder, write_run
@@ -236,3 +237,62 @@ def test_the_cache_emptied_in_every_step_is_flagged_where_the_allocator_is_real(
     ]
     assert found.kind is Kind.WASTE
     assert found.bytes == 8 * MIB
+
+
+EVALUATION = """\
+import torch
+@torch.no_grad()
+def score(net, x):
+    return net(x)
+def inside(net, x):
+    with torch.inference_mode(), open(x):
+        return net(x)
+@torch.no_grad()
+def train(net, x):
+    with torch.enable_grad():
+        return net(x)
+def plain(net, x):
+    return net(x)
+"""
+
+
+def test_a_line_under_no_grad_is_known_by_its_source_or_by_its_decorator_s_frame(tmp_path):
+    path = tmp_path / "job.py"
+    path.write_text(EVALUATION)
+    lines = {"score": 4, "inside": 7, "train": 11, "plain": 13}
+    off = {name for name, line in lines.items()
+           if without_gradients([Frame(name, str(path), line)])}  # fmt: skip
+    assert off == {"score", "inside"}
+    library = Frame("generate", "/venv/site-packages/library/generation.py", 9)
+    wrapper = Frame("decorate_context", "/venv/site-packages/torch/utils/_contextlib.py", 120)
+    assert without_gradients([library, wrapper, Frame("plain", str(path), 13)])
+    assert not without_gradients([library, Frame("plain", str(path), 13)])
+
+
+def test_what_a_forward_pass_hands_out_of_many_modules_is_no_graph(job, tmp_path):
+    for step in range(STEPS):
+        for layer in range(4):
+            job.trace.label(step=step, phase=Phase.FORWARD, module=f"Net.{layer}")
+            job.alloc(128 * KIB, f"out{layer}.{step}", 10)
+            for part in range(3):
+                job.alloc(128 * KIB, f"between{part}.{layer}.{step}", 11)
+                job.trace.free(f"between{part}.{layer}.{step}")
+        job.trace.label(step=step, phase=Phase.OTHER)
+        for layer in range(4):
+            job.trace.free(f"out{layer}.{step}")
+    assert "evaluation_graph" not in patterns(job.found(tmp_path / "run.json"))
+
+
+def test_buffers_that_gradients_are_views_of_are_neither_unused_nor_held(job, tmp_path):
+    job.trace.label(step=0, phase=Phase.FORWARD, module="Net")
+    job.alloc(4 * 256 * KIB, "bucket", 3, Category.GRADIENT)
+    for step in range(STEPS):
+        job.forward(step)
+        job.trace.label(step=step, phase=Phase.BACKWARD, module="Net.1")
+        job.alloc(512, f"small{step}", 20, Category.GRADIENT)
+        for layer in range(4):
+            job.trace.free(f"a{layer}.{step}")
+        job.trace.label(step=step, phase=Phase.OTHER)
+        job.trace.free(f"small{step}")
+    found = patterns(job.found(tmp_path / "run.json"))
+    assert not {"unused_gradients", "held_gradients"} & set(found)

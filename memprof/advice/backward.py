@@ -1,0 +1,162 @@
+"""Rules for passes that keep more than they need: graphs without use, gradients nobody reads."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from memprof.advice.case import Case, Proposal, place_at
+from memprof.advice.patch import before, diff, without_keyword, wrapped
+from memprof.advice.source import OPTIMIZERS, handed_to, keyword
+from memprof.analysis.program import Place, Program, bound_names, calls_in, loaded_names
+from memprof.analysis.suspicion import Pattern
+from memprof.units import format_bytes
+
+__all__ = ["piled_up", "rules", "under_no_grad"]
+
+_STEPPING = ("backward", "grad", "step")
+
+
+def rules(case: Case) -> Iterator[Proposal]:
+    """``no_grad``, ``no_retain_graph``, ``freeze_params``, ``early_backward``, ``detach``."""
+    yield from _of_pattern(case)
+    if case.grows or case.pattern == Pattern.RETAINED_GRAPH.value:
+        yield from _retained(case)
+
+
+def _of_pattern(case: Case) -> Iterator[Proposal]:
+    nbytes = format_bytes(case.found.bytes)
+    if case.pattern == Pattern.EVALUATION_GRAPH.value:
+        why = f"{nbytes} of activations wait for a backward pass that does not come."
+        patch = under_no_grad(case)
+        yield Proposal("no_grad", 0.9, why, case.site, patch=patch)
+        yield Proposal(
+            "inference_mode", 0.6, f"{why} Inference mode saves a little more.", case.site
+        )
+    if case.pattern == Pattern.OLD_GRAPHS.value:
+        yield from _old_graphs(case)
+    if case.pattern == Pattern.RETAINED_GRAPH.value:
+        why = f"{nbytes} of activations outlive the backward pass, held by the loss or the output."
+        yield Proposal("del_ref", 0.6, why, case.site)
+    if case.pattern == Pattern.UNUSED_GRADIENTS.value:
+        yield from _unused_gradients(case)
+    if case.pattern == Pattern.SUMMED_LOSSES.value and "sum_line" in case.found.evidence.facts:
+        line = int(case.fact("sum_line", 0))
+        yield Proposal(
+            "early_backward",
+            0.95,
+            f"The graphs of {case.fact('times', 2)} passes are alive at once ({nbytes}): call "
+            "`backward()` on each loss, the gradients add up to the same.",
+            place_at(str(case.fact("sum_file", "")), line),
+            line,
+        )
+
+
+def _old_graphs(case: Case) -> Iterator[Proposal]:
+    steps = case.fact("steps", 0)
+    why = f"Tensors of {steps} earlier steps are kept with the graphs that made them"
+    site = case.site
+    handed = list(handed_to(site)) if site is not None else []
+    for place, argument in handed[:1]:
+        text = ast.unparse(argument)
+        yield Proposal(
+            "detach",
+            0.92,
+            f"{why}: hand over `{text}.detach()`.",
+            place,
+            patch=diff(place.program, *wrapped(argument, ".detach()")),
+        )
+    if not handed:
+        yield Proposal("detach", 0.85, f"{why}.", case.places[0] if case.places else site)
+
+
+def _called_from(case: Case) -> Place | None:
+    """The statement outside all modules from which what made the tensors was called."""
+    outside = (p for f, p in case.frames if f.name.rpartition(".")[2] != "forward")
+    return next(outside, None)
+
+
+def _unused_gradients(case: Case) -> Iterator[Proposal]:
+    why = f"backward runs through {case.fact('modules', '')}, whose gradients no optimizer reads"
+    inside = bool(case.fact("same_root", otherwise=False))  # the unused part is within the model
+    site = case.site if inside else _called_from(case) or case.site
+    statement = site.statement if site is not None else None
+    patch = ""
+    if site is not None and isinstance(statement, ast.Assign) and not inside:
+        patch = diff(site.program, *wrapped(statement.value, ".detach()"))
+    optimizers = [place for _, place in case.calls(*OPTIMIZERS)]
+    yield Proposal(
+        "freeze_params",
+        0.9 if inside else 0.8,
+        f"If these are not trained, `requires_grad_(False)`: {why}.",
+        optimizers[0] if inside and optimizers else site,
+    )
+    yield Proposal("detach", 0.85, f"Cut it off here: {why}.", site, patch=patch)
+    yield Proposal("no_grad", 0.5, f"Or compute it under `torch.no_grad()`: {why}.", site)
+
+
+def _retained(case: Case) -> Iterator[Proposal]:
+    """``backward(retain_graph=True)``, where that is what keeps the tensors."""
+    if case.grows and not piled_up(case):
+        return
+    near = [*case.places, *(place for _, place in case.frames)]
+    for place in {id(p.scope): p for p in near}.values():
+        calls = calls_in(place.scope, "backward", "grad")
+        asking = [call for call in calls if _retains(call)]
+        if asking:
+            call = asking[-1]
+            needless = call is calls[-1] and not _repeats(place.program, call)
+            program = place.program
+            yield Proposal(
+                "no_retain_graph",
+                0.85 if needless else 0.5,
+                "`retain_graph=True` keeps every saved tensor after the backward pass"
+                + ("." if needless else ": the last pass through a graph needs none."),
+                program.place(call),
+                patch=diff(program, without_keyword(call, "retain_graph")) if needless else "",
+            )
+            return
+
+
+def piled_up(case: Case) -> bool:
+    """Whether a container keeps the graphs of many steps, each of its own.
+
+    One graph that runs through all steps hangs on a single name: without the graph of the step
+    before, its backward pass would fail.
+    """
+    for holder in case.found.holders:
+        kinds = [link.kind for link in holder.links]
+        if "item" in kinds and "autograd_node" in kinds[kinds.index("item") :]:
+            return True
+    return False
+
+
+def _retains(call: ast.Call) -> bool:
+    value = keyword(call, "retain_graph")
+    return isinstance(value, ast.Constant) and value.value is True
+
+
+def _repeats(program: Program, call: ast.Call) -> bool:
+    """Whether a loop runs the call again on a graph that was made before the loop."""
+    place = program.place(call)
+    loop = place.loop if place is not None else None
+    if loop is None:
+        return False
+    bound = [target for node in ast.walk(loop) if node is not loop for target in bound_names(node)]
+    made = {target.id for target in bound if isinstance(target, ast.Name)}
+    return not loaded_names(call.func) & made
+
+
+def under_no_grad(case: Case) -> str:
+    """``@torch.no_grad()`` above the user's outermost function without a backward pass."""
+    for _, place in case.frames:
+        function = place.function
+        if function is None or place.class_ is not None or calls_in(function, *_STEPPING):
+            continue
+        program = place.program
+        if "torch" not in {a.asname or a.name for n in program.tree.body
+                           if isinstance(n, ast.Import) for a in n.names}:  # fmt: skip
+            continue
+        line = min([function.lineno, *(d.lineno for d in function.decorator_list)])
+        return diff(program, before(program, line, "@torch.no_grad()"))
+    return ""
