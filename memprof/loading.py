@@ -321,9 +321,10 @@ class _Assembly:
 
     def _device(self, name: str, info: DeviceInfo, tables: Tables) -> DeviceRun:
         windows = sorted(self._windows.get(name, {}).items())
-        traces = (self._trace(name, info, tables, window) for _, window in windows)
-        steps = Steps.concatenate(self._steps.get(name, []))
-        return DeviceRun(name, info, tuple(t for t in traces if t is not None), steps)
+        traces = {n: self._trace(name, info, tables, window) for n, window in windows}
+        found = {number: trace for number, trace in traces.items() if trace is not None}
+        steps = _renumbered(Steps.concatenate(self._steps.get(name, [])), list(found))
+        return DeviceRun(name, info, tuple(found.values()), steps)
 
     def _trace(self, name: str, info: DeviceInfo, tables: Tables, window: _Window) -> Trace | None:
         if window.start is None and window.end is None and not window.length:
@@ -350,6 +351,15 @@ class _Assembly:
             ReadingSeries(*key, *(np.concatenate(columns) for columns in zip(*parts, strict=True)))
             for key, parts in self._readings.items()
         )
+
+
+def _renumbered(steps: Steps, windows: list[int]) -> Steps:
+    """With the place of each window among the device's; another device may have had more."""
+    place = dict(zip(windows, range(len(windows)), strict=True))
+    numbers, rows = np.unique(steps.window, return_inverse=True)
+    places = np.asarray([place.get(n, NOT_RECORDED) for n in numbers.tolist()], dtype=np.int64)
+    renumbered: Steps = replace(steps, window=places[rows])
+    return renumbered
 
 
 def _check_index(name: str, index: int, length: int) -> None:

@@ -122,6 +122,18 @@ def test_a_window_without_its_end_is_counted_from_its_start(tmp_path: Path) -> N
     assert timeline(window).allocated.tolist() == [MIB, MIB + KIB, MIB, MIB]
 
 
+def test_steps_name_the_windows_that_their_own_device_has(tmp_path: Path) -> None:
+    steps = step_columns(first=[0, 1, 2], last=[0, 1, 2], window=[0, 1, -1])
+    path = write_run(tmp_path / "r", training(), training(), steps=steps)
+
+    def without_the_first(records: list[Any]) -> None:
+        records[:] = [r for r in records if r.get("window") != 0]
+
+    run = changed(path, without_the_first)
+    assert len(run.devices[0].windows) == 1
+    assert run.devices[0].steps.window.tolist() == [-1, 0, -1]
+
+
 def test_a_window_without_both_states_is_said_to_count_from_zero(tmp_path: Path) -> None:
     path = write_run(tmp_path / "r", training())
     run = changed(path, lambda records: [records.pop(4), records.pop(2)])

@@ -64,6 +64,8 @@ def _fill_from_trace(columns: dict[str, Ints], rows: Ints, trace: Trace, line: T
         # Events are in order of their steps: a step's entries are one run of the timeline.
         low, high = np.searchsorted(step, [number, number + 1])
         allocated, reserved = line.allocated[low : high + 1], line.reserved[low : high + 1]
+        if columns["allocated"][row] not in (NOT_RECORDED, allocated[-1]):
+            continue  # the window ended in this step: its last events are not in the trace
         columns["allocated"][row] = allocated[-1]
         columns["allocated_min"][row] = columns["allocated_max"][row] = allocated[-1]
         columns["peak_allocated"][row] = allocated.max()

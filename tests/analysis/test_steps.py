@@ -37,12 +37,22 @@ def test_every_event_has_the_step_of_the_last_label_that_named_one() -> None:
 
 def test_a_window_tells_what_its_steps_held_and_their_own_peaks() -> None:
     trace = two_steps()
-    counted = Steps.build(first=[4, 5, 6], last=[4, 5, 6], allocated=[7, 8, 9], window=[-1, 0, 0])
+    counted = Steps.build(first=[4, 5, 6], last=[4, 5, 6], allocated=[7, -1, -1], window=[-1, 0, 0])
 
     steps = device_steps(device(trace, counted), (timeline(trace),))
     assert steps.allocated.tolist() == [7, MIB + KIB, MIB + 2 * KIB]
     assert steps.peak_allocated.tolist() == [-1, MIB + 65 * KIB, MIB + 66 * KIB]
     assert steps.reserved.tolist() == [-1, 2 * MIB, 2 * MIB]
+
+
+def test_a_step_whose_last_events_are_missing_keeps_what_was_counted() -> None:
+    trace = two_steps()
+    held = [MIB + KIB, 5 * MIB]  # in the second step the recorder was stopped
+    counted = Steps.build(first=[5, 6], last=[5, 6], allocated=held, window=[0, 0])
+
+    steps = device_steps(device(trace, counted), (timeline(trace),))
+    assert steps.allocated.tolist() == held
+    assert steps.peak_allocated.tolist() == [MIB + 65 * KIB, -1]
 
 
 @pytest.mark.parametrize("profiler", [True, False])
