@@ -30,6 +30,7 @@ PATCHABLE = (
     ("builtins", ""),
     ("pickle", ""),
     ("sys", ""),
+    ("torch.amp.grad_scaler", "GradScaler"),
     ("torch.autograd", ""),
     ("torch.cuda.memory", ""),
     ("torch.nn.modules.module", "Module"),

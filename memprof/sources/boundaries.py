@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import functools
 import sys
-import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, Protocol
 
 from memprof.sources.modules import ModulePaths
+from memprof.sources.optimizers import KnownOptimizers, watch_scalers
 from memprof.sources.protocol import Interner
 from memprof.sources.silence import silence
 from memprof.sources.steps import Steps
@@ -84,10 +83,11 @@ class Boundaries:
         self._threads = Threads()
         self._rows: dict[tuple[int, int, str, str], int] = {}
         self._labels: dict[int, Label] = {EMPTY: Label()}
-        self._optimizers: dict[int, weakref.ref[Any]] = {}
+        self._optimizers = KnownOptimizers()
         self._parallel: list[str] = []
         self._log: tuple[list[int], list[str]] = ([], [])
         self._watchers = 0
+        self._stepped = 0
         self._module_hooks: ExitStack | None = None
         self._optimizer_hooks = ExitStack()
         self._failure = ""
@@ -111,6 +111,7 @@ class Boundaries:
         self._optimizer_hooks.callback(pre.remove)
         post = optimizer.register_optimizer_step_post_hook(self._after_optimizer)
         self._optimizer_hooks.callback(post.remove)
+        self._optimizer_hooks.callback(watch_scalers(lambda: self._stepped, self._step_left_out))
         self._update_module_hooks()
 
     def close(self) -> None:
@@ -140,8 +141,7 @@ class Boundaries:
 
     def optimizers(self) -> list[Any]:
         """Every living optimizer that has stepped."""
-        found = [ref() for ref in self._optimizers.values()]
-        return [optimizer for optimizer in found if optimizer is not None]
+        return self._optimizers.living()
 
     def step_done(self) -> None:
         """An explicit mark; from the first one on, optimizers and modules end no step."""
@@ -306,7 +306,7 @@ class Boundaries:
         if not calls or calls[0].module_id == id(module):
             calls.clear()  # a root below itself: the call before was ended by a Ctrl-C
             drop_ended(thread.optimizers)
-            self._steps.settle()
+            self._steps.call_began(module)
         frame = call_frame(sys._getframe(3))
         path = self._path(module, thread)
         if not calls:
@@ -359,13 +359,8 @@ class Boundaries:
         self._guarded(self._optimizer_begins, optimizer)
 
     def _optimizer_begins(self, optimizer: Any) -> None:
-        self._steps.settle()
-        key = id(optimizer)
-        known = self._optimizers.get(key)
-        if known is None or known() is None:
-            self._optimizers[key] = weakref.ref(
-                optimizer, functools.partial(self._forget_optimizer, key)
-            )
+        self._steps.optimizer_began()
+        self._optimizers.add(optimizer)
         thread = self._threads.state
         thread.after_forward = False
         for listener in self.listeners:
@@ -385,12 +380,20 @@ class Boundaries:
         thread = self._threads.state
         if thread.optimizers:
             thread.optimizers.pop()
+        self._stepped += 1
         self._steps.optimizer_ended(optimizer)
         self._update_module_hooks()
 
-    def _forget_optimizer(self, key: int, ref: object) -> None:
-        if self._optimizers.get(key) is ref:
-            del self._optimizers[key]
+    def _step_left_out(self, optimizer: Any) -> None:
+        self._guarded(self._optimizer_left_out, optimizer)
+
+    def _optimizer_left_out(self, optimizer: Any) -> None:
+        """A scaler found infinities: the iteration ends all the same."""
+        self._steps.optimizer_began()
+        self._optimizers.add(optimizer)
+        self._threads.state.after_forward = False
+        self._steps.optimizer_ended(optimizer)
+        self._update_module_hooks()
 
     def _ended(self, step: int) -> None:
         self._threads.state.after_forward = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +13,14 @@ __all__ = ["Steps"]
 _UNDECIDED_CALLS = 8
 """So many calls in training mode without a gradient are inference that forgot `no_grad`."""
 
+_MOST_MODULES = 256
+
 
 class Steps:
     """Counts steps, and tells when one has ended.
 
     An explicit mark rules out optimizers and modules from then on, an optimizer's step the modules.
+    Where a program changes parameters by hand, a step ends as the changed module is called again.
     The first end that was found without a mark stays open until the next iteration begins: a mark
     that follows it at once means the same end, and what lies between belongs to step 0.
     """
@@ -26,7 +30,7 @@ class Steps:
         self.explicit = False
         """A mark was seen."""
         self.optimized = False
-        """An optimizer has stepped."""
+        """An optimizer has begun to step."""
         self.open_end = False
         """The first end was found and is not told yet."""
         self._on_step = on_step
@@ -34,6 +38,8 @@ class Steps:
         self._undecided = 0
         self._optimizers = Cycle()
         self._calls = Cycle()
+        self._trained: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._by_hand: weakref.ref[Any] | None = None
 
     def mark(self) -> None:
         """An explicit mark."""
@@ -43,17 +49,34 @@ class Steps:
         if not counted:  # else an optimizer or a module has just ended this very iteration
             self._end()
 
+    def optimizer_began(self) -> None:
+        """An optimizer begins to step; its closure may call modules."""
+        self.settle()
+        self.optimized = True
+
     def optimizer_ended(self, optimizer: object) -> None:
         """An optimizer has stepped."""
-        self.optimized = True
         if not self.explicit and self._optimizers.ends(optimizer):
             self._automatic_end()
+
+    def call_began(self, module: Any) -> None:
+        """An outermost module call begins."""
+        self.settle()
+        if self.explicit or self.optimized or not self._is_changed(module):
+            return
+        if self._updated_by_hand() is None:
+            self._by_hand = weakref.ref(module)
+        if self._updated_by_hand() is module:  # of several modules one tells
+            self._automatic_end()
+            self.settle()
 
     def call_ended(self, module: Any, *, with_gradients: bool) -> None:
         """An outermost module call has returned."""
         if self.explicit or self.optimized:
             return
         if with_gradients and self._expects_training(module):
+            return
+        if self._updated_by_hand() is not None:
             return
         if self._calls.ends(module):
             self._automatic_end()
@@ -67,11 +90,23 @@ class Steps:
 
     def _expects_training(self, module: Any) -> bool:
         """Whether a backward pass and an optimizer will probably follow this call."""
-        trained = next((p for p in module.parameters() if p.requires_grad), None)
+        trained = _first_trained(module)
         if not module.training or trained is None:
             return False
+        if len(self._trained) >= _MOST_MODULES:
+            self._trained.clear()
+        self._trained[id(module)] = weakref.ref(module), trained._version
         self._undecided = 0 if trained.grad is not None else self._undecided + 1
         return self._undecided < _UNDECIDED_CALLS
+
+    def _updated_by_hand(self) -> Any:
+        return self._by_hand() if self._by_hand is not None else None
+
+    def _is_changed(self, module: Any) -> bool:
+        """Whether its parameters are others than when a call in training ended, by `_version`."""
+        ref, version = self._trained.get(id(module), (None, 0))
+        trained = _first_trained(module) if ref is not None and ref() is module else None
+        return trained is not None and trained._version != version
 
     def _automatic_end(self) -> None:
         if self._automatic == 0 and not self.open_end:
@@ -85,3 +120,7 @@ class Steps:
         ended = self.current
         self.current = ended + 1
         self._on_step(ended)
+
+
+def _first_trained(module: Any) -> Any:
+    return next((p for p in module.parameters() if p.requires_grad), None)

@@ -109,6 +109,105 @@ def test_accumulated_micro_batches_are_one_step(watched):
     assert watched.ended == [0, 1, 2]
 
 
+def test_a_step_that_a_gradient_scaler_leaves_out_ends_all_the_same(watched):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    for iteration in range(6):
+        if iteration > 1:
+            assert watched.boundaries.step == iteration
+        loss = model(torch.ones(1, 2)).sum()
+        if iteration in (0, 1, 4):
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    watched.boundaries.close()
+    assert watched.ended == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_scaler_that_skips_one_of_two_optimizers_parts_no_iteration(watched):
+    models = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    pairs = [(m, torch.optim.SGD(m.parameters(), 0.1)) for m in models]
+    scaler = torch.amp.GradScaler("cpu")
+    for iteration in range(6):
+        for model, optimizer in pairs:
+            loss = model(torch.ones(1, 2)).sum()
+            if iteration in (2, 3) and model is models[iteration - 2]:
+                loss = loss * float("inf")
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            optimizer.zero_grad()
+        scaler.update()
+        assert watched.boundaries.step == iteration + 1
+    watched.boundaries.close()
+    assert watched.ended == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_scaler_that_somebody_else_wrapped_stays_wrapped(watched):
+    from torch.amp import GradScaler
+
+    ours = GradScaler._maybe_opt_step
+
+    def theirs(self, *args, **kwargs):
+        return ours(self, *args, **kwargs)
+
+    GradScaler._maybe_opt_step = theirs
+    try:
+        watched.boundaries.close()
+        assert GradScaler._maybe_opt_step is theirs
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        scaler = GradScaler("cpu")
+        scaler.scale(model(torch.ones(1, 2)).sum() * float("inf")).backward()
+        scaler.step(optimizer)
+        assert watched.ended == []
+    finally:
+        GradScaler._maybe_opt_step = ours.__wrapped__
+
+
+def test_the_closure_of_an_optimizer_runs_within_its_step(watched):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.ones(1, 2)).pow(2).sum()
+        loss.backward()
+        return loss
+
+    for _ in range(4):
+        optimizer.step(closure)
+    watched.boundaries.close()
+    assert watched.ended == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("clear", [lambda p: p.grad.zero_(), lambda p: setattr(p, "grad", None)])
+def test_where_parameters_are_changed_by_hand_the_next_call_ends_the_step(watched, clear):
+    model = nn.Linear(2, 2)
+    for iteration in range(12):
+        assert watched.boundaries.step == max(0, iteration - 1)
+        model(torch.ones(1, 2)).sum().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(0.1 * parameter.grad)
+                clear(parameter)
+    assert watched.ended == list(range(11))
+
+
+def test_a_critic_that_steps_several_times_ends_a_step_each_time(watched):
+    critic, generator = nn.Linear(2, 2), nn.Linear(2, 2)
+    often = torch.optim.SGD(critic.parameters(), 0.1)
+    seldom = torch.optim.SGD(generator.parameters(), 0.1)
+    for _ in range(4):
+        for _ in range(5):
+            train(critic, often)
+        train(generator, seldom)
+    watched.boundaries.close()
+    assert watched.ended == list(range(20))
+
+
 def test_optimizers_in_backward_hooks_make_one_step_an_iteration(watched):
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
     for parameter in model.parameters():
