@@ -9,7 +9,7 @@ from typing import Any, cast
 from memprof.options import Options
 from memprof.sources.boundaries import Boundaries
 from memprof.sources.cpu import CpuSource
-from memprof.sources.cuda import CudaSource
+from memprof.sources.cudaowners import OwnedCudaSource
 from memprof.sources.host import HostSource
 from memprof.sources.nvml import NvmlSource
 from memprof.sources.protocol import EventSource, Interner, ReadingSource
@@ -40,7 +40,7 @@ def event_sources(
         if source == "cpu":
             made.append(CpuSource(interner, boundaries))
         elif source == "cuda" and torch.backends.cuda.is_built():
-            made.append(CudaSource(interner, boundaries))
+            made.append(OwnedCudaSource(interner, boundaries))
         elif not isinstance(source, str) and hasattr(source, "drain"):
             made.append(cast("EventSource", source))
     return made

@@ -100,7 +100,7 @@ class CpuSource:
         self._start()
         return {_DEVICE: state}
 
-    def living(self) -> Iterable[Held]:
+    def living(self, device: str = _DEVICE) -> Iterable[Held]:  # noqa: ARG002 - there is one
         """The storages that are alive, each counted once; weak references, they hold nothing."""
         return self._live.counted()
 

@@ -15,8 +15,10 @@ __all__ = [
     "Differentiated",
     "Owner",
     "gradients",
+    "owned",
     "owned_tensors",
     "owners",
+    "parts",
     "storages",
     "tensors_in",
 ]
@@ -73,49 +75,57 @@ def owners(boundaries: Boundaries, others: Differentiated) -> dict[int, Owner]:
 
     ``others`` are no parameters but have gradients too.
     """
-    found: dict[int, Owner] = {}
+    found = owned(boundaries, others)
+    return {s._cdata: owner for owner, tensor in found for s in storages(tensor)}
+
+
+def owned(boundaries: Boundaries, others: Differentiated) -> Iterator[tuple[Owner, Any]]:
+    """The same as tensors; where two own the same, the later one counts."""
     parameters = _parameters(boundaries)
     for tensor, path in _buffers(boundaries):
-        _own(found, tensor, Category.BUFFER, path)
+        yield Owner(Category.BUFFER, path), tensor
     for optimizer in boundaries.optimizers():
         for parameter, state in list(optimizer.state.items()):
             path = parameters.get(id(parameter), (None, ""))[1]
-            for tensor in tensors_in(state):
-                _own(found, tensor, Category.OPTIMIZER_STATE, path)
-    _own_gradients(found, parameters, others)
+            owner = Owner(Category.OPTIMIZER_STATE, path)
+            yield from ((owner, tensor) for tensor in tensors_in(state))
+    yield from _gradients(parameters, others)
     for tensor, path in parameters.values():
-        _own(found, tensor, Category.PARAMETER, path)
-    return found
+        yield Owner(Category.PARAMETER, path), tensor
 
 
 def gradients(boundaries: Boundaries, others: Differentiated) -> dict[int, Owner]:
     """Owner by storage of the gradients alone."""
-    found: dict[int, Owner] = {}
-    _own_gradients(found, _parameters(boundaries), others)
-    return found
+    found = _gradients(_parameters(boundaries), others)
+    return {s._cdata: owner for owner, tensor in found for s in storages(tensor)}
 
 
 def storages(tensor: Any) -> Iterator[Any]:
     """The storages that hold a tensor's bytes; none where it has none (fake, opaque)."""
-    flatten = getattr(type(tensor), "__tensor_flatten__", None)
-    if flatten is not None:
-        for name in flatten(tensor)[0]:
-            yield from storages(getattr(tensor, name))
-        return
-    parts = [tensor]
-    layout = str(tensor.layout)
-    if layout == "torch.sparse_coo":
-        parts = [tensor._indices(), tensor._values()]
-    elif layout in ("torch.sparse_csr", "torch.sparse_bsr"):
-        parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    elif layout in ("torch.sparse_csc", "torch.sparse_bsc"):
-        parts = [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    for part in parts:
+    for part in parts(tensor):
         try:
             yield part.untyped_storage()
         # opaque, a wrapper of functorch's, or a parameter that is not initialised yet
         except (NotImplementedError, RuntimeError, ValueError):
             continue
+
+
+def parts(tensor: Any) -> Iterator[Any]:
+    """The plain tensors that a subclass or a sparse tensor is made of; itself if it is plain."""
+    flatten = getattr(type(tensor), "__tensor_flatten__", None)
+    if flatten is not None:
+        for name in flatten(tensor)[0]:
+            yield from parts(getattr(tensor, name))
+        return
+    layout = str(tensor.layout)
+    if layout == "torch.sparse_coo":
+        yield from (tensor._indices(), tensor._values())
+    elif layout in ("torch.sparse_csr", "torch.sparse_bsr"):
+        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    elif layout in ("torch.sparse_csc", "torch.sparse_bsc"):
+        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    else:
+        yield tensor
 
 
 def tensors_in(value: Any, nesting: int = _NESTING) -> Iterator[Any]:
@@ -132,20 +142,14 @@ def tensors_in(value: Any, nesting: int = _NESTING) -> Iterator[Any]:
             yield from tensors_in(item, nesting - 1)
 
 
-def _own(found: dict[int, Owner], tensor: Any, category: Category, path: str) -> None:
-    owner = Owner(category, path)
-    for storage in storages(tensor):
-        found[storage._cdata] = owner
-
-
-def _own_gradients(
-    found: dict[int, Owner], parameters: dict[int, tuple[Any, str]], others: Differentiated
-) -> None:
+def _gradients(
+    parameters: dict[int, tuple[Any, str]], others: Differentiated
+) -> Iterator[tuple[Owner, Any]]:
     for gradient in others.gradients():
-        _own(found, gradient, Category.GRADIENT, "")
+        yield Owner(Category.GRADIENT, ""), gradient
     for parameter, path in parameters.values():
         if parameter.is_leaf and parameter.grad is not None:
-            _own(found, parameter.grad, Category.GRADIENT, path)
+            yield Owner(Category.GRADIENT, path), parameter.grad
 
 
 def _parameters(boundaries: Boundaries) -> dict[int, tuple[Any, str]]:

@@ -150,6 +150,17 @@ class Interner:
                 pools=tuple(self._pools),
             )
 
+    def pools(self) -> list[tuple[int, int]]:
+        """All pool ids."""
+        with self._lock:
+            return list(self._pools)
+
+    def labels(self, first: int) -> list[Label]:
+        """The labels from row ``first`` on."""
+        with self._lock:
+            rows = islice(self._labels, first, None)
+            return [Label(step, Phase(phase), *names) for step, phase, *names in rows]
+
     def take_new(self) -> TablesRecord | None:
         """The rows added since the last call, or None."""
         with self._lock:

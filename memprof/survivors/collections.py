@@ -22,9 +22,15 @@ class Collections:
     What was freed then, and where it was made, is read from the trace by time.
     """
 
-    def __init__(self, pending: Callable[[], int]) -> None:
-        """``pending`` counts the events that wait: it changes when a tensor dies."""
-        self._pending = pending
+    def __init__(
+        self, pending: Callable[[], int], blind: Callable[[], bool] = lambda: False
+    ) -> None:
+        """``pending`` counts the events that wait: it changes when a tensor dies.
+
+        While ``blind`` says that there are deaths which it does not count, every collection is kept
+        that found any garbage at all.
+        """
+        self._pending, self._blind = pending, blind
         self._pid = os.getpid()
         self._began_us = 0
         self._before = 0
@@ -58,12 +64,15 @@ class Collections:
         }
         return Finding("garbage", step=step, time_us=ended[-1], count=len(rows), details=details)
 
+    def _freed(self, info: Mapping[str, Any]) -> bool:
+        return self._pending() != self._before or bool(info["collected"] and self._blind())
+
     def _on_collection(self, phase: str, info: Mapping[str, Any]) -> None:
         if os.getpid() != self._pid:
             return
         if phase == "start":
             self._before, self._began_us = self._pending(), _now_us()
-        elif self._began_us and self._pending() != self._before:
+        elif self._began_us and self._freed(info):
             if len(self._rows) < _MOST:
                 self._rows.append((self._began_us, _now_us(), int(info["generation"])))
             else:

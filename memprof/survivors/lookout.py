@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from memprof.records import Finding
+from memprof.sources.places import place_of
 from memprof.sources.protocol import EventSource
 from memprof.survivors.collections import Collections
 from memprof.survivors.watch import Announcement, LiveSource, Survivors
@@ -40,10 +42,9 @@ class Lookout:
     def open(self, sources: Sequence[EventSource], label_of: Callable[[int], Label]) -> None:
         """Begin to look at those sources that can say what is alive."""
         able: list[Any] = [one for one in sources if hasattr(one, "living")]
-        live = [LiveSource(one.devices()[0].device, one.living, label_of) for one in able]
-        self._survivors = Survivors(live, share=self._share)
+        self._survivors = Survivors(lambda: _live(able, label_of), share=self._share)
         if able:
-            self._collections = Collections(lambda: sum(one.pending_events() for one in able))
+            self._collections = Collections(*_frees_of(able))
             self._collections.open()
 
     def step_ended(self, step: int) -> None:
@@ -80,3 +81,29 @@ class Lookout:
             _LOG.warning("the search for survivors failed and has ended", exc_info=True)
             self._note("survivors", f"the search has ended: {type(error).__name__}: {error}")
             self.close(quietly=True)
+
+
+def _frees_of(sources: Sequence[Any]) -> tuple[Callable[[], int], Callable[[], bool]]:
+    """Events that wait, of sources that count them; whether another records, that would ask torch.
+
+    The garbage collector runs far too often for that.
+    """
+    asking = [one for one in sources if hasattr(one, "is_recording")]
+    counting = [one for one in sources if one not in asking]
+    return (
+        lambda: sum(one.pending_events() for one in counting),
+        lambda: any(one.is_recording() for one in asking),
+    )
+
+
+def _live(sources: Sequence[Any], label_of: Callable[[int], Label]) -> list[LiveSource]:
+    return [
+        LiveSource(
+            info.device,
+            partial(source.living, info.device),
+            getattr(source, "label_of", label_of),
+            getattr(source, "place", place_of),
+        )
+        for source in sources
+        for info in source.devices()
+    ]

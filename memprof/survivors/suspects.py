@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
+from memprof.sources.places import Block
 from memprof.trace import EMPTY, NOT_RECORDED, Category, Label
 
 __all__ = ["Living", "Suspect", "residents", "suspects"]
@@ -28,15 +29,32 @@ _EXPLAINED = (
 )
 
 
-class Living(Protocol):
-    """A storage that is alive; holds nothing."""
+Target: TypeAlias = "int | Block"
+"""What holders are searched for: a storage by its ``_cdata``, or a block of a device's memory."""
 
-    key: int
-    """``UntypedStorage._cdata``."""
-    size: int
-    stack: int
-    label: int
-    category: int
+
+class Living(Protocol):
+    """A storage or block that is alive; holds nothing."""
+
+    @property
+    def key(self) -> Target:
+        """By which it is searched for."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+
+    @property
+    def stack(self) -> int:
+        """Row of its allocation's stack."""
+
+    @property
+    def label(self) -> int:
+        """Row of its allocation's label."""
+
+    @property
+    def category(self) -> int:
+        """`Category` as far as it is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +70,11 @@ class Suspect:
     """Distinct steps that they were made in; 0 for what does not grow."""
     first_step: int
     last_step: int
-    targets: tuple[int, ...]
+    targets: tuple[Target, ...]
     """Keys of members whose holders speak for all: from the middle, the oldest, a young one."""
 
 
-_Member = tuple[int, int, int, int]
+_Member: TypeAlias = "tuple[int, Target, int, int]"
 """Step, key, bytes and label of a storage."""
 
 
@@ -97,7 +115,7 @@ def residents(living: Iterable[Living], label_of: Callable[[int], Label]) -> lis
 
 
 def _suspect(stack: int, members: Sequence[_Member]) -> Suspect:
-    ordered = sorted(members)
+    ordered = _by_age(members)
     births = len({made for made, *_ in ordered})
     if stack == EMPTY:  # nothing tells these apart
         births = 0
@@ -106,10 +124,12 @@ def _suspect(stack: int, members: Sequence[_Member]) -> Suspect:
 
 def _resident(stack: int, members: Sequence[_Member]) -> Suspect:
     largest = sorted(members, key=lambda one: -one[2])
-    return _described(stack, sorted(members), 0, [key for _, key, *_ in largest[:_TARGETS]])
+    return _described(stack, _by_age(members), 0, [key for _, key, *_ in largest[:_TARGETS]])
 
 
-def _described(stack: int, ordered: Sequence[_Member], births: int, targets: list[int]) -> Suspect:
+def _described(
+    stack: int, ordered: Sequence[_Member], births: int, targets: list[Target]
+) -> Suspect:
     return Suspect(
         stack=stack,
         label=ordered[-1][3],
@@ -122,7 +142,11 @@ def _described(stack: int, ordered: Sequence[_Member], births: int, targets: lis
     )
 
 
-def _spread(ordered: Sequence[_Member]) -> list[int]:
+def _by_age(members: Sequence[_Member]) -> list[_Member]:
+    return sorted(members, key=lambda one: one[0])
+
+
+def _spread(ordered: Sequence[_Member]) -> list[Target]:
     """Middle, oldest, and one of the youngest quarter: what they have in common is the holder."""
     last = len(ordered) - 1
     return [ordered[at][1] for at in (last // 2, 0, last - last // 4)]

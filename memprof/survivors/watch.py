@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from memprof.holding import find_holders
 from memprof.records import Finding, Holder
+from memprof.sources.places import PlaceOf, place_of
 from memprof.survivors.graphs import GraphGrowth, longest_graph
 from memprof.survivors.suspects import Living, Suspect, residents, suspects
 from memprof.trace import Label
@@ -41,6 +42,8 @@ class LiveSource:
     device: str
     living: Callable[[], Iterable[Living]]
     label_of: Callable[[int], Label]
+    place: PlaceOf = place_of
+    """Where a tensor lies, for devices whose memory is known by addresses."""
 
 
 @dataclass(slots=True)
@@ -63,7 +66,8 @@ class Survivors:
     nothing costs one pass over the live storages.
     """
 
-    sources: Sequence[LiveSource]
+    sources: Callable[[], Sequence[LiveSource]]
+    """The devices at this moment: some come into use late."""
     budget_s: float = 2.0
     """Seconds that one search may take; all of them together take a share of the run (`share`)."""
     share: float = 0.01
@@ -87,7 +91,7 @@ class Survivors:
     def look(self, step: int) -> list[Announcement]:
         """Search for the holders of whatever has grown since the last look."""
         began_s = time.monotonic()
-        found = [one for source in self.sources for one in self._growing(source, step)]
+        found = [one for source in self.sources() for one in self._growing(source, step)]
         found += self._host(step)
         self._spent_s += time.monotonic() - began_s
         return found
@@ -95,12 +99,12 @@ class Survivors:
     def last_look(self, step: int) -> list[Announcement]:
         """At the end of the recording: also who holds the largest bytes that nothing explains."""
         found = self.look(step)
-        for source in self.sources:
+        for source in self.sources():
             known = {stack for device, stack in self._known if device == source.device}
             resting = [
                 r for r in residents(source.living(), source.label_of) if r.stack not in known
             ]
-            held = self._search(resting)
+            held = self._search(source, resting)
             found += [
                 Announcement(_finding(source, one, step, holders, "resident"))
                 for one, holders in zip(resting, held, strict=True)
@@ -115,7 +119,7 @@ class Survivors:
     def _growing(self, source: LiveSource, step: int) -> list[Announcement]:
         growing = suspects(source.living(), source.label_of, step)
         fresh = [one for one in growing if self._is_fresh(source.device, one)]
-        for one, holders in zip(fresh, self._search(fresh), strict=True):
+        for one, holders in zip(fresh, self._search(source, fresh), strict=True):
             known = self._known[source.device, one.stack]
             known.searched, known.holders = one.births, holders
         said = [(one, self._news(source, one)) for one in growing]
@@ -131,17 +135,14 @@ class Survivors:
         known.births = one.births
         return one.births >= _FRESH_BIRTHS * known.searched
 
-    def _search(self, wanted: Sequence[Suspect]) -> list[tuple[Holder, ...]]:
+    def _search(self, source: LiveSource, wanted: Sequence[Suspect]) -> list[tuple[Holder, ...]]:
         targets = list(dict.fromkeys(key for one in wanted for key in one.targets))
         if not targets:
             return [() for _ in wanted]
-        found = dict(
-            zip(
-                targets,
-                find_holders(targets, limit=_MOST_HOLDERS, budget_s=self.budget_s),
-                strict=True,
-            )
+        holders = find_holders(
+            targets, limit=_MOST_HOLDERS, budget_s=self.budget_s, place=source.place
         )
+        found = dict(zip(targets, holders, strict=True))
         return [_in_common([found[key] for key in one.targets]) for one in wanted]
 
     def _news(self, source: LiveSource, one: Suspect) -> str:

@@ -103,6 +103,8 @@ class Devices:
     ) -> None:
         """As `TorchStandIn`."""
         self.__version__ = f"{version}.0"
+        self.hidden: set[str] = {*_HERE}
+        """Files whose frames are not recorded: what drives the stand-in."""
         parsed = parse_settings(settings) if settings else AllocatorSettings()
         tie = tie_break_of(version) or TieBreak.OLDEST_SEGMENT
         self._settings: dict[str, Any] = {"expandable_segments": parsed.expandable_segments}
@@ -248,7 +250,7 @@ class Devices:
         found: list[Frame] = []
         while frame is not None and len(found) < _MOST_FRAMES:
             code = frame.f_code
-            if code.co_filename not in _HERE:
+            if code.co_filename not in self.hidden:
                 found.append(Frame(code.co_name, code.co_filename, frame.f_lineno))
             frame = frame.f_back
         return self._row("stacks", tuple(self._row("frames", f) for f in found))

@@ -1,0 +1,221 @@
+"""What lives on devices whose recorder knows blocks only: labels, owners, and what is told late.
+
+It is kept up with the recorder's events and with what modules and optimizers point at. Nothing is
+watched for each allocation, and nothing is held.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from memprof.sources.blocklives import (
+    Lives,
+    Sighting,
+    final_of_dead,
+    lives_of,
+    own,
+    replaced,
+    settle,
+)
+from memprof.sources.boundaries import Boundaries
+from memprof.sources.labels import LabelRows
+from memprof.sources.owners import Owner
+from memprof.sources.places import Block, PlaceOf
+from memprof.sources.protocol import Chunk, Interner
+from memprof.sources.sightings import Sightings
+from memprof.trace import EMPTY, NOT_RECORDED, Blocks, BlockState, Events, State
+
+__all__ = ["LiveBlock", "LiveBlocks"]
+
+Ints = npt.NDArray[np.int64]
+_NEVER_TOLD = -2
+"""Instead of an event's index: neither an event nor a state that was written has the block."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveBlock:
+    """One block that is in use; plain values."""
+
+    key: Block
+    size: int
+    stack: int
+    label: int
+    category: int
+
+
+class LiveBlocks:
+    """The blocks in use on every device, as the last state and the events since then say."""
+
+    def __init__(self, interner: Interner, boundaries: Boundaries, place: PlaceOf) -> None:
+        """``place`` says where a tensor of the program lies."""
+        self.labels = LabelRows(interner)
+        self.sightings = Sightings(boundaries, place)
+        self._pools = interner.pools
+        self._lives: dict[str, Lives] = {}
+        self._states: dict[str, State] = {}
+        self._told: dict[str, int] = {}
+
+    def refresh(self, states: Mapping[str, State]) -> dict[str, State]:
+        """The states, with the labels of blocks that were known and with their owners.
+
+        Between windows no event says what went and came: a block is the one that was known if its
+        stack is still the same, as torch keeps none for what it does not record.
+        """
+        owners = self.sightings.owners()
+        return {device: self._begun(device, state, owners) for device, state in states.items()}
+
+    def begin(self, states: Mapping[str, State]) -> dict[str, State]:
+        """The states in which a window begins; of a device that has events already, as it is."""
+        new = {device: state for device, state in states.items() if device not in self._told}
+        self._told.update(dict.fromkeys(new, 0))
+        return {**states, **self.refresh(new)}
+
+    def forget_events(self) -> None:
+        """Another window begins: indices of events count from 0, nothing is told of it yet."""
+        self._told.clear()
+        for device, lives in self._lives.items():
+            self._lives[device] = replaced(lives, event=np.full(len(lives), _NEVER_TOLD))
+
+    def take(self, chunks: Sequence[Chunk], ends: Mapping[str, State]) -> list[Chunk]:
+        """The chunks, one a device, with categories; ``ends`` are the states after their events."""
+        events: dict[str, list[Events]] = defaultdict(list)
+        for chunk in chunks:
+            events[chunk.device].append(chunk.events)
+        owners, seen = self.sightings.owners(), self.sightings.take()
+        found = []
+        for device in dict.fromkeys([*events, *ends]):
+            sightings = [*seen.get("", ()), *seen.get(device, ())]
+            joined = Events.concatenate(events[device])
+            found.append(
+                self._settled(device, joined, ends.get(device), sightings, owners.get(device, {}))
+            )
+        return [one for one in found if len(one.events) or one.late_events or one.late_blocks]
+
+    def end(self, states: Mapping[str, State]) -> dict[str, State]:
+        """The states of the windows' ends, with the labels and categories of what is known."""
+        return {device: self._known(device, state) for device, state in states.items()}
+
+    def living(self, device: str) -> Iterator[LiveBlock]:
+        """The blocks in use on a device."""
+        state = self._known(device, self._states.get(device, State()))
+        blocks, segments = state.blocks, state.segments
+        pools = self._pools()
+        for row in np.flatnonzero(blocks.state == BlockState.ACTIVE_ALLOCATED).tolist():
+            size, segment = int(blocks.size[row]), int(blocks.segment[row])
+            inside = 0 <= segment < len(segments)
+            stream = int(segments.stream[segment]) if inside else 0
+            pool = pools[int(segments.pool[segment])] if inside else (0, 0)
+            yield LiveBlock(
+                Block(device, int(blocks.address[row]), size, stream, pool),
+                size,
+                int(blocks.stack[row]),
+                int(blocks.label[row]),
+                int(blocks.category[row]),
+            )
+
+    def _begun(self, device: str, state: State, owners: Mapping[str, dict[int, Owner]]) -> State:
+        known = _in_use(state.blocks)  # columns of its own
+        before = self._lives.get(device, Lives.build())
+        row = _row_of(before.address, known.address)
+        same = (row >= 0) & (known.stack != EMPTY)
+        if len(before):
+            same &= (before.stack[row] == known.stack) & (before.size[row] == known.size)
+            known = replaced(
+                known,
+                label=np.where(same, before.label[row], known.label),
+                category=np.where(same, before.category[row], known.category),
+            )
+        own(known, owners.get(device, {}), 0, self.labels)
+        self._lives[device] = replaced(known, handed=known.category)
+        self._states[device] = state
+        return self._known(device, state)
+
+    def _settled(
+        self,
+        device: str,
+        events: Events,
+        end: State | None,
+        seen: list[Sighting],
+        owners: Mapping[int, Owner],
+    ) -> Chunk:
+        first = self._told.get(device, 0)
+        before = self._lives.get(device, Lives.build())
+        lives = lives_of(replaced(before, born=np.full(len(before), NOT_RECORDED)), events, first)
+        lives = settle(lives, events, self.labels, seen)
+        own(lives, owners, len(events), self.labels)
+        lives = replaced(lives, category=final_of_dead(lives, events, self.labels))
+        self._told[device] = first + len(events)
+        chunk = _chunk(device, events, lives)
+        left = lives.take(lives.died == len(events))
+        self._lives[device] = replaced(left, handed=left.category)
+        if end is not None:
+            self._states[device] = end
+            self._lives[device] = _agreeing(self._lives[device], end)
+        return chunk
+
+    def _known(self, device: str, state: State) -> State:
+        lives = self._lives.get(device, Lives.build())
+        row = _row_of(lives.address, state.blocks.address)
+        here = (row >= 0) & (state.blocks.state == BlockState.ACTIVE_ALLOCATED)
+        label, category = state.blocks.label.copy(), state.blocks.category.copy()
+        label[here], category[here] = lives.label[row[here]], lives.category[row[here]]
+        kept = {name: getattr(state.blocks, name) for name in Blocks.names()}
+        return State(
+            segments=state.segments,
+            blocks=Blocks(**{**kept, "label": label, "category": category}),
+            unlisted=state.unlisted,
+        )
+
+
+def _in_use(blocks: Blocks) -> Lives:
+    used: Blocks = blocks.take(blocks.state == BlockState.ACTIVE_ALLOCATED)
+    lives: Lives = Lives.build(
+        len(used),
+        address=used.address,
+        size=used.requested,
+        stack=used.stack,
+        label=used.label,
+        category=used.category,
+    )
+    return lives
+
+
+def _agreeing(lives: Lives, end: State) -> Lives:
+    """The lives that a state confirms, and its blocks that no event made (entries were lost)."""
+    blocks = _in_use(end.blocks)
+    row = _row_of(lives.address, blocks.address)
+    lost = blocks.take(row < 0)
+    lost = replaced(lost, event=np.full(len(lost), _NEVER_TOLD))
+    kept: Lives = Lives.concatenate([lives.take(row[row >= 0]), lost])
+    return kept
+
+
+def _chunk(device: str, events: Events, lives: Lives) -> Chunk:
+    """The events with the categories and labels of what they made, and what older ones became."""
+    category, label = events.category.copy(), events.label.copy()
+    new = lives.born >= 0
+    category[lives.born[new]], label[lives.born[new]] = lives.category[new], lives.label[new]
+    kept = {name: getattr(events, name) for name in Events.names()}
+    changed = ~new & (lives.category != lives.handed)
+    late, blocks = changed & (lives.event >= 0), changed & (lives.event == NOT_RECORDED)
+    return Chunk(
+        device,
+        Events(**{**kept, "category": category, "label": label}),
+        dict(zip(lives.event[late].tolist(), lives.category[late].tolist(), strict=True)),
+        dict(zip(lives.address[blocks].tolist(), lives.category[blocks].tolist(), strict=True)),
+    )
+
+
+def _row_of(addresses: Ints, wanted: Ints) -> Ints:
+    """The row of each wanted address; -1 where it is not among them."""
+    if not len(addresses):
+        return np.full(len(wanted), -1, np.int64)
+    order = np.argsort(addresses, kind="stable")
+    place = np.minimum(np.searchsorted(addresses[order], wanted), len(order) - 1)
+    found: Ints = np.where(addresses[order][place] == wanted, order[place], -1)
+    return found

@@ -1,0 +1,119 @@
+"""What owners point at, now and when they are about to let go; no event is read here."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from memprof.sources.blocklives import Sighting
+from memprof.sources.boundaries import Boundaries
+from memprof.sources.owners import Differentiated, Owner, owned, parts, tensors_in
+from memprof.sources.places import PlaceOf
+from memprof.trace import Category
+
+__all__ = ["Sightings"]
+
+_MOST = 4096
+"""Sightings that wait for a drain; further ones are not kept."""
+_WHOLE = 2
+"""Steps of each optimizer in a window before which everything is looked at: as it begins with its
+parameters, and once it has state; a program may be over before the next drain."""
+
+
+_OPTIMIZERS = 4
+"""Of so many optimizers: some programs have one for every parameter."""
+
+
+class Sightings:
+    """Listens at boundaries in a window and notes addresses, about a microsecond for a tensor.
+
+    Gradients are gone by the next drain where ``zero_grad`` drops them, and so are inputs.
+    """
+
+    def __init__(self, boundaries: Boundaries, place: PlaceOf) -> None:
+        """``place`` says where a tensor lies."""
+        self.failure = ""
+        self._boundaries = boundaries
+        self._place = place
+        self._others = Differentiated()
+        self._seen: dict[str, list[Sighting]] = defaultdict(list)
+        self._steps: dict[int, int] = defaultdict(int)
+
+    def start(self) -> None:
+        """Listen from now on; may be called again."""
+        if self not in self._boundaries.listeners:
+            self._boundaries.listeners.append(self)
+
+    def stop(self) -> None:
+        """Listen no more, forget what waits."""
+        if self in self._boundaries.listeners:
+            self._boundaries.listeners.remove(self)
+        self._seen.clear()
+        self._steps.clear()
+
+    def take(self) -> dict[str, list[Sighting]]:
+        """What was seen on each device since the last call; under ``""`` what holds for all."""
+        seen, self._seen = self._seen, defaultdict(list)
+        return seen
+
+    def owners(self) -> dict[str, dict[int, Owner]]:
+        """Owner by device and address of all that modules and optimizers refer to now."""
+        return self._placed(owned(self._boundaries, self._others))
+
+    # Listener of the boundaries.
+
+    def backward_began(self) -> None:
+        """Not noted: the events' own labels tell it."""
+
+    def backward_ended(self) -> None:
+        """Not noted: autograd's threads tell it late, if at all."""
+
+    def recompute_ended(self) -> None:
+        """What a recomputed forward pass left alive is kept for the backward pass under way."""
+        self._add("", {}, recomputed=self._boundaries.step)
+
+    def forward_ended(self, *, with_gradients: bool) -> None:
+        """Not noted."""
+
+    def optimizer_begins(self, optimizer: Any) -> None:
+        """Its gradients are where they belong; ``zero_grad`` may drop them before the step ends."""
+        self._steps[id(optimizer)] += 1
+        is_whole = self._steps[id(optimizer)] <= _WHOLE and len(self._steps) <= _OPTIMIZERS
+        self._note(owned(self._boundaries, self._others) if is_whole else _gradients_in(optimizer))
+
+    def outermost_call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
+        """Tensors that go into a model and were not made by one are its input."""
+        owner, inputs = Owner(Category.INPUT, ""), list(tensors_in((args, kwargs)))
+        self._others.see(inputs)
+        self._note((owner, tensor) for tensor in inputs)
+
+    def _note(self, found: Iterable[tuple[Owner, Any]]) -> None:
+        try:
+            for device, owners in self._placed(found).items():
+                self._add(device, owners)
+        except Exception as error:  # noqa: BLE001 - the job goes on with less said of its bytes
+            self.failure = f"owners were missed: {type(error).__name__}: {error}"
+
+    def _placed(self, found: Iterable[tuple[Owner, Any]]) -> dict[str, dict[int, Owner]]:
+        placed: dict[str, dict[int, Owner]] = defaultdict(dict)
+        for owner, tensor in found:
+            for part in parts(tensor):
+                device, address = self._place(part)
+                if address and device != "cpu":
+                    placed[device][address] = owner
+        return placed
+
+    def _add(self, device: str, owners: dict[int, Owner], **recomputed: int) -> None:
+        seen = self._seen[device]
+        if len(seen) < _MOST:
+            seen.append(Sighting(time.time_ns() // 1000, owners, **recomputed))
+
+
+def _gradients_in(optimizer: Any) -> Iterator[tuple[Owner, Any]]:
+    owner = Owner(Category.GRADIENT, "")
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.is_leaf and parameter.grad is not None:
+                yield owner, parameter.grad
