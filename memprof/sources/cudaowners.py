@@ -42,12 +42,12 @@ class OwnedCudaSource(CudaSource):
 
     def begin_window(self) -> Mapping[str, State]:
         """The states, with owners."""
-        if not self._in_window:
+        anew = not self._in_window
+        if anew:
             self._ready = []
-            self._live.forget_events()
         states = super().begin_window()
         self._live.sightings.start()
-        return self._live.begin(states)
+        return self._live.begin(states, anew=anew)
 
     def drain(self) -> Sequence[Chunk]:
         """The entries since the last drain, with owners."""
@@ -70,7 +70,9 @@ class OwnedCudaSource(CudaSource):
         """The blocks in use on a device at this moment; plain values, they hold nothing."""
         if self._in_window:
             self._settle()
-        elif self._is_initialized():
+        elif self._can_record():
+            if self._torch._C._cuda_isHistoryEnabled():
+                self._live.forget()  # the program's recording gives new blocks stacks, too
             self._live.refresh(self._start_states())
         return self._live.living(device)
 

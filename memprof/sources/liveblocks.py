@@ -69,17 +69,22 @@ class LiveBlocks:
         owners = self.sightings.owners()
         return {device: self._begun(device, state, owners) for device, state in states.items()}
 
-    def begin(self, states: Mapping[str, State]) -> dict[str, State]:
-        """The states in which a window begins; of a device that has events already, as it is."""
+    def begin(self, states: Mapping[str, State], *, anew: bool) -> dict[str, State]:
+        """The states in which a window begins, with labels and owners.
+
+        ``anew``: it is another window, not one that devices join. What has no state now is unknown;
+        that of a device which has events already stays as it is.
+        """
+        if anew:
+            self._told.clear()
+            self._lives = {device: self._lives.get(device, Lives.build()) for device in states}
         new = {device: state for device, state in states.items() if device not in self._told}
         self._told.update(dict.fromkeys(new, 0))
         return {**states, **self.refresh(new)}
 
-    def forget_events(self) -> None:
-        """Another window begins: indices of events count from 0, nothing is told of it yet."""
-        self._told.clear()
-        for device, lives in self._lives.items():
-            self._lives[device] = replaced(lives, event=np.full(len(lives), _NEVER_TOLD))
+    def forget(self) -> None:
+        """Nothing is known any more of what lives."""
+        self._lives.clear()
 
     def take(self, chunks: Sequence[Chunk], ends: Mapping[str, State]) -> list[Chunk]:
         """The chunks, one a device, with categories; ``ends`` are the states after their events."""
