@@ -10,6 +10,7 @@ from memprof.sources.cuda import CudaSource
 from memprof.sources.liveblocks import LiveBlock, LiveBlocks
 from memprof.sources.places import PlaceOf, place_of
 from memprof.sources.protocol import Chunk, Interner
+from memprof.sources.recorder import Owner
 from memprof.trace import Label, State
 
 __all__ = ["OwnedCudaSource"]
@@ -64,7 +65,7 @@ class OwnedCudaSource(CudaSource):
 
     def is_recording(self) -> bool:
         """Whether torch's recorder writes down what happens; asks nobody."""
-        return self._in_window and bool(self._begun)
+        return self._recorder.owner is not Owner.NOBODY
 
     def living(self, device: str) -> Iterable[LiveBlock]:
         """The blocks in use on a device at this moment; plain values, they hold nothing."""
