@@ -25,7 +25,8 @@ from memprof.analysis.earlier import freed_each_step
 from memprof.analysis.replays import Job, fitted, played
 from memprof.errors import MissingError, SettingsError
 from memprof.loading import load
-from memprof.run import Run
+from memprof.records import DeviceInfo
+from memprof.run import DeviceRun, Run
 from memprof.trace import Trace
 from memprof.units import format_bytes, parse_bytes
 
@@ -163,7 +164,7 @@ def replay(
             program under other settings would have held when the recording began in its midst is
             not known: what was live then is laid out afresh, without its cache.
         gpu: bytes that torch may hold, or a size such as ``"24GiB"``; where left out, what the
-            recording's own refusals tell, else no limit.
+            recording's own refusals tell, else what its card leaves torch, else no limit.
         free_after: a function, ``file.py`` or ``file.py:12``: what was allocated there is freed at
             the end of its step; without steps, before the next allocation from the same stack.
         search: also try torch's defaults and `SEARCHED`, and rank all rows.
@@ -180,18 +181,31 @@ def replay(
     if capacity is not None and capacity <= 0:
         raise SettingsError("a card has more than 0 bytes", "write --gpu 24GiB")
     plan = _Plan(asked, capacity, free_after, search, fit, workers)
-    return tuple(plan.device(name, traces) for name, traces in _devices(recording).items())
+    return tuple(plan.device(device) for device in _devices(recording))
 
 
-def _devices(recording: Run | Trace | str | Path) -> dict[str, tuple[Trace, ...]]:
+def _devices(recording: Run | Trace | str | Path) -> list[DeviceRun]:
     if isinstance(recording, Trace):
-        return {recording.device: (recording,)}
+        return [DeviceRun(recording.device, DeviceInfo(recording.device), (recording,))]
     run = recording if isinstance(recording, Run) else load(recording)
-    devices = {d.device: d.windows for d in run.devices if d.windows}
+    devices = [device for device in run.devices if device.windows]
     if not devices:
         hint = "record one with memprof run, or torch.cuda.memory._record_memory_history()"
         raise MissingError(f"{run.source or 'the run'} holds no allocator trace", hint)
     return devices
+
+
+def _left_to_torch(device: DeviceRun) -> int:
+    """Bytes of the card that torch can have; no limit where its size is not known or is a host's.
+
+    ``set_per_process_memory_fraction`` counts torch's own bytes alone.
+    """
+    info = device.info
+    if info.total_bytes <= 0 or not device.device.startswith("cuda"):
+        return NO_LIMIT
+    if 0 < info.memory_fraction < 1:
+        return int(info.memory_fraction * info.total_bytes)
+    return max(info.total_bytes - OUTSIDE_TORCH, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,18 +219,22 @@ class _Plan:
     fit: bool
     workers: int | None
 
-    def device(self, name: str, traces: tuple[Trace, ...]) -> DeviceWhatIf:
+    def device(self, device: DeviceRun) -> DeviceWhatIf:
         """All rows of one device."""
+        traces, card = device.windows, _left_to_torch(device)
         programs = [program_of(trace) for trace in traces]
         changes = self._changes(traces, programs)
         questions = self._questions(programs)
+        limits = [
+            self.capacity or min(p.capacity, max(card, p.recorded.peak_reserved)) for p in programs
+        ]
         jobs = [
-            Job(window, question.settings, self.capacity, change, question.afresh)
+            Job(window, question.settings, limits[window], change, question.afresh)
             for question in questions
             for window, change in enumerate(changes)
         ]
         outcomes = played(programs, jobs, self.workers)
-        limit = self.capacity or min(p.capacity for p in programs)
+        limit = min(limits)
         limit = limit if limit < NO_LIMIT else 0
         rows = [Row(_RECORDED, 0, *_worst([p.recorded for p in programs]))]
         for index, question in enumerate(questions):
@@ -226,7 +244,7 @@ class _Plan:
             order = sorted(range(1, len(rows)), key=lambda i: _merit(rows[i]))
             rows[1:], questions = [rows[i] for i in order], [questions[i - 1] for i in order]
         fits = self._fits(programs, changes, questions) if self.fit else ()
-        return DeviceWhatIf(name, tuple(rows), traces, fits)
+        return DeviceWhatIf(device.device, tuple(rows), traces, fits)
 
     def _changes(self, traces: tuple[Trace, ...], programs: list[Program]) -> list[Changes]:
         """The changed lifetimes of every window; an error only where no window has the site."""

@@ -22,6 +22,8 @@ from memprof.analysis.replays import Job, fitted, played
 from memprof.analysis.whatif import replay, saving
 from memprof.errors import MissingError, SettingsError
 from memprof.exporters.torch_snapshot import write_torch_snapshot
+from memprof.records import DeviceInfo, Header
+from memprof.run import DeviceRun, Run
 from memprof.trace import Frame, Label, Tables
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -218,3 +220,29 @@ def test_the_command_prints_a_table_and_json(tmp_path):
     assert rows[0]["oom"]["event"] == 2
     assert rows[1]["oom"] is None
     assert rows[1]["peak_reserved_bytes"] == 110 * MIB
+
+
+@pytest.mark.parametrize(
+    ("device", "info", "capacity"),
+    [
+        ("cuda:0", {"total_bytes": 4 * GIB}, 4 * GIB - 512 * MIB),
+        ("cuda:0", {"total_bytes": 4 * GIB, "memory_fraction": 0.5}, 2 * GIB),
+        ("cuda:0", {"total_bytes": 512 * MIB}, 180 * MIB + 20 * MIB),  # it had as much as it held
+        ("cuda:0", {}, 0),
+        ("cpu", {"total_bytes": 4 * GIB}, 0),
+    ],
+)
+def test_without_a_card_named_the_run_s_own_is_meant(device, info, capacity):
+    trace = replace(leaky(), device=device)
+    recorded = DeviceRun(device, DeviceInfo(device, **info), (trace,))
+    run = Run("run.json", Header(schema=(1, 0), created_us=1), (recorded,))
+    (answer,) = replay(run, "expandable_segments:True")
+    assert answer.rows[-1].capacity == capacity
+
+
+def test_a_card_that_is_named_counts_before_the_run_s_own():
+    recorded = DeviceRun("cuda:0", DeviceInfo("cuda:0", total_bytes=712 * MIB), (leaky(),))
+    run = Run("run.json", Header(schema=(1, 0), created_us=1), (recorded,))
+    (answer,) = replay(run, "roundup_power2_divisions:1", gpu="100MiB")
+    assert answer.rows[-1].capacity == 100 * MIB
+    assert answer.rows[-1].outcome.oom is not None
