@@ -25,7 +25,8 @@ _STATE_MADE = re.compile(r"^(_init_group|init_state|_init_state)$")
 _BACKWARD_PYTHON = re.compile(r"/torch/(?:autograd/(?:graph|__init__)|_tensor)\.py$")
 _BACKWARD_NAMES = frozenset({"_engine_run_backward", "backward", "grad", "apply"})
 _BACKWARD_NATIVE = re.compile(r"torch::autograd::(?:Engine|python::PythonEngine|Node::operator)")
-_MODULE_CALL = frozenset({"_call_impl", "_wrapped_call_impl", "_slow_forward"})
+_FORWARD = frozenset({"_call_impl", "_wrapped_call_impl", "_slow_forward", "forward"})
+"""torch's own frames around a module's `forward` are missing from some recordings."""
 _MODULE_MOVE = frozenset({"convert", "_apply", "param_applied"})
 _MODULE_FILE = re.compile(r"/torch/nn/modules/\w+\.py$")
 
@@ -84,7 +85,7 @@ def _phase(frames: Sequence[Frame]) -> Phase:
         return Phase.OPTIMIZER
     if any(_is_backward(p, f) for p, f in zip(paths, frames, strict=True)):
         return Phase.BACKWARD
-    if any(f.name in _MODULE_CALL for f in frames):
+    if any(f.name in _FORWARD for f in frames):
         return Phase.FORWARD
     return Phase.OTHER
 

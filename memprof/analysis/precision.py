@@ -24,6 +24,7 @@ _SHORT_FILES = re.compile(
     r"/(?:amp/\w+|fp16/\w+|bf16_optimizer|fp16_optimizer|float16_module)\.py$"
 )
 _SHORT_NAMES = frozenset({"decorate_autocast", "decorate_fwd", "convert_outputs_to_fp32"})
+_SHORT_NATIVE = "at::autocast::"
 _CASTS = frozenset({"half", "bfloat16"})
 _MODULE_FILE = "/torch/nn/modules/module.py"
 
@@ -87,7 +88,9 @@ def _mostly_short(sums: dict[str, Any]) -> bool:
 def _casts(tables: Tables) -> bool:
     for frame in tables.frames:
         path = frame.filename.replace("\\", "/")
-        if frame.name in _SHORT_NAMES or _SHORT_FILES.search(path):
+        if frame.name.startswith(_SHORT_NATIVE) or frame.name in _SHORT_NAMES:
+            return True
+        if _SHORT_FILES.search(path):
             return True
         if frame.name in _CASTS and path.endswith(_MODULE_FILE):
             return True
