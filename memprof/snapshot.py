@@ -176,8 +176,15 @@ def _integers(entries: Sequence[Json], key: str, missing: int) -> Column:
 
 
 def _addresses(entries: Sequence[Json]) -> Column:
-    """``addr``, which an ``oom`` event has not: it carries ``device_free``."""
-    return integers([e["addr"] if "addr" in e else e.get("device_free", 0) for e in entries])
+    """``addr``, which an ``oom`` event has not: it carries ``device_free``, where it is known."""
+    return integers(
+        [
+            e["addr"]
+            if "addr" in e
+            else e.get("device_free", NOT_RECORDED if e.get("action") == "oom" else 0)
+            for e in entries
+        ]
+    )
 
 
 # -- segments and blocks -----------------------------------------------------------------------

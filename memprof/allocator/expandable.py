@@ -96,7 +96,7 @@ def allocate(allocator: CachingAllocator, arena: Arena, size: int, owner: int) -
 
 
 def _candidate(allocator: CachingAllocator, arena: Arena, size: int, owner: int) -> Block:
-    return _room_in_view(arena, size) or reserve(allocator, arena, owner)
+    return _room_in_view(arena, size) or reserve(allocator, arena, owner, size)
 
 
 def _room_in_view(arena: Arena, size: int) -> Block | None:
@@ -142,9 +142,13 @@ def _room(block: Block | None, size: int) -> bool:
     return room >= size
 
 
-def reserve(allocator: CachingAllocator, arena: Arena, owner: int) -> Block:
-    """A new reservation of 9/8 of the card, as one unmapped block."""
-    total = allocator.device_total if allocator.device_total < NO_LIMIT else _UNKNOWN_CARD
+def reserve(allocator: CachingAllocator, arena: Arena, owner: int, size: int = 0) -> Block:
+    """A new reservation of 9/8 of the card, as one unmapped block.
+
+    Where the card has no limit, there is room for ``size`` bytes in any case.
+    """
+    known = allocator.device_total < NO_LIMIT
+    total = max(allocator.device_total, 1) if known else max(_UNKNOWN_CARD, size)
     size = -(-(total + total // 8) // arena.page) * arena.page
     address = allocator.driver.reserve(size)
     block = Block(arena, address, size, allocator.next_tie())

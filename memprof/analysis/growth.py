@@ -74,12 +74,19 @@ def rise(series: Ints, weights: Ints | None = None, first: int = WARM_UP) -> Ris
 
 
 def theil_sen(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> float:
-    """The median of the slopes between all pairs of at most 512 points (Sen 1968)."""
-    if len(x) < 2:
-        return 0.0
-    picked = np.unique(np.linspace(0, len(x) - 1, _MOST_PAIRS).astype(np.int64))
+    """The median of the slopes between all pairs of at most 512 points (Sen 1968).
+
+    Points at the same place, as in a damaged file, have no slope between them.
+    """
+    picked = np.unique(
+        np.linspace(0, max(len(x) - 1, 0), min(len(x), _MOST_PAIRS)).astype(np.int64)
+    )
     x, y = x[picked], y[picked]
     left, right = np.triu_indices(len(x), 1)
+    apart = x[right] != x[left]
+    left, right = left[apart], right[apart]
+    if not len(left):
+        return 0.0
     return float(np.median((y[right] - y[left]) / (x[right] - x[left])))
 
 

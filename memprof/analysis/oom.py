@@ -268,6 +268,11 @@ def _judged(failure: Failure, weights: Sequence[Weight]) -> tuple[Cause, str]:
         return Cause.PEAK, (
             f"tensors filled the device but for {format_bytes(max(failure.unused, 0))} in pieces"
         )
+    if failure.requested > failure.limit:
+        return Cause.PEAK, (
+            f"the request alone is larger than the {format_bytes(failure.limit)} that torch could "
+            "have had: look for a wrong shape or a broadcast that was not meant"
+        )
     lacking = format_bytes(_shortage(failure))
     return Cause.PEAK, (
         f"{lacking} were missing even with every unused byte, and nothing that earlier steps left "

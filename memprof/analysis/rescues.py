@@ -104,10 +104,16 @@ def rescues(failure: Failure, workers: int | None = None) -> Rescues:
     program = _up_to(failure.seen.trace, failure.event)
     limit = min(failure.limit, program.capacity)
     refused_early = failure.limit - limit > max(_SLACK, _SLACK_SHARE * failure.limit)
-    if refused_early or not _fails(play(program, capacity=limit), failure.event):
+    outcome = play(program, capacity=limit)
+    if refused_early or outcome.fits:
         return Rescues(
             unproven="replayed as recorded, the request does not fail: something that the trace "
             "does not show (another allocator's memory, a limit) made it fail"
+        )
+    if not _fails(outcome, failure.event):
+        return Rescues(
+            unproven="replayed as recorded, an earlier request fails already: the model does not "
+            "follow this recording, so nothing can be shown by it"
         )
     moment = Moment.at(failure.seen, failure.event)
     settings, unproven = _settings_tries(failure, program, limit)

@@ -420,6 +420,16 @@ def test_an_expandable_segment_without_memory_gives_its_addresses_back():
     assert model.malloc(15 * MIB).address == first
 
 
+def test_an_expandable_segment_is_larger_than_any_request_where_the_card_has_no_limit():
+    model = CachingAllocator(parse_settings("expandable_segments:True"))
+    assert model.malloc(1 << 40) is not None
+
+
+def test_an_expandable_request_on_a_card_without_memory_fails():
+    model = CachingAllocator(parse_settings("expandable_segments:True"), driver=Driver(0))
+    assert model.malloc(30 * MIB) is None
+
+
 def test_blocks_of_expandable_segments_are_passed_over_while_those_are_off():
     model = allocator("expandable_segments:True")
     block = model.malloc(15 * MIB)

@@ -90,3 +90,10 @@ def test_confidence_grows_with_the_number_of_rises():
     assert short is not None
     assert long is not None
     assert short.confidence < long.confidence <= 0.99
+
+
+@pytest.mark.filterwarnings("error")
+def test_points_at_one_place_have_no_slope_between_them():
+    assert theil_sen(np.array([2.0, 2.0, 4.0]), np.array([0.0, 9.0, 9.0])) == 2.25
+    assert theil_sen(np.array([2.0, 2.0]), np.array([0.0, 9.0])) == 0.0
+    assert theil_sen(np.zeros(0), np.zeros(0)) == 0.0

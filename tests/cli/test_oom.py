@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,6 +146,72 @@ def test_what_the_other_devices_held_is_told(tmp_path, capsys):
     file = save_snapshot(tmp_path / "two.pickle", snapshot(other, full))
     assert run_main("oom", file) == 0
     assert "reserved elsewhere: cuda:0 6 MiB" in capsys.readouterr().out
+
+
+def odd(name: str) -> dict[str, Any]:
+    """Snapshots of failures as tools and damaged recorders have written them."""
+    builder = TraceBuilder("cuda:0", expandable=name == "expandable")
+    builder.alloc(20 * MIB, "a", stack=TRAIN)
+    if name == "several":
+        builder.oom(90 * MIB, device_free=0).alloc(30 * MIB, "b")
+    size, free = {"empty request": (0, 0), "huge": (1 << 45, MIB)}.get(name, (30 * MIB, 0))
+    data = snapshot(builder.oom(size, device_free=free).build())
+    trace = data["device_traces"][0]
+    if name == "no event but the failure":
+        return snapshot(TraceBuilder().oom(30 * MIB, device_free=0).build())
+    if name == "no segments":
+        data["segments"] = []
+    elif name == "segments of another device":
+        data["device_traces"] = [[], [], trace]
+    elif name == "no free bytes":
+        del trace[-1]["device_free"]
+    elif name == "no clock":
+        for entry in trace:
+            del entry["time_us"]
+    elif name == "private pool":
+        for part in data["segments"] + trace:
+            part["segment_pool_id" if "blocks" in part else "pool_id"] = (1, 0)
+    return data
+
+
+@pytest.mark.parametrize("command", ["oom", "leaks", "what-if"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "plain",
+        "expandable",
+        "several",
+        "empty request",
+        "huge",
+        "no event but the failure",
+        "no segments",
+        "segments of another device",
+        "no free bytes",
+        "no clock",
+        "private pool",
+    ],
+)
+def test_odd_failures_are_answered(tmp_path, capsys, name, command):
+    file = save_snapshot(tmp_path / "odd.pickle", odd(name))
+    assert run_main(command, file) == 0
+    out = capsys.readouterr().out
+    assert "cuda:" in out or command == "leaks"
+    if command == "oom":
+        assert "ran out of memory" in out
+        assert len(out.splitlines()) < 50
+
+
+def test_a_request_larger_than_the_card_is_said_to_be_that(tmp_path, capsys):
+    run_main("oom", save_snapshot(tmp_path / "odd.pickle", odd("huge")), "--json")
+    (device,) = json.loads(capsys.readouterr().out)["devices"]
+    assert device["why"].startswith("the request alone is larger than the 21 MiB")
+
+
+def test_free_bytes_that_are_not_in_the_file_are_not_zero(tmp_path, capsys):
+    run_main("oom", save_snapshot(tmp_path / "odd.pickle", odd("no free bytes")), "--json")
+    (device,) = json.loads(capsys.readouterr().out)["devices"]
+    assert device["held"]["device_free_bytes"] is None
+    assert device["cause"] == "unknown"
 
 
 def test_run_files_work_as_snapshots_do(tmp_path, capsys):
