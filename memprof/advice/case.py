@@ -16,7 +16,7 @@ from memprof.records import Holder
 from memprof.run import Run
 from memprof.trace import Frame, Phase, Trace
 
-__all__ = ["Case", "Proposal", "place_at", "says"]
+__all__ = ["NO_FIGURE", "Case", "Proposal", "place_at", "says"]
 
 _THROUGH_GRAPH = frozenset(("autograd_node", "saved_tensor", "ctx_attribute"))
 _MODEL = frozenset(("parameter", "gradient", "optimizer state", "buffer"))
@@ -24,6 +24,10 @@ _IN_MODEL = frozenset(("module_attribute", "parameter", "buffer", "grad", "optim
 _SCALAR_BYTES = 512
 _MOSTLY = 0.5
 _CLAUSE = ", kept by "
+
+
+NO_FIGURE = Saving(-1, -1)
+"""Of a change that was not replayed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from memprof.advice.case import Case, Proposal
+from memprof.advice.case import NO_FIGURE, Case, Proposal
 from memprof.advice.patch import diff, with_keyword, without_keyword
 from memprof.advice.reducer import unviewed, viewed
 from memprof.advice.source import OPTIMIZERS, keyword
@@ -47,14 +47,20 @@ def _activations(case: Case, nbytes: str) -> Iterator[Proposal]:
         "keeps one block's at a time.",
         case.site,
     )
+    # What was replayed is checkpointing: these have no figures of their own.
     yield Proposal(
-        "mixed_precision", 0.4, f"In bfloat16 the {nbytes} of activations take half.", case.site
+        "mixed_precision",
+        0.4,
+        f"In bfloat16 the {nbytes} of activations take about half.",
+        case.site,
+        saving=NO_FIGURE,
     )
     yield Proposal(
         "chunk",
         0.3,
         "Smaller micro-batches with accumulated gradients need less at once.",
         case.site,
+        saving=NO_FIGURE,
     )
 
 

@@ -18,7 +18,7 @@ from memprof.analysis.program import (
     program_of,
     root_name,
 )
-from memprof.analysis.savings import Saving
+from memprof.analysis.rearranged import block_names, checkpointed, one_at_a_time
 from memprof.analysis.scene import Bools, Ints, Scene
 from memprof.analysis.suspicion import Pattern, Suspicion
 from memprof.trace import Action, Category, Frame, Phase
@@ -153,37 +153,41 @@ def _in_body(frame: Frame, around: Frame, try_: ast.Try) -> bool:
 
 def _summed(scene: Scene) -> Iterator[Suspicion]:
     """One line called one module several times in the step, and all its activations are there."""
-    activations = scene.at_peak & (scene.category == Category.ACTIVATION)
-    activations &= scene.made_in == scene.step_of_event[scene.peak.event]
-    times, rows = _passes(scene, np.flatnonzero(activations & (scene.module > 0)))
+    made = scene.made_in == scene.step_of_event[scene.peak.event]
+    made &= scene.category == Category.ACTIVATION
+    times, rows, first = _passes(scene, np.flatnonzero(made & (scene.module > 0)))
     # One line may well make two tensors (`table(x) + arange(n)`); repeated passes repeat the most.
-    if times < 2 or 2 * scene.bytes_of(_mask(scene, rows)) < scene.bytes_of(activations):
+    if times < 2 or 2 * scene.bytes_of(_mask(scene, rows)) < scene.bytes_of(made):
         return
-    frame_at = _looping_frame(scene.stack(int(rows[0])))
-    if frame_at is None:
+    activations = made & scene.at_peak
+    if not activations.any():
         return
-    nbytes = scene.bytes_of(activations)
-    after = scene.peak.bytes - nbytes + nbytes // times
-    summing = _sum_of_losses(frame_at)
+    loops = _looping_frames(scene.stack(int(rows[0])))
+    if not loops:
+        return
+    key = int(scene.lives.stack[first]), int(scene.module[first])
+    summing = next((place for loop in loops if (place := _sum_of_losses(loop)) is not None), None)
     facts: dict[str, float | int | str | bool] = {"times": times}
     if summing is not None:
-        facts |= {"sum_file": frame_at.program.filename, "sum_line": summing.line}
+        facts |= {"sum_file": summing.program.filename, "sum_line": summing.line}
     yield Suspicion(
         Pattern.SUMMED_LOSSES,
         scene.main_site(_mask(scene, rows)),
         np.flatnonzero(activations),
         0.85 if summing is not None else 0.3,
         f"are activations of {times} passes through the same module before one backward pass",
-        nbytes,
-        Saving(scene.peak.bytes, after),
+        scene.bytes_of(activations),
+        one_at_a_time(scene, key) if summing is not None else checkpointed(scene, key),
         facts,
     )
 
 
-def _passes(scene: Scene, rows: Ints) -> tuple[int, Ints]:
-    """How often one stack in one module made tensors with others in between, and those rows.
+def _passes(scene: Scene, rows: Ints) -> tuple[int, Ints, int]:
+    """How often most of the rows' bytes were made by the same stacks in the same modules, and they.
 
-    An operator with several results makes them at once: that is one pass.
+    And the first row that each pass makes once; -1 where nothing is made twice. A line that runs
+    several times in a pass does so a multiple of that. An operator with several results makes them
+    at once: that is one time.
     """
     events = scene.trace.events
     allocs = np.flatnonzero(events.action == Action.ALLOC)
@@ -191,18 +195,24 @@ def _passes(scene: Scene, rows: Ints) -> tuple[int, Ints]:
     run = runs[np.searchsorted(allocs, scene.lives.alloc[rows])]
     keys = list(zip(scene.lives.stack[rows].tolist(), scene.module[rows].tolist(), strict=True))
     times = Counter(key for key, _ in set(zip(keys, run.tolist(), strict=True)))
-    most = max(times.values(), default=0)
-    return most, rows[[times[key] == most for key in keys]] if keys else rows
+    of_row = np.array([times[key] for key in keys], dtype=np.int64)
+    sizes = scene.lives.size[rows]
+    shared = {t: int(sizes[of_row % t == 0].sum()) for t in set(times.values()) if t > 1}
+    passes = max(shared, key=lambda t: (shared[t], t), default=1)
+    once = rows[of_row == passes]
+    first = int(once[scene.lives.alloc[once].argmin()]) if passes > 1 else -1
+    return passes, rows[of_row % passes == 0], first
 
 
-def _looping_frame(stack: tuple[Frame, ...]) -> Place | None:
-    """The innermost statement of the user's that is called in a loop."""
+def _looping_frames(stack: tuple[Frame, ...]) -> list[Place]:
+    """The user's statements that are called in a loop, innermost first."""
+    found = []
     for frame in stack:
         program = program_of(frame.filename)
         place = program.at(frame.line) if program is not None else None
         if place is not None and place.loop is not None:
-            return place
-    return None
+            found.append(place)
+    return found
 
 
 def _sum_of_losses(place: Place) -> Place | None:
@@ -252,13 +262,10 @@ def _repeated_blocks(scene: Scene) -> Iterator[Suspicion]:
     nbytes = scene.bytes_of(mask)
     if scene.share(nbytes) < _LEAST_ACTIVATIONS:
         return
-    blocks = _blocks(scene, mask)
+    names = block_names(scene)
+    blocks = {names[module] for module in np.unique(scene.module[mask])}
     if len(blocks) < _LEAST_BLOCKS:
         return
-    largest = max(blocks.values())
-    # Each block's input is kept; one block at a time is computed again in the backward pass.
-    inputs = sum(blocks.values()) // (4 * len(blocks)) * len(blocks)
-    after = scene.peak.bytes - sum(blocks.values()) + largest + inputs
     yield Suspicion(
         Pattern.ACTIVATIONS,
         scene.main_site(mask),
@@ -266,22 +273,9 @@ def _repeated_blocks(scene: Scene) -> Iterator[Suspicion]:
         0.5,
         f"are activations of {len(blocks)} blocks, kept for the backward pass",
         nbytes,
-        Saving(scene.peak.bytes, min(after, scene.peak.bytes)),
+        checkpointed(scene),
         {"blocks": len(blocks)},
     )
-
-
-def _blocks(scene: Scene, mask: Bools) -> dict[str, int]:
-    """Bytes by repeated block: the shortest numbered prefix of module paths, or called root."""
-    found: Counter[str] = Counter()
-    for row in np.flatnonzero(mask).tolist():
-        parts = scene.module_name(row).split(".")
-        cut = next((i for i, part in enumerate(parts) if part.isdigit() or "#" in part), None)
-        if cut is not None:
-            found[".".join(parts[: cut + 1])] += int(scene.lives.size[row])
-        elif parts[0]:
-            found[parts[0]] += int(scene.lives.size[row])
-    return dict(found)
 
 
 def _buckets(scene: Scene) -> Iterator[Suspicion]:

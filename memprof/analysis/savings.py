@@ -34,7 +34,8 @@ class Saving:
 class Cuts:
     """Stretches in which lifetimes are taken to be gone: arrays of equal length.
 
-    ``rows`` may name a lifetime twice, with stretches that do not overlap.
+    ``rows`` may name a lifetime twice, with stretches that do not overlap. A stretch that ends
+    before it starts is one in which the bytes are there already, before their tensor was made.
     """
 
     rows: Ints

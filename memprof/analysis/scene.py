@@ -68,9 +68,12 @@ class Scene:
 
     @cached_property
     def peak(self) -> Peak:
-        """The most bytes in use at once after warm-up."""
+        """The most bytes in use at once after warm-up; the last time, where there are several.
+
+        Before an optimizer has stepped, a program's module calls are taken for its steps.
+        """
         allocated = self.seen.line.allocated
-        highest = self.first_entry + int(allocated[self.first_entry :].argmax())
+        highest = len(allocated) - 1 - int(allocated[self.first_entry :][::-1].argmax())
         return Peak(int(allocated[highest]), highest - 1)
 
     def replayed(self, cuts: Cuts) -> Saving:
