@@ -141,15 +141,20 @@ def _categories(
     kept = _outlives(lives, allocs[phase_of == Phase.BACKWARD], len(trace.events))
     kept |= _outlives(lives, np.flatnonzero(trace.events.action == Action.OOM), len(trace.events))
     category[forward] = np.where(kept[forward], Category.ACTIVATION, Category.TEMPORARY)
-    # What was allocated next, once it had died: still the same phase, or a later one?
-    after = np.minimum(_next(allocs, lives.free), len(trace.events))
     for own, kind in (
         (Phase.BACKWARD, Category.GRADIENT),
         (Phase.OPTIMIZER, Category.OPTIMIZER_STATE),
     ):
         mask = phase == own
-        within = made_here[after] == own
-        category[mask] = np.where(within[mask], Category.TEMPORARY, kind)
+        # Gone before anything else was allocated. What a backward pass leaves may be dropped at
+        # once, by ``zero_grad``: there it must have gone before the next allocation of the pass.
+        others = allocs[made_here[allocs] != own]
+        passing = _next(others, lives.alloc) > lives.free
+        passing &= lives.free < len(trace.events)
+        if own == Phase.BACKWARD:
+            after = np.minimum(_next(allocs, lives.free), len(trace.events))
+            passing &= made_here[after] == own
+        category[mask] = np.where(passing[mask], Category.TEMPORARY, kind)
     return category
 
 
