@@ -1,0 +1,140 @@
+"""Whose allocations these are on a GPU: phases, modules, streams, pools."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch and a CUDA device")
+
+import memprof  # noqa: E402
+from memprof.loading import load  # noqa: E402
+from memprof.trace import Action, Phase  # noqa: E402
+
+WIDTH = 640
+"""A weight of this width takes bytes that nothing else in these jobs takes."""
+WEIGHT = 4 * WIDTH * WIDTH
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+        self.second = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x):
+        return self.second(self.first(x).relu())
+
+
+def trained(model, optimizer, steps: int = 3) -> None:
+    for _ in range(steps):
+        model(torch.ones(32, WIDTH, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        memprof.step()
+
+
+def made_in(path):
+    """(bytes, label) of every allocation of the first window."""
+    window = load(path).devices[0].windows[0]
+    rows = (window.events.action == Action.ALLOC).nonzero()[0]
+    sizes, labels = window.events.size[rows].tolist(), window.events.label[rows].tolist()
+    return [(size, window.label(row)) for size, row in zip(sizes, labels, strict=True)]
+
+
+def test_gradients_are_made_in_the_backward_pass_and_state_by_the_optimizer(tmp_path):
+    model = Net().cuda()
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    with memprof.track(tmp_path / "run.json", sources=("cuda",)):
+        trained(model, optimizer)
+    made = made_in(tmp_path / "run.json")
+    assert {label.phase for _, label in made} >= {Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
+    first = [label for size, label in made if size == WEIGHT and label.step == 0]
+    by_phase = {phase: sum(label.phase is phase for label in first) for phase in Phase}
+    assert by_phase[Phase.BACKWARD] >= 2  # a gradient each
+    assert by_phase[Phase.OPTIMIZER] >= 4  # two moments each
+    assert by_phase[Phase.FORWARD] == 0
+
+
+def test_activations_bear_the_path_of_their_module(tmp_path):
+    model = Net().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memprof.track(tmp_path / "run.json", sources=("cuda",)):
+        trained(model, optimizer)
+    activation = 4 * 32 * WIDTH
+    made = [(s, x) for s, x in made_in(tmp_path / "run.json") if x.step == 1]
+    forward = [x.module for s, x in made if s == activation and x.phase is Phase.FORWARD]
+    assert [path for path in forward if path] == ["Net.first", "Net", "Net.second"]
+    backward = {x.module for s, x in made if s == WEIGHT and x.phase is Phase.BACKWARD}
+    assert backward == {"Net.first", "Net.second"}
+
+
+def test_metadata_that_the_program_gives_to_torch_is_the_annotation(tmp_path):
+    if not hasattr(torch.cuda.memory, "_set_memory_metadata"):
+        pytest.skip("this torch has no metadata of allocations")
+    with memprof.track(tmp_path / "run.json", sources=("cuda",)):
+        torch.cuda.memory._set_memory_metadata("theirs")
+        kept = torch.empty(12345, dtype=torch.uint8, device="cuda")
+        torch.cuda.memory._set_memory_metadata("")
+        memprof.step()
+    labels = [x for s, x in made_in(tmp_path / "run.json") if s == kept.nbytes]
+    assert [label.annotation for label in labels] == ["theirs"]
+
+
+def test_blocks_of_every_stream_are_recorded(tmp_path):
+    side = torch.cuda.Stream()
+    with memprof.track(tmp_path / "run.json", sources=("cuda",)):
+        with torch.cuda.stream(side):
+            kept = torch.ones(1 << 20, device="cuda")
+        memprof.step()
+    window = load(tmp_path / "run.json").devices[0].windows[0]
+    row = window.events.address.tolist().index(kept.data_ptr())
+    assert window.events.stream[row] == side.cuda_stream
+
+
+def test_a_captured_graph_replays_as_before_and_its_pool_is_in_the_state(tmp_path):
+    graph, static = torch.cuda.CUDAGraph(), torch.ones(256, 256, device="cuda")
+    wanted = static @ static  # cuBLAS is ready when the capture begins
+    with memprof.track(tmp_path / "run.json", sources=("cuda",)):
+        with torch.cuda.graph(graph):
+            out = static @ static
+        graph.replay()
+        memprof.step()
+    assert torch.equal(out, wanted)
+    run = load(tmp_path / "run.json")
+    assert run.footer.status == "ok"
+    window = run.devices[0].windows[0]
+    pools = {window.tables.pools[int(row)] for row in window.end.segments.pool}
+    assert len(pools - {(0, 0)}) >= 1
+    assert window.end.reserved == torch.cuda.memory_reserved()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_a_compiled_model_trains_as_before(tmp_path, mode):
+    if shutil.which("gcc") is None or importlib.util.find_spec("triton") is None:
+        pytest.skip("torch.compile needs triton and a C compiler")
+    torch.manual_seed(0)
+    model = Net().cuda()
+    compiled = torch.compile(model, mode=mode)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memprof.track(tmp_path / "run.json", sources=("cuda",)):
+        trained(compiled, optimizer, steps=6)
+    run = load(tmp_path / "run.json")
+    assert run.footer.status == "ok"
+    assert run.footer.steps == 6
+    assert run.devices[0].windows[-1].end.allocated == torch.cuda.memory_allocated()
+
+
+def test_a_second_device_is_recorded_from_its_first_byte(tmp_path):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    torch.ones(1, device="cuda:0")
+    with memprof.track(tmp_path / "run.json", sources=("cuda",)):
+        kept = torch.ones(1 << 20, device="cuda:1")
+        memprof.step()
+        memprof.step()
+    device = load(tmp_path / "run.json").device("cuda:1")
+    assert kept.data_ptr() in device.windows[0].events.address.tolist()
