@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from memprof.sources.boundaries import Boundaries
+from memprof.sources.frugal import compiler_left_out
 from memprof.sources.owners import owned_tensors
 from memprof.units import parse_bytes
 
@@ -199,9 +200,10 @@ def segments_now(torch: Any) -> list[Any]:
     (``include_traces`` came with 2.11; before, a long history makes this slow.)
     """
     snapshot = torch.cuda.memory_snapshot
-    if "include_traces" in inspect.signature(snapshot).parameters:
-        return list(snapshot(include_traces=False))
-    return list(snapshot())
+    with compiler_left_out(torch):
+        if "include_traces" in inspect.signature(snapshot).parameters:
+            return list(snapshot(include_traces=False))
+        return list(snapshot())
 
 
 def from_exception(error: BaseException | None) -> Exhausted | None:

@@ -10,20 +10,29 @@ _AIM_US = 300_000
 """What a look should take at most: the rest is for writing down what it found."""
 _ENOUGH_ROWS, _ENOUGH_US = 1000, 20_000
 """A look at fewer, in less time, is mostly what every look costs."""
+_FAR = 10
 
 
 class Pace:
     """Time a row (an entry of the recorder, or a block of the heap), as measured so far."""
 
-    def __init__(self, row_us: float) -> None:
-        """``row_us`` is what a row is thought to take before one was measured."""
+    def __init__(self, row_us: float, forgiven: int = 0) -> None:
+        """``row_us`` is what a row is thought to take before one was measured.
+
+        So many first looks that take far longer are not counted: with C++ frames, libraries are
+        searched for their names once.
+        """
         self.row_us = row_us
+        self._forgiven = forgiven
 
     def measured(self, rows: int, took_us: float) -> None:
         """A look at so many rows took so long; a slower one counts at once, a faster by half."""
         if rows < _ENOUGH_ROWS and took_us < _ENOUGH_US:
             return
         row_us = took_us / max(rows, 1)
+        if self._forgiven and rows < _ENOUGH_ROWS and row_us > _FAR * self.row_us:
+            self._forgiven -= 1
+            return
         self.row_us = max(row_us, (self.row_us + row_us) / 2)
 
     def room(self) -> int:

@@ -17,6 +17,7 @@ from itertools import takewhile
 from operator import itemgetter
 from typing import Any, TypeAlias
 
+from memprof.sources.frugal import compiler_left_out
 from memprof.sources.historycalls import HistoryCalls
 from memprof.sources.pace import LONGEST_US, Pace
 from memprof.units import format_duration
@@ -88,7 +89,7 @@ class Recorder:
         """Held while entries are read and turned into events, by any thread of the job."""
         self._torch, self._ordinals, self._take, self._say = torch, ordinals, take, say
         self._calls = HistoryCalls(torch, self._program_calls, self._program_called)
-        self._paces = {Owner.MEMPROF: Pace(_ROW_US), Owner.PROGRAM: Pace(_THEIR_ROW_US)}
+        self._paces = {Owner.MEMPROF: Pace(_ROW_US), Owner.PROGRAM: Pace(_THEIR_ROW_US, 1)}
         self._overflows: Counter[Owner] = Counter()
         self._seen: dict[int, _Seen] = {}
         self._counted: dict[int, int] = {}
@@ -167,7 +168,8 @@ class Recorder:
             self.is_over = True
             return None
         before = self._count()
-        snapshot = self._torch.cuda.memory._snapshot()
+        with compiler_left_out(self._torch):
+            snapshot = self._torch.cuda.memory._snapshot()
         rings = list(enumerate(snapshot["device_traces"]))
         self._rows = sum(len(ring) for _, ring in rings)
         self._rows += sum(len(segment["blocks"]) for segment in snapshot["segments"])

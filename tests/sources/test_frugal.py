@@ -1,0 +1,43 @@
+"""A look at torch's stacks does not bring its compiler into the job; a real torch, no GPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="it is torch that imports its compiler")
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMING = """
+import sys, torch
+from memprof.sources.frugal import compiler_left_out
+stack = torch._C._profiler.gather_traceback(True, True, False)
+with compiler_left_out(torch):
+    named = torch._C._profiler.symbolize_tracebacks([stack])
+assert named[0][0]["name"] == "<module>"
+"""
+
+
+def run(code: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_frames_are_named_without_importing_the_compiler():
+    run(NAMING + "assert 'torch._inductor' not in sys.modules and '_inductor' not in vars(torch)")
+
+
+def test_who_needs_the_compiler_in_the_meantime_gets_it():
+    run(
+        NAMING
+        + "with compiler_left_out(torch):\n"
+        + "    assert torch._inductor.config.__name__ == 'torch._inductor.config'\n"
+        + "assert torch._inductor is sys.modules['torch._inductor']\n"
+        + "with compiler_left_out(torch):\n"
+        + "    assert torch._inductor is sys.modules['torch._inductor']\n"
+    )
