@@ -93,6 +93,21 @@ def test_a_wheel_says_that_it_is_typed(wheel):
 
 
 @needs_hatchling
+def test_a_wheel_carries_the_page_about_every_fix(installed):
+    then = (
+        "from memprof.advice import FIXES; from memprof.advice.pages import page;"
+        "print(all(page(fix).startswith(f'# `{fix}`') for fix in FIXES))"
+    )
+    assert start(installed, then=then) == ["True"]
+
+
+@needs_hatchling
+def test_an_editable_install_brings_no_second_package(build):
+    names = zipfile.ZipFile(build("build_editable")).namelist()
+    assert not [name for name in names if name.startswith("memprof/")]
+
+
+@needs_hatchling
 def test_check_wheel_contents_finds_nothing_wrong(wheel):
     pytest.importorskip("check_wheel_contents", reason="needs check-wheel-contents")
     said = run(

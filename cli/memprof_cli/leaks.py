@@ -117,7 +117,7 @@ def _remedy_json(remedy: Remedy) -> dict[str, Any]:
         "peak_before": None if remedy.peak_before < 0 else remedy.peak_before,
         "peak_after": None if remedy.peak_after < 0 else remedy.peak_after,
         "patch": remedy.patch,
-        "url": remedy.url,
+        "page": remedy.page,
     }
 
 
@@ -147,6 +147,9 @@ def _print(run: Run, found: Sequence[Found]) -> None:
         return
     for number, one in enumerate(found, start=1):
         console.print(_finding(number, one))
+    first = next((remedy for one in found for remedy in one.remedies), None)
+    if first is not None:
+        console.print(Text(f"More about a fix: {first.page}", style="dim"))
 
 
 def _nothing(run: Run) -> str:

@@ -11,6 +11,7 @@ from memprof.analysis.sites import FrameKind, frame_kind, short_path
 from memprof.records import Holder, Link, Site
 from memprof.trace import Frame
 from memprof.units import format_bytes, format_count, format_percent
+from memprof_dashboards.pages import anchor, fix_pages
 from memprof_dashboards.text import coded, escaped, visible
 
 __all__ = ["FindingSeries", "cards", "series"]
@@ -27,6 +28,7 @@ Lines = set[tuple[str, int]]
 """Source lines, by file, that a card has shown."""
 
 _SHOWN = 30
+_REMEDIES = 4
 _FRAMES = 40
 _PATCH_LINES = 200
 
@@ -58,8 +60,10 @@ def cards(findings: Sequence[Found]) -> str:
     shown = "".join(_card(found, number) for number, found in enumerate(findings[:_SHOWN]))
     more = len(findings) - _SHOWN
     rest = f'<p class="hint">and {format_count(more)} more: see --json</p>' if more > 0 else ""
+    about = fix_pages(r.fix for found in findings[:_SHOWN] for r in found.remedies[:_REMEDIES])
     return (
-        f'<section class="findings" aria-label="Findings"><h2>Findings</h2>{shown}{rest}</section>'
+        f'<section class="findings" aria-label="Findings"><h2>Findings</h2>{shown}{rest}{about}'
+        "</section>"
     )
 
 
@@ -182,7 +186,7 @@ def _remedies(found: Found, told: Lines) -> str:
     if not found.remedies:
         return ""
     often = " a step" if found.bytes_per_step else ""
-    items = "".join(_remedy(remedy, often, told) for remedy in found.remedies[:4])
+    items = "".join(_remedy(remedy, often, told) for remedy in found.remedies[:_REMEDIES])
     return f'<div class="remedies"><h4>What to do</h4>{items}</div>'
 
 
@@ -196,15 +200,13 @@ def _remedy(remedy: Remedy, often: str, told: Lines) -> str:
     return (
         f'<div class="remedy"><p><code class="fix">{escaped(remedy.fix, 60)}</code>'
         f"{coded(remedy.why, 600)} {_place(remedy.filename, remedy.line)} "
-        f"{_link_to(remedy.url)}{saves}</p>{_new_code(remedy, told)}{_patch(remedy.patch)}</div>"
+        f"{_link_to(remedy.fix)}{saves}</p>{_new_code(remedy, told)}{_patch(remedy.patch)}</div>"
     )
 
 
-def _link_to(url: str) -> str:
-    """A link only where it is one to the web: a run file could name any scheme."""
-    if not url.startswith(("https://", "http://")):
-        return ""
-    return f'<a href="{escaped(url)}" rel="noreferrer">more about this fix</a>'
+def _link_to(fix: str) -> str:
+    """To the fix's page further down in this report."""
+    return f'<a href="#{anchor(fix)}">about this fix</a>' if anchor(fix) else ""
 
 
 def _patch(patch: str) -> str:

@@ -1,6 +1,7 @@
 """From findings to remedies: rules that read the finding, the run and the user's source.
 
-One file a family of rules. The vocabulary of fixes is `FIXES`; each has a page in ``docs/fixes``.
+One file a family of rules. The vocabulary of fixes is `FIXES`; each has a page in ``docs/fixes``,
+which `pages` reads.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from memprof.advice import (
     placement,
 )
 from memprof.advice.case import Case, Proposal
+from memprof.advice.pages import explained_by
 from memprof.advice.saving import saving_of
-from memprof.advice.vocabulary import FIXES, page
+from memprof.advice.vocabulary import FIXES
 from memprof.analysis.findings import Found, Remedy
 from memprof.analysis.savings import Saving
 from memprof.run import Run
@@ -67,7 +69,7 @@ def _remedy(proposal: Proposal, case: Case) -> Remedy:
         peak_before=saving.before if saving is not None else -1,
         peak_after=_after(saving, proposal.remains) if saving is not None else -1,
         patch=proposal.patch,
-        url=page(proposal.fix),
+        page=explained_by(proposal.fix),
     )
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["FIXES", "page"]
-
-_DOCS = "docs/fixes/"
+__all__ = ["FIXES"]
 
 FIXES: Mapping[str, str] = MappingProxyType(
     {
@@ -53,8 +51,3 @@ FIXES: Mapping[str, str] = MappingProxyType(
     }
 )
 """Every term that ``Remedy.fix`` may be."""
-
-
-def page(fix: str) -> str:
-    """The documentation page about a fix, from the root of the project."""
-    return f"{_DOCS}{fix}.md"

@@ -72,8 +72,8 @@ class Remedy:
     peak_after: int = -1
     patch: str = ""
     """A unified diff of the user's file where the change is mechanical."""
-    url: str = ""
-    """The page about this fix."""
+    page: str = ""
+    """What to type to read about this fix."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

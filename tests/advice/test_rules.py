@@ -366,7 +366,7 @@ def test_at_most_three_remedies_and_each_of_the_vocabulary(bench):
     holder = bench.holder("append", ("attribute", "values", -1), ("item", "0", 9))
     remedies = bench.advise("append", holder, category="activation")
     assert len(remedies) == 3
-    assert all(r.fix in FIXES and r.url == f"docs/fixes/{r.fix}.md" for r in remedies)
+    assert all(r.fix in FIXES and r.page == f"memprof explain {r.fix}" for r in remedies)
 
 
 def test_without_the_source_there_is_advice_without_patches(bench):

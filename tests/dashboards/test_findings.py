@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
 
 import numpy as np
 
+from memprof.advice.pages import page
+from memprof.advice.vocabulary import FIXES
 from memprof.analysis.findings import Found, Kind, Remedy, Series
 from memprof.records import Holder, Link, Site
 from memprof.trace import Frame
 from memprof_dashboards.findings import cards, series
+from memprof_dashboards.pages import fix_pages
 from tests.dashboards.recordings import HOSTILE, LINEAR, MODEL
 
 MIB = 1 << 20
+FENCE = re.compile(r"```\w*")
+LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 PATCH = """--- train.py
 +++ train.py
 @@ -31 +31 @@
@@ -21,7 +27,7 @@ PATCH = """--- train.py
 """
 
 
-def leak(text: str = "list `outputs` of LitModel", url: str = "https://example.org/item") -> Found:
+def leak(text: str = "list `outputs` of LitModel", fix: str = "item") -> Found:
     return Found(
         kind=Kind.LEAK,
         device="cuda:0",
@@ -46,7 +52,7 @@ def leak(text: str = "list `outputs` of LitModel", url: str = "https://example.o
         ),
         remedies=(
             Remedy(
-                "item",
+                fix,
                 text,
                 "/home/someone/job/train.py",
                 31,
@@ -55,7 +61,7 @@ def leak(text: str = "list `outputs` of LitModel", url: str = "https://example.o
                 300 * MIB,
                 60 * MIB,
                 PATCH,
-                url,
+                f"memprof explain {fix}",
             ),
         ),
         series=Series(np.arange(10), np.arange(10) * 24 * MIB),
@@ -113,9 +119,28 @@ def test_hostile_text_makes_the_same_tags_as_plain_text():
     assert "\u202e" not in hostile.words
 
 
-def test_only_web_addresses_become_links():
-    assert Reader(cards([leak()])).links == ["https://example.org/item"]
-    assert Reader(cards([leak(url="javascript:alert(1)")])).links == []
+def test_a_remedy_links_to_the_page_about_its_fix_which_is_in_the_report_once():
+    html = cards([leak(), leak()])
+    assert Reader(html).links == ["#fix-item", "#fix-item"]
+    assert html.count('id="fix-item"') == 1
+    words = Reader(html).words
+    for part in ("The pattern", "Why it costs memory", "The fix", "When not to"):
+        assert part in words
+    assert "```" not in words
+    assert "](" not in words
+
+
+def test_what_is_no_fix_has_no_page():
+    assert Reader(cards([leak(fix="rewrite_it")])).links == []
+
+
+def test_every_page_is_shown_whole():
+    for fix in FIXES:
+        words = "".join(Reader(fix_pages([fix])).words.split())
+        text = LINK.sub(r"\1", FENCE.sub("", page(fix)))
+        for line in text.splitlines():
+            bare = "".join(line.lstrip("#- ").replace("`", "").split())
+            assert bare in words, (fix, line)
 
 
 def test_the_chart_of_a_card_carries_its_series():
