@@ -124,6 +124,11 @@ def _remarks(device: DeviceFigures) -> list[str]:
         said.append(f"reserved but unused at the peak: {unused} ({share})")
     if device.outside_torch_bytes >= 0:
         said.append(f"held outside torch's allocator: {format_bytes(device.outside_torch_bytes)}")
+    if device.other_processes:
+        listed = list(device.other_processes.items())[:_NAMES]
+        named = ", ".join(f"{name} {format_bytes(size)}" for name, size in listed)
+        more = len(device.other_processes) - len(listed)
+        said.append(f"other processes on it: {named}" + (f" and {more} more" if more else ""))
     if device.ooms:
         times = "once" if device.ooms == 1 else f"{format_count(device.ooms)} times"
         said.append(f"ran out of memory {times}")

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from memprof.analysis.outside import PROCESS, beyond_torch, other_processes
 from memprof.run import ReadingSeries
 from memprof_dashboards.text import visible
 from memprof_dashboards.views import DeviceView
@@ -29,6 +30,14 @@ _UNITS = (
 # A constant is no curve; what is left of one is told by the curve beside it.
 _NOT_DRAWN = frozenset({"total", "free", "gc_full_count"})
 
+_PROCESSES = 4
+"""Other processes that are drawn; the line of all others has the rest."""
+_NOT_TORCH = "Not torch's (NVML)"
+_BESIDE = {
+    "beyond_torch": "this process beyond torch",
+    "others_used": "all other processes",
+}
+
 
 class Line(msgspec.Struct):
     """One value over time; None where it could not be read."""
@@ -49,24 +58,35 @@ class ReadingPanel(msgspec.Struct):
 def readings_figure(view: DeviceView) -> list[ReadingPanel]:
     """Panels for this device and the host, memory first; empty where nothing was sampled."""
     panels: dict[tuple[str, str], ReadingPanel] = {}
-    for series in view.run.readings:
-        if series.device not in (view.device.device, _HOST) or series.name in _NOT_DRAWN:
+    beyond = beyond_torch(view.run, view.device)
+    processes = other_processes(view.run, view.device.device)
+    left_out = {*_NOT_DRAWN, *(series.name for series in processes[_PROCESSES:])}
+    for series in (*((beyond,) if beyond is not None else ()), *view.run.readings):
+        if series.device not in (view.device.device, _HOST) or series.name in left_out:
             continue
         known = np.isfinite(series.values)
         if not known.any():
             continue
         name, unit = _named(series.name)
-        panel = panels.setdefault(_key(series, unit), ReadingPanel(_title(series), unit, []))
+        key = _key(series, unit)
+        title = _NOT_TORCH if key[1] == _NOT_TORCH else _title(series)
+        panel = panels.setdefault(key, ReadingPanel(title, unit, []))
         panel.lines.append(_line(series, name, view.origin))
     return sorted(panels.values(), key=lambda p: (p.unit != "", p.unit == "count"))
 
 
 def _key(series: ReadingSeries, unit: str) -> tuple[str, str]:
     """A panel a source and unit; what is free on the whole machine would dwarf what a job uses."""
+    if series.name in _BESIDE or series.name.startswith(PROCESS):
+        return series.source, _NOT_TORCH
     return series.source, "available" if series.name == "available" else unit
 
 
 def _named(name: str) -> tuple[str, str]:
+    if name in _BESIDE:
+        return _BESIDE[name], ""
+    if name.startswith(PROCESS):
+        return visible(name.removeprefix(PROCESS)), ""
     for suffix, unit in _UNITS:
         if name.endswith(suffix):
             return visible(name.removesuffix(suffix).replace("_", " ")), unit

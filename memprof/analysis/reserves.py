@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 from memprof.analysis.findings import Evidence, Found, Kind, Series
 from memprof.analysis.growth import WARM_UP, theil_sen
+from memprof.analysis.outside import reserved_then, series_of
 from memprof.records import Site
-from memprof.run import DeviceRun, Run, Steps
+from memprof.run import DeviceRun, ReadingSeries, Run, Steps
 from memprof.units import format_bytes, format_percent
 
 __all__ = ["fragmentation", "non_torch"]
@@ -69,47 +70,53 @@ def _fragmented(device: DeviceRun) -> Iterator[Found]:
 def non_torch(run: Run) -> tuple[Found, ...]:
     """Memory of this process on the device beyond what torch's allocator reserves, where it grows.
 
-    From NVML's figure for the process less the reserved bytes at the nearest step before.
+    From NVML's figure for the process less the reserved bytes at the step's end before. Where the
+    driver does not know the process (containers), from the whole device's, which others share.
     """
     return tuple(found for device in run.devices for found in _outside(run, device))
 
 
 def _outside(run: Run, device: DeviceRun) -> Iterator[Found]:
-    series = next(
-        (r for r in run.readings if r.device == device.device and r.name == "process_used"), None
-    )
-    steps = device.steps
-    known = (steps.reserved > 0) & (steps.end_us > 0)
-    if series is None or not known.any():
+    own = series_of(run, device.device, "process_used")
+    used = own or series_of(run, device.device, "used")
+    if used is None:
         return
-    end, reserved, number = steps.end_us[known], steps.reserved[known], steps.last[known]
-    at = np.searchsorted(end, series.time_us, side="right") - 1
-    there = (at >= WARM_UP) & ~np.isnan(series.values)
-    if there.sum() < _LEAST_POINTS:
-        return
-    x = number[at[there]].astype(np.float64)
-    outside = series.values[there] - reserved[at[there]]
-    kept = np.flatnonzero(np.diff(x, prepend=-1.0) > 0)
-    x, outside = x[kept], outside[kept]
+    x, outside = _by_step(used, device)
     if len(x) < _LEAST_POINTS or not _keeps_rising(x, outside):
         return
     slope = theil_sen(x, outside)
     if slope <= 0 or slope * (x[-1] - x[0]) < _LEAST_OUTSIDE:
         return
     total = device.info.total_bytes
+    last = used.values[~np.isnan(used.values)][-1]
+    whose = "" if own else ", in this process or in another: the driver does not tell them apart"
     yield Found(
         kind=Kind.NON_TORCH,
         device=device.device,
         site=Site(),
-        title=f"{format_bytes(slope)} a step grow on {device.device} outside of torch's allocator",
+        title=f"{format_bytes(slope)} a step grow on {device.device} outside of torch's allocator"
+        f"{whose}",
         bytes_per_step=slope,
         bytes=int(outside[-1]),
-        confidence=0.7,
+        confidence=0.7 if own else 0.5,
         first_step=int(x[0]),
         last_step=int(x[-1]),
-        steps_left=(total - series.values[there][-1]) / slope if total > 0 else -1.0,
+        steps_left=(total - last) / slope if total > 0 else -1.0,
         series=Series(x.astype(np.int64), outside.astype(np.int64)),
     )
+
+
+def _by_step(used: ReadingSeries, device: DeviceRun) -> tuple[Floats, Floats]:
+    """Bytes beyond torch's at the first reading after each step's end, after warm-up."""
+    steps = device.steps
+    known = (steps.reserved > 0) & (steps.end_us > 0)
+    end, number = steps.end_us[known], steps.last[known]
+    at = np.searchsorted(end, used.time_us, side="right") - 1
+    outside = used.values - reserved_then(device, used.time_us)
+    there = np.flatnonzero((at >= WARM_UP) & ~np.isnan(outside))
+    x = number[at[there]].astype(np.float64)
+    first = np.diff(x, prepend=-1.0) > 0
+    return x[first], outside[there][first]
 
 
 def _points(

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from memprof.analysis.examination import (
     DeviceExamination,
     Examination,
@@ -17,11 +15,13 @@ from memprof.analysis.examination import (
     alive_at_peak,
 )
 from memprof.analysis.findings import Found, Kind
+from memprof.analysis.outside import PROCESS, beyond_torch, most, other_processes, series_of
 from memprof.analysis.owners import Group, top
 from memprof.analysis.sites import short_path
 from memprof.analysis.steps import Growth, growth, ooms
 from memprof.analysis.unseen import unseen
 from memprof.records import Site
+from memprof.run import Run
 from memprof.trace import NOT_RECORDED, Phase
 from memprof.units import format_bytes, format_count
 
@@ -89,6 +89,8 @@ class DeviceFigures:
     """Of the device; 0 where not known."""
     outside_torch_bytes: int
     """Most that this process held on the device beyond torch's reserved bytes; -1: not measured."""
+    other_processes: dict[str, int]
+    """Most that each other process held on the device, by program and PID."""
     growth: Growth | None
     peak: PeakMoment | None
 
@@ -139,7 +141,11 @@ def _figures(device: DeviceExamination, examination: Examination) -> DeviceFigur
         ooms=sum(len(ooms(w.trace)) for w in device.windows),
         unused_reserved_bytes=_unused_reserved(device),
         total_bytes=device.device.info.total_bytes,
-        outside_torch_bytes=_outside_torch(device, examination),
+        outside_torch_bytes=_outside_torch(device, examination.run),
+        other_processes={
+            series.name.removeprefix(PROCESS): most(series)
+            for series in other_processes(examination.run, device.name)
+        },
         growth=growth(device.steps),
         peak=_peak_moment(window, device.windows.index(window)) if window else None,
     )
@@ -153,12 +159,12 @@ def _unused_reserved(device: DeviceExamination) -> int:
     return max(int(window.line.reserved[entry] - window.line.allocated[entry]), 0)
 
 
-def _outside_torch(device: DeviceExamination, examination: Examination) -> int:
-    for series in examination.run.readings:
-        if series.device == device.name and series.name == "process_used" and len(series.values):
-            most = float(np.nan_to_num(series.values).max())
-            return max(int(most) - device.peak_reserved, 0) if most > 0 else NOT_RECORDED
-    return NOT_RECORDED
+def _outside_torch(device: DeviceExamination, run: Run) -> int:
+    beyond = most(beyond_torch(run, device.device))
+    if beyond >= 0:
+        return beyond
+    used = most(series_of(run, device.name, "process_used"))  # no step ended: the peaks must do
+    return max(used - device.peak_reserved, 0) if used >= 0 else NOT_RECORDED
 
 
 def _peak_moment(window: WindowExamination, number: int) -> PeakMoment:

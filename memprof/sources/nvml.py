@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,8 @@ __all__ = [
 Uuids = Mapping[str, str]
 """``"cuda:0"`` to the UUID of the device, with or without its prefix ``GPU-`` or ``MIG-``."""
 
+_MOST_NAMED = 16
+"""Other processes that get a series of their own in one run; the sum has all."""
 _PREFIXES = ("GPU-", "MIG-", "")
 
 
@@ -58,8 +60,9 @@ class NvmlSource:
     """Per CUDA device that this process uses: memory, load, temperature, power.
 
     ``used``, ``free`` and ``total`` are the device's bytes, ``process_used`` those of this process
-    (with its CUDA context and every library); ``utilization_percent``, ``temperature_c``,
-    ``power_w``.
+    (with its CUDA context and every library), ``others_used`` those of all others, and ``used by
+    python 4242`` those of one of them, for the first `_MOST_NAMED`; ``utilization_percent``,
+    ``temperature_c``, ``power_w``. Of a MIG slice the last two are those of the whole card.
     """
 
     name = "nvml"
@@ -69,6 +72,8 @@ class NvmlSource:
         self._uuids = uuids or cuda_uuids
         self._nvml: Any = None
         self._handles: dict[str, Any] = {}
+        self._names: dict[int, str] = {}
+        """The series of every process that was named."""
 
     def open(self) -> None:
         """Load the driver's library.
@@ -90,10 +95,31 @@ class NvmlSource:
         if self._nvml is None:
             return ()
         return tuple(
-            Reading(device, time.time_ns() // 1000, _values(self._nvml, handle))
+            Reading(device, time.time_ns() // 1000, self._values(handle))
             for device, uuid in self._uuids().items()
             if (handle := self._handle(uuid)) is not None
         )
+
+    def _values(self, handle: Any) -> dict[str, float | int | None]:
+        listed = _listed(self._nvml, handle)
+        own = next((p for p in listed if p.own), None)
+        values = _values(self._nvml, handle)
+        values["process_used"] = own.bytes if own else None
+        # Where this process is not listed, one of the others is this one under another PID.
+        others = [p for p in listed if not p.own and p.bytes is not None] if own else []
+        values["others_used"] = sum(p.bytes or 0 for p in others) if own else None
+        for process in sorted(others, key=lambda p: -(p.bytes or 0)):
+            name = self._named(process)
+            if name:
+                values[name] = process.bytes
+        return values
+
+    def _named(self, process: ProcessUse) -> str:
+        """The series of a process; empty when there are too many."""
+        if process.pid not in self._names and len(self._names) < _MOST_NAMED:
+            program = process.name.replace("\\", "/").rpartition("/")[2] or "a process"
+            self._names[process.pid] = f"used by {program} {process.pid}"
+        return self._names.get(process.pid, "")
 
     def _handle(self, uuid: str) -> Any:
         if uuid not in self._handles:
@@ -128,14 +154,19 @@ def processes_on(device: str, uuids: Callable[[], Uuids] | None = None) -> tuple
         return ()
     try:
         handle = _handle_of(nvml, uuid)
-        queries = (
-            nvml.nvmlDeviceGetComputeRunningProcesses,
-            nvml.nvmlDeviceGetGraphicsRunningProcesses,
-        )
-        listed = [p for query in queries for p in _ask(nvml, query, handle) or ()]
-        return tuple({p.pid: _process(nvml, p) for p in listed}.values())
+        return () if handle is None else _listed(nvml, handle)
     finally:
         _ask(nvml, nvml.nvmlShutdown)
+
+
+def _listed(nvml: Any, handle: Any) -> tuple[ProcessUse, ...]:
+    """Who computes or draws on a device; a process that does both counts once."""
+    queries = (
+        nvml.nvmlDeviceGetGraphicsRunningProcesses,
+        nvml.nvmlDeviceGetComputeRunningProcesses,
+    )
+    found = [p for query in queries for p in _ask(nvml, query, handle) or ()]
+    return tuple({p.pid: _process(nvml, p) for p in found}.values())
 
 
 def _process(nvml: Any, process: Any) -> ProcessUse:
@@ -213,24 +244,23 @@ def _handle_of(nvml: Any, uuid: str) -> Any:
 def _values(nvml: Any, handle: Any) -> dict[str, float | int | None]:
     memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
     load = _ask(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
-    milliwatts = _ask(nvml, nvml.nvmlDeviceGetPowerUsage, handle)
+    card = _card_of(nvml, handle)
+    milliwatts = _ask(nvml, nvml.nvmlDeviceGetPowerUsage, card)
     return {
         "used": _integer(memory, "used"),
         "free": _integer(memory, "free"),
         "total": _integer(memory, "total"),
-        "process_used": _own(_ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)),
         "utilization_percent": _integer(load, "gpu"),
-        "temperature_c": _ask(
-            nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU
-        ),
+        "temperature_c": _ask(nvml, nvml.nvmlDeviceGetTemperature, card, nvml.NVML_TEMPERATURE_GPU),
         "power_w": None if milliwatts is None else milliwatts / 1000,
     }
 
 
-def _own(processes: Iterable[Any] | None) -> int | None:
-    """Bytes of this process; None too where the driver lists it under another PID (containers)."""
-    own = (p for p in processes or () if p.pid == os.getpid())
-    return _integer(next(own, None), "usedGpuMemory")
+def _card_of(nvml: Any, handle: Any) -> Any:
+    """The card that a MIG slice is of; any other device itself."""
+    if not _ask(nvml, nvml.nvmlDeviceIsMigDeviceHandle, handle):
+        return handle
+    return _ask(nvml, nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle) or handle
 
 
 def _ask(nvml: Any, query: Callable[..., Any], *arguments: Any) -> Any:

@@ -160,7 +160,7 @@ def test_a_level_reserve_is_no_fragmentation():
     assert fragmentation(run_of(window([], [0]), steps=steps)) == ()
 
 
-def outside(values):
+def outside(values, name="process_used"):
     count = len(values)
     steps = counters(
         allocated=[1 << 20] * count,
@@ -170,7 +170,7 @@ def outside(values):
     series = ReadingSeries(
         "nvml",
         "cuda:0",
-        "process_used",
+        name,
         np.array([1000 * (i + 1) + 1 for i in range(count)]),
         np.array(values, dtype=np.float64),
     )
@@ -180,6 +180,20 @@ def outside(values):
 def test_growth_outside_of_torch_is_told_apart():
     found = outside([(500 + 8 * i) << 20 for i in range(40)])
     assert [(f.kind, f.bytes_per_step) for f in found] == [(Kind.NON_TORCH, 8 << 20)]
+
+
+def test_growth_in_a_container_is_told_without_saying_whose_it_is():
+    (found,) = outside([(500 + 8 * i) << 20 for i in range(40)], name="used")
+    assert (found.kind, found.bytes_per_step) == (Kind.NON_TORCH, 8 << 20)
+    assert "the driver does not tell them apart" in found.title
+    assert found.confidence == 0.5
+
+
+def test_a_driver_that_died_in_the_middle_leaves_what_was_read_before():
+    values = [(500 + 8 * i) << 20 for i in range(40)] + [float("nan")] * 10
+    (found,) = outside(values)
+    assert found.bytes_per_step == 8 << 20
+    assert outside([float("nan")] * 40) == ()
 
 
 def test_a_context_that_was_made_once_is_no_growth_outside_of_torch():

@@ -9,8 +9,9 @@ import pytest
 
 from memprof.analysis.examination import examine
 from memprof.loading import load
+from memprof.records import Readings
 from memprof.run import Run
-from memprof.testing import TraceBuilder, write_run
+from memprof.testing import TraceBuilder, step_columns, write_run
 from memprof.trace import Action, Category, Phase, Trace
 from memprof_dashboards.memory import MemoryFigure, memory_figure
 from memprof_dashboards.owners import Tree, owners_figures
@@ -242,6 +243,25 @@ def test_readings_are_panels_by_source_and_unit_without_constants(tmp_path: Path
     ]
     assert panels[0].lines[0].values == [30 * MIB, 31 * MIB, None]
     assert panels[0].lines[0].time_us == [0, 1500, 3000]
+
+
+def test_what_is_not_torch_s_is_a_panel_of_its_own_with_processes_by_name(tmp_path: Path):
+    values = {
+        "used": [90 * MIB] * 3,
+        "process_used": [None, 30 * MIB, 36 * MIB],
+        "others_used": [5 * MIB] * 3,
+        **{f"used by python {pid}": [pid * MIB] * 3 for pid in range(1, 7)},
+    }
+    steps = step_columns(reserved=[20 * MIB] * 2, allocated=[MIB] * 2, end_us=[1, 2])
+    readings = Readings("nvml", "cuda:0", [3, 4, 5], values)
+    trace = TraceBuilder().alloc(MIB, "a").build()
+    run = load(write_run(tmp_path / "run.json", trace, steps=steps, more=[readings]))
+    panels = {panel.title: panel for panel in readings_figure(view_of(run))}
+    names = [line.name for line in panels["Not torch's (NVML)"].lines]
+    assert names[:2] == ["this process beyond torch", "all other processes"]
+    assert sorted(names[2:]) == [f"python {pid}" for pid in (3, 4, 5, 6)]
+    assert panels["Not torch's (NVML)"].lines[0].values == [None, 10 * MIB, 16 * MIB]
+    assert [line.name for line in panels["Device (NVML)"].lines] == ["used", "process used"]
 
 
 # -- the map ---------------------------------------------------------------------------------------

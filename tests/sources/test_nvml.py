@@ -66,6 +66,8 @@ def test_every_value_of_a_card_that_says_everything(driver):
         "free": 700,
         "total": 1000,
         "process_used": 222,
+        "others_used": 111,
+        "used by other 1": 111,
         "utilization_percent": 77,
         "temperature_c": 60,
         "power_w": 123.5,
@@ -76,6 +78,7 @@ def test_what_a_card_cannot_say_is_none(driver):
     found = answer(driver, OPEN + "found = source.read()[0].values")
     assert {name for name, value in found.items() if value is None} == {
         "process_used",
+        "others_used",
         "utilization_percent",
         "power_w",
     }
@@ -84,6 +87,8 @@ def test_what_a_card_cannot_say_is_none(driver):
 def test_a_process_that_the_driver_knows_by_another_number_is_none(driver):
     found = answer(driver, OPEN + "found = source.read()[1].values", STUB_NVML_PID="4")
     assert found["process_used"] is None
+    assert found["others_used"] is None  # one of them is this process
+    assert not any(name.startswith("used by") for name in found)
     assert found["used"] == 300
 
 
@@ -110,7 +115,76 @@ uses = processes_on("cuda:1", lambda: {"cuda:1": "11111111-aaaa"})
 found = [[u.name, u.bytes, u.own] for u in uses] + [source.read()[1].values["used"]]
 """
     )
-    assert answer(driver, code) == [["/usr/bin/other", 111, False], ["", 222, True], 300]
+    others = [["/usr/bin/other", 111, False], ["", None, False]]
+    assert answer(driver, code) == [*others, ["", 222, True], 300]
+
+
+def test_so_many_processes_get_a_series_of_their_own_and_the_sum_has_all(driver):
+    found = answer(driver, OPEN + "found = source.read()[1].values", STUB_NVML_OTHERS="30")
+    named = {name: value for name, value in found.items() if name.startswith("used by")}
+    assert len(named) == 16
+    assert named["used by other 1"] == 111
+    assert named["used by a process 1030"] == 30
+    assert found["others_used"] == 111 + sum(range(1, 31))
+
+
+VISIBLE = """
+import sys, types
+uuids = ["11111111-aaaa", "22222222-bbbb"]
+listed = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+def uuid(i):  # as CUDA finds it; of a slice some versions tell the card's
+    name = listed[i]
+    return uuids[int(name)] if name.isdecimal() else name[4:] if name[:4] == "GPU-" else uuids[0]
+cuda = types.SimpleNamespace(
+    is_initialized=lambda: True,
+    device_count=lambda: len(listed),
+    get_allocator_backend=lambda: "native",
+    memory_reserved=lambda i: 1,
+    get_device_properties=lambda i: types.SimpleNamespace(uuid=uuid(i)),
+)
+sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
+os.environ["STUB_NVML_PID"] = str(os.getpid())
+source = NvmlSource()
+source.open()
+found = {r.device: [r.values["total"], r.values["used"]] for r in source.read()}
+"""
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        ("0,1", {"cuda:0": [1000, 300], "cuda:1": [1000, 20]}),
+        ("1,0", {"cuda:0": [1000, 20], "cuda:1": [1000, 300]}),
+        ("1", {"cuda:0": [1000, 20]}),
+        ("GPU-22222222-bbbb", {"cuda:0": [1000, 20]}),
+        ("GPU-22222222-bbbb,GPU-11111111-aaaa", {"cuda:0": [1000, 20], "cuda:1": [1000, 300]}),
+        ("MIG-33333333-cccc", {"cuda:0": [125, 50]}),
+    ],
+)
+def test_devices_that_are_made_visible_are_the_ones_that_are_read(driver, visible, expected):
+    assert answer(driver, VISIBLE, CUDA_VISIBLE_DEVICES=visible) == expected
+
+
+def test_a_slice_has_its_own_memory_and_the_heat_and_power_of_its_card(driver):
+    code = VISIBLE + "found = source.read()[0].values"
+    assert answer(driver, code, CUDA_VISIBLE_DEVICES="MIG-33333333-cccc") == {
+        "used": 50,
+        "free": 75,
+        "total": 125,
+        "process_used": 44,
+        "others_used": 0,
+        "utilization_percent": None,
+        "temperature_c": 60,
+        "power_w": 123.5,
+    }
+
+
+def test_a_dead_driver_lists_no_processes_and_no_memory(driver):
+    code = """
+found = [[u.pid for u in processes_on("cuda:0", lambda: {"cuda:0": "11111111-aaaa"})]]
+found += [c.used_bytes for c in cards()]
+"""
+    assert answer(driver, code, STUB_NVML_DIES_AFTER="-1") == [[], None, None]
 
 
 def test_a_card_whose_processes_cannot_be_listed_has_none(driver):
