@@ -108,7 +108,9 @@ class CudaSource:
         if self._backend not in COUNTING:
             return ()
         stats = {i: self._torch.cuda.memory_stats_as_nested_dict(i) for i in self._ordinals}
-        if not self._in_window and self._backend == NATIVE:
+        if self._recorder.is_filling():  # a drain may be put off for longer
+            self._take()
+        elif not self._in_window and self._backend == NATIVE:
             self._recorder.noticed(sum(map(operations_of, stats.values())))
         return tuple(self._counters(i, figures) for i, figures in stats.items())
 

@@ -370,7 +370,7 @@ def _head(entries: list[Entry]) -> Any:
     if not entries:
         return None
     first = entries[0]
-    return first["time_us"], first["action"], first.get("addr"), first["size"]
+    return first["time_us"], first["action"], first.get("addr"), first.get("size")
 
 
 def _operations_in(entries: list[Entry]) -> int:

@@ -343,6 +343,30 @@ def test_a_filling_ring_is_read_at_a_boundary_in_the_middle_of_a_step(recorded, 
     assert not job.source.is_over()
 
 
+def test_a_filling_ring_is_read_at_a_steps_end_though_a_drain_is_not_due(recorded, monkeypatch):
+    monkeypatch.setattr("memprof.sources.recorder._LEAST_ENTRIES", 1)
+    job = recorded()
+    job.torch.alloc(MIB)
+    job.think(row_us=5000.0)
+    job.source.begin_window()
+    for number in range(1, 100):
+        job.torch.free(job.torch.alloc(number * 1024))
+        job.source.counters()
+    assert job.sizes() == [number * 1024 for number in range(1, 100)]
+    assert not job.source.is_over()
+
+
+def test_a_forked_child_leaves_the_parents_recording_and_puts_torch_back(recorded, monkeypatch):
+    job = recorded()
+    before = job.torch._C._cuda_record_memory_history
+    job.source.begin_window()
+    monkeypatch.setattr("memprof.sources.cuda.os.getpid", lambda: -1)
+    job.source.close()
+    assert job.torch.calls["record_memory_history"] == 1
+    assert job.torch._C._cuda_isHistoryEnabled()
+    assert job.torch._C._cuda_record_memory_history == before
+
+
 def test_a_heap_of_too_many_blocks_is_not_looked_at(recorded):
     job = recorded()
     for _ in range(30):
