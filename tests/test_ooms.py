@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +23,7 @@ from memprof.sources.cuda import CudaSource
 from memprof.testing.cuda import StandInOutOfMemoryError, TorchStandIn
 
 MIB = 1 << 20
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
@@ -182,6 +189,143 @@ def test_everything_is_on_disk_before_the_error_goes_on(monkeypatch, tmp_path):
     assert told.failure.recorded == "event"
     assert told.cause is Cause.PEAK
     assert "peaking" in told.asked_by
+
+
+KILLED = """
+import os, signal, sys
+import memprof, memprof.session
+from memprof.sources.cuda import CudaSource
+from memprof.testing.cuda import StandInOutOfMemoryError, TorchStandIn
+import torch
+
+stand_in = TorchStandIn(capacity=100 << 20)
+memprof.session.event_sources = lambda options, interner, boundaries: [
+    CudaSource(interner, boundaries, stand_in)
+]
+
+def grow():
+    while True:
+        stand_in.alloc(30 << 20)
+
+with memprof.track(sys.argv[1], sources=("cuda",)):
+    try:
+        grow()
+    except StandInOutOfMemoryError:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_job_that_is_killed_right_after_its_failure_has_left_the_whole_record(tmp_path):
+    path = tmp_path / "run.json"
+    done = subprocess.run([sys.executable, "-c", KILLED, path], cwd=ROOT, check=False, timeout=300)
+    assert done.returncode == -signal.SIGKILL
+    (told,) = post_mortems(load(path))
+    assert told.failure.recorded == "event"
+    assert (told.failure.requested, told.failure.allocated) == (30 * MIB, 90 * MIB)
+    assert told.asked_by.endswith("in grow")
+    assert any(r.kind == "card" and r.fits for r in told.rescues.tried)
+
+
+def test_a_failure_on_another_thread_is_recorded_with_that_thread_s_stack(recorded):
+    def in_threads(stand_in):
+        def work():
+            with suppress(StandInOutOfMemoryError):
+                stand_in.alloc(200 * MIB)
+
+        for _ in range(3):
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+        memprof.step()
+
+    run = recorded(TorchStandIn(capacity=100 * MIB), in_threads)
+    assert [f.bytes for f in run.findings if f.finding == "oom"] == [200 * MIB] * 3
+    (told,) = post_mortems(run)
+    assert told.asked_by.endswith("in work")
+
+
+def test_a_failure_in_backward_is_recorded_though_autograd_s_threads_have_no_frames(recorded):
+    def backward(stand_in):
+        stand_in.alloc(60 * MIB)
+        with stand_in.backward_thread():
+            stand_in.alloc(60 * MIB)
+
+    run = recorded(TorchStandIn(capacity=100 * MIB), backward)
+    (told,) = post_mortems(run)
+    assert (told.failure.requested, told.shortage) == (60 * MIB, 20 * MIB)
+    assert run.footer is not None
+
+
+def test_a_search_for_the_batch_size_leaves_a_short_record_of_each_failure(recorded, tmp_path):
+    def searching(stand_in):
+        for i in range(200):
+            stand_in.alloc(512 + i)
+        for size in range(700, 100, -2):
+            with suppress(StandInOutOfMemoryError):
+                stand_in.free(stand_in.alloc(size * MIB))
+
+    run = recorded(TorchStandIn(capacity=100 * MIB), searching)
+    found = [f for f in run.findings if f.finding == "oom"]
+    assert [f.bytes for f in found] == [size * MIB for size in range(700, 100, -2)]
+    full = [f for f in found if "live" in f.details]
+    assert found[0] in full
+    assert 1 <= len(full) < len(found) / 2
+    assert all(f.details["allocated"] > 0 for f in found)  # counters are always there
+    (told,) = post_mortems(run)
+    assert told.failure.times == 300
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform cannot fork")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_s_failure_does_not_come_into_the_parent_s_file(recorded):
+    def forking(stand_in):
+        child = os.fork()
+        if child == 0:
+            with suppress(StandInOutOfMemoryError):
+                stand_in.alloc(200 * MIB)
+            os._exit(0)
+        os.waitpid(child, 0)
+        memprof.step()
+
+    run = recorded(TorchStandIn(capacity=100 * MIB), forking)
+    assert [f for f in run.findings if f.finding == "oom"] == []
+
+
+TOO_LARGE = """
+import sys
+import memprof
+import torch
+
+class TooLarge(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return torch.empty(1 << 60, dtype=torch.uint8)
+
+if __name__ == "__main__":
+    with memprof.track(sys.argv[1], sources=("cpu",)):
+        next(iter(torch.utils.data.DataLoader(TooLarge(), num_workers=1)))
+"""
+
+
+def test_a_data_loader_s_worker_that_runs_out_is_told_by_its_own_line(tmp_path):
+    path, script = tmp_path / "run.json", tmp_path / "too_large.py"
+    script.write_text(TOO_LARGE)
+    done = subprocess.run(
+        [sys.executable, script, path],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert "Caught RuntimeError in DataLoader worker process 0" in done.stderr
+    (finding,) = (f for f in load(path).findings if f.finding == "oom")
+    assert (finding.device, finding.bytes) == ("cpu", 1 << 60)
+    assert finding.details["worker"] == "DataLoader worker process 0"
+    (told,) = post_mortems(load(path))
+    assert told.asked_by.endswith("too_large.py:11 in __getitem__")
 
 
 def test_host_memory_that_runs_out_is_read_from_the_exception(tmp_path):

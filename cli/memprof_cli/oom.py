@@ -131,6 +131,9 @@ def _request(told: PostMortem) -> Iterator[str]:
     when = f" ({', '.join(where)})" if where else ""
     by = f" by {told.asked_by}" if told.asked_by else ", by a line that was not recorded"
     yield f"{format_bytes(failure.requested)}{by}{when}"
+    worker = (failure.told or {}).get("worker")
+    if isinstance(worker, str):
+        yield f"in {worker}, which has its own memory"
     if told.shortage > 0:
         yield f"{format_bytes(told.shortage)} were missing"
     own = [f for f in failure.stack if frame_kind(f.filename) is FrameKind.USER]

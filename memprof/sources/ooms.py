@@ -32,6 +32,9 @@ _MOST_FRAMES = 64
 _MOST_STACKS = 200
 _CUDA_ASKED = re.compile(r"Tried to allocate ([0-9.]+ [KMGT]?i?B)")
 _CUDA_DEVICE = re.compile(r"GPU (\d+) has a total capacity of ([0-9.]+ \w+) of which ([0-9.]+ \w+)")
+_WORKER = re.compile(r"Caught \w+ in (.+?)\.\n")
+"""How torch begins the message of an error that it carries over from a worker or a replica."""
+_WORKER_FRAME = re.compile(r'  File "(.+)", line (\d+), in (.+)')
 _CPU_ASKED = re.compile(r"DefaultCPUAllocator: (?:can't|not enough) .*?(\d+) bytes")
 
 
@@ -216,17 +219,26 @@ def from_exception(error: BaseException | None) -> Exhausted | None:
     host, cuda = _CPU_ASKED.search(text), _CUDA_ASKED.search(text)
     if error is None or (host is None and (cuda is None or "out of memory" not in text)):
         return None
-    frames = _frames_of(error)
+    frames, facts = _frames_of(error), dict[str, object]({"from": "exception"})
     now_us = time.time_ns() // 1000
+    worker = _WORKER.match(text)
+    if worker is not None:  # its own traceback comes in the message
+        facts["worker"] = worker[1]
+        frames = _frames_in(text) + frames
     if host is not None:
-        return Exhausted("cpu", int(host[1]), now_us, frames, {"from": "exception"})
+        return Exhausted("cpu", int(host[1]), now_us, frames, facts)
     assert cuda is not None
     where = _CUDA_DEVICE.search(text)
-    facts: dict[str, object] = {"from": "exception"}
     if where is not None:
         facts |= {"device_total": parse_bytes(where[2]), "device_free": parse_bytes(where[3])}
     ordinal = where[1] if where is not None else "0"
     return Exhausted(f"cuda:{ordinal}", parse_bytes(cuda[1]), now_us, frames, facts)
+
+
+def _frames_in(text: str) -> Frames:
+    """The frames of a traceback in words, innermost first."""
+    lines = _WORKER_FRAME.findall(text)[-_MOST_FRAMES:]
+    return tuple((name, filename, int(line)) for filename, line, name in reversed(lines))
 
 
 def _frames_of(error: BaseException) -> Frames:
