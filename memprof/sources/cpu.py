@@ -18,8 +18,9 @@ from memprof.sources import storages as storages_file
 from memprof.sources import threadstate as threadstate_file
 from memprof.sources.boundaries import Boundaries
 from memprof.sources.dispatch import Watch, direct_overload, skip_in_dynamo
+from memprof.sources.elsewhere import Elsewhere
 from memprof.sources.outliving import Outliving
-from memprof.sources.owners import Owner, gradients, owners, tensors_in
+from memprof.sources.owners import Owner, gradients, owned, owners, tensors_in
 from memprof.sources.protocol import Chunk, Counters, Interner
 from memprof.sources.rows import Batch
 from memprof.sources.search import Search, cpu_storages
@@ -54,6 +55,7 @@ class CpuSource:
         self._at_loss = False
         self._search = Search()
         self._outliving = Outliving(boundaries.label_of)
+        self._elsewhere = Elsewhere()
         self._opaque: set[str] = set()
 
     def devices(self) -> Sequence[DeviceInfo]:
@@ -136,6 +138,8 @@ class CpuSource:
         if self._live.failure:
             notes.append(self._live.failure)
             self._live.failure = ""
+        if not self._recording:  # once a window, when all is known
+            notes += self._elsewhere.notes()
         return notes
 
     # Listener of the boundaries.
@@ -170,6 +174,8 @@ class CpuSource:
     def outermost_call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
         """Tensors that go into a model and were not made by one are its input."""
         self._since = min(self._since, next(self._live.serials))
+        if threading.get_ident() != self._thread:
+            self._elsewhere.called()
         tensors = list(tensors_in((args, kwargs)))
         with _plain_attributes():
             self._search.differentiated.see(tensors)
@@ -306,6 +312,9 @@ class CpuSource:
             else:
                 found = self._search.recent(thorough=self._outliving.undecided(suspects))
             self._find(found)
+            if thorough:  # a gradient that Python has never looked at is no object yet
+                owning = owned(self._boundaries, self._search.differentiated)
+                self._find(s for _, tensor in owning for s in cpu_storages(tensor))
             self._judge(owners(self._boundaries, self._search.differentiated))
         self._outliving.decide(suspects, self._search.saved)
 
@@ -325,8 +334,14 @@ class CpuSource:
         live = self._live
         for storage in found:
             held = live.held.get(storage._cdata)
-            if held is None or live.refresh(held, storage):
-                live.add(storage, EMPTY, self._boundaries.label() if self._recording else EMPTY)
+            if held is not None and not live.refresh(held, storage):
+                continue
+            label = self._boundaries.label() if self._recording else EMPTY
+            held = live.add(storage, EMPTY, label)
+            if held is not None and self._recording:
+                self._elsewhere.found(storage)
+        if self._recording:
+            self._elsewhere.look(self._thread)
 
     def _state(self) -> State:
         held = sorted(self._live.counted(), key=lambda h: h.address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from collections import Counter
@@ -30,6 +31,7 @@ class Recorder:
         self.source.open()
 
     def begin(self):
+        gc.collect()  # what other tests left must not die in the window
         return self.source.begin_window()["cpu"]
 
     def drain(self):
