@@ -148,8 +148,9 @@ class Recorder:
         return max(0, self.operations() - sum(self._counted.values()))
 
     def is_filling(self) -> bool:
-        """Whether it is time to look, before the ring is full."""
-        return self.owner is Owner.MEMPROF and self.pending() > self._room // 2
+        """Whether it is time to look, before the ring is full; of the program's, once it was."""
+        room = self._room if self.owner is Owner.MEMPROF else min(self._most.values(), default=0)
+        return self.owner is not Owner.NOBODY and 0 < room // 2 < self.pending()
 
     def operations(self) -> int:
         """Entries that torch's counters account for: one an allocation, two a free."""

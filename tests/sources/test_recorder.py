@@ -211,6 +211,18 @@ def test_a_small_ring_that_dropped_entries_is_told_and_ends_the_window(recorded)
     assert job.sizes() == [5 * MIB]
 
 
+def test_a_small_ring_that_overflowed_once_is_read_before_it_does_so_again(recorded):
+    job = recorded()
+    job.record("all", max_entries=20)
+    for expected in ([], [number * 1024 for number in range(1, 30)]):
+        job.source.begin_window()
+        for number in range(1, 30):
+            job.torch.free(job.torch.alloc(number * 1024))
+            job.source.counters()
+        assert job.sizes() == expected
+        job.source.end_window()
+
+
 def test_after_three_windows_that_overflowed_no_other_is_tried(recorded):
     job = recorded()
     job.record("state")  # keeps one entry

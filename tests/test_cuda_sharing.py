@@ -1,0 +1,60 @@
+"""A leaking CUDA job that records memory history itself, from the job to the finding: a stand-in."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch", reason="a recording needs torch")
+
+import memprof
+from memprof.analysis.examination import examine
+from memprof.analysis.leaks import leaks
+from memprof.loading import load
+from memprof.sources.cuda import CudaSource
+from memprof.testing.cuda import TorchStandIn
+
+MIB = 1 << 20
+STEPS = 30
+LARGE = {"max_entries": 100_000}
+ORDERS: dict[str, dict[int, dict | None]] = {
+    "memprof alone": {},
+    "the program first": {-1: LARGE},
+    "stacks at blocks only": {-1: LARGE | {"context": "state"}},
+    "stacks of frees too": {-1: LARGE | {"context": "all", "stacks": "all"}},
+    "a small ring": {-1: {"max_entries": 20}},
+    "memprof first": {10: LARGE},
+    "stopped in the middle": {-1: LARGE, 10: None},
+    "on and off": {5: LARGE, 10: None, 15: LARGE, 20: None},
+}
+
+
+@pytest.mark.parametrize("version", ["2.5", "2.11", "2.15"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_leak_is_found_whoever_records_and_whenever(order, version, monkeypatch, tmp_path):
+    torch = TorchStandIn(version)
+    monkeypatch.setattr(
+        "memprof.session.event_sources",
+        lambda options, interner, boundaries: [CudaSource(interner, boundaries, torch)],
+    )
+    calls = ORDERS[order]
+
+    def program_calls(step: int) -> None:
+        if step in calls:
+            how = calls[step] or {"enabled": None}
+            torch.cuda.memory._record_memory_history(**how)
+
+    program_calls(-1)
+    kept = [torch.alloc(10 * MIB)]
+    with memprof.track(tmp_path / "run.json", sources=("cuda",), allowance_s=600):
+        for step in range(STEPS):
+            program_calls(step)
+            kept.append(torch.alloc(4 * MIB))
+            torch.free(torch.alloc(16 * MIB))
+            memprof.step()
+    run = load(tmp_path / "run.json")
+    (found,) = leaks(run)
+    assert found.site.filename == __file__
+    (device,) = examine(run).devices
+    assert device.steps.allocated[-1] == (10 + 4 * STEPS) * MIB
+    last = [how for _, how in sorted(calls.items())][-1:]
+    assert torch._C._cuda_isHistoryEnabled() == (last not in ([], [None]))
