@@ -62,7 +62,8 @@ def torch_modes() -> dict[str, object]:
     import torch
     from torch.utils import _python_dispatch
 
-    saved = torch._C._autograd._top_saved_tensors_default_hooks
+    # Older versions of torch do not tell; theirs are not looked at.
+    saved = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
     return {
         "dispatch modes": list(_python_dispatch._get_current_dispatch_mode_stack()),
         "function modes": list(torch.overrides._get_current_function_mode_stack()),

@@ -8,6 +8,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
 from memprof.holding.autograd import TorchEdges, is_node_type, is_tensor_type
+from memprof.holding.introspection import instance_dict
 from memprof.holding.kinds import LinkKind, link
 from memprof.holding.naming import Naming
 from memprof.holding.search import Search
@@ -81,7 +82,8 @@ class Unreached:
             return [link(LinkKind.UNKNOWN, "no Python owner found")]
         down, order = self._climb(starts)
         for top in order:
-            ring = self._ring(top)
+            # told from the object whose variables these are, which lies above
+            ring = [] if self._is_instance_dict(top) else self._ring(top)
             if ring:
                 way = self._down(top, down)
                 return self._cycle(ring, way, stored, naming)
@@ -107,6 +109,10 @@ class Unreached:
                     down[id(edge.owner)] = edge
                     queue.append(edge.owner)
         return down, order
+
+    def _is_instance_dict(self, one: object) -> bool:
+        above = self._into.get(id(one), []) if type(one) is dict else []
+        return any(instance_dict(edge.owner) is one for edge in above)
 
     def _down(self, top: object, down: dict[int, _Edge]) -> list[_Edge]:
         way = []

@@ -15,6 +15,10 @@ from memprof.sources.cpu import CpuSource
 from memprof.sources.protocol import Interner
 
 
+# Before torch 2.7 a saved tensor cannot be read without running a hook that packed it away.
+TOLD = hasattr(torch._C._autograd.SavedTensor, "data")
+
+
 def saved_by(node) -> list[torch.Tensor]:
     """What a node of the graph keeps; nothing once its backward has run."""
     found = []
@@ -25,7 +29,7 @@ def saved_by(node) -> list[torch.Tensor]:
             raw = getattr(node, name)
         except RuntimeError:  # freed by the backward pass
             continue
-        found += [s.data for s in (raw if isinstance(raw, (list, tuple)) else [raw]) if s]
+        found += [s.data for s in (raw if isinstance(raw, (list, tuple)) else [raw]) if s and TOLD]
     return [data for data in found if data is not None]
 
 
