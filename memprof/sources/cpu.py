@@ -305,7 +305,9 @@ class CpuSource:
     def _look(self, *, thorough: bool) -> None:
         """Find what nobody saw being made, and give everything its owner as far as it has one."""
         self._boundaries.label()  # a backward pass that has ended is noticed here
-        suspects = self._outliving.suspects(self._live.counted(), self._boundaries.step)
+        suspects = []
+        if self._search.reads_saved:
+            suspects = self._outliving.suspects(self._live.counted(), self._boundaries.step)
         with _plain_attributes():
             if thorough:
                 found = self._search.everything()

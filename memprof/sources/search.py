@@ -35,6 +35,13 @@ class Search:
         self._took_s = 0.0
         self._ended_s = 0.0
 
+    @property
+    def reads_saved(self) -> bool:
+        """Whether torch tells what graphs save; before 2.7 reading it could run a hook."""
+        import torch
+
+        return hasattr(torch._C._autograd.SavedTensor, "data")
+
     def everything(self) -> Iterator[Any]:
         """The storages of every object that Python knows and of what autograd saved for them."""
         began = time.monotonic()

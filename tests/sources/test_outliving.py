@@ -18,6 +18,8 @@ from memprof.sources.search import Search  # noqa: E402
 from memprof.trace import Action, Category  # noqa: E402
 
 STEPS = 5
+READS_SAVED = Search().reads_saved
+pytestmark = pytest.mark.skipif(not READS_SAVED, reason="torch before 2.7 tells no saved tensors")
 
 
 class Recorder:
@@ -323,3 +325,17 @@ def test_graphs_are_looked_at_only_when_something_new_has_outlived_its_step(reco
         found.append(len(looks) - before)
     assert found == [0, 1, 0]  # nothing to ask; one look; the line is known by now
     recorder.source.end_window()
+
+
+def test_where_torch_does_not_tell_what_graphs_save_activations_stay_such(recorder, monkeypatch):
+    monkeypatch.setattr(Search, "reads_saved", False)
+    kept = []
+    net = nn.Linear(16, 16)
+
+    def job():
+        out = net(torch.ones(2, 16))
+        kept.append(out.detach())
+        out.sum().backward()
+
+    found = recorder.run(job)
+    assert {found[one.data_ptr()] for one in kept} == {Category.ACTIVATION}
