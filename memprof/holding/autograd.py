@@ -3,7 +3,7 @@
 The cyclic collector does not show them, so they are walked here, without running anybody's code:
 a tensor saved under ``saved_tensors_hooks`` is never unpacked (that would run the user's hook, and
 recompute a checkpointed block); the raw `SavedTensor` says whether it has hooks, and gives what the
-pack hook returned. It does so from torch 2.7 on; before, saved tensors are left out.
+pack hook returned. It does so from torch 2.8 on; before, saved tensors are left out.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from memprof.sources import stacks as stacks_file
 from memprof.sources import storages as storages_file
 from memprof.sources import threadstate as threadstate_file
 from memprof.sources.boundaries import Boundaries
-from memprof.sources.dispatch import Watch, direct_overload, skip_in_dynamo
+from memprof.sources.dispatch import Watch, direct_overload, skip_in_dynamo, spoils_compiled
 from memprof.sources.elsewhere import Elsewhere
 from memprof.sources.outliving import Outliving
 from memprof.sources.owners import Owner, gradients, owned, owners, tensors_in
@@ -57,6 +57,7 @@ class CpuSource:
         self._outliving = Outliving(boundaries.label_of)
         self._elsewhere = Elsewhere()
         self._opaque: set[str] = set()
+        self._aside = False
 
     def devices(self) -> Sequence[DeviceInfo]:
         """The CPU."""
@@ -91,7 +92,7 @@ class CpuSource:
 
     def begin_window(self) -> Mapping[str, State]:
         """Find the tensors that are there, then see every new one."""
-        if os.getpid() != self._pid:
+        if os.getpid() != self._pid or self._steps_aside():
             return {}
         self._events = 0
         self._look(thorough=True)
@@ -115,7 +116,8 @@ class CpuSource:
         if self._watch is None:
             return []
         skip_in_dynamo(*_OWN_MODULES)
-        self._look(thorough=False)
+        if not self._aside:
+            self._look(thorough=False)
         batch = Batch(self._live.take_rows(), self._events, self._outliving)
         living = [held for held in self._live.counted() if batch.first_serial <= held.serial]
         for held in living:
@@ -126,6 +128,8 @@ class CpuSource:
 
     def end_window(self) -> Mapping[str, State]:
         """Stop; what is alive stays known until it dies."""
+        if self._watch is None:
+            return {}
         self._stop()
         if os.getpid() != self._pid:
             return {}
@@ -173,8 +177,11 @@ class CpuSource:
 
     def outermost_call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
         """Tensors that go into a model and were not made by one are its input."""
+        own_thread = threading.get_ident() == self._thread
+        if self._steps_aside() and self._watch is not None and own_thread:
+            self._watch.pop()
         self._since = min(self._since, next(self._live.serials))
-        if threading.get_ident() != self._thread:
+        if not own_thread:
             self._elsewhere.called()
         tensors = list(tensors_in((args, kwargs)))
         with _plain_attributes():
@@ -187,7 +194,17 @@ class CpuSource:
 
     @property
     def _recording(self) -> bool:
-        return self._watch is not None
+        return self._watch is not None and not self._aside
+
+    def _steps_aside(self) -> bool:
+        """Whether nothing is to be watched any more, for the sake of compiled programs."""
+        if not self._aside and spoils_compiled():
+            self._aside = True
+            self._notes.append(
+                "torch.compile is used, and before torch 2.9 a compiled program is compiled anew "
+                "where it is watched: tensors of the CPU were not seen from then on"
+            )
+        return self._aside
 
     def _start(self) -> None:
         self._thread = threading.get_ident()

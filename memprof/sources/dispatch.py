@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-__all__ = ["Watch", "direct_overload", "skip_in_dynamo"]
+__all__ = ["Watch", "direct_overload", "skip_in_dynamo", "spoils_compiled"]
 
 
 class Watch:
@@ -105,6 +105,20 @@ def direct_overload() -> Any:
 
     kind = torch._ops.OpOverload
     return kind if hasattr(torch.ops.aten.detach.default, "_op") else None
+
+
+def spoils_compiled() -> bool:
+    """Whether a program is compiled here that a mode would have compiled anew at every call.
+
+    From torch 2.9 on a mode can ask to be left out of torch.compile's guards. Before, a compiled
+    function that meets one is compiled again until a limit is reached, or never again.
+    """
+    from torch.utils import _python_dispatch
+
+    if hasattr(_python_dispatch, "is_in_any_mode_without_ignore_compile_internals"):
+        return False
+    backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
+    return any(backend is not None for backend in list(backends.values()))
 
 
 def skip_in_dynamo(*modules: ModuleType) -> None:

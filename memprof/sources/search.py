@@ -37,7 +37,7 @@ class Search:
 
     @property
     def reads_saved(self) -> bool:
-        """Whether torch tells what graphs save; before 2.7 reading it could run a hook."""
+        """Whether torch tells what graphs save; before 2.8 reading it could run a hook."""
         import torch
 
         return hasattr(torch._C._autograd.SavedTensor, "data")

@@ -14,8 +14,7 @@ from memprof.sources.boundaries import Boundaries
 from memprof.sources.cpu import CpuSource
 from memprof.sources.protocol import Interner
 
-
-# Before torch 2.7 a saved tensor cannot be read without running a hook that packed it away.
+# Before torch 2.8 a saved tensor cannot be read without running a hook that packed it away.
 TOLD = hasattr(torch._C._autograd.SavedTensor, "data")
 
 

@@ -16,7 +16,7 @@ from memprof.records import Holder, Link
 KEPT: dict[str, object] = {}
 reads_saved = pytest.mark.skipif(
     not hasattr(torch._C._autograd.SavedTensor, "data"),
-    reason="before torch 2.7 a SavedTensor does not tell whether reading it runs a hook",
+    reason="before torch 2.8 a SavedTensor does not tell whether reading it runs a hook",
 )
 
 
@@ -277,7 +277,8 @@ def test_a_cycle_that_waits_for_the_collector_is_told_with_its_links(with_dicts:
     node.other.back = node  # type: ignore[attr-defined]
     node.tensor = torch.ones(3)  # type: ignore[attr-defined]
     if with_dicts:  # which Python 3.11 and later make when they are asked for
-        assert vars(node) and vars(node.other)  # type: ignore[attr-defined]
+        assert vars(node)
+        assert vars(node.other)  # type: ignore[attr-defined]
     target = storage(node.tensor)  # type: ignore[attr-defined]
     del node
     ((best,),) = find_holders([target])

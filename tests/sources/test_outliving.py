@@ -19,7 +19,7 @@ from memprof.trace import Action, Category  # noqa: E402
 
 STEPS = 5
 READS_SAVED = Search().reads_saved
-pytestmark = pytest.mark.skipif(not READS_SAVED, reason="torch before 2.7 tells no saved tensors")
+pytestmark = pytest.mark.skipif(not READS_SAVED, reason="torch before 2.8 tells no saved tensors")
 
 
 class Recorder:
