@@ -130,6 +130,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(ROOT / "tests" / "gpu"):
             item.add_marker(pytest.mark.gpu)
+            # torch warns of its prototypes, of TF32 and of contexts: no failures of ours.
+            item.add_marker(pytest.mark.filterwarnings("default"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
