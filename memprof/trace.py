@@ -82,13 +82,14 @@ class Category(enum.IntEnum):
     """Whose bytes these are."""
 
     UNKNOWN = 0
+    """Not known, or the program's own: no model, optimizer, graph or ``.grad`` refers to it."""
     PARAMETER = 1
     BUFFER = 2
     GRADIENT = 3
-    """``.grad`` of a leaf."""
+    """``.grad`` of a tensor."""
     OPTIMIZER_STATE = 4
     ACTIVATION = 5
-    """Kept by autograd for the backward pass."""
+    """There when the backward pass began; two steps later, only if a graph still saves it."""
     INPUT = 6
     """Handed into the outermost module from outside (a batch, targets)."""
     TEMPORARY = 7

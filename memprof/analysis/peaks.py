@@ -263,7 +263,8 @@ def _repeated_blocks(scene: Scene) -> Iterator[Suspicion]:
     if scene.share(nbytes) < _LEAST_ACTIVATIONS:
         return
     names = block_names(scene)
-    blocks = {names[module] for module in np.unique(scene.module[mask])}
+    inside = {names[module] for module in np.unique(scene.module[mask])}
+    blocks = {name for name in inside if "." in name} or inside  # a root around blocks is none
     if len(blocks) < _LEAST_BLOCKS:
         return
     yield Suspicion(
