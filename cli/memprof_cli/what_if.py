@@ -150,6 +150,9 @@ def _print(console: Console, device: DeviceWhatIf) -> None:
     failed = [row for row in device.rows if row.outcome.oom is not None]
     for row in failed[:_EXPLAINED]:
         _print_oom(console, row, device.traces[row.window])
+    card = device.rows[-1].capacity
+    if card:
+        console.print(f"replayed with {format_bytes(card)} for torch", style="dim")
     notes = dict.fromkeys(note for row in device.rows for note in row.outcome.notes)
     if any(trace.modelled for trace in device.traces):
         notes[MODELLED] = None

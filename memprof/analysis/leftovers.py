@@ -15,7 +15,7 @@ from memprof.analysis.examination import WindowExamination
 from memprof.analysis.steps import step_of_event
 from memprof.trace import NOT_RECORDED, Category, Phase
 
-__all__ = ["Moment", "freed", "left_behind", "stale_gradients"]
+__all__ = ["Moment", "freed", "left_behind", "main_site", "stale_gradients"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -94,6 +94,15 @@ def left_behind(moment: Moment) -> Ints:
     leaking = stacks[counts >= _LEAST_STEPS]
     before = alive & ~owned & (moment.made_in == NOT_RECORDED) & (lives.stack > 0)
     return np.flatnonzero((past | before) & np.isin(lives.stack, leaking))
+
+
+def main_site(moment: Moment, rows: Ints) -> str:
+    """The line that made most bytes of ``rows``; at how many others the rest was made."""
+    grouping, lives = moment.seen.owners.site, moment.seen.line.lives
+    total = np.bincount(grouping.of[rows], weights=lives.size[rows])
+    others = int((total > 0).sum()) - 1
+    lines = f" and {others} other lines" if others > 1 else " and another line" if others else ""
+    return grouping.names[int(total.argmax())] + lines
 
 
 def freed(moment: Moment, rows: Ints, after: Ints | None = None) -> Changes:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.analysis.failures import Failure, failures
-from memprof.analysis.leftovers import Moment, left_behind
+from memprof.analysis.leftovers import Moment, left_behind, main_site
 from memprof.analysis.owners import Group, top
 from memprof.analysis.repacking import Layout, idle_bytes, layouts
 from memprof.analysis.rescues import Rescues, rescues
@@ -203,7 +203,7 @@ def _leak_weights(failure: Failure, trend: Growth | None, shortage: int) -> Iter
                 traced,
                 0 <= shortage <= traced,
                 f"{format_bytes(traced)} were left behind by {format_count(steps)} earlier steps, "
-                f"most at {_main_site(failure, rows)}",
+                f"at {main_site(moment, rows)}",
             )
     if trend is not None and trend.bytes_per_step > 0 and trend.rising >= _RISING:
         grown = int(trend.bytes_per_step * (trend.last_step - trend.first_step))
@@ -215,13 +215,6 @@ def _leak_weights(failure: Failure, trend: Growth | None, shortage: int) -> Iter
                 f"allocated bytes rose by {format_bytes(trend.bytes_per_step)} a step over steps "
                 f"{trend.first_step} to {trend.last_step}, {format_bytes(grown)} in all",
             )
-
-
-def _main_site(failure: Failure, rows: npt.NDArray[np.int64]) -> str:
-    assert failure.seen is not None
-    grouping, lives = failure.seen.owners.site, failure.seen.line.lives
-    total = np.bincount(grouping.of[rows], weights=lives.size[rows])
-    return grouping.names[int(total.argmax())]
 
 
 def _foreign_weights(failure: Failure, shortage: int) -> Iterator[Weight]:

@@ -24,7 +24,7 @@ from memprof.allocator import (
 )
 from memprof.allocator.settings import NO_LIMIT
 from memprof.analysis.failures import Failure
-from memprof.analysis.leftovers import Moment, freed, left_behind, stale_gradients
+from memprof.analysis.leftovers import Moment, freed, left_behind, main_site, stale_gradients
 from memprof.analysis.precision import Precision, computes_in, halving, weight_copies
 from memprof.analysis.recomputation import recomputable
 from memprof.analysis.replays import Job, fitted, played
@@ -39,6 +39,7 @@ Floats = npt.NDArray[np.float64]
 
 _CHEAPEST = ("settings", "limit", "others", "free", "checkpoint", "batch", "bf16", "card")
 _CONF = "PYTORCH_CUDA_ALLOC_CONF"
+_PROPORTIONAL = "activations and inputs are proportional to it (the trace has one batch size only)"
 _SLACK = 20 << 20
 _SLACK_SHARE = 0.01
 """The driver cannot give out the very last of what it calls free; more than this is a riddle."""
@@ -190,7 +191,7 @@ def _leftover_tries(moment: Moment, program: Program, limit: int) -> Iterator[_T
     rows = left_behind(moment)
     if len(rows):
         size = int(moment.seen.line.lives.size[rows].sum())
-        text = f"free what earlier steps left behind ({format_bytes(size)})"
+        text = f"free what earlier steps left at {main_site(moment, rows)} ({format_bytes(size)})"
         yield _Try("free", text, limit, program.settings, freed(moment, rows))
     rows = stale_gradients(moment)
     if len(rows):
@@ -257,8 +258,9 @@ def _batch(moment: Moment, program: Program, limit: int) -> Rescue | None:
     name = (
         f"a batch of at most {low} % of this one" if best.fits else "a smaller batch, even of 1 %"
     )
-    text = f"{name} ({format_bytes(slope.live // 100)} for each per cent of it)"
-    tried = _Try("batch", text, limit, program.settings, assumes=_slope_from(slope))
+    text = f"{name} ({format_bytes(slope.live // 100)} for each per cent of it{_measured(slope)})"
+    assumed = "" if slope.measured else _PROPORTIONAL
+    tried = _Try("batch", text, limit, program.settings, assumes=assumed)
     return _rescue(tried, best)
 
 
@@ -266,12 +268,12 @@ def _with_batch(program: Program, slope: BatchSlope, percent: int, limit: int) -
     return play(resized(program, slope.factors(percent / 100)), capacity=limit)
 
 
-def _slope_from(slope: BatchSlope) -> str:
+def _measured(slope: BatchSlope) -> str:
     if slope.measured is None:
-        return "activations and inputs are proportional to it (the trace has one batch size only)"
+        return ""
     other, failed = slope.measured
     which = f"step {other}" if 0 <= other != failed else "an earlier try"
-    return f"what {which} showed, whose batch was {format_percent(slope.ratio, 1)} of this one"
+    return f", as {which} showed with a batch of {format_percent(slope.ratio, 1)}"
 
 
 def _card(failure: Failure, program: Program) -> Rescue:

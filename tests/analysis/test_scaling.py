@@ -68,8 +68,11 @@ def test_two_batches_tell_what_follows_them_and_the_largest_that_fits(tmp_path):
     # 400 MiB and the 120 MiB asked follow the batch, 520 MiB do not; there is room for 940 MiB.
     # By bytes alone 80 % would fit; but a piece of the first step's cache stays half used.
     assert batch.fits
-    assert batch.change == "a batch of at most 75 % of this one (4 MiB for each per cent of it)"
-    assert batch.assumes == "what step 0 showed, whose batch was 50 % of this one"
+    assert batch.change == (
+        "a batch of at most 75 % of this one "
+        "(4 MiB for each per cent of it, as step 0 showed with a batch of 50 %)"
+    )
+    assert not batch.assumes
     assert batch.peak_reserved <= batch.limit
 
 
