@@ -20,7 +20,7 @@ from memprof.sources.boundaries import Boundaries
 from memprof.sources.dispatch import Watch, direct_overload, skip_in_dynamo, spoils_compiled
 from memprof.sources.elsewhere import Elsewhere
 from memprof.sources.outliving import Outliving
-from memprof.sources.owners import Owner, gradients, owned, owners, tensors_in
+from memprof.sources.owners import Owner, gradients, owned, owners, storages, tensors_in
 from memprof.sources.protocol import Chunk, Counters, Interner
 from memprof.sources.rows import Batch
 from memprof.sources.search import Search, cpu_storages
@@ -169,11 +169,12 @@ class CpuSource:
         """From here to the backward pass a loss is computed, which reads targets."""
         self._at_loss = with_gradients
 
-    def optimizer_begins(self, optimizer: Any) -> None:  # noqa: ARG002
+    def optimizer_begins(self, optimizer: Any) -> None:
         """An optimizer in a backward hook steps before the backward pass ends."""
         self._at_loss = False
         with _plain_attributes():
-            self._judge(gradients(self._boundaries, self._search.differentiated))
+            if self._has_new_gradients(optimizer):
+                self._judge(gradients(self._boundaries, self._search.differentiated))
 
     def outermost_call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
         """Tensors that go into a model and were not made by one are its input."""
@@ -290,6 +291,18 @@ class CpuSource:
         stack = self._stacks.capture(frame, place) if frame is not None else EMPTY
         return live.add(storage, stack, place.row)
 
+    def _has_new_gradients(self, optimizer: Any) -> bool:
+        """Whether one that the optimizer will use was not there when the backward pass ended."""
+        known = self._live.held.get
+        gradients_of = (p.grad for g in optimizer.param_groups for p in g["params"] if p.is_leaf)
+        noted = (
+            known(storage._cdata)
+            for gradient in gradients_of
+            if gradient is not None
+            for storage in storages(gradient)
+        )
+        return any(held is not None and held.category != Category.GRADIENT for held in noted)
+
     def _made_in_backward(self) -> bool:
         """Whether the last backward pass left something that has no owner."""
         label_of = self._boundaries.label_of
@@ -339,14 +352,12 @@ class CpuSource:
 
     def _judge(self, found: Mapping[int, Owner]) -> None:
         """Give every storage that has an owner its category and its owner's module."""
-        for key, owner in found.items():
-            held = self._live.held.get(key)
-            if held is None:
-                continue
-            held.category = int(owner.category)
-            label = self._boundaries.label_in(held.label, owner.module)
-            if label != held.label:
-                held.label = label
+        known, label_in = self._live.held.get, self._boundaries.label_in
+        for key, (category, module) in found.items():
+            held = known(key)
+            if held is not None:
+                held.category = category
+                held.label = label_in(held.label, module)
 
     def _find(self, found: Iterable[Any]) -> None:
         """Note the storages that no operator showed (C++ made them, or another thread did)."""

@@ -39,6 +39,13 @@ class ModulePaths:
             if module is not None:
                 yield module, path
 
+    def known(self) -> Iterator[tuple[Any, str]]:
+        """Every living module that was called, or lay below one that was, with its path."""
+        for ref, path in list(self._known.values()):
+            module = ref()
+            if module is not None:
+                yield module, path
+
     def _add_root(self, module: Any, prefix: str) -> str:
         path = prefix or self._numbered(type(module).__name__)
         children = [m for m in module.modules() if m is not module]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from memprof.sources.owners import Differentiated, storages, tensors_in
+from memprof.sources.owners import Differentiated, is_plain, storages, tensors_in
 
 __all__ = ["Search", "cpu_storages"]
 
@@ -20,6 +20,8 @@ _REST = 20
 
 def cpu_storages(tensor: Any) -> list[Any]:
     """The storages of a tensor that lie in the memory of the host."""
+    if is_plain(tensor):
+        return list(storages(tensor)) if tensor.is_cpu else []
     return [s for s in storages(tensor) if s.device.type == "cpu"]
 
 

@@ -1,0 +1,148 @@
+"""Stacks that are captured with the help of places equal those that are walked to the end."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch")
+
+from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from memprof.sources.boundaries import Boundaries  # noqa: E402
+from memprof.sources.cpu import CpuSource  # noqa: E402
+from memprof.sources.protocol import Interner  # noqa: E402
+from memprof.sources.stacks import StackCapture  # noqa: E402
+from memprof.trace import Phase  # noqa: E402
+
+
+class Checked:
+    """Records, and compares every stack with the one that a walk through all frames gives."""
+
+    def __init__(self):
+        self.interner = Interner()
+        self.boundaries = Boundaries(self.interner)
+        self.boundaries.open(lambda _: None)
+        self.source = CpuSource(self.interner, self.boundaries)
+        self.whole = StackCapture(self.interner)
+        self.wrong = []
+        self.phases = set()
+        self.quick = self.source._stacks.capture
+        self.source._stacks.capture = self.capture
+        self.source.open()
+        self.source.begin_window()
+
+    def capture(self, frame, place):
+        row = self.quick(frame, place)
+        if sys._getframe(1).f_code is not StackCapture._site.__code__:  # not a part of another
+            self.phases.add(place.phase)
+            if row != self.whole.capture(frame, None):
+                self.wrong.append((place.phase, place.path))
+        return row
+
+    def close(self):
+        notes = [*self.source.notes(), *self.boundaries.notes()]
+        self.source.close()
+        self.boundaries.close()
+        assert notes == []
+
+
+@pytest.fixture
+def checked():
+    it = Checked()
+    yield it
+    it.close()
+
+
+class Doubled(torch.autograd.Function):
+    """Its backward is Python code, and runs a backward pass of its own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        with torch.enable_grad():
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            (inner,) = torch.autograd.grad((x * 2).sum(), x)
+        return gradient * inner
+
+
+class Net(nn.Module):
+    def __init__(self, recompute=""):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.recompute = recompute
+
+    def forward(self, x):
+        for layer in self.layers:
+            if self.recompute:
+                x = checkpoint(layer, x, use_reentrant=self.recompute == "reentrant")
+            else:
+                x = Doubled.apply(torch.tanh(layer(x)))
+        return x
+
+
+@pytest.mark.parametrize("recompute", ["", "reentrant", "not"])
+def test_stacks_of_all_phases_are_whole(checked, recompute):
+    model = Net(recompute)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        model(torch.randn(2, 4, requires_grad=True)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert checked.wrong == []
+    assert checked.phases == {Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER}
+
+
+def test_stacks_are_whole_where_an_optimizer_calls_the_model(checked):
+    model = Net()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 4)).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        optimizer.step(closure)
+    assert checked.wrong == []
+
+
+def test_stacks_are_whole_where_optimizers_step_in_a_backward_pass(checked):
+    model = Net()
+    optimizers = {p: torch.optim.SGD([p], 0.1, momentum=0.9) for p in model.parameters()}
+
+    def step(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    for _ in range(2):
+        model(torch.ones(2, 4)).square().mean().backward()
+    assert checked.wrong == []
+
+
+def test_stacks_are_whole_after_a_step_that_failed(checked):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def closure():
+        raise KeyError
+
+    def fail():
+        with pytest.raises(KeyError):
+            optimizer.step(closure)
+
+    for _ in range(3):
+        fail()
+        torch.ones(2) + 1
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    assert checked.wrong == []
