@@ -11,7 +11,7 @@ import torch
 
 from memprof.errors import SettingsError
 from memprof.holding.autograd import is_tensor_type, plain_torch
-from memprof.holding.chains import holder_of, score, tidy
+from memprof.holding.chains import holder_of, score
 from memprof.holding.garbage import Unreached
 from memprof.holding.heap import Deadline
 from memprof.holding.kinds import LinkKind, link
@@ -19,6 +19,7 @@ from memprof.holding.naming import Naming
 from memprof.holding.roots import Root, is_user_file, module_roots
 from memprof.holding.search import Reference, Search, quiet
 from memprof.holding.targets import BlockIndex, Targets, storage_key
+from memprof.holding.tidying import tidy
 from memprof.holding.unowned import with_what_is_known
 from memprof.records import Holder, Link
 from memprof.sources.places import Block, PlaceOf, place_of

@@ -1,26 +1,30 @@
-"""From the links of a chain to what a person reads: tidied, put into words, with a line, ranked."""
+"""From the links of a chain to what a person reads: put into words, with a line, ranked."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 
 import msgspec
 
-from memprof.holding.kinds import LinkKind, is_field, link, most_telling
+from memprof.holding.kinds import LinkKind, is_field, most_telling
 from memprof.holding.roots import is_user_file, source_line
 from memprof.holding.source import (
     assigned_in_class,
     assigned_in_function,
+    called_at,
     creates_graph_at,
     filled_at,
-    registered_at,
+    grown_at,
+    passed_at,
     saved_at,
 )
 from memprof.records import Holder, Link
 
-__all__ = ["describe", "holder_of", "score", "tidy"]
+__all__ = ["describe", "holder_of", "score"]
 
-_MODULE, _ITEM = LinkKind.MODULE_ATTRIBUTE, LinkKind.ITEM
+_ITEM = LinkKind.ITEM
 _STATE = LinkKind.OPTIMIZER_STATE
 _ROOTS = frozenset({LinkKind.LOCAL, LinkKind.GLOBAL, LinkKind.NOTEBOOK})
 _DOTTED = frozenset(
@@ -49,6 +53,8 @@ _OWN_LINE = tuple(
 _VARIABLES = frozenset(
     kind.value for kind in (LinkKind.LOCAL, LinkKind.FRAME, LinkKind.GENERATOR, LinkKind.COROUTINE)
 )
+_KNOWING = frozenset({LinkKind.BOUND_METHOD, LinkKind.CLOSURE, LinkKind.PARTIAL})
+_IN_MODULES = frozenset({LinkKind.PARAMETER, LinkKind.BUFFER, LinkKind.MODULE_ATTRIBUTE})
 _ATTRIBUTES = frozenset({LinkKind.ATTRIBUTE, LinkKind.MODULE_ATTRIBUTE})
 _CYCLES = frozenset({LinkKind.CYCLE, LinkKind.CPP_CYCLE})
 _HISTORIES = frozenset({"'Out'", "'_oh'"})
@@ -64,94 +70,6 @@ _NO_LINE = frozenset(
         LinkKind.UNKNOWN,
     )
 )
-
-
-def tidy(links: list[Link]) -> list[Link]:
-    """Join the links of one thing: a module's path, an optimizer's state, a hook and its dict."""
-    found: list[Link] = []
-    at = 0
-    while at < len(links):
-        for join in (_join_module, _join_state, _join_hook, _join_nodes):
-            joined, used = join(links, at)
-            if joined is not None:
-                break
-        else:
-            joined, used = links[at], 1
-        found.append(joined)
-        at += used
-    return found
-
-
-def _join_module(links: list[Link], at: int) -> tuple[Link | None, int]:
-    """``_modules`` / name pairs and the ``_parameters`` or ``_buffers`` entry at their end."""
-    first, path, start = links[at], [], at
-    kinds = {
-        "_parameters": LinkKind.PARAMETER,
-        "_buffers": LinkKind.BUFFER,
-        "_modules": LinkKind.MODULE_ATTRIBUTE,
-    }
-    kind = LinkKind.MODULE_ATTRIBUTE
-    filename = ""
-    while at + 1 < len(links) and links[at].kind == _MODULE and links[at].name in kinds:
-        if links[at + 1].kind != _ITEM:
-            break
-        kind, filename = kinds[links[at].name], links[at].filename
-        path.append(links[at + 1].name.strip("'"))
-        at += 2
-        if kind is not LinkKind.MODULE_ATTRIBUTE:
-            break
-    inner = path and kind is LinkKind.MODULE_ATTRIBUTE and at < len(links)
-    if inner and links[at].kind == _MODULE and links[at].name not in kinds:
-        path.append(links[at].name)
-        filename = links[at].filename
-        at += 1
-    if not path:
-        return None, 0
-    return link(kind, ".".join(path), first.type_name, filename), at - start
-
-
-def _join_state(links: list[Link], at: int) -> tuple[Link | None, int]:
-    """``optimizer.state[parameter][name]`` and ``optimizer.param_groups[i]['params'][j]``."""
-    first = links[at]
-    if first.kind != _STATE:
-        return None, 0
-    items = []
-    for one in links[at + 1 : at + (3 if first.name == "state" else 4)]:
-        if one.kind not in (_ITEM, LinkKind.KEY):
-            break
-        items.append(one)
-    used = 1 + len(items)
-    if first.name == "state" and len(items) == 2 and items[0].kind == _ITEM:
-        return link(LinkKind.OPTIMIZER_STATE, items[1].name.strip("'"), first.type_name), used
-    if first.name == "state" and items and items[0].kind == LinkKind.KEY:
-        return link(LinkKind.OPTIMIZER_STATE, "state (key)", first.type_name), 2
-    name = first.name + "".join(f"[{one.name}]" for one in items)
-    return link(LinkKind.OPTIMIZER_STATE, name, first.type_name), used
-
-
-def _join_hook(links: list[Link], at: int) -> tuple[Link | None, int]:
-    """A hook, its dict's entry, and the line where the hook function begins."""
-    first = links[at]
-    if first.kind != LinkKind.HOOK or first.line:
-        return None, 0
-    used = 2 if at + 1 < len(links) and links[at + 1].kind == _ITEM else 1
-    where = next((one for one in links[at + used : at + used + 2] if one.line), None)
-    if where is None:
-        return (first, used) if used == 2 else (None, 0)
-    line = registered_at(where.filename, where.type_name) or where.line
-    return link(LinkKind.HOOK, first.name, first.type_name, where.filename, line), used
-
-
-def _join_nodes(links: list[Link], at: int) -> tuple[Link | None, int]:
-    """Runs of one graph that were walked from several places."""
-    names = []
-    for one in links[at:]:
-        if one.kind != LinkKind.AUTOGRAD_NODE:
-            break
-        names.append(one.name)
-    if len(names) < 2:
-        return None, 0
-    return link(LinkKind.AUTOGRAD_NODE, " -> ".join(names), links[at].type_name), len(names)
 
 
 def score(links: list[Link], *, user: bool) -> tuple[int, int]:
@@ -200,25 +118,58 @@ def _best_line(links: list[Link], files: list[str]) -> tuple[str, int]:
         filename, line = _cpp_line(links, files)
         if line:
             return filename, line
-    for at in _by_merit(links):
-        one = links[at]
-        filename, line = one.filename, one.line
-        if (
-            at + 1 < len(links)
-            and links[at + 1].kind == _ITEM
-            and one.kind != LinkKind.CLASS_ATTRIBUTE
-        ):
-            key = next((two.name for two in links[at + 1 : at + 3] if is_field(two)), "")
-            view = links[-1].kind == LinkKind.BASE
-            after = one.line if one.kind == LinkKind.CLOSURE else 0
-            line = filled_at(filename, _source_name(one), key=key, view=view, after=after) or line
+    surely, others = _by_merit(links)
+    back = _pointing_back(links, files) if links[0].kind in _CYCLES else ("", 0)
+    lines = (
+        *(_line_at(links, at) for at in surely),
+        back,
+        *(_line_at(links, at) for at in others),
+    )
+    for filename, line in lines:
         if line and source_line(filename, line):
             return filename, line
     return _cpp_line(links, files)
 
 
-def _by_merit(links: list[Link]) -> list[int]:
-    """Places in the chain, those whose line explains most first."""
+def _line_at(links: list[Link], at: int) -> tuple[str, int]:
+    one = links[at]
+    holds_items = at + 1 < len(links) and links[at + 1].kind == _ITEM
+    if holds_items and one.kind != LinkKind.CLASS_ATTRIBUTE:
+        return _filling_line(links, at)
+    return one.filename, one.line
+
+
+def _pointing_back(links: list[Link], files: list[str]) -> tuple[str, int]:
+    """The line that makes one object of a cycle know the one that it belongs to."""
+    attributes = [one for one in links if one.kind in _ATTRIBUTES and one.name]
+    for own in (True, False):
+        for one in attributes:
+            for filename in dict.fromkeys([one.filename, *files]):
+                line = passed_at(filename, _source_name(one), own=own)
+                if line and is_user_file(filename):
+                    return filename, line
+    return "", 0
+
+
+def _filling_line(links: list[Link], at: int) -> tuple[str, int]:
+    """The line that fills the container at ``at``, which may lie in other containers."""
+    while at and links[at].kind == _ITEM:
+        at -= 1
+    one = links[at]
+    inside = list(takewhile(lambda two: two.kind == _ITEM, links[at + 1 :]))
+    line = filled_at(
+        one.filename,
+        _source_name(one),
+        keys=[two.name for two in inside if is_field(two)],
+        class_name=one.type_name,
+        view=links[-1].kind == LinkKind.BASE,
+        after=one.line if one.kind == LinkKind.CLOSURE else 0,
+    )
+    return one.filename, line or one.line
+
+
+def _by_merit(links: list[Link]) -> tuple[list[int], list[int]]:
+    """Places in the chain, those whose line explains most first: what surely does, and others."""
     kinds = [one.kind for one in links]
     places = range(len(links))
     following = [*kinds[1:], kinds[1] if kinds[0] in _CYCLES and len(kinds) > 1 else ""]
@@ -242,15 +193,26 @@ def _by_merit(links: list[Link]) -> list[int]:
     interactive = (
         [0] if kinds[0] == LinkKind.GLOBAL and links[0].type_name == "sys" else []
     )  # sys.last_*
-    best = [
+    surely = [
         *interactive,
         *keeps_exception,
         *stores_graph,
+        *(_holding_methods(kinds) if kinds[0] in _CYCLES else []),
         *own,
-        *(at - 1 for at in filled),
-        *rest[::-1],
     ]
-    return list(dict.fromkeys(best))
+    return list(dict.fromkeys(surely)), list(
+        dict.fromkeys([*(at - 1 for at in filled), *rest[::-1]])
+    )
+
+
+def _holding_methods(kinds: list[str]) -> list[int]:
+    """Attributes of objects in a cycle that hold a function which knows its object."""
+    found = []
+    for at, kind in enumerate(kinds):
+        below = next((one for one in kinds[at + 1 :] if one != _ITEM), "")
+        if kind in _ATTRIBUTES and below in _KNOWING:
+            found.append(at)
+    return found
 
 
 def _is_graph(kinds: list[str]) -> bool:
@@ -279,17 +241,36 @@ def _line_of(one: Link, files: list[str]) -> tuple[str, int]:
         return one.filename, assigned_in_class(one.filename, one.type_name, one.name)
     if one.kind in _VARIABLES:
         return one.filename, assigned_in_function(one.filename, one.name, one.line) or one.line
+    if one.kind == LinkKind.ITERATOR:
+        return _first_line(files, lambda filename: called_at(filename, one.type_name))
+    if one.kind in _IN_MODULES and (container := _numbered(one.name)):
+        own = [one.filename, *files]
+        return _first_line(own, lambda filename: grown_at(filename, "." + container))
     if one.kind in (*_NO_LINE, _ITEM, LinkKind.PARAMETER, LinkKind.OPTIMIZER_STATE) or not one.name:
         return "", 0
     in_library = bool(one.filename) and not is_user_file(one.filename)
     if one.kind in _ROOTS and in_library:
         return "", 0
-    for filename in dict.fromkeys([one.filename, *files]):
-        if is_user_file(filename) and (
-            line := filled_at(filename, _source_name(one), class_name=one.type_name)
-        ):
+    name = _source_name(one)
+    return _first_line(
+        [one.filename, *files], lambda filename: filled_at(filename, name, class_name=one.type_name)
+    )
+
+
+def _first_line(files: list[str], line_in: Callable[[str], int]) -> tuple[str, int]:
+    """The first of the user's files in which a line is found, and that."""
+    for filename in dict.fromkeys(files):
+        line = line_in(filename) if is_user_file(filename) else 0
+        if line:
             return filename, line
     return "", 0
+
+
+def _numbered(path: str) -> str:
+    """``heads`` of ``net.heads.3.weight``: the list of modules or parameters; else empty."""
+    names = path.split(".")
+    at = next((at for at, name in enumerate(names) if name.isdigit()), 0)
+    return names[at - 1] if at else ""
 
 
 def _source_name(one: Link) -> str:
@@ -342,6 +323,7 @@ def _phrase(one: Link) -> str:
         else f"attribute {name} of a {one.type_name}",
         LinkKind.GENERATOR: f"local {name} of the suspended generator {one.type_name}(){where}",
         LinkKind.COROUTINE: f"local {name} of the suspended coroutine {one.type_name}(){where}",
+        LinkKind.ITERATOR: f"{one.name}, which keeps what it has passed on",
         LinkKind.CYCLE: "a reference cycle that only the garbage collector frees",
         LinkKind.CPP_CYCLE: "a reference cycle through C++ that nothing frees",
     }

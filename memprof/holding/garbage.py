@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections import defaultdict, deque
+import types
+from collections import OrderedDict, defaultdict, deque
 from dataclasses import dataclass, field
 
 from memprof.holding.autograd import TorchEdges, is_node_type, is_tensor_type
-from memprof.holding.introspection import instance_dict
+from memprof.holding.introspection import instance_dict, is_one_of
 from memprof.holding.kinds import LinkKind, link
 from memprof.holding.naming import Naming
 from memprof.holding.search import Search
@@ -19,6 +20,7 @@ __all__ = ["Unreached"]
 _MAX_OBJECTS = 400_000
 _MAX_STARTS = 3_000
 _MAX_RING = 20_000
+_PARTS_OF_OBJECTS = (dict, OrderedDict, list, tuple, types.CellType)
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class Unreached:
             ring = [] if self._is_instance_dict(top) else self._ring(top)
             if ring:
                 way = self._down(top, down)
-                return self._cycle(ring, way, stored, naming)
+                return self._cycle(*_from_an_object(ring, way), stored, naming)
         top = order[-1]
         way = _with_stored(self._down(top, down), top, stored)
         first = link(
@@ -151,6 +153,19 @@ class Unreached:
             *_named(ring, naming),
             *_named(_with_stored(way, last, stored), naming),
         ]
+
+
+def _from_an_object(ring: list[_Edge], way: list[_Edge]) -> tuple[list[_Edge], list[_Edge]]:
+    """The same cycle and way begun at an object that has a class, not at its dict or a cell.
+
+    Those have no names of their own: ``net.block`` is two links through the dict of ``net``.
+    """
+    for _ in ring:
+        if not is_one_of(type(ring[0].owner), _PARTS_OF_OBJECTS):
+            return ring, way
+        ring = [ring[-1], *ring[:-1]]
+        way = [ring[0], *way]
+    return ring, way
 
 
 def _own_references() -> int:

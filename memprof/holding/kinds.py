@@ -38,6 +38,7 @@ class LinkKind(str, Enum):
     LOG_RECORD = "log_record"
     GENERATOR = "generator"
     COROUTINE = "coroutine"
+    ITERATOR = "iterator"
     THREAD = "thread"
     NOTEBOOK = "notebook"
     OPTIMIZER_STATE = "optimizer_state"
@@ -64,6 +65,7 @@ _TELLING = (
     LinkKind.PARTIAL,
     LinkKind.GENERATOR,
     LinkKind.COROUTINE,
+    LinkKind.ITERATOR,
     LinkKind.THREAD,
     LinkKind.ITEM,
     LinkKind.OPTIMIZER_STATE,

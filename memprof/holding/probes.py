@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import gc
+import itertools
 import types
 
 import msgspec
@@ -16,6 +18,17 @@ from memprof.records import Link
 __all__ = ["PROBES", "LruCache", "function_link", "in_code", "lru_link"]
 
 LruCache = type(functools.lru_cache(maxsize=1)(int))
+
+_branch: object = itertools.tee(())[0]
+_KEEPING = {
+    id(itertools.cycle): "cycle",
+    id(type(_branch)): "tee",
+    **{id(type(one)): "tee" for one in gc.get_referents(_branch) if type(one) is not type},
+}
+"""By type (its id: a metaclass may define ``__hash__``), iterators that keep what they pass on.
+
+What the branches of a ``tee`` share is a list of a type of its own.
+"""
 
 
 def in_code(kind: LinkKind, name: str, function: types.FunctionType) -> Link:
@@ -136,6 +149,11 @@ def _probe_node(owner: object, _value: object) -> Link | None:
     return link(LinkKind.CTX_ATTRIBUTE, "", type(owner).__name__)
 
 
+def _probe_iterator(owner: object, _value: object) -> Link | None:
+    name = _KEEPING.get(id(type(owner)))
+    return link(LinkKind.ITERATOR, f"itertools.{name}", name) if name else None
+
+
 def _probe_cell(owner: object, _value: object) -> Link | None:
     return link(LinkKind.CLOSURE, "", "cell") if type(owner) is types.CellType else None
 
@@ -151,4 +169,5 @@ PROBES = (
     _probe_tensor,
     _probe_node,
     _probe_cell,
+    _probe_iterator,
 )

@@ -1,0 +1,338 @@
+"""What the lines of one of the user's files do to the names in it; also reads its global flags."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+__all__ = ["EMPTIED", "FILLED", "NO_TENSOR", "Bound", "Fill", "Index", "index_of"]
+
+_GROWING = frozenset(
+    [
+        "append",
+        "appendleft",
+        "add",
+        "extend",
+        "extendleft",
+        "update",
+        "insert",
+        "setdefault",
+        "put",
+        "put_nowait",
+        "push",
+    ]
+)
+_PARTS = frozenset(
+    ["chunk", "diagonal", "narrow", "select", "split", "tensor_split", "unbind", "unfold"]
+)
+"""Functions that take a part of a tensor without copying it."""
+_TO_NUMBER = frozenset(["item", "tolist", "numpy", "cpu"])
+_MAX_CHARS = 2_000_000
+FILLED, _ASSIGNED, _IN_INIT, EMPTIED = range(4)  # how telling a line is: the lowest wins
+NO_TENSOR, _SWITCHED_OFF = 4, 8  # added where the line stores a number, or a global flag skips it
+
+
+@dataclass(frozen=True, order=True)
+class Fill:
+    """A line that puts something into a name; the more telling one is the lesser."""
+
+    rank: int
+    line: int
+    value: str = field(default="", compare=False)
+    """The variable that is stored, where it is one."""
+    text: str = field(default="", compare=False)
+    class_: str = field(default="", compare=False)
+    function: str = field(default="", compare=False)
+    scope: int = field(default=0, compare=False)
+    """First line of the function it stands in."""
+    passed: bool = field(default=False, compare=False)
+    """Whether the variable is a parameter of that function."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A line that binds a variable."""
+
+    line: int
+    off: int
+    part: bool
+    """Whether it takes a part of something larger."""
+
+
+@dataclass
+class Index:
+    """What the lines of one file do to the names in it; attributes are written ``.name``."""
+
+    filled: dict[str, list[Fill]] = field(default_factory=dict)
+    bound: dict[str, list[Bound]] = field(default_factory=dict)
+    """Variable -> where it is bound."""
+    functions: list[tuple[int, int]] = field(default_factory=list)
+    """First (its decorators') and last line of every function."""
+    in_class: dict[tuple[str, str], list[tuple[int, int]]] = field(default_factory=dict)
+    """(class, attribute) -> (rank, line) in the class body."""
+    registered: dict[str, int] = field(default_factory=dict)
+    """Function or method -> line that passes it to a ``register…hook``."""
+    saved: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    """Class of a custom Function -> (rank, line) of ``save_for_backward``."""
+    called: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    """Last name of what is called -> (rank, line)."""
+    creates_graph: list[tuple[int, int]] = field(default_factory=list)
+    """(rank, line) of calls with ``create_graph=True``."""
+
+
+@lru_cache(maxsize=64)
+def index_of(filename: str) -> Index:
+    """The index of a file; an empty one where it is not here, is too long or does not parse."""
+    text = "".join(linecache.getlines(filename)) if filename else ""
+    index = Index()
+    if not text or len(text) > _MAX_CHARS:
+        return index
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return index
+    _Reader(index, text.splitlines(), _flags(filename)).read(tree)
+    return index
+
+
+def _flags(filename: str) -> dict[str, bool]:
+    """The module's global switches: a branch that one of them turns off did not run."""
+    for module in list(sys.modules.values()):
+        if type(module) is not types.ModuleType:
+            continue
+        variables = types.ModuleType.__getattribute__(module, "__dict__")
+        if variables.get("__file__") == filename:
+            return {name: one for name, one in list(variables.items()) if type(one) is bool}
+    return {}
+
+
+@dataclass
+class _Place:
+    node: ast.AST
+    function: str = ""
+    class_: str = ""
+    in_class_body: bool = False
+    off: int = 0
+    scope: int = 0
+    parameters: frozenset[str] = frozenset()
+
+
+@dataclass
+class _Reader:
+    index: Index
+    lines: list[str]
+    flags: dict[str, bool]
+    aliases: list[tuple[int, str, str]] = field(default_factory=list)
+    """Scope and name of variables that stand for an attribute: ``seen = self.seen``."""
+
+    def read(self, tree: ast.AST) -> None:
+        waiting = [_Place(tree)]
+        while waiting:
+            place = waiting.pop()
+            self._note(place)
+            waiting += self._inside(place)
+        for scope, name, attribute in self.aliases:
+            for one in self.index.filled.get(name, []):
+                if one.scope == scope and one.rank % NO_TENSOR == FILLED:
+                    self.index.filled.setdefault(attribute, []).append(one)
+
+    def _inside(self, place: _Place) -> Iterator[_Place]:
+        node, function, class_, body = place.node, place.function, place.class_, place.in_class_body
+        scope, parameters = place.scope, place.parameters
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            function, body, scope = getattr(node, "name", function), False, node.lineno
+            parameters = _parameters(node.args)
+        if isinstance(node, ast.ClassDef):
+            class_, body = node.name, True
+        dead = self._dead_branch(node)
+        for child in ast.iter_child_nodes(node):
+            off = _SWITCHED_OFF if any(child is one for one in dead) else place.off
+            yield _Place(child, function, class_, body, off, scope, parameters)
+
+    def _dead_branch(self, node: ast.AST) -> list[ast.stmt]:
+        if not isinstance(node, ast.If):
+            return []
+        test, wanted = node.test, True
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            test, wanted = test.operand, False
+        value = self.flags.get(test.id) if isinstance(test, ast.Name) else None
+        if value is None:
+            return []
+        return node.orelse if value is wanted else node.body
+
+    def _note(self, place: _Place) -> None:
+        node = place.node
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            self.index.functions.append((first, node.end_lineno or node.lineno))
+        if isinstance(node, ast.Call):
+            self._note_call(node, place)
+        if isinstance(node, ast.ExceptHandler) and node.name:
+            self._bind(node.name, node.lineno, place, part=False)
+        for target, value in _bindings(node):
+            self._note_binding(target, value, place)
+
+    def _note_binding(self, target: ast.expr, value: ast.expr | None, place: _Place) -> None:
+        line = getattr(place.node, "lineno", None) or target.lineno
+        if isinstance(target, ast.Name):
+            whole = getattr(place.node, "value", None)
+            self._bind(target.id, line, place, part=_is_part(value) or _is_part(whole))
+            if isinstance(value, ast.Attribute):
+                self.aliases.append((place.scope, target.id, "." + value.attr))
+            if place.in_class_body:
+                known = self.index.in_class.setdefault((place.class_, target.id), [])
+                known.append((place.off, line))
+        if isinstance(target, ast.Subscript) or isinstance(place.node, ast.AugAssign):
+            rank = FILLED
+        elif _is_empty(value):
+            rank = EMPTIED
+        else:
+            rank = _IN_INIT if place.function == "__init__" else _ASSIGNED
+        self._fill(_name(target), rank, line, value, place)
+
+    def _bind(self, name: str, line: int, place: _Place, *, part: bool) -> None:
+        self.index.bound.setdefault(name, []).append(Bound(line, place.off, part))
+
+    def _fill(self, name: str, rank: int, line: int, value: ast.expr | None, place: _Place) -> None:
+        if not name:
+            return
+        rank += place.off + (NO_TENSOR if value is not None and _is_number(value) else 0)
+        stored = value.id if isinstance(value, ast.Name) else ""
+        text = self.lines[line - 1] if line <= len(self.lines) else ""
+        fill = Fill(
+            rank,
+            line,
+            value=stored,
+            text=text,
+            class_=place.class_,
+            function=place.function,
+            scope=place.scope,
+            passed=stored in place.parameters,
+        )
+        self.index.filled.setdefault(name, []).append(fill)
+
+    def _note_call(self, node: ast.Call, place: _Place) -> None:
+        self._note_graph(node, place)
+        called = _name(node.func).lstrip(".")
+        self.index.called.setdefault(called, []).append((place.off, node.lineno))
+        name, value = _attribute_set(node, called)
+        if name:
+            rank = _ASSIGNED if value is not None else _IN_INIT
+            self._fill("." + name, rank, node.lineno, value, place)
+        if not isinstance(node.func, ast.Attribute):
+            return
+        if called in _GROWING:
+            first = node.args[-1] if node.args else None
+            self._fill(_name(node.func.value), FILLED, node.lineno, first, place)
+        if called == "save_for_backward":
+            self.index.saved.setdefault(place.class_, []).append((place.off, node.lineno))
+        if called.startswith("register_") and "hook" in called:
+            self._note_hook(node)
+
+    def _note_graph(self, node: ast.Call, place: _Place) -> None:
+        for keyword in node.keywords:
+            value = keyword.value
+            if (
+                keyword.arg == "create_graph"
+                and isinstance(value, ast.Constant)
+                and value.value is True
+            ):
+                self.index.creates_graph.append((place.off, node.lineno))
+
+    def _note_hook(self, node: ast.Call) -> None:
+        for argument in node.args:
+            for part in ast.walk(argument):
+                if isinstance(part, (ast.Name, ast.Attribute)):
+                    self.index.registered.setdefault(_name(part).lstrip("."), node.lineno)
+
+
+def _attribute_set(node: ast.Call, called: str) -> tuple[str, ast.expr | None]:
+    """The attribute that a call sets by its name, and the value where it is a plain assignment."""
+    if called in ("setattr", "__setattr__") and len(node.args) == 3:
+        return _text(node.args[1]), node.args[2]
+    if called in ("register_buffer", "register_parameter") and node.args:
+        return _text(node.args[0]), None
+    return "", None
+
+
+def _bindings(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    """The targets that a statement binds, each with the value where that is known."""
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            yield from _flat(target, node.value)
+    elif isinstance(node, (ast.AnnAssign, ast.AugAssign, ast.NamedExpr)):
+        yield node.target, node.value
+    elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
+        yield from _flat(node.target, None)
+    elif isinstance(node, (ast.With, ast.AsyncWith)):
+        for item in node.items:
+            if item.optional_vars is not None:
+                yield from _flat(item.optional_vars, None)
+
+
+def _flat(target: ast.expr, value: ast.expr | None) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    if not isinstance(target, (ast.Tuple, ast.List)):
+        yield target, value
+        return
+    values: list[ast.expr | None] = [None] * len(target.elts)
+    if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts):
+        values = list(value.elts)
+    for one, its_value in zip(target.elts, values, strict=False):
+        yield from _flat(one, its_value)
+
+
+def _name(node: ast.AST) -> str:
+    """The last name of ``a``, ``x.a`` (then ``.a``), ``x.a[i]``."""
+    while isinstance(node, (ast.Subscript, ast.Starred)):
+        node = node.value
+    if isinstance(node, ast.Attribute):
+        return "." + node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _text(node: ast.expr) -> str:
+    """The text of a constant; empty for what is not one."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def _parameters(arguments: ast.arguments) -> frozenset[str]:
+    named = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+    return frozenset(one.arg for one in named)
+
+
+def _is_part(value: ast.expr | None) -> bool:
+    """Whether an expression is a part of a tensor: ``x[0]``, ``x.split(2)``."""
+    called = value.func if isinstance(value, ast.Call) else None
+    return isinstance(value, ast.Subscript) or (
+        isinstance(called, ast.Attribute) and called.attr in _PARTS
+    )
+
+
+def _is_number(value: ast.expr) -> bool:
+    """Whether an expression surely holds no device tensor: ``x.item()``, ``float(x)``, a string."""
+    if isinstance(value, ast.Call):
+        if isinstance(value.func, ast.Attribute):
+            return value.func.attr in _TO_NUMBER
+        return isinstance(value.func, ast.Name) and value.func.id in (
+            "float",
+            "int",
+            "str",
+            "len",
+            "repr",
+        )
+    return isinstance(value, (ast.JoinedStr, ast.Constant))
+
+
+def _is_empty(value: ast.expr | None) -> bool:
+    if isinstance(value, ast.Constant):
+        return True
+    if isinstance(value, (ast.List, ast.Tuple, ast.Set)):
+        return not value.elts
+    if isinstance(value, ast.Dict):
+        return not value.keys
+    return isinstance(value, ast.Call) and not value.args and not value.keywords

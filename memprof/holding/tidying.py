@@ -1,0 +1,108 @@
+"""Several links of a chain that are one thing to a person become one; nothing is worded here."""
+
+from __future__ import annotations
+
+from memprof.holding.kinds import LinkKind, link
+from memprof.holding.source import registered_at
+from memprof.records import Link
+
+__all__ = ["tidy"]
+
+_MODULE, _ITEM = LinkKind.MODULE_ATTRIBUTE, LinkKind.ITEM
+_STATE = LinkKind.OPTIMIZER_STATE
+
+
+def tidy(links: list[Link]) -> list[Link]:
+    """Join the links of one thing: a module's path, an optimizer's state, a hook and its dict."""
+    found: list[Link] = []
+    at = 0
+    while at < len(links):
+        for join in (_join_module, _join_state, _join_hook, _join_nodes, _join_iterators):
+            joined, used = join(links, at)
+            if joined is not None:
+                break
+        else:
+            joined, used = links[at], 1
+        found.append(joined)
+        at += used
+    return found
+
+
+def _join_module(links: list[Link], at: int) -> tuple[Link | None, int]:
+    """``_modules`` / name pairs and the ``_parameters`` or ``_buffers`` entry at their end."""
+    first, path, start = links[at], [], at
+    kinds = {
+        "_parameters": LinkKind.PARAMETER,
+        "_buffers": LinkKind.BUFFER,
+        "_modules": LinkKind.MODULE_ATTRIBUTE,
+    }
+    kind = LinkKind.MODULE_ATTRIBUTE
+    filename = ""
+    while at + 1 < len(links) and links[at].kind == _MODULE and links[at].name in kinds:
+        if links[at + 1].kind != _ITEM:
+            break
+        kind, filename = kinds[links[at].name], links[at].filename
+        path.append(links[at + 1].name.strip("'"))
+        at += 2
+        if kind is not LinkKind.MODULE_ATTRIBUTE:
+            break
+    inner = path and kind is LinkKind.MODULE_ATTRIBUTE and at < len(links)
+    if inner and links[at].kind == _MODULE and links[at].name not in kinds:
+        path.append(links[at].name)
+        filename = links[at].filename
+        at += 1
+    if not path:
+        return None, 0
+    return link(kind, ".".join(path), first.type_name, filename), at - start
+
+
+def _join_state(links: list[Link], at: int) -> tuple[Link | None, int]:
+    """``optimizer.state[parameter][name]`` and ``optimizer.param_groups[i]['params'][j]``."""
+    first = links[at]
+    if first.kind != _STATE:
+        return None, 0
+    items = []
+    for one in links[at + 1 : at + (3 if first.name == "state" else 4)]:
+        if one.kind not in (_ITEM, LinkKind.KEY):
+            break
+        items.append(one)
+    used = 1 + len(items)
+    if first.name == "state" and len(items) == 2 and items[0].kind == _ITEM:
+        return link(LinkKind.OPTIMIZER_STATE, items[1].name.strip("'"), first.type_name), used
+    if first.name == "state" and items and items[0].kind == LinkKind.KEY:
+        return link(LinkKind.OPTIMIZER_STATE, "state (key)", first.type_name), 2
+    name = first.name + "".join(f"[{one.name}]" for one in items)
+    return link(LinkKind.OPTIMIZER_STATE, name, first.type_name), used
+
+
+def _join_hook(links: list[Link], at: int) -> tuple[Link | None, int]:
+    """A hook, its dict's entry, and the line where the hook function begins."""
+    first = links[at]
+    if first.kind != LinkKind.HOOK or first.line:
+        return None, 0
+    used = 2 if at + 1 < len(links) and links[at + 1].kind == _ITEM else 1
+    where = next((one for one in links[at + used : at + used + 2] if one.line), None)
+    if where is None:
+        return (first, used) if used == 2 else (None, 0)
+    line = registered_at(where.filename, where.type_name) or where.line
+    return link(LinkKind.HOOK, first.name, first.type_name, where.filename, line), used
+
+
+def _join_nodes(links: list[Link], at: int) -> tuple[Link | None, int]:
+    """Runs of one graph that were walked from several places."""
+    names = []
+    for one in links[at:]:
+        if one.kind != LinkKind.AUTOGRAD_NODE:
+            break
+        names.append(one.name)
+    if len(names) < 2:
+        return None, 0
+    return link(LinkKind.AUTOGRAD_NODE, " -> ".join(names), links[at].type_name), len(names)
+
+
+def _join_iterators(links: list[Link], at: int) -> tuple[Link | None, int]:
+    """An iterator and the list, or the chain of lists, that it keeps its items in."""
+    used = 0
+    while at + used < len(links) and links[at + used].kind == LinkKind.ITERATOR:
+        used += 1
+    return (links[at], used) if used > 1 else (None, 0)

@@ -1,0 +1,253 @@
+"""The line that a holder names: what fills the container, makes the cycle, takes the view."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import linecache
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from memprof.holding import find_holders, holders
+from memprof.holding.heap import Deadline
+from memprof.holding.source import (
+    called_at,
+    filled_at,
+    grown_at,
+    passed_at,
+)
+from memprof.holding.sourceindex import index_of
+from memprof.records import Holder
+
+KEPT: dict[str, object] = {}
+SWITCH = False
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+    KEPT.clear()
+    gc.collect()
+
+
+def source(tmp_path: Path, text: str) -> str:
+    """A file with that text, by its name."""
+    path = tmp_path / "program.py"
+    path.write_text(text)
+    linecache.checkcache(str(path))
+    index_of.cache_clear()
+    return str(path)
+
+
+def line_of(filename: str, text: str) -> int:
+    """The number of the one line that contains ``text``."""
+    (found,) = [
+        at for at, line in enumerate(Path(filename).read_text().splitlines(), 1) if text in line
+    ]
+    return found
+
+
+def test_a_variable_that_stands_for_an_attribute_fills_it(tmp_path: Path) -> None:
+    text = "def go(state, x):\n    seen = state.seen\n    seen.append(x)\n\ndef other(seen):\n    seen.append(0)\n"
+    filename = source(tmp_path, text)
+    assert filled_at(filename, ".seen") == line_of(filename, "seen.append(x)")
+
+
+def test_nested_dicts_are_filled_where_most_of_the_keys_are_named(tmp_path: Path) -> None:
+    text = 'h["train"]["acc"].append(1)\nh["val"]["loss"].append(y)\nh["train"]["loss"].append(x)\n'
+    filename = source(tmp_path, text)
+    assert filled_at(filename, "h", keys=["'train'", "'loss'"]) == 3
+
+
+def test_a_view_is_told_by_the_line_that_takes_it_only(tmp_path: Path) -> None:
+    text = "def go(kept, x):\n    part = x.split(1)[0]\n    kept.append(part)\n"
+    filename = source(tmp_path, text)
+    assert filled_at(filename, "kept", view=True) == 2
+    text = "def go(kept, x):\n    out, past = run(x)\n    kept.append(past)\n"
+    filename = source(tmp_path, text)
+    assert filled_at(filename, "kept", view=True) == 3
+
+
+def test_a_branch_that_a_global_switches_off_binds_nothing() -> None:
+    def take(x: torch.Tensor) -> None:
+        part = x.unbind(1)[-1]
+        if SWITCH:
+            part = part.clone()
+        KEPT["part"] = part
+
+    take(torch.ones(4, 4))
+    best = holders(KEPT["part"])[0]  # type: ignore[arg-type]
+    assert best.code == "part = x.unbind(1)[-1]"
+
+
+def test_a_parameter_points_back_and_self_does_so_surely(tmp_path: Path) -> None:
+    text = (
+        "class Net:\n    def __init__(self, blocks, name):\n        self.blocks = blocks\n"
+        "        for block in blocks:\n            block.owner = self\n"
+        "        object.__setattr__(self, 'parent', name)\n"
+    )
+    filename = source(tmp_path, text)
+    assert passed_at(filename, ".owner", own=True) == 5
+    assert passed_at(filename, ".blocks", own=True) == 0
+    assert passed_at(filename, ".blocks", own=False) == 3
+    assert passed_at(filename, ".parent", own=False) == 6
+
+
+def test_a_module_list_grows_outside_of_init_only(tmp_path: Path) -> None:
+    text = (
+        "class Net:\n    def __init__(self):\n        self.heads.append(Linear())\n"
+        "    def forward(self, x):\n        self.tails.append(Linear())\n        cycle(x)\n"
+    )
+    filename = source(tmp_path, text)
+    assert grown_at(filename, ".heads") == 0
+    assert grown_at(filename, ".tails") == 5
+    assert called_at(filename, "cycle") == 6
+
+
+class Growing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.heads.append(nn.Linear(4, 4))
+        return self.heads[-1](x)
+
+
+def test_a_parameter_in_a_module_list_is_told_by_the_line_that_appends() -> None:
+    net = KEPT["net"] = Growing()
+    net(torch.ones(1, 4))
+    best = holders(net.heads[0].weight)[0]
+    assert best.code == "self.heads.append(nn.Linear(4, 4))"
+
+
+def test_a_local_name_of_an_attribute_leads_to_its_line() -> None:
+    state = KEPT["state"] = SimpleNamespace(history=[])
+    history = state.history
+    history.append({"loss": torch.ones(3)})
+    best = holders(history[0]["loss"])[0]
+    assert best.code == 'history.append({"loss": torch.ones(3)})'
+
+
+def batches() -> Iterator[torch.Tensor]:
+    while True:
+        yield torch.ones(5)
+
+
+def test_itertools_cycle_is_told_with_its_call() -> None:
+    stream = KEPT["stream"] = itertools.cycle(batches())
+    best = holders(next(stream))[0]
+    assert best.kind == "iterator"
+    assert "itertools.cycle, which keeps what it has passed on" in best.description
+    assert best.code == 'stream = KEPT["stream"] = itertools.cycle(batches())'
+
+
+def test_the_slower_branch_of_a_tee_is_told_with_its_call() -> None:
+    quick, KEPT["slow"] = itertools.tee(batches())
+    first = next(quick)
+    for _ in range(200):
+        next(quick)
+    best = holders(first)[0]
+    assert best.kind == "iterator"
+    assert best.description.count("itertools.tee") == 1
+    assert best.code == 'quick, KEPT["slow"] = itertools.tee(batches())'
+
+
+def held_by_cycle(tensor: torch.Tensor) -> list[int]:
+    """The key of what is about to become unreachable."""
+    return [tensor.untyped_storage()._cdata]
+
+
+def found(keys: list[int]) -> Holder:
+    (one,) = find_holders(keys, budget_s=20)[0][:1]
+    assert one.kind == "cycle"
+    return one
+
+
+class Block(nn.Module):
+    def __init__(self, owner: nn.Module) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+        object.__setattr__(self, "owner", owner)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block(self)
+
+
+def test_a_cycle_of_modules_is_told_by_the_link_that_points_back() -> None:
+    one = found(held_by_cycle(Net().block.fc.weight))
+    assert one.code == 'object.__setattr__(self, "owner", owner)'
+    assert "_modules" not in one.description
+
+
+class Dispatching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+        self.heads = {"a": self.first, "b": self.second}
+
+    def first(self) -> None: ...
+
+    def second(self) -> None: ...
+
+
+def test_a_table_of_an_objects_own_methods_is_told_by_its_line() -> None:
+    one = found(held_by_cycle(Dispatching().fc.weight))
+    assert one.code == 'self.heads = {"a": self.first, "b": self.second}'
+
+
+class Hooked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+        self.fc.register_forward_hook(self.count)
+
+    def count(self, *_: object) -> None: ...
+
+
+def test_a_module_hooked_with_its_owners_method_is_told_by_the_registration() -> None:
+    one = found(held_by_cycle(Hooked().fc.weight))
+    assert one.code == "self.fc.register_forward_hook(self.count)"
+
+
+class Tuple(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):  # type: ignore[no-untyped-def]
+        y = x * 2
+        ctx.kept = (x, y)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        return grad * 2
+
+
+def test_a_tuple_on_ctx_with_the_output_in_it_is_a_cycle() -> None:
+    def run() -> list[int]:
+        x = torch.ones(3, requires_grad=True)
+        return held_by_cycle(Tuple.apply(x))  # type: ignore[no-untyped-call]
+
+    assert found(run()).code == "ctx.kept = (x, y)"
+
+
+def test_a_deadline_counts_what_the_thread_computes_and_patience_has_an_end() -> None:
+    deadline = Deadline(0.1)
+    time.sleep(0.15)
+    assert not deadline.check()
+    time.sleep(0.3)
+    assert deadline.check()
+    busy = Deadline(0.02)
+    while not busy.check():
+        pass
+    assert busy.passed
