@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from memprof.advice.callers import handed_over
 from memprof.advice.case import Case, Proposal, place_at, says
 from memprof.advice.patch import after, before, diff, replaced
 from memprof.advice.source import (
@@ -19,7 +20,7 @@ from memprof.advice.source import (
 )
 from memprof.analysis.program import FUNCTIONS, Place, bound_names
 from memprof.analysis.suspicion import Pattern
-from memprof.records import Holder
+from memprof.records import Holder, Link
 from memprof.units import format_bytes
 
 __all__ = ["rules"]
@@ -148,20 +149,61 @@ def _container(case: Case) -> Iterator[Proposal]:
                 place,
             )
         yield Proposal("clear_container", 0.72, f"{why}: empty it when it has been used.", place)
-        if case.of_model:
-            yield Proposal(
-                "del_ref", 0.8, f"{why}, and keeps whole models: keep their scores or files.", place
-            )
-        else:
-            how = "`.detach().cpu()`" if case.graph else "`.cpu()`"
-            certainty = 0.8 if case.graph and case.direct and not case.scalar else 0.6
-            yield Proposal(
-                "cpu_offload",
-                certainty,
-                f"{why}: keep its items in host memory ({how}), or the numbers needed of them.",
-                place,
-            )
+        source = handed_over(case, place, grown.values[-1])
+        yield from _items(case, holder, source[0] if source is not None else place, why)
         return
+
+
+def _items(case: Case, holder: Holder, place: Place, why: str) -> Iterator[Proposal]:
+    """What can be done with the things that a container keeps."""
+    if _of_methods(holder):
+        yield Proposal(
+            "weakref",
+            0.86,
+            f"{why}, and a bound method keeps its object: register it weakly "
+            "(`weakref.WeakMethod`), or take it out when the object is done with.",
+            place,
+        )
+    if case.of_model:
+        yield Proposal(
+            "del_ref",
+            0.8,
+            f"{why}, and keeps whole models: keep their scores or files.",
+            _of_models(case, holder) or place,
+        )
+        return
+    how = "`.detach().cpu()`" if case.graph else "`.cpu()`"
+    certainty = 0.8 if case.graph and case.direct and not case.scalar else 0.6
+    yield Proposal(
+        "cpu_offload",
+        certainty,
+        f"{why}: keep its items in host memory ({how}), or the numbers needed of them.",
+        place,
+    )
+
+
+def _below(holder: Holder) -> Sequence[Link]:
+    """The links below the item of the largest container."""
+    items = [at for at, link in enumerate(holder.links) if link.kind == "item"]
+    top = max(items, key=lambda at: holder.links[at].length, default=len(holder.links))
+    return holder.links[top + 1 :]
+
+
+def _of_methods(holder: Holder) -> bool:
+    """Whether the container's items are methods of objects: callbacks, listeners."""
+    return any(link.kind == "bound_method" for link in _below(holder)[:1])
+
+
+def _of_models(case: Case, holder: Holder) -> Place | None:
+    """The statement that gives a model to what the container keeps: ``trial.model = model``."""
+    for link in _below(holder):
+        place = place_at(link.filename, link.line) if link.kind == "attribute" else None
+        if place is None:
+            continue
+        value = getattr(place.statement, "value", None)
+        source = handed_over(case, place, value)
+        return source[0] if source is not None else place
+    return None
 
 
 def _grown(case: Case) -> Iterator[tuple[Holder, Place, Growing]]:

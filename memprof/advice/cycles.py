@@ -5,15 +5,17 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from memprof.advice.case import Case, Proposal, says
+from memprof.advice.case import Case, Proposal, place_at, says
 from memprof.advice.patch import diff, replaced, with_keyword, wrapped
 from memprof.advice.source import is_autograd_function, keyword
 from memprof.analysis.findings import Kind
 from memprof.analysis.program import FUNCTIONS, Place, bound_names, calls_in, loaded_names
+from memprof.records import Holder
 
 __all__ = ["rules"]
 
 _CYCLES = ("cycle", "cpp_cycle")
+_NAMED = ("attribute", "module_attribute")
 
 
 def rules(case: Case) -> Iterator[Proposal]:
@@ -200,8 +202,18 @@ def _any_cycle(case: Case) -> Iterator[Proposal]:
         f"It is part of a reference cycle: {text}.",
         place,
     )
-    if holder is not None and any(link.kind == "attribute" for link in holder.links):
-        yield Proposal("weakref", 0.3, f"One link of the cycle can be weak: {text}.", place)
+    if holder is not None and any(link.kind in _NAMED for link in holder.links):
+        other = _other_link(holder, place) or place
+        yield Proposal("weakref", 0.3, f"One link of the cycle can be weak: {text}.", other)
+
+
+def _other_link(holder: Holder, place: Place | None) -> Place | None:
+    """The statement of another link of a cycle than the one at ``place``."""
+    for link in holder.links:
+        found = place_at(link.filename, link.line) if link.kind in _NAMED else None
+        if found is not None and (place is None or found.line != place.line):
+            return found
+    return None
 
 
 def _closure(case: Case) -> Place | None:

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from memprof.advice.backward import piled_up, under_no_grad
+from memprof.advice.callers import Handed, handed_over
 from memprof.advice.case import Case, Proposal
 from memprof.advice.patch import diff, wrapped
 from memprof.advice.source import (
@@ -73,14 +74,23 @@ def _kept_results(case: Case) -> Iterator[Proposal]:
         if grown is None:
             continue
         value = grown.values[-1]
-        simple = isinstance(value, (ast.Name, ast.Attribute, ast.Subscript))
-        open_ = simple and not _is_grouped(case)  # else the tensor sits inside what is added
+        open_ = not _is_grouped(case)  # else the tensor sits inside what is added
         kept = f"`{grown.container}` keeps `{ast.unparse(value)}`"
-        for fix, suffix, certainty, why in _cuts(case):
-            patch = diff(place.program, *wrapped(value, suffix)) if open_ else ""
+        places = _places_to_cut(case, place, value)
+        for (fix, suffix, certainty, why), (where, what) in zip(_cuts(case), places, strict=False):
+            patch = diff(where.program, *wrapped(what, suffix)) if open_ and _is_plain(what) else ""
             remains = 1.0 if case.direct and fix == "detach" else 0.0
-            yield Proposal(fix, certainty, f"{kept} {why}", place, patch=patch, remains=remains)
+            yield Proposal(fix, certainty, f"{kept} {why}", where, patch=patch, remains=remains)
         return
+
+
+def _places_to_cut(case: Case, place: Place, value: ast.expr) -> list[Handed]:
+    """Where to write the first remedy and the second: where it is kept, and where it comes from."""
+    return [(place, value), handed_over(case, place, value) or (place, value)]
+
+
+def _is_plain(value: ast.expr) -> bool:
+    return isinstance(value, (ast.Name, ast.Attribute, ast.Subscript))
 
 
 def _cuts(case: Case) -> Iterator[tuple[str, str, float, str]]:

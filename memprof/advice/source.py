@@ -80,10 +80,52 @@ def growing(place: Place | None) -> Growing | None:
         if isinstance(call.func, ast.Attribute) and call.args:
             values = tuple(call.args[-1:] if called_name(call) == "insert" else call.args)
             return Growing(ast.unparse(call.func.value), values, keyed=False)
+    for call in calls_in(statement, "update"):
+        values = tuple(value for argument in call.args for value in _entries(argument))
+        if isinstance(call.func, ast.Attribute) and values:
+            return Growing(ast.unparse(call.func.value), values, keyed=True)
     for target in bound_names(statement):
         if isinstance(target, ast.Subscript) and isinstance(statement, ast.Assign):
-            return Growing(ast.unparse(target.value), (statement.value,), keyed=True)
-    return None
+            inside = isinstance(target.slice, ast.Slice)
+            items = _items(statement.value) if inside else ()
+            return Growing(ast.unparse(target.value), items or (statement.value,), keyed=not inside)
+    return _rebuilt(statement)
+
+
+def _rebuilt(statement: ast.stmt) -> Growing | None:
+    """``kept += [x]``, ``kept = kept + [x]`` and ``kept = [*kept, x]``."""
+    if isinstance(statement, ast.AugAssign) and (items := _items(statement.value)):
+        return Growing(ast.unparse(statement.target), items, keyed=False)
+    if not isinstance(statement, ast.Assign):
+        return None
+    texts = {ast.unparse(target) for target in bound_names(statement)}
+    value, items = statement.value, ()
+    if isinstance(value, ast.BinOp) and ast.unparse(value.left) in texts:
+        items = _items(value.right)
+        kept = ast.unparse(value.left)
+    elif isinstance(value, (ast.List, ast.Tuple)):
+        starred = [one.value for one in value.elts if isinstance(one, ast.Starred)]
+        own = [ast.unparse(one) for one in starred if ast.unparse(one) in texts]
+        items = tuple(one for one in value.elts if not isinstance(one, ast.Starred)) if own else ()
+        kept = own[0] if own else ""
+    return Growing(kept, items, keyed=False) if items else None
+
+
+def _items(value: ast.expr) -> tuple[ast.expr, ...]:
+    """What a list or a tuple is written with; a comprehension as its element."""
+    if isinstance(value, (ast.List, ast.Tuple)):
+        return tuple(value.elts)
+    return (value.elt,) if isinstance(value, ast.ListComp) else ()
+
+
+def _entries(argument: ast.expr) -> tuple[ast.expr, ...]:
+    """The values that a dict is written with: ``{…}``, ``dict(zip(names, values))``."""
+    if isinstance(argument, ast.Dict):
+        return tuple(argument.values)
+    if isinstance(argument, ast.DictComp):
+        return (argument.value,)
+    made = called_name(argument) in ("dict", "zip") and isinstance(argument, ast.Call)
+    return (argument,) if made else ()
 
 
 def accumulated(place: Place | None) -> ast.expr | None:
@@ -91,6 +133,8 @@ def accumulated(place: Place | None) -> ast.expr | None:
     if place is None:
         return None
     statement = place.statement
+    if _rebuilt(statement) is not None:  # a list, not a sum
+        return None
     if isinstance(statement, ast.AugAssign) and isinstance(statement.op, (ast.Add, ast.Sub)):
         return statement.value
     if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.BinOp):

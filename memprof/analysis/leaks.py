@@ -33,6 +33,8 @@ _MOST_HOLDERS = 5
 _LEAST_CONFIDENCE = 0.3
 _BOUNDED_CONFIDENCE = 0.2
 """For a container that can hold so much and no more: it fills up."""
+_BOUNDED_GRAPHS = 0.5
+"""The same where each item keeps the graph that made it: that was hardly meant to be kept."""
 
 
 def leaks(run: Run) -> tuple[Found, ...]:
@@ -98,9 +100,12 @@ class _Leak:
 
     @property
     def confidence(self) -> float:
-        if any(is_bounded(one) for one in self.cluster.holders[:1]):
-            return _BOUNDED_CONFIDENCE
-        return max(member.confidence for member in self.cluster.members)
+        most = max(member.confidence for member in self.cluster.members)
+        for one in self.cluster.holders[:1]:
+            if is_bounded(one):
+                keeps_graphs = any(link.kind == "autograd_node" for link in one.links)
+                return min(most, _BOUNDED_GRAPHS if keeps_graphs else _BOUNDED_CONFIDENCE)
+        return most
 
     def found(self) -> Found:
         cluster, lives, steps = self.cluster, self.seen.lives, self.seen.steps

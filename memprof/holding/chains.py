@@ -197,7 +197,7 @@ def _by_merit(links: list[Link]) -> tuple[list[int], list[int]]:
         *interactive,
         *keeps_exception,
         *stores_graph,
-        *(_holding_methods(kinds) if kinds[0] in _CYCLES else []),
+        *(_holding_methods(links) if kinds[0] in _CYCLES else []),
         *own,
     ]
     return list(dict.fromkeys(surely)), list(
@@ -205,12 +205,15 @@ def _by_merit(links: list[Link]) -> tuple[list[int], list[int]]:
     )
 
 
-def _holding_methods(kinds: list[str]) -> list[int]:
+def _holding_methods(links: list[Link]) -> list[int]:
     """Attributes of objects in a cycle that hold a function which knows its object."""
     found = []
-    for at, kind in enumerate(kinds):
-        below = next((one for one in kinds[at + 1 :] if one != _ITEM), "")
-        if kind in _ATTRIBUTES and below in _KNOWING:
+    for at, one in enumerate(links):
+        inner = (
+            two for two in links[at + 1 :] if two.kind != _ITEM and two.type_name != "function"
+        )
+        below = next((two.kind for two in inner), "")
+        if one.kind in _ATTRIBUTES and one.type_name != "function" and below in _KNOWING:
             found.append(at)
     return found
 

@@ -6,6 +6,7 @@ import collections
 import contextvars
 import copy
 import functools
+import itertools
 import queue
 import random
 import threading
@@ -448,6 +449,26 @@ def short_deque():
 
     def step(i):
         recent.append(torch.randn(16, 16))
+
+    return step
+
+
+@leaking()
+def graphs_in_a_long_deque_still_filling():
+    model, recent = mlp(), collections.deque(maxlen=1000)
+
+    def step(i):
+        recent.append((model(torch.randn(8, 16)), i))
+
+    return step
+
+
+@leaking(32 * 16 * 4)
+def itertools_cycle_over_a_long_epoch():
+    batches = itertools.cycle(torch.randn(32, 16) for _ in range(1000))
+
+    def step(i):
+        next(batches)
 
     return step
 
