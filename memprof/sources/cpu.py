@@ -26,7 +26,7 @@ from memprof.sources.rows import Batch
 from memprof.sources.search import Search, cpu_storages
 from memprof.sources.stacks import StackCapture
 from memprof.sources.storages import ROW, Held, LiveStorages
-from memprof.trace import EMPTY, NOT_RECORDED, Blocks, BlockState, Category, Phase, State
+from memprof.trace import EMPTY, NOT_RECORDED, Category, Phase, State
 
 __all__ = ["CpuSource"]
 
@@ -99,7 +99,7 @@ class CpuSource:
         for held in self._live.counted():
             held.event = NOT_RECORDED
             held.handed = held.category
-        state = self._state()
+        state = self._live.state()
         self._start()
         return {_DEVICE: state}
 
@@ -134,7 +134,7 @@ class CpuSource:
         if os.getpid() != self._pid:
             return {}
         self._look(thorough=True)
-        return {_DEVICE: self._state()}
+        return {_DEVICE: self._live.state()}
 
     def notes(self) -> Sequence[str]:
         """What was not seen."""
@@ -372,21 +372,6 @@ class CpuSource:
                 self._elsewhere.found(storage)
         if self._recording:
             self._elsewhere.look(self._thread)
-
-    def _state(self) -> State:
-        held = sorted(self._live.counted(), key=lambda h: h.address)
-        size = [h.size for h in held]
-        blocks = Blocks.build(
-            address=[h.address for h in held],
-            size=size,
-            requested=size,
-            state=[BlockState.ACTIVE_ALLOCATED] * len(held),
-            segment=[NOT_RECORDED] * len(held),
-            stack=[h.stack for h in held],
-            label=[h.label for h in held],
-            category=[h.category for h in held],
-        )
-        return State(blocks=blocks)
 
 
 def _plain_attributes() -> Any:

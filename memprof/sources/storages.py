@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from memprof.trace import EMPTY
+from memprof.trace import EMPTY, NOT_RECORDED, Blocks, BlockState, State
 
 __all__ = ["ROW", "Held", "LiveStorages"]
 
@@ -119,6 +119,22 @@ class LiveStorages:
     def counted(self) -> Iterator[Held]:
         """The storages whose bytes count; of several on the same memory only the first."""
         return (held for held in list(self.held.values()) if held.size > 0)
+
+    def state(self) -> State:
+        """What lives as blocks, in the order of their addresses."""
+        held = sorted(self.counted(), key=lambda h: h.address)
+        size = [h.size for h in held]
+        blocks = Blocks.build(
+            address=[h.address for h in held],
+            size=size,
+            requested=size,
+            state=[BlockState.ACTIVE_ALLOCATED] * len(held),
+            segment=[NOT_RECORDED] * len(held),
+            stack=[h.stack for h in held],
+            label=[h.label for h in held],
+            category=[h.category for h in held],
+        )
+        return State(blocks=blocks)
 
     def latest(self, serial: int) -> Iterator[Held]:
         """The living storages that became known at or after ``serial``, the latest first."""
