@@ -114,10 +114,8 @@ def _add_groups(table: Table, title: str, groups: Sequence[OwnerGroup], total: i
 
 def _remarks(device: DeviceFigures) -> list[str]:
     said = []
-    trend = device.growth
-    if trend is not None:
-        rate = format_bytes(round(trend.bytes_per_step))
-        said.append(f"growth: {rate} a step over steps {trend.first_step} to {trend.last_step}")
+    if device.growth is not None:
+        said.append(f"growth: {device.growth}")
     if device.unused_reserved_bytes and device.peak_reserved_bytes:
         unused = format_bytes(device.unused_reserved_bytes)
         share = format_percent(device.unused_reserved_bytes, device.peak_reserved_bytes)

@@ -98,10 +98,8 @@ def _reserved_tile(device: DeviceFigures) -> str:
 
 def _end_tile(device: DeviceFigures) -> str:
     text = f"{format_bytes(device.reserved_bytes)} reserved"
-    growth = device.growth
-    if growth is not None:
-        text += f"; {format_bytes(growth.bytes_per_step)} a step"
-        text += f" over steps {growth.first_step} to {growth.last_step}"
+    if device.growth is not None:
+        text += f"; growth: {device.growth}"
     return _tile("Allocated at the end", _size(device.allocated_bytes), text)
 
 

@@ -212,8 +212,7 @@ def _leak_weights(failure: Failure, trend: Growth | None, shortage: int) -> Iter
                 Cause.LEAK,
                 grown,
                 0 <= shortage <= grown,
-                f"allocated bytes rose by {format_bytes(trend.bytes_per_step)} a step over steps "
-                f"{trend.first_step} to {trend.last_step}, {format_bytes(grown)} in all",
+                f"allocated bytes rose by {trend}, {format_bytes(grown)} in all",
             )
 
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from memprof.analysis.timeline import Timeline
 from memprof.run import DeviceRun, Steps
 from memprof.trace import NOT_RECORDED, Action, Trace
+from memprof.units import format_bytes
 
 __all__ = ["Growth", "device_steps", "growth", "step_of_event"]
 
@@ -36,6 +37,11 @@ class Growth:
     last_step: int
     rising: float
     """Share of the pairs of steps between which it rose: 0.5 is noise, 1 rises every time."""
+
+    def __str__(self) -> str:
+        rate = round(self.bytes_per_step)
+        said = f"{format_bytes(rate)} a step" if rate else "none"
+        return f"{said} over steps {self.first_step} to {self.last_step}"
 
 
 def device_steps(device: DeviceRun, lines: tuple[Timeline, ...]) -> Steps:

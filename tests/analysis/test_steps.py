@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from memprof.analysis.steps import device_steps, growth, ooms, step_of_event
+from memprof.analysis.steps import Growth, device_steps, growth, ooms, step_of_event
 from memprof.analysis.timeline import timeline
 from memprof.records import DeviceInfo
 from memprof.run import DeviceRun, Steps
@@ -122,3 +122,11 @@ def test_long_runs_are_thinned_and_keep_their_slope() -> None:
 def test_ooms_are_events() -> None:
     trace = TraceBuilder().alloc(1, "a").oom(1 << 40).build()
     assert np.array_equal(ooms(trace), [2])
+
+
+@pytest.mark.parametrize(
+    ("rate", "said"),
+    [(393_216.2, "384 KiB a step over steps 3 to 39"), (0.3, "none over steps 3 to 39")],
+)
+def test_growth_is_told_in_words(rate: float, said: str) -> None:
+    assert str(Growth(rate, 3, 39, 1.0)) == said
