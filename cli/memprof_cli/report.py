@@ -11,6 +11,7 @@ import click
 
 from memprof.analysis.examination import Examination, examine
 from memprof.analysis.findings import Found
+from memprof.analysis.oom import PostMortem, post_mortems
 from memprof.analysis.summary import Summary, summarize
 from memprof.analysis.whatif import DeviceWhatIf, replay
 from memprof.findings import findings
@@ -22,7 +23,7 @@ from memprof_cli.screen import print_summary, summaries_json
 __all__ = ["command"]
 
 _WHAT_IF_EVENTS = 50_000
-"""Above these the page leaves the what-if table to `memprof what-if --search`."""
+"""Above these the page leaves replays to `memprof what-if --search` and `memprof oom`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +88,21 @@ def _write_page(reports: Sequence[_Report], page: Path) -> None:
     # The page's parts take longer to import than most reports take to compute.
     from memprof_dashboards import Reported, write
 
-    write([Reported(r.examination, r.summary, r.found, _what_if(r)) for r in reports], page)
+    told = [
+        Reported(r.examination, r.summary, r.found, _what_if(r), _post_mortems(r)) for r in reports
+    ]
+    write(told, page)
+
+
+def _post_mortems(report: _Report) -> tuple[PostMortem, ...]:
+    """Of the failures of this run; those of long recordings are left to `memprof oom`."""
+    run = report.examination.run
+    failed = any(device.ooms for device in report.summary.devices) or any(
+        finding.finding == "oom" for finding in run.findings
+    )
+    if not failed or sum(device.events for device in run.devices) > _WHAT_IF_EVENTS:
+        return ()
+    return post_mortems(run)
 
 
 def _what_if(report: _Report) -> tuple[DeviceWhatIf, ...]:

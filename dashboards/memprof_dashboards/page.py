@@ -9,13 +9,14 @@ import msgspec
 
 from memprof.analysis.examination import Examination, examine
 from memprof.analysis.findings import Found
+from memprof.analysis.oom import PostMortem
 from memprof.analysis.owners import CATEGORY_NAMES, PHASE_NAMES
 from memprof.analysis.sites import short_path, sites
 from memprof.analysis.summary import Summary, summarize
 from memprof.analysis.whatif import DeviceWhatIf
 from memprof.run import Run
 from memprof.trace import Category, Phase, Tables
-from memprof_dashboards import assets, findings, header, whatif
+from memprof_dashboards import assets, findings, header, postmortem, whatif
 from memprof_dashboards.colors import CATEGORY_COLORS, OTHER_COLOR, PHASE_COLORS
 from memprof_dashboards.memory import MemoryFigure, memory_figure
 from memprof_dashboards.owners import OwnersFigure, owners_figures
@@ -41,6 +42,8 @@ class Reported:
     findings: Sequence[Found] = ()
     what_if: Sequence[DeviceWhatIf] = ()
     """Replays under other configurations, where they were asked for."""
+    post_mortems: Sequence[PostMortem] = ()
+    """Of failed allocations, likewise."""
 
 
 def report_of(run: Run) -> Reported:
@@ -160,6 +163,7 @@ def _top(report: Reported, number: int) -> str:
     return (
         f'<div class="run" data-run="{number}"{_hidden(number)}>'
         f"{header.verdict(report.summary)}{tiles}{header.unseen(report.summary)}"
+        f"{postmortem.cards(report.post_mortems)}"
         f"{findings.cards(report.findings)}{whatif.tables(report.what_if)}"
         f'<details class="about"><summary>About this recording</summary>'
         f"{header.recording(report.examination.run, report.summary)}</details></div>"

@@ -1,0 +1,97 @@
+"""The card of a failed allocation: why, what was asked, what was held, what would have helped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from memprof.analysis.failures import Failure
+from memprof.analysis.oom import PostMortem
+from memprof.analysis.rescues import Rescue
+from memprof.units import format_bytes, format_count
+from memprof_dashboards.text import coded, escaped
+
+__all__ = ["cards"]
+
+_SETTINGS_SHOWN = 2
+_KINDS = {
+    "settings": "allocator settings",
+    "limit": "no limit",
+    "others": "others' memory",
+    "free": "free",
+    "checkpoint": "checkpoint",
+    "batch": "smaller batch",
+    "bf16": "bfloat16",
+    "card": "larger card",
+}
+
+
+def cards(told: Sequence[PostMortem]) -> str:
+    """One card a device that ran out of memory; nothing where none did."""
+    shown = "".join(_card(one) for one in told)
+    if not shown:
+        return ""
+    return (
+        '<section class="findings" aria-label="Out of memory"><h2>Out of memory</h2>'
+        f"{shown}</section>"
+    )
+
+
+def _card(told: PostMortem) -> str:
+    often = f" · the last of {format_count(told.failure.times)} times"
+    facts = " · ".join(_facts(told)) + (often if told.failure.times > 1 else "")
+    return (
+        '<article class="card kind-leak"><header>'
+        f'<span class="kind">{escaped(told.cause.value)}</span><h3>{coded(told.line)}</h3>'
+        f'<p class="facts">{facts}</p></header><p>{coded(told.why)}</p>{_help(told)}</article>'
+    )
+
+
+def _facts(told: PostMortem) -> Iterator[str]:
+    failure = told.failure
+    if failure.requested >= 0:
+        by = f" by {escaped(told.asked_by, 200)}" if told.asked_by else ""
+        step = f" in step {failure.label.step}" if failure.label.step >= 0 else ""
+        yield f"<b>{format_bytes(failure.requested)}</b> asked{by}{step}"
+    if told.shortage > 0:
+        yield f"<b>{format_bytes(told.shortage)}</b> missing"
+    yield from _held(failure)
+
+
+def _held(failure: Failure) -> Iterator[str]:
+    if min(failure.reserved, failure.allocated) >= 0:
+        yield (
+            f"<b>{format_bytes(failure.allocated)}</b> in tensors of "
+            f"<b>{format_bytes(failure.reserved)}</b> reserved"
+        )
+    if failure.free >= 0:
+        yield f"<b>{format_bytes(failure.free)}</b> free on the device"
+    if failure.outside >= 0:
+        yield f"<b>{format_bytes(failure.outside)}</b> outside torch"
+
+
+def _help(told: PostMortem) -> str:
+    items = "".join(_rescue(rescue) for rescue in _shown(told.rescues.fitting))
+    note = f'<p class="hint">{escaped(told.rescues.unproven)}</p>' if told.rescues.unproven else ""
+    if not items:
+        return note
+    return (
+        '<div class="remedies"><h4>What would have let this request succeed, each replayed up to '
+        f"it</h4>{items}</div>{note}"
+    )
+
+
+def _shown(fitting: Sequence[Rescue]) -> Iterator[Rescue]:
+    """All kinds; of many settings those that leave the most."""
+    settings = sorted((r for r in fitting if r.kind == "settings"), key=lambda r: -r.spare)
+    yield from settings[:_SETTINGS_SHOWN]
+    yield from (rescue for rescue in fitting if rescue.kind != "settings")
+
+
+def _rescue(rescue: Rescue) -> str:
+    given = f" Taken for granted: {escaped(rescue.assumes)}." if rescue.assumes else ""
+    return (
+        f'<div class="remedy"><p><code class="fix">{_KINDS.get(rescue.kind, "")}</code>'
+        f"{escaped(rescue.change)}.{given}"
+        f'<span class="saves">at most {format_bytes(rescue.peak_reserved)} reserved</span>'
+        f'<span class="saves">{format_bytes(rescue.spare)} to spare</span></p></div>'
+    )
