@@ -41,8 +41,19 @@ def rules(case: Case) -> Iterator[Proposal]:
 def _resident(case: Case, nbytes: str) -> Iterator[Proposal]:
     holder = case.found.holders[0] if case.found.holders else None
     place = case.site or (case.places[0] if case.places else None)
+    links = holder.links if holder is not None else []
+    local = next((link.name for link in links if link.kind == "local"), "")
+    if local and any(link.kind == "thread" for link in links):
+        yield Proposal(
+            "del_ref",
+            0.8,
+            f"{nbytes} stay there while the thread waits for its next job ({says(holder)}): "
+            f"`del {local}` at the end of the loop's body.",
+            place,
+        )
+        return
     why = f"{nbytes} stay there over the steps, held by {says(holder)}"
-    dropped = 0.7 if case.links & {"local", "frame", "thread", "closure"} else 0.5
+    dropped = 0.7 if case.links & {"local", "frame", "closure"} else 0.5
     yield Proposal("cpu_offload", 0.6, f"{why}: keep them on the host between uses.", place)
     yield Proposal("del_ref", dropped, f"{why}: drop them when they are not used any more.", place)
 

@@ -355,6 +355,14 @@ def test_a_class_of_the_same_name_that_is_not_torch_s_is_not_patched(bench):
     assert (first.line, first.patch) == (1, "")
 
 
+def test_what_a_waiting_thread_has_a_name_for_is_told_to_be_dropped_there(bench):
+    bench.write("def work(jobs):\n    while True:\n        job = jobs.get()\n        run(job)\n")
+    holder = bench.holder("job = ", ("thread", "Thread-1", -1), ("local", "job", -1))
+    (only,) = bench.advise("job = ", holder, kind=Kind.WASTE, pattern="pinned")
+    assert (only.fix, only.line) == ("del_ref", 3)
+    assert "`del job` at the end of the loop's body" in only.why
+
+
 def test_a_loaded_checkpoint_goes_to_the_host(bench):
     bench.write("ckpt = torch.load(path, map_location=device)\n")
     first = bench.advise("ckpt", kind=Kind.WASTE, pattern="loaded", target="ckpt")[0]
