@@ -180,3 +180,87 @@ def test_an_error_in_a_search_ends_the_search_and_not_the_recording(tmp_path, mo
     run = record(lambda i: kept.append(torch.zeros(64)), tmp_path / "run.json", 20)
     assert any("the search has ended: RuntimeError: broken" in n.message for n in run.notes)
     assert int(run.devices[0].steps.last[-1]) == 19
+
+
+CONTAINERS = """
+import collections, sys, memprof, torch
+
+SIZE = 60
+
+
+class Plain:
+    def __init__(self):
+        self.items = []
+
+    def add(self, x, step):
+        self.items.append(x)
+
+
+class Cache:
+    def __init__(self):
+        self.items = {}
+
+    def add(self, x, step):
+        if len(self.items) >= SIZE:
+            self.items.pop(next(iter(self.items)))
+        self.items[step] = x
+
+
+class Ring:
+    def __init__(self):
+        self.items = []
+
+    def add(self, x, step):
+        if len(self.items) < SIZE:
+            self.items.append(None)
+        self.items[step % SIZE] = x
+
+
+class Epoch:
+    def __init__(self):
+        self.items = []
+
+    def add(self, x, step):
+        self.items.append(x)
+        if (step + 1) % SIZE == 0:
+            self.items.clear()
+
+
+def main():
+    kept = globals()[sys.argv[2]]()
+    with memprof.track(sys.argv[1], sources=["cpu"], allowance_s=60) as tracker:
+        for step in range(int(sys.argv[3])):
+            kept.add(torch.zeros(1000), step)
+            tracker.step()
+
+
+main()
+"""
+
+
+def said_of(tmp_path, name, steps):
+    """What the log says of a container; in a process of its own, where nothing else grows."""
+    script = tmp_path / "containers.py"
+    script.write_text(CONTAINERS)
+    command = [sys.executable, script, tmp_path / "run.json", name, str(steps)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return [line for line in done.stderr.splitlines() if "stay alive" in line]
+
+
+@pytest.mark.parametrize("name", ["Cache", "Ring", "Epoch"])
+def test_what_the_program_keeps_small_is_not_said_to_leak_while_it_fills(name, tmp_path):
+    assert said_of(tmp_path, name, 150) == []
+
+
+def test_a_list_that_is_only_filled_is_said_to_leak_before_step_30(tmp_path):
+    (said,) = said_of(tmp_path, "Plain", 29)
+    assert "list `kept.items`" in said
+
+
+def test_a_container_that_is_kept_small_in_vain_is_said_to_leak_later(tmp_path):
+    script = "len(self.items) >= SIZE", "len(self.items) >= 10 ** 9"
+    assert script[0] in CONTAINERS
+    (tmp_path / "containers.py").write_text(CONTAINERS.replace(*script))
+    command = [sys.executable, tmp_path / "containers.py", tmp_path / "run.json", "Cache", "120"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stderr.count("stay alive") == 1

@@ -13,6 +13,7 @@ __all__ = [
     "creates_graph_at",
     "filled_at",
     "grown_at",
+    "may_stop_growing",
     "passed_at",
     "registered_at",
     "saved_at",
@@ -72,6 +73,19 @@ def passed_at(filename: str, name: str, *, own: bool) -> int:
     handed = [one for one in fills if one.passed and (one.value == "self") is own]
     best = min(handed, default=None)
     return best.line if best is not None and best.rank < NO_TENSOR else 0
+
+
+def may_stop_growing(filename: str, name: str, class_name: str = "") -> bool:
+    """Whether the file does more with a container, or an attribute ``.name``, than fill it.
+
+    It takes entries out, looks at its length, or asks whether a key is there: a bounded buffer, a
+    cache, results of one epoch. Whether the bound is ever reached is not known.
+    For an attribute, what other classes do with theirs of the same name does not count.
+    """
+    index = index_of(filename)
+    filling = {one.class_ for one in index.filled.get(name, [])}
+    owners = {owner for owner, kept in index.kept_small if kept == name}
+    return bool(owners & {"", class_name} if class_name in filling else owners)
 
 
 def called_at(filename: str, name: str) -> int:

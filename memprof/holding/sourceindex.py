@@ -31,6 +31,10 @@ _PARTS = frozenset(
     ["chunk", "diagonal", "narrow", "select", "split", "tensor_split", "unbind", "unfold"]
 )
 """Functions that take a part of a tensor without copying it."""
+_TAKING = frozenset(
+    ["pop", "popleft", "popitem", "clear", "remove", "discard", "get", "get_nowait"]
+)
+"""Methods that take something out, or ask first whether it is there."""
 _TO_NUMBER = frozenset(["item", "tolist", "numpy", "cpu"])
 _MAX_CHARS = 2_000_000
 FILLED, _ASSIGNED, _IN_INIT, EMPTIED = range(4)  # how telling a line is: the lowest wins
@@ -81,6 +85,8 @@ class Index:
     """Class of a custom Function -> (rank, line) of ``save_for_backward``."""
     called: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     """Last name of what is called -> (rank, line)."""
+    kept_small: set[tuple[str, str]] = field(default_factory=set)
+    """(class, name) of which entries are taken, counted, or asked for before one is added."""
     creates_graph: list[tuple[int, int]] = field(default_factory=list)
     """(rank, line) of calls with ``create_graph=True``."""
 
@@ -176,6 +182,9 @@ class _Reader:
             self._bind(node.name, node.lineno, place, part=False)
         for target, value in _bindings(node):
             self._note_binding(target, value, place)
+        for container in _looked_after(node) if not place.off else ():
+            own = isinstance(container, ast.Attribute) and _name(container.value) == "self"
+            self.index.kept_small.add((place.class_ if own else "", _name(container)))
 
     def _note_binding(self, target: ast.expr, value: ast.expr | None, place: _Place) -> None:
         line = getattr(place.node, "lineno", None) or target.lineno
@@ -258,6 +267,23 @@ def _attribute_set(node: ast.Call, called: str) -> tuple[str, ast.expr | None]:
     if called in ("register_buffer", "register_parameter") and node.args:
         return _text(node.args[0]), None
     return "", None
+
+
+def _looked_after(node: ast.AST) -> Iterator[ast.AST]:
+    """Containers that a node takes from, counts, shortens or searches for a key."""
+    if isinstance(node, ast.Call):
+        if isinstance(node.func, ast.Attribute) and node.func.attr in _TAKING:
+            yield node.func.value
+    elif isinstance(node, ast.Delete):
+        yield from (t.value for t in node.targets if isinstance(t, ast.Subscript))
+    elif isinstance(node, ast.Compare):
+        for side in (node.left, *node.comparators):
+            if isinstance(side, ast.Call) and ast.unparse(side.func) == "len" and side.args:
+                yield side.args[0]
+        if isinstance(node.ops[0], (ast.In, ast.NotIn)):
+            yield node.comparators[0]
+    elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript):
+        yield from (t for t in node.targets if _name(t) == _name(node.value))
 
 
 def _bindings(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:

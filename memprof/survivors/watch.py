@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from memprof.holding import find_holders
+from memprof.holding.source import may_stop_growing
 from memprof.records import Finding, Holder
 from memprof.sources.places import PlaceOf, place_of
 from memprof.survivors.graphs import GraphGrowth, longest_graph
@@ -25,6 +26,8 @@ _FRESH_BIRTHS = 2.0
 _ANNOUNCED_AFTER = 4
 """Looks in a row at which a stack's survivors had become more."""
 _ANNOUNCED_BIRTHS = 6
+_ANNOUNCED_LATE = 8
+"""The same where the program takes entries out of the container, or looks at how many there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +56,9 @@ class _Known:
     births: int = 0
     searched: int = 0
     """Births when its holders were searched for last."""
+    first_step: int = 0
     grown: int = 0
-    """Looks in a row at which it had grown."""
+    """Looks in a row at which it had grown, and the oldest were still there."""
     holders: tuple[Holder, ...] = ()
 
 
@@ -131,8 +135,9 @@ class Survivors:
 
     def _is_fresh(self, device: str, one: Suspect) -> bool:
         known = self._known.setdefault((device, one.stack), _Known())
-        known.grown = known.grown + 1 if one.births > known.births else 0
-        known.births = one.births
+        stays = not known.births or one.first_step <= known.first_step
+        known.grown = known.grown + 1 if stays and one.births > known.births else 0
+        known.births, known.first_step = one.births, one.first_step
         return one.births >= _FRESH_BIRTHS * known.searched
 
     def _search(self, source: LiveSource, wanted: Sequence[Suspect]) -> list[tuple[Holder, ...]]:
@@ -149,7 +154,8 @@ class Survivors:
         """What to say of a stack that has grown at several looks; empty where that was said."""
         known = self._known[source.device, one.stack]
         key = _outline(known.holders[0]) if known.holders else (source.device, str(one.stack))
-        sure = known.grown >= _ANNOUNCED_AFTER and one.births >= _ANNOUNCED_BIRTHS
+        needed = _ANNOUNCED_LATE if _may_stop(known.holders) else _ANNOUNCED_AFTER
+        sure = known.grown >= needed and one.births >= _ANNOUNCED_BIRTHS
         if not sure or key in self._announced or _is_bounded(known.holders):
             return ""
         self._announced.add(key)
@@ -233,6 +239,21 @@ def _is_bounded(holders: Sequence[Holder]) -> bool:
     """Whether the first holder's longest container can hold so much and no more."""
     links = [link for one in holders[:1] for link in one.links if link.length > 0]
     return bool(links) and max(links, key=lambda link: link.length).limit > 0
+
+
+def _may_stop(holders: Sequence[Holder]) -> bool:
+    """Whether the program does more with the first holder's longest container than fill it."""
+    for one in holders[:1]:
+        lengths = [link.length for link in one.links]
+        if not one.filename or max(lengths, default=-1) <= 0:
+            continue
+        named = [link for link in one.links[: lengths.index(max(lengths))] if link.kind != "item"]
+        return any(
+            may_stop_growing(one.filename, name, link.type_name)
+            for link in named[-1:]
+            for name in (link.name, f".{link.name}")
+        )
+    return False
 
 
 def _message(one: Suspect, steps: int, holders: Sequence[Holder]) -> str:
