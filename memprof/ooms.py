@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from memprof.recording import Recording
 from memprof.records import Finding
 from memprof.sources.nvml import processes_on
 from memprof.sources.ooms import REST, Exhausted, from_exception
 from memprof.sources.protocol import Interner
-from memprof.trace import NOT_RECORDED
+from memprof.sources.remapped import Remapped
+from memprof.trace import NOT_RECORDED, Action, Category, Events, State, Trace
 from memprof.units import format_bytes
 
 __all__ = ["OomRecords"]
 
+_SMALL, _SMALL_SEGMENT = 1 << 20, 2 << 20
+"""Requests up to 1 MiB are served from segments of 2 MiB of their own (``kSmallSize``)."""
 _SAME_US = 60_000_000
 """An exception that leaves the block this long after torch told of a failure is that failure's."""
 
@@ -46,9 +52,12 @@ class OomRecords:
         self._counted[what.device] = self._counted.get(what.device, 0) + 1
         began_s = time.monotonic()
         full = began_s >= self._rested_at_s and not what.brief
-        if full and self._recording.window != NOT_RECORDED:
+        window = self._recording.window
+        if full and window != NOT_RECORDED:
             self._recording.drain()
-        self._write(self._finding(what, step, label, full=full), _told(what))
+        elif full and what.held is not None:
+            window = self._moment(what, what.held, label)
+        self._write(self._finding(what, step, label, window, full=full), _told(what))
         self._flush()
         if full:
             ended_s = time.monotonic()
@@ -69,8 +78,34 @@ class OomRecords:
             finding = Finding("oom", device, step, time.time_ns() // 1000, details=details)
             self._write(finding, f"{device} ran out of memory")
 
-    def _finding(self, what: Exhausted, step: int, label: int, *, full: bool) -> Finding:
-        details: dict[str, Any] = {**what.facts, "window": self._recording.window}
+    def _moment(self, what: Exhausted, held: Trace, label: int) -> int:
+        """Between windows: what the allocator held and the failed request, as a window; its number.
+
+        Of the request torch tells the size of the segment alone.
+        """
+        rows, end = Remapped(self._interner, held.tables), held.end
+        state = rows.state(end if end is not None else State())
+        addresses = state.blocks.address.tolist()
+        category = [int(what.owned.get(address, Category.UNKNOWN)) for address in addresses]
+        blocks = replace(state.blocks, category=np.array(category, dtype=np.uint8))
+        free = what.facts.get("device_free")
+        request = Events.build(
+            1,
+            action=[int(Action.OOM)],
+            address=[free if isinstance(free, int) else NOT_RECORDED],
+            size=[_SMALL if what.requested == _SMALL_SEGMENT else what.requested],
+            time_us=[what.time_us],
+            stack=[self._stack(what.frames)],
+            label=[label],
+        )
+        return self._recording.write_moment(what.device, replace(state, blocks=blocks), request)
+
+    def _finding(
+        self, what: Exhausted, step: int, label: int, window: int, *, full: bool
+    ) -> Finding:
+        details: dict[str, Any] = {**what.facts, "window": window}
+        if window != self._recording.window:
+            details["moment"] = True
         categories, dtypes = details.pop("live_categories", {}), details.pop("live_dtypes", {})
         if full:
             stacks = [[self._stack(frames), size] for frames, size in what.live.items()]

@@ -15,7 +15,7 @@ from memprof.output import Output
 from memprof.records import DeviceInfo, Note, Owners
 from memprof.runfile import encode_state, encode_trace
 from memprof.sources.protocol import Chunk, Counters, EventSource, Interner
-from memprof.trace import NOT_RECORDED, State
+from memprof.trace import NOT_RECORDED, Events, State
 
 __all__ = ["Recording", "Seen"]
 
@@ -153,6 +153,15 @@ class Recording:
         self.write_notes()
         self.window = NOT_RECORDED
         self.output.flush()
+
+    def write_moment(self, device: str, state: State, events: Events) -> int:
+        """A window of its own for one moment between windows, ``state`` at its end; its number."""
+        number, self._windows = self._windows, self._windows + 1
+        self.write_tables()
+        self.output.write(encode_trace(device, number, 0, events))
+        self.output.write(encode_state(device, number, "end", state))
+        self._totals[device] = self.total_events(device) + len(events)
+        return number
 
     def write_notes(self) -> None:
         """What the sources could not see since the last call."""

@@ -30,14 +30,14 @@ ROOT = Path(__file__).resolve().parents[1]
 def recorded(monkeypatch, tmp_path):
     """Records a function of a stand-in into a run file, and reads it back."""
 
-    def record(stand_in: TorchStandIn, job) -> memprof.Run:
+    def record(stand_in: TorchStandIn, job, **options) -> memprof.Run:
         monkeypatch.setattr(
             "memprof.session.event_sources",
             lambda options, interner, boundaries: [CudaSource(interner, boundaries, stand_in)],
         )
         path = tmp_path / "run.json"
         try:
-            with memprof.track(path, sources=("cuda",)):
+            with memprof.track(path, sources=("cuda",), **options):
                 job(stand_in)
         except StandInOutOfMemoryError:
             pass
@@ -121,6 +121,7 @@ def test_the_finding_holds_what_was_asked_held_and_free(recorded):
     assert finding.bytes == 10 * MIB  # what torch would have asked of the driver
     assert finding.details["allocated"] == 100 * MIB
     assert finding.details["device_total"] == 612 * MIB
+    assert "unread" not in finding.details
     frames = run.devices[0].windows[-1].stack(finding.stack)
     assert any(frame.name == "peaking" for frame in frames)
     assert sum(size for _, size in finding.details["live"]["stacks"]) == 100 * MIB
@@ -189,6 +190,41 @@ def test_everything_is_on_disk_before_the_error_goes_on(monkeypatch, tmp_path):
     assert told.failure.recorded == "event"
     assert told.cause is Cause.PEAK
     assert "peaking" in told.asked_by
+
+
+def test_between_windows_the_blocks_and_the_request_are_a_window_of_their_own(recorded):
+    run = recorded(TorchStandIn(capacity=64 * MIB), fragmented, max_events=0)
+    (finding,) = (f for f in run.findings if f.finding == "oom")
+    assert "unread" not in finding.details
+    assert finding.details["moment"] is True
+    (window,) = run.devices[0].windows
+    assert (len(window.events), window.end.allocated) == (1, 8 * MIB)
+    (told,) = post_mortems(run)
+    assert told.cause is Cause.FRAGMENTATION
+    assert (told.failure.recorded, told.failure.requested) == ("event", 40 * MIB)
+    assert "fragmented" in [frame.name for frame in told.failure.stack]
+    # Laid out afresh the 8 MiB leave room, so it cannot be shown that settings would have.
+    assert "settings were not judged" in told.rescues.unproven
+    assert any(r.kind == "card" and r.fits for r in told.rescues.tried)
+
+
+def test_between_windows_a_full_card_is_the_peak_and_what_helps_is_replayed(recorded):
+    stand_in = TorchStandIn(capacity=100 * MIB, outside=4 << 30)
+    (told,) = post_mortems(recorded(stand_in, peaking, max_events=0))
+    assert told.cause is Cause.OTHERS
+    assert [r.kind for r in told.rescues.fitting] == ["others", "card"]
+    assert told.blocks[0].name == "10 blocks of 10 MiB"
+
+
+def test_a_small_request_between_windows_is_not_taken_for_its_segment(recorded):
+    def small(stand_in):
+        while True:
+            stand_in.alloc(512 << 10)
+
+    (told,) = post_mortems(recorded(TorchStandIn(capacity=20 * MIB), small, max_events=0))
+    assert told.failure.requested == MIB
+    assert told.failure.allocated == 20 * MIB
+    assert any(r.kind == "card" and r.peak_reserved == 22 * MIB for r in told.rescues.fitting)
 
 
 KILLED = """

@@ -131,7 +131,10 @@ def _request(told: PostMortem) -> Iterator[str]:
     when = f" ({', '.join(where)})" if where else ""
     by = f" by {told.asked_by}" if told.asked_by else ", by a line that was not recorded"
     yield f"{format_bytes(failure.requested)}{by}{when}"
-    worker = (failure.told or {}).get("worker")
+    facts = failure.told or {}
+    if "segment_bytes" in facts and (facts.get("moment") or failure.recorded == "finding"):
+        yield "(the segment that torch wanted for it: it tells no more outside a window)"
+    worker = facts.get("worker")
     if isinstance(worker, str):
         yield f"in {worker}, which has its own memory"
     if told.shortage > 0:

@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
+from memprof.snapshot import traces_from_snapshot
 from memprof.sources.boundaries import Boundaries
 from memprof.sources.frugal import compiler_left_out
 from memprof.sources.owners import owned_tensors
+from memprof.trace import Category, Trace
 from memprof.units import parse_bytes
 
 __all__ = ["REST", "Exhausted", "OomWatch", "from_exception", "segments_now"]
@@ -30,6 +32,8 @@ REST = 10
 """A full record comes again when this many times its duration has passed: job may survive many."""
 _MOST_FRAMES = 64
 _MOST_STACKS = 200
+_MOST_BLOCKS = 200_000
+"""Blocks above which a state is too dear to write in the middle of a failure."""
 _CUDA_ASKED = re.compile(r"Tried to allocate ([0-9.]+ [KMGT]?i?B)")
 _CUDA_DEVICE = re.compile(r"GPU (\d+) has a total capacity of ([0-9.]+ \w+) of which ([0-9.]+ \w+)")
 _WORKER = re.compile(r"Caught \w+ in (.+?)\.\n")
@@ -38,7 +42,7 @@ _WORKER_FRAME = re.compile(r'  File "(.+)", line (\d+), in (.+)')
 _CPU_ASKED = re.compile(r"DefaultCPUAllocator: (?:can't|not enough) .*?(\d+) bytes")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Exhausted:
     """One failed allocation as the job saw it; ``facts`` go into the finding's details."""
 
@@ -50,6 +54,10 @@ class Exhausted:
     facts: dict[str, object] = field(default_factory=dict)
     live: dict[Frames, int] = field(default_factory=dict)
     """Live bytes by the stack that allocated them, where torch recorded stacks."""
+    held: Trace | None = None
+    """The device's segments and blocks, as a trace without events; None where not read."""
+    owned: dict[int, Category] = field(default_factory=dict)
+    """What the blocks at these addresses are, as far as modules and optimizers refer to them."""
     brief: bool = False
     """The costly figures were left out: they were taken shortly before."""
 
@@ -94,29 +102,19 @@ class OomWatch:
         """torch's figures of one failure; called while the allocator's lock is released."""
         frames = _frames_above(sys._getframe(1))
         facts: dict[str, object] = {"segment_bytes": segment, "device_free": free, "limit": limit}
-        live: Counter[Frames] = Counter()
+        what = Exhausted(f"cuda:{ordinal}", segment, time.time_ns() // 1000, frames, facts)
         began_s = time.monotonic()
-        brief = began_s < self._rested_at_s
-        costly = () if brief else (partial(self._blocks, live), self._owners)
+        what.brief = began_s < self._rested_at_s
+        costly = () if what.brief else (partial(self._blocks, what), partial(self._owners, what))
         for read in (self._counters, self._autocast, *costly):
             try:
                 facts |= read(ordinal)
             except Exception as error:  # noqa: BLE001 - less is told, the job's error goes on
                 facts.setdefault("unread", f"{type(error).__name__}: {error}")
-        if not brief:
+        if not what.brief:
             ended_s = time.monotonic()
             self._rested_at_s = ended_s + REST * (ended_s - began_s)
-        self._told(
-            Exhausted(
-                f"cuda:{ordinal}",
-                segment,
-                time.time_ns() // 1000,
-                frames,
-                facts,
-                dict(live.most_common(_MOST_STACKS)),
-                brief,
-            )
-        )
+        self._told(what)
 
     def _counters(self, ordinal: int) -> dict[str, object]:
         stats = self._torch.cuda.memory_stats_as_nested_dict(ordinal)
@@ -140,27 +138,31 @@ class OomWatch:
             return {"autocast": ""}
         return {"autocast": str(torch.get_autocast_dtype("cuda")).removeprefix("torch.")}
 
-    def _blocks(self, live: Counter[Frames], ordinal: int) -> dict[str, object]:
-        """The largest free block; into ``live`` what each stack holds, where stacks are known."""
+    def _blocks(self, what: Exhausted, ordinal: int) -> dict[str, object]:
+        """The largest free block; into ``what`` the blocks, and what each known stack holds."""
         mine = [s for s in segments_now(self._torch) if s["device"] == ordinal]
         blocks = [block for segment in mine for block in segment["blocks"]]
         free = [b["size"] for b in blocks if b["state"] == "inactive"]
+        live: Counter[Frames] = Counter()
         for block in blocks:
             if block["state"] == "active_allocated" and block.get("frames"):
                 stack = tuple((f["name"], f["filename"], f["line"]) for f in block["frames"])
                 live[stack] += block["size"]
+        what.live = dict(live.most_common(_MOST_STACKS))
+        if len(blocks) <= _MOST_BLOCKS:
+            traces = traces_from_snapshot({"segments": mine})
+            what.held = next((t for t in traces if t.device == what.device), None)
         return {"largest_free": max(free, default=0)}
 
-    def _owners(self, ordinal: int) -> dict[str, object]:
+    def _owners(self, what: Exhausted, ordinal: int) -> dict[str, object]:
         """Bytes of parameters, gradients and optimizer state on the device, also by dtype."""
         sums: Counter[str] = Counter()
         dtypes: dict[str, Counter[str]] = {}
-        seen: set[int] = set()
         for category, tensor in owned_tensors(self._boundaries):
             if tensor.device.type == "cuda" and tensor.device.index == ordinal:
                 storage = tensor.untyped_storage()
-                if storage.data_ptr() not in seen:
-                    seen.add(storage.data_ptr())
+                if storage.data_ptr() not in what.owned:
+                    what.owned[storage.data_ptr()] = category
                     name = category.name.lower().replace("_", " ")
                     dtype = str(tensor.dtype).removeprefix("torch.")
                     sums[name] += storage.nbytes()
