@@ -1,10 +1,9 @@
-"""From the links of a chain to what a person reads: put into words, with a line, ranked."""
+"""From the links of a chain to a holder: ranked, with its line; `words` says what holds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import takewhile
-from pathlib import Path
 
 import msgspec
 
@@ -20,24 +19,14 @@ from memprof.holding.source import (
     passed_at,
     saved_at,
 )
+from memprof.holding.words import describe
 from memprof.records import Holder, Link
 
-__all__ = ["describe", "holder_of", "score"]
+__all__ = ["holder_of", "score"]
 
 _ITEM = LinkKind.ITEM
 _STATE = LinkKind.OPTIMIZER_STATE
 _ROOTS = frozenset({LinkKind.LOCAL, LinkKind.GLOBAL, LinkKind.NOTEBOOK})
-_DOTTED = frozenset(
-    kind
-    for kind in (
-        LinkKind.ATTRIBUTE,
-        LinkKind.MODULE_ATTRIBUTE,
-        LinkKind.PARAMETER,
-        LinkKind.BUFFER,
-        LinkKind.EXCEPTION,
-        LinkKind.OPTIMIZER_STATE,
-    )
-)
 _OWN_LINE = tuple(
     kind
     for kind in (
@@ -282,104 +271,3 @@ def _source_name(one: Link) -> str:
     if inside or (one.kind in _ROOTS and one.type_name != "sys"):
         return one.name
     return "." + one.name.split(".")[-1]
-
-
-def describe(links: list[Link]) -> str:
-    """One line: what holds the tensor, and by what name a person can reach that."""
-    phrases: list[str] = []
-    part: list[Link] = []
-    for one in links:
-        if one.kind in _ROOTS or one.kind in _DOTTED or one.kind == _ITEM:
-            part.append(one)
-            continue
-        if part:
-            phrases.append(_path_phrase(part))
-            part = []
-        phrases.append(_phrase(one))
-    if part:
-        phrases.append(_path_phrase(part))
-    return ", kept by ".join(phrases[::-1])
-
-
-def _phrase(one: Link) -> str:
-    where = f" ({Path(one.filename).name}:{one.line})" if one.line else ""
-    name = f"`{one.name}`" if one.name else ""
-    texts = {
-        LinkKind.KEY: f"key of a {one.type_name} ({one.length} items)",
-        LinkKind.CLOSURE: f"variable {name} in the closure of {one.type_name}(){where}",
-        LinkKind.DEFAULT_ARGUMENT: f"default argument {name} of {one.type_name}(){where}",
-        LinkKind.BOUND_METHOD: f"bound method {one.type_name}(){where}",
-        LinkKind.PARTIAL: one.type_name,
-        LinkKind.LRU_CACHE: f"lru_cache of {one.type_name}(){where}",
-        LinkKind.CLASS_ATTRIBUTE: f"class attribute `{one.type_name}.{one.name}`",
-        LinkKind.HOOK: f"{one.name} of {one.type_name}{where}",
-        LinkKind.AUTOGRAD_NODE: f"the autograd graph ({one.name})",
-        LinkKind.SAVED_TENSOR: f"saved tensor {name} of {one.type_name}",
-        LinkKind.CTX_ATTRIBUTE: f"attribute {name} of ctx ({one.type_name})",
-        LinkKind.GRAD: f".grad of a {one.type_name}",
-        LinkKind.BASE: f"a view that shows {one.name}" if one.name else "a view",
-        LinkKind.TRACEBACK: f"traceback through {one.type_name}(){where}",
-        LinkKind.FRAME: f"local {name} of the finished call {one.type_name}(){where}",
-        LinkKind.LOG_RECORD: f"log record of {one.type_name}{where}",
-        LinkKind.THREAD: f"thread {name}"
-        if one.type_name == "thread"
-        else f"attribute {name} of a {one.type_name}",
-        LinkKind.GENERATOR: f"local {name} of the suspended generator {one.type_name}(){where}",
-        LinkKind.COROUTINE: f"local {name} of the suspended coroutine {one.type_name}(){where}",
-        LinkKind.ITERATOR: f"{one.name}, which keeps what it has passed on",
-        LinkKind.CYCLE: "a reference cycle that only the garbage collector frees",
-        LinkKind.CPP_CYCLE: "a reference cycle through C++ that nothing frees",
-    }
-    return texts.get(LinkKind(one.kind), one.name or f"an object of type {one.type_name}")
-
-
-def _path_phrase(part: list[Link]) -> str:
-    expressions = _expressions(part)
-    head, root = part[-1], part[0]
-    where = f", {_root_phrase(root)}" if root.kind in _ROOTS else ""
-    last = len(part) - 1
-    items = [
-        at for at, one in enumerate(part) if one.kind == _ITEM and (at == last or not is_field(one))
-    ]
-    if items:
-        at = max(items, key=lambda one: part[one].length)
-        inner = expressions[-1][len(expressions[at - 1]) if at else 0 :]
-        name = f" `{expressions[at - 1]}`" if at else ""
-        deeper = f" at `{inner}`" if at < len(part) - 1 else ""
-        return f"{part[at].type_name}{name} ({part[at].length} items){deeper}{where}"
-    if head.kind in _ROOTS:
-        return _root_phrase(head)
-    nouns: dict[str, str] = {
-        LinkKind.PARAMETER.value: "parameter",
-        LinkKind.BUFFER.value: "buffer",
-        _STATE: "optimizer state",
-    }
-    noun = nouns.get(head.kind, "attribute")
-    full = (
-        f" (`{expressions[-1]}`)"
-        if len(part) > 2 or (root.kind not in _ROOTS and len(part) > 1)
-        else ""
-    )
-    return f"{noun} `{head.name}` of `{head.type_name}`{full}{where}"
-
-
-def _expressions(part: list[Link]) -> list[str]:
-    """For every link, what one would type to reach that far."""
-    texts: list[str] = []
-    text = ""
-    for one in part:
-        if one.kind == _ITEM:
-            text += f"[{one.name}]"
-        else:
-            text += ("." if text else "") + one.name
-        texts.append(text)
-    return texts
-
-
-def _root_phrase(root: Link) -> str:
-    if root.kind == LinkKind.LOCAL:
-        where = f"({Path(root.filename).name}:{root.line})"
-        return f"local `{root.name}` of {root.type_name}() {where}"
-    if root.kind == LinkKind.NOTEBOOK:
-        return f"the notebook's `{root.name}`"
-    return f"global `{root.name}` of {root.type_name}"

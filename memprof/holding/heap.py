@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,6 +84,7 @@ class Heap:
         if len(pages) > _MAX_PAGES:  # the fullest pages first would need counts; the lowest do
             pages, self.complete = pages[:_MAX_PAGES], False
         self._pages = pages
+        self._row_of = {page: row for row, page in enumerate(pages.tolist())}
         self._marks = np.zeros((len(pages) << _SLOT_BITS) + 1, np.uint8)
         self._marks[self._places(ids)] = TRACKED
         self._marks[-1] = 0
@@ -94,6 +96,14 @@ class Heap:
         places = (row << _SLOT_BITS) | ((ids >> 4) & ((1 << _SLOT_BITS) - 1))
         places[self._pages[row] != pages] = len(self._marks) - 1
         return places
+
+    def _place(self, one: object) -> int:
+        """The same for a single object, for which arrays would be slow."""
+        at = id(one)
+        row = self._row_of.get(at >> _PAGE_BITS)
+        if row is None:
+            return len(self._marks) - 1
+        return row << _SLOT_BITS | at >> 4 & (1 << _SLOT_BITS) - 1
 
     def mark(self, objects: Iterable[object], bits: int) -> None:
         """Add ``bits`` to the marks of ``objects``; untracked ones are left out."""
@@ -111,11 +121,11 @@ class Heap:
 
     def is_tracked(self, one: object) -> bool:
         """Whether ``one`` was there when the search began."""
-        return bool(self.marks([one])[0] & TRACKED)
+        return bool(self._marks[self._place(one)] & TRACKED)
 
     def visit(self, one: object) -> bool:
         """Mark ``one`` as visited; true when it is tracked and was not visited before."""
-        place = self._places(addresses([one]))[0]
+        place = self._place(one)
         before = self._marks[place]
         self._marks[place] |= VISITED if before else 0
         return bool(before & TRACKED and not before & VISITED)
@@ -211,7 +221,7 @@ _STANDARD_LIST = (
 )
 
 
-def addresses(objects: list[object]) -> Ints:
+def addresses(objects: list[Any]) -> Ints:
     """The address of every object; where it can, a view of the list's own pointers.
 
     It is not valid any more when the list changes.

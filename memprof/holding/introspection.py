@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import types
+from collections.abc import Callable
+from typing import Any
 
 __all__ = [
     "SEQUENCES",
@@ -11,6 +13,7 @@ __all__ = [
     "bound_of",
     "instance_dict",
     "is_one_of",
+    "is_plain_container",
     "qualified_name",
     "size_of",
     "type_mro",
@@ -41,8 +44,21 @@ def instance_dict(one: object) -> dict[str, object] | None:
     return None
 
 
+_LENGTHS: dict[int, Callable[[Any], int]] = {
+    id(kind): kind.__dict__["__len__"] for kind in (dict, *SEQUENCES, *SETS)
+}
+
+
+def is_plain_container(one: object) -> bool:
+    """Whether it is a built-in container and no instance of a subclass of one."""
+    return id(type(one)) in _LENGTHS
+
+
 def size_of(one: object) -> int:
     """The length of a built-in container, -1 for everything else."""
+    length = _LENGTHS.get(id(type(one)))  # by id: a metaclass may define ``__hash__``
+    if length is not None:
+        return length(one)
     for kind in (dict, *SEQUENCES, *SETS):
         if issubclass(type(one), kind):
             return int(kind.__len__(one))  # type: ignore[arg-type]

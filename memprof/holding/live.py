@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
 from memprof.holding.answer import links_of
-from memprof.holding.chains import describe, score
+from memprof.holding.chains import score
 from memprof.holding.heap import Deadline
 from memprof.holding.naming import Naming
 from memprof.holding.search import Reference, Search, quiet
 from memprof.holding.targets import Targets
+from memprof.holding.words import describe
 
 __all__ = ["LiveTensor", "tensors"]
 
@@ -85,9 +87,9 @@ def _row(
     is_view = one._base is not None
     return LiveTensor(
         name=name,
-        device=str(one.device),
+        device=_text(one.device),
         shape=tuple(one.shape) if not one.is_nested else (),
-        dtype=str(one.dtype).removeprefix("torch."),
+        dtype=_text(one.dtype),
         nbytes=shown,
         storage_bytes=sizes[key] if owner == at else 0,
         shares_storage_with=-1 if owner == at else owner,
@@ -96,6 +98,11 @@ def _row(
         requires_grad=one.requires_grad,
         in_graph=in_graph,
     )
+
+
+@lru_cache(maxsize=256)
+def _text(what: torch.device | torch.dtype) -> str:
+    return str(what).removeprefix("torch.")
 
 
 def _names(search: Search) -> dict[int, str]:
@@ -113,13 +120,11 @@ def _names(search: Search) -> dict[int, str]:
         if search.deadline.check():
             break
         chains = [links_of(search, one, naming) for one in references]
-        best = min(
-            ((score(links, user=user), links) for links, user in chains if links),
-            default=None,
-            key=lambda one: one[0],
-        )
-        if best is not None:
-            names[key] = describe(best[1])
+        rooted = [one for one in chains if one[0]]
+        if len(rooted) > 1:
+            rooted = [min(rooted, key=lambda one: score(one[0], user=one[1]))]
+        if rooted:
+            names[key] = describe(rooted[0][0])
     return names
 
 

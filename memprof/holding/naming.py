@@ -12,7 +12,6 @@ import threading
 import types
 from collections.abc import Iterator
 
-import msgspec
 import torch
 
 from memprof.holding.autograd import is_node_type, is_tensor_type
@@ -22,12 +21,13 @@ from memprof.holding.introspection import (
     bound_of,
     instance_dict,
     is_one_of,
+    is_plain_container,
     qualified_name,
     size_of,
     type_mro,
 )
 from memprof.holding.kinds import LinkKind, link
-from memprof.holding.probes import PROBES, LruCache, function_link, in_code, lru_link
+from memprof.holding.probes import PROBES, LruCache, function_link, in_code, lru_link, may_apply
 from memprof.holding.roots import is_user_file
 from memprof.records import Link
 
@@ -62,6 +62,9 @@ class Naming:
 
     def __init__(self, module_names: dict[int, str] | None = None) -> None:
         self._indices: dict[int, dict[int, tuple[LinkKind, str]]] = {}
+        self._links: dict[tuple[int, int], Link] = {}
+        self._attributes: dict[tuple[int, str], Link] = {}
+        self._probed: dict[int, bool] = {}
         self._modules = module_names or {}
 
     def links(self, chain: list[object]) -> list[Link]:
@@ -78,16 +81,13 @@ class Naming:
         owner, value = chain[at], chain[at + 1]
         after = chain[at + 2] if at + 2 < len(chain) else None
         kind = type(owner)
-        if type(value) is dict and after is not None and not self._is_plain_container(owner):
+        if type(value) is dict and after is not None and not is_plain_container(owner):
             named = self._through_dict(owner, value, after)
             if named is not None:
                 return [named], 2
         if kind is types.FunctionType:
             return function_link(owner, value, chain[at + 2 : at + 4])  # type: ignore[arg-type]
         return [self._direct(owner, value)], 1
-
-    def _is_plain_container(self, owner: object) -> bool:
-        return is_one_of(type(owner), (dict, *SEQUENCES, *SETS))
 
     def _through_dict(
         self, owner: object, variables: dict[str, object], value: object
@@ -114,21 +114,65 @@ class Naming:
             return in_code(LinkKind.DEFAULT_ARGUMENT, name.strip("'"), owner)
         if instance_dict(owner) is variables:
             kind, name = self._in_container(variables, value)
-            return _attribute(owner, name.strip("'")) if kind is LinkKind.ITEM else None
+            return self._attribute(owner, name.strip("'")) if kind is LinkKind.ITEM else None
         return None
 
     def _direct(self, owner: object, value: object) -> Link:
+        """Many chains have their beginning in common: links from small containers are kept."""
+        size = size_of(owner)
+        if not 0 <= size < _INDEX_FROM:
+            return self._made(owner, value, size)
+        key = (id(owner), id(value))
+        known = self._links.get(key)
+        if known is None:
+            known = self._links[key] = self._made(owner, value, size)
+        return known
+
+    def _made(self, owner: object, value: object, size: int) -> Link:
         kind = type(owner)
-        if size_of(owner) >= 0 and not _has_name(owner, value):
+        if size >= 0 and not _has_name(owner, value):
             how, name = self._in_container(owner, value)
             if name:
-                one = link(how, name, kind.__name__, length=size_of(owner))
-                return msgspec.structs.replace(one, limit=bound_of(owner))
-        for probe in PROBES:
-            found = probe(owner, value)
-            if found is not None:
-                return found
-        return _named_attribute(owner, value) or link(LinkKind.UNKNOWN, "", kind.__name__)
+                return Link(how.value, name, kind.__name__, length=size, limit=bound_of(owner))
+        if self._may_be_probed(kind):
+            for probe in PROBES:
+                found = probe(owner, value)
+                if found is not None:
+                    return found
+        return self._named_attribute(owner, value) or link(LinkKind.UNKNOWN, "", kind.__name__)
+
+    def _may_be_probed(self, kind: type) -> bool:
+        known = self._probed.get(id(kind))
+        if known is None:
+            known = self._probed[id(kind)] = may_apply(kind)
+        return known
+
+    def _attribute(self, owner: object, name: str) -> Link:
+        """The same for every instance of a class, except for a log record."""
+        key = (id(type(owner)), name)
+        known = self._attributes.get(key)
+        if known is None:
+            known = _attribute(owner, name)
+            if known.kind != LinkKind.LOG_RECORD:
+                self._attributes[key] = known
+        return known
+
+    def _named_attribute(self, owner: object, value: object) -> Link | None:
+        """Attributes kept without a dict of their own: inline values and slots."""
+        # reading a tensor's empty ``__dict__`` would make one
+        variables = None if is_tensor_type(type(owner)) else instance_dict(owner)
+        if variables is not None:
+            for name, other in list(variables.items()):
+                if other is value:
+                    return self._attribute(owner, str(name))
+        for kind in type_mro(type(owner)):
+            for name, descriptor in list(type.__dict__["__dict__"].__get__(kind).items()):
+                if (
+                    type(descriptor) is types.MemberDescriptorType
+                    and _slot(descriptor, owner) is value
+                ):
+                    return self._attribute(owner, name)
+        return None
 
     def _in_container(self, owner: object, value: object) -> tuple[LinkKind, str]:
         if size_of(owner) < _INDEX_FROM:
@@ -183,7 +227,7 @@ def _items(owner: object) -> Iterator[tuple[object, LinkKind, object]]:
 
 def _has_name(owner: object, value: object) -> bool:
     """Whether a subclass of a container holds ``value`` as an attribute."""
-    if is_one_of(type(owner), (dict, *SEQUENCES, *SETS)):
+    if is_plain_container(owner):
         return False
     variables = instance_dict(owner)
     return variables is not None and any(one is value for one in variables.values())
@@ -235,21 +279,6 @@ def _log_record(record: object, name: str) -> Link:
         filename if isinstance(filename, str) else "",
         line if isinstance(line, int) else 0,
     )
-
-
-def _named_attribute(owner: object, value: object) -> Link | None:
-    """Attributes kept without a dict of their own: inline values and slots."""
-    # reading a tensor's empty ``__dict__`` would make one
-    variables = None if is_tensor_type(type(owner)) else instance_dict(owner)
-    if variables is not None:
-        for name, other in list(variables.items()):
-            if other is value:
-                return _attribute(owner, str(name))
-    for kind in type_mro(type(owner)):
-        for name, descriptor in list(type.__dict__["__dict__"].__get__(kind).items()):
-            if type(descriptor) is types.MemberDescriptorType and _slot(descriptor, owner) is value:
-                return _attribute(owner, name)
-    return None
 
 
 def _slot(descriptor: types.MemberDescriptorType, owner: object) -> object:

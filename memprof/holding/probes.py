@@ -15,7 +15,7 @@ from memprof.holding.kinds import LinkKind, link
 from memprof.holding.roots import frame_variables
 from memprof.records import Link
 
-__all__ = ["PROBES", "LruCache", "function_link", "in_code", "lru_link"]
+__all__ = ["PROBES", "LruCache", "function_link", "in_code", "lru_link", "may_apply"]
 
 LruCache = type(functools.lru_cache(maxsize=1)(int))
 
@@ -156,6 +156,28 @@ def _probe_iterator(owner: object, _value: object) -> Link | None:
 
 def _probe_cell(owner: object, _value: object) -> Link | None:
     return link(LinkKind.CLOSURE, "", "cell") if type(owner) is types.CellType else None
+
+
+_PROBED = (
+    LruCache,
+    functools.partial,
+    BaseException,
+    types.MethodType,
+    types.BuiltinMethodType,
+    types.MethodWrapperType,
+    types.TracebackType,
+    types.FrameType,
+    types.GeneratorType,
+    types.CoroutineType,
+    types.AsyncGeneratorType,
+    types.CellType,
+)
+
+
+def may_apply(kind: type) -> bool:
+    """Whether a probe can have something to say of an object of this type."""
+    own = any(type.__subclasscheck__(one, kind) for one in _PROBED)
+    return own or id(kind) in _KEEPING or is_tensor_type(kind) or is_node_type(kind)
 
 
 PROBES = (

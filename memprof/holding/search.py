@@ -155,8 +155,10 @@ class Search:
                 if test(kind):
                     role_of[id(kind)] = role
                     break
-        for one in [one for one in objects if id(type(one)) in role_of]:
-            role_of[id(type(one))].append(one)
+        kinds = list(map(type, objects))
+        special = np.flatnonzero(np.isin(addresses(kinds), np.fromiter(role_of, np.int64)))
+        for at in special.tolist():
+            role_of[id(kinds[at])].append(objects[at])
         return found
 
     def _sweep(self, start: list[object]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from memprof.holding.kinds import LinkKind, link
 from memprof.holding.source import registered_at
 from memprof.records import Link
@@ -14,17 +16,15 @@ _STATE = LinkKind.OPTIMIZER_STATE
 
 def tidy(links: list[Link]) -> list[Link]:
     """Join the links of one thing: a module's path, an optimizer's state, a hook and its dict."""
+    if _JOINED.isdisjoint([one.kind for one in links]):
+        return links
     found: list[Link] = []
     at = 0
     while at < len(links):
-        for join in (_join_module, _join_state, _join_hook, _join_nodes, _join_iterators):
-            joined, used = join(links, at)
-            if joined is not None:
-                break
-        else:
-            joined, used = links[at], 1
-        found.append(joined)
-        at += used
+        join = _JOINS.get(links[at].kind)
+        joined, used = join(links, at) if join is not None else (None, 0)
+        found.append(links[at] if joined is None else joined)
+        at += used or 1
     return found
 
 
@@ -106,3 +106,13 @@ def _join_iterators(links: list[Link], at: int) -> tuple[Link | None, int]:
     while at + used < len(links) and links[at + used].kind == LinkKind.ITERATOR:
         used += 1
     return (links[at], used) if used > 1 else (None, 0)
+
+
+_JOINS: dict[str, Callable[[list[Link], int], tuple[Link | None, int]]] = {
+    LinkKind.MODULE_ATTRIBUTE: _join_module,
+    LinkKind.OPTIMIZER_STATE: _join_state,
+    LinkKind.HOOK: _join_hook,
+    LinkKind.AUTOGRAD_NODE: _join_nodes,
+    LinkKind.ITERATOR: _join_iterators,
+}
+_JOINED = frozenset(_JOINS)
