@@ -91,7 +91,7 @@ def test_a_heap_that_takes_too_long_is_left_to_the_counters_and_said(monkeypatch
     assert job.cost_us == 0
     assert run.devices[0].windows == ()
     assert run.devices[0].steps.allocated[-1] == 500 * 512
-    assert "a look at the 500 blocks in use" in " ".join(note.message for note in run.notes)
+    assert "500 blocks are in use" in " ".join(note.message for note in run.notes)
 
 
 def test_a_window_with_a_gap_is_followed_by_another(monkeypatch, tmp_path):

@@ -74,7 +74,9 @@ class CudaSource:
         self._said: set[str] = set()
         self._backend = ""
         self._queued: Callable[[], None] | None = None
-        self._recorder = Recorder(self._torch, lambda: tuple(self._ordinals), self._take, self._say)
+        self._recorder = Recorder(
+            self._torch, lambda: tuple(self._ordinals), self._take, self._say, self._clock_us
+        )
 
     # -- the source ----------------------------------------------------------------------------
 
@@ -151,8 +153,9 @@ class CudaSource:
         return states
 
     def is_over(self) -> bool:
-        """Whether the window has a gap here, so that only another one can go on."""
-        return self._in_window and self._recorder.is_over
+        """Whether the window has a gap here, or none can be had: another may do better."""
+        recorder = self._recorder
+        return self._in_window and (recorder.is_over or recorder.may_try_again())
 
     def take_spent_us(self) -> float:
         """Time taken outside the calls of the tracker, since the last call."""
@@ -263,6 +266,9 @@ class CudaSource:
                 f"{counted}, no single allocations"
             )
         return self._backend == NATIVE
+
+    def _clock_us(self) -> float:
+        return _clock_us()
 
     def _say(self, message: str) -> None:
         if message not in self._said:

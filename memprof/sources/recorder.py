@@ -33,6 +33,8 @@ _THEIR_ROW_US = 30.0
 _LEAST_ENTRIES = 2000
 """A window of fewer would hold less than a step of most programs."""
 _SHARED = "the program records memory history itself: it goes on undisturbed, and is shared"
+_FIRST_GAP_US, _LONGEST_GAP_US = 10_000_000.0, 3_600_000_000.0
+"""Time after which it is tried again what would have taken too long; it doubles each time."""
 _MOST_OVERFLOWS = 3
 """Windows in a row; after them no other is tried."""
 
@@ -78,6 +80,7 @@ class Recorder:
         ordinals: Callable[[], Sequence[int]],
         take: Callable[[], None],
         say: Callable[[str], None],
+        clock_us: Callable[[], float],
     ) -> None:
         """``take`` is called when entries must be read before they are gone; ``say`` notes."""
         self.owner = Owner.NOBODY
@@ -88,6 +91,9 @@ class Recorder:
         self.lock = threading.RLock()
         """Held while entries are read and turned into events, by any thread of the job."""
         self._torch, self._ordinals, self._take, self._say = torch, ordinals, take, say
+        self._clock_us = clock_us
+        self._gap_us = _FIRST_GAP_US
+        self._refused_until_us: float | None = None
         self._calls = HistoryCalls(torch, self._program_calls, self._program_called)
         self._paces = {Owner.MEMPROF: Pace(_ROW_US), Owner.PROGRAM: Pace(_THEIR_ROW_US, 1)}
         self._overflows: Counter[Owner] = Counter()
@@ -126,6 +132,7 @@ class Recorder:
             if self.owner is Owner.MEMPROF:
                 self._record(None)
             self.owner = Owner.NOBODY
+            self._refused_until_us = None
 
     def forget(self) -> None:
         """In a forked child: the recording is the parent's."""
@@ -137,6 +144,11 @@ class Recorder:
         if not self._is_on():
             self._before_program = operations
             self._most.clear()
+
+    def may_try_again(self) -> bool:
+        """Whether it was too dear to record, and long enough ago for another try."""
+        until_us = self._refused_until_us
+        return until_us is not None and self._clock_us() >= until_us
 
     @property
     def is_shared(self) -> bool:
@@ -200,7 +212,7 @@ class Recorder:
             return []
         seen = self._seen.get(ordinal)
         if self.is_shared:
-            ring = _by_time(ring)
+            ring = sorted(ring, key=itemgetter("time_us"))  # changing its size rotates a ring
             new = self._after(seen, ordinal, ring)
             is_lost = _operations_in(new) < counted - self._counted.get(ordinal, 0)
         else:
@@ -257,13 +269,24 @@ class Recorder:
 
     def _start(self) -> None:
         self._begin_to_count()
-        if self._is_on():
+        self._refused_until_us = None
+        is_on = self._is_on()
+        owner = Owner.PROGRAM if is_on else Owner.MEMPROF
+        if is_on:
             self._say(_SHARED)
-            if self._has_kept_up(Owner.PROGRAM) and self._is_affordable():
-                self.owner = Owner.PROGRAM
-        elif self._has_kept_up(Owner.MEMPROF) and self._has_room():
+        if not self._has_kept_up(owner):
+            return
+        if not (self._is_affordable() if is_on else self._has_room()):
+            self._refuse(self._paces[owner])
+            return
+        if not is_on:
             self._record("all")
-            self.owner = Owner.MEMPROF
+        self.owner = owner
+
+    def _refuse(self, pace: Pace) -> None:
+        self._refused_until_us = self._clock_us() + self._gap_us
+        self._gap_us = min(2 * self._gap_us, _LONGEST_GAP_US)
+        pace.forget_slowest()
 
     def _begin_to_count(self) -> None:
         self._seen.clear()
@@ -284,8 +307,8 @@ class Recorder:
         self._room = pace.room() - blocks
         if self._room < _LEAST_ENTRIES:
             self._say(
-                f"a look at the {blocks} blocks in use would hold the job up for about "
-                f"{format_duration(pace.duration_us(blocks))}: counters only"
+                f"{blocks} blocks are in use, and a look takes {pace.row_us:.0f} µs for each of "
+                "them and of the events, which would hold the job up: counters only"
             )
         return self._room >= _LEAST_ENTRIES
 
@@ -360,11 +383,6 @@ def operations_of(stats: Mapping[str, Any]) -> int:
     """Entries that a device's counters account for: one an allocation, two a free."""
     made = stats["allocation"]["all"]
     return int(made["allocated"] + 2 * made["freed"])
-
-
-def _by_time(entries: list[Entry]) -> list[Entry]:
-    """In order of time, and of place where times are equal: changing its size rotates a ring."""
-    return sorted(entries, key=itemgetter("time_us"))
 
 
 def _head(entries: list[Entry]) -> Any:

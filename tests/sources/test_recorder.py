@@ -11,6 +11,7 @@ pytest.importorskip("torch", reason="the labels of CUDA events come from torch's
 
 from memprof.sources.boundaries import Boundaries
 from memprof.sources.cuda import CudaSource
+from memprof.sources.pace import Pace
 from memprof.sources.protocol import Interner
 from memprof.sources.recorder import Owner
 from memprof.testing.cuda import TorchStandIn
@@ -40,7 +41,7 @@ class Recorded:
 
     def think(self, row_us: float) -> None:
         """A look at memprof's own recording has taken so long for each row."""
-        self.source._recorder._paces[Owner.MEMPROF].row_us = row_us
+        self.source._recorder._paces[Owner.MEMPROF] = Pace(row_us)
 
     def sizes(self) -> list[int]:
         """Requested bytes of the allocations that a drain returns."""
@@ -387,8 +388,24 @@ def test_a_heap_of_too_many_blocks_is_not_looked_at(recorded):
     assert job.source.begin_window() == {}
     assert list(job.source.drain()) == []
     assert job.torch.calls["snapshot"] == job.torch.calls["memory_snapshot"] == 0
-    assert "a look at the 30 blocks in use would hold the job up" in " ".join(job.source.notes())
+    assert "30 blocks are in use, and a look takes 20000 µs" in " ".join(job.source.notes())
     assert job.source.counters()[0].allocated == 30 * 1024
+
+
+def test_what_was_too_dear_is_tried_again_ever_more_rarely(recorded):
+    job = recorded()
+    job.torch.alloc(1024)
+    job.think(row_us=20_000.0)
+    for gap_s in (10, 20, 40):
+        assert job.source.begin_window() == {}
+        assert not job.source.is_over()
+        job.now_us += gap_s * 1e6
+        assert job.source.is_over()
+        job.source.end_window()
+    job.think(row_us=10.0)
+    assert job.source.begin_window()["cuda:0"].allocated == 1024
+    job.now_us += 1e9
+    assert not job.source.is_over()
 
 
 def test_looks_grow_shorter_when_they_turn_out_to_be_slow(recorded):
