@@ -114,6 +114,23 @@ def test_memory_in_other_hands_is_told_apart(recorded):
     assert without.fits
 
 
+def test_a_limit_of_the_programs_own_is_told_as_what_kept_the_memory_away(recorded):
+    stand_in = TorchStandIn(capacity=1000 * MIB)
+    stand_in.cuda.set_per_process_memory_fraction(100 * MIB / (1512 * MIB))
+    (told,) = post_mortems(recorded(stand_in, peaking))
+    assert told.cause is Cause.LIMIT
+    assert told.failure.free == 900 * MIB
+    assert any(r.kind == "limit" and r.fits for r in told.rescues.tried)
+
+
+def test_a_limit_that_was_set_before_anything_was_allocated_is_known_too(recorded):
+    stand_in = TorchStandIn(capacity=8000 * MIB)
+    stand_in.cuda.set_per_process_memory_fraction(0.25)
+    (told,) = post_mortems(recorded(stand_in, lambda torch: torch.alloc(4000 * MIB)))
+    assert told.cause is Cause.LIMIT
+    assert told.failure.fraction == pytest.approx(0.25)
+
+
 def test_the_finding_holds_what_was_asked_held_and_free(recorded):
     run = recorded(TorchStandIn(capacity=100 * MIB), peaking)
     (finding,) = (f for f in run.findings if f.finding == "oom")

@@ -237,6 +237,7 @@ def _of_finding(run: Run, device: DeviceRun, finding: Finding, times: int) -> Fa
     if label.step < 0 <= finding.step:
         label = Label(finding.step, label.phase, label.module, label.annotation)
     facts = finding.details
+    total = _known(_integer(facts, "device_total"), device.info.total_bytes)
     window, event, seen = _seen_then(device, finding)
     traced = int(seen.line.allocated[event + 1]) if seen is not None else NOT_RECORDED
     return Failure(
@@ -255,12 +256,12 @@ def _of_finding(run: Run, device: DeviceRun, finding: Finding, times: int) -> Fa
         pending=_integer(facts, "pending"),
         largest_free=_integer(facts, "largest_free"),
         free=_integer(facts, "device_free"),
-        total=_known(_integer(facts, "device_total"), device.info.total_bytes),
+        total=total,
         process_used=_known(
             _integer(facts, "process_used"),
             _reading(run, device.device, "process_used", finding.time_us),
         ),
-        fraction=device.info.memory_fraction,
+        fraction=_fraction(facts, total, device.info.memory_fraction),
         neighbours=_neighbours(facts),
         told=facts,
         live_stacks=_live_stacks(tables, facts),
@@ -282,13 +283,21 @@ def _seen_then(device: DeviceRun, finding: Finding) -> tuple[int, int, WindowExa
 def _joined(failure: Failure, finding: Finding) -> Failure:
     """The event's figures, with what only the job could see then."""
     facts = finding.details
+    total = _known(_integer(facts, "device_total"), failure.total)
     return replace(
         failure,
-        total=_known(_integer(facts, "device_total"), failure.total),
+        total=total,
+        fraction=_fraction(facts, total, failure.fraction),
         process_used=_known(_integer(facts, "process_used"), failure.process_used),
         neighbours=_neighbours(facts),
         told=facts,
     )
+
+
+def _fraction(facts: Mapping[str, Any], total: int, otherwise: float) -> float:
+    """The share of the device that torch allowed itself then; it may have been set late."""
+    limit = _integer(facts, "limit")
+    return limit / total if 0 < limit < total else otherwise
 
 
 def _known(value: int, otherwise: int) -> int:

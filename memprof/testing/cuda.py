@@ -107,6 +107,7 @@ class TorchStandIn(Devices):
                 _record_memory_history=self._versioned(self._record_python, _RECORD_SINCE),
                 _snapshot=self._snapshot,
             ),
+            set_per_process_memory_fraction=self.limit,
             _queued_calls=self._queued,
             _lazy_call=self._lazy_call,
             OutOfMemoryError=StandInOutOfMemoryError,
@@ -114,7 +115,7 @@ class TorchStandIn(Devices):
         for name in ("synchronize", "empty_cache", "reset_peak_memory_stats", "init"):
             setattr(cuda, name, lambda *_, name=name: self.calls.update([name]))
         if self._since >= 6:
-            cuda.get_per_process_memory_fraction = lambda _device=0: 1.0
+            cuda.get_per_process_memory_fraction = lambda i=0: self._devices[i].fraction
         if self._since >= 10:
             cuda.memory._set_memory_metadata = self._set_metadata
             cuda.memory._get_memory_metadata = lambda: getattr(self._thread, "metadata", "")

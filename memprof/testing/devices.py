@@ -81,9 +81,17 @@ class _Device:
 
     model: CachingAllocator
     total: int
+    physical: int
+    """Bytes that this process could have without a limit of its own."""
+    fraction: float = 1.0
     rows: list[_Row] = field(default_factory=list)
     made: Counter[str] = field(default_factory=Counter)
     ring: _Ring = field(default_factory=_Ring)
+
+    @property
+    def free(self) -> int:
+        """Bytes that the driver could still give, to this process or another."""
+        return self.physical - self.model.driver.used
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +120,9 @@ class Devices:
             self._settings["PYTORCH_CUDA_ALLOC_CONF"] = settings
         self._devices = [
             _Device(
-                CachingAllocator(parsed, tie_break=tie, driver=Driver(capacity)), capacity + outside
+                CachingAllocator(parsed, tie_break=tie, driver=Driver(capacity)),
+                capacity + outside,
+                capacity,
             )
             for _ in range(devices)
         ]
@@ -161,6 +171,12 @@ class Devices:
         held.model.empty_cache()
         self._take_log(held)
 
+    def limit(self, fraction: float, device: int = 0) -> None:
+        """The process may hold no more than this share of the device's memory."""
+        held = self._devices[device]
+        held.fraction = fraction
+        held.model.driver.capacity = min(held.physical, int(fraction * held.total))
+
     @contextmanager
     def backward_thread(self) -> Iterator[None]:
         """What happens inside is as on autograd's threads: no Python frames, no metadata."""
@@ -199,9 +215,10 @@ class Devices:
         rounded = held.model.rounded(size)
         segment = 20 << 20 if rounded < 10 << 20 else -(-rounded // (2 << 20)) * (2 << 20)
         segment = 2 << 20 if rounded <= SMALL_SIZE else segment
-        free = held.model.driver.capacity - held.model.driver.used
+        free = held.free
+        limit = int(held.fraction * held.total)
         for observer in self._observers:
-            observer(device, segment, held.total, free)
+            observer(device, segment, limit, free)
         gib = 1 << 30
         raise StandInOutOfMemoryError(
             f"CUDA out of memory. Tried to allocate {size / gib:.2f} GiB. GPU {device} has a total "
@@ -209,7 +226,9 @@ class Devices:
         )
 
     def _take_log(self, held: _Device, stack: int = 0) -> None:
-        for action, address, size, stream, pool in held.model.log:
+        for action, where, size, stream, pool in held.model.log:
+            # What the driver has free is in an oom event, whatever the process may have of it.
+            address = held.free if action == Action.OOM else where
             self._write(held, Action(action), address, size, stream, pool, stack)
         held.model.log.clear()
 
