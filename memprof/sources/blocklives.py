@@ -34,6 +34,7 @@ __all__ = [
     "own",
     "replaced",
     "settle",
+    "sight",
 ]
 
 Ints = npt.NDArray[np.int64]
@@ -125,7 +126,7 @@ def own(lives: Lives, owners: Mapping[int, Owner], at: int, labels: LabelRows) -
 
     An input is what was made outside every module and has no other owner.
     """
-    rows = _sight(lives, list(owners), at)
+    rows = sight(lives, list(owners), at)
     for row, owner in zip(rows.tolist(), owners.values(), strict=True):
         if row < 0:
             continue
@@ -147,7 +148,7 @@ def _keep_for_backward(lives: Lives, step: int, at: int, labels: LabelRows) -> N
     lives.category[again & (labels.steps(lives.label) == step)] = Category.ACTIVATION
 
 
-def _sight(lives: Lives, addresses: Sequence[int], at: int) -> Ints:
+def sight(lives: Lives, addresses: Sequence[int], at: int) -> Ints:
     """Rows of the lives that hold ``addresses``, in their order; -1: none does.
 
     They are alive at row ``at`` of the events; an address may lie inside a block.

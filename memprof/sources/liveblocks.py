@@ -23,6 +23,7 @@ from memprof.sources.blocklives import (
     settle,
 )
 from memprof.sources.boundaries import Boundaries
+from memprof.sources.keptblocks import KeptBlocks
 from memprof.sources.labels import LabelRows
 from memprof.sources.owners import Owner
 from memprof.sources.places import Block, PlaceOf
@@ -55,6 +56,8 @@ class LiveBlocks:
         """``place`` says where a tensor of the program lies."""
         self.labels = LabelRows(interner)
         self.sightings = Sightings(boundaries, place)
+        self._kept = KeptBlocks(self.labels)
+        self._boundaries = boundaries
         self._pools = interner.pools
         self._lives: dict[str, Lives] = {}
         self._states: dict[str, State] = {}
@@ -153,6 +156,8 @@ class LiveBlocks:
         lives = lives_of(replaced(before, born=np.full(len(before), NOT_RECORDED)), events, first)
         lives = settle(lives, events, self.labels, seen)
         own(lives, owners, len(events), self.labels)
+        step, saved = self._boundaries.step, self.sightings.saved
+        lives = self._kept.judged(device, lives, events, step, saved)
         lives = replaced(lives, category=final_of_dead(lives, events, self.labels))
         self._told[device] = first + len(events)
         chunk = _chunk(device, events, lives)

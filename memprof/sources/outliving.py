@@ -11,11 +11,11 @@ import numpy.typing as npt
 from memprof.sources.storages import Held
 from memprof.trace import EMPTY, Category, Label, Phase
 
-__all__ = ["Outliving"]
+__all__ = ["AGE", "Outliving"]
 
 Ints = npt.NDArray[np.int64]
 
-_AGE = 2
+AGE = 2
 """Steps from its own on: in the next one, variables still hold what they are about to replace."""
 _OPEN = (Category.UNKNOWN, Category.ACTIVATION)
 
@@ -39,7 +39,7 @@ class Outliving:
         for held in living:
             if held.category in _OPEN:
                 label = self._label_of(held.label)
-                old = 0 <= label.step <= step - _AGE
+                old = 0 <= label.step <= step - AGE
                 if old and (held.category or label.phase == Phase.FORWARD):
                     found.append(held)
         return found
@@ -68,7 +68,7 @@ class Outliving:
 
         ``born`` and ``died`` are rows of labels; ``stack`` is `EMPTY` where it is not at hand.
         """
-        lasted = self._steps(died) - self._steps(born) >= _AGE
+        lasted = self._steps(died) - self._steps(born) >= AGE
         final = np.where((category == Category.UNKNOWN) & ~lasted, Category.TEMPORARY, category)
         judged = np.array([s for s, c in self._found.items() if s and not c], dtype=np.int64)
         kept = lasted & (category == Category.ACTIVATION) & np.isin(stack, judged)

@@ -10,7 +10,7 @@ from typing import Any
 
 from memprof.sources.owners import Differentiated, is_plain, storages, tensors_in
 
-__all__ = ["Search", "cpu_storages"]
+__all__ = ["SavedTensors", "Search", "cpu_storages", "objects_with_tensors", "reads_saved"]
 
 _NODES = 100_000
 """The graph is followed this far: a search must not take longer than a window."""
@@ -40,16 +40,14 @@ class Search:
     @property
     def reads_saved(self) -> bool:
         """Whether torch tells what graphs save; before 2.8 reading it could run a hook."""
-        import torch
-
-        return hasattr(torch._C._autograd.SavedTensor, "data")
+        return reads_saved()
 
     def everything(self) -> Iterator[Any]:
         """The storages of every object that Python knows and of what autograd saved for them."""
         began = time.monotonic()
         self.saved = None
         self._collections = _full_collections()
-        known = _tensors(gc.get_objects(), *_checkpoints())
+        known = objects_with_tensors()
         self.differentiated.see(known)
         yield from _storages(known)
         graphs = SavedTensors(known)
@@ -85,11 +83,23 @@ class Search:
         return tensors
 
 
+def reads_saved() -> bool:
+    """Whether torch tells what graphs save; before 2.8 reading it could run a hook."""
+    import torch
+
+    return hasattr(torch._C._autograd.SavedTensor, "data")
+
+
 def _full_collections() -> int:
     """Grows when an object may have become so old that a look at the young ones misses it."""
     # From 3.14 on an object is old once it has survived a single collection.
     counted = gc.get_stats()[2:] if sys.version_info < (3, 14) else gc.get_stats()
     return sum(generation["collections"] for generation in counted)
+
+
+def objects_with_tensors() -> list[Any]:
+    """Every tensor, storage and checkpoint that Python knows: where graphs can be followed from."""
+    return _tensors(gc.get_objects(), *_checkpoints())
 
 
 def _tensors(objects: Iterable[Any], *more: type) -> list[Any]:

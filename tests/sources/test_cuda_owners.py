@@ -16,6 +16,7 @@ from memprof.sources.boundaries import Boundaries  # noqa: E402
 from memprof.sources.cudaowners import OwnedCudaSource  # noqa: E402
 from memprof.sources.liveblocks import LiveBlock  # noqa: E402
 from memprof.sources.protocol import Interner  # noqa: E402
+from memprof.sources.search import reads_saved  # noqa: E402
 from memprof.testing.cuda import TorchStandIn  # noqa: E402
 from memprof.trace import Action, BlockState, Category, Phase  # noqa: E402
 from tests.sources.pretended import Pretended  # noqa: E402
@@ -90,6 +91,60 @@ def test_parameters_bear_the_path_of_their_module(tmp_path, device):
         if category == Category.PARAMETER
     }
     assert paths == {"Sequential.0", "Sequential.2"}
+
+
+@pytest.mark.skipif(not reads_saved(), reason="this torch does not tell what graphs save")
+def test_what_a_program_keeps_of_a_forward_pass_is_no_activation_for_long(tmp_path, device):
+    kept = []
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(64, 96)
+
+        def forward(self, x):
+            y = self.linear(x).exp()
+            kept.append(y.detach())
+            return y.sum()
+
+    def program():
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(8):
+            model(torch.ones(1024, 64)).backward()
+            optimizer.step()
+
+    run = recorded(tmp_path, device, program)
+    (window,) = run.devices[0].windows
+    used = window.end.blocks.take(window.end.blocks.state == BlockState.ACTIVE_ALLOCATED)
+    blocks = used.take(used.size == 1024 * 96 * 4)
+    assert len(blocks) == len(kept) == 8
+    found = Counter(Category(int(one)) for one in blocks.category)
+    # The next step may still replace what the last one left.
+    assert found == {Category.UNKNOWN: 7, Category.ACTIVATION: 1}
+
+
+@pytest.mark.skipif(not reads_saved(), reason="this torch does not tell what graphs save")
+def test_graphs_that_are_kept_keep_activations(tmp_path, device):
+    kept, losses = [], []
+
+    def program():
+        model = torch.nn.Linear(64, 96)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(8):
+            result = model(torch.ones(1024, 64)).exp()
+            kept.append(result.detach())
+            losses.append(result.sum())
+            losses[-1].backward(retain_graph=True)
+            optimizer.step()
+
+    run = recorded(tmp_path, device, program)
+    (window,) = run.devices[0].windows
+    used = window.end.blocks.take(window.end.blocks.state == BlockState.ACTIVE_ALLOCATED)
+    blocks = used.take(used.size == 1024 * 96 * 4)
+    found = Counter(Category(int(one)) for one in blocks.category)
+    assert found == {Category.ACTIVATION: 8}
+    assert len(kept) == len(losses) == 8
 
 
 def test_the_state_at_the_end_has_owners_and_labels(tmp_path, device):
