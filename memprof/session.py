@@ -130,6 +130,7 @@ class Session:
             if self._is_open:
                 self._guarded(self._close_torch)
             self._is_open = False
+            self._close_boundaries()  # once more: a recording may have ended within a hook
             if self._sampler is not None:
                 self._sampler.stop()
             for reader in self._readers:

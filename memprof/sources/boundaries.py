@@ -8,10 +8,12 @@ import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
+from types import FrameType
 from typing import Any, Protocol
 
 from memprof.sources.modules import ModulePaths
-from memprof.sources.optimizers import KnownOptimizers, watch_scalers
+from memprof.sources.optimizers import OptimizerHooks
 from memprof.sources.protocol import Interner
 from memprof.sources.silence import silence
 from memprof.sources.steps import Steps
@@ -83,13 +85,15 @@ class Boundaries:
         self._threads = Threads()
         self._rows: dict[tuple[int, int, str, str], int] = {}
         self._labels: dict[int, Label] = {EMPTY: Label()}
-        self._optimizers = KnownOptimizers()
+        self._optimizers = OptimizerHooks(
+            partial(self._guarded, self._optimizer_begins),
+            partial(self._guarded, self._optimizer_ended),
+            partial(self._guarded, self._optimizer_left_out),
+        )
         self._parallel: list[str] = []
         self._log: tuple[list[int], list[str]] = ([], [])
         self._watchers = 0
-        self._stepped = 0
         self._module_hooks: ExitStack | None = None
-        self._optimizer_hooks = ExitStack()
         self._failure = ""
         self._on_step: Callable[[int], None] | None = None
         self._steps = Steps(self._ended)
@@ -102,27 +106,24 @@ class Boundaries:
     def open(self, on_step: Callable[[int], None]) -> None:
         """Register the hooks; ``on_step(n)`` is called when step ``n`` has ended."""
         import torch
-        from torch.optim import optimizer
 
         self._on_step = on_step
         self._steps = Steps(self._ended)
         self._torch_functions(torch)
-        pre = optimizer.register_optimizer_step_pre_hook(self._before_optimizer)
-        self._optimizer_hooks.callback(pre.remove)
-        post = optimizer.register_optimizer_step_post_hook(self._after_optimizer)
-        self._optimizer_hooks.callback(post.remove)
-        self._optimizer_hooks.callback(watch_scalers(lambda: self._stepped, self._step_left_out))
+        self._optimizers.open()
         self._update_module_hooks()
 
     def close(self) -> None:
-        """End a step whose end was still open, remove every hook. Safe to call twice."""
-        if self._on_step is None:
-            return
-        self._steps.settle()
-        self._on_step = None
-        self._watchers = 0
-        self._update_module_hooks()
-        self._optimizer_hooks.close()
+        """End a step whose end was still open, remove every hook. Safe to call twice.
+
+        Within a hook of an optimizer those on optimizers stay, doing nothing, until another call.
+        """
+        if self._on_step is not None:
+            self._steps.settle()
+            self._on_step = None
+            self._watchers = 0
+            self._update_module_hooks()
+        self._optimizers.close()
 
     def watch_modules(self) -> None:
         """Keep module paths exact from now on, until `unwatch_modules`; calls may nest."""
@@ -141,7 +142,12 @@ class Boundaries:
 
     def optimizers(self) -> list[Any]:
         """Every living optimizer that has stepped."""
-        return self._optimizers.living()
+        return self._optimizers.known.living()
+
+    @property
+    def crossings(self) -> list[Callable[[], None]]:
+        """Called when an optimizer's step has begun or ended and the moment's label is its own."""
+        return self._optimizers.crossings
 
     def step_done(self) -> None:
         """An explicit mark; from the first one on, optimizers and modules end no step."""
@@ -355,42 +361,29 @@ class Boundaries:
         if output is not None:
             self._steps.call_ended(module, with_gradients=thread.after_forward)
 
-    def _before_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        self._guarded(self._optimizer_begins, optimizer)
-
-    def _optimizer_begins(self, optimizer: Any) -> None:
+    def _optimizer_begins(self, optimizer: Any, wrapper: FrameType) -> None:
         self._steps.optimizer_began()
-        self._optimizers.add(optimizer)
         thread = self._threads.state
         thread.after_forward = False
         for listener in self.listeners:
             listener.optimizer_begins(optimizer)
         drop_ended(thread.optimizers)
-        wrapper = sys._getframe(3)
         steady = wrapper.f_back or wrapper
         calls = thread.calls
         stepping = Stepping(self._graph_task(), len(calls), id(wrapper), id(steady))
         stepping.outer = calls[-1] if calls else None
         thread.optimizers.append(stepping)
 
-    def _after_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        self._guarded(self._optimizer_ended, optimizer)
-
     def _optimizer_ended(self, optimizer: Any) -> None:
         thread = self._threads.state
         if thread.optimizers:
             thread.optimizers.pop()
-        self._stepped += 1
         self._steps.optimizer_ended(optimizer)
         self._update_module_hooks()
-
-    def _step_left_out(self, optimizer: Any) -> None:
-        self._guarded(self._optimizer_left_out, optimizer)
 
     def _optimizer_left_out(self, optimizer: Any) -> None:
         """A scaler found infinities: the iteration ends all the same."""
         self._steps.optimizer_began()
-        self._optimizers.add(optimizer)
         self._threads.state.after_forward = False
         self._steps.optimizer_ended(optimizer)
         self._update_module_hooks()

@@ -64,7 +64,6 @@ class MarkKeeper:
     def start(self) -> None:
         """Begin with no marks but one for this moment."""
         from torch.nn.modules import module
-        from torch.optim import optimizer
 
         self.stop()
         self.marks = Marks()
@@ -74,10 +73,11 @@ class MarkKeeper:
         for handle in (
             module.register_module_forward_pre_hook(self._crossed),
             module.register_module_forward_hook(self._module_ended, always_call=True),
-            optimizer.register_optimizer_step_pre_hook(self._crossed),
-            optimizer.register_optimizer_step_post_hook(self._crossed),
         ):
             self._hooks.callback(handle.remove)
+        # Not hooks on optimizers: torch goes through them while a step's end closes a window.
+        self._boundaries.crossings.append(self._guarded_mark)
+        self._hooks.callback(self._boundaries.crossings.remove, self._guarded_mark)
         self.mark()
 
     def stop(self) -> None:

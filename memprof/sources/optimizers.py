@@ -1,13 +1,16 @@
-"""The optimizers that have stepped, and steps that a gradient scaler leaves out."""
+"""Hooks on every optimizer's step, also on those that a gradient scaler leaves out."""
 
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
+from types import FrameType
 from typing import Any
 
-__all__ = ["KnownOptimizers", "watch_scalers"]
+__all__ = ["KnownOptimizers", "OptimizerHooks", "watch_scalers"]
 
 _METHOD = "_maybe_opt_step"
 """Of `GradScaler`: steps the optimizer unless its gradients hold infinities or NaNs."""
@@ -35,6 +38,71 @@ class KnownOptimizers:
     def _forget(self, key: int, ref: object) -> None:
         if self._refs.get(key) is ref:
             del self._refs[key]
+
+
+class OptimizerHooks:
+    """Torch's global hooks on optimizers.
+
+    While it calls them torch goes through its own dict and raises, into the job, if an entry was
+    added or removed meanwhile. A step's end opens and closes windows: so there is one pair of hooks
+    all the time, and none is removed within one.
+    """
+
+    def __init__(
+        self,
+        began: Callable[[Any, FrameType], None],
+        ended: Callable[[Any], None],
+        left_out: Callable[[Any], None],
+    ) -> None:
+        """None of these may raise; ``began`` is also given the frame of the wrapped ``step``."""
+        self.known = KnownOptimizers()
+        self.crossings: list[Callable[[], None]] = []
+        """Called after each of ``began`` and ``ended``."""
+        self._began, self._ended, self._left_out = began, ended, left_out
+        self._stepped = 0
+        self._is_open = self._is_inside = False
+        self._hooks = ExitStack()
+
+    def open(self) -> None:
+        """Register the hooks."""
+        from torch.optim import optimizer
+
+        self._is_open = True
+        pre = optimizer.register_optimizer_step_pre_hook(self._before)
+        self._hooks.callback(pre.remove)
+        post = optimizer.register_optimizer_step_post_hook(self._after)
+        self._hooks.callback(post.remove)
+        self._hooks.callback(watch_scalers(lambda: self._stepped, self._skipped))
+
+    def close(self) -> None:
+        """Do nothing any more; remove the hooks, unless one of them runs. Safe to call twice."""
+        self._is_open = False
+        if not self._is_inside:
+            self._hooks.close()
+
+    def _before(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if self._is_open:
+            self.known.add(optimizer)
+            self._within(self._began, optimizer, sys._getframe(1))
+
+    def _after(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self._stepped += 1
+        if self._is_open:
+            self._within(self._ended, optimizer)
+
+    def _within(self, told: Callable[..., None], *what: Any) -> None:
+        self._is_inside = True
+        try:
+            told(*what)
+            for crossing in tuple(self.crossings):
+                crossing()
+        finally:
+            self._is_inside = False
+
+    def _skipped(self, optimizer: Any) -> None:
+        if self._is_open:
+            self.known.add(optimizer)
+            self._left_out(optimizer)
 
 
 def watch_scalers(stepped: Callable[[], int], skipped: Callable[[Any], None]) -> Callable[[], None]:

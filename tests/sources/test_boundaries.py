@@ -167,6 +167,39 @@ def test_a_scaler_that_somebody_else_wrapped_stays_wrapped(watched):
         GradScaler._maybe_opt_step = ours.__wrapped__
 
 
+def test_a_recording_that_ends_within_an_optimizers_hook_raises_nothing_and_leaves_nothing(watched):
+    ended = []
+    watched.boundaries.listeners.clear()
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    train(model, optimizer)
+    watched.boundaries._on_step = lambda n: (ended.append(n), watched.boundaries.close())
+    for _ in range(3):
+        train(model, optimizer)
+    assert ended == [0]
+    watched.boundaries.close()
+
+
+def test_what_is_told_of_crossings_may_come_and_go_as_a_step_ends(watched):
+    crossed = []
+
+    def tell():
+        crossed.append(watched.label.phase)
+
+    def on_step(_):
+        if tell in watched.boundaries.crossings:
+            watched.boundaries.crossings.remove(tell)
+        else:
+            watched.boundaries.crossings.append(tell)
+
+    watched.boundaries._on_step = on_step
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(5):
+        train(model, optimizer)
+    assert crossed[:3] == [Phase.OPTIMIZER, Phase.OTHER, Phase.OPTIMIZER]
+
+
 def test_the_closure_of_an_optimizer_runs_within_its_step(watched):
     model = nn.Linear(2, 2)
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)

@@ -93,6 +93,13 @@ def test_parameters_bear_the_path_of_their_module(tmp_path, device):
     assert paths == {"Sequential.0", "Sequential.2"}
 
 
+def test_windows_that_end_with_an_optimizers_step_raise_nothing_into_the_job(tmp_path, device):
+    run = recorded(tmp_path, device, lambda: train(12), max_events=400, window_steps=1)
+    assert run.footer is not None
+    assert run.footer.status == "ok"
+    assert "a window was cut short: it held too many events" in [n.message for n in run.notes]
+
+
 @pytest.mark.skipif(not reads_saved(), reason="this torch does not tell what graphs save")
 def test_what_a_program_keeps_of_a_forward_pass_is_no_activation_for_long(tmp_path, device):
     kept = []
