@@ -1,0 +1,118 @@
+"""Labels told by time, against a real training step whose tensors a stand-in allocates as well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="phases and modules come from torch's hooks")
+
+from torch.utils import checkpoint  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from memprof.sources.boundaries import Boundaries  # noqa: E402
+from memprof.sources.cuda import CudaSource  # noqa: E402
+from memprof.sources.protocol import Interner  # noqa: E402
+from memprof.testing.cuda import TorchStandIn  # noqa: E402
+from memprof.trace import Action, Label, Phase  # noqa: E402
+
+WIDTH, BATCH = 48, 5
+WEIGHT, ACTIVATION = 4 * WIDTH * WIDTH, 4 * WIDTH * BATCH
+
+
+class Mirrored(TorchDispatchMode):
+    """Every new storage of the program is allocated on the stand-in too; backward passes as well."""
+
+    def __init__(self, stand_in: TorchStandIn) -> None:
+        super().__init__()
+        self._stand_in = stand_in
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        known = {t.untyped_storage().data_ptr() for t in args if isinstance(t, torch.Tensor)}
+        result = func(*args, **kwargs or {})
+        for tensor in result if isinstance(result, (list, tuple)) else (result,):
+            if isinstance(tensor, torch.Tensor) and tensor.numel() > 1:
+                storage = tensor.untyped_storage()
+                if storage.data_ptr() not in known:
+                    self._stand_in.alloc(storage.nbytes())
+        return result
+
+
+class Net(torch.nn.Module):
+    def __init__(self, *, checkpointed: bool = False) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+        self.second = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+        self._checkpointed = checkpointed
+
+    def forward(self, x):
+        if self._checkpointed:
+            return self.second(checkpoint.checkpoint(self.inner, x, use_reentrant=False))
+        return self.second(self.inner(x))
+
+    def inner(self, x):
+        return self.first(x).tanh()
+
+
+@pytest.fixture
+def trained() -> Iterator:
+    """Trains a network for some steps; the (bytes, label) of everything that was allocated."""
+    interner = Interner()
+    boundaries = Boundaries(interner)
+    stand_in = TorchStandIn("2.13")
+    source = CudaSource(interner, boundaries, stand_in)
+
+    def train(net: Net, optimizer, steps: int = 3) -> list[tuple[int, Label]]:
+        boundaries.open(lambda step: source.counters() and None)
+        source.open()
+        source.begin_window()
+        with Mirrored(stand_in):
+            for _ in range(steps):
+                net(torch.ones(BATCH, WIDTH)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        found = []
+        for chunk in source.drain():
+            labels = interner.tables().labels
+            made = chunk.events.take(chunk.events.action == Action.ALLOC)
+            sizes, rows = made.size.tolist(), made.label.tolist()
+            found += [(size, labels[row]) for size, row in zip(sizes, rows, strict=True)]
+        return found
+
+    yield train
+    source.close()
+    boundaries.close()
+
+
+def test_gradients_are_made_in_the_backward_pass_and_state_by_the_optimizer(trained):
+    net = Net()
+    made = trained(net, torch.optim.Adam(net.parameters(), foreach=False))
+    first = [label for size, label in made if size == WEIGHT and label.step <= 0]
+    by_phase = {phase: sum(label.phase is phase for label in first) for phase in Phase}
+    assert by_phase[Phase.FORWARD] == 0
+    assert by_phase[Phase.BACKWARD] >= 2  # a gradient each
+    assert by_phase[Phase.OPTIMIZER] >= 4  # two moments each
+
+
+def test_what_is_made_in_a_module_bears_its_path_both_ways(trained):
+    net = Net()
+    made = [(s, x) for s, x in trained(net, torch.optim.SGD(net.parameters())) if x.step == 1]
+    forward = [x.module for s, x in made if s == ACTIVATION and x.phase is Phase.FORWARD]
+    assert [path for path in forward if path] == ["Net.first", "Net", "Net.second"]
+    backward = [x.module for s, x in made if s == WEIGHT and x.phase is Phase.BACKWARD]
+    assert backward == ["Net.second", "Net.first"]
+
+
+def test_what_checkpointing_makes_again_belongs_to_the_backward_pass(trained):
+    net = Net(checkpointed=True)
+    made = [(s, x) for s, x in trained(net, torch.optim.SGD(net.parameters())) if x.step == 1]
+    again = [x for s, x in made if s == ACTIVATION and x.module == "Net.first"]
+    assert [x.phase for x in again][:2] == [Phase.FORWARD, Phase.BACKWARD]
+
+
+def test_every_allocation_has_the_step_in_which_it_was_made(trained):
+    net = Net()
+    steps = [x.step for _, x in trained(net, torch.optim.SGD(net.parameters()), steps=5)]
+    assert steps == sorted(steps)
+    assert set(steps) >= {0, 1, 2, 3, 4}
