@@ -133,6 +133,22 @@ def test_nothing_of_torch_is_called_but_what_is_listed(version, sources):
     assert not torch._C._cuda_isHistoryEnabled()
 
 
+def test_before_the_job_uses_cuda_it_is_only_asked_whether_it_does(sources):
+    torch = TorchStandIn(initialized=False)
+    names: set[str] = set()
+    torch.cuda = Touched(torch.cuda, names)
+    source, _ = source_on(torch, sources)
+    source.begin_window()
+    for _ in range(3):
+        source.counters()
+        source.devices()
+        source.drain()
+    source.end_window()
+    source.close()
+    assert names == {"is_initialized", "_lazy_call", "_queued_calls"}
+    assert torch.calls == {}
+
+
 @pytest.mark.parametrize("version", ["2.5", "2.7"])
 def test_hooks_that_torch_leaves_at_every_start_are_few(version, sources):
     torch = TorchStandIn(version)
