@@ -23,6 +23,7 @@ _KEPT_SHARE = 0.4
 def passes(scene: Scene) -> Iterator[Suspicion]:
     """What the passes of a step keep beyond their need."""
     yield from _held_gradients(scene)
+    yield from _idle_gradients(scene)
     yield from _evaluation_graph(scene)
     yield from _retained_graph(scene)
 
@@ -65,6 +66,42 @@ def _held_gradients(scene: Scene) -> Iterator[Suspicion]:
         scene.bytes_of(mask & scene.at_peak),
         scene.replayed(cuts),
         {"forever": bool((lives.free[kept] == scene.events).mean() > 0.5)},
+    )
+
+
+def _idle_gradients(scene: Scene) -> Iterator[Suspicion]:
+    """Gradients that are done with when the peak comes, in a forward pass after the backward one.
+
+    As in a validation at the end of a step, where `zero_grad` comes at the beginning of the next.
+    """
+    peak, lives = scene.peak.event, scene.lives
+    if not scene.is_phase(peak, Phase.FORWARD):
+        return
+    busy = np.isin(scene.phase_of_event, [int(Phase.BACKWARD), int(Phase.OPTIMIZER)])
+    steps = scene.step_of_event[:-1]
+    last = np.full(int(steps.max()) + 2, -1, dtype=np.int64)
+    np.maximum.at(last, steps[busy], np.flatnonzero(busy))
+    step = int(steps[peak])
+    if not 0 <= last[step] < peak:
+        return
+    begins = _backward_begins(scene)
+    renewed = np.array([begins.get(int(s) + 1, scene.events) for s in scene.made_in])
+    gradients = (scene.category == Category.GRADIENT) & (scene.phase == Phase.BACKWARD)
+    rows = np.flatnonzero(gradients & (scene.made_in >= 0) & (lives.free <= renewed))
+    rows = rows[lives.free[rows] > last[scene.made_in[rows]]]
+    at_peak = rows[scene.at_peak[rows] & (scene.made_in[rows] == step)]
+    if not len(at_peak):
+        return
+    mask = np.zeros(len(lives), dtype=bool)
+    mask[at_peak] = True
+    yield Suspicion(
+        Pattern.HELD_GRADIENTS,
+        scene.main_site(mask),
+        rows,
+        0.7,
+        "are gradients that the step is done with, there while another forward pass runs",
+        scene.bytes_of(mask),
+        scene.replayed(scene.ended(rows, last[scene.made_in[rows]])),
     )
 
 

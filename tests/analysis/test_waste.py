@@ -296,3 +296,33 @@ def test_buffers_that_gradients_are_views_of_are_neither_unused_nor_held(job, tm
         job.trace.free(f"small{step}")
     found = patterns(job.found(tmp_path / "run.json"))
     assert not {"unused_gradients", "held_gradients"} & set(found)
+
+
+def validated(job, *, dropped_before):
+    """Steps that end with a large forward pass; gradients are dropped before it or after it."""
+    for step in range(STEPS):
+        if step and not dropped_before:
+            job.drop_gradients(step - 1)
+        job.forward(step)
+        job.backward(step)
+        if dropped_before:
+            job.drop_gradients(step)
+        job.trace.label(step=step, phase=Phase.FORWARD, module="Net.0")
+        job.alloc(2 * MIB, f"out.{step}", 30)
+        job.trace.free(f"out.{step}")
+    return job
+
+
+def test_gradients_that_wait_through_a_validation_are_held_for_nothing(job, tmp_path):
+    found = validated(job, dropped_before=False).found(tmp_path / "run.json")
+    (held,) = [one for one in found if one.evidence.facts["pattern"] == "held_gradients"]
+    gradients = sum(256 * KIB + layer * 1024 for layer in range(4))
+    assert held.bytes == gradients
+    peak = held.evidence.facts["peak_before"]
+    assert peak == 2 * gradients + 2 * MIB  # the model, its gradients, the output
+    assert held.evidence.facts["peak_after"] == peak - gradients
+
+
+def test_gradients_dropped_before_a_validation_are_no_waste(job, tmp_path):
+    found = validated(job, dropped_before=True).found(tmp_path / "run.json")
+    assert "held_gradients" not in [one.evidence.facts["pattern"] for one in found]
