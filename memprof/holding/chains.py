@@ -230,6 +230,8 @@ def _cpp_line(links: list[Link], files: list[str]) -> tuple[str, int]:
 def _line_of(one: Link, files: list[str]) -> tuple[str, int]:
     """The line that makes or fills what a link names."""
     if one.kind == LinkKind.CLASS_ATTRIBUTE:
+        if not one.filename:  # a library's class, which keeps what it is called with
+            return _first_line(files, lambda filename: called_at(filename, one.type_name))
         return one.filename, assigned_in_class(one.filename, one.type_name, one.name)
     if one.kind in _VARIABLES:
         return one.filename, assigned_in_function(one.filename, one.name, one.line) or one.line

@@ -6,6 +6,7 @@ import gc
 import itertools
 import linecache
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -159,6 +160,25 @@ def test_the_slower_branch_of_a_tee_is_told_with_its_call() -> None:
     assert best.kind == "iterator"
     assert best.description.count("itertools.tee") == 1
     assert best.code == 'quick, KEPT["slow"] = itertools.tee(batches())'
+
+
+class Released:
+    def __init__(self) -> None:
+        self.data = torch.ones(7)
+        self.end = weakref.finalize(self, print, self)
+
+
+def test_what_a_librarys_class_keeps_is_told_by_the_call_of_that_class() -> None:
+    made = Released()
+    key = made.data.untyped_storage()._cdata
+    end = weakref.ref(made)
+    del made
+    (one,) = find_holders([key], budget_s=20)[0][:1]
+    assert one.kind == "class_attribute"
+    assert one.code == "self.end = weakref.finalize(self, print, self)"
+    kept = end()
+    assert kept is not None
+    kept.end.detach()
 
 
 def held_by_cycle(tensor: torch.Tensor) -> list[int]:
