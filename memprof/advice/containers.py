@@ -49,14 +49,39 @@ def _registry(case: Case) -> Iterator[Proposal]:
     if holder is None or "lru_cache" in case.links:
         return
     place = case.place_of(holder)
+    filled = _filled_attribute(case, holder)
+    cached = filled is not None and list(_cache_of(filled, says(holder)))
+    yield from cached or ()
+    if _below(holder) and not cached:  # else the tensors themselves, which nothing else may hold
+        yield Proposal(
+            "weakref",
+            0.9,
+            f"Every object that was registered lives as long as the class: {says(holder)}.",
+            place,
+            patch=_weak(place),
+        )
     yield Proposal(
-        "weakref",
-        0.9,
-        f"Every object that was registered lives as long as the class: {says(holder)}.",
-        place,
-        patch=_weak(place),
+        "clear_container", 0.5, f"Or take things out again: {says(holder)}.", filled or place
     )
-    yield Proposal("clear_container", 0.5, f"Or take objects out again: {says(holder)}.", place)
+
+
+def _filled_attribute(case: Case, holder: Holder) -> Place | None:
+    """The statement that puts something into a class attribute: ``cls._made[key] = made``."""
+    names = {link.name for link in holder.links if link.kind == "class_attribute"}
+    for program in case.programs:
+        for node in ast.walk(program.tree):
+            if isinstance(node, (ast.Expr, ast.Assign)):
+                place = program.place(node)
+                grown = growing(place)
+                if grown is not None and last_name(grown.container) in names:
+                    return place
+    return None
+
+
+def _cache_of(place: Place, what: str) -> Iterator[Proposal]:
+    grown = growing(place)
+    if grown is not None:
+        yield from _cache(place, grown.container, what, keyed=grown.keyed)
 
 
 def _weak(place: Place | None) -> str:

@@ -6,7 +6,7 @@ import ast
 import linecache
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -160,16 +160,35 @@ class _Reader:
             off = _SWITCHED_OFF if any(child is one for one in dead) else place.off
             yield _Place(child, function, class_, body, off, scope, parameters)
 
-    def _dead_branch(self, node: ast.AST) -> list[ast.stmt]:
-        if not isinstance(node, ast.If):
+    def _dead_branch(self, node: ast.AST) -> Sequence[ast.AST]:
+        if not isinstance(node, (ast.If, ast.IfExp)):
             return []
-        test, wanted = node.test, True
+        truth = self._truth(node.test)
+        if truth is None:
+            return []
+        dead = node.orelse if truth else node.body
+        return dead if isinstance(dead, list) else [dead]
+
+    def _truth(self, test: ast.expr) -> bool | None:
+        """What a condition on the module's switches is; None where that is not all of it."""
+        if isinstance(test, ast.Name):
+            return self.flags.get(test.id)
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            test, wanted = test.operand, False
-        value = self.flags.get(test.id) if isinstance(test, ast.Name) else None
-        if value is None:
-            return []
-        return node.orelse if value is wanted else node.body
+            inner = self._truth(test.operand)
+            return None if inner is None else not inner
+        if isinstance(test, ast.BoolOp):
+            decisive = isinstance(test.op, ast.Or)
+            parts = [self._truth(part) for part in test.values]
+            if decisive in parts:
+                return decisive
+            return None if None in parts else not decisive
+        return None
+
+    def _live(self, value: ast.expr | None) -> ast.expr | None:
+        """``x`` of ``x.item() if SWITCH else x``, where the switch is off."""
+        if isinstance(value, ast.IfExp) and (truth := self._truth(value.test)) is not None:
+            return value.body if truth else value.orelse
+        return value
 
     def _note(self, place: _Place) -> None:
         node = place.node
@@ -210,6 +229,7 @@ class _Reader:
     def _fill(self, name: str, rank: int, line: int, value: ast.expr | None, place: _Place) -> None:
         if not name:
             return
+        value = self._live(value)
         rank += place.off + (NO_TENSOR if value is not None and _is_number(value) else 0)
         stored = value.id if isinstance(value, ast.Name) else ""
         text = self.lines[line - 1] if line <= len(self.lines) else ""

@@ -256,7 +256,8 @@ def test_models_in_a_list_are_let_go_rather_than_offloaded(bench):
 
 def test_a_registry_of_instances_becomes_weak(bench):
     bench.write("import torch\n\n\nclass Net:\n    everyone = set()\n")
-    holder = bench.holder("everyone", ("class_attribute", "everyone", -1), ("item", "0", 4))
+    links = [("class_attribute", "everyone", -1), ("item", "0", 4), ("attribute", "table", -1)]
+    holder = bench.holder("everyone", *links)
     first = bench.advise("everyone", holder)[0]
     assert first.fix == "weakref"
     assert "+import weakref" in first.patch
@@ -559,3 +560,30 @@ def test_what_only_looks_like_a_container_does_not_grow(statement, tmp_path):
     file = tmp_path / "plain.py"
     file.write_text(statement)
     assert growing(program_of(str(file)).at(1)) is None
+
+
+METACLASS = """\
+class Once(type):
+    made = {}
+
+    def __call__(cls, n):
+        if n not in cls.made:
+            cls.made[n] = super().__call__(n)
+        return cls.made[n]
+"""
+
+
+def test_a_cache_of_a_class_is_bounded_where_it_is_filled(bench):
+    bench.write(METACLASS)
+    links = [("class_attribute", "made", -1), ("item", "3", 40), ("attribute", "table", -1)]
+    best = bench.advise("super()", bench.holder("made = {}", *links))[0]
+    assert (best.fix, best.code) == ("bound_cache", "cls.made[n] = super().__call__(n)")
+
+
+def test_tensors_of_a_class_attribute_are_not_to_be_held_weakly(bench):
+    bench.write("class Log:\n    kept = []\n\n\ndef step(x):\n    Log.kept.append(x)\n")
+    links = [("class_attribute", "kept", -1), ("item", "3", 40)]
+    remedies = bench.advise("def step", bench.holder("kept = []", *links))
+    assert "weakref" not in fixes(remedies)
+    by_fix = {r.fix: r.code for r in remedies}
+    assert by_fix["clear_container"] == "Log.kept.append(x)"

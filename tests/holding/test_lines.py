@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import itertools
 import linecache
+import sys
 import time
+import types
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,6 +89,30 @@ def test_a_branch_that_a_global_switches_off_binds_nothing() -> None:
     take(torch.ones(4, 4))
     best = holders(KEPT["part"])[0]  # type: ignore[arg-type]
     assert best.code == "part = x.unbind(1)[-1]"
+
+
+@pytest.mark.parametrize(
+    ("condition", "line"), [("SWITCH and x", 4), ("x or not SWITCH", 2), ("SWITCH or x", 2)]
+)
+def test_conditions_on_switches_are_worked_out_as_far_as_they_go(
+    condition: str, line: int, tmp_path: Path
+) -> None:
+    text = f"def go(k, x):\n    if {condition}: k.append(x)\n    else:\n        k.append(x)\n"
+    filename = source(tmp_path, text)
+    module = types.ModuleType("program")
+    module.__file__ = filename
+    vars(module)["SWITCH"] = False
+    sys.modules["program"] = module
+    try:
+        assert filled_at(filename, "k") == line
+    finally:
+        del sys.modules["program"]
+
+
+def test_a_number_that_a_switch_takes_away_is_a_tensor(tmp_path: Path) -> None:
+    text = "SWITCH = False\nkept.append(x.item() if SWITCH else x)\nkept.append(2)\n"
+    filename = source(tmp_path, text)
+    assert filled_at(filename, "kept") == 2
 
 
 def test_a_parameter_points_back_and_self_does_so_surely(tmp_path: Path) -> None:
