@@ -50,6 +50,26 @@ ODD = [
 ]  # fmt: skip
 _THOROUGH = 4
 """One damaged file in so many is also asked of every command; each takes its time."""
+OOM = {
+    "window": 0,
+    "segment_bytes": 20 * MIB,
+    "device_free": MIB,
+    "device_total": 1 << 30,
+    "allocated": 9 * MIB,
+    "reserved": 12 * MIB,
+    "pending": 0,
+    "largest_free": MIB,
+    "autocast": "",
+    "worker": "DataLoader worker process 0",
+    "process_used": 1 << 29,
+    "processes": [{"pid": 7, "name": "python", "bytes": MIB}],
+    "live": {
+        "category": {"parameter": 3 * MIB},
+        "dtype": {"parameter": {"float32": 3 * MIB}},
+        "stacks": [[1, 3 * MIB], [2, 5 * MIB]],
+    },
+}
+"""What a job writes of a failed allocation."""
 PLAIN = (type(None), bool, int, float, str, list, dict)
 
 
@@ -81,6 +101,7 @@ def run_file(folder: Path, suffix: str = "") -> Path:
     more = [
         Readings("nvml", "cuda:0", [1, 2], {"used": [1, None], "power_w": [0.5, 2.5]}),
         Finding("holders", device="cuda:0", step=3, stack=1, label=1, bytes=4, count=2),
+        Finding("oom", "cuda:0", 3, 1 << 60, stack=1, label=1, bytes=20 * MIB, details=OOM),
         Note("nvml", "gone", time_us=3),
     ]
     devices = ("cuda:0",) if suffix == ".small" else ("cuda:0", "cpu", "cuda:0")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from memprof.trace import (
 
 __all__ = ["Failure", "Neighbour", "failures"]
 
+_MOST = 1 << 62
 _SAME_MOMENT_US = 5_000_000
 """A finding is written this soon after its event; a snapshot of a large job takes seconds."""
 
@@ -80,6 +81,8 @@ class Failure:
     """What the job's own finding says beyond this, such as live bytes by owner."""
     seen: WindowExamination | None = None
     """The trace that it is in, with exact sizes."""
+    live_categories: Mapping[str, int] = field(default_factory=dict)
+    """Bytes by category, as the job saw them; for failures without a trace, as the next."""
     live_stacks: tuple[tuple[tuple[Frame, ...], int], ...] = ()
     """What each stack held, as the job saw it; for failures without a trace."""
 
@@ -264,6 +267,7 @@ def _of_finding(run: Run, device: DeviceRun, finding: Finding, times: int) -> Fa
         fraction=_fraction(facts, total, device.info.memory_fraction),
         neighbours=_neighbours(facts),
         told=facts,
+        live_categories=_live_categories(facts),
         live_stacks=_live_stacks(tables, facts),
     )
 
@@ -306,7 +310,19 @@ def _known(value: int, otherwise: int) -> int:
 
 def _integer(facts: Mapping[str, Any], name: str) -> int:
     value = facts.get(name)
-    return int(value) if isinstance(value, (int, float)) else NOT_RECORDED
+    return value if _is_size(value) else NOT_RECORDED
+
+
+def _is_size(value: object) -> TypeGuard[int]:
+    """Bytes or a row, as a job writes them; a damaged file may hold anything."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST
+
+
+def _live_categories(facts: Mapping[str, Any]) -> dict[str, int]:
+    live = facts.get("live")
+    sums = live.get("category") if isinstance(live, dict) else None
+    told = sums if isinstance(sums, dict) else {}
+    return {str(name): size for name, size in told.items() if _is_size(size)}
 
 
 def _live_stacks(
@@ -316,14 +332,19 @@ def _live_stacks(
     rows = live.get("stacks") if isinstance(live, dict) else None
     if tables is None or not isinstance(rows, list):
         return ()
-    return tuple((tables.stack(int(row)), int(size)) for row, size in rows)
+    pairs = [row for row in rows if isinstance(row, list) and len(row) == 2]
+    return tuple(
+        (tables.stack(row), size)
+        for row, size in pairs
+        if _is_size(row) and row < len(tables.stacks) and _is_size(size)
+    )
 
 
 def _neighbours(facts: Mapping[str, Any]) -> tuple[Neighbour, ...]:
     listed = facts.get("processes")
     rows = listed if isinstance(listed, list) else []
     return tuple(
-        Neighbour(_integer(row, "pid"), str(row.get("name", "")), _integer(row, "bytes"))
+        Neighbour(_integer(row, "pid"), str(row.get("name") or ""), _integer(row, "bytes"))
         for row in rows
         if isinstance(row, dict)
     )

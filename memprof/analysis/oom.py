@@ -147,13 +147,11 @@ def _explained(run: Run, failure: Failure, workers: int | None) -> PostMortem:
 
 def _told(failure: Failure) -> list[tuple[Group, ...]]:
     """Live bytes by owner as the job itself wrote them down: categories, modules, lines."""
-    live = (failure.told or {}).get("live")
-    categories = live.get("category") if isinstance(live, dict) else None
     lines: dict[str, int] = {}
     for stack, size in failure.live_stacks:
         name = asked_by(stack) or site_name(NO_SITE)
         lines[name] = lines.get(name, 0) + size
-    return [_largest_groups(categories or {}), (), _largest_groups(lines)]
+    return [_largest_groups(failure.live_categories), (), _largest_groups(lines)]
 
 
 def _largest_groups(sums: Mapping[str, int]) -> tuple[Group, ...]:
