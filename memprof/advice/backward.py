@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from memprof.advice.case import Case, Proposal, place_at
 from memprof.advice.patch import before, diff, without_keyword, wrapped
+from memprof.advice.safety import is_object, serves_training
 from memprof.advice.source import OPTIMIZERS, handed_to, keyword
 from memprof.analysis.program import Place, Program, bound_names, calls_in, loaded_names
 from memprof.analysis.suspicion import Pattern
@@ -64,7 +65,9 @@ def _old_graphs(case: Case) -> Iterator[Proposal]:
             0.92,
             f"{why}: hand over `{text}.detach()`.",
             place,
-            patch=diff(place.program, *wrapped(argument, ".detach()")),
+            patch=""
+            if is_object(place, argument)
+            else diff(place.program, *wrapped(argument, ".detach()")),
         )
     if not handed:
         yield Proposal("detach", 0.85, f"{why}.", case.places[0] if case.places else site)
@@ -82,8 +85,13 @@ def _unused_gradients(case: Case) -> Iterator[Proposal]:
     site = case.site if inside else _called_from(case) or case.site
     statement = site.statement if site is not None else None
     patch = ""
-    if site is not None and isinstance(statement, ast.Assign) and not inside:
-        patch = diff(site.program, *wrapped(statement.value, ".detach()"))
+    plain = isinstance(statement, ast.Assign) and not isinstance(statement.targets[0], ast.Tuple)
+    if site is not None and isinstance(statement, ast.Assign) and plain and not inside:
+        patch = (
+            ""
+            if is_object(site, statement.value)
+            else diff(site.program, *wrapped(statement.value, ".detach()"))
+        )
     optimizers = [place for _, place in case.calls(*OPTIMIZERS)]
     yield Proposal(
         "freeze_params",
@@ -157,6 +165,8 @@ def under_no_grad(case: Case) -> str:
         if "torch" not in {a.asname or a.name for n in program.tree.body
                            if isinstance(n, ast.Import) for a in n.names}:  # fmt: skip
             continue
+        if serves_training(case, place):
+            return ""
         line = min([function.lineno, *(d.lineno for d in function.decorator_list)])
         return diff(program, before(program, line, "@torch.no_grad()"))
     return ""

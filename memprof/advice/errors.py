@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 from memprof.advice.case import Case, Proposal, place_at, says
 from memprof.advice.patch import diff, replaced
+from memprof.advice.safety import is_raised
 from memprof.advice.source import growing
 from memprof.analysis.lingering import kept_exception
-from memprof.analysis.program import Place
+from memprof.analysis.program import Place, bound_names
 from memprof.analysis.suspicion import Pattern
 from memprof.units import format_bytes
 
@@ -77,7 +78,8 @@ def _text_patch(place: Place | None) -> str:
         return ""
     grown = growing(place)
     value = grown.values[-1] if grown is not None else getattr(place.statement, "value", None)
-    if not isinstance(value, ast.Name):
+    names = [ast.unparse(target) for target in bound_names(place.statement)]
+    if not isinstance(value, ast.Name) or any(is_raised(place, name) for name in names):
         return ""
     return diff(place.program, replaced(value, f"str({value.id})"))
 

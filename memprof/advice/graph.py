@@ -9,6 +9,7 @@ from memprof.advice.backward import piled_up, under_no_grad
 from memprof.advice.callers import Handed, handed_over
 from memprof.advice.case import Case, Proposal
 from memprof.advice.patch import diff, wrapped
+from memprof.advice.safety import goes_backward, is_number, makes_number
 from memprof.advice.source import (
     accumulated,
     growing,
@@ -19,6 +20,10 @@ from memprof.analysis.findings import Kind
 from memprof.analysis.program import Place, bound_names, calls_in
 
 __all__ = ["rules"]
+
+
+_INSIDE = frozenset(("item", "attribute"))
+"""Links from what a container holds to a tensor further inside."""
 
 
 def rules(case: Case) -> Iterator[Proposal]:
@@ -45,18 +50,32 @@ def _running_sum(case: Case) -> Iterator[Proposal]:
             continue
         host = case.found.kind is Kind.HOST_GROWTH
         what = "graph nodes in host memory" if host else "every step's activations"
-        yield Proposal(
-            "item",
-            0.95,
-            f"The sum hangs on the graph of every `{ast.unparse(value)}` added and keeps {what}: "
-            "add the number (`.item()` waits for the device).",
-            place,
-            patch=diff(place.program, *wrapped(value, ".item()")),
-        )
+        why = f"The sum hangs on the graph of every `{ast.unparse(value)}` added and keeps {what}"
+        total = ast.unparse(bound_names(place.statement)[0])
+        if goes_backward(place, total):
+            yield Proposal(
+                "detach",
+                0.95,
+                f"{why}: begin each backward pass at what its step adds, and add that detached.",
+                place,
+            )
+            return
+        number = makes_number(case, place)
+        number = is_number(case, place, value) if number is None else number
+        if number is not False:
+            yield Proposal(
+                "item",
+                0.95,
+                f"{why}: add the number (`.item()` waits for the device).",
+                place,
+                patch=diff(place.program, *wrapped(value, ".item()")),
+            )
         yield Proposal(
             "detach",
-            0.7,
-            f"`.detach()` cuts the graph off as well, without waiting; it keeps {what} no longer.",
+            0.7 if number is not False else 0.95,
+            f"`.detach()` cuts the graph off as well, without waiting; it keeps {what} no longer."
+            if number is not False
+            else f"{why}: add it detached.",
             place,
             patch=diff(place.program, *wrapped(value, ".detach()")),
         )
@@ -76,9 +95,14 @@ def _kept_results(case: Case) -> Iterator[Proposal]:
         value = grown.values[-1]
         open_ = not _is_grouped(case)  # else the tensor sits inside what is added
         kept = f"`{grown.container}` keeps `{ast.unparse(value)}`"
+        learned = goes_backward(place, grown.container)
         places = _places_to_cut(case, place, value)
         for (fix, suffix, certainty, why), (where, what) in zip(_cuts(case), places, strict=False):
-            patch = diff(where.program, *wrapped(what, suffix)) if open_ and _is_plain(what) else ""
+            number = is_number(case, where, what)
+            if fix == "item" and number is False:
+                continue
+            sure = open_ and _is_plain(what) and not learned
+            patch = diff(where.program, *wrapped(what, suffix)) if sure else ""
             remains = 1.0 if case.direct and fix == "detach" else 0.0
             yield Proposal(fix, certainty, f"{kept} {why}", where, patch=patch, remains=remains)
         return
@@ -115,8 +139,8 @@ def _cuts(case: Case) -> Iterator[tuple[str, str, float, str]]:
 def _is_grouped(case: Case) -> bool:
     """Whether the tensors sit deeper than the container's own items: in dicts or tuples."""
     for holder in case.found.holders:
-        items = [link for link in holder.links if link.kind == "item"]
-        if len(items) > 1:
+        kinds = [link.kind for link in holder.links]
+        if "item" in kinds and _INSIDE & set(kinds[kinds.index("item") + 1 :]):
             return True
     return False
 

@@ -52,11 +52,16 @@ def wrapped(node: ast.expr, suffix: str) -> list[Edit]:
     return [end] if plain else [start, end]
 
 
-def with_keyword(call: ast.Call, name: str, value: str) -> Edit:
-    """A call with a keyword argument set, or added as the last."""
+def with_keyword(call: ast.Call, name: str, value: str) -> Edit | None:
+    """A call with a keyword argument set, or added as the last; None where it may be there unseen.
+
+    Nor where a bare generator must stay the only argument.
+    """
     for keyword in call.keywords:
         if keyword.arg == name:
             return replaced(keyword.value, value)
+    if any(keyword.arg is None for keyword in call.keywords):
+        return None
     last = max(
         [*call.args, *(k.value for k in call.keywords)],
         key=lambda n: (n.end_lineno or 0, n.end_col_offset or 0),
@@ -68,7 +73,7 @@ def with_keyword(call: ast.Call, name: str, value: str) -> Edit:
         return Edit(call.end_lineno, call.end_col_offset - 1, call.end_lineno,
                     call.end_col_offset - 1, f"{name}={value}")  # fmt: skip
     if isinstance(last, ast.GeneratorExp) and not call.keywords and len(call.args) == 1:
-        raise ValueError("a bare generator must stay the only argument")
+        return None
     assert last.end_lineno is not None
     assert last.end_col_offset is not None
     return Edit(last.end_lineno, last.end_col_offset, last.end_lineno, last.end_col_offset,

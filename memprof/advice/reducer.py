@@ -34,9 +34,7 @@ def unviewed(case: Case) -> list[tuple[Place, ast.Call]]:
 
 def viewed(place: Place, call: ast.Call) -> str:
     """The patch that makes them views; empty where the call's arguments are not all in sight."""
-    hidden = any(k.arg is None for k in call.keywords) or any(
-        isinstance(argument, ast.Starred) for argument in call.args
-    )
+    hidden = any(isinstance(argument, ast.Starred) for argument in call.args)
     asked = keyword(call, _VIEW)
     computed = asked is not None and not isinstance(asked, ast.Constant)
     if hidden or computed or len(call.args) > _MOST_POSITIONAL:

@@ -13,7 +13,7 @@ from memprof.analysis.timeline import Timeline, timeline
 from memprof.run import Run
 from memprof.trace import Trace
 
-__all__ = ["saving_of"]
+__all__ = ["saving_of", "timeline_of"]
 
 
 def saving_of(found: Found, run: Run) -> tuple[int, Saving | None]:
@@ -36,7 +36,7 @@ def _without_survivors(found: Found, run: Run) -> Saving | None:
     if device is None or not 0 <= window < len(device.windows) or not len(found.evidence.allocs):
         return None
     trace = device.windows[window]
-    line = _timeline(trace)
+    line = timeline_of(trace)
     rows = np.flatnonzero(np.isin(line.lives.alloc, found.evidence.allocs))
     steps = step_of_event(trace)
     made = steps[line.lives.alloc[rows]]
@@ -45,5 +45,6 @@ def _without_survivors(found: Found, run: Run) -> Saving | None:
 
 
 @lru_cache(maxsize=4)
-def _timeline(trace: Trace) -> Timeline:
+def timeline_of(trace: Trace) -> Timeline:
+    """The timeline of a window, which several rules ask for."""
     return timeline(trace)

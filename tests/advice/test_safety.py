@@ -1,0 +1,165 @@
+"""Changes that would break the program are advised in words, and not as a patch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from memprof.advice import advise
+from memprof.advice.patch import diff, with_keyword
+from memprof.advice.safety import goes_backward, is_object, is_raised
+from memprof.analysis.findings import Evidence, Found, Kind
+from memprof.analysis.program import calls_in, program_of
+from memprof.analysis.scene import site_at
+from memprof.loading import load
+from memprof.records import Holder, Link
+from memprof.testing import TraceBuilder, write_run
+from memprof.trace import Frame, Phase
+
+GRAPH = (Link("autograd_node", "AddBackward0"), Link("saved_tensor", "self"))
+
+
+@pytest.fixture
+def source(tmp_path):
+    """Writes a file; its program, and the place of the line that holds a text."""
+
+    def source(text):
+        path = tmp_path / "job.py"
+        path.write_text(text)
+        program = program_of(str(path))
+        return program, lambda part: program.at(
+            next(n for n, line in enumerate(text.splitlines(), 1) if part in line)
+        )
+
+    return source
+
+
+@pytest.fixture
+def advised(tmp_path):
+    """The remedies for growth held at a line, with tensors of some size made at lines."""
+
+    def advised(text, line, *links, made=(), freed_in=Phase.OTHER, pattern="", site=0):
+        path = tmp_path / "train.py"
+        path.write_text(text)
+        lines = text.splitlines()
+        trace = TraceBuilder(device="cpu")
+        for step in range(4):
+            for number, size in made:
+                trace.label(step=step, phase=Phase.FORWARD)
+                frame = Frame("step", str(path), number)
+                trace.alloc(size, f"{number}.{step}", stack=(frame,))
+                trace.label(step=step, phase=freed_in)
+                trace.free(f"{number}.{step}")
+        write_run(tmp_path / "run.json", trace.build())
+        holder = Holder("what holds it", links[0].kind, str(path), line, lines[line - 1], [*links])
+        frame = Frame("step", str(path), site or line)
+        found = Found(
+            kind=Kind.WASTE if pattern else Kind.LEAK,
+            device="cpu",
+            site=site_at(frame),
+            title="",
+            bytes=1 << 20,
+            bytes_per_step=1 << 18,
+            stack=(frame,),
+            holders=() if pattern else (holder,),
+            evidence=Evidence(0, facts={"in_graph": True, "pattern": pattern}),
+        )
+        return {remedy.fix: remedy for remedy in advise(found, load(Path(tmp_path / "run.json")))}
+
+    return advised
+
+
+SUM = """\
+def step(s, net, x):
+    loss = net(x)
+    s.total = s.total + loss
+"""
+
+
+def test_a_sum_of_tensors_of_many_numbers_is_told_to_be_detached_and_not_to_be_a_number(advised):
+    links = Link("attribute", "total"), *GRAPH
+    whole = advised(SUM, 3, *links, made=[(2, 4096), (3, 4096)])
+    assert "item" not in whole
+    assert "+    s.total = s.total + loss.detach()" in whole["detach"].patch
+    assert (
+        "+    s.total = s.total + loss.item()"
+        in advised(SUM, 3, *links, made=[(3, 4)])["item"].patch
+    )
+
+
+def test_a_sum_that_a_backward_pass_starts_from_is_not_cut_off(advised):
+    text = SUM + "    s.total.backward(retain_graph=True)\n"
+    remedies = advised(text, 3, Link("attribute", "total"), *GRAPH, made=[(3, 4)])
+    assert remedies["detach"].patch == ""
+    assert "item" not in remedies
+
+
+KEPT = """\
+def step(net, x, kept):
+    out = net(x)
+    kept.append(out)
+"""
+
+
+def test_outputs_of_many_numbers_are_not_told_to_be_one(advised):
+    links = Link("item", "3", length=9), *GRAPH
+    remedies = advised(KEPT, 3, *links, made=[(2, 4096)])
+    assert "+    kept.append(out.detach())" in remedies["detach"].patch
+    assert "item" not in remedies
+
+
+def test_what_is_learned_from_later_is_not_detached_on_its_way_into_the_container(advised):
+    text = KEPT + "    torch.stack(kept).sum().backward()\n"
+    links = Link("item", "3", length=9), *GRAPH
+    assert advised(text, 3, *links, made=[(2, 4096)])["detach"].patch == ""
+
+
+def test_a_tensor_inside_an_object_that_is_kept_is_not_detached_as_a_tensor(advised):
+    links = Link("item", "3", length=9), Link("attribute", "logits"), *GRAPH
+    assert advised(KEPT, 3, *links, made=[(2, 4096)])["detach"].patch == ""
+
+
+SCORE = """\
+import torch
+def score(net, x):
+    return net(x).mean()
+"""
+
+
+@pytest.mark.parametrize("phase", [Phase.OTHER, Phase.BACKWARD])
+def test_a_function_that_training_calls_too_is_not_put_under_no_grad(advised, phase):
+    remedies = advised(
+        SCORE, 3, GRAPH[0], made=[(3, 4096)], freed_in=phase, pattern="evaluation_graph"
+    )
+    assert bool(remedies["no_grad"].patch) == (phase is Phase.OTHER)
+
+
+def test_results_with_attributes_of_their_own_are_objects(source):
+    _, at = source("out = net(x)\nloss = out.logits.sum()\nwide = net(x)\nn = wide.shape[0]\n")
+    assert is_object(at("out = net"), at("out = net").statement.value)
+    assert not is_object(at("wide = net"), at("wide = net").statement.value)
+
+
+def test_a_backward_pass_is_followed_through_names_and_across_methods(source):
+    text = "class Net:\n    def add(self, x):\n        self.parts.append(x)\n"
+    text += "    def end(self):\n        total = sum(self.parts)\n        total.backward()\n"
+    _, at = source(text)
+    assert goes_backward(at("append"), "self.parts")
+    assert not goes_backward(at("append"), "self.other")
+
+
+def test_an_exception_that_is_raised_again_is_more_than_its_text(source):
+    text = "def f(g):\n    try:\n        g()\n    except E as e:\n        last = e\n"
+    _, at = source(text + "    raise last\n")
+    assert is_raised(at("last = e"), "last")
+    _, at = source(text + "    return last is None\n")
+    assert not is_raised(at("last = e"), "last")
+
+
+@pytest.mark.parametrize("call", ["Adam(p for p in net)", "Adam(net, **options)"])
+def test_a_keyword_is_not_added_where_it_may_stand_already_or_must_not(source, call):
+    program, _ = source(f"opt = {call}\n")
+    (node,) = calls_in(program.tree, "Adam")
+    assert with_keyword(node, "foreach", "False") is None
+    assert diff(program, with_keyword(node, "foreach", "False")) == ""
