@@ -192,7 +192,9 @@ def _one_tensor(case: Case, nbytes: str) -> Iterator[Proposal]:
         yield Proposal(
             "chunk", 0.6, f"One tensor takes {nbytes} at once; in parts it need not.", case.site
         )
-        yield Proposal("mixed_precision", 0.3, f"In bfloat16 its {nbytes} are half.", case.site)
+        yield Proposal(
+            "mixed_precision", 0.3, f"In bfloat16 its {nbytes} are half.", case.site, remains=0.5
+        )
         if case.found.category == "activation":
             yield Proposal(
                 "checkpoint",

@@ -35,7 +35,9 @@ def rules(case: Case) -> Iterator[Proposal]:
             "narrow_before_cast", 0.85, f"{why}: take the part that is needed first.", case.site
         )
         yield Proposal("chunk", 0.6, f"{why}: work through it in parts.", case.site)
-        yield Proposal("mixed_precision", 0.4, f"{why}: stay in the narrow type.", case.site)
+        yield Proposal(
+            "mixed_precision", 0.4, f"{why}: stay in the narrow type.", case.site, remains=0.5
+        )
 
 
 def _resident(case: Case, nbytes: str) -> Iterator[Proposal]:
