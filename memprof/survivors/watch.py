@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from memprof.holding import find_holders
+from memprof.holding.search import quiet
 from memprof.holding.source import may_stop_growing
 from memprof.records import Finding, Holder
 from memprof.sources.places import PlaceOf, place_of
@@ -95,7 +96,8 @@ class Survivors:
     def look(self, step: int) -> list[Announcement]:
         """Search for the holders of whatever has grown since the last look."""
         began_s = time.thread_time()
-        found = [one for source in self.sources() for one in self._growing(source, step)]
+        with quiet():  # a block that a collection frees in between would seem to have no owner
+            found = [one for source in self.sources() for one in self._growing(source, step)]
         found += self._host(step)
         self._spent_s += time.thread_time() - began_s
         return found
@@ -103,18 +105,18 @@ class Survivors:
     def last_look(self, step: int) -> list[Announcement]:
         """At the end of the recording: also who holds the largest bytes that nothing explains."""
         found = self.look(step)
-        for source in self.sources():
-            known = {stack for device, stack in self._known if device == source.device}
-            resting = [
-                r for r in residents(source.living(), source.label_of) if r.stack not in known
-            ]
-            held = self._search(source, resting)
-            found += [
-                Announcement(_finding(source, one, step, holders, "resident"))
-                for one, holders in zip(resting, held, strict=True)
-                if holders
-            ]
-        return found
+        with quiet():
+            return [*found, *(one for source in self.sources() for one in self._rest(source, step))]
+
+    def _rest(self, source: LiveSource, step: int) -> list[Announcement]:
+        known = {stack for device, stack in self._known if device == source.device}
+        living = residents(source.living(), source.label_of)
+        resting = [one for one in living if one.stack not in known]
+        return [
+            Announcement(_finding(source, one, step, holders, "resident"))
+            for one, holders in zip(resting, self._search(source, resting), strict=True)
+            if holders
+        ]
 
     def _has_time(self) -> bool:
         elapsed_s = time.monotonic() - self._began_s
