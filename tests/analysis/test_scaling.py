@@ -16,6 +16,7 @@ from memprof.analysis.precision import halving, weight_copies
 from memprof.analysis.scaling import batch_slope, resized
 from memprof.analysis.timeline import timeline
 from memprof.loading import load
+from memprof.records import Finding
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Action, Category, Frame, Phase, Trace
 
@@ -148,6 +149,51 @@ def test_softmax_and_layer_norm_stay_float32_and_inputs_as_they_are():
     assert sizes.tolist() == [4 * MIB]
     assert trace.stack(int(trace.events.stack[np.flatnonzero(halving(moment))[0]])) == LINE
     assert weight_copies(moment) == 3 * MIB
+
+
+MODULE = "/site-packages/torch/nn/modules/module.py"
+SHORT = [
+    Frame("at::autocast::cached_cast(c10::ScalarType, at::Tensor const&)", "", 0),
+    Frame("__exit__", "/site-packages/torch/amp/autocast_mode.py", 390),
+    Frame("decorate_autocast", "/site-packages/torch/amp/grad_scaler.py", 16),
+    Frame("half", MODULE, 900),
+    Frame("bfloat16", MODULE.replace("/", "\\"), 920),
+    Frame("step", "/site-packages/deepspeed/runtime/fp16/fused_optimizer.py", 30),
+]
+
+
+@pytest.mark.parametrize("frame", SHORT, ids=lambda frame: frame.name[:20])
+def test_a_job_whose_stacks_show_a_short_format_is_not_told_to_use_one(tmp_path, frame):
+    builder = TraceBuilder().label(step=0, phase=Phase.FORWARD, module="Net.fc")
+    builder.alloc(120 * MIB, "a", stack=(frame, *LINE), category=Category.ACTIVATION)
+    found = failed(tmp_path, builder, 120 * MIB, 0)
+    assert [r.kind for r in found.rescues.tried if r.kind in ("bf16", "batch")] == ["batch"]
+
+
+def test_a_user_s_own_function_named_half_says_nothing_of_the_format(tmp_path):
+    builder = TraceBuilder().label(step=0, phase=Phase.FORWARD, module="Net.fc")
+    stack = (Frame("half", "/home/me/train.py", 3), *LINE)
+    builder.alloc(120 * MIB, "a", stack=stack, category=Category.ACTIVATION)
+    found = failed(tmp_path, builder, 120 * MIB, 0)
+    (bf16,) = (r for r in found.rescues.tried if r.kind == "bf16")
+    assert bf16.fits
+    assert bf16.assumes.startswith("the activations are float32")
+
+
+def test_float32_that_the_job_recorded_is_not_assumed(tmp_path):
+    told = {"autocast": "", "live": {"dtype": {"parameter": {"float32": 8}}}}
+    builder = TraceBuilder().label(step=0, phase=Phase.FORWARD, module="Net.fc")
+    builder.alloc(120 * MIB, "a", stack=LINE, category=Category.ACTIVATION).oom(120 * MIB)
+    trace = builder.build()
+    at_us = int(trace.events.time_us[-1])
+    for dtype, kinds in (("float32", ["bf16"]), ("bfloat16", [])):
+        told["live"] = {"dtype": {"parameter": {dtype: 8}}}
+        finding = Finding("oom", "cuda:0", 0, at_us, bytes=120 * MIB, details=told)
+        path = write_run(tmp_path / f"{dtype}.json", trace, more=[finding])
+        (found,) = post_mortems(load(path))
+        mine = [r for r in found.rescues.tried if r.kind == "bf16"]
+        assert [r.kind for r in mine] == kinds
+        assert not any(r.assumes for r in mine)
 
 
 def recorded_training(path, batches):
