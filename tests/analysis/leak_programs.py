@@ -10,6 +10,7 @@ import itertools
 import queue
 import random
 import threading
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import ClassVar
@@ -469,6 +470,183 @@ def itertools_cycle_over_a_long_epoch():
 
     def step(i):
         next(batches)
+
+    return step
+
+
+@leaking(32 * 16 * 4)
+def list_built_anew_with_one_more():
+    state = SimpleNamespace(chunks=[])
+
+    def step(i):
+        state.chunks = [*state.chunks, torch.randn(32, 16)]
+
+    return step
+
+
+@leaking(64 * 16 * 4)
+def results_chained_by_an_attribute_of_the_tensor():
+    state = SimpleNamespace(out=None)
+
+    def step(i):
+        out = torch.randn(64, 16)
+        out.previous = state.out
+        state.out = out
+
+    return step
+
+
+@leaking()
+def errors_raised_from_the_one_before():
+    model, job = mlp(), SimpleNamespace(error=None)
+
+    def attempt(x):
+        hidden = model(x)
+        raise ValueError(str(hidden.shape)) from job.error
+
+    def step(i):
+        try:
+            attempt(torch.randn(64, 16))
+        except ValueError as error:
+            job.error = error
+
+    return step
+
+
+class Finalized:
+    def __init__(self, size):
+        self.data = torch.zeros(size)
+        weakref.finalize(self, id, self).atexit = False
+
+
+@leaking(1000 * 4)
+def finalizers_that_hold_their_own_object():
+    def step(i):
+        Finalized(1000)
+
+    return step
+
+
+class Once(type):
+    made: ClassVar[dict] = {}
+
+    def __call__(cls, size):
+        if size not in cls.made:
+            cls.made[size] = super().__call__(size)
+        return cls.made[size]
+
+
+class Table(metaclass=Once):
+    def __init__(self, size):
+        self.values = torch.zeros(size)
+
+
+@leaking()
+def one_table_for_every_size():
+    Once.made.clear()
+
+    def step(i):
+        Table(1000 + i)
+
+    return step
+
+
+@leaking(2 * 16 * 32 * 4)
+def heads_added_in_forward():
+    heads = nn.ModuleList()
+
+    def step(i):
+        for _ in range(2):
+            heads.append(nn.Linear(16, 32, bias=False))
+
+    return step
+
+
+class Neighbour:
+    def __init__(self, data):
+        self.data, self.others = data, []
+
+    def connect(self, other):
+        self.others.append(other)
+        other.others.append(self)
+
+
+@leaking()
+def neighbours_that_know_each_other():
+    def step(i):
+        first, second = (Neighbour(torch.randn(64, 16)) for _ in range(2))
+        first.connect(second)
+
+    return step
+
+
+@leaking(64 * 16 * 4 + 10 * 16 * 4 + 10 * 8)  # input, output and indices
+def statistics_written_into_a_buffer_with_their_graph():
+    encoder, centers = nn.Linear(16, 16, bias=False), torch.zeros(10, 16)
+
+    def step(i):
+        centers[torch.randperm(10)] = encoder(torch.randn(64, 16))[:10].tanh()
+
+    return step
+
+
+@healthy
+def entries_that_live_for_twelve_steps():
+    cache = {}
+
+    def step(i):
+        cache[i] = torch.randn(32, 16)
+        cache.pop(i - 12, None)
+
+    return step
+
+
+@healthy
+def reservoir_of_thirty():
+    kept, chance = [], random.Random(0)
+
+    def step(i):
+        if len(kept) < 30:
+            kept.append(torch.randn(32, 16))
+        elif (at := chance.randint(0, i)) < 30:
+            kept[at] = torch.randn(32, 16)
+
+    return step
+
+
+@healthy
+def texts_decoded_token_by_token():
+    state = SimpleNamespace(cache=None, left=9)
+
+    def step(i):
+        new = torch.randn(4, 1, 16)
+        state.cache = new if state.cache is None else torch.cat([state.cache, new], 1)
+        state.left -= 1
+        if not state.left:
+            state.cache, state.left = None, 7 + i % 5
+
+    return step
+
+
+@healthy
+def window_cut_after_each_concatenation():
+    state = SimpleNamespace(keys=torch.zeros(4, 0, 16))
+
+    def step(i):
+        state.keys = torch.cat([state.keys, torch.randn(4, 1, 16)], 1)[:, -12:].contiguous()
+
+    return step
+
+
+@healthy
+def episodes_that_become_longer():
+    state = SimpleNamespace(episode=[], length=3)
+
+    def step(i):
+        state.episode.append(torch.randn(32, 16))
+        if len(state.episode) >= state.length:
+            state.episode.clear()
+            state.length += 2
 
     return step
 
