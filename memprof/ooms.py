@@ -44,14 +44,14 @@ class OomRecords:
         self._write, self._flush = write, flush
         self._counted: dict[str, int] = {}
         self._last_us = -_SAME_US
-        self._rested_at_s = 0.0
+        self._rested_at_s: dict[str, float] = {}
 
     def observed(self, what: Exhausted, step: int, label: int) -> None:
         """A device ran out of memory just now, on this thread."""
         self._last_us = what.time_us
         self._counted[what.device] = self._counted.get(what.device, 0) + 1
         began_s = time.monotonic()
-        full = began_s >= self._rested_at_s and not what.brief
+        full = began_s >= self._rested_at_s.get(what.device, 0.0) and not what.brief
         window = self._recording.window
         if full and window != NOT_RECORDED:
             self._recording.drain()
@@ -61,7 +61,7 @@ class OomRecords:
         self._flush()
         if full:
             ended_s = time.monotonic()
-            self._rested_at_s = ended_s + REST * (ended_s - began_s)
+            self._rested_at_s[what.device] = ended_s + REST * (ended_s - began_s)
 
     def left_the_block(self, error: BaseException | None, step: int, label: int) -> None:
         """An exception ends the recording; recorded here where no observer told of it."""

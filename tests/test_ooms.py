@@ -328,6 +328,22 @@ def test_a_search_for_the_batch_size_leaves_a_short_record_of_each_failure(recor
     assert told.failure.times == 300
 
 
+def test_each_device_s_first_failure_is_told_in_full(recorded):
+    def both(stand_in):
+        for device in (0, 1):
+            stand_in.alloc(90 * MIB, device)
+        for device in (0, 1):
+            with suppress(StandInOutOfMemoryError):
+                stand_in.alloc(40 * MIB, device)
+
+    run = recorded(TorchStandIn(devices=2, capacity=100 * MIB), both)
+    found = [f for f in run.findings if f.finding == "oom"]
+    assert [(f.device, "live" in f.details) for f in found] == [("cuda:0", True), ("cuda:1", True)]
+    first, second = post_mortems(run)
+    assert (first.failure.device, second.failure.device) == ("cuda:1", "cuda:0")
+    assert first.shortage == second.shortage == 30 * MIB
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform cannot fork")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_forked_child_s_failure_does_not_come_into_the_parent_s_file(recorded):

@@ -76,7 +76,7 @@ class OomWatch:
         self._torch = torch
         self._boundaries = boundaries
         self._told = told
-        self._rested_at_s = 0.0
+        self._rested_at_s: dict[int, float] = {}
 
     def open(self) -> str:
         """Watch from now on; CUDA must be initialised. Why not, where torch cannot; else empty."""
@@ -104,7 +104,7 @@ class OomWatch:
         facts: dict[str, object] = {"segment_bytes": segment, "device_free": free, "limit": limit}
         what = Exhausted(f"cuda:{ordinal}", segment, time.time_ns() // 1000, frames, facts)
         began_s = time.monotonic()
-        what.brief = began_s < self._rested_at_s
+        what.brief = began_s < self._rested_at_s.get(ordinal, 0.0)
         costly = () if what.brief else (partial(self._blocks, what), partial(self._owners, what))
         for read in (self._counters, self._autocast, *costly):
             try:
@@ -113,7 +113,7 @@ class OomWatch:
                 facts.setdefault("unread", f"{type(error).__name__}: {error}")
         if not what.brief:
             ended_s = time.monotonic()
-            self._rested_at_s = ended_s + REST * (ended_s - began_s)
+            self._rested_at_s[ordinal] = ended_s + REST * (ended_s - began_s)
         self._told(what)
 
     def _counters(self, ordinal: int) -> dict[str, object]:
