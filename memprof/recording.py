@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -35,7 +35,7 @@ class _Open:
     """A source that works, and how long its last drain took."""
 
     source: EventSource
-    devices: tuple[str, ...] = ()
+    devices: tuple[DeviceInfo, ...] = ()
     drained: int = 0
     drained_at_us: float = 0.0
     drain_us: float = 0.0
@@ -122,14 +122,13 @@ class Recording:
             self._begin(opened)
 
     def grow(self) -> bool:
-        """Take in devices that were initialised since the last call; whether there were any."""
+        """Take in what the sources now say of devices; whether any is new or has changed."""
         before = [opened.devices for opened in self._sources]
         for opened in list(self._sources):
-            infos = self._ask(opened, opened.source.devices) or ()
-            names = tuple(info.device for info in infos)
-            if names != opened.devices and self.window != NOT_RECORDED:
+            infos = tuple(self._ask(opened, opened.source.devices) or ())
+            if _names(infos) != _names(opened.devices) and self.window != NOT_RECORDED:
                 self._begin(opened)
-            opened.devices = names
+            opened.devices = infos
         return before != [opened.devices for opened in self._sources]
 
     def drain(self, *, only_cheap: bool = False) -> None:
@@ -233,6 +232,10 @@ class Recording:
             opened.source.close()
         except Exception as second:  # noqa: BLE001 - see _ask
             self.note(name, f"closing it failed too: {type(second).__name__}: {second}")
+
+
+def _names(infos: Sequence[DeviceInfo]) -> list[str]:
+    return [info.device for info in infos]
 
 
 def _owners(chunk: Chunk, window: int) -> Owners:

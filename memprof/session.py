@@ -147,6 +147,8 @@ class Session:
             self._figures.see(self.recording.counters(), self._steps)
             if self.recording.window != NOT_RECORDED:
                 self.recording.end_window()
+            if self.recording.grow():
+                self._write_header()
             if self._lookout is not None:
                 self._lookout.close()  # the job's own names are still there
         finally:
@@ -196,11 +198,8 @@ class Session:
 
     def _exhausted(self, what: Exhausted) -> None:
         """A device ran out of memory, on the thread whose request failed."""
-        if (
-            not self._is_open
-            or self._pid != os.getpid()
-            or not self._lock.acquire(timeout=_PATIENCE_S)
-        ):
+        is_ours = self._is_open and self._pid == os.getpid()
+        if not (is_ours and self._lock.acquire(timeout=_PATIENCE_S)):
             return
         try:
             self._guarded(self._ooms.observed, what, self._last_step + 1, self._label())

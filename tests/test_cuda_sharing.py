@@ -58,3 +58,21 @@ def test_a_leak_is_found_whoever_records_and_whenever(order, version, monkeypatc
     assert device.steps.allocated[-1] == (10 + 4 * STEPS) * MIB
     last = [how for _, how in sorted(calls.items())][-1:]
     assert torch._C._cuda_isHistoryEnabled() == (last not in ([], [None]))
+
+
+def test_settings_that_the_program_makes_as_it_runs_are_those_of_the_recording(
+    monkeypatch, tmp_path
+):
+    torch = TorchStandIn(settings="max_split_size_mb:64")
+    monkeypatch.setattr(
+        "memprof.session.event_sources",
+        lambda options, interner, boundaries: [CudaSource(interner, boundaries, torch)],
+    )
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    with memprof.track(tmp_path / "run.json", sources=("cuda",)):
+        torch.alloc(MIB)
+        memprof.step()
+        memprof.step()
+    (device,) = load(tmp_path / "run.json").devices
+    assert device.info.settings["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64"
+    assert device.windows[0].settings == device.info.settings

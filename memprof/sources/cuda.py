@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from memprof.pickles import collector_paused
 from memprof.records import DeviceInfo
 from memprof.snapshot import traces_from_snapshot
@@ -323,9 +325,18 @@ class CudaSource:
             if snapshot is None:
                 return
             traces = traces_from_snapshot(snapshot)
+            self._see_settings(traces)
             chunks = [self._chunk(t) for t in traces if not self._is_lost(t.device)]
             self._taken += [chunk for chunk in chunks if len(chunk.events)]
             self._recorder.took(_clock_us() - began_us)
+
+    def _see_settings(self, traces: Sequence[Trace]) -> None:
+        """The allocator's settings as they are now: the program may have changed them."""
+        for ordinal, info in self._infos.items():
+            for trace in traces:
+                if trace.device == info.device:
+                    told = {name: value for name, value in trace.settings.items() if value != ""}
+                    self._infos[ordinal] = replace(info, settings={**info.settings, **told})
 
     def _is_lost(self, device: str) -> bool:
         return int(device.removeprefix("cuda:")) in self._recorder.lost
