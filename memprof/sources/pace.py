@@ -28,8 +28,8 @@ class Pace:
     def __init__(self, row_us: float, forgiven: int = 0) -> None:
         """``row_us`` is what a row is thought to take before one was measured.
 
-        So many first looks that take far longer are not counted: with C++ frames, libraries are
-        searched for their names once.
+        So many looks at little that take far longer are not counted: code is warmed up, and for C++
+        frames libraries are searched for their names once.
         """
         self._looks = deque([row_us], maxlen=self.LOOKS)
         self._forgiven = forgiven

@@ -30,7 +30,7 @@ _ROW_US = 12.0
 """A snapshot takes 7 µs an entry (pytorch issue 172672), turning it into columns 5 (measured)."""
 _THEIR_ROW_US = 30.0
 """The program may have asked for C++ frames, whose names take long to find."""
-_LEAST_ENTRIES = 2000
+_LEAST_ENTRIES = 1000
 """A window of fewer would hold less than a step of most programs."""
 _SHARED = "the program records memory history itself: it goes on undisturbed, and is shared"
 _FIRST_GAP_US, _LONGEST_GAP_US = 10_000_000.0, 3_600_000_000.0
@@ -95,7 +95,7 @@ class Recorder:
         self._gap_us = _FIRST_GAP_US
         self._refused_until_us: float | None = None
         self._calls = HistoryCalls(torch, self._program_calls, self._program_called)
-        self._paces = {Owner.MEMPROF: Pace(_ROW_US), Owner.PROGRAM: Pace(_THEIR_ROW_US, 1)}
+        self._paces = {Owner.MEMPROF: Pace(_ROW_US, 1), Owner.PROGRAM: Pace(_THEIR_ROW_US, 1)}
         self._overflows: Counter[Owner] = Counter()
         self._seen: dict[int, _Seen] = {}
         self._counted: dict[int, int] = {}
