@@ -27,6 +27,7 @@ __all__ = [
     "TorchEdges",
     "is_bare",
     "is_node_type",
+    "is_symbolic",
     "is_tensor_type",
     "plain_torch",
 ]
@@ -54,6 +55,14 @@ def is_node_type(kind: type) -> bool:
         return True
     own = type.__dict__["__dict__"].__get__(kind)
     return "next_functions" in own and "register_prehook" in own and "__module__" not in own
+
+
+def is_symbolic(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a compiler's, with sizes that are no numbers: it has no memory.
+
+    Most that one could ask of it would raise, or write a guard into the compiler's books.
+    """
+    return bool(getattr(tensor, "_has_symbolic_sizes_strides", False))
 
 
 def is_bare(tensor: torch.Tensor) -> bool:
@@ -139,6 +148,8 @@ class TorchEdges:
     ) -> Iterator[Reached]:
         if id(value) in self.visible:
             yield Reached(value, 0, _path(trail))
+            return
+        if is_symbolic(value):
             return
         key = self.targets.stored_key(value)
         if key:

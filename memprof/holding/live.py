@@ -87,7 +87,7 @@ def _row(
     is_view = one._base is not None
     return LiveTensor(
         name=name,
-        device=_text(one.device),
+        device=_text(_device_of(one)),
         shape=tuple(one.shape) if not one.is_nested else (),
         dtype=_text(one.dtype),
         nbytes=shown,
@@ -98,6 +98,16 @@ def _row(
         requires_grad=one.requires_grad,
         in_graph=in_graph,
     )
+
+
+def _device_of(one: torch.Tensor) -> torch.device:
+    """The device that a tensor's bytes lie on; a fake tensor only says that it is on another."""
+    if type(one) is torch.Tensor or type(one) is torch.nn.Parameter:
+        return one.device
+    try:
+        return one.untyped_storage().device
+    except (RuntimeError, NotImplementedError, ValueError):
+        return one.device
 
 
 @lru_cache(maxsize=256)

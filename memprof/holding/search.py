@@ -18,6 +18,7 @@ from memprof.holding.autograd import (
     TorchEdges,
     is_bare,
     is_node_type,
+    is_symbolic,
     is_tensor_type,
     plain_torch,
 )
@@ -127,7 +128,7 @@ class Search:
     def _find_tensors(self) -> None:
         own, tensors, nodes, optimizers, storages = self._by_role(self.heap.objects)
         self.heap.forget(own)
-        self.tensors = tensors  # type: ignore[assignment]
+        self.tensors = [one for one in tensors if not is_symbolic(one)]  # type: ignore[arg-type, misc]
         self.heap.mark([*tensors, *nodes], SPECIAL)
         self.heap.mark(optimizers, LATE)  # parameters are better named by their modules
         keys = ((one, self.targets.key(one)) for one in self.tensors)

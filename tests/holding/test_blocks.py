@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from memprof.holding import find_holders
+from memprof.holding import find_holders, tensors
 from memprof.sources.places import Block, place_of
 
 KEPT: dict[str, object] = {}
@@ -135,3 +135,18 @@ def test_a_wrappers_inner_tensor_names_the_wrapper() -> None:
     del inner
     (found,) = described(target)
     assert found == kept("attribute `_values` of `NestedTensor` (`KEPT['nested']._values`)")
+
+
+def test_fake_tensors_are_listed_where_they_take_no_memory_and_symbolic_ones_not_at_all() -> None:
+    from torch._dynamo.source import ConstantSource
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    shapes = ShapeEnv()
+    mode = FakeTensorMode(shape_env=shapes)
+    KEPT["symbolic"] = mode.from_tensor(torch.zeros(7, 5), source=ConstantSource("x"))
+    with mode:
+        KEPT["fake"] = torch.empty(10, device="cuda")
+    listed = {one.name: one.device for one in tensors(budget_s=30) if "KEPT" in one.name}
+    assert listed == {kept("dict `KEPT` (2 items)"): "meta"}
+    assert shapes.guards == []
