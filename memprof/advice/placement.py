@@ -92,7 +92,7 @@ def _view(case: Case) -> Iterator[Proposal]:
         0.94,
         f"A view of {format_bytes(shown)} keeps its whole storage of {format_bytes(kept)}.",
         place,
-        patch=_cloned(place),
+        patch=_cloned(place, ".copy()" if _of_arrays(case) else ".clone()"),
         remains=shown / kept,
     )
 
@@ -134,8 +134,14 @@ def _subscript(place: Place) -> ast.Subscript | None:
     return next((v for v in values if isinstance(v, ast.Subscript)), None)
 
 
-def _cloned(place: Place | None) -> str:
+def _of_arrays(case: Case) -> bool:
+    """Whether NumPy arrays are the views."""
+    links = (link for holder in case.found.holders for link in holder.links)
+    return any(link.kind == "base" and link.type_name == "ndarray" for link in links)
+
+
+def _cloned(place: Place | None, suffix: str) -> str:
     taken = _subscript(place) if place is not None else None
     if place is None or taken is None:
         return ""
-    return diff(place.program, *wrapped(taken, ".clone()"))
+    return diff(place.program, *wrapped(taken, suffix))

@@ -10,6 +10,7 @@ from types import FrameType
 import torch
 
 from memprof.errors import SettingsError
+from memprof.holding.arrays import held_by_arrays
 from memprof.holding.autograd import is_tensor_type, plain_torch
 from memprof.holding.chains import holder_of, score
 from memprof.holding.garbage import Unreached
@@ -123,12 +124,24 @@ def _holders_of(search: Search, keys: Iterable[int], limit: int) -> dict[int, tu
         if not found[key]:
             lost.append(key)
     if lost:
-        unreached = Unreached(search)
-        for key in lost:
-            links = tidy(unreached.links(key, naming))
-            known = with_what_is_known(links, search.targets.blocks.block(key))
-            found[key] = (holder_of(known, files),)
+        found.update(_of_lost(search, lost, naming, files))
     return found
+
+
+def _of_lost(
+    search: Search, lost: list[int], naming: Naming, files: list[str]
+) -> dict[int, tuple[Holder, ...]]:
+    """Cycles, arrays over the memory, or at last what is known of memory that only C++ owns."""
+    unreached = Unreached(search)
+    links = {key: tidy(unreached.links(key, naming)) for key in lost}
+    nameless = {key for key in lost if not links[key] or links[key][0].kind == LinkKind.UNKNOWN}
+    for key, reference in held_by_arrays(search, nameless).items():
+        links[key] = links_of(search, reference, naming)[0] or links[key]
+    blocks = search.targets.blocks
+    return {
+        key: (holder_of(with_what_is_known(one, blocks.block(key)), files),)
+        for key, one in links.items()
+    }
 
 
 def _best(ranked: Iterable[list[Link]], limit: int, files: list[str]) -> tuple[Holder, ...]:

@@ -301,6 +301,11 @@ class Search:
                         self._parents[id(value)] = (owner, record.source)
                         waiting[record.source][id(owner)] = owner
 
+    def adopt(self, child: object, owner: object, level: int) -> None:
+        """Say that ``owner``, which was reached at ``level``, holds what no pass can see."""
+        self._parents[id(child)] = (owner, level)
+        self.resolve([Reference(owner, level, child)])
+
     def chain(
         self, reference: Reference
     ) -> tuple[Root | None, list[list[object]], list[tuple[Link, ...]]]:

@@ -78,7 +78,7 @@ _WORDS: dict[str, Callable[[Link], str]] = {
     LinkKind.SAVED_TENSOR: lambda one: f"saved tensor {_name(one)} of {one.type_name}",
     LinkKind.CTX_ATTRIBUTE: lambda one: f"attribute {_name(one)} of ctx ({one.type_name})",
     LinkKind.GRAD: lambda one: f".grad of a {one.type_name}",
-    LinkKind.BASE: lambda one: f"a view that shows {one.name}" if one.name else "a view",
+    LinkKind.BASE: lambda one: _view(one) + (f" that shows {one.name}" if one.name else ""),
     LinkKind.TRACEBACK: lambda one: f"traceback through {one.type_name}(){_where(one)}",
     LinkKind.FRAME: lambda one: (
         f"local {_name(one)} of the finished call {one.type_name}(){_where(one)}"
@@ -149,3 +149,7 @@ def _root_phrase(root: Link) -> str:
     if root.kind == LinkKind.NOTEBOOK:
         return f"the notebook's `{root.name}`"
     return f"global `{root.name}` of {root.type_name}"
+
+
+def _view(one: Link) -> str:
+    return "a NumPy array" if one.type_name == "ndarray" else "a view"

@@ -587,3 +587,12 @@ def test_tensors_of_a_class_attribute_are_not_to_be_held_weakly(bench):
     assert "weakref" not in fixes(remedies)
     by_fix = {r.fix: r.code for r in remedies}
     assert by_fix["clear_container"] == "Log.kept.append(x)"
+
+
+def test_a_part_of_an_array_is_copied_as_arrays_are(bench):
+    bench.write("def step(kept, probs):\n    kept.append(probs.numpy()[:, 1])\n")
+    held = bench.holder("kept.append", ("local", "kept", -1), ("item", "3", 40))
+    held.links.append(Link("base", "32 of 128 bytes", "ndarray"))
+    best = bench.advise("kept.append", held)[0]
+    assert best.fix == "clone_view"
+    assert "+    kept.append(probs.numpy()[:, 1].copy())" in best.patch

@@ -188,6 +188,20 @@ def test_the_slower_branch_of_a_tee_is_told_with_its_call() -> None:
     assert best.code == 'quick, KEPT["slow"] = itertools.tee(batches())'
 
 
+def test_an_array_over_a_tensors_memory_is_its_holder() -> None:
+    columns: list[object] = []
+    KEPT["columns"] = columns
+
+    def predict() -> int:
+        probs = torch.ones(8, 4)
+        columns.append(probs.numpy()[:, 1])
+        return probs.untyped_storage()._cdata
+
+    (one,) = find_holders([predict()], budget_s=20)[0][:1]
+    assert one.code == "columns.append(probs.numpy()[:, 1])"
+    assert one.description.startswith("a NumPy array that shows 32 of 128 bytes, kept by list")
+
+
 class Released:
     def __init__(self) -> None:
         self.data = torch.ones(7)
