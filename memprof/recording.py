@@ -20,12 +20,13 @@ from memprof.trace import NOT_RECORDED, Events, State
 __all__ = ["Recording", "Seen"]
 
 _LOG = logging.getLogger("memprof")
-_DRAIN_SHARE = 0.1
-"""Draining in a window may take a tenth of the time: a source whose drain is dear waits longer."""
+_DRAIN_SHARE = 0.01
+"""Draining in a window may take so much of the time: a source whose drain is dear waits longer."""
 
 _EVENT_US = {"cuda": 3.0}
 _DEAREST_EVENT_US = 30.0
-"""What recording an event costs before it was measured: a CPU tensor's, or anybody else's."""
+"""What recording an event costs before it was measured: a CPU tensor's (`docs/overhead.md`), or
+anybody else's."""
 
 Answer = TypeVar("Answer")
 

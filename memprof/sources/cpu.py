@@ -45,7 +45,7 @@ class CpuSource:
         self._interner = interner
         self._boundaries = boundaries
         self._stacks = StackCapture(interner)
-        self._live = LiveStorages(boundaries.label)
+        self._live = LiveStorages(boundaries.place)
         self._watch: Watch | None = None
         self._thread = 0
         self._pid = 0

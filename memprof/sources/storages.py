@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from memprof.sources.threadstate import Place
 from memprof.trace import EMPTY, NOT_RECORDED, Blocks, BlockState, State
 
 __all__ = ["ROW", "Held", "LiveStorages"]
@@ -56,15 +57,15 @@ class Held(weakref.ref):  # type: ignore[type-arg]
 class LiveStorages:
     """What lives, by storage; the sum of its bytes; and, while recording, rows of events."""
 
-    def __init__(self, label: Callable[[], int]) -> None:
-        """``label`` gives the row of the label of the moment."""
+    def __init__(self, place: Callable[[], Place]) -> None:
+        """``place`` tells where the calling thread is, with the row of the moment's label."""
         self.held: dict[int, Held] = {}
         self.bytes = 0
         self.peak = 0
         self.rows: list[int] = []
         self.serials = itertools.count()
         self.failure = ""
-        self._label = label
+        self._place = place
         self._recording = False
         self._owner_of: dict[int, int] = {}
         self._shared: dict[int, list[Held]] = {}
@@ -175,7 +176,7 @@ class LiveStorages:
         self.bytes -= held.size
         if self._recording:
             owner = (held.event + 1) << 8 | held.category << 4 | held.handed
-            label = self._label()
+            row = self._place().row
             self.rows += (
-                0, address, held.size, time.time_ns(), held.label, label, held.serial, owner
+                0, address, held.size, time.time_ns(), held.label, row, held.serial, owner
             )  # fmt: skip

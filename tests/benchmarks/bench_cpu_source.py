@@ -1,6 +1,7 @@
 """What recording CPU tensors costs, in a window and between windows, beside torch.profiler.
 
-Seconds are those of the processor, in one thread: other programs on the machine disturb them less.
+Seconds are those of the processor, in one thread, in the best of several rounds: so other programs
+on the machine disturb them least.
 The profiler records memory and stacks, and the time in which it stops is counted: it does most of
 its work then. What a recording does once (find what is alive as it opens, search for holders after
 8, 12, 16, 24, 32 … steps and at its end) has an allowance of its own and is printed apart.
@@ -159,12 +160,12 @@ def main() -> None:
         for _ in range(ROUNDS):  # in turns, so that a slow moment of the machine hits all
             for way in ways:
                 taken[way.__name__].append(way(job))
-        tell(make.__name__, {name: median(times) for name, times in taken.items()})
+        tell(make.__name__, {name: min(times) for name, times in taken.items()})
         print(f"{make.__name__:5} once a recording: {median(job.once_s):.2f} s\n")
 
 
 def tell(name: str, took: dict[str, float]) -> None:
-    """Print medians, ratios, and how they stand to the aims."""
+    """Print times, ratios, and how they stand to the aims."""
     base = took["plain"]
     for way, seconds in took.items():
         print(f"{name:5} {way:8} {seconds * 1e3:8.3f} ms a step  {seconds / base:6.3f} x")
