@@ -19,7 +19,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CHUNK", "LATE", "SPECIAL", "TARGET", "VISITED", "Deadline", "Heap", "Level"]
+__all__ = [
+    "CHUNK",
+    "LATE",
+    "SPECIAL",
+    "TARGET",
+    "VISITED",
+    "Deadline",
+    "Heap",
+    "Level",
+    "addresses",
+    "places_among",
+]
 
 TRACKED, VISITED, TARGET, SPECIAL, LATE = 1, 2, 4, 8, 16
 """Marks of an object.
@@ -80,7 +91,11 @@ class Heap:
 
     def __post_init__(self) -> None:
         ids = addresses(self.objects)
-        pages = np.unique(ids >> _PAGE_BITS)
+        pages = ids >> _PAGE_BITS
+        changes = np.flatnonzero(
+            np.diff(pages, append=-1)
+        )  # neighbours share a page: fewer to sort
+        pages = np.unique(pages[changes])
         if len(pages) > _MAX_PAGES:  # the fullest pages first would need counts; the lowest do
             pages, self.complete = pages[:_MAX_PAGES], False
         self._pages = pages
@@ -196,6 +211,13 @@ class Heap:
                 self._marks[places[new]] |= VISITED
                 fresh += [referents[i] for i in (new + at).tolist()]
         return fresh, hit
+
+
+def places_among(ids: Ints, wanted: list[int]) -> list[int]:
+    """Where in ``ids`` one of ``wanted`` stands, which are few and in order."""
+    few = np.array([*wanted, np.iinfo(np.int64).max])
+    places: list[int] = np.flatnonzero(few[np.searchsorted(few, ids)] == ids).tolist()
+    return places
 
 
 class _Memory:

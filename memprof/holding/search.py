@@ -22,7 +22,17 @@ from memprof.holding.autograd import (
     is_tensor_type,
     plain_torch,
 )
-from memprof.holding.heap import LATE, SPECIAL, TARGET, VISITED, Deadline, Heap, Level, addresses
+from memprof.holding.heap import (
+    LATE,
+    SPECIAL,
+    TARGET,
+    VISITED,
+    Deadline,
+    Heap,
+    Level,
+    addresses,
+    places_among,
+)
 from memprof.holding.kinds import LinkKind
 from memprof.holding.roots import Root, frame_roots, is_own, module_roots
 from memprof.holding.targets import Targets
@@ -157,8 +167,7 @@ class Search:
                     role_of[id(kind)] = role
                     break
         kinds = list(map(type, objects))
-        special = np.flatnonzero(np.isin(addresses(kinds), np.fromiter(role_of, np.int64)))
-        for at in special.tolist():
+        for at in places_among(addresses(kinds), sorted(role_of)):
             role_of[id(kinds[at])].append(objects[at])
         return found
 
