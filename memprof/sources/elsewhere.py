@@ -57,12 +57,15 @@ class Elsewhere:
         if self._bytes < max(_LEAST, 2 * self._told):
             return
         frames = sys._current_frames()
-        for thread in threading.enumerate():
-            if thread.ident in (None, recorded) or thread.name.startswith("memprof"):
-                continue
-            self._seen = True
-            if _uses_torch(frames.get(thread.ident or 0)):
-                self._names.setdefault(thread.ident or 0, thread.name)
+        try:
+            for thread in threading.enumerate():
+                if thread.ident in (None, recorded) or thread.name.startswith("memprof"):
+                    continue
+                self._seen = True
+                if _uses_torch(frames.get(thread.ident or 0)):
+                    self._names.setdefault(thread.ident or 0, thread.name)
+        finally:
+            frames.clear()  # it has this very frame, a cycle that would keep the job's locals
 
     def notes(self) -> list[str]:
         """One sentence if there is much more to tell than at the last call."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import threading
+import weakref
 
 import pytest
 
@@ -86,6 +88,26 @@ def test_tensors_of_another_thread_are_said_with_their_bytes(recorder, worker):
     job = worker(lambda: [torch.ones(MIB // 4), torch.ones(MIB // 4)])
     (note,) = recorder.notes(job)
     assert note.startswith("2 MiB in 2 tensors came from another thread (prefetch), of which")
+
+
+def test_looking_at_other_threads_keeps_nothing_of_them_or_of_the_job(recorder, worker):
+    job = worker(lambda: torch.ones(MIB))
+    gc.collect()
+    gc.disable()
+    try:
+        recorder.source.begin_window()
+        job()
+
+        def round_of_the_job():
+            local = torch.ones(5)
+            recorder.source.drain()
+            return weakref.ref(local)
+
+        assert round_of_the_job()() is None
+    finally:
+        gc.enable()
+    recorder.source.end_window()
+    assert len(recorder.source.notes()) == 1
 
 
 def test_the_same_is_not_said_in_every_window(recorder, worker):
