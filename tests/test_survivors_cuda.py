@@ -14,10 +14,7 @@ from memprof_cli.leaks import command
 
 torch = pytest.importorskip("torch", reason="survivors are torch's tensors")
 
-from memprof import session  # noqa: E402
-from memprof.sources.cudaowners import OwnedCudaSource  # noqa: E402
-from memprof.testing.cuda import TorchStandIn  # noqa: E402
-from tests.sources.pretended import Pretended  # noqa: E402
+from tests.sources.pretended import Pretended, recorded_device  # noqa: E402
 
 STEPS = 40
 
@@ -25,16 +22,7 @@ STEPS = 40
 @pytest.fixture
 def device(monkeypatch) -> Pretended:
     """A device that `memprof.track` records, for tensors that pretend to lie on it."""
-    stand_in = TorchStandIn()
-    mode = Pretended(stand_in)
-    monkeypatch.setattr(
-        session,
-        "event_sources",
-        lambda _, interner, boundaries: [
-            OwnedCudaSource(interner, boundaries, stand_in, mode.place)
-        ],
-    )
-    return mode
+    return recorded_device(monkeypatch)
 
 
 def train(path, device, keep, steps=STEPS):

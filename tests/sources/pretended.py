@@ -10,10 +10,13 @@ import contextlib
 import weakref
 from typing import Any
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from memprof import session
+from memprof.sources.cudaowners import OwnedCudaSource
 from memprof.sources.places import Place, place_of
 from memprof.testing.cuda import TorchStandIn
 
@@ -62,3 +65,17 @@ class Pretended(TorchDispatchMode):
     def _free_dead(self) -> None:
         while self._dead:
             self._stand_in.free(self._dead.pop(), self._device)
+
+
+def recorded_device(monkeypatch: pytest.MonkeyPatch) -> Pretended:
+    """A device that `memprof.track` records, for tensors that pretend to lie on it."""
+    stand_in = TorchStandIn()
+    mode = Pretended(stand_in)
+    monkeypatch.setattr(
+        session,
+        "event_sources",
+        lambda _, interner, boundaries: [
+            OwnedCudaSource(interner, boundaries, stand_in, mode.place)
+        ],
+    )
+    return mode

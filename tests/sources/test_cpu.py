@@ -15,22 +15,13 @@ torch = pytest.importorskip("torch", reason="needs torch")
 from torch import nn  # noqa: E402
 from torch.utils import _python_dispatch  # noqa: E402
 
-from memprof.sources.boundaries import Boundaries  # noqa: E402
-from memprof.sources.cpu import CpuSource  # noqa: E402
-from memprof.sources.protocol import Interner  # noqa: E402
 from memprof.trace import Action, Category  # noqa: E402
+from tests.sources.recording import CpuRecording  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-class Recorder:
-    def __init__(self):
-        self.interner = Interner()
-        self.boundaries = Boundaries(self.interner)
-        self.boundaries.open(lambda _: None)
-        self.source = CpuSource(self.interner, self.boundaries)
-        self.source.open()
-
+class Recorder(CpuRecording):
     def begin(self):
         gc.collect()  # what other tests left must not die in the window
         return self.source.begin_window()["cpu"]
@@ -38,10 +29,6 @@ class Recorder:
     def drain(self):
         (chunk,) = self.source.drain()
         return chunk
-
-    def close(self):
-        self.source.close()
-        self.boundaries.close()
 
     def bytes_by_owner(self, events):
         labels = self.interner.tables().labels
@@ -57,9 +44,7 @@ class Recorder:
 def recorder():
     it = Recorder()
     yield it
-    notes = [*it.source.notes(), *it.boundaries.notes()]
     it.close()
-    assert notes == []
 
 
 def test_a_tensor_is_one_allocation_and_two_free_events(recorder):

@@ -10,7 +10,6 @@ import pytest
 torch = pytest.importorskip("torch", reason="owners are torch's modules and optimizers")
 
 import memprof  # noqa: E402
-from memprof import session  # noqa: E402
 from memprof.run import Run  # noqa: E402
 from memprof.sources.boundaries import Boundaries  # noqa: E402
 from memprof.sources.cudaowners import OwnedCudaSource  # noqa: E402
@@ -19,7 +18,7 @@ from memprof.sources.protocol import Interner  # noqa: E402
 from memprof.sources.search import reads_saved  # noqa: E402
 from memprof.testing.cuda import TorchStandIn  # noqa: E402
 from memprof.trace import Action, BlockState, Category, Phase  # noqa: E402
-from tests.sources.pretended import Pretended  # noqa: E402
+from tests.sources.pretended import Pretended, recorded_device  # noqa: E402
 
 Training = Callable[[], None]
 
@@ -27,16 +26,7 @@ Training = Callable[[], None]
 @pytest.fixture
 def device(monkeypatch) -> Pretended:
     """A device that `memprof.track` records, for tensors that pretend to lie on it."""
-    stand_in = TorchStandIn()
-    mode = Pretended(stand_in)
-    monkeypatch.setattr(
-        session,
-        "event_sources",
-        lambda _, interner, boundaries: [
-            OwnedCudaSource(interner, boundaries, stand_in, mode.place)
-        ],
-    )
-    return mode
+    return recorded_device(monkeypatch)
 
 
 def recorded(tmp_path, device: Pretended, program: Training, **options) -> Run:

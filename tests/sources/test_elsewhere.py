@@ -15,21 +15,12 @@ torch = pytest.importorskip("torch", reason="needs torch")
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from memprof.sources.boundaries import Boundaries  # noqa: E402
-from memprof.sources.cpu import CpuSource  # noqa: E402
-from memprof.sources.protocol import Interner  # noqa: E402
+from tests.sources.recording import CpuRecording  # noqa: E402
 
 MIB = 1 << 20
 
 
-class Recorder:
-    def __init__(self):
-        interner = Interner()
-        self.boundaries = Boundaries(interner)
-        self.boundaries.open(lambda _: None)
-        self.source = CpuSource(interner, self.boundaries)
-        self.source.open()
-
+class Recorder(CpuRecording):
     def notes(self, job):
         """What is said of a window in which ``job`` runs; what it returns lives until the end."""
         self.source.begin_window()
@@ -67,8 +58,7 @@ class Worker:
 def recorder():
     it = Recorder()
     yield it
-    it.source.close()
-    it.boundaries.close()
+    it.close()
 
 
 @pytest.fixture

@@ -11,25 +11,16 @@ torch = pytest.importorskip("torch", reason="needs torch")
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from memprof.sources.boundaries import Boundaries  # noqa: E402
-from memprof.sources.cpu import CpuSource  # noqa: E402
-from memprof.sources.protocol import Interner  # noqa: E402
 from memprof.sources.search import Search  # noqa: E402
 from memprof.trace import Action, Category  # noqa: E402
+from tests.sources.recording import CpuRecording  # noqa: E402
 
 STEPS = 5
 READS_SAVED = Search().reads_saved
 pytestmark = pytest.mark.skipif(not READS_SAVED, reason="torch before 2.8 tells no saved tensors")
 
 
-class Recorder:
-    def __init__(self):
-        interner = Interner()
-        self.boundaries = Boundaries(interner)
-        self.boundaries.open(lambda _: None)
-        self.source = CpuSource(interner, self.boundaries)
-        self.source.open()
-
+class Recorder(CpuRecording):
     def run(self, job, steps=STEPS):
         """Run a job, a step a call, in a window; the category by address of what is left."""
         self.source.begin_window()
@@ -41,12 +32,6 @@ class Recorder:
     def end(self):
         blocks = self.source.end_window()["cpu"].blocks
         return dict(zip(blocks.address.tolist(), map(Category, blocks.category), strict=True))
-
-    def close(self):
-        notes = [*self.source.notes(), *self.boundaries.notes()]
-        self.source.close()
-        self.boundaries.close()
-        assert notes == []
 
 
 @pytest.fixture

@@ -12,11 +12,9 @@ torch = pytest.importorskip("torch", reason="needs torch")
 
 from torch import nn  # noqa: E402
 
-from memprof.sources.boundaries import Boundaries  # noqa: E402
-from memprof.sources.cpu import CpuSource  # noqa: E402
 from memprof.sources.owners import Differentiated, owned_tensors, storages, tensors_in  # noqa: E402
-from memprof.sources.protocol import Interner  # noqa: E402
 from memprof.trace import Action, Category  # noqa: E402
+from tests.sources.recording import CpuRecording  # noqa: E402
 
 PARAMETER, GRADIENT, STATE = Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE
 
@@ -25,13 +23,9 @@ STARTS, PLACES = torch.tensor([0, 1, 2]), torch.tensor([0, 1])
 ONES, BLOCKS = torch.ones(2), torch.ones(2, 2, 2)
 
 
-class Recorder:
+class Recorder(CpuRecording):
     def __init__(self):
-        self.interner = Interner()
-        self.boundaries = Boundaries(self.interner)
-        self.boundaries.open(lambda _: None)
-        self.source = CpuSource(self.interner, self.boundaries)
-        self.source.open()
+        super().__init__()
         self.source.begin_window()
 
     def end(self):
@@ -55,12 +49,6 @@ class Recorder:
                 owner = Category(chunk.events.category[row]), labels[chunk.events.label[row]].module
                 found[owner] += int(chunk.events.size[row])
         return found
-
-    def close(self):
-        notes = [*self.source.notes(), *self.boundaries.notes()]
-        self.source.close()
-        self.boundaries.close()
-        assert notes == []
 
 
 @pytest.fixture

@@ -11,27 +11,21 @@ torch = pytest.importorskip("torch", reason="needs torch")
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from memprof.sources.boundaries import Boundaries  # noqa: E402
-from memprof.sources.cpu import CpuSource  # noqa: E402
-from memprof.sources.protocol import Interner  # noqa: E402
 from memprof.sources.stacks import StackCapture  # noqa: E402
 from memprof.trace import Phase  # noqa: E402
+from tests.sources.recording import CpuRecording  # noqa: E402
 
 
-class Checked:
+class Checked(CpuRecording):
     """Records, and compares every stack with the one that a walk through all frames gives."""
 
     def __init__(self):
-        self.interner = Interner()
-        self.boundaries = Boundaries(self.interner)
-        self.boundaries.open(lambda _: None)
-        self.source = CpuSource(self.interner, self.boundaries)
+        super().__init__()
         self.whole = StackCapture(self.interner)
         self.wrong = []
         self.phases = set()
         self.quick = self.source._stacks.capture
         self.source._stacks.capture = self.capture
-        self.source.open()
         self.source.begin_window()
 
     def capture(self, frame, place):
@@ -41,12 +35,6 @@ class Checked:
             if row != self.whole.capture(frame, None):
                 self.wrong.append((place.phase, place.path))
         return row
-
-    def close(self):
-        notes = [*self.source.notes(), *self.boundaries.notes()]
-        self.source.close()
-        self.boundaries.close()
-        assert notes == []
 
 
 @pytest.fixture
