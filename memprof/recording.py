@@ -20,7 +20,7 @@ from memprof.trace import NOT_RECORDED, Events, State
 __all__ = ["Recording", "Seen"]
 
 _LOG = logging.getLogger("memprof")
-_DRAIN_SHARE = 0.01
+_DRAIN_SHARE = 0.05
 """Draining in a window may take so much of the time: a source whose drain is dear waits longer."""
 
 _EVENT_US = {"cuda": 3.0}

@@ -9,16 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from memprof.records import DeviceInfo
-from memprof.sources import boundaries as boundaries_file
-from memprof.sources import dispatch as dispatch_file
-from memprof.sources import modules as modules_file
-from memprof.sources import protocol as protocol_file
-from memprof.sources import stacks as stacks_file
-from memprof.sources import storages as storages_file
-from memprof.sources import threadstate as threadstate_file
 from memprof.sources.boundaries import Boundaries
 from memprof.sources.dispatch import Watch, direct_overload, skip_in_dynamo, spoils_compiled
 from memprof.sources.elsewhere import Elsewhere
+from memprof.sources.leisure import Leisure
 from memprof.sources.outliving import Outliving
 from memprof.sources.owners import Owner, gradients, owned, owners, storages, tensors_in
 from memprof.sources.protocol import Chunk, Counters, Interner
@@ -31,6 +25,8 @@ from memprof.trace import EMPTY, NOT_RECORDED, Category, Phase, State
 __all__ = ["CpuSource"]
 
 _DEVICE = "cpu"
+_JUDGING = 0.02
+"""Share of the time that looking for owners between drains may take."""
 _NO_TENSORS = frozenset((type(None), bool, int, float, complex))
 """What operators return that give no tensor back."""
 _PASSING = (Category.UNKNOWN, Category.TEMPORARY)
@@ -58,6 +54,8 @@ class CpuSource:
         self._elsewhere = Elsewhere()
         self._opaque: set[str] = set()
         self._aside = False
+        self._at_leisure = Leisure(_JUDGING)
+        self._undecided = True
 
     def devices(self) -> Sequence[DeviceInfo]:
         """The CPU."""
@@ -78,6 +76,7 @@ class CpuSource:
         """Bytes of the storages that are known; outside a window new ones are not seen."""
         if not self._recording:
             return [Counters(device=_DEVICE)]
+        self._at_leisure(self._keep_up)
         live = self._live
         peak, live.peak = live.peak, live.bytes
         return [
@@ -100,6 +99,8 @@ class CpuSource:
             held.event = NOT_RECORDED
             held.handed = held.category
         state = self._live.state()
+        self._undecided = self._search.reads_saved
+        self._at_leisure.reset()
         self._start()
         return {_DEVICE: state}
 
@@ -115,7 +116,7 @@ class CpuSource:
         """Events since the last drain, each allocation with its owner as far as it is known."""
         if self._watch is None:
             return []
-        skip_in_dynamo(*_OWN_MODULES)
+        skip_in_dynamo()
         if not self._aside:
             self._look(thorough=False)
         batch = Batch(self._live.take_rows(), self._events, self._outliving)
@@ -211,7 +212,7 @@ class CpuSource:
         self._thread = threading.get_ident()
         self._boundaries.watch_modules()
         self._boundaries.listeners.append(self)
-        skip_in_dynamo(*_OWN_MODULES)
+        skip_in_dynamo()
         self._live.record(True)
         self._live.peak = self._live.bytes
         self._since = next(self._live.serials)
@@ -350,6 +351,17 @@ class CpuSource:
             self._judge(owners(self._boundaries, self._search.differentiated))
         self._outliving.decide(suspects, self._search.saved)
 
+    def _keep_up(self) -> None:
+        """At a step's end: learn whose it is while it is there; it may die before a drain."""
+        if self._undecided:
+            suspects = self._outliving.suspects(self._live.counted(), self._boundaries.step)
+            if self._outliving.undecided(suspects):
+                self._undecided = False
+                self._look(thorough=True)
+                return
+        with _plain_attributes():
+            self._judge(owners(self._boundaries, self._search.differentiated))
+
     def _judge(self, found: Mapping[int, Owner]) -> None:
         """Give every storage that has an owner its category and its owner's module."""
         known, label_in = self._live.held.get, self._boundaries.label_in
@@ -379,15 +391,3 @@ def _plain_attributes() -> Any:
     import torch
 
     return torch._C.DisableTorchFunction()
-
-
-_OWN_MODULES = (
-    boundaries_file,
-    dispatch_file,
-    modules_file,
-    protocol_file,
-    stacks_file,
-    storages_file,
-    threadstate_file,
-    sys.modules[__name__],
-)

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType
 from typing import Any
 
 __all__ = ["Watch", "direct_overload", "skip_in_dynamo", "spoils_compiled"]
+
+_CALLED = (
+    "boundaries",
+    "cpu",
+    "dispatch",
+    "modules",
+    "protocol",
+    "stacks",
+    "storages",
+    "threadstate",
+)
+"""Modules beside this one whose functions run within the program's operators and module calls."""
 
 
 class Watch:
@@ -121,14 +133,15 @@ def spoils_compiled() -> bool:
     return any(backend is not None for backend in list(backends.values()))
 
 
-def skip_in_dynamo(*modules: ModuleType) -> None:
+def skip_in_dynamo() -> None:
     """Tell torch.compile, where it is loaded, that our own functions are not to be compiled."""
     if "torch._dynamo" not in sys.modules:
         return
     from torch._C._dynamo import eval_frame
 
     skip: Any = getattr(eval_frame, "skip_code", None)
-    for module in modules if skip is not None else ():
+    for name in _CALLED if skip is not None else ():
+        module = sys.modules[f"{__package__}.{name}"]
         for code in _codes(vars(module).values(), module.__name__):
             skip(code)
 

@@ -324,3 +324,33 @@ def test_where_torch_does_not_tell_what_graphs_save_activations_stay_such(record
 
     found = recorder.run(job)
     assert {found[one.data_ptr()] for one in kept} == {Category.ACTIVATION}
+
+
+def test_what_dies_before_the_first_drain_was_known_while_it_lived(recorder):
+    kept = []
+
+    def train():
+        net = Net(lambda y: kept.append(y.detach()))
+        optimizer = torch.optim.Adam(net.parameters())
+        for _ in range(STEPS):
+            net(torch.ones(3, 8)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            recorder.boundaries.step_done()
+            recorder.source._at_leisure.reset()  # as if steps were long
+            recorder.source.counters()
+        return sum(p.nbytes for p in net.parameters())
+
+    recorder.source.begin_window()
+    parameters = train()
+    kept.clear()
+    (chunk,) = recorder.source.drain()
+    found = Counter()
+    for row in range(len(chunk.events)):
+        if chunk.events.action[row] == Action.ALLOC:
+            found[Category(chunk.events.category[row])] += int(chunk.events.size[row])
+    recorder.source.end_window()
+    assert found[Category.PARAMETER] == parameters
+    assert found[Category.OPTIMIZER_STATE] == 2 * parameters + 2 * 4  # two moments, two step counts
+    # y, made by exp, of all steps but the last: that one had not outlived its next.
+    assert found[Category.UNKNOWN] == (STEPS - 1) * 3 * 8 * 4
