@@ -105,7 +105,8 @@ def _place(filename: str, line: int, function: str = "") -> str:
         return ""
     within = f" in {escaped(function, 120)}" if function else ""
     short = escaped(short_path(filename), 120)
-    return f'<span class="place" title="{escaped(filename)}">{short}:{line}{within}</span>'
+    at = f":{line}" if line > 0 else ""
+    return f'<span class="place" title="{escaped(filename)}">{short}{at}{within}</span>'
 
 
 def _site(site: Site) -> str:
