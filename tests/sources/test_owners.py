@@ -26,7 +26,8 @@ ONES, BLOCKS = torch.ones(2), torch.ones(2, 2, 2)
 class Recorder(CpuRecording):
     def __init__(self):
         super().__init__()
-        self.source.begin_window()
+        before = self.source.begin_window()["cpu"].blocks
+        self._before = set(before.address.tolist())  # of which gradients are other tests'
 
     def end(self):
         """Bytes by category and module, and both by address, of what is alive."""
@@ -34,7 +35,10 @@ class Recorder(CpuRecording):
         labels = self.interner.tables().labels
         found, at = Counter(), {}
         for row in range(len(blocks)):
-            owner = Category(blocks.category[row]), labels[blocks.label[row]].module
+            category = Category(blocks.category[row])
+            if category == GRADIENT and int(blocks.address[row]) in self._before:
+                continue
+            owner = category, labels[blocks.label[row]].module
             found[owner] += int(blocks.size[row])
             at[int(blocks.address[row])] = owner
         return found, at
