@@ -1,0 +1,69 @@
+"""A source file, a run and findings about its lines, for tests of the rules; no test is here."""
+
+from __future__ import annotations
+
+from memprof.advice import advise
+from memprof.analysis.findings import Evidence, Found, Kind
+from memprof.analysis.scene import site_at
+from memprof.loading import load
+from memprof.records import Holder, Link
+from memprof.testing import TraceBuilder, write_run
+from memprof.trace import Frame, Phase
+
+
+class Bench:
+    """A source file, a run, and findings about lines of that file."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.settings = {}
+        self.backward = True
+        self.sizes = ()
+
+    def write(self, text):
+        self.file = self.folder / "train.py"
+        self.file.write_text(text)
+        self.lines = text.splitlines()
+        return self
+
+    def line(self, text):
+        return next(n for n, line in enumerate(self.lines, 1) if text in line)
+
+    def holder(self, text, *links, description="list `kept`"):
+        line = self.line(text)
+        made = [Link(kind, name, length=length) for kind, name, length in links]
+        return Holder(description, links[-1][0], str(self.file), line, self.lines[line - 1], made)
+
+    def advise(self, site, *holders, kind=Kind.LEAK, category="", allocs=(), nbytes=4096, **facts):
+        trace = TraceBuilder(device="cuda:0", settings=self.settings)
+        trace.label(step=0, phase=Phase.BACKWARD if self.backward else Phase.FORWARD)
+        trace.alloc(512, "x")
+        for size in self.sizes:  # each cuts a segment of its own that fits no later one
+            trace.alloc(size, "large").alloc(512, f"small{size}").free("large")
+        write_run(self.folder / "run.json", trace.build())
+        frame = Frame("step", str(self.file), self.line(site))
+        found = Found(
+            kind=kind,
+            device="cuda:0",
+            site=site_at(frame),
+            title="",
+            bytes=nbytes,
+            bytes_per_step=nbytes,
+            stack=(frame,),
+            category=category,
+            holders=holders,
+            evidence=Evidence(0, allocs, facts) if len(allocs) else Evidence(0, facts=facts),
+        )
+        return advise(found, load(self.folder / "run.json"))
+
+
+def fixes(remedies):
+    return [remedy.fix for remedy in remedies]
+
+
+LOOP = """\
+def step(net, kept):
+    loss = net().mean()
+    kept.append(loss)
+    loss.backward()
+"""

@@ -1,0 +1,183 @@
+"""Rules for caches, metrics, registries, views, checkpoints and the allocator."""
+
+from __future__ import annotations
+
+import pytest
+
+from memprof.advice import FIXES
+from memprof.analysis.findings import Kind
+from tests.advice.bench import LOOP, Bench, fixes
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(tmp_path)
+
+
+CACHE = """\
+class Rotary:
+    def forward(self, n):
+        if n not in self.cache:
+            self.cache[n] = self.table(n)
+        return self.cache[n]
+"""
+
+
+def test_a_dict_that_is_asked_for_its_key_first_is_a_cache_without_bound(bench):
+    bench.write(CACHE)
+    holder = bench.holder("self.cache[n] = ", ("attribute", "cache", -1), ("item", "7", 40))
+    assert bench.advise("self.cache[n] = ", holder)[0].fix == "bound_cache"
+
+
+METRIC = """\
+class Metric:
+    def update(self, x):
+        self.values.append(x)
+
+    def compute(self):
+        return cat(self.values)
+
+    def reset(self):
+        self.values = []
+"""
+
+
+def test_a_metric_is_told_to_be_reset_only_where_a_method_does_just_that(bench):
+    bench.write(METRIC)
+    holder = bench.holder("append", ("attribute", "values", -1), ("item", "0", 9))
+    assert bench.advise("append", holder)[0].fix == "reset_metric"
+    bench.write(METRIC.replace("self.values = []", "self.values = []\n        return self.score()"))
+    assert "reset_metric" not in fixes(bench.advise("append", holder))
+
+
+def test_models_in_a_list_are_let_go_rather_than_offloaded(bench):
+    bench.write("def trial(folds, model):\n    folds.append(model)\n")
+    links = [("item", "0", 9), ("parameter", "weight", -1)]
+    remedies = bench.advise("append", bench.holder("append", *links), category="parameter")
+    assert remedies[0].fix == "del_ref"
+    assert "cpu_offload" not in fixes(remedies)
+
+
+def test_a_registry_of_instances_becomes_weak(bench):
+    bench.write("import torch\n\n\nclass Net:\n    everyone = set()\n")
+    links = [("class_attribute", "everyone", -1), ("item", "0", 4), ("attribute", "table", -1)]
+    holder = bench.holder("everyone", *links)
+    first = bench.advise("everyone", holder)[0]
+    assert first.fix == "weakref"
+    assert "+import weakref" in first.patch
+    assert "+    everyone = weakref.WeakSet()" in first.patch
+
+
+def test_a_view_that_keeps_its_storage_is_cloned_and_leaves_only_its_own_bytes(bench):
+    bench.write(
+        "def step(kept, net):\n    out = net()\n    first = out[:, 0]\n    kept.append(first)\n"
+    )
+    holder = bench.holder("append", ("item", "0", 9), ("base", "64 of 4096 bytes", -1))
+    first = bench.advise("out = net", holder)[0]
+    assert (first.fix, first.line) == ("clone_view", 3)
+    assert "+    first = out[:, 0].clone()" in first.patch
+    assert first.saves_bytes == 4096 - 64
+
+
+def test_expandable_segments_are_not_advised_where_they_are_on(bench):
+    bench.write("x = f()\n")
+    bench.sizes = tuple(megabytes << 20 for megabytes in range(30, 60, 3))
+    facts = {"pattern": "fragmentation", "sizes_at_site": 20}
+    first, *rest = bench.advise("x = f", kind=Kind.FRAGMENTATION, **facts)
+    assert (first.fix, first.saves_bytes) == (
+        "expandable_segments",
+        first.peak_before - first.peak_after,
+    )
+    assert first.peak_after < first.peak_before // 2
+    assert "static_shapes" in fixes(rest)
+    bench.settings = {"expandable_segments": True}
+    assert fixes(bench.advise("x = f", kind=Kind.FRAGMENTATION, **facts)) == ["static_shapes"]
+
+
+def test_empty_cache_is_never_advised_for_tensors_that_are_alive(bench):
+    bench.write(LOOP)
+    for kind in (Kind.LEAK, Kind.CYCLE, Kind.WASTE, Kind.FRAGMENTATION):
+        assert "empty_cache" not in fixes(bench.advise("append", kind=kind))
+
+
+def test_an_empty_cache_call_in_every_step_is_taken_out(bench):
+    bench.write("def step():\n    train()\n    torch.cuda.empty_cache()\n")
+    (first,) = bench.advise("train", kind=Kind.WASTE, pattern="cache_emptied")
+    assert first.fix == "drop_empty_cache"
+    assert "-    torch.cuda.empty_cache()" in first.patch
+
+
+def test_of_several_empty_cache_calls_none_is_taken_out_unseen(bench):
+    bench.write("def step():\n    torch.cuda.empty_cache()\n    torch.cuda.empty_cache()\n")
+    (first,) = bench.advise("def step", kind=Kind.WASTE, pattern="cache_emptied")
+    assert (first.line, first.patch) == (2, "")
+
+
+def test_a_method_that_is_merely_called_empty_cache_is_left_alone(bench):
+    bench.write("def step(store):\n    store.empty_cache()\n")
+    (first,) = bench.advise("def step", kind=Kind.WASTE, pattern="cache_emptied")
+    assert (first.line, first.patch) == (1, "")
+
+
+WRAPPED = """\
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+critic = DDP(critic, gradient_as_bucket_view=True)
+actor = DDP(actor, device_ids=[0])
+"""
+
+
+def of_buckets(bench, site):
+    return bench.advise(site, kind=Kind.WASTE, pattern="buckets")[0]
+
+
+def test_the_wrapper_that_copies_its_gradients_is_the_one_that_is_patched(bench):
+    bench.write(WRAPPED)
+    first = of_buckets(bench, "from torch import")
+    assert (first.fix, first.line) == ("bucket_view", 5)
+    assert "+actor = DDP(actor, device_ids=[0], gradient_as_bucket_view=True)" in first.patch
+
+
+def test_of_two_wrappers_the_one_that_made_the_buckets_is_patched_or_none(bench):
+    bench.write(WRAPPED.replace("=True", "=False"))
+    assert of_buckets(bench, "from torch import").patch == ""
+    first = of_buckets(bench, "critic =")
+    assert first.line == 4
+    assert "+critic = DDP(critic, gradient_as_bucket_view=True)" in first.patch
+
+
+def test_a_wrapper_whose_arguments_are_not_in_sight_is_named_without_a_patch(bench):
+    bench.write("import torch\nnet = torch.nn.parallel.DistributedDataParallel(net, **options)\n")
+    first = of_buckets(bench, "import torch")
+    assert (first.line, first.patch) == (2, "")
+
+
+def test_a_class_of_the_same_name_that_is_not_torch_s_is_not_patched(bench):
+    bench.write("from fast.parallel import DistributedDataParallel\n"
+                "net = DistributedDataParallel(net)\n")  # fmt: skip
+    first = of_buckets(bench, "from fast")
+    assert (first.line, first.patch) == (1, "")
+
+
+def test_what_a_waiting_thread_has_a_name_for_is_told_to_be_dropped_there(bench):
+    bench.write("def work(jobs):\n    while True:\n        job = jobs.get()\n        run(job)\n")
+    holder = bench.holder("job = ", ("thread", "Thread-1", -1), ("local", "job", -1))
+    (only,) = bench.advise("job = ", holder, kind=Kind.WASTE, pattern="pinned")
+    assert (only.fix, only.line) == ("del_ref", 3)
+    assert "`del job` at the end of the loop's body" in only.why
+
+
+def test_a_loaded_checkpoint_goes_to_the_host(bench):
+    bench.write("ckpt = torch.load(path, map_location=device)\n")
+    first = bench.advise("ckpt", kind=Kind.WASTE, pattern="loaded", target="ckpt")[0]
+    assert first.fix == "map_location_cpu"
+    assert '+ckpt = torch.load(path, map_location="cpu")' in first.patch
+
+
+def test_at_most_three_remedies_and_each_of_the_vocabulary(bench):
+    bench.write(METRIC)
+    holder = bench.holder("append", ("attribute", "values", -1), ("item", "0", 9))
+    remedies = bench.advise("append", holder, category="activation")
+    assert len(remedies) == 3
+    assert all(r.fix in FIXES and r.page == f"memprof explain {r.fix}" for r in remedies)

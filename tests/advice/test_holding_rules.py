@@ -1,0 +1,200 @@
+"""Rules that follow a value to the call or the container that keeps it."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from memprof.advice.source import accumulated, growing
+from memprof.analysis.findings import Kind
+from memprof.analysis.program import program_of
+from memprof.records import Link
+from tests.advice.bench import Bench, fixes
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(tmp_path)
+
+
+METER = """\
+class Meter:
+    def update(self, value, n=1):
+        self.values.append(value)
+
+    def watch(self, value):
+        self.update(value)
+
+
+def step(net, meter, seen):
+    seen.update(net)
+    loss = net().mean()
+    meter.watch(loss)
+"""
+
+
+def test_a_value_handed_over_is_cut_off_at_the_call_that_hands_it_over(bench):
+    bench.write(METER)
+    held = bench.holder(
+        "values.append",
+        ("local", "meter", -1),
+        ("attribute", "values", -1),
+        ("item", "0", 9),
+        ("autograd_node", "MeanBackward0", -1),
+        ("saved_tensor", "self", -1),
+    )
+    by_fix = {r.fix: r for r in bench.advise("net().mean()", held, in_graph=True)}
+    assert by_fix["detach"].code == "self.values.append(value)"
+    assert by_fix["item"].code == "meter.watch(loss)"
+    assert "+    meter.watch(loss.item())" in by_fix["item"].patch
+
+
+def test_a_value_made_where_it_is_kept_has_no_other_call(bench):
+    bench.write("def step(net, kept):\n    out = net()\n    kept.append(out)\n\n\nstep(1, 2)\n")
+    held = bench.holder("kept.append", ("local", "kept", -1), ("item", "0", 9))
+    assert {r.code for r in bench.advise("net()", held)} == {"kept.append(out)"}
+
+
+BUS = """\
+class Bus:
+    def subscribe(self, callback):
+        self.listeners.append(callback)
+
+
+class Probe:
+    def __init__(self, bus):
+        self.table = zeros(9)
+        bus.subscribe(self.heard)
+"""
+
+
+def test_listeners_that_keep_their_objects_should_be_registered_weakly(bench):
+    bench.write(BUS)
+    held = bench.holder(
+        "listeners.append",
+        ("global", "bus", -1),
+        ("attribute", "listeners", -1),
+        ("item", "0", 9),
+        ("bound_method", "__self__", -1),
+        ("attribute", "table", -1),
+    )
+    best = bench.advise("zeros(9)", held)[0]
+    assert (best.fix, best.code) == ("weakref", "bus.subscribe(self.heard)")
+
+
+TRIALS = """\
+class Trial:
+    def note(self, key, value):
+        self.notes[key] = value
+
+
+def objective(trials, trial):
+    model = build()
+    trials.append(trial)
+    trial.note("model", model)
+"""
+
+
+def test_models_that_items_of_a_container_keep_are_dropped_where_they_are_given_away(bench):
+    bench.write(TRIALS)
+    held = bench.holder(
+        "trials.append",
+        ("global", "trials", -1),
+        ("item", "0", 9),
+        ("attribute", "notes", -1),
+        ("item", "'model'", 1),
+        ("parameter", "weight", -1),
+    )
+    at = bench.line("self.notes[key]")
+    held.links[2] = Link("attribute", "notes", "Trial", str(bench.file), at)
+    best = bench.advise("build()", held, category="parameter")[0]
+    assert (best.fix, best.code) == ("del_ref", 'trial.note("model", model)')
+
+
+CYCLE = """\
+class Trainer:
+    def __init__(self, callbacks):
+        self.callbacks = callbacks
+        for callback in callbacks:
+            callback.trainer = self
+"""
+
+
+def test_a_cycle_is_told_by_two_of_its_links(bench):
+    bench.write(CYCLE)
+    held = bench.holder("callback.trainer", ("cycle", "", 4), ("attribute", "callbacks", -1))
+    at = bench.line("self.callbacks")
+    held.links[1] = Link("attribute", "callbacks", "Trainer", str(bench.file), at)
+    remedies = bench.advise("callback.trainer", held, kind=Kind.CYCLE)
+    assert {r.fix: r.code for r in remedies if r.fix in ("break_cycle", "weakref")} == {
+        "break_cycle": "callback.trainer = self",
+        "weakref": "self.callbacks = callbacks",
+    }
+
+
+@pytest.mark.parametrize(
+    ("statement", "container", "values", "keyed"),
+    [
+        ("kept += [x]", "kept", ["x"], False),
+        ("self.kept = self.kept + [x]", "self.kept", ["x"], False),
+        ("self.kept = [*self.kept, x]", "self.kept", ["x"], False),
+        ("kept[len(kept):] = [x]", "kept", ["x"], False),
+        ("kept.update({name: x})", "kept", ["x"], True),
+        ("kept.update(dict(zip(names, x)))", "kept", ["dict(zip(names, x))"], True),
+    ],
+)
+def test_a_container_grows_in_many_ways(statement, container, values, keyed, tmp_path):
+    file = tmp_path / "grown.py"
+    file.write_text(statement)
+    place = program_of(str(file)).at(1)
+    found = growing(place)
+    assert (found.container, [ast.unparse(v) for v in found.values], found.keyed) == (
+        container,
+        values,
+        keyed,
+    )
+    assert accumulated(place) is None
+
+
+@pytest.mark.parametrize("statement", ["meter.update(x)", "total = total + x", "a = [b, x]"])
+def test_what_only_looks_like_a_container_does_not_grow(statement, tmp_path):
+    file = tmp_path / "plain.py"
+    file.write_text(statement)
+    assert growing(program_of(str(file)).at(1)) is None
+
+
+METACLASS = """\
+class Once(type):
+    made = {}
+
+    def __call__(cls, n):
+        if n not in cls.made:
+            cls.made[n] = super().__call__(n)
+        return cls.made[n]
+"""
+
+
+def test_a_cache_of_a_class_is_bounded_where_it_is_filled(bench):
+    bench.write(METACLASS)
+    links = [("class_attribute", "made", -1), ("item", "3", 40), ("attribute", "table", -1)]
+    best = bench.advise("super()", bench.holder("made = {}", *links))[0]
+    assert (best.fix, best.code) == ("bound_cache", "cls.made[n] = super().__call__(n)")
+
+
+def test_tensors_of_a_class_attribute_are_not_to_be_held_weakly(bench):
+    bench.write("class Log:\n    kept = []\n\n\ndef step(x):\n    Log.kept.append(x)\n")
+    links = [("class_attribute", "kept", -1), ("item", "3", 40)]
+    remedies = bench.advise("def step", bench.holder("kept = []", *links))
+    assert "weakref" not in fixes(remedies)
+    by_fix = {r.fix: r.code for r in remedies}
+    assert by_fix["clear_container"] == "Log.kept.append(x)"
+
+
+def test_a_part_of_an_array_is_copied_as_arrays_are(bench):
+    bench.write("def step(kept, probs):\n    kept.append(probs.numpy()[:, 1])\n")
+    held = bench.holder("kept.append", ("local", "kept", -1), ("item", "3", 40))
+    held.links.append(Link("base", "32 of 128 bytes", "ndarray"))
+    best = bench.advise("kept.append", held)[0]
+    assert best.fix == "clone_view"
+    assert "+    kept.append(probs.numpy()[:, 1].copy())" in best.patch
