@@ -22,7 +22,7 @@ from memprof.analysis.sites import NO_SITE, FrameKind, frame_kind, site_name, si
 from memprof.analysis.survival import Survival, survival
 from memprof.records import Holder, Site
 from memprof.run import DeviceRun, Run
-from memprof.trace import Category, Frame
+from memprof.trace import Category, Frame, Phase
 from memprof.units import format_bytes
 
 __all__ = ["leaks", "site_of_frame"]
@@ -44,7 +44,8 @@ def leaks(run: Run) -> tuple[Found, ...]:
     it grew), ``tensors_per_step``, ``replaced`` (one tensor, replaced by ever larger ones),
     ``collected`` (the garbage collector was seen to free such tensors), ``holder`` (the kind of the
     first one), ``in_graph`` (held through an autograd graph), ``activation_share`` (of the bytes:
-    kept by autograd for a backward pass), ``models`` (whole models pile up, with parameters).
+    made by a forward pass that a backward pass followed), ``models`` (whole models pile up, with
+    parameters).
     """
     found = [one for device in run.devices for one in _of_device(run, device)]
     return tuple(sorted(found, key=lambda one: -one.bytes_per_step))
@@ -180,6 +181,16 @@ class _Leak:
         np.add.at(change, np.minimum(lives.died[chosen], length), -lives.size[chosen])
         return Series(self.seen.steps, np.cumsum(change[:-1]))
 
+    def _is_forward(self, rows: Ints) -> npt.NDArray[np.bool_]:
+        """What a forward pass made for its backward pass, also where only the program keeps it."""
+        lives, labels = self.seen.lives, self.seen.tables.labels
+        kept = lives.category[rows]
+        found: npt.NDArray[np.bool_] = kept == Category.ACTIVATION
+        if any(label.phase == Phase.BACKWARD for label in labels):
+            forward = np.array([label.phase == Phase.FORWARD for label in labels])
+            found |= (kept == Category.UNKNOWN) & forward[lives.label[rows]]
+        return found
+
     def _evidence(self, rows: Ints, holders: Sequence[Holder]) -> Evidence:
         lives = self.seen.lives
         windows = lives.window[rows]
@@ -198,7 +209,7 @@ class _Leak:
             "collected": self._collected(),
             "holder": holders[0].kind if holders else "",
             "in_graph": "autograd_node" in links,
-            "activation_share": float(lives.size[rows[kept == Category.ACTIVATION]].sum())
+            "activation_share": float(lives.size[rows[self._is_forward(rows)]].sum())
             / max(1, bytes_),
             "models": bool((kept == Category.PARAMETER).any()),
         }
