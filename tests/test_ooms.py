@@ -21,60 +21,21 @@ from memprof.analysis.oom import Cause, post_mortems
 from memprof.loading import load
 from memprof.sources.cuda import CudaSource
 from memprof.testing.cuda import StandInOutOfMemoryError, TorchStandIn
+from tests.exhausting import MIB, fragmented, leaking, peaking, recorder
 
-MIB = 1 << 20
 ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
 def recorded(monkeypatch, tmp_path):
-    """Records a function of a stand-in into a run file, and reads it back."""
-
-    def record(stand_in: TorchStandIn, job, **options) -> memprof.Run:
-        monkeypatch.setattr(
-            "memprof.session.event_sources",
-            lambda options, interner, boundaries: [CudaSource(interner, boundaries, stand_in)],
-        )
-        path = tmp_path / "run.json"
-        try:
-            with memprof.track(path, sources=("cuda",), **options):
-                job(stand_in)
-        except StandInOutOfMemoryError:
-            pass
-        return load(path)
-
-    return record
-
-
-def leaking(stand_in: TorchStandIn) -> None:
-    kept = []
-    stand_in.alloc(20 * MIB)
-    for _ in range(100):
-        kept.append(stand_in.alloc(4 * MIB))
-        stand_in.free(stand_in.alloc(16 * MIB))
-        memprof.step()
-
-
-def peaking(stand_in: TorchStandIn) -> None:
-    for _ in range(3):
-        stand_in.free(stand_in.alloc(30 * MIB))
-        memprof.step()
-    for _ in range(12):
-        stand_in.alloc(10 * MIB)
-
-
-def fragmented(stand_in: TorchStandIn) -> None:
-    stand_in.free(stand_in.alloc(30 * MIB))
-    stand_in.alloc(8 * MIB)  # in the front of the segment, which cannot be given back any more
-    memprof.step()
-    stand_in.alloc(40 * MIB)
+    return recorder(monkeypatch, tmp_path)
 
 
 def test_a_leak_is_named_and_freeing_it_is_shown_to_be_enough(recorded):
     run = recorded(TorchStandIn(capacity=128 * MIB), leaking)
     (told,) = post_mortems(run)
     assert told.cause is Cause.LEAK
-    assert "test_ooms.py" in told.why
+    assert told.why.endswith("exhausting.py:39 in leaking")
     assert told.failure.recorded == "event"
     freed = next(r for r in told.rescues.fitting if r.kind == "free")
     assert freed.peak_allocated <= 60 * MIB
@@ -207,41 +168,6 @@ def test_everything_is_on_disk_before_the_error_goes_on(monkeypatch, tmp_path):
     assert told.failure.recorded == "event"
     assert told.cause is Cause.PEAK
     assert "peaking" in told.asked_by
-
-
-def test_between_windows_the_blocks_and_the_request_are_a_window_of_their_own(recorded):
-    run = recorded(TorchStandIn(capacity=64 * MIB), fragmented, max_events=0)
-    (finding,) = (f for f in run.findings if f.finding == "oom")
-    assert "unread" not in finding.details
-    assert finding.details["moment"] is True
-    (window,) = run.devices[0].windows
-    assert (len(window.events), window.end.allocated) == (1, 8 * MIB)
-    (told,) = post_mortems(run)
-    assert told.cause is Cause.FRAGMENTATION
-    assert (told.failure.recorded, told.failure.requested) == ("event", 40 * MIB)
-    assert "fragmented" in [frame.name for frame in told.failure.stack]
-    # Laid out afresh the 8 MiB leave room, so it cannot be shown that settings would have.
-    assert "settings were not judged" in told.rescues.unproven
-    assert any(r.kind == "card" and r.fits for r in told.rescues.tried)
-
-
-def test_between_windows_a_full_card_is_the_peak_and_what_helps_is_replayed(recorded):
-    stand_in = TorchStandIn(capacity=100 * MIB, outside=4 << 30)
-    (told,) = post_mortems(recorded(stand_in, peaking, max_events=0))
-    assert told.cause is Cause.OTHERS
-    assert [r.kind for r in told.rescues.fitting] == ["others", "card"]
-    assert told.blocks[0].name == "10 blocks of 10 MiB"
-
-
-def test_a_small_request_between_windows_is_not_taken_for_its_segment(recorded):
-    def small(stand_in):
-        while True:
-            stand_in.alloc(512 << 10)
-
-    (told,) = post_mortems(recorded(TorchStandIn(capacity=20 * MIB), small, max_events=0))
-    assert told.failure.requested == MIB
-    assert told.failure.allocated == 20 * MIB
-    assert any(r.kind == "card" and r.peak_reserved == 22 * MIB for r in told.rescues.fitting)
 
 
 KILLED = """

@@ -108,7 +108,8 @@ def _owners(told: PostMortem) -> RenderableType:
         _add(table, title, groups, whole)
     if not table.row_count:
         return Text("not recorded: no trace of that moment, and no list by the job")
-    return table
+    alike = told.failure.alike
+    return table if alike is None else Group(table, Text(alike.line, style="dim"))
 
 
 def _add(table: Table, title: str, groups: Sequence[OwnerGroup], whole: int) -> None:
@@ -132,7 +133,9 @@ def _request(told: PostMortem) -> Iterator[str]:
     by = f" by {told.asked_by}" if told.asked_by else ", by a line that was not recorded"
     yield f"{format_bytes(failure.requested)}{by}{when}"
     facts = failure.told or {}
-    if "segment_bytes" in facts and (facts.get("moment") or failure.recorded == "finding"):
+    if failure.alike is not None and failure.requested != facts.get("segment_bytes"):
+        yield f"(what it asked for in step {failure.alike.step}: torch tells of the segment alone)"
+    elif "segment_bytes" in facts and (facts.get("moment") or failure.recorded == "finding"):
         yield "(the segment that torch wanted for it: it tells no more outside a window)"
     worker = facts.get("worker")
     if isinstance(worker, str):
@@ -244,6 +247,7 @@ def _figures(told: PostMortem) -> dict[str, Any]:
         "held": _held_figures(failure),
         "filled_by": {
             "inferred": told.inferred,
+            "told_by": _told_by(failure),
             "category": _groups(told.categories),
             "module": _groups(told.modules),
             "line": _groups(told.sites),
@@ -287,6 +291,14 @@ def _held_figures(failure: Failure) -> dict[str, Any]:
     ]
     held["elsewhere"] = [{"device": d, "reserved_bytes": size} for d, size in failure.elsewhere]
     return held
+
+
+def _told_by(failure: Failure) -> dict[str, Any] | None:
+    """The recorded step that tells what the blocks of a failure between windows were."""
+    alike = failure.alike
+    if alike is None:
+        return None
+    return {"window": alike.window, "step": alike.step, "share": round(alike.share, 4)}
 
 
 def _groups(groups: Sequence[OwnerGroup]) -> list[dict[str, Any]]:

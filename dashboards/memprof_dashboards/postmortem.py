@@ -42,8 +42,14 @@ def _card(told: PostMortem) -> str:
     return (
         '<article class="card kind-leak"><header>'
         f'<span class="kind">{escaped(told.cause.value)}</span><h3>{coded(told.line)}</h3>'
-        f'<p class="facts">{facts}</p></header><p>{coded(told.why)}</p>{_help(told)}</article>'
+        f'<p class="facts">{facts}</p></header><p>{coded(told.why)}</p>'
+        f"{_source(told)}{_help(told)}</article>"
     )
+
+
+def _source(told: PostMortem) -> str:
+    alike = told.failure.alike
+    return f'<p class="hint">{escaped(alike.line, 400)}</p>' if alike is not None else ""
 
 
 def _facts(told: PostMortem) -> Iterator[str]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from memprof.allocator import exact_sizes, segment_map
 from memprof.analysis.examination import WindowExamination
+from memprof.analysis.likeness import Likeness, likeness, told_by
 from memprof.analysis.owners import owners
 from memprof.analysis.steps import ooms, step_of_event
 from memprof.analysis.timeline import timeline
@@ -81,6 +82,8 @@ class Failure:
     """What the job's own finding says beyond this, such as live bytes by owner."""
     seen: WindowExamination | None = None
     """The trace that it is in, with exact sizes."""
+    alike: Likeness | None = None
+    """Of a failure between windows: the recorded step that tells what ``seen`` holds."""
     live_categories: Mapping[str, int] = field(default_factory=dict)
     """Bytes by category, as the job saw them; for failures without a trace, as the next."""
     live_stacks: tuple[tuple[tuple[Frame, ...], int], ...] = ()
@@ -184,6 +187,8 @@ def _is_later(finding: Finding, trace: Trace, mark: tuple[int, int]) -> bool:
 
 def _of_event(run: Run, device: DeviceRun, window: int, event: int, times: int) -> Failure:
     trace = exact_sizes(device.windows[window])
+    alike = likeness(device.windows, window, event) if _is_moment(trace) else None
+    trace = told_by(alike, trace, event) if alike is not None else trace
     line = timeline(trace)
     events, held = trace.events, segment_map(trace, event)
     at_us = int(events.time_us[event])
@@ -210,7 +215,16 @@ def _of_event(run: Run, device: DeviceRun, window: int, event: int, times: int) 
         process_used=_reading(run, device.device, "process_used", at_us),
         fraction=device.info.memory_fraction,
         seen=WindowExamination(trace, line, owners(trace, line.lives)),
+        alike=alike,
     )
+
+
+def _is_moment(trace: Trace) -> bool:
+    """A failure between windows: nothing but the failed request, and blocks without stacks."""
+    state = trace.end if trace.start is None else trace.start
+    if len(trace.events) != 1 or state is None:
+        return False
+    return bool(((state.blocks.stack == EMPTY) & (state.blocks.state != BlockState.INACTIVE)).any())
 
 
 def _bytes(state: State, wanted: BlockState) -> int:

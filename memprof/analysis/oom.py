@@ -88,7 +88,7 @@ class PostMortem:
     callers: tuple[Group, ...]
     """By the line that called the one above; empty where each line has one caller."""
     inferred: bool
-    """Categories were guessed from stacks."""
+    """Categories were guessed from stacks, or taken from a step that was recorded before."""
     growth: Growth | None
     """Of allocated bytes at step ends before it happened."""
     rescues: Rescues
@@ -138,7 +138,7 @@ def _explained(run: Run, failure: Failure, workers: int | None) -> PostMortem:
         sites=lines,
         blocks=_blocks(failure, alive),
         callers=_callers(failure, alive),
-        inferred=bool(seen and seen.owners.inferred),
+        inferred=bool(seen and seen.owners.inferred) or failure.alike is not None,
         growth=trend,
         rescues=rescues(failure, workers),
         layouts=layouts(seen.trace) if seen and failure.recorded == "state" else (),

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from memprof.allocator import (
     NOTHING_CHANGED,
@@ -24,18 +23,17 @@ from memprof.allocator import (
 )
 from memprof.allocator.settings import NO_LIMIT
 from memprof.analysis.failures import Failure
+from memprof.analysis.grounds import Ground, ground_of
 from memprof.analysis.leftovers import Moment, freed, left_behind, main_site, stale_gradients
 from memprof.analysis.precision import Precision, computes_in, halving, weight_copies
 from memprof.analysis.recomputation import recomputable
 from memprof.analysis.replays import Job, fitted, played
-from memprof.analysis.scaling import BatchSlope, batch_slope, resized
+from memprof.analysis.scaling import BatchSlope, batch_slope
 from memprof.analysis.whatif import CARDS, OUTSIDE_TORCH, SEARCHED
 from memprof.trace import Action, Trace
 from memprof.units import format_bytes, format_percent
 
 __all__ = ["Rescue", "Rescues", "rescues"]
-
-Floats = npt.NDArray[np.float64]
 
 _CHEAPEST = ("settings", "limit", "others", "free", "checkpoint", "batch", "bf16", "card")
 _CONF = "PYTORCH_CUDA_ALLOC_CONF"
@@ -91,8 +89,8 @@ class _Try:
     settings: AllocatorSettings
     changes: Changes = NOTHING_CHANGED
     afresh: bool = False
-    factors: Floats | None = None
-    """By what to multiply the size of every request."""
+    program: Program | None = None
+    """The program with requests of other sizes; None for the recorded one."""
     assumes: str = ""
 
 
@@ -116,17 +114,21 @@ def rescues(failure: Failure, workers: int | None = None) -> Rescues:
             unproven="replayed as recorded, an earlier request fails already: the model does not "
             "follow this recording, so nothing can be shown by it"
         )
-    moment = Moment.at(failure.seen, failure.event)
     settings, unproven = _settings_tries(failure, program, limit)
     tries = [
         *settings,
         *_room_tries(failure, program, limit),
-        *_leftover_tries(moment, program, limit),
-        *_short_tries(failure, moment, program, limit),
+        *_leak_tries(Moment.at(failure.seen, failure.event), program, limit),
     ]
-    found = _replayed(program, tries, workers)
-    batch = _batch(moment, program, limit)
-    found += [batch] if batch is not None else []
+    ground = ground_of(failure, failure.seen)
+    if ground is None:
+        found = _replayed(program, tries, workers)
+    else:
+        resizable = not ground.afresh or _fails_afresh(program, limit, failure.event)
+        tries += _early_tries(ground, program, limit)
+        tries += _short_tries(failure, ground, program, limit) if resizable else ()
+        found = _replayed(program, tries, workers)
+        found += _batch(ground, program, limit) if resizable else ()
     found.append(_card(failure, program))
     return Rescues(
         tuple(sorted(found, key=lambda r: (not r.fits, _CHEAPEST.index(r.kind)))), unproven
@@ -146,13 +148,17 @@ def _fails(outcome: Outcome, event: int) -> bool:
     return outcome.oom is not None and outcome.oom.event == event
 
 
+def _fails_afresh(program: Program, limit: int, event: int) -> bool:
+    return _fails(play(program, capacity=limit, afresh=True), event)
+
+
 def _replayed(program: Program, tries: list[_Try], workers: int | None) -> list[Rescue]:
     programs, jobs = [program], []
     for tried in tries:
         jobs.append(Job(0, tried.settings, tried.limit, tried.changes, tried.afresh))
-        if tried.factors is not None:
+        if tried.program is not None:
             jobs[-1] = replace(jobs[-1], program=len(programs))
-            programs.append(resized(program, tried.factors))
+            programs.append(tried.program)
     outcomes = played(programs, jobs, workers)
     return [_rescue(t, o) for t, o in zip(tries, outcomes, strict=True)]
 
@@ -173,7 +179,7 @@ def _rescue(tried: _Try, outcome: Outcome) -> Rescue:
 def _settings_tries(failure: Failure, program: Program, limit: int) -> tuple[list[_Try], str]:
     """Other allocator settings; nothing where what is new in them is only a fresh start."""
     afresh = len(program.start.blocks) > 0
-    if afresh and not _fails(play(program, capacity=limit, afresh=True), failure.event):
+    if afresh and not _fails_afresh(program, limit, failure.event):
         return [], (
             "allocator settings were not judged: the recording began in the midst of the job, and "
             "laid out afresh the request would not have failed under the recorded ones either"
@@ -187,23 +193,29 @@ def _settings_tries(failure: Failure, program: Program, limit: int) -> tuple[lis
     return tries, ""
 
 
-def _leftover_tries(moment: Moment, program: Program, limit: int) -> Iterator[_Try]:
+def _leak_tries(moment: Moment, program: Program, limit: int) -> Iterator[_Try]:
     rows = left_behind(moment)
     if len(rows):
-        size = int(moment.seen.line.lives.size[rows].sum())
-        text = f"free what earlier steps left at {main_site(moment, rows)} ({format_bytes(size)})"
+        held = format_bytes(int(moment.seen.line.lives.size[rows].sum()))
+        text = f"free what earlier steps left at {main_site(moment, rows)} ({held})"
         yield _Try("free", text, limit, program.settings, freed(moment, rows))
+
+
+def _early_tries(ground: Ground, program: Program, limit: int) -> Iterator[_Try]:
+    """What the step itself could have freed before."""
+    moment, settings = ground.moment, program.settings
+    size = moment.seen.line.lives.size
     rows = stale_gradients(moment)
     if len(rows):
-        size = int(moment.seen.line.lives.size[rows].sum())
+        held = format_bytes(int(size[rows].sum()))
         first = int(np.searchsorted(moment.steps, moment.step)) - 1
-        after = np.full(len(rows), first)
-        text = f"zero_grad(set_to_none=True) before the forward pass ({format_bytes(size)})"
-        yield _Try("free", text, limit, program.settings, freed(moment, rows, after))
+        text = f"zero_grad(set_to_none=True) before the forward pass ({held})"
+        changes = ground.without(rows, np.full(len(rows), first))
+        yield _Try("free", text, limit, settings, changes, assumes=ground.assumes)
     for unit in recomputable(moment):
         text = f"checkpoint {unit.name} ({format_bytes(unit.bytes)} of activations)"
-        changes = freed(moment, unit.rows, unit.ends)
-        yield _Try("checkpoint", text, limit, program.settings, changes)
+        changes = ground.without(unit.rows, unit.ends)
+        yield _Try("checkpoint", text, limit, settings, changes, assumes=ground.assumes)
 
 
 def _room_tries(failure: Failure, program: Program, limit: int) -> Iterator[_Try]:
@@ -218,21 +230,23 @@ def _room_tries(failure: Failure, program: Program, limit: int) -> Iterator[_Try
         yield _Try("limit", text, room, replace(program.settings, memory_fraction=None))
 
 
-def _short_tries(failure: Failure, moment: Moment, program: Program, limit: int) -> Iterator[_Try]:
+def _short_tries(failure: Failure, ground: Ground, program: Program, limit: int) -> Iterator[_Try]:
     """Activations of half the size, with autocast's copies of the weights taken from the card."""
-    precision, halved = computes_in(failure), halving(moment)
+    precision, halved = computes_in(failure), halving(ground.moment)
     if precision is Precision.SHORT or not halved.any():
         return
-    copies = weight_copies(moment)
+    copies = weight_copies(ground.moment)
     counted = f", {format_bytes(copies)} of cast weights counted" if copies else ""
     unsure = "the activations are float32 (the file does not say)"
+    assumed = (unsure if precision is Precision.UNKNOWN else "", ground.assumes)
     yield _Try(
         "bf16",
         f'torch.autocast("{_kind(failure.device)}", dtype=torch.bfloat16){counted}',
         max(limit - copies, 0),
         program.settings,
-        factors=np.where(halved, 0.5, 1.0),
-        assumes="" if precision is Precision.LONG else unsure,
+        afresh=ground.afresh,
+        program=ground.resized(program, np.where(halved, 0.5, 1.0)),
+        assumes="; ".join(filter(None, assumed)),
     )
 
 
@@ -240,32 +254,35 @@ def _kind(device: str) -> str:
     return device.partition(":")[0]
 
 
-def _batch(moment: Moment, program: Program, limit: int) -> Rescue | None:
+def _batch(ground: Ground, program: Program, limit: int) -> Iterator[Rescue]:
     """The largest batch, in per cent of the failed one, with which the request is served."""
-    slope = batch_slope(moment)
+    slope = batch_slope(ground.moment)
     if slope is None:
-        return None
+        return
     low, high, best = 0, 100, None
     while high - low > 1:
         percent = (low + high) // 2
-        outcome = _with_batch(program, slope, percent, limit)
+        outcome = _with_batch(ground, program, slope, percent, limit)
         if outcome.fits:
             low, best = percent, outcome
         else:
             high = percent
     if best is None:
-        low, best = 1, _with_batch(program, slope, 1, limit)
+        low, best = 1, _with_batch(ground, program, slope, 1, limit)
     name = (
         f"a batch of at most {low} % of this one" if best.fits else "a smaller batch, even of 1 %"
     )
     text = f"{name} ({format_bytes(slope.live // 100)} for each per cent of it{_measured(slope)})"
     assumed = "" if slope.measured else _PROPORTIONAL
-    tried = _Try("batch", text, limit, program.settings, assumes=assumed)
-    return _rescue(tried, best)
+    assumed = "; ".join(filter(None, (assumed, ground.assumes)))
+    yield _rescue(_Try("batch", text, limit, program.settings, assumes=assumed), best)
 
 
-def _with_batch(program: Program, slope: BatchSlope, percent: int, limit: int) -> Outcome:
-    return play(resized(program, slope.factors(percent / 100)), capacity=limit)
+def _with_batch(
+    ground: Ground, program: Program, slope: BatchSlope, percent: int, limit: int
+) -> Outcome:
+    resized_program = ground.resized(program, slope.factors(percent / 100))
+    return play(resized_program, capacity=limit, afresh=ground.afresh)
 
 
 def _measured(slope: BatchSlope) -> str:

@@ -26,7 +26,7 @@ _STDLIB = re.compile(r"/lib(?:64)?/python\d[^/]*/(?!site-packages|dist-packages)
 _WINDOWS_STDLIB = re.compile(r"/[Ll]ib/([A-Za-z_]\w*)(?:\.py$|/)")
 _TORCH_TREE = re.compile(r"/torch/(?:[a-z_]+/)*_?[a-z]\w*\.py$")
 _OWN = re.compile(
-    r"/memprof/(?:launch|tracker|autostart|sampler|holding/\w+|sources/\w+)\.py$|/memprof_cli/"
+    r"/memprof/(?:launch|tracker|autostart|sampler|holding/\w+|sources/\w+|testing/\w+)\.py$|/memprof_cli/"
 )
 _NATIVE_FILE = re.compile(r"\.(?:cpp|cc|cxx|c|cu|cuh|h|hpp|inc|S|o|so[.\d]*)$")
 _NATIVE_NOISE = re.compile(
