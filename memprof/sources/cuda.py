@@ -58,7 +58,7 @@ class CudaSource:
         """Told on the failing thread when a device runs out of memory."""
         self._boundaries = boundaries
         self._ooms: OomWatch | None = None
-        self._keeper = MarkKeeper(boundaries, self._passing)
+        self._keeper = MarkKeeper(boundaries, self._passing, self._device)
         self._interner = interner
         self._torch = torch if torch is not None else sys.modules["torch"]
         self._pid = os.getpid()
@@ -338,17 +338,24 @@ class CudaSource:
                     told = {name: value for name, value in trace.settings.items() if value != ""}
                     self._infos[ordinal] = replace(info, settings={**info.settings, **told})
 
+    def _device(self) -> int:
+        return int(self._torch.cuda.current_device())
+
     def _is_lost(self, device: str) -> bool:
-        return int(device.removeprefix("cuda:")) in self._recorder.lost
+        return _ordinal(device) in self._recorder.lost
 
     def _chunk(self, trace: Trace) -> Chunk:
         tables = Remapped(self._interner, trace.tables)
-        events = tables.events(trace.events, self._keeper.marks)
+        events = tables.events(trace.events, self._keeper.marks, _ordinal(trace.device))
         if trace.end is not None:
             state = self._end[trace.device] = tables.state(trace.end)
             if self._recorder.is_shared:
                 events = with_stacks_of(state.blocks, events)
         return Chunk(trace.device, events)
+
+
+def _ordinal(device: str) -> int:
+    return int(device.removeprefix("cuda:"))
 
 
 def _raised(peak: int, before: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -19,29 +20,47 @@ _MARKED = "memprof"
 """Key in a graph node's metadata: the innermost module has marked it already."""
 
 
+_EVERY_DEVICE = -1
+
+
 @dataclass(slots=True)
 class Marks:
     """Labels and the times from which they hold.
 
     Times are microseconds since the Unix epoch, the clock of torch's recorder. Told by the time,
-    events of the backward pass get their labels too, though other threads make them.
+    events of the backward pass get their labels too, though other threads make them. Threads that
+    run side by side (replicas, autograd's own) work on a device each, so theirs hold for that one.
     """
 
     time_us: list[int] = field(default_factory=list)
     label: list[int] = field(default_factory=list)
+    device: list[int] = field(default_factory=list)
+    """The device of the thread that made the mark; -1 from the thread of the training loop."""
 
-    def add(self, time_us: int, label: int) -> None:
+    def add(self, time_us: int, label: int, device: int = _EVERY_DEVICE) -> None:
         """From this time on the label holds."""
         self.time_us.append(time_us)
         self.label.append(label)
+        self.device.append(device)
 
-    def at(self, time_us: Column) -> Column:
-        """The label at each time; the empty one before the first mark."""
+    def at(self, time_us: Column, device: int = 0) -> Column:
+        """The label at each time on a device; the empty one before the first mark.
+
+        After a mark of the device's own thread that one holds, up to the loop's next mark; where
+        its threads made none, the last of any thread.
+        """
         order = np.argsort(np.asarray(self.time_us, dtype=np.int64), kind="stable")
         times = np.asarray(self.time_us, dtype=np.int64)[order]
+        marks = np.asarray(self.device, dtype=np.int64)[order]
         labels = np.asarray([EMPTY, *np.asarray(self.label, dtype=np.int32)[order]], np.int32)
         found: Column = labels[np.searchsorted(times, time_us, side="right")]
-        return found
+        own = np.flatnonzero((marks == device) | (marks == _EVERY_DEVICE))
+        if len(own) == len(marks):
+            return found
+        last = np.searchsorted(times[own], time_us, side="right") - 1
+        rows = own[np.maximum(last, 0)] if len(own) else np.zeros(len(last), dtype=np.intp)
+        by_own = (last >= 0) & (marks[rows] == device)
+        return np.asarray(np.where(by_own, labels[rows + 1], found))
 
 
 class MarkKeeper:
@@ -52,10 +71,18 @@ class MarkKeeper:
     """
 
     def __init__(
-        self, boundaries: Boundaries, passing: Callable[[int], None] | None = None
+        self,
+        boundaries: Boundaries,
+        passing: Callable[[int], None] | None = None,
+        device: Callable[[], int] | None = None,
     ) -> None:
-        """Nothing is hooked before `start`. ``passing`` is told the time of each mark."""
+        """Nothing is hooked before `start`.
+
+        ``passing`` is told the time of each mark, ``device`` tells the calling thread's device.
+        """
         self.marks = Marks()
+        self._device = device or (lambda: _EVERY_DEVICE)
+        self._loop = 0
         self._passing = passing or (lambda _: None)
         self._boundaries = boundaries
         self._hooks: ExitStack | None = None
@@ -67,6 +94,7 @@ class MarkKeeper:
 
         self.stop()
         self.marks = Marks()
+        self._loop = threading.get_ident()  # a window opens where steps end
         self._boundaries.watch_modules()
         self._hooks = ExitStack()
         self._hooks.callback(self._boundaries.unwatch_modules)
@@ -90,7 +118,9 @@ class MarkKeeper:
         """The calling thread's label holds from now on."""
         if self._hooks is not None and not _is_compiling():
             now_us = time.time_ns() // 1000
-            self.marks.add(now_us, self._boundaries.label())
+            in_loop = threading.get_ident() == self._loop
+            device = _EVERY_DEVICE if in_loop else self._device()
+            self.marks.add(now_us, self._boundaries.label(), device)
             self._passing(now_us)
 
     def _crossed(self, *_: Any) -> None:

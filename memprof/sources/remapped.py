@@ -38,12 +38,12 @@ class Remapped:
         # The last entry stands for NOT_RECORDED (-1).
         self._pools = np.asarray([*map(interner.pool, tables.pools), NOT_RECORDED], np.int32)
 
-    def events(self, events: Events, marks: Marks) -> Events:
+    def events(self, events: Events, marks: Marks, device: int) -> Events:
         """Labels are told by the time; metadata that the user gave to torch is their annotation."""
         labelled: Events = _with(
             events,
             stack=self._stacks[events.stack],
-            label=self._labels(events.label, marks.at(events.time_us)),
+            label=self._labels(events.label, marks.at(events.time_us, device)),
             pool=self._pools[events.pool],
         )
         return labelled

@@ -108,6 +108,8 @@ class TorchStandIn(Devices):
                 _snapshot=self._snapshot,
             ),
             set_per_process_memory_fraction=self.limit,
+            current_device=lambda: getattr(self._thread, "device", 0),
+            set_device=self._set_device,
             _queued_calls=self._queued,
             _lazy_call=self._lazy_call,
             OutOfMemoryError=StandInOutOfMemoryError,
@@ -188,6 +190,9 @@ class TorchStandIn(Devices):
         self.calls["attach_oom_observer"] += 1
         self._only_native("attachOutOfMemoryObserver")
         self._observers.append(observer)
+
+    def _set_device(self, ordinal: int) -> None:
+        self._thread.device = ordinal
 
     def _set_metadata(self, text: str) -> None:
         self._thread.metadata = text

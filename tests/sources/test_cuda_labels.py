@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,7 @@ from memprof.sources.protocol import Interner  # noqa: E402
 from memprof.testing.cuda import TorchStandIn  # noqa: E402
 from memprof.trace import Action, Label, Phase  # noqa: E402
 
+MIB = 1 << 20
 WIDTH, BATCH = 48, 5
 WEIGHT, ACTIVATION = 4 * WIDTH * WIDTH, 4 * WIDTH * BATCH
 
@@ -116,3 +118,63 @@ def test_every_allocation_has_the_step_in_which_it_was_made(trained):
     steps = [x.step for _, x in trained(net, torch.optim.SGD(net.parameters()), steps=5)]
     assert steps == sorted(steps)
     assert set(steps) >= {0, 1, 2, 3, 4}
+
+
+class Replica(torch.nn.Module):
+    """Allocates 1 MiB on a device when both replicas have begun, as those of DataParallel do."""
+
+    def __init__(self, stand_in: TorchStandIn, device: int, begun: threading.Barrier) -> None:
+        super().__init__()
+        self.stand_in, self.device, self.begun = stand_in, device, begun
+
+    def forward(self, x):
+        self.begun.wait(60)
+        self.stand_in.alloc(MIB, self.device)
+        self.begun.wait(60)
+        return x
+
+
+class Left(Replica):
+    pass
+
+
+class Right(Replica):
+    pass
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["a device each", "both of device 0"])
+def test_replicas_that_run_side_by_side_have_the_labels_of_their_own_devices(told):
+    interner = Interner()
+    boundaries = Boundaries(interner)
+    stand_in = TorchStandIn("2.13", devices=2)
+    source = CudaSource(interner, boundaries, stand_in)
+    boundaries.open(lambda step: None)
+    source.open()
+    source.begin_window()
+    begun = threading.Barrier(2)
+
+    def run(replica: Replica) -> None:
+        if told:
+            stand_in.cuda.set_device(replica.device)
+        replica(torch.ones(1))
+
+    try:
+        replicas = [Left(stand_in, 0, begun), Right(stand_in, 1, begun)]
+        threads = [threading.Thread(target=run, args=(replica,)) for replica in replicas]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        labels = interner.tables().labels
+        chunks = source.drain()
+    finally:
+        source.close()
+        boundaries.close()
+    modules = {
+        chunk.device: [labels[row].module for row in chunk.events.label[chunk.events.size == MIB]]
+        for chunk in chunks
+    }
+    if told:
+        assert modules == {"cuda:0": ["Left"], "cuda:1": ["Right"]}
+    else:  # the last mark before is all that there is to go by
+        assert modules["cuda:0"] == modules["cuda:1"]
