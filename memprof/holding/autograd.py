@@ -21,6 +21,7 @@ from memprof.holding.heap import Deadline, Heap
 from memprof.holding.kinds import LinkKind, link
 from memprof.holding.targets import Targets
 from memprof.records import Link
+from memprof.sources.autograd import grad_fn_of, gradient_of, is_leaf
 
 __all__ = [
     "Reached",
@@ -68,7 +69,7 @@ def is_symbolic(tensor: torch.Tensor) -> bool:
 def is_bare(tensor: torch.Tensor) -> bool:
     """Whether a tensor keeps nothing alive on torch's C++ side, as most do."""
     return (
-        tensor.is_leaf  # asked first: reading ``grad_fn`` or ``grad`` makes Python objects
+        is_leaf(tensor)  # asked first: reading ``grad_fn`` or ``grad`` makes Python objects
         and not tensor._is_view()
         and (not tensor.requires_grad or tensor.grad is None)
         and getattr(tensor, "_post_accumulate_grad_hooks", None) is None
@@ -166,14 +167,15 @@ def _tensor_hops(tensor: torch.Tensor) -> Iterator[_Hop]:
     name = type(tensor).__name__
     if tensor._is_view():
         yield tensor._base, LinkKind.BASE, "", name
-    # others would warn, and have none
-    if (tensor.is_leaf or tensor.retains_grad) and tensor.grad is not None:
-        yield tensor.grad, LinkKind.GRAD, "grad", name
+    gradient = gradient_of(tensor)
+    if gradient is not None:
+        yield gradient, LinkKind.GRAD, "grad", name
     hooks = getattr(tensor, "_post_accumulate_grad_hooks", None)
     if hooks is not None:
         yield hooks, LinkKind.HOOK, "post-accumulate-grad hook", name
-    if not tensor.is_leaf:
-        yield tensor.grad_fn, LinkKind.AUTOGRAD_NODE, type(tensor.grad_fn).__name__, name
+    node = grad_fn_of(tensor)
+    if node is not None:
+        yield node, LinkKind.AUTOGRAD_NODE, type(node).__name__, name
 
 
 def _node_hops(node: torch.autograd.graph.Node) -> Iterator[_Hop]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from memprof.records import DeviceInfo
+from memprof.sources.autograd import gradient_of
 from memprof.sources.boundaries import Boundaries
 from memprof.sources.dispatch import Watch, direct_overload, skip_in_dynamo, spoils_compiled
 from memprof.sources.elsewhere import Elsewhere
@@ -295,7 +296,7 @@ class CpuSource:
     def _has_new_gradients(self, optimizer: Any) -> bool:
         """Whether one that the optimizer will use was not there when the backward pass ended."""
         known = self._live.held.get
-        gradients_of = (p.grad for g in optimizer.param_groups for p in g["params"] if p.is_leaf)
+        gradients_of = (gradient_of(p) for g in optimizer.param_groups for p in g["params"])
         noted = (
             known(storage._cdata)
             for gradient in gradients_of

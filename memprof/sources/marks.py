@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from memprof.sources.autograd import grad_fn_of
 from memprof.sources.boundaries import Boundaries
 from memprof.trace import EMPTY, Column
 
@@ -127,30 +128,41 @@ class MarkKeeper:
         self._guarded_mark()
 
     def _module_ended(self, module: Any, args: Any, output: Any) -> None:  # noqa: ARG002
-        self._guarded_mark()
+        self._guarded(self.mark)
+        self._guarded(self._watch_backward, output)
+
+    def _watch_backward(self, output: Any) -> None:
         if _is_compiling() or self._hooks is None:
             return
-        for tensor in output if isinstance(output, (list, tuple)) else (output,):
-            node = getattr(tensor, "grad_fn", None)
+        import torch
+
+        for one in output if isinstance(output, (list, tuple)) else (output,):
+            node = grad_fn_of(one) if issubclass(type(one), torch.Tensor) else None
             if node is not None and _MARKED not in node.metadata:
                 node.metadata[_MARKED] = True
                 node.register_prehook(self._backward_reached)
 
     def _backward_reached(self, *_: Any) -> None:
         """On autograd's thread: the gradient of a module's output is there."""
+        self._guarded(self.mark)
+        self._guarded(self._watch_end)
+
+    def _watch_end(self) -> None:
         if self._hooks is None:
             return
         import torch
 
-        self._guarded_mark()
         task = torch._C._current_graph_task_id()
         if task != self._task:
             self._task = task
             torch.autograd.Variable._execution_engine.queue_callback(self._guarded_mark)
 
     def _guarded_mark(self) -> None:
+        self._guarded(self.mark)
+
+    def _guarded(self, action: Callable[..., None], *arguments: Any) -> None:
         try:
-            self.mark()
+            action(*arguments)
         except Exception:  # noqa: BLE001 - a missing mark is a wrong label, not a broken job
             self.stop()
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, partial
 from typing import Any, NamedTuple
 
+from memprof.sources.autograd import gradient_of, has_gradient
 from memprof.sources.boundaries import Boundaries
 from memprof.trace import Category
 
@@ -51,7 +52,7 @@ class Differentiated:
         import torch
 
         for item in found:
-            if isinstance(item, torch.Tensor) and item.requires_grad and _has_gradient(item):
+            if isinstance(item, torch.Tensor) and item.requires_grad and has_gradient(item):
                 key = id(item)
                 if key not in self._refs and not isinstance(item, torch.nn.Parameter):
                     self._refs[key] = weakref.ref(item, partial(self._forget, key))
@@ -60,15 +61,12 @@ class Differentiated:
         """What is in their ``.grad``."""
         for ref in list(self._refs.values()):
             tensor = ref()
-            if tensor is not None and _has_gradient(tensor) and tensor.grad is not None:
-                yield tensor.grad
+            gradient = gradient_of(tensor) if tensor is not None else None
+            if gradient is not None:
+                yield gradient
 
     def _forget(self, key: int, _ref: object) -> None:
         self._refs.pop(key, None)
-
-
-def _has_gradient(tensor: Any) -> bool:
-    return bool(tensor.is_leaf or tensor.retains_grad)
 
 
 def owners(boundaries: Boundaries, others: Differentiated) -> dict[int, Owner]:
@@ -164,7 +162,7 @@ def _gradients(
     for gradient in others.gradients():
         yield Owner(Category.GRADIENT, ""), gradient
     for parameter, path in parameters.values():
-        gradient = parameter.grad if parameter.is_leaf else None
+        gradient = gradient_of(parameter)
         if gradient is not None:
             yield Owner(Category.GRADIENT, path), gradient
 
@@ -216,8 +214,9 @@ def owned_tensors(boundaries: Boundaries) -> Iterator[tuple[Category, Any]]:
     """Every parameter, gradient, buffer and tensor of optimizer state, with what it is."""
     for parameter, _ in _parameters(boundaries).values():
         yield Category.PARAMETER, parameter
-        if parameter.is_leaf and parameter.grad is not None:
-            yield Category.GRADIENT, parameter.grad
+        gradient = gradient_of(parameter)
+        if gradient is not None:
+            yield Category.GRADIENT, gradient
     for buffer, _ in _buffers(boundaries):
         yield Category.BUFFER, buffer
     for optimizer in boundaries.optimizers():

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from memprof.sources.autograd import grad_fn_of
 from memprof.sources.owners import Differentiated, is_plain, storages, tensors_in
 
 __all__ = ["SavedTensors", "Search", "cpu_storages", "objects_with_tensors", "reads_saved"]
@@ -155,8 +156,9 @@ class SavedTensors:
         nodes: list[Any] = []
         for item in self._known:
             if isinstance(item, torch.Tensor):
-                if item.grad_fn is not None:
-                    nodes.append(item.grad_fn)
+                node = grad_fn_of(item)
+                if node is not None:
+                    nodes.append(node)
             else:  # a checkpoint; an older torch hangs its arguments on a node of their own
                 yield from _unpacked(getattr(item, "saved_args", ()))
         seen = set(nodes)

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from memprof.sources.autograd import gradient_of
 from memprof.sources.blocklives import Sighting
 from memprof.sources.boundaries import Boundaries
 from memprof.sources.owners import Differentiated, Owner, owned, parts, tensors_in
@@ -134,5 +135,6 @@ def _gradients_in(optimizer: Any) -> Iterator[tuple[Owner, Any]]:
     owner = Owner(Category.GRADIENT, "")
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if parameter.is_leaf and parameter.grad is not None:
-                yield owner, parameter.grad
+            gradient = gradient_of(parameter)
+            if gradient is not None:
+                yield owner, gradient

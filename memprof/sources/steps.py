@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from memprof.sources.autograd import gradient_of
 from memprof.sources.cycles import Cycle
 
 __all__ = ["Steps"]
@@ -96,7 +97,7 @@ class Steps:
         if len(self._trained) >= _MOST_MODULES:
             self._trained.clear()
         self._trained[id(module)] = weakref.ref(module), trained._version
-        self._undecided = 0 if trained.grad is not None else self._undecided + 1
+        self._undecided = 0 if gradient_of(trained) is not None else self._undecided + 1
         return self._undecided < _UNDECIDED_CALLS
 
     def _updated_by_hand(self) -> Any:

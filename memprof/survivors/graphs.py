@@ -11,6 +11,7 @@ from typing import Any
 from memprof.holding.autograd import is_tensor_type, plain_torch
 from memprof.holding.heap import Deadline
 from memprof.holding.search import quiet
+from memprof.sources.autograd import grad_fn_of
 
 __all__ = ["GraphGrowth", "LongestGraph", "longest_graph"]
 
@@ -38,7 +39,7 @@ def longest_graph(budget_s: float = 0.1) -> LongestGraph:
         roots = _tensors_with_graphs()
         deadline = Deadline(budget_s)  # a busy machine must not end the walk before it begins
         for root in roots[-_MOST_ROOTS:]:
-            nodes = _nodes(root.grad_fn, deadline)
+            nodes = _nodes(grad_fn_of(root), deadline)
             if nodes > best.nodes:
                 best = LongestGraph(nodes, weakref.ref(root))
             if deadline.passed:
@@ -49,7 +50,7 @@ def longest_graph(budget_s: float = 0.1) -> LongestGraph:
 def _tensors_with_graphs() -> list[Any]:
     objects = gc.get_objects()
     kinds = {kind for kind in set(map(type, objects)) if is_tensor_type(kind)}
-    return [one for one in objects if type(one) in kinds and one.grad_fn is not None]
+    return [one for one in objects if type(one) in kinds and grad_fn_of(one) is not None]
 
 
 def _nodes(start: object, deadline: Deadline) -> int:

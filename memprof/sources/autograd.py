@@ -1,0 +1,37 @@
+"""What autograd says of one tensor, asked so that no tensor can raise; follows no graph.
+
+A view that came with others (``unbind``, ``split``, ``chunk``) has no node any more once its base
+was changed in place: torch raises ``RuntimeError`` when its ``grad_fn`` or ``is_leaf`` is read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["grad_fn_of", "gradient_of", "has_gradient", "is_leaf"]
+
+
+def grad_fn_of(tensor: Any) -> Any:
+    """The node that made a tensor; ``None`` for a leaf, and where torch cannot tell any more."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
+
+
+def is_leaf(tensor: Any) -> bool:
+    """Whether no node made a tensor; one of which torch cannot tell was made by one."""
+    try:
+        return bool(tensor.is_leaf)
+    except RuntimeError:
+        return False
+
+
+def has_gradient(tensor: Any) -> bool:
+    """Whether a backward pass fills the ``.grad`` of a tensor; reading another's would warn."""
+    return is_leaf(tensor) or bool(tensor.retains_grad)
+
+
+def gradient_of(tensor: Any) -> Any:
+    """What is in the ``.grad`` of a tensor; ``None`` where nothing is."""
+    return tensor.grad if has_gradient(tensor) else None

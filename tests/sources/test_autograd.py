@@ -1,0 +1,118 @@
+"""Views of which torch cannot tell any more which node made them, wherever graphs are read."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the tensors are torch's")
+
+from memprof.holding import holders, tensors  # noqa: E402
+from memprof.sources.autograd import (  # noqa: E402
+    grad_fn_of,
+    gradient_of,
+    has_gradient,
+    is_leaf,
+)
+from memprof.sources.boundaries import Boundaries  # noqa: E402
+from memprof.sources.marks import MarkKeeper  # noqa: E402
+from memprof.sources.owners import Differentiated  # noqa: E402
+from memprof.sources.protocol import Interner  # noqa: E402
+from memprof.sources.search import Search  # noqa: E402
+from memprof.survivors.graphs import longest_graph  # noqa: E402
+
+
+def stale_views():
+    """A tensor that was changed in place, and the views that it was unbound into before."""
+    whole = torch.ones(4, 3, requires_grad=True) * 1
+    views = whole.unbind()
+    whole.mul_(2)
+    return whole, views
+
+
+def test_such_a_view_raises_where_torch_is_asked_for_its_node():
+    _, views = stale_views()
+    for name in ("grad_fn", "is_leaf"):
+        with pytest.raises(RuntimeError, match="modified inplace"):
+            getattr(views[0], name)
+
+
+def test_such_a_view_has_no_node_and_no_gradient_and_is_no_leaf():
+    whole, (view, *_) = stale_views()
+    assert (grad_fn_of(view), gradient_of(view)) == (None, None)
+    assert not is_leaf(view)
+    assert not has_gradient(view)
+    assert grad_fn_of(whole) is whole.grad_fn is not None
+
+
+def test_a_leaf_has_its_gradient_and_no_node():
+    leaf = torch.ones(3, requires_grad=True)
+    assert gradient_of(leaf) is None
+    (leaf * 2).sum().backward()
+    assert gradient_of(leaf) is leaf.grad is not None
+    assert grad_fn_of(leaf) is None
+    assert is_leaf(leaf)
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_gradient_of_what_has_none_is_not_asked_for():
+    result = torch.ones(3, requires_grad=True) * 2
+    assert gradient_of(result) is None
+    result.retain_grad()
+    result.sum().backward()
+    assert gradient_of(result) is result.grad is not None
+
+
+def test_holders_are_found_beside_such_views():
+    whole, views = stale_views()
+    assert "local `whole` of" in " ".join(one.description for one in holders(whole))
+    assert "`views`" in " ".join(one.description for one in holders(views[2]))
+    assert any("local `whole`" in one.name for one in tensors())
+
+
+def test_searches_for_storages_and_graphs_pass_over_such_views():
+    whole, views = stale_views()
+    search = Search()
+    keys = {storage._cdata for storage in search.everything()}
+    assert whole.untyped_storage()._cdata in keys
+    Differentiated().see([whole, *views])
+    assert longest_graph(budget_s=5).nodes >= 1
+
+
+class Cut(torch.nn.Module):
+    def forward(self, x):
+        whole = x * 1
+        views = whole.unbind()
+        whole.mul_(2)
+        return [whole, *views]
+
+
+class Odd:
+    """Whatever is asked of it, it raises."""
+
+    def __getattribute__(self, name):
+        raise ValueError(name)
+
+
+class Wraps(torch.nn.Module):
+    def forward(self, x):
+        return Odd(), x * 2
+
+
+def test_a_module_may_give_back_such_views_or_anything_else_while_boundaries_are_marked():
+    boundaries = Boundaries(Interner())
+    passed = []
+    keeper = MarkKeeper(boundaries, passed.append)
+    boundaries.open(on_step=lambda step: None)
+    keeper.start()
+    x = torch.ones(3, 2, requires_grad=True)
+    try:
+        whole, *_ = Cut()(x)
+        _, doubled = Wraps()(x)
+        before_backward = len(passed)
+        (whole.sum() + doubled.sum()).backward()
+        # a mark for each of the two outputs, and the end of the pass
+        assert len(passed) == before_backward + 3
+    finally:
+        keeper.stop()
+        boundaries.close()
+    assert x.grad.tolist() == [[4.0, 4.0]] * 3
