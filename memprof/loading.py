@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -24,6 +24,7 @@ from memprof.checks import (
 )
 from memprof.errors import FileFormatError
 from memprof.gzipped import GZIP_MAGIC, inflated
+from memprof.joining import in_its_place, owned, renumbered
 from memprof.records import (
     SCHEMA_VERSION,
     DeviceInfo,
@@ -175,7 +176,7 @@ class _Assembly:
         devices = [
             msgspec.structs.replace(info, settings=plain_settings(info.settings))
             for info in header.devices
-            if _DEVICE.fullmatch(info.device)
+            if _is_device(info.device)
         ]
         created = header.created_us if 0 <= header.created_us < _LATEST_US else 0
         self._header = msgspec.structs.replace(header, devices=devices, created_us=created)
@@ -306,25 +307,36 @@ class _Assembly:
             pools=tuple(self._pools),
         )
         infos = {info.device: info for info in self._header.devices}
-        names = dict.fromkeys([*infos, *self._windows, *self._steps])
+        out = [f.device for f in self._findings if f.finding == "oom" and _is_device(f.device)]
+        names = dict.fromkeys([*infos, *self._windows, *self._steps, *out])
+        traces = {
+            name: self._traces(name, infos.get(name, DeviceInfo(name)), tables) for name in names
+        }
         return Run(
             source=self._source,
             header=self._header,
             devices=tuple(
-                self._device(name, infos.get(name, DeviceInfo(name)), tables) for name in names
+                self._device(infos.get(name, DeviceInfo(name)), windows)
+                for name, windows in traces.items()
             ),
             readings=self._reading_series(),
-            findings=tuple(self._findings),
+            findings=tuple(
+                in_its_place(finding, list(traces.get(finding.device, ())))
+                for finding in self._findings
+            ),
             notes=tuple(self._notes),
             footer=self._footer,
         )
 
-    def _device(self, name: str, info: DeviceInfo, tables: Tables) -> DeviceRun:
+    def _traces(self, name: str, info: DeviceInfo, tables: Tables) -> dict[int, Trace]:
+        """The windows that hold something, by the number that the recorder gave them."""
         windows = sorted(self._windows.get(name, {}).items())
         traces = {n: self._trace(name, info, tables, window) for n, window in windows}
-        found = {number: trace for number, trace in traces.items() if trace is not None}
-        steps = _renumbered(Steps.concatenate(self._steps.get(name, [])), list(found))
-        return DeviceRun(name, info, tuple(found.values()), steps)
+        return {number: trace for number, trace in traces.items() if trace is not None}
+
+    def _device(self, info: DeviceInfo, traces: dict[int, Trace]) -> DeviceRun:
+        steps = Steps.concatenate(self._steps.get(info.device, []))
+        return DeviceRun(info.device, info, tuple(traces.values()), renumbered(steps, list(traces)))
 
     def _trace(self, name: str, info: DeviceInfo, tables: Tables, window: _Window) -> Trace | None:
         if window.start is None and window.end is None and not window.length:
@@ -334,7 +346,7 @@ class _Assembly:
         if start is None and end is None:
             start = State()
             self._note(f"{name}: a window's state is lost; its bytes are counted from zero")
-        events, start = _owned(events, start, window.owners)
+        events, start = owned(events, start, window.owners)
         trace = Trace(
             device=name,
             events=events,
@@ -353,15 +365,6 @@ class _Assembly:
         )
 
 
-def _renumbered(steps: Steps, windows: list[int]) -> Steps:
-    """With the place of each window among the device's; another device may have had more."""
-    place = dict(zip(windows, range(len(windows)), strict=True))
-    numbers, rows = np.unique(steps.window, return_inverse=True)
-    places = np.asarray([place.get(n, NOT_RECORDED) for n in numbers.tolist()], dtype=np.int64)
-    renumbered: Steps = replace(steps, window=places[rows])
-    return renumbered
-
-
 def _check_index(name: str, index: int, length: int) -> None:
     if not 0 <= index < length:
         raise ValueError(f"a {name} is outside 0..{length - 1}")
@@ -372,27 +375,10 @@ def _check_time(time_us: int) -> None:
         raise ValueError("a time is impossible")
 
 
+def _is_device(name: str) -> bool:
+    return _DEVICE.fullmatch(name) is not None
+
+
 def _check_device(name: str) -> None:
-    if not _DEVICE.fullmatch(name):
+    if not _is_device(name):
         raise ValueError(f"no device is called {name[:50]!r}")
-
-
-def _owned(
-    events: Events, start: State | None, owners: list[Owners]
-) -> tuple[Events, State | None]:
-    """The categories that became known late, put where they belong."""
-    if not owners:
-        return events, start
-    category = events.category.copy()
-    blocks = start.blocks.category.copy() if start else np.zeros(0, dtype="u1")
-    row_of = {int(a): i for i, a in enumerate(start.blocks.address)} if start else {}
-    for record in owners:
-        for event, value in zip(record.events, record.categories, strict=True):
-            if 0 <= event < len(category) and events.action[event] == Action.ALLOC:
-                category[event] = value
-        for address, value in zip(record.blocks, record.block_categories, strict=True):
-            if address in row_of:
-                blocks[row_of[address]] = value
-    if start is not None:
-        start = replace(start, blocks=replace(start.blocks, category=blocks))
-    return replace(events, category=category), start

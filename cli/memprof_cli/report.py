@@ -97,12 +97,10 @@ def _write_page(reports: Sequence[_Report], page: Path) -> None:
 def _post_mortems(report: _Report) -> tuple[PostMortem, ...]:
     """Of the failures of this run; those of long recordings are left to `memprof oom`."""
     run = report.examination.run
-    failed = any(device.ooms for device in report.summary.devices) or any(
-        finding.finding == "oom" for finding in run.findings
-    )
+    failed = any(device.ooms for device in report.summary.devices)
     if not failed or sum(device.events for device in run.devices) > _WHAT_IF_EVENTS:
         return ()
-    return post_mortems(run)
+    return post_mortems(run, examination=report.examination)
 
 
 def _what_if(report: _Report) -> tuple[DeviceWhatIf, ...]:

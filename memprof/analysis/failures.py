@@ -6,15 +6,24 @@ from bare final states. Why it happened and what would have helped are judged ne
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 
 from memprof.allocator import exact_sizes, segment_map
-from memprof.analysis.examination import WindowExamination
+from memprof.analysis.examination import Examination, WindowExamination
 from memprof.analysis.likeness import Likeness, likeness, told_by
+from memprof.analysis.oomfacts import (
+    Neighbour,
+    first_known,
+    fraction_of,
+    integer,
+    live_categories,
+    live_stacks,
+    neighbours,
+)
 from memprof.analysis.owners import owners
 from memprof.analysis.steps import ooms, step_of_event
 from memprof.analysis.timeline import timeline
@@ -28,25 +37,13 @@ from memprof.trace import (
     Frame,
     Label,
     State,
-    Tables,
     Trace,
 )
 
-__all__ = ["Failure", "Neighbour", "failures"]
+__all__ = ["Failure", "Neighbour", "failures", "times_out_of_memory"]
 
-_MOST = 1 << 62
 _SAME_MOMENT_US = 5_000_000
 """A finding is written this soon after its event; a snapshot of a large job takes seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Neighbour:
-    """Another process on the device."""
-
-    pid: int
-    name: str
-    bytes: int
-    """`NOT_RECORDED` where the driver does not say."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,12 +121,16 @@ class Failure:
         return known or NOT_RECORDED
 
 
-def failures(run: Run) -> tuple[Failure, ...]:
+def failures(run: Run, examination: Examination | None = None) -> tuple[Failure, ...]:
     """The last failed allocation of every device that had one, the latest first.
 
     Where a file holds nothing but final states, each of them; its caller must not call that an OOM.
+    ``examination`` is that of the run, if it is there already; it saves the work and no more.
     """
-    found = [f for device in run.devices if (f := _of_device(run, device)) is not None]
+    exact = examination.devices if examination is not None and not run.is_snapshot else ()
+    known = {device.name: device.windows for device in exact}
+    devices = [(device, known.get(device.device, ())) for device in run.devices]
+    found = [f for device, seen in devices if (f := _of_device(run, device, seen)) is not None]
     if not found and not any(device.events > _bare(device) for device in run.devices):
         found = [f for device in run.devices if (f := _of_state(device)) is not None]
     found = [replace(f, elsewhere=_elsewhere(run, f)) for f in found]
@@ -159,18 +160,30 @@ def _bare(device: DeviceRun) -> int:
     return sum(int(np.isin(t.events.action, silent).sum()) for t in device.windows)
 
 
-def _of_device(run: Run, device: DeviceRun) -> Failure | None:
-    told = [f for f in run.findings if f.finding == "oom" and f.device == device.device]
+def times_out_of_memory(run: Run, device: DeviceRun) -> int:
+    """How often a request to the device failed: as its traces or the job itself tell, the more."""
+    told = sum(max(finding.count, 1) for finding in _findings(run, device))
+    return max(sum(len(ooms(trace)) for trace in device.windows), told)
+
+
+def _findings(run: Run, device: DeviceRun) -> list[Finding]:
+    return [f for f in run.findings if f.finding == "oom" and f.device == device.device]
+
+
+def _of_device(
+    run: Run, device: DeviceRun, examined: Sequence[WindowExamination]
+) -> Failure | None:
+    told = _findings(run, device)
     marks = list(_marks(device))
     if not marks and not told:
         return None
     last = marks[-1] if marks else None
     finding = max(told, key=lambda f: f.time_us, default=None)
-    times = max(len(marks), sum(max(f.count, 1) for f in told))
+    times = times_out_of_memory(run, device)
     if last is None or (finding is not None and _is_later(finding, device.windows[last[0]], last)):
         assert finding is not None  # one of the two there is
-        return _of_finding(run, device, finding, times)
-    failure = _of_event(run, device, *last, times)
+        return _of_finding(run, device, examined, finding, times)
+    failure = _of_event(run, device, _seen(device, examined, last[0]), *last, times)
     return failure if finding is None else _joined(failure, finding)
 
 
@@ -185,11 +198,24 @@ def _is_later(finding: Finding, trace: Trace, mark: tuple[int, int]) -> bool:
     return finding.time_us > at_us + _SAME_MOMENT_US
 
 
-def _of_event(run: Run, device: DeviceRun, window: int, event: int, times: int) -> Failure:
-    trace = exact_sizes(device.windows[window])
-    alike = likeness(device.windows, window, event) if _is_moment(trace) else None
-    trace = told_by(alike, trace, event) if alike is not None else trace
-    line = timeline(trace)
+def _seen(
+    device: DeviceRun, examined: Sequence[WindowExamination], window: int
+) -> WindowExamination:
+    return examined[window] if examined else _examined(device.windows[window])
+
+
+def _examined(trace: Trace) -> WindowExamination:
+    exact = trace if trace.modelled else exact_sizes(trace)
+    line = timeline(exact)
+    return WindowExamination(exact, line, owners(exact, line.lives))
+
+
+def _of_event(
+    run: Run, device: DeviceRun, seen: WindowExamination, window: int, event: int, times: int
+) -> Failure:
+    alike = likeness(device.windows, window, event) if _is_moment(seen.trace) else None
+    seen = _examined(told_by(alike, seen.trace, event)) if alike is not None else seen
+    trace, line = seen.trace, seen.line
     events, held = trace.events, segment_map(trace, event)
     at_us = int(events.time_us[event])
     label = trace.label(int(events.label[event]))
@@ -214,7 +240,7 @@ def _of_event(run: Run, device: DeviceRun, window: int, event: int, times: int) 
         total=device.info.total_bytes or NOT_RECORDED,
         process_used=_reading(run, device.device, "process_used", at_us),
         fraction=device.info.memory_fraction,
-        seen=WindowExamination(trace, line, owners(trace, line.lives)),
+        seen=seen,
         alike=alike,
     )
 
@@ -248,14 +274,20 @@ def _last_before(series: ReadingSeries, at_us: int) -> int:
     return int(known[-1]) if len(known) else NOT_RECORDED
 
 
-def _of_finding(run: Run, device: DeviceRun, finding: Finding, times: int) -> Failure:
-    tables = device.windows[-1].tables if device.windows else None
+def _of_finding(
+    run: Run,
+    device: DeviceRun,
+    examined: Sequence[WindowExamination],
+    finding: Finding,
+    times: int,
+) -> Failure:
+    tables = next((trace.tables for d in run.devices for trace in d.windows), None)
     label = tables.labels[finding.label] if tables is not None else Label()
     if label.step < 0 <= finding.step:
         label = Label(finding.step, label.phase, label.module, label.annotation)
     facts = finding.details
-    total = _known(_integer(facts, "device_total"), device.info.total_bytes)
-    window, event, seen = _seen_then(device, finding)
+    total = first_known(integer(facts, "device_total"), device.info.total_bytes)
+    window, event, seen = _seen_then(device, examined, finding)
     traced = int(seen.line.allocated[event + 1]) if seen is not None else NOT_RECORDED
     return Failure(
         device=device.device,
@@ -268,99 +300,47 @@ def _of_finding(run: Run, device: DeviceRun, finding: Finding, times: int) -> Fa
         requested=finding.bytes or NOT_RECORDED,
         stack=tables.stack(finding.stack) if tables is not None and finding.stack != EMPTY else (),
         label=label,
-        allocated=_known(_integer(facts, "allocated"), traced),
-        reserved=_integer(facts, "reserved"),
-        pending=_integer(facts, "pending"),
-        largest_free=_integer(facts, "largest_free"),
-        free=_integer(facts, "device_free"),
+        allocated=first_known(integer(facts, "allocated"), traced),
+        reserved=integer(facts, "reserved"),
+        pending=integer(facts, "pending"),
+        largest_free=integer(facts, "largest_free"),
+        free=integer(facts, "device_free"),
         total=total,
-        process_used=_known(
-            _integer(facts, "process_used"),
+        process_used=first_known(
+            integer(facts, "process_used"),
             _reading(run, device.device, "process_used", finding.time_us),
         ),
-        fraction=_fraction(facts, total, device.info.memory_fraction),
-        neighbours=_neighbours(facts),
+        fraction=fraction_of(facts, total, device.info.memory_fraction),
+        neighbours=neighbours(facts),
         told=facts,
-        live_categories=_live_categories(facts),
-        live_stacks=_live_stacks(tables, facts),
+        live_categories=live_categories(facts),
+        live_stacks=live_stacks(tables, facts),
     )
 
 
-def _seen_then(device: DeviceRun, finding: Finding) -> tuple[int, int, WindowExamination | None]:
+def _seen_then(
+    device: DeviceRun, examined: Sequence[WindowExamination], finding: Finding
+) -> tuple[int, int, WindowExamination | None]:
     """The window that was open then, and its last event before; without one, -1 and None."""
-    window = _integer(finding.details, "window")
+    window = integer(finding.details, "window")
     if not 0 <= window < len(device.windows):
         return NOT_RECORDED, NOT_RECORDED, None
-    recorded = device.windows[window]
-    trace = recorded if recorded.modelled else exact_sizes(recorded)
-    event = int(np.searchsorted(trace.events.time_us, finding.time_us, side="right")) - 1
-    line = timeline(trace)
-    return window, event, WindowExamination(trace, line, owners(trace, line.lives))
+    seen = _seen(device, examined, window)
+    times_us = seen.trace.events.time_us
+    return window, int(np.searchsorted(times_us, finding.time_us, side="right")) - 1, seen
 
 
 def _joined(failure: Failure, finding: Finding) -> Failure:
     """The event's figures, with what only the job could see then."""
     facts = finding.details
-    total = _known(_integer(facts, "device_total"), failure.total)
+    total = first_known(integer(facts, "device_total"), failure.total)
     return replace(
         failure,
         total=total,
-        fraction=_fraction(facts, total, failure.fraction),
-        process_used=_known(_integer(facts, "process_used"), failure.process_used),
-        neighbours=_neighbours(facts),
+        fraction=fraction_of(facts, total, failure.fraction),
+        process_used=first_known(integer(facts, "process_used"), failure.process_used),
+        neighbours=neighbours(facts),
         told=facts,
-    )
-
-
-def _fraction(facts: Mapping[str, Any], total: int, otherwise: float) -> float:
-    """The share of the device that torch allowed itself then; it may have been set late."""
-    limit = _integer(facts, "limit")
-    return limit / total if 0 < limit < total else otherwise
-
-
-def _known(value: int, otherwise: int) -> int:
-    return value if value > 0 else (otherwise or NOT_RECORDED)
-
-
-def _integer(facts: Mapping[str, Any], name: str) -> int:
-    value = facts.get(name)
-    return value if _is_size(value) else NOT_RECORDED
-
-
-def _is_size(value: object) -> TypeGuard[int]:
-    """Bytes or a row, as a job writes them; a damaged file may hold anything."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST
-
-
-def _live_categories(facts: Mapping[str, Any]) -> dict[str, int]:
-    live = facts.get("live")
-    sums = live.get("category") if isinstance(live, dict) else None
-    told = sums if isinstance(sums, dict) else {}
-    return {str(name): size for name, size in told.items() if _is_size(size)}
-
-
-def _live_stacks(
-    tables: Tables | None, facts: Mapping[str, Any]
-) -> tuple[tuple[tuple[Frame, ...], int], ...]:
-    live = facts.get("live")
-    rows = live.get("stacks") if isinstance(live, dict) else None
-    if tables is None or not isinstance(rows, list):
-        return ()
-    pairs = [row for row in rows if isinstance(row, list) and len(row) == 2]
-    return tuple(
-        (tables.stack(row), size)
-        for row, size in pairs
-        if _is_size(row) and row < len(tables.stacks) and _is_size(size)
-    )
-
-
-def _neighbours(facts: Mapping[str, Any]) -> tuple[Neighbour, ...]:
-    listed = facts.get("processes")
-    rows = listed if isinstance(listed, list) else []
-    return tuple(
-        Neighbour(_integer(row, "pid"), str(row.get("name") or ""), _integer(row, "bytes"))
-        for row in rows
-        if isinstance(row, dict)
     )
 
 

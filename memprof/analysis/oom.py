@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from memprof.analysis.examination import Examination
 from memprof.analysis.failures import Failure, failures
 from memprof.analysis.leftovers import Moment, left_behind, main_site
 from memprof.analysis.owners import Group, top
@@ -25,7 +26,7 @@ from memprof.run import Run
 from memprof.trace import EMPTY, Frame
 from memprof.units import format_bytes, format_count
 
-__all__ = ["Cause", "PostMortem", "Weight", "post_mortems"]
+__all__ = ["Cause", "PostMortem", "Weight", "in_a_line", "post_mortems"]
 
 _TOP = 8
 _TOLD = 0.5
@@ -96,13 +97,17 @@ class PostMortem:
     """Of a final state alone: what its tensors would take otherwise."""
 
 
-def post_mortems(run: Run, workers: int | None = None) -> tuple[PostMortem, ...]:
+def post_mortems(
+    run: Run, workers: int | None = None, examination: Examination | None = None
+) -> tuple[PostMortem, ...]:
     """The post-mortem of every device that ran out of memory, the latest first.
+
+    ``examination`` is that of the run, if it is there already.
 
     Raises:
         MissingError: the recording has events, and none of them is a failed allocation.
     """
-    found = failures(run)
+    found = failures(run, examination)
     if not found:
         raise MissingError(f"{run.source or 'the run'} records no out-of-memory error", _hint(run))
     return tuple(_explained(run, failure, workers) for failure in found)
@@ -303,9 +308,14 @@ def _line(failure: Failure, cause: Cause) -> str:
     if failure.recorded == "state":
         held, whole = format_bytes(failure.allocated), format_bytes(failure.reserved)
         return f"{failure.device} held {held} in tensors, {whole} reserved, at the snapshot"
+    return in_a_line(failure, _IN_WORDS[cause])
+
+
+def in_a_line(failure: Failure, because: str = "") -> str:
+    """The device that ran out of memory, why, what was asked and what it had free."""
     asked = f": {format_bytes(failure.requested)} asked" if failure.requested >= 0 else ""
     free = f", {format_bytes(failure.free)} free on the device" if failure.free >= 0 else ""
-    return f"{failure.device} ran out of memory {_IN_WORDS[cause]}".rstrip() + asked + free
+    return f"{failure.device} ran out of memory {because}".rstrip() + asked + free
 
 
 # -- lines -------------------------------------------------------------------------------------

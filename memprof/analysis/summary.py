@@ -14,11 +14,13 @@ from memprof.analysis.examination import (
     WindowExamination,
     alive_at_peak,
 )
+from memprof.analysis.failures import Failure, failures, times_out_of_memory
 from memprof.analysis.findings import Found, Kind
+from memprof.analysis.oom import in_a_line
 from memprof.analysis.outside import PROCESS, beyond_torch, most, other_processes, series_of
 from memprof.analysis.owners import Group, top
 from memprof.analysis.sites import short_path
-from memprof.analysis.steps import Growth, growth, ooms
+from memprof.analysis.steps import Growth, growth
 from memprof.analysis.unseen import unseen
 from memprof.records import Site
 from memprof.run import Run
@@ -83,6 +85,7 @@ class DeviceFigures:
     events: int
     steps: int
     ooms: int
+    """Failed requests, of traces or as the job told of them, whichever are more."""
     unused_reserved_bytes: int
     """Reserved and not allocated at the moment of most allocated bytes."""
     total_bytes: int
@@ -138,7 +141,7 @@ def _figures(device: DeviceExamination, examination: Examination) -> DeviceFigur
         requested_bytes=last.requested if last else NOT_RECORDED,
         events=device.device.events,
         steps=int(device.steps.last.max()) + 1 if len(device.steps) else 0,
-        ooms=sum(len(ooms(w.trace)) for w in device.windows),
+        ooms=times_out_of_memory(examination.run, device.device),
         unused_reserved_bytes=_unused_reserved(device),
         total_bytes=device.device.info.total_bytes,
         outside_torch_bytes=_outside_torch(device, examination.run),
@@ -197,13 +200,12 @@ def _peak_moment(window: WindowExamination, number: int) -> PeakMoment:
 def _verdict(
     examination: Examination, devices: Sequence[DeviceFigures], findings: Sequence[Found]
 ) -> Verdict:
+    if any(device.ooms for device in devices):
+        return _ran_out(examination, failures(examination.run, examination)[0])
     measured = [d for d in devices if d.peak_allocated_bytes or d.peak_reserved_bytes]
     if not measured:
         return _no_data()
     main = max(measured, key=lambda d: d.peak_allocated_bytes)
-    out = next((d for d in devices if d.ooms), None)
-    if out is not None:
-        return _ran_out(examination, out)
     if findings and findings[0].kind in (Kind.LEAK, Kind.CYCLE, Kind.HOST_GROWTH, Kind.NON_TORCH):
         return _from_finding("leak", findings[0])
     if findings and findings[0].confidence >= _SURE:
@@ -222,20 +224,22 @@ def _no_data() -> Verdict:
     )
 
 
-def _ran_out(examination: Examination, device: DeviceFigures) -> Verdict:
-    found = next(d for d in examination.devices if d.name == device.device)
-    window = next(w for w in found.windows if len(ooms(w.trace)))
-    event = int(ooms(window.trace)[0])
-    asked = format_bytes(int(window.trace.events.size[event]))
-    free = format_bytes(int(window.trace.events.address[event]))
-    held = format_bytes(int(window.line.allocated[event]))
-    kept = int(window.line.reserved[event] - window.line.allocated[event])
+def _ran_out(examination: Examination, failure: Failure) -> Verdict:
     return Verdict(
         "oom",
-        f"{device.device} ran out of memory: {asked} asked, {free} free on the device",
-        f"tensors held {held}, and {format_bytes(max(kept, 0))} more was reserved but unused",
+        in_a_line(failure),
+        _held(failure),
         f"`memprof oom {examination.run.source}` says what would have let it go on",
     )
+
+
+def _held(failure: Failure) -> str:
+    if failure.allocated < 0:
+        return "what tensors held then is not in the file"
+    held = f"tensors held {format_bytes(failure.allocated)}"
+    if failure.unused < 0:
+        return held
+    return f"{held}, and {format_bytes(failure.unused)} more was reserved but unused"
 
 
 def _from_finding(level: str, found: Found) -> Verdict:
