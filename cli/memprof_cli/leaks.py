@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -21,6 +21,7 @@ from memprof.findings import findings
 from memprof.records import Holder, Site
 from memprof.run import Run
 from memprof.units import format_bytes, format_count, format_percent
+from memprof_cli.terminal import terminal
 
 __all__ = ["command", "findings_json"]
 
@@ -138,9 +139,7 @@ def _write_patch(path: Path, found: Sequence[Found]) -> None:
 
 
 def _print(run: Run, found: Sequence[Found]) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _WIDTH
+    console = terminal(_WIDTH)
     console.print(Text(run.source, style="dim"))
     if not found:
         console.print(Text(_nothing(run)))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -21,6 +21,7 @@ from memprof.analysis.sites import FrameKind, frame_kind, site_name
 from memprof.loading import load
 from memprof.trace import Phase
 from memprof.units import format_bytes, format_count, format_percent
+from memprof_cli.terminal import terminal
 
 __all__ = ["command"]
 
@@ -50,9 +51,7 @@ def command(file: Path, as_json: bool) -> None:
         data = {"file": str(file), "devices": [_figures(told) for told in found]}
         click.echo(json.dumps(data, indent=2))
         return
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _WIDTH
+    console = terminal(_WIDTH)
     console.print(Text(str(file), style="dim"))
     for told in found:
         console.print(_screen(told))
@@ -117,7 +116,9 @@ def _add(table: Table, title: str, groups: Sequence[OwnerGroup], whole: int) -> 
     for number, group in enumerate(shown):
         size = Text(format_bytes(group.bytes).rjust(8))
         share = Text(format_percent(group.bytes, whole).rjust(5), style="dim")
-        table.add_row(Text("" if number else title, style="dim"), size + " " + share, group.name)
+        table.add_row(
+            Text("" if number else title, style="dim"), size + " " + share, Text(group.name)
+        )
 
 
 def _request(told: PostMortem) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -15,6 +15,7 @@ from memprof.analysis.findings import Found
 from memprof.analysis.owners import Group as OwnerGroup
 from memprof.analysis.summary import DeviceFigures, PeakMoment, Summary, Verdict
 from memprof.units import format_bytes, format_count, format_duration, format_percent
+from memprof_cli.terminal import terminal
 
 __all__ = ["print_summary", "summaries_json"]
 
@@ -27,9 +28,7 @@ _UNSEEN = 5
 
 def print_summary(summary: Summary, findings: Sequence[Found] = ()) -> None:
     """Print one run: verdict, peak, owners, growth and what was not seen."""
-    console = Console(highlight=False, soft_wrap=False)
-    if not console.is_terminal:
-        console.width = _WIDTH
+    console = terminal(_WIDTH)
     console.print(Text(summary.source, style="dim"))
     console.print(_verdict(summary.verdict))
     for device in summary.devices:

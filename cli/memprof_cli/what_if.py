@@ -16,6 +16,7 @@ from memprof.analysis.sites import site_name, sites
 from memprof.analysis.whatif import OUTSIDE_TORCH, DeviceWhatIf, Fit, Row, replay
 from memprof.trace import Trace
 from memprof.units import format_bytes, format_count
+from memprof_cli.terminal import terminal
 
 __all__ = ["command"]
 
@@ -66,9 +67,7 @@ def command(
         figures = {"file": str(file), "devices": [_figures(device) for device in devices]}
         click.echo(json.dumps(figures, indent=2))
         return
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _WIDTH
+    console = terminal(_WIDTH)
     for device in devices:
         _print(console, device)
 
