@@ -12,8 +12,8 @@ import msgspec
 from memprof.holding.autograd import is_node_type, is_tensor_type
 from memprof.holding.introspection import instance_dict, is_one_of, qualified_name
 from memprof.holding.kinds import LinkKind, link
-from memprof.holding.roots import frame_variables
 from memprof.records import Link
+from memprof.sources.variables import frame_variables
 
 __all__ = ["PROBES", "LruCache", "function_link", "in_code", "lru_link", "may_apply"]
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from memprof.sources.variables import frame_variables
+
 __all__ = [
     "Root",
     "frame_roots",
-    "frame_variables",
     "is_own",
     "is_user_file",
     "module_roots",
@@ -82,22 +83,6 @@ def _library_folders() -> tuple[str, ...]:
 def source_line(filename: str, line: int) -> str:
     """The text of a line, stripped; empty where the source is not there."""
     return linecache.getline(filename, line).strip() if filename and line > 0 else ""
-
-
-def frame_variables(frame: types.FrameType) -> tuple[list[str], list[object]]:
-    """Names and values of a frame's variables, leaving the frame as it was.
-
-    Before Python 3.13 ``f_locals`` of a function is a dict that stays on the frame and would keep
-    the values alive until the function returns; it is emptied again, unless somebody else holds it
-    (``locals()`` returns the very same dict) or a debugger uses it.
-    """
-    variables = frame.f_locals
-    names = [str(name) for name in variables]
-    values = [variables.get(name) for name in names]
-    snapshot = frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(variables) is dict
-    if snapshot and frame.f_trace is None and sys.getrefcount(variables) <= 3:
-        variables.clear()
-    return names, values
 
 
 def frame_roots() -> list[Root]:

@@ -29,6 +29,7 @@ from memprof.sources.threadstate import (
     drop_ended,
     engine_codes,
     frame_of,
+    keywords_of,
 )
 from memprof.trace import EMPTY, NOT_RECORDED, Label, Phase
 
@@ -316,9 +317,9 @@ class Boundaries:
         frame = call_frame(sys._getframe(3))
         path = self._path(module, thread)
         if not calls:
-            kwargs = frame.f_locals.get("kwargs") if self.listeners else None
+            kwargs = keywords_of(frame) if self.listeners else {}
             for listener in self.listeners:
-                listener.outermost_call(module, args, kwargs or {})
+                listener.outermost_call(module, args, kwargs)
         steady = frame.f_back or frame
         call = Call(id(module), path, self._graph_task(), id(steady))
         call.outer = calls[-1] if calls else None

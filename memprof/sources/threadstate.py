@@ -7,6 +7,7 @@ import threading
 from types import CodeType, FrameType
 from typing import Any
 
+from memprof.sources.variables import frame_variables
 from memprof.trace import EMPTY, NOT_RECORDED, Phase
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "drop_ended",
     "engine_codes",
     "frame_of",
+    "keywords_of",
 ]
 
 LOG_LIMIT = 100_000
@@ -153,6 +155,12 @@ def call_frame(frame: Any) -> Any:
     while frame.f_back is not None and frame.f_code.co_name == "inner":
         frame = frame.f_back
     return frame
+
+
+def keywords_of(call: FrameType) -> dict[str, Any]:
+    """The keyword arguments of a module's call, from the `call_frame`."""
+    found = dict(zip(*frame_variables(call), strict=True)).get("kwargs")
+    return found if isinstance(found, dict) else {}
 
 
 def frame_of(codes: tuple[CodeType, ...], frame: FrameType | None) -> int:
