@@ -41,6 +41,8 @@ _PROPORTIONAL = "activations and inputs are proportional to it (the trace has on
 _SLACK = 20 << 20
 _SLACK_SHARE = 0.01
 """The driver cannot give out the very last of what it calls free; more than this is a riddle."""
+_LEAST_TOLD = 0.001
+"""Of a batch, the smallest part that is told as a figure."""
 _CONTEXT = OUTSIDE_TORCH
 """What a process takes beside torch's own bytes stays taken when the others leave."""
 
@@ -290,7 +292,9 @@ def _measured(slope: BatchSlope) -> str:
         return ""
     other, failed = slope.measured
     which = f"step {other}" if 0 <= other != failed else "an earlier try"
-    return f", as {which} showed with a batch of {format_percent(slope.ratio, 1)}"
+    less = "less than " if slope.ratio < _LEAST_TOLD else ""
+    ratio = format_percent(max(slope.ratio, _LEAST_TOLD), 1)
+    return f", as {which} showed with a batch of {less}{ratio}"
 
 
 def _card(failure: Failure, program: Program) -> Rescue:

@@ -25,7 +25,12 @@ Mask = npt.NDArray[np.bool_]
 _PASSES = (int(Phase.FORWARD), int(Phase.BACKWARD))
 _MADE_BY_PASSES = (int(Category.TEMPORARY), int(Category.UNKNOWN))
 _DIFFERENT = 0.05
-"""Share of the compared bytes that must differ between two steps of different batches."""
+"""Share of the compared bytes by which two steps of different batches must differ, and of the batch
+itself: what is less says nothing of a batch much smaller."""
+_LEAST_SHARE = 0.5
+"""Part of the inputs' bytes (of all, where none is known) that another batch must have changed."""
+_ALIKE = 0.1
+"""How far the change of one allocation may be from that of the batch, relative to it."""
 _MOST_ATTEMPTS = 64
 """Steps and failed tries of them that are looked at for another batch; the last ones."""
 _LEAST_MATCHED = 3
@@ -173,19 +178,26 @@ class _Calls:
         return first + own.start, second + others.start
 
     def _ratio(self, own: Ints, others: Ints, share: Floats, inputs: Mask) -> float:
-        """The other batch relative to this one: by inputs, else by what most allocations say."""
-        asked = self.moment.seen.line.lives.requested
+        """The other batch relative to this one: by inputs, else by what most allocations say.
+
+        1 where nothing shows another batch: what differs is little, or differs as by chance.
+        """
         passes = share[self.rows[own]] > 0
-        mine, theirs = self.rows[own[passes]], self.rows[others[passes]]
-        differ = asked[mine] != asked[theirs]
-        if differ.sum() < _LEAST_MATCHED:
+        rows, other_rows = self.rows[own[passes]], self.rows[others[passes]]
+        asked = np.maximum(self.moment.seen.line.lives.requested, 1)
+        mine, theirs = asked[rows], asked[other_rows]
+        differ = mine != theirs
+        if differ.sum() < _LEAST_MATCHED or abs(theirs - mine).sum() < _DIFFERENT * mine.sum():
             return 1.0
-        if asked[mine[differ]].sum() < _DIFFERENT * asked[mine].sum():
+        given = inputs[rows] & inputs[other_rows]
+        asks = given if given.any() else np.ones(len(mine), dtype=bool)
+        if mine[asks & differ].sum() < _LEAST_SHARE * mine[asks].sum():
             return 1.0
-        given = inputs[mine] & inputs[theirs] & differ
-        if given.any():
-            return float(asked[theirs[given]].sum() / asked[mine[given]].sum())
-        return float(np.median(asked[theirs[differ]] / asked[mine[differ]]))
+        mine, theirs = mine[asks & differ], theirs[asks & differ]
+        ratio = float(theirs.sum() / mine.sum() if given.any() else np.median(theirs / mine))
+        if abs(ratio - 1) < _DIFFERENT or not (given.any() or _agree(theirs / mine, ratio)):
+            return 1.0
+        return ratio
 
     def _learn(self, share: Floats, own: Ints, others: Ints, ratio: float) -> None:
         """What did not change with the batch does not follow it; the rest as much as it did."""
@@ -197,6 +209,14 @@ class _Calls:
         place = np.minimum(np.searchsorted(keys, self.key), len(keys) - 1)
         known = keys[place] == self.key
         share[self.rows[known]] = seen[order][place[known]]
+
+
+def _agree(ratios: Floats, ratio: float) -> bool:
+    """Whether most allocations changed as the batch did, or by its square as attention does."""
+    change = ratio - 1
+    linear = np.abs(ratios - ratio) <= _ALIKE * abs(change)
+    squared = np.abs(ratios - ratio**2) <= _ALIKE * abs(ratio**2 - 1)
+    return bool(np.mean(linear | squared) > _LEAST_SHARE)
 
 
 def _places(moment: Moment) -> Ints:

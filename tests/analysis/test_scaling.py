@@ -107,6 +107,72 @@ def test_failed_tries_of_one_step_are_told_apart():
     assert slope.live == 16 * MIB
 
 
+def two_attempts(first, second, *, inputs=((), ())):
+    """The slope between two steps that made activations of these sizes, in MiB, and inputs."""
+    builder = TraceBuilder()
+    for number, (sizes, given) in enumerate(zip((first, second), inputs, strict=True)):
+        builder.label(step=number, phase=Phase.FORWARD, module="Net.fc")
+        names = [f"{number}.{i}" for i in range(len(sizes) + len(given))]
+        for name, size in zip(names, (*sizes, *given), strict=True):
+            category = Category.ACTIVATION if names.index(name) < len(sizes) else Category.INPUT
+            builder.alloc(int(size * MIB), name, stack=LINE, category=category)
+        if not number:
+            for name in names:
+                builder.free(name)
+    slope = batch_slope(last_moment(builder.oom(MIB).build()))
+    assert slope is not None
+    return slope
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ([3.99] * 4, [4] * 4),  # 99.8 %: a step of the same batch but for a few bytes
+        ([4] * 9 + [3, 5, 2], [4] * 12),  # three of twelve, one way and the other
+        ([4] * 9 + [2, 2, 2], [4] * 12),  # a part of the model that follows something else
+        ([2, 5, 3, 9, 1, 8], [4] * 6),  # all of them, at random
+        ([1, 2, 3, 3.5], [4] * 4),  # all smaller, but not by any one batch
+    ],
+)
+def test_what_differs_little_or_at_random_is_no_other_batch(first, second):
+    slope = two_attempts(first, second)
+    assert (slope.ratio, slope.measured) == (1.0, None)
+    assert set(slope.batch.tolist()) == {1.0}
+    assert set(slope.share[slope.share > 0].tolist()) == {1.0}
+
+
+def test_inputs_that_stay_as_they_are_say_that_the_batch_did():
+    # Such as the boxes that a detector found: they differ with what is in the pictures.
+    slope = two_attempts([2] * 6, [4] * 6, inputs=([8], [8]))
+    assert slope.measured is None
+    slope = two_attempts([2] * 6, [4] * 6, inputs=([4, 0.5], [8, 0.5]))
+    assert (slope.ratio, slope.measured) == (0.5, (0, 1))
+
+
+def test_attention_s_squares_follow_the_length_of_a_sequence():
+    slope = two_attempts([2, 2, 2, 1, 1], [4] * 5)
+    assert (slope.ratio, slope.measured) == (0.5, (0, 1))
+
+
+def test_a_request_of_no_bytes_beside_others_is_no_ratio():
+    slope = two_attempts([0] * 4, [4] * 4)
+    assert np.isfinite(slope.batch).all()
+    assert (slope.batch > 0).all()
+
+
+def test_a_batch_of_next_to_nothing_is_told_as_that(tmp_path):
+    builder = TraceBuilder()
+    for number, size in enumerate((512, 64 * MIB)):
+        builder.label(step=number, phase=Phase.FORWARD, module="Net.fc")
+        for i in range(4):
+            builder.alloc(size, f"{number}.{i}", stack=LINE, category=Category.ACTIVATION)
+        for i in range(4 * (1 - number)):
+            builder.free(f"{number}.{i}")
+    found = failed(tmp_path, builder, 64 * MIB, 0)
+    (batch,) = (r for r in found.rescues.tried if r.kind == "batch")
+    assert batch.change.endswith("as step 0 showed with a batch of less than 0.1 %)")
+
+
 def test_one_batch_alone_is_said_to_be_an_assumption(tmp_path):
     builder = TraceBuilder()
     step(builder, 0, 4, keep=True)
