@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from memprof.records import Readings
 from memprof.sources.protocol import Reading, ReadingSource
@@ -46,6 +48,8 @@ class Sampler:
 
     DENSE = 4096
     LONGEST_S = 60.0
+    PATIENCE_S = 5.0
+    """What `stop` waits for a call into a driver that does not come back."""
 
     def __init__(
         self,
@@ -69,38 +73,52 @@ class Sampler:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Look once now, then go on in the background."""
+        """Open the sources and look once now, then go on in the background."""
+        for source in list(self._sources):
+            self._guarded(source, source.open)
         self.look()
         self._thread = threading.Thread(target=self._run, name="memprof sampler", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
-        """Look a last time, write what is left and end the thread; safe to call twice."""
+    def stop(self) -> bool:
+        """Look a last time, write what is left, end the thread, close; safe to call twice.
+
+        False where a source's call hangs: it must not hang the job too, so nothing more is read or
+        written, and no source is closed under it.
+        """
         self._stopped.set()
         if self._thread is not None:
-            self._thread.join(timeout=5.0)  # a driver call that hangs must not hang the job
+            self._thread.join(timeout=self.PATIENCE_S)
+            if self._thread.is_alive():
+                return False
             self._thread = None
             self.look()
         self._flush()
-
-    def add(self, source: ReadingSource) -> None:
-        """One more source, read from the next look on."""
-        with self._reading:
-            self._sources.append(source)
+        for source in list(self._sources):
+            self._guarded(source, source.close)
+        self._sources.clear()
+        return True
 
     def look(self) -> None:
         """Read every source once."""
         with self._reading:
             for source in list(self._sources):
-                try:
-                    readings = source.read()
-                except Exception as error:  # noqa: BLE001 - whatever it is, the job goes on
-                    self._sources.remove(source)
-                    self._failed(source, error)
-                    continue
-                for reading in readings:
-                    self._buffer(source.name, reading.device).add(reading)
+                self._guarded(source, self._read, source)
             self._looks += 1
+
+    def _read(self, source: ReadingSource) -> None:
+        for reading in source.read():
+            self._buffer(source.name, reading.device).add(reading)
+
+    def _guarded(self, source: ReadingSource, action: Callable[..., None], *given: Any) -> None:
+        """Whatever a source raises, the job goes on, without that source."""
+        try:
+            action(*given)
+        except Exception as error:  # noqa: BLE001 - see above
+            self._sources.remove(source)
+            self._failed(source, error)
+            with suppress(Exception):  # it has failed already, which is said
+                source.close()
 
     def _buffer(self, source: str, device: str) -> ReadingBuffer:
         key = (source, device)

@@ -68,7 +68,6 @@ class Session:
         self._boundaries: Boundaries | None = None
         self._lookout: Lookout | None = None
         self._sampler: Sampler | None = None
-        self._readers: list[ReadingSource] = []
         self._figures = Figures()
         self._steps = 0
         self._last_step = -1
@@ -84,15 +83,8 @@ class Session:
 
     def open_samplers(self) -> None:
         """Start the thread that reads the driver and the host."""
-        for source in reading_sources(self._options):
-            try:
-                source.open()
-            except Exception as error:  # noqa: BLE001 - the job goes on without it
-                self._reader_failed(source, error)
-            else:
-                self._readers.append(source)
         self._sampler = Sampler(
-            self._readers,
+            reading_sources(self._options),
             self._options.sample_interval_s,
             self.output.write,
             self._reader_failed,
@@ -131,10 +123,8 @@ class Session:
                 self._guarded(self._close_torch)
             self._is_open = False
             self._close_boundaries()  # once more: a recording may have ended within a hook
-            if self._sampler is not None:
-                self._sampler.stop()
-            for reader in self._readers:
-                reader.close()
+            if self._sampler is not None and not self._sampler.stop():
+                self.recording.note("tracker", "a reading did not come back: the last are missing")
             if "torch" not in sys.modules:
                 self.recording.note("tracker", "torch was never imported: the host only")
             self.output.close(self._footer(status))

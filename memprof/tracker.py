@@ -23,6 +23,8 @@ from memprof.options import SOURCES, Options, Source
 from memprof.records import Finding
 from memprof.session import Session
 from memprof.sources.boundaries import annotate
+from memprof.sources.dispatch import pop_left
+from memprof.sources.optimizers import remove_left
 
 __all__ = ["Tracker", "active", "annotate", "start", "step", "steps", "stop", "track"]
 
@@ -165,6 +167,7 @@ class Tracker:
             if _active is not None:
                 _active.note_second(self._path)
                 return self
+            _take_what_was_left()
             self._begin()
             _active = self
         return self
@@ -174,11 +177,13 @@ class Tracker:
         global _active  # noqa: PLW0603
         with self._lock:
             if _active is not self:
+                _take_what_was_left()
                 return
             try:
                 self._end(status)
             finally:
                 _active = None
+                _take_what_was_left()
 
     def failed(self, error: BaseException) -> None:
         """An exception ends the job; if memory ran out, that is recorded before it goes on."""
@@ -272,6 +277,12 @@ class Tracker:
         if self._session is not None:
             self._session.disown()
         atexit.unregister(self._at_exit)
+
+
+def _take_what_was_left() -> None:
+    """Of recordings that ended in another thread, or within one of their own hooks."""
+    pop_left()
+    remove_left()
 
 
 def status_of(error: BaseException | None) -> str:

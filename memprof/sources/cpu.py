@@ -11,7 +11,14 @@ from typing import Any
 from memprof.records import DeviceInfo
 from memprof.sources.autograd import gradient_of
 from memprof.sources.boundaries import Boundaries
-from memprof.sources.dispatch import Watch, direct_overload, skip_in_dynamo, spoils_compiled
+from memprof.sources.dispatch import (
+    LEFT,
+    Watch,
+    direct_overload,
+    pop_left,
+    skip_in_dynamo,
+    spoils_compiled,
+)
 from memprof.sources.elsewhere import Elsewhere
 from memprof.sources.leisure import Leisure
 from memprof.sources.outliving import Outliving
@@ -75,6 +82,7 @@ class CpuSource:
 
     def counters(self) -> Sequence[Counters]:
         """Bytes of the storages that are known; outside a window new ones are not seen."""
+        pop_left()
         if not self._recording:
             return [Counters(device=_DEVICE)]
         self._at_leisure(self._keep_up)
@@ -217,16 +225,15 @@ class CpuSource:
         self._live.record(True)
         self._live.peak = self._live.bytes
         self._since = next(self._live.serials)
+        pop_left()
         self._watch = Watch(self._dispatch())
         self._watch.push()
 
     def _stop(self) -> None:
         if self._watch is None:
             return
-        if threading.get_ident() == self._thread:
-            self._watch.pop()
-        else:
-            self._notes.append("a window was ended in another thread than it began in")
+        if not self._watch.pop():
+            self._notes.append(LEFT)
         self._watch = None
         self._live.record(False)
         self._live.take_rows()

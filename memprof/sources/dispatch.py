@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
 
-__all__ = ["Watch", "direct_overload", "skip_in_dynamo", "spoils_compiled"]
+__all__ = ["LEFT", "Watch", "direct_overload", "pop_left", "skip_in_dynamo", "spoils_compiled"]
 
+LEFT = (
+    "a window was ended in another thread than it began in: what watched that thread's operators "
+    "is off, and leaves it with the next call of memprof there"
+)
+"""The note for a `Watch` that `pop` could not take."""
 _CALLED = (
     "boundaries",
     "cpu",
@@ -48,17 +54,30 @@ class Watch:
         self._kind.__torch_dispatch__ = dispatch  # type: ignore[attr-defined]
         self._mode = self._kind()
         self._rules: list[dict[Any, Any]] = []
+        self._thread = 0
 
     def push(self) -> None:
-        """Start; to be undone by `pop` in the same thread."""
+        """Start in the calling thread, to be undone by `pop`."""
+        self._thread = threading.get_ident()
         self._teach_higher_order_operators()
         above = _pop_user_modes()
         _push(self._mode)
         for mode in reversed(above):
             _push(mode)
 
-    def pop(self) -> None:
-        """Take the mode from wherever it is on the stack."""
+    def pop(self) -> bool:
+        """Take the mode from wherever it is on the stack, if that is the calling thread's.
+
+        Else it does nothing any more from now on, and `pop_left` takes it in its own thread.
+        """
+        if threading.get_ident() != self._thread:
+            self._kind.__torch_dispatch__ = _pass_on  # type: ignore[attr-defined]
+            _left.append(self)
+            return False
+        self._take()
+        return True
+
+    def _take(self) -> None:
         for table in self._rules:
             table.pop(self._kind, None)
         self._rules.clear()
@@ -81,6 +100,22 @@ class Watch:
                 if table is not None and self._kind not in table:
                     table[self._kind] = _rule(operator)
                     self._rules.append(table)
+
+
+_left: list[Watch] = []
+"""Modes that were ended from other threads than theirs: torch lets none reach another's stack."""
+
+
+def pop_left() -> None:
+    """Take away what was left on the calling thread's stack of modes."""
+    for watch in tuple(_left):
+        if watch._thread == threading.get_ident():
+            _left.remove(watch)
+            watch._take()
+
+
+def _pass_on(_mode: Any, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    return func(*args, **kwargs or {})
 
 
 def _rule(operator: Any) -> Callable[..., Any]:

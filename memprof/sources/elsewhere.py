@@ -25,7 +25,7 @@ class Elsewhere:
 
     Python can make a storage in that thread without an operator too: around memory of others
     (numpy, a file, shared memory), as a bare storage, and for the state of a generator. The first
-    and the last are told apart here; where there is no other thread nothing is said at all.
+    and the last are told apart here; where no other thread uses torch nothing is said at all.
     """
 
     def __init__(self) -> None:
@@ -61,8 +61,8 @@ class Elsewhere:
             for thread in threading.enumerate():
                 if thread.ident in (None, recorded) or thread.name.startswith("memprof"):
                     continue
-                self._seen = True
                 if _uses_torch(frames.get(thread.ident or 0)):
+                    self._seen = True
                     self._names.setdefault(thread.ident or 0, thread.name)
         finally:
             frames.clear()  # it has this very frame, a cycle that would keep the job's locals

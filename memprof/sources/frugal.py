@@ -18,7 +18,9 @@ class _NotImported(ModuleType):
     """Stands for the compiler as long as nobody needs it; whoever does gets the real one."""
 
     def __getattr__(self, name: str) -> Any:
-        if name == "codecache":  # what torch asks for, to find the frames of compiled code
+        # What torch asks for, to find the frames of compiled code. Another thread may have taken
+        # this object for the compiler meanwhile: to it, it goes on being that.
+        if name == "codecache" and vars(sys.modules["torch"]).get("_inductor") is self:
             raise AttributeError(name)
         return getattr(importlib.import_module(_COMPILER), name)
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from types import FrameType
 from typing import Any
 
-__all__ = ["KnownOptimizers", "OptimizerHooks", "watch_scalers"]
+__all__ = ["KnownOptimizers", "OptimizerHooks", "remove_left", "watch_scalers"]
 
 _METHOD = "_maybe_opt_step"
 """Of `GradScaler`: steps the optimizer unless its gradients hold infinities or NaNs."""
@@ -45,7 +45,7 @@ class OptimizerHooks:
 
     While it calls them torch goes through its own dict and raises, into the job, if an entry was
     added or removed meanwhile. A step's end opens and closes windows: so there is one pair of hooks
-    all the time, and none is removed within one.
+    all the time, and none is removed within one: `remove_left` does it later.
     """
 
     def __init__(
@@ -60,25 +60,39 @@ class OptimizerHooks:
         """Called after each of ``began`` and ``ended``."""
         self._began, self._ended, self._left_out = began, ended, left_out
         self._stepped = 0
-        self._is_open = self._is_inside = False
+        self._is_open = False
+        self._inside: list[None] = []
+        """An entry for each call under way; threads may step side by side."""
         self._hooks = ExitStack()
+        self._scalers: Callable[[], None] = _nothing
 
     def open(self) -> None:
         """Register the hooks."""
         from torch.optim import optimizer
 
+        remove_left()
         self._is_open = True
         pre = optimizer.register_optimizer_step_pre_hook(self._before)
         self._hooks.callback(pre.remove)
         post = optimizer.register_optimizer_step_post_hook(self._after)
         self._hooks.callback(post.remove)
-        self._hooks.callback(watch_scalers(lambda: self._stepped, self._skipped))
+        self._scalers = watch_scalers(lambda: self._stepped, self._skipped)
 
     def close(self) -> None:
-        """Do nothing any more; remove the hooks, unless one of them runs. Safe to call twice."""
+        """Do nothing any more, hold nothing; remove the hooks, unless one runs. May be repeated."""
         self._is_open = False
-        if not self._is_inside:
-            self._hooks.close()
+        self._scalers()
+        self._scalers = self._began = self._ended = self._left_out = _nothing
+        if self not in _left:
+            _left.append(self)
+        remove_left()
+
+    def remove(self) -> bool:
+        """Take the hooks away; False while one of them runs."""
+        if self._inside:
+            return False
+        self._hooks.close()
+        return True
 
     def _before(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if self._is_open:
@@ -91,18 +105,33 @@ class OptimizerHooks:
             self._within(self._ended, optimizer)
 
     def _within(self, told: Callable[..., None], *what: Any) -> None:
-        self._is_inside = True
+        self._inside.append(None)
         try:
             told(*what)
             for crossing in tuple(self.crossings):
                 crossing()
         finally:
-            self._is_inside = False
+            self._inside.pop()
 
     def _skipped(self, optimizer: Any) -> None:
         if self._is_open:
             self.known.add(optimizer)
             self._left_out(optimizer)
+
+
+_left: list[OptimizerHooks] = []
+"""Closed, with hooks that could not be removed then."""
+
+
+def remove_left() -> None:
+    """Remove the hooks of recordings that ended within one of them, unless it still runs."""
+    for hooks in tuple(_left):
+        if hooks.remove() and hooks in _left:
+            _left.remove(hooks)
+
+
+def _nothing(*_: Any) -> None:
+    """What a closed recording does."""
 
 
 def watch_scalers(stepped: Callable[[], int], skipped: Callable[[Any], None]) -> Callable[[], None]:

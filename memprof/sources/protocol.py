@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -112,74 +112,72 @@ class ReadingSource(Protocol):
 class Interner:
     """Frames, stacks, labels and pools, each stored once; hands out what is new as a record.
 
-    Any thread of the job may call it: a hit is one dict lookup, a miss takes the lock.
+    Any thread of the job may call it. There is no lock: the program's own code (a ``__del__`` that
+    the collector runs, a signal handler) may come in between anywhere and make a tensor, whose
+    stack is then interned in the same thread. What must not be parted is one call into C.
     """
 
     def __init__(self) -> None:
         """Start with the empty stack, the empty label and the default pool."""
-        self._lock = threading.Lock()
-        self._frames: dict[tuple[str, str, int], int] = {}
-        self._stacks: dict[tuple[int, ...], int] = {(): EMPTY}
-        self._labels: dict[tuple[int, int, str, str], int] = {(NOT_RECORDED, 0, "", ""): EMPTY}
-        self._pools: dict[tuple[int, int], int] = {(0, 0): EMPTY}
-        self._written = [0, 1, 1, 1]
+        self._frames: dict[tuple[str, str, int], int] = _numbering({})
+        self._stacks: dict[tuple[int, ...], int] = _numbering({(): EMPTY})
+        self._labels: dict[tuple[int, int, str, str], int]
+        self._labels = _numbering({(NOT_RECORDED, 0, "", ""): EMPTY})
+        self._pools: dict[tuple[int, int], int] = _numbering({(0, 0): EMPTY})
+        self._written: tuple[int, int, int, int] = (0, 1, 1, 1)
 
     def frame(self, name: str, filename: str, line: int) -> int:
         """Row of a frame."""
-        return self._row(self._frames, (name, filename, line))
+        return self._frames[name, filename, line]
 
     def stack(self, frames: tuple[int, ...]) -> int:
         """Row of a stack of frame rows, innermost first."""
-        return self._row(self._stacks, frames)
+        return self._stacks[frames]
 
     def label(self, step: int, phase: Phase, module: str, annotation: str) -> int:
         """Row of a label."""
-        return self._row(self._labels, (step, int(phase), module, annotation))
+        return self._labels[step, int(phase), module, annotation]
 
     def pool(self, pool: tuple[int, int]) -> int:
         """Row of a pool id."""
-        return self._row(self._pools, pool)
+        return self._pools[pool]
 
     def tables(self) -> Tables:
         """All rows so far."""
-        with self._lock:
-            return Tables(
-                frames=tuple(Frame(*f) for f in self._frames),
-                stacks=tuple(self._stacks),
-                labels=tuple(Label(s, Phase(p), m, a) for s, p, m, a in self._labels),
-                pools=tuple(self._pools),
-            )
+        stacks = list(self._stacks)  # before the frames that they name
+        frames, labels, pools = list(self._frames), list(self._labels), list(self._pools)
+        return Tables(
+            frames=tuple(Frame(*f) for f in frames),
+            stacks=tuple(stacks),
+            labels=tuple(Label(s, Phase(p), m, a) for s, p, m, a in labels),
+            pools=tuple(pools),
+        )
 
     def pools(self) -> list[tuple[int, int]]:
         """All pool ids."""
-        with self._lock:
-            return list(self._pools)
+        return list(self._pools)
 
     def labels(self, first: int) -> list[Label]:
         """The labels from row ``first`` on."""
-        with self._lock:
-            rows = islice(self._labels, first, None)
-            return [Label(step, Phase(phase), *names) for step, phase, *names in rows]
+        rows = list(islice(self._labels, first, None))
+        return [Label(step, Phase(phase), *names) for step, phase, *names in rows]
 
     def take_new(self) -> TablesRecord | None:
         """The rows added since the last call, or None."""
-        with self._lock:
-            frames, stacks, labels, pools = self._written
-            record = TablesRecord(
-                first=(frames, stacks, labels, pools),
-                frames=list(islice(self._frames, frames, None)),
-                stacks=[list(s) for s in islice(self._stacks, stacks, None)],
-                labels=list(islice(self._labels, labels, None)),
-                pools=list(islice(self._pools, pools, None)),
-            )
-            tables = (self._frames, self._stacks, self._labels, self._pools)
-            new = [len(table) for table in tables]
-            changed, self._written = new != self._written, new
-        return record if changed else None
+        first = self._written
+        stacks = list(islice(self._stacks, first[1], None))  # before the frames that they name
+        frames = list(islice(self._frames, first[0], None))
+        labels = list(islice(self._labels, first[2], None))
+        pools = list(islice(self._pools, first[3], None))
+        new = (len(frames), len(stacks), len(labels), len(pools))
+        if not any(new):
+            return None
+        self._written = (first[0] + new[0], first[1] + new[1], first[2] + new[2], first[3] + new[3])
+        return TablesRecord(first, frames, [list(s) for s in stacks], labels, pools)
 
-    def _row(self, table: dict[Any, int], key: Any) -> int:
-        row = table.get(key)
-        if row is not None:
-            return row
-        with self._lock:  # len() and the insertion must see the same table
-            return table.setdefault(key, len(table))
+
+def _numbering(first: dict[Any, int]) -> dict[Any, int]:
+    """A dict that gives a new key the next number, in one call into C: no code can come between."""
+    table: defaultdict[Any, int] = defaultdict(None, first)
+    table.default_factory = table.__len__
+    return table

@@ -161,6 +161,18 @@ def test_without_another_thread_nothing_is_said_of_bare_storages(recorder):
     assert recorder.notes(lambda: torch.UntypedStorage(MIB)) == []
 
 
+def test_a_thread_that_knows_nothing_of_torch_made_no_tensors(recorder):
+    stopped = threading.Event()
+    code = compile("wait()", "monitor.py", "exec")
+    idle = threading.Thread(target=exec, args=(code, {"wait": stopped.wait}), name="monitor")
+    idle.start()
+    try:
+        assert recorder.notes(lambda: torch.UntypedStorage(MIB)) == []
+    finally:
+        stopped.set()
+        idle.join()
+
+
 def test_gradients_that_nobody_looked_at_are_there_from_the_start(recorder, worker):
     model = nn.Linear(300, 300)
     model(torch.ones(2, 300)).sum().backward()

@@ -41,3 +41,13 @@ def test_who_needs_the_compiler_in_the_meantime_gets_it():
         + "with compiler_left_out(torch):\n"
         + "    assert torch._inductor is sys.modules['torch._inductor']\n"
     )
+
+
+def test_whoever_took_the_stand_in_for_the_compiler_has_the_compiler():
+    run(
+        NAMING
+        + "with compiler_left_out(torch):\n"
+        + "    taken = vars(torch)['_inductor']\n"
+        + "import torch._inductor.codecache as codecache\n"
+        + "assert taken.codecache is codecache\n"
+    )
