@@ -9,7 +9,7 @@ from functools import cached_property
 
 from memprof.advice.source import growing, is_cut_off
 from memprof.analysis.findings import Found, Kind
-from memprof.analysis.program import Place, Program, calls_in, program_of
+from memprof.analysis.program import Place, Program, calls_in, imported_by, program_of
 from memprof.analysis.savings import Saving
 from memprof.analysis.sites import FrameKind, frame_kind
 from memprof.records import Holder
@@ -21,6 +21,7 @@ __all__ = ["NO_FIGURE", "Case", "Proposal", "place_at", "says"]
 _THROUGH_GRAPH = frozenset(("autograd_node", "saved_tensor", "ctx_attribute"))
 _MODEL = frozenset(("parameter", "gradient", "optimizer state", "buffer"))
 _IN_MODEL = frozenset(("module_attribute", "parameter", "buffer", "grad", "optimizer_state"))
+_MOST_FILES = 64
 _SCALAR_BYTES = 512
 _MOSTLY = 0.5
 _CLAUSE = ", kept by "
@@ -166,6 +167,18 @@ class Case:
         user = [n for n in dict.fromkeys(names) if n and frame_kind(n) is FrameKind.USER]
         found = [program_of(name) for name in user[:32]]
         return [program for program in found if program is not None]
+
+    @cached_property
+    def everywhere(self) -> list[Program]:
+        """Those files, and files of the user's that they import; at most ``_MOST_FILES``."""
+        found = {program.filename: program for program in self.programs}
+        waiting = list(self.programs)
+        while waiting and len(found) < _MOST_FILES:
+            for program in imported_by(waiting.pop()):
+                if program.filename not in found:
+                    found[program.filename] = program
+                    waiting.append(program)
+        return list(found.values())
 
     def calls(self, *names: str) -> Iterator[tuple[ast.Call, Place]]:
         """Calls of those names in the program, nearest first, with their statements."""

@@ -9,7 +9,13 @@ from memprof.advice.backward import piled_up, under_no_grad
 from memprof.advice.callers import Handed, handed_over
 from memprof.advice.case import Case, Proposal
 from memprof.advice.patch import diff, wrapped
-from memprof.advice.safety import goes_backward, is_number, makes_number
+from memprof.advice.safety import (
+    goes_backward,
+    is_number,
+    makes_number,
+    survives_call,
+    used_as_tensor,
+)
 from memprof.advice.source import (
     accumulated,
     growing,
@@ -52,7 +58,7 @@ def _running_sum(case: Case) -> Iterator[Proposal]:
         what = "graph nodes in host memory" if host else "every step's activations"
         why = f"The sum hangs on the graph of every `{ast.unparse(value)}` added and keeps {what}"
         total = ast.unparse(bound_names(place.statement)[0])
-        if goes_backward(place, total):
+        if goes_backward(place, total, case.everywhere):
             yield Proposal(
                 "detach",
                 0.95,
@@ -62,19 +68,20 @@ def _running_sum(case: Case) -> Iterator[Proposal]:
             return
         number = makes_number(case, place)
         number = is_number(case, place, value) if number is None else number
-        if number is not False:
+        plain = number is not False and not used_as_tensor(case, place, total)
+        if plain:
             yield Proposal(
                 "item",
                 0.95,
                 f"{why}: add the number (`.item()` waits for the device).",
                 place,
-                patch=diff(place.program, *wrapped(value, ".item()")),
+                patch=diff(place.program, *wrapped(value, ".item()")) if number else "",
             )
         yield Proposal(
             "detach",
-            0.7 if number is not False else 0.95,
+            0.7 if plain else 0.95,
             f"`.detach()` cuts the graph off as well, without waiting; it keeps {what} no longer."
-            if number is not False
+            if plain
             else f"{why}: add it detached.",
             place,
             patch=diff(place.program, *wrapped(value, ".detach()")),
@@ -95,16 +102,21 @@ def _kept_results(case: Case) -> Iterator[Proposal]:
         value = grown.values[-1]
         open_ = not _is_grouped(case)  # else the tensor sits inside what is added
         kept = f"`{grown.container}` keeps `{ast.unparse(value)}`"
-        learned = goes_backward(place, grown.container)
+        learned = goes_backward(place, grown.container, case.everywhere)
         places = _places_to_cut(case, place, value)
-        for (fix, suffix, certainty, why), (where, what) in zip(_cuts(case), places, strict=False):
+        tensors = used_as_tensor(case, place, grown.container)
+        cuts = [cut for cut in _cuts(case) if not (tensors and cut[0] == "item")]
+        for (fix, suffix, certainty, why), (where, what) in zip(cuts, places, strict=False):
             number = is_number(case, where, what)
             if fix == "item" and number is False:
                 continue
-            sure = open_ and _is_plain(what) and not learned
+            sure = open_ and _is_plain(what) and not learned and (fix != "item" or number is True)
+            if where is not place:
+                sure = sure and survives_call(case, where, what, number=fix == "item")
             patch = diff(where.program, *wrapped(what, suffix)) if sure else ""
             remains = 1.0 if case.direct and fix == "detach" else 0.0
-            yield Proposal(fix, certainty, f"{kept} {why}", where, patch=patch, remains=remains)
+            sureness = 0.9 if tensors else certainty
+            yield Proposal(fix, sureness, f"{kept} {why}", where, patch=patch, remains=remains)
         return
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import numpy as np
 
 from memprof.advice.case import Case
+from memprof.advice.flow import flow_into, flow_of
 from memprof.advice.saving import timeline_of
-from memprof.analysis.program import Place, bound_names, calls_in
+from memprof.analysis.program import Place, Program, bound_names, called_name, calls_in
 from memprof.analysis.sites import sites
 from memprof.analysis.steps import step_of_event
 from memprof.trace import Action, Phase
@@ -21,22 +22,54 @@ __all__ = [
     "is_raised",
     "makes_number",
     "serves_training",
+    "survives_call",
+    "used_as_tensor",
 ]
 
-_LARGEST_NUMBER = 8
-"""Bytes of the widest real type."""
+_ONE_NUMBER, _TWO_NUMBERS = 4, 8
+"""Bytes of a single float, and of two, or of a double."""
 _OF_TENSORS = frozenset(("T", "data", "device", "dtype", "grad", "grad_fn", "mT", "ndim", "shape"))
 """Attributes that tensors have as well; others are read of objects that a model returns."""
 
 
 def is_number(case: Case, place: Place, value: ast.expr) -> bool | None:
-    """Whether a value in a statement is a tensor of one number; None where it was not recorded."""
+    """Whether a value in a statement is a tensor of one number; None where that is not known.
+
+    What ``backward()`` is called on without a gradient is one, and so is ``x.mean()``.
+    """
     made = _binding(place, value) if isinstance(value, ast.Name) else place
-    return makes_number(case, made) if made is not None else None
+    if isinstance(value, ast.Name) and _starts_backward(place, value.id):
+        return True
+    known = makes_number(case, made) if made is not None else None
+    if known is None and made is not None:
+        last = value if made is place else getattr(made.statement, "value", None)
+        plain = not isinstance(made.statement, ast.AugAssign) and _is_reduction(last)
+        return True if plain else None
+    return known
+
+
+def _starts_backward(place: Place, name: str) -> bool:
+    calls = calls_in(place.scope, "backward")
+    return any(
+        not call.args
+        and all(keyword.arg not in ("gradient", None) for keyword in call.keywords)
+        and isinstance(call.func, ast.Attribute)
+        and ast.unparse(call.func.value) == name
+        for call in calls
+    )
+
+
+def _is_reduction(value: ast.AST | None) -> bool:
+    """``x.mean()``, ``x.sum()``: without a dimension the result is one number."""
+    bare = isinstance(value, ast.Call) and not value.args and not value.keywords
+    return bare and called_name(value) in ("mean", "sum") if value is not None else False
 
 
 def makes_number(case: Case, made: Place) -> bool | None:
-    """Whether the last thing that a statement allocates in each step is one number."""
+    """Whether the last thing that a statement allocates in each step is one number.
+
+    None where that is not recorded, or may be a double or two floats.
+    """
     trace = case.trace
     if trace is None:
         return None
@@ -52,8 +85,10 @@ def makes_number(case: Case, made: Place) -> bool | None:
     if not len(rows):
         return None
     steps = step_of_event(trace)[rows]
-    last = rows[np.append(steps[1:] != steps[:-1], True)]
-    return bool((trace.events.size[last] <= _LARGEST_NUMBER).all())
+    last = trace.events.size[rows[np.append(steps[1:] != steps[:-1], True)]]
+    if (last > _TWO_NUMBERS).any():
+        return False
+    return True if (last <= _ONE_NUMBER).all() else None
 
 
 def _binding(place: Place, name: ast.Name) -> Place | None:
@@ -83,38 +118,30 @@ def is_object(place: Place, value: ast.expr) -> bool:
     return False
 
 
-def goes_backward(place: Place, text: str) -> bool:
-    """Whether a backward pass starts from what an expression names; attributes in any function."""
-    scope = place.program.tree if "." in text else place.scope
-    started = {
-        one
-        for call in calls_in(scope, "backward", "grad")
-        for one in _texts([call.func, *call.args])
-    }
-    for node in sorted(ast.walk(scope), key=lambda n: -getattr(n, "lineno", 0)):
-        if not isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)) or node.value is None:
-            continue
-        if any(ast.unparse(target) in started for target in bound_names(node)):
-            started |= set(_texts([node.value]))
-    return text in started
+def goes_backward(place: Place, text: str, programs: Sequence[Program] = ()) -> bool:
+    """Whether a backward pass may start from what an expression names, or from what comes of it."""
+    return flow_of(programs, place, text, through=True).learned
 
 
-def _texts(nodes: list[ast.expr]) -> Iterator[str]:
-    for node in nodes:
-        for inner in ast.walk(node):
-            if isinstance(inner, (ast.Name, ast.Attribute)):
-                yield ast.unparse(inner)
+def used_as_tensor(case: Case, place: Place, text: str) -> bool:
+    """Whether the program may do with what a name holds what it cannot do with a number."""
+    return flow_of(case.everywhere, place, text, through=False).more_than_shown
 
 
-def is_raised(place: Place, name: str) -> bool:
-    """Whether something of that last name is raised, or asked for more than its text."""
-    last = name.rpartition(".")[2]
-    for node in ast.walk(place.program.tree):
-        inner = node.exc if isinstance(node, ast.Raise) else getattr(node, "value", None)
-        asks = isinstance(node, (ast.Raise, ast.Attribute))
-        if asks and isinstance(inner, ast.expr) and ast.unparse(inner).rpartition(".")[2] == last:
-            return True
-    return False
+def survives_call(case: Case, place: Place, argument: ast.expr, *, number: bool) -> bool:
+    """Whether the function that a call hands a tensor to can do with a detached one, or a number.
+
+    Without a graph nothing can be learned from it; a number is no tensor.
+    """
+    programs = case.everywhere
+    if flow_into(programs, place, argument, through=True).learned:
+        return False
+    return not (number and flow_into(programs, place, argument, through=False).more_than_shown)
+
+
+def is_raised(place: Place, text: str, programs: Sequence[Program] = ()) -> bool:
+    """Whether an exception that a name holds may be raised, or asked for more than its text."""
+    return flow_of(programs, place, text, through=False).more_than_shown
 
 
 def serves_training(case: Case, place: Place) -> bool:

@@ -20,6 +20,7 @@ __all__ = [
     "bound_names",
     "called_name",
     "calls_in",
+    "imported_by",
     "loaded_names",
     "program_of",
     "root_name",
@@ -122,6 +123,25 @@ def program_of(filename: str) -> Program | None:
         return _parsed(filename, status.st_mtime_ns)
     except OSError:
         return None
+
+
+def imported_by(program: Program) -> Iterator[Program]:
+    """The user's files beside a file (or below, or one above) that it imports."""
+    for node in ast.walk(program.tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or "", *(f"{node.module or ''}.{a.name}" for a in node.names)]
+        else:
+            continue
+        beside = Path(program.filename).parent
+        for folder in (beside, beside.parent):
+            for name in names:
+                path = folder.joinpath(*name.strip(".").split("."))
+                for file in (path.with_suffix(".py"), path / "__init__.py"):
+                    found = program_of(str(file))
+                    if found is not None:
+                        yield found
 
 
 @lru_cache(maxsize=128)

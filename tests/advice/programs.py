@@ -219,6 +219,33 @@ class Gating:
 }
 """By fix and rule: a program whose classes' last one has a ``step`` that leaks."""
 
+LEAKS |= {
+    "detach/_running_sum/read": """\
+class Averaging:
+    def __init__(self):
+        self.net, self.sum, self.steps = build(), 0.0, 0
+
+    def step(self):
+        error = self.net(torch.randn(64, 192)).square().mean()
+        self.sum = self.sum + error
+        self.steps += 1
+        return self.mean().item()
+
+    def mean(self):
+        return self.sum / self.steps
+""",
+    "detach/_kept_results/stacked": """\
+class Stacking:
+    def __init__(self):
+        self.net, self.losses = build(), []
+
+    def step(self):
+        error = self.net(torch.randn(64, 192)).square().mean()
+        self.losses.append(error)
+        return torch.stack(self.losses).mean().tolist()
+""",
+}
+"""The same where the program goes on with tensors: a number would end it."""
 LEAKS["detach/_running_sum"] = LEAKS["item/_running_sum"]
 
 WASTE = {

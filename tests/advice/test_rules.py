@@ -65,7 +65,7 @@ def test_a_kept_tensor_of_one_number_is_told_to_be_the_number(bench):
 
 
 def test_a_running_sum_on_the_host_is_said_to_keep_graph_nodes(bench):
-    bench.write("def step(s, loss):\n    s.total = s.total + loss\n")
+    bench.write("def step(s, loss):\n    loss.backward()\n    s.total = s.total + loss\n")
     holder = bench.holder(
         "s.total", ("attribute", "total", -1), ("autograd_node", "AddBackward0", -1)
     )

@@ -102,6 +102,27 @@ def step(net, x, kept):
 """
 
 
+SHOWN = "def report(s):\n    print({})\n"
+
+
+@pytest.mark.parametrize(("use", "offered"), [("s.total / 3", True), ("s.total.item()", False)])
+def test_a_sum_that_is_used_as_a_tensor_is_told_to_be_detached_and_not_to_be_a_number(
+    advised, use, offered
+):
+    links = Link("attribute", "total"), *GRAPH
+    remedies = advised(SUM + SHOWN.format(use), 3, *links, made=[(3, 4)])
+    assert ("item" in remedies) is offered
+    assert "+    s.total = s.total + loss.detach()" in remedies["detach"].patch
+    assert next(iter(remedies)) == ("item" if offered else "detach")
+
+
+@pytest.mark.parametrize(("nbytes", "offered"), [(4, True), (8, False)])
+def test_two_floats_are_not_taken_for_one_double(advised, nbytes, offered):
+    links = Link("attribute", "total"), *GRAPH
+    remedies = advised(SUM, 3, *links, made=[(3, nbytes)])
+    assert bool(remedies["item"].patch) is offered
+
+
 def test_outputs_of_many_numbers_are_not_told_to_be_one(advised):
     links = Link("item", "3", length=9), *GRAPH
     remedies = advised(KEPT, 3, *links, made=[(2, 4096)])

@@ -1,0 +1,381 @@
+"""Where a value goes in the user's program, by the names it gets there, and what is done to it.
+
+Only syntax is read: variables by their scope, attributes by their last name in every file at hand.
+What cannot be followed counts as a use of any kind, so that a "no" can be relied on.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from memprof.analysis.program import (
+    FUNCTIONS,
+    Place,
+    Program,
+    bound_names,
+    called_name,
+    calls_in,
+    root_name,
+)
+
+__all__ = ["Flow", "flow_into", "flow_of"]
+
+_GROWING = frozenset(("append", "appendleft", "extend", "extendleft", "insert", "setdefault"))
+_GIVING = frozenset(("copy", "get", "items", "pop", "popitem", "popleft", "setdefault", "values"))
+_OF_CONTAINERS = _GROWING | _GIVING | {"clear", "count", "keys", "remove", "reverse", "update"}
+"""Methods that containers have and tensors do not, or not for a tensor of one number."""
+_PASSING = frozenset(
+    (
+        *("abs", "dict", "enumerate", "iter", "list", "max", "min", "next"),
+        *("reversed", "round", "sorted", "sum", "tuple", "zip"),
+    )
+)
+_ENDING = frozenset(("bool", "float", "format", "int", "len", "print", "repr", "str"))
+_NUMBERS = frozenset(("json", "math", "np", "numpy", "statistics"))
+"""Modules whose functions take numbers, and tensors only as numbers."""
+_TELLING = frozenset(
+    (
+        *("add_scalar", "add_scalars", "critical", "debug", "error", "info", "join", "log"),
+        *("log_metric", "log_metrics", "set_description", "set_postfix", "set_postfix_str"),
+        *("warning", "write", "writerow"),
+    )
+)
+"""Methods of loggers, progress bars and files, which show a number or a text."""
+_CUTTING = frozenset(("detach", "item", "numpy", "tolist"))
+_LEARNING = frozenset(("backward", "grad"))
+_UNDEFINED_FOR_ZERO = (ast.Div, ast.FloorDiv, ast.Mod)
+
+_Scopes = tuple[ast.AST, ...]
+_Key = tuple[int, str]
+_MODULE, _ATTRIBUTE = 0, 1
+_LOOPING = (ast.For, ast.AsyncFor, ast.comprehension)
+_BINDING = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)
+_LARGEST = 400_000
+"""Nodes of syntax that are followed; of a larger program nothing is known."""
+
+
+@dataclass(eq=False)
+class Flow:
+    """What a name holds, followed through a program."""
+
+    programs: Sequence[Program]
+    through: bool
+    """Also through what is computed from it, as a graph goes; else only the value itself."""
+    keys: set[_Key] = field(default_factory=set)
+    given: set[str] = field(default_factory=set)
+    """Functions that return it."""
+    lost: bool = False
+    """Whether it went where it cannot be followed."""
+
+    @cached_property
+    def nodes(self) -> list[tuple[ast.AST, _Scopes]]:
+        """Every node of the program with the functions around it, outermost first."""
+        return [pair for program in self.programs for pair in _walked(program.tree, ())]
+
+    @cached_property
+    def functions(self) -> dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]]:
+        """By name; a class stands for its ``__init__``."""
+        found: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = {}
+        for node, _ in self.nodes:
+            if isinstance(node, FUNCTIONS):
+                found.setdefault(node.name, []).append(node)
+            if isinstance(node, ast.ClassDef):
+                made = [n for n in node.body if isinstance(n, FUNCTIONS) and n.name == "__init__"]
+                found.setdefault(node.name, []).extend(made)
+        return found
+
+    @cached_property
+    def _of_torch(self) -> set[str]:
+        """Names that torch or a part of it is imported by."""
+        found: set[str] = set()
+        for node, _ in self.nodes:
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                of = getattr(node, "module", None)
+                names = [(of or a.name, a.asname or a.name) for a in node.names]
+                found |= {name.split(".")[0] for of, name in names if of.startswith("torch")}
+        return found | {"torch"}
+
+    @cached_property
+    def _bound(self) -> dict[int, set[str]]:
+        """The variables of every function."""
+        found: dict[int, set[str]] = {}
+        outer: dict[int, set[str]] = {}
+        for node, scopes in self.nodes:
+            for function in scopes[-1:]:
+                names = found.setdefault(id(function), set(_parameters(function)))
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    names.add(node.id)
+                if isinstance(node, (ast.Global, ast.Nonlocal)):
+                    outer.setdefault(id(function), set()).update(node.names)
+        return {scope: names - outer.get(scope, set()) for scope, names in found.items()}
+
+    @cached_property
+    def _passing(self) -> list[tuple[ast.AST, _Scopes]]:
+        """The nodes that may hand it on."""
+        kinds = (*_BINDING, *_LOOPING, ast.Return, ast.Yield, ast.YieldFrom, ast.Call)
+        return [pair for pair in self.nodes if isinstance(pair[0], kinds)]
+
+    def follow(self) -> Flow:
+        """Everything that the value reaches, until nothing new is found."""
+        if len(self.nodes) > _LARGEST:
+            self.lost = True
+            return self
+        known = -1
+        while known < len(self.keys) + len(self.given):
+            known = len(self.keys) + len(self.given)
+            for node, around in self._passing:
+                self._pass_on(node, around)
+        return self
+
+    @property
+    def learned(self) -> bool:
+        """Whether a backward pass may start from it."""
+        return self.lost or any(
+            isinstance(node, ast.Call)
+            and called_name(node) in _LEARNING
+            and any(self.carries(one, scopes) for one in (_receiver(node), *_passed(node)) if one)
+            for node, scopes in self.nodes
+        )
+
+    @property
+    def more_than_shown(self) -> bool:
+        """Whether something is asked of it that a number, or a text, may not be able to do."""
+        return self.lost or any(self._asks(node, scopes) for node, scopes in self.nodes)
+
+    def carries(self, node: ast.expr | None, scopes: _Scopes) -> bool:
+        """Whether an expression is the value, holds it, or (``through``) is computed from it."""
+        if node is None:
+            return False
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            known = self._key(node, scopes) in self.keys
+            inside = self.through and isinstance(node, ast.Attribute)
+            return known or (inside and self.carries(_value(node), scopes))
+        if isinstance(node, ast.Call):
+            return self._returns(node, scopes)
+        if isinstance(node, ast.BinOp) and isinstance(node.left, (ast.Constant, ast.JoinedStr)):
+            formats = not isinstance(getattr(node.left, "value", ""), (int, float))
+            return not formats and self.carries(node.right, scopes)
+        return any(self.carries(one, scopes) for one in _parts(node))
+
+    def _returns(self, call: ast.Call, scopes: _Scopes) -> bool:
+        name, receiver = called_name(call), _receiver(call)
+        if name in self.given:
+            return True
+        of_receiver = receiver is not None and self.carries(receiver, scopes)
+        passed = any(self.carries(one, scopes) for one in _passed(call))
+        if self.through:
+            ends = name in _CUTTING or (receiver is None and name in _ENDING)
+            return (of_receiver or passed) and not ends
+        if receiver is not None:
+            return of_receiver and name in _GIVING
+        return passed and name in _PASSING
+
+    def _key(self, node: ast.expr | None, scopes: _Scopes) -> _Key | None:
+        while isinstance(node, (ast.Subscript, ast.Starred)):
+            node = node.value
+        if isinstance(node, ast.Attribute):
+            return _ATTRIBUTE, node.attr
+        if not isinstance(node, ast.Name):
+            return None
+        for scope in reversed(scopes):
+            if node.id in self._bound.get(id(scope), ()):
+                return id(scope), node.id
+        return _MODULE, node.id
+
+    def give(self, target: ast.expr | None, scopes: _Scopes) -> None:
+        """Let a name hold the value."""
+        key = self._key(target, scopes)
+        if key is None:
+            self.lost = True
+        else:
+            self.keys.add(key)
+
+    def _pass_on(self, node: ast.AST, scopes: _Scopes) -> None:
+        if isinstance(node, _BINDING):
+            for target, value in _pairs(node):
+                if self.carries(value, scopes):
+                    self.give(target, scopes)
+        elif isinstance(node, _LOOPING) and self.carries(node.iter, scopes):
+            for target in _looped(node.iter, node.target):
+                self.give(target, scopes)
+        elif isinstance(node, (ast.Return, ast.Yield, ast.YieldFrom)):
+            if self.carries(node.value, scopes):
+                self._given_back(scopes)
+        elif isinstance(node, ast.Call):
+            self._pass_to(node, scopes)
+
+    def _given_back(self, scopes: _Scopes) -> None:
+        """A function returns it: whoever calls that has it, or reads it as a property."""
+        function = scopes[-1] if scopes else None
+        if not isinstance(function, FUNCTIONS):
+            return
+        self.given.add(function.name)
+        if any("property" in ast.unparse(one) for one in function.decorator_list):
+            self.keys.add((_ATTRIBUTE, function.name))
+
+    def _pass_to(self, call: ast.Call, scopes: _Scopes) -> None:
+        """Into a container, or a function of the program."""
+        carried = [one for one in _passed(call) if self.carries(one, scopes)]
+        if not carried:
+            return
+        receiver, name = _receiver(call), called_name(call)
+        if receiver is not None and name in _GROWING | {"update", "add", "put"}:
+            self.give(receiver, scopes)
+        self.enter(call, carried)
+
+    def enter(self, call: ast.Call, carried: list[ast.expr]) -> None:
+        """Into the parameters of the functions that a call may be of."""
+        for function in self.functions.get(called_name(call), ()):
+            names = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
+            method = names[:1] in (["self"], ["cls"])
+            into = dict(zip(map(id, call.args), names[method:], strict=False))
+            into |= {id(k.value): k.arg for k in call.keywords if k.arg}
+            known = set(_parameters(function))
+            for one in carried:
+                if into.get(id(one)) in known:
+                    self.keys.add((id(function), into[id(one)]))
+                else:
+                    self.lost = True
+
+    def _asks(self, node: ast.AST, scopes: _Scopes) -> bool:
+        if isinstance(node, ast.Attribute):
+            return node.attr not in _OF_CONTAINERS and self.carries(node.value, scopes)
+        if isinstance(node, ast.Raise):
+            return self.carries(node.exc, scopes) or self.carries(node.cause, scopes)
+        if isinstance(node, ast.Lambda):
+            return self.carries(node.body, scopes)
+        if isinstance(node, ast.BinOp):
+            zero = isinstance(node.op, _UNDEFINED_FOR_ZERO) and self.carries(node.right, scopes)
+            whole = isinstance(node.op, ast.MatMult) and self.carries(node, scopes)
+            return whole or (zero and not isinstance(node.left, (ast.Constant, ast.JoinedStr)))
+        if isinstance(node, (ast.Return, ast.Yield, ast.YieldFrom)):
+            return self.carries(node.value, scopes) and not self._is_called(scopes)
+        if isinstance(node, ast.Call):
+            return self._takes(node, scopes)
+        return False
+
+    def _is_called(self, scopes: _Scopes) -> bool:
+        """Whether the innermost function is called or read by name in the program, all of it."""
+        function = scopes[-1] if scopes else None
+        if not isinstance(function, FUNCTIONS):
+            return False
+        if (_ATTRIBUTE, function.name) in self.keys:
+            return True
+        return any(called_name(node) == function.name for node, _ in self.nodes)
+
+    def _takes(self, call: ast.Call, scopes: _Scopes) -> bool:
+        """Whether a call takes it that is not known to be content with a number or a text."""
+        if not any(self.carries(one, scopes) for one in _passed(call)):
+            return False
+        name, receiver = called_name(call), _receiver(call)
+        words = {keyword.arg for keyword in call.keywords}
+        if self.functions.get(name):
+            return False
+        if receiver is None:
+            return name not in _PASSING | _ENDING or "key" in words
+        if name in _GROWING | {"update", "remove", "count"}:
+            return False
+        if root_name(receiver) in _NUMBERS or name == "format":
+            return False
+        told = name in _TELLING and root_name(receiver) not in self._of_torch
+        return not told or "exc_info" in words
+
+
+def flow_of(programs: Sequence[Program], place: Place, text: str, *, through: bool) -> Flow:
+    """Where what is held by ``text``, as written at a place, goes in the program."""
+    flow = Flow([*dict.fromkeys([place.program, *programs])], through)
+    scopes = tuple(node for node in place.around if isinstance(node, FUNCTIONS))
+    flow.give(ast.parse(text, mode="eval").body, scopes)
+    return flow.follow()
+
+
+def flow_into(
+    programs: Sequence[Program], place: Place, argument: ast.expr, *, through: bool
+) -> Flow:
+    """Where an argument of a call goes from there, in the functions that the call may be of."""
+    flow = Flow([*dict.fromkeys([place.program, *programs])], through)
+    for call in calls_in(place.statement):
+        if any(one is argument for one in _passed(call)):
+            flow.enter(call, [argument])
+    return flow.follow()
+
+
+def _walked(node: ast.AST, scopes: _Scopes) -> Iterator[tuple[ast.AST, _Scopes]]:
+    waiting = [(node, scopes)]
+    while waiting:
+        node, scopes = waiting.pop()
+        yield node, scopes
+        inner = (*scopes, node) if isinstance(node, FUNCTIONS) else scopes
+        waiting += [(child, inner) for child in ast.iter_child_nodes(node)]
+
+
+def _parameters(function: ast.AST) -> Iterator[str]:
+    if not isinstance(function, FUNCTIONS):
+        return
+    spec = function.args
+    named = (*spec.posonlyargs, *spec.args, *spec.kwonlyargs, spec.vararg, spec.kwarg)
+    yield from (one.arg for one in named if one is not None)
+
+
+def _receiver(call: ast.Call) -> ast.expr | None:
+    return call.func.value if isinstance(call.func, ast.Attribute) else None
+
+
+def _passed(call: ast.Call) -> Iterator[ast.expr]:
+    yield from call.args
+    yield from (keyword.value for keyword in call.keywords)
+
+
+def _value(node: ast.expr) -> ast.expr | None:
+    return node.value if isinstance(node, ast.Attribute) else None
+
+
+def _parts(node: ast.expr) -> Iterable[ast.expr]:
+    """The expressions that an expression may come to be, or to hold; none of other kinds."""
+    if isinstance(node, (ast.Subscript, ast.Starred, ast.Await, ast.NamedExpr)):
+        return (node.value,)
+    if isinstance(node, ast.UnaryOp):
+        return (node.operand,)
+    if isinstance(node, ast.BinOp):
+        return (node.left, node.right)
+    if isinstance(node, ast.IfExp):
+        return (node.body, node.orelse)
+    if isinstance(node, ast.BoolOp):
+        return node.values
+    if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+        return node.elts
+    if isinstance(node, ast.Dict):
+        return (*(key for key in node.keys if key is not None), *node.values)
+    if isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp)):
+        return (node.elt,)
+    if isinstance(node, ast.DictComp):
+        return (node.key, node.value)
+    return ()
+
+
+def _pairs(
+    node: ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr,
+) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    """Targets with what they are bound to, ``a, b = x, y`` one by one."""
+    if not isinstance(node, ast.Assign):
+        yield node.target, node.value
+        return
+    values = node.value.elts if isinstance(node.value, ast.Tuple) else []
+    for target in node.targets:
+        names = target.elts if isinstance(target, ast.Tuple) else []
+        if names and len(names) == len(values):
+            yield from zip(names, values, strict=True)
+        else:
+            inner = ast.Assign(targets=[target], value=node.value)
+            yield from ((one, node.value) for one in bound_names(inner))
+
+
+def _looped(iterated: ast.expr, target: ast.expr) -> list[ast.expr]:
+    """The names of a loop that get the values: not the number of ``enumerate``, nor the key."""
+    numbered = called_name(iterated) in ("enumerate", "items")
+    if numbered and isinstance(target, ast.Tuple) and len(target.elts) == 2:
+        target = target.elts[1]
+    return bound_names(ast.Assign(targets=[target], value=iterated))
