@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("torch", reason="a recording needs torch")
 
+import memprof
 from memprof.analysis.oom import Cause, post_mortems
 from memprof.testing.cuda import TorchStandIn
 from memprof.trace import Phase
@@ -132,6 +133,22 @@ def test_the_request_is_the_recorded_one_where_torch_tells_of_its_segment_alone(
     assert finding.bytes == 20 * MIB
     (told,) = post_mortems(run)
     assert told.failure.requested == 6 * MIB
+
+
+def test_a_small_request_is_the_recorded_one_though_large_blocks_were_free(recorded):
+    def training(stand_in):
+        stand_in.free(stand_in.alloc(12 * MIB))
+        stand_in.alloc(2 * MIB)  # keeps the segment, whose rest is of no use to small requests
+        for step in range(200):
+            kept = [stand_in.alloc(600 * KIB) for _ in range(10 + step // 4)]
+            memprof.step()
+            for address in kept:
+                stand_in.free(address)
+
+    (told,) = post_mortems(recorded(TorchStandIn(capacity=32 * MIB), training, max_events=600))
+    assert told.failure.alike is not None
+    assert told.failure.requested == 600 * KIB
+    assert told.failure.unused >= 10 * MIB
 
 
 def test_a_job_that_no_window_saw_is_told_nothing_of(recorded):

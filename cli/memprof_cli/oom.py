@@ -134,7 +134,7 @@ def _request(told: PostMortem) -> Iterator[str]:
     by = f" by {told.asked_by}" if told.asked_by else ", by a line that was not recorded"
     yield f"{format_bytes(failure.requested)}{by}{when}"
     facts = failure.told or {}
-    if failure.alike is not None and failure.requested != facts.get("segment_bytes"):
+    if failure.alike is not None and failure.requested == failure.alike.asked:
         yield f"(what it asked for in step {failure.alike.step}: torch tells of the segment alone)"
     elif "segment_bytes" in facts and (facts.get("moment") or failure.recorded == "finding"):
         yield "(the segment that torch wanted for it: it tells no more outside a window)"

@@ -29,6 +29,7 @@ from memprof.trace import (
     Events,
     Frame,
     Label,
+    SegmentKind,
     State,
     Tables,
     Trace,
@@ -289,10 +290,12 @@ def told_by(alike: Likeness, failed: Trace, event: int) -> Trace:
 
 def _asked(alike: Likeness, told: int) -> int:
     """The recorded request, unless a free block would have served it or it is another one."""
-    blocks = alike.state.blocks
-    free = int(blocks.size[blocks.state == BlockState.INACTIVE].max(initial=0))
-    segments = _segment_of(np.array([alike.asked, told]))
-    return alike.asked if segments[0] == segments[1] and alike.asked > free else told
+    blocks, segments = alike.state.blocks, alike.state.segments
+    kind = SegmentKind.SMALL if told <= _SMALL else SegmentKind.LARGE
+    serving = np.isin(segments.kind, (kind, SegmentKind.UNKNOWN))[blocks.segment]
+    free = blocks.size[serving & (blocks.state == BlockState.INACTIVE)].max(initial=0)
+    wanted = _segment_of(np.array([alike.asked, told]))
+    return alike.asked if wanted[0] == wanted[1] and alike.asked > free else told
 
 
 def _with_the_step(alike: Likeness, names: _Relabelled, blocks: Blocks) -> Blocks:
