@@ -140,12 +140,14 @@ def test_a_small_request_is_the_recorded_one_though_large_blocks_were_free(recor
         stand_in.free(stand_in.alloc(12 * MIB))
         stand_in.alloc(2 * MIB)  # keeps the segment, whose rest is of no use to small requests
         for step in range(200):
-            kept = [stand_in.alloc(600 * KIB) for _ in range(10 + step // 4)]
+            kept = [stand_in.alloc(600 * KIB) for _ in range(12)]  # three in each segment
             memprof.step()
             for address in kept:
                 stand_in.free(address)
+            if step == 40:
+                stand_in.alloc(700 * KIB)
 
-    (told,) = post_mortems(recorded(TorchStandIn(capacity=32 * MIB), training, max_events=600))
+    (told,) = post_mortems(recorded(TorchStandIn(capacity=20 * MIB), training, max_events=600))
     assert told.failure.alike is not None
     assert told.failure.requested == 600 * KIB
     assert told.failure.unused >= 10 * MIB
