@@ -87,6 +87,34 @@ def test_fragmentation_is_fragmentation(tmp_path, little_room):
     assert any(rescue.kind == "settings" and rescue.fits for rescue in told.rescues.tried)
 
 
+def test_between_windows_a_recorded_step_tells_what_filled_the_device(tmp_path, little_room):
+    def job():
+        model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(8)]).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+        kept = []
+        for _ in range(1000):
+            model(torch.ones(4096, 2048, device="cuda")).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            kept.append(floats(24))
+
+    def tracked():
+        with memprof.track(tmp_path / "run.json", sources=("cuda",), max_events=1500):
+            job()
+
+    with pytest.raises(torch.OutOfMemoryError):
+        tracked()
+    run = load(tmp_path / "run.json")
+    (finding,) = (f for f in run.findings if f.finding == "oom")
+    assert finding.details["moment"] is True
+    (told,) = post_mortems(run)
+    assert told.failure.alike is not None
+    assert told.failure.alike.share > 0.9
+    sites = {group.name.rpartition(" in ")[2]: group.bytes for group in told.sites}
+    assert sites["floats"] >= 24 * MIB * (told.failure.label.step - 1)
+    assert told.cause is Cause.LEAK
+
+
 def test_memory_of_another_process_is_told_as_theirs(tmp_path):
     gc.collect()
     torch.cuda.empty_cache()
