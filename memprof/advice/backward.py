@@ -6,10 +6,18 @@ import ast
 from collections.abc import Iterator
 
 from memprof.advice.case import Case, Proposal, place_at
+from memprof.advice.origin import takes_no_gradient, trains_besides
 from memprof.advice.patch import before, diff, without_keyword, wrapped
-from memprof.advice.safety import is_object, serves_training
-from memprof.advice.source import OPTIMIZERS, handed_to, keyword
-from memprof.analysis.program import Place, Program, bound_names, calls_in, loaded_names
+from memprof.advice.safety import goes_backward, is_object, serves_training, survives_call
+from memprof.advice.source import OPTIMIZERS, growing, handed_to, keyword
+from memprof.analysis.program import (
+    Place,
+    Program,
+    bound_names,
+    called_name,
+    calls_in,
+    loaded_names,
+)
 from memprof.analysis.suspicion import Pattern
 from memprof.units import format_bytes
 
@@ -60,17 +68,24 @@ def _old_graphs(case: Case) -> Iterator[Proposal]:
     handed = list(handed_to(site)) if site is not None else []
     for place, argument in handed[:1]:
         text = ast.unparse(argument)
+        safe = not is_object(place, argument) and not _learned_later(case, place, argument)
         yield Proposal(
             "detach",
             0.92,
             f"{why}: hand over `{text}.detach()`.",
             place,
-            patch=""
-            if is_object(place, argument)
-            else diff(place.program, *wrapped(argument, ".detach()")),
+            patch=diff(place.program, *wrapped(argument, ".detach()")) if safe else "",
         )
     if not handed:
         yield Proposal("detach", 0.85, f"{why}.", case.places[0] if case.places else site)
+
+
+def _learned_later(case: Case, place: Place, argument: ast.expr) -> bool:
+    """Whether a backward pass may start from what a statement hands over."""
+    grown = growing(place)
+    if grown is not None:
+        return goes_backward(place, grown.container, case.everywhere)
+    return not survives_call(case, place, argument, number=False)
 
 
 def _called_from(case: Case) -> Place | None:
@@ -83,24 +98,47 @@ def _unused_gradients(case: Case) -> Iterator[Proposal]:
     why = f"backward runs through {case.fact('modules', '')}, whose gradients no optimizer reads"
     inside = bool(case.fact("same_root", otherwise=False))  # the unused part is within the model
     site = case.site if inside else _called_from(case) or case.site
-    statement = site.statement if site is not None else None
-    patch = ""
-    plain = isinstance(statement, ast.Assign) and not isinstance(statement.targets[0], ast.Tuple)
-    if site is not None and isinstance(statement, ast.Assign) and plain and not inside:
-        patch = (
-            ""
-            if is_object(site, statement.value)
-            else diff(site.program, *wrapped(statement.value, ".detach()"))
-        )
+    patch = "" if inside or site is None else _cut_from_training(case, site)
     optimizers = [place for _, place in case.calls(*OPTIMIZERS)]
     yield Proposal(
         "freeze_params",
-        0.9 if inside else 0.8,
+        0.8 if patch else 0.9,
         f"If these are not trained, `requires_grad_(False)`: {why}.",
         optimizers[0] if inside and optimizers else site,
     )
-    yield Proposal("detach", 0.85, f"Cut it off here: {why}.", site, patch=patch)
-    yield Proposal("no_grad", 0.5, f"Or compute it under `torch.no_grad()`: {why}.", site)
+    ahead = "" if patch else "If nothing before it takes a gradient, "
+    yield Proposal(
+        "detach",
+        0.85 if patch else 0.6,
+        f"{ahead}{'c' if ahead else 'C'}ut it off here: {why}.",
+        site,
+        patch=patch,
+    )
+    yield Proposal(
+        "no_grad",
+        0.5,
+        f"{ahead or 'Or '}compute it under `torch.no_grad()`: {why}.",
+        site,
+    )
+
+
+def _cut_from_training(case: Case, place: Place) -> str:
+    """``wanted = teacher(x).detach()``; empty where what comes before may take a gradient.
+
+    A teacher's input is a batch; but an image that is trained by the features that a network makes
+    of it, or a generator by the critic, gets its gradient through that very call.
+    """
+    statement, programs = place.statement, case.everywhere
+    if not isinstance(statement, ast.Assign) or isinstance(statement.targets[0], ast.Tuple):
+        return ""
+    call = statement.value
+    if not isinstance(call, ast.Call) or is_object(place, call):
+        return ""
+    if any(program.functions(called_name(call)) for program in programs):
+        return ""  # no module, but a function, that may call others as well
+    if not takes_no_gradient(programs, place, call) or not trains_besides(programs, place, call):
+        return ""
+    return diff(place.program, *wrapped(call, ".detach()"))
 
 
 def _retained(case: Case) -> Iterator[Proposal]:

@@ -103,19 +103,37 @@ def _binding(place: Place, name: ast.Name) -> Place | None:
 
 
 def is_object(place: Place, value: ast.expr) -> bool:
-    """Whether the function reads attributes or named entries of a value, as of no tensor."""
+    """Whether the function reads attributes or entries of a value, or goes through it.
+
+    So it does with what a model returns that is no tensor: an object, a dict, a tuple.
+    """
     names = {ast.unparse(target) for target in bound_names(place.statement)} | {ast.unparse(value)}
     called = {id(call.func) for call in calls_in(place.scope)}
     for node in ast.walk(place.scope):
         inner = getattr(node, "value", None)
+        if any(ast.unparse(one) in names for one in _taken_apart(node)):
+            return True
         if not isinstance(inner, ast.expr) or ast.unparse(inner) not in names:
             continue
         if isinstance(node, ast.Attribute) and id(node) not in called:
             return node.attr not in _OF_TENSORS
         key = node.slice if isinstance(node, ast.Subscript) else None
-        if isinstance(key, ast.Constant) and isinstance(key.value, str):
+        if isinstance(key, ast.Constant) and isinstance(key.value, (str, int)):
             return True
     return False
+
+
+def _taken_apart(node: ast.AST) -> list[ast.expr]:
+    """What a node goes through one by one: in a loop, in ``zip``, into several names."""
+    if isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
+        return [node.iter]
+    if isinstance(node, ast.Starred):
+        return [node.value]
+    if isinstance(node, ast.Assign) and any(isinstance(t, ast.Tuple) for t in node.targets):
+        return [node.value]
+    if isinstance(node, ast.Call) and called_name(node) in ("enumerate", "list", "tuple", "zip"):
+        return node.args
+    return []
 
 
 def goes_backward(place: Place, text: str, programs: Sequence[Program] = ()) -> bool:

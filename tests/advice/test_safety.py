@@ -162,6 +162,14 @@ def test_results_with_attributes_of_their_own_are_objects(source):
     assert not is_object(at("wide = net"), at("wide = net").statement.value)
 
 
+@pytest.mark.parametrize(
+    "use", ["a, b = out", "y = out[0]", "for y in out: pass", "f(*out)", "y = list(zip(out, x))"]
+)
+def test_results_that_are_taken_apart_may_be_tuples(source, use):
+    _, at = source(f"out = net(x)\n{use}\n")
+    assert is_object(at("out = net"), at("out = net").statement.value)
+
+
 def test_a_backward_pass_is_followed_through_names_and_across_methods(source):
     text = "class Net:\n    def add(self, x):\n        self.parts.append(x)\n"
     text += "    def end(self):\n        total = sum(self.parts)\n        total.backward()\n"
@@ -184,3 +192,56 @@ def test_a_keyword_is_not_added_where_it_may_stand_already_or_must_not(source, c
     (node,) = calls_in(program.tree, "Adam")
     assert with_keyword(node, "foreach", "False") is None
     assert diff(program, with_keyword(node, "foreach", "False")) == ""
+
+
+TEACHER = """\
+import torch
+def train(net, teacher, data, critic):
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(9):
+        x = torch.randn(8, 8, device="cpu").float()
+        wanted = teacher(x)
+        loss = (net(x) - wanted).square().mean()
+        loss.backward()
+"""
+
+
+LOADED = TEACHER.replace(
+    "    for _ in range(9)", "    loader = DataLoader(data)\n    for x in loader"
+)
+LOADED = LOADED.replace('x = torch.randn(8, 8, device="cpu").float()', "pass")
+CUT_OFF = TEACHER.replace('torch.randn(8, 8, device="cpu").float()', "net(data).detach()")
+
+
+@pytest.mark.parametrize("text", [TEACHER, LOADED, CUT_OFF])
+def test_what_is_made_of_a_batch_by_a_model_that_is_not_trained_is_detached(advised, text):
+    line = next(n for n, one in enumerate(text.splitlines(), 1) if "wanted =" in one)
+    remedies = advised(text, line, GRAPH[0], pattern="unused_gradients")
+    assert next(iter(remedies)) == "detach"
+    assert "+        wanted = teacher(x).detach()" in remedies["detach"].patch
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("x = torch.randn(", "x = net("),
+        ("x = torch.randn(", "x = critic("),
+        (".float()", ".requires_grad_()"),
+        ('device="cpu"', "requires_grad=True"),
+        ("        wanted", "        x = torch.nn.Parameter(x)\n        wanted"),
+        ("        wanted", "        x.requires_grad = True\n        wanted"),
+        ("        loss.back", "        x = x - x.grad\n        loss.back"),
+        ("teacher(x)", "teacher(x + 1)"),
+        ("teacher(x)", "teacher(data)"),
+        ("net(x) - wanted", "wanted - 1"),
+        ("net.parameters()", "[data]"),
+        ("import torch", "import torch\ndef teacher(x):\n    return x"),
+    ],
+)
+def test_what_may_take_a_gradient_is_not_cut_off_from_it(advised, old, new):
+    assert old in TEACHER
+    text = TEACHER.replace(old, new, 1)
+    line = next(n for n, one in enumerate(text.splitlines(), 1) if "wanted =" in one)
+    remedies = advised(text, line, GRAPH[0], pattern="unused_gradients")
+    assert list(remedies)[:2] == ["freeze_params", "detach"]
+    assert remedies["detach"].patch == ""
