@@ -142,6 +142,7 @@ class _Assembly:
         self._damaged = 0
 
     def run(self, path: Path) -> Run:
+        """Read the file's records and put them together; what is damaged becomes a note."""
         handlers: dict[type, Callable[..., None]] = {
             Header: self._add_header,
             TablesRecord: self._add_tables,

@@ -318,6 +318,7 @@ class _Interner:
         return [self.label(e) for e in events]
 
     def label(self, event: Json) -> int:
+        """The row of what the program, or else the compiler, called the event; 0 for nothing."""
         metadata = event.get("user_metadata")
         text = metadata if isinstance(metadata, str) else plain_metadata(metadata)
         if not text:

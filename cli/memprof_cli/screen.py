@@ -71,6 +71,8 @@ def _device(device: DeviceFigures) -> RenderableType:
 def _headline(device: DeviceFigures) -> Text:
     text = Text()
     text.append(device.device, style="bold")
+    if not device.events and not device.steps and not device.peak_reserved_bytes:
+        return text.append("  nothing of its memory was recorded", style="dim")
     text.append(f"  peak allocated {format_bytes(device.peak_allocated_bytes)}")
     if device.peak_reserved_bytes:
         text.append(f", reserved {format_bytes(device.peak_reserved_bytes)}")

@@ -101,6 +101,7 @@ class _Leak:
 
     @property
     def confidence(self) -> float:
+        """How sure it is that this leaks, from 0 to 1: less where the program keeps it small."""
         most = max(member.confidence for member in self.cluster.members)
         for one in self.cluster.holders[:1]:
             if is_bounded(one):
@@ -109,6 +110,7 @@ class _Leak:
         return most
 
     def found(self) -> Found:
+        """The cluster as a finding, without remedies."""
         cluster, lives, steps = self.cluster, self.seen.lives, self.seen.steps
         rows = np.concatenate([member.rows for member in cluster.members])
         frame, stack = self._site()

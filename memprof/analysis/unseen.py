@@ -30,8 +30,10 @@ def _of_device(device: DeviceExamination) -> list[str]:
     said = []
     if not events and device.windows:
         said.append("no events, only the final state: recording was not on while the job ran")
-    elif not events:
+    elif not events and len(device.steps):
         said.append("no single allocation was recorded, only counters")
+    elif not events:
+        said.append("nothing of its memory was recorded")
     if device.device.info.backend not in ("", "native", "cpu"):
         said.append(f"the allocator backend {device.device.info.backend} records no history")
     for window in device.windows:

@@ -7,11 +7,13 @@ for host memory, the exception itself is read when it leaves the block. Records 
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
@@ -24,6 +26,8 @@ from memprof.trace import Category, Trace
 from memprof.units import parse_bytes
 
 __all__ = ["REST", "Exhausted", "OomWatch", "from_exception", "segments_now"]
+
+_LOG = logging.getLogger("memprof")
 
 Frames: TypeAlias = "tuple[tuple[str, str, int], ...]"
 """Function, file, line; innermost first."""
@@ -182,11 +186,17 @@ _attached: dict[int, Any] = {}
 
 def _observed(ordinal: int, segment: int, limit: int, free: int) -> None:
     """What torch calls; an exception here would replace the job's own."""
-    try:
-        for watch in _watching:
+    for watch in tuple(_watching):
+        try:
             watch.observed(ordinal, segment, limit, free)
-    except Exception:  # noqa: BLE001, S110 - see above; whoever watches has logged it
-        pass
+        except Exception as error:  # noqa: BLE001 - see above
+            _say(error)
+
+
+def _say(error: Exception) -> None:
+    """Log it, without its traceback: whoever kept the record would keep the job's tensors."""
+    with suppress(Exception):  # a filter or a handler of the job's own may raise
+        _LOG.debug("a failed allocation was not recorded: %s", f"{type(error).__name__}: {error}")
 
 
 def _frames_above(frame: Any) -> Frames:

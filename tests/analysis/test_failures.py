@@ -63,6 +63,7 @@ def test_a_failure_of_memory_that_was_not_recorded_is_the_verdict_too(tmp_path: 
     assert summary.verdict.line == "cpu ran out of memory: 64 TiB asked"
     assert summary.verdict.why == "what tensors held then is not in the file"
     assert [(d.device, d.ooms) for d in summary.devices] == [("cuda:0", 0), ("cpu", 1)]
+    assert "cpu: nothing of its memory was recorded" in summary.unseen
     (dead,) = post_mortems(run)
     assert dead.asked_by == "me/train.py:3 in build"
 
