@@ -9,7 +9,9 @@ import pytest
 pytest.importorskip("torch", reason="a recording needs torch")
 
 import memprof
+from memprof.analysis.examination import examine
 from memprof.analysis.oom import Cause, post_mortems
+from memprof.analysis.summary import summarize
 from memprof.testing.cuda import TorchStandIn
 from memprof.trace import Phase
 from memprof_cli import main
@@ -190,3 +192,15 @@ def test_the_screen_and_the_json_say_where_the_lines_come_from(recorded, tmp_pat
     (device,) = json.loads(capsys.readouterr().out)["devices"]
     assert device["filled_by"]["told_by"]["step"] == alike.step
     assert device["filled_by"]["told_by"]["share"] == pytest.approx(alike.share, abs=1e-4)
+
+
+def test_the_summary_tells_the_lines_as_well_and_that_they_are_inferred(recorded):
+    training = Training(something_new)
+    run = recorded(TorchStandIn(capacity=160 * MIB), training, max_events=A_FEW_WINDOWS)
+    summary = summarize(examine(run))
+    (device,) = summary.devices
+    assert device.peak.inferred
+    assert (device.peak.step, device.peak.module) == (41, "Sequential.4")
+    assert of_name(device.peak.sites, "forward") > 0
+    assert any("lines and modules are those of step" in text for text in summary.unseen)
+    assert not any("140 MiB" in text for text in summary.unseen)  # no recording began then

@@ -106,7 +106,8 @@ def _end_tile(device: DeviceFigures) -> str:
 def _when_tile(device: DeviceFigures) -> str:
     peak = device.peak
     if peak is None or peak.event < 0:
-        return _tile("Recorded", _counted(device.events, "event"), _steps(device))
+        steps = _counted(device.steps, "step") if device.steps else ""
+        return _tile("Recorded", _counted(device.events, "event"), steps)
     where = [f"step {peak.step}"] if peak.step >= 0 else []
     where += [peak.phase] if peak.phase != "unknown" else []
     where += [escaped(peak.module, 80)] if peak.module else []

@@ -25,7 +25,7 @@ from memprof.analysis.oomfacts import (
     neighbours,
 )
 from memprof.analysis.owners import owners
-from memprof.analysis.steps import ooms, step_of_event
+from memprof.analysis.steps import is_lone_request, ooms, step_of_event
 from memprof.analysis.timeline import timeline
 from memprof.records import Finding
 from memprof.run import DeviceRun, ReadingSeries, Run
@@ -248,7 +248,7 @@ def _of_event(
 def _is_moment(trace: Trace) -> bool:
     """A failure between windows: nothing but the failed request, and blocks without stacks."""
     state = trace.end if trace.start is None else trace.start
-    if len(trace.events) != 1 or state is None:
+    if state is None or not is_lone_request(trace):
         return False
     return bool(((state.blocks.stack == EMPTY) & (state.blocks.state != BlockState.INACTIVE)).any())
 

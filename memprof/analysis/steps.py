@@ -17,7 +17,7 @@ from memprof.run import DeviceRun, Steps
 from memprof.trace import NOT_RECORDED, Action, Trace
 from memprof.units import format_bytes
 
-__all__ = ["Growth", "device_steps", "growth", "step_of_event"]
+__all__ = ["Growth", "device_steps", "growth", "is_lone_request", "step_of_event"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -149,6 +149,11 @@ def growth(steps: Steps) -> Growth | None:
         last_step=int(x[-1]),
         rising=float((rises > 0).mean()),
     )
+
+
+def is_lone_request(trace: Trace) -> bool:
+    """Whether a window is a failure between windows: the failed request, and what was held."""
+    return len(trace.events) == 1 and int(trace.events.action[0]) == Action.OOM
 
 
 def ooms(trace: Trace) -> Ints:

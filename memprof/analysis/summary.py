@@ -5,8 +5,8 @@ What is wrong with a run is found elsewhere (`leaks`, `waste`); here it is weigh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from memprof.analysis.examination import (
     DeviceExamination,
@@ -16,7 +16,7 @@ from memprof.analysis.examination import (
 )
 from memprof.analysis.failures import Failure, failures, times_out_of_memory
 from memprof.analysis.findings import Found, Kind
-from memprof.analysis.oom import in_a_line
+from memprof.analysis.oom import asked_by, in_a_line
 from memprof.analysis.outside import PROCESS, beyond_torch, most, other_processes, series_of
 from memprof.analysis.owners import Group, top
 from memprof.analysis.sites import short_path
@@ -113,23 +113,40 @@ class Summary:
 
 def summarize(examination: Examination, findings: Sequence[Found] = ()) -> Summary:
     """The summary of a run, given what was found wrong with it, best first."""
-    devices = tuple(_figures(device, examination) for device in examination.devices)
     run = examination.run
+    failed = _failures(examination)
+    devices = tuple(
+        _figures(device, run, failed.get(device.name)) for device in examination.devices
+    )
     ended = run.footer.ended_us if run.footer else 0
     return Summary(
         source=run.source,
-        verdict=_verdict(examination, devices, findings),
+        verdict=_verdict(examination, devices, findings, failed),
         devices=devices,
-        unseen=unseen(examination),
+        unseen=(*unseen(examination), *_told_otherwise(failed)),
         overhead_us=run.footer.overhead_us if run.footer else NOT_RECORDED,
         duration_us=max(ended - run.header.created_us, 0) if ended else 0,
     )
 
 
+def _failures(examination: Examination) -> dict[str, Failure]:
+    """The last failure of every device that ran out, the latest first; nothing of bare states."""
+    run = examination.run
+    if not any(times_out_of_memory(run, device) for device in run.devices):
+        return {}
+    return {failure.device: failure for failure in failures(run, examination)}
+
+
+def _told_otherwise(failed: Mapping[str, Failure]) -> Iterator[str]:
+    for name, failure in failed.items():
+        if failure.alike is not None:
+            yield f"{name}: when memory ran out {failure.alike.line}"
+
+
 # -- devices -----------------------------------------------------------------------------------
 
 
-def _figures(device: DeviceExamination, examination: Examination) -> DeviceFigures:
+def _figures(device: DeviceExamination, run: Run, failure: Failure | None) -> DeviceFigures:
     window = device.peak_window
     last = device.windows[-1].trace.end if device.windows else None
     return DeviceFigures(
@@ -141,16 +158,37 @@ def _figures(device: DeviceExamination, examination: Examination) -> DeviceFigur
         requested_bytes=last.requested if last else NOT_RECORDED,
         events=device.device.events,
         steps=int(device.steps.last.max()) + 1 if len(device.steps) else 0,
-        ooms=times_out_of_memory(examination.run, device.device),
+        ooms=times_out_of_memory(run, device.device),
         unused_reserved_bytes=_unused_reserved(device),
         total_bytes=device.device.info.total_bytes,
-        outside_torch_bytes=_outside_torch(device, examination.run),
+        outside_torch_bytes=_outside_torch(device, run),
         other_processes={
             series.name.removeprefix(PROCESS): most(series)
-            for series in other_processes(examination.run, device.name)
+            for series in other_processes(run, device.name)
         },
         growth=growth(device.steps),
-        peak=_peak_moment(window, device.windows.index(window)) if window else None,
+        peak=_peak(device.windows, window, failure) if window else None,
+    )
+
+
+def _peak(
+    windows: Sequence[WindowExamination], window: WindowExamination, failure: Failure | None
+) -> PeakMoment:
+    """A failure between windows is told by the recorded step that was like it."""
+    number = windows.index(window)
+    if failure is None or failure.alike is None or failure.seen is None:
+        return _peak_moment(window, number)
+    if failure.window != number:
+        return _peak_moment(window, number)
+    label = failure.label
+    return replace(
+        _peak_moment(failure.seen, number),
+        event=failure.event,
+        step=label.step,
+        phase=label.phase.name.lower(),
+        module=label.module,
+        site=asked_by(failure.stack),
+        inferred=True,
     )
 
 
@@ -198,10 +236,13 @@ def _peak_moment(window: WindowExamination, number: int) -> PeakMoment:
 
 
 def _verdict(
-    examination: Examination, devices: Sequence[DeviceFigures], findings: Sequence[Found]
+    examination: Examination,
+    devices: Sequence[DeviceFigures],
+    findings: Sequence[Found],
+    failed: Mapping[str, Failure],
 ) -> Verdict:
-    if any(device.ooms for device in devices):
-        return _ran_out(examination, failures(examination.run, examination)[0])
+    if failed:
+        return _ran_out(examination, next(iter(failed.values())))
     measured = [d for d in devices if d.peak_allocated_bytes or d.peak_reserved_bytes]
     if not measured:
         return _no_data()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from memprof.analysis.examination import DeviceExamination, Examination, WindowExamination
+from memprof.analysis.steps import is_lone_request
 from memprof.trace import EMPTY, NOT_RECORDED, Action
 from memprof.units import format_bytes, format_count, format_percent
 
@@ -74,7 +75,8 @@ def _of_window(window: WindowExamination) -> list[str]:
 def _before_recording(window: WindowExamination) -> list[str]:
     lives = window.line.lives
     early = lives.alloc == NOT_RECORDED
-    if window.trace.modelled or not early.any() or not len(window.trace.events):
+    trace = window.trace
+    if trace.modelled or not early.any() or not len(trace.events) or is_lone_request(trace):
         return []
     total = format_bytes(int(lives.size[early].sum()))
     said = [f"{total} in {format_count(int(early.sum()))} blocks were there when recording began"]
