@@ -7,6 +7,7 @@ which `pages` reads.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import PurePath
 
 from memprof.advice import (
     allocator,
@@ -21,7 +22,7 @@ from memprof.advice import (
 from memprof.advice.case import Case, Proposal
 from memprof.advice.pages import explained_by
 from memprof.advice.saving import saving_of
-from memprof.advice.vocabulary import FIXES
+from memprof.advice.vocabulary import FIXES, PATCHED
 from memprof.analysis.findings import Found, Remedy
 from memprof.analysis.savings import Saving
 from memprof.run import Run
@@ -58,19 +59,35 @@ def _remedy(proposal: Proposal, case: Case) -> Remedy:
         nbytes, saving = proposal.saving.bytes, proposal.saving
     place = proposal.place
     line = proposal.line or (place.line if place is not None else case.found.site.line)
-    program = place.program if place is not None else None
+    filename = place.program.filename if place is not None else case.found.site.filename
     return Remedy(
         fix=proposal.fix,
-        why=proposal.why,
-        filename=program.filename if program is not None else case.found.site.filename,
+        why=proposal.why + _unpatched(proposal, case),
+        filename=filename,
         line=line,
-        code=program.code(line).strip() if program is not None else case.found.site.code,
+        code=_code(proposal, case, line),
         saves_bytes=round(nbytes * (1 - proposal.remains)),
         peak_before=saving.before if saving is not None else -1,
         peak_after=_after(saving, proposal.remains) if saving is not None else -1,
         patch=proposal.patch,
         page=explained_by(proposal.fix),
     )
+
+
+def _code(proposal: Proposal, case: Case, line: int) -> str:
+    if proposal.place is not None:
+        return proposal.place.program.code(line).strip()
+    site = case.found.site
+    return "" if site.filename in case.changed else site.code
+
+
+def _unpatched(proposal: Proposal, case: Case) -> str:
+    """Says that a patch is missing because it would be one of another text than was recorded."""
+    if proposal.patch or proposal.fix not in PATCHED or not case.changed:
+        return ""
+    names = ", ".join(sorted(f"`{PurePath(name).name}`" for name in case.changed))
+    verb = "has" if len(case.changed) == 1 else "have"
+    return f" No patch is made: {names} {verb} changed since."
 
 
 def _after(saving: Saving, remains: float) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from memprof.advice.case import Case, Proposal, place_at
+from memprof.advice.case import Case, Proposal
 from memprof.advice.origin import takes_no_gradient, trains_besides
 from memprof.advice.patch import before, diff, without_keyword, wrapped
 from memprof.advice.safety import goes_backward, is_object, serves_training, survives_call
@@ -56,7 +56,7 @@ def _of_pattern(case: Case) -> Iterator[Proposal]:
             0.95,
             f"The graphs of {case.fact('times', 2)} passes are alive at once ({nbytes}): call "
             "`backward()` on each loss, the gradients add up to the same.",
-            place_at(str(case.fact("sum_file", "")), line),
+            case.place_at(str(case.fact("sum_file", "")), line),
             line,
         )
 

@@ -16,7 +16,7 @@ from memprof.records import Holder
 from memprof.run import Run
 from memprof.trace import Frame, Phase, Trace
 
-__all__ = ["NO_FIGURE", "Case", "Proposal", "place_at", "says"]
+__all__ = ["NO_FIGURE", "Case", "Proposal", "says"]
 
 _THROUGH_GRAPH = frozenset(("autograd_node", "saved_tensor", "ctx_attribute"))
 _MODEL = frozenset(("parameter", "gradient", "optimizer state", "buffer"))
@@ -24,6 +24,8 @@ _IN_MODEL = frozenset(("module_attribute", "parameter", "buffer", "grad", "optim
 _MOST_FILES = 64
 _SCALAR_BYTES = 512
 _MOSTLY = 0.5
+_CLOCK_SKEW_US = 2_000_000
+"""By how much the clocks of a file server and of the job may differ."""
 _CLAUSE = ", kept by "
 
 
@@ -57,6 +59,8 @@ class Case:
     run: Run
     links: frozenset[str] = field(init=False)
     """The kinds of all links of all holders."""
+    changed: set[str] = field(default_factory=set)
+    """Files that were asked for a line which is not the recorded one any more."""
 
     def __post_init__(self) -> None:
         self.links = frozenset(
@@ -139,12 +143,12 @@ class Case:
     @cached_property
     def site(self) -> Place | None:
         """The statement that made the tensors."""
-        return place_at(self.found.site.filename, self.found.site.line)
+        return self.place_at(self.found.site.filename, self.found.site.line)
 
     @cached_property
     def places(self) -> list[Place]:
         """Statements of holders, best first."""
-        found = [place_at(h.filename, h.line) for h in self.found.holders if h.line]
+        found = [self.place_of(holder) for holder in self.found.holders]
         return [place for place in found if place is not None]
 
     @cached_property
@@ -152,7 +156,7 @@ class Case:
         """The user's frames of the stack, innermost first, with their statements."""
         found = []
         for frame in self.found.stack:
-            place = place_at(frame.filename, frame.line)
+            place = self.place_at(frame.filename, frame.line)
             if place is not None:
                 found.append((frame, place))
         return found
@@ -197,17 +201,39 @@ class Case:
 
     def place_of(self, holder: Holder | None) -> Place | None:
         """The statement of a holder's line."""
-        return None if holder is None else place_at(holder.filename, holder.line)
+        if holder is None:
+            return None
+        return self.place_at(holder.filename, holder.line, holder.code)
 
     def link_place(self, *kinds: str) -> Place | None:
         """The statement of the first link of such a kind that has a line."""
         for holder in self.found.holders:
             for link in holder.links:
                 if link.kind in kinds and link.line:
-                    place = place_at(link.filename, link.line)
+                    same = (link.filename, link.line) == (holder.filename, holder.line)
+                    code = holder.code if same else ""
+                    place = self.place_at(link.filename, link.line, code)
                     if place is not None:
                         return place
         return None
+
+    def place_at(self, filename: str, line: int, code: str = "") -> Place | None:
+        """The statement at a recorded line of a user's file; None where the file is not here.
+
+        Nor where the line may be another by now: it is not ``code``, or (where its text was not
+        recorded) the file is younger than the recording.
+        """
+        program = program_of(filename) if filename and line else None
+        if program is None:
+            return None
+        if program.code(line).strip() != code.strip() if code else self._is_younger(program):
+            self.changed.add(filename)
+            return None
+        return program.at(line)
+
+    def _is_younger(self, program: Program) -> bool:
+        created_us = self.run.header.created_us
+        return 0 < created_us < program.modified_us - _CLOCK_SKEW_US
 
 
 def says(holder: Holder | None) -> str:
@@ -218,9 +244,3 @@ def says(holder: Holder | None) -> str:
     if len(clauses) <= 2:
         return holder.description
     return f"{clauses[0]}{_CLAUSE}…{_CLAUSE}{clauses[-1]}"
-
-
-def place_at(filename: str, line: int) -> Place | None:
-    """The statement at a line of a user's file; None where the file is not here."""
-    program = program_of(filename) if filename and line else None
-    return program.at(line) if program is not None else None

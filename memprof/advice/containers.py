@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from memprof.advice.callers import handed_over
-from memprof.advice.case import Case, Proposal, place_at, says
+from memprof.advice.case import Case, Proposal, says
 from memprof.advice.patch import after, before, diff, replaced
 from memprof.advice.source import (
     Growing,
@@ -222,7 +222,7 @@ def _of_methods(holder: Holder) -> bool:
 def _of_models(case: Case, holder: Holder) -> Place | None:
     """The statement that gives a model to what the container keeps: ``trial.model = model``."""
     for link in _below(holder):
-        place = place_at(link.filename, link.line) if link.kind == "attribute" else None
+        place = case.place_at(link.filename, link.line) if link.kind == "attribute" else None
         if place is None:
             continue
         value = getattr(place.statement, "value", None)
@@ -327,7 +327,7 @@ def _lingering(case: Case) -> Iterator[Proposal]:
     if case.fact("raises", otherwise=False) or case.links & {"traceback", "exception"}:
         return  # the exception is what keeps them
     target = str(case.fact("target", ""))
-    binding = place_at(str(case.fact("binding_file", "")), int(case.fact("binding_line", 0)))
+    binding = case.place_at(str(case.fact("binding_file", "")), int(case.fact("binding_line", 0)))
     place = (case.places[0] if case.places else None) or binding or case.site
     nbytes = format_bytes(case.found.bytes)
     holder = case.found.holders[0] if case.found.holders else None

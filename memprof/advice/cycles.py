@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from memprof.advice.case import Case, Proposal, place_at, says
+from memprof.advice.case import Case, Proposal, says
 from memprof.advice.patch import diff, replaced, with_keyword, wrapped
 from memprof.advice.source import is_autograd_function, keyword
 from memprof.analysis.findings import Kind
@@ -203,14 +203,14 @@ def _any_cycle(case: Case) -> Iterator[Proposal]:
         place,
     )
     if holder is not None and any(link.kind in _NAMED for link in holder.links):
-        other = _other_link(holder, place) or place
+        other = _other_link(case, holder, place) or place
         yield Proposal("weakref", 0.3, f"One link of the cycle can be weak: {text}.", other)
 
 
-def _other_link(holder: Holder, place: Place | None) -> Place | None:
+def _other_link(case: Case, holder: Holder, place: Place | None) -> Place | None:
     """The statement of another link of a cycle than the one at ``place``."""
     for link in holder.links:
-        found = place_at(link.filename, link.line) if link.kind in _NAMED else None
+        found = case.place_at(link.filename, link.line) if link.kind in _NAMED else None
         if found is not None and (place is None or found.line != place.line):
             return found
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from memprof.advice.case import Case, Proposal, place_at, says
+from memprof.advice.case import Case, Proposal, says
 from memprof.advice.patch import diff, replaced
 from memprof.advice.safety import is_raised
 from memprof.advice.source import growing
@@ -93,6 +93,6 @@ def _retried(case: Case) -> Iterator[Proposal]:
         0.95,
         f"The retry runs while the exception still holds {format_bytes(case.found.bytes)} of the "
         "failed try: set a flag in the handler and retry after it.",
-        place_at(file, line),
+        case.place_at(file, line),
         line,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["FIXES"]
+__all__ = ["FIXES", "PATCHED"]
 
 FIXES: Mapping[str, str] = MappingProxyType(
     {
@@ -51,3 +51,13 @@ FIXES: Mapping[str, str] = MappingProxyType(
     }
 )
 """Every term that ``Remedy.fix`` may be."""
+
+PATCHED = frozenset(
+    (
+        *("bound_cache", "break_cycle", "bucket_view", "clear_traceback", "clone_view", "del_ref"),
+        *("detach", "disable_autocast_cache", "drop_empty_cache", "foreach_false", "item"),
+        *("map_location_cpu", "no_grad", "no_retain_graph", "save_for_backward", "set_to_none"),
+        "weakref",
+    )
+)
+"""Those that may come with a patch."""

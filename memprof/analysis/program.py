@@ -83,6 +83,8 @@ class Program:
     text: str
     lines: tuple[str, ...]
     tree: ast.Module
+    modified_us: int = 0
+    """When the file was written, in microseconds since the Unix epoch."""
     _places: dict[int, Place] = field(default_factory=dict)
 
     def code(self, line: int) -> str:
@@ -145,13 +147,13 @@ def imported_by(program: Program) -> Iterator[Program]:
 
 
 @lru_cache(maxsize=128)
-def _parsed(filename: str, _modified_ns: int) -> Program | None:
+def _parsed(filename: str, modified_ns: int) -> Program | None:
     try:
         text = Path(filename).read_text(encoding="utf-8")
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    return Program(filename, text, tuple(text.splitlines()), tree)
+    return Program(filename, text, tuple(text.splitlines()), tree, modified_ns // 1000)
 
 
 def _innermost(program: Program, line: int) -> Place | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from memprof.advice import advise
 from memprof.analysis.findings import Evidence, Found, Kind
 from memprof.analysis.scene import site_at
@@ -17,12 +19,15 @@ class Bench:
     def __init__(self, folder):
         self.folder = folder
         self.settings = {}
+        self.writes = 0
         self.backward = True
         self.sizes = ()
 
     def write(self, text):
         self.file = self.folder / "train.py"
         self.file.write_text(text)
+        self.writes += 1  # each before the recording, whose time is made up
+        os.utime(self.file, (self.writes, self.writes))
         self.lines = text.splitlines()
         return self
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 
 import pytest
 
@@ -10,7 +11,7 @@ from memprof.advice.source import accumulated, growing
 from memprof.analysis.findings import Kind
 from memprof.analysis.program import program_of
 from memprof.records import Link
-from tests.advice.bench import Bench, fixes
+from tests.advice.bench import LOOP, Bench, fixes
 
 
 @pytest.fixture
@@ -198,3 +199,42 @@ def test_a_part_of_an_array_is_copied_as_arrays_are(bench):
     best = bench.advise("kept.append", held)[0]
     assert best.fix == "clone_view"
     assert "+    kept.append(probs.numpy()[:, 1].copy())" in best.patch
+
+
+SUM = """\
+def step(s, loss):
+    loss.backward()
+    s.total = s.total + loss
+"""
+
+
+def held_sum(bench):
+    return bench.holder(
+        "s.total", ("attribute", "total", -1), ("autograd_node", "AddBackward0", -1)
+    )
+
+
+@pytest.mark.parametrize("above", ["", "x = 1\n"])
+def test_no_patch_is_made_for_another_line_than_the_recorded_one(bench, above):
+    holder = held_sum(bench.write(SUM))
+    bench.write(above + SUM)
+    remedies = bench.advise("loss.backward", holder, kind=Kind.HOST_GROWTH)
+    assert any(r.patch for r in remedies) is (above == "")
+    said = [r.why for r in remedies if "No patch is made: `train.py` has changed since" in r.why]
+    assert bool(said) is (above != "")
+
+
+def test_a_stack_is_not_looked_up_in_a_file_that_is_younger_than_the_recording(bench):
+    bench.write(LOOP)
+    assert bench.advise("net().mean", kind=Kind.WASTE, pattern="retained_graph")[0].code
+    os.utime(bench.file)
+    stale = bench.advise("net().mean", kind=Kind.WASTE, pattern="retained_graph")
+    assert {r.code for r in stale} == {""}
+    assert "has changed since" in stale[0].why
+
+
+def test_a_recorded_line_that_still_stands_there_is_trusted_in_a_younger_file(bench):
+    holder = held_sum(bench.write(SUM))
+    os.utime(bench.file)
+    remedies = bench.advise("loss.backward", holder, kind=Kind.HOST_GROWTH)
+    assert remedies[0].patch

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from pathlib import Path
 
 import pytest
@@ -39,9 +41,13 @@ def source(tmp_path):
 def advised(tmp_path):
     """The remedies for growth held at a line, with tensors of some size made at lines."""
 
+    times = itertools.count()
+
     def advised(text, line, *links, made=(), freed_in=Phase.OTHER, pattern="", site=0):
         path = tmp_path / "train.py"
         path.write_text(text)
+        written = next(times)  # before the recording, whose time is made up
+        os.utime(path, (written, written))
         lines = text.splitlines()
         trace = TraceBuilder(device="cpu")
         for step in range(4):
