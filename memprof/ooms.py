@@ -49,7 +49,8 @@ class OomRecords:
     def observed(self, what: Exhausted, step: int, label: int) -> None:
         """A device ran out of memory just now, on this thread."""
         self._last_us = what.time_us
-        self._counted[what.device] = self._counted.get(what.device, 0) + 1
+        known, told = self._counted.get(what.device, 0) + 1, what.facts.get("ooms")
+        self._counted[what.device] = max(known, told if isinstance(told, int) else 0)
         began_s = time.monotonic()
         full = began_s >= self._rested_at_s.get(what.device, 0.0) and not what.brief
         window = self._recording.window

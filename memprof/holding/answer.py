@@ -196,7 +196,15 @@ def shown_and_kept(value: object) -> tuple[int, int]:
     """Bytes that a tensor shows and bytes of its storage; equal for what is no view.
 
     A storage object stays with its tensor once it was asked for, so only likely views are asked.
+    Nothing is known of one whose class raises when it is asked.
     """
+    try:
+        return _shown_and_kept(value)
+    except Exception:  # noqa: BLE001 - a subclass may raise anything, and is one of many
+        return 0, 0
+
+
+def _shown_and_kept(value: object) -> tuple[int, int]:
     if not is_tensor_type(type(value)) or value.layout is not torch.strided or value.is_nested:  # type: ignore[attr-defined]
         return 0, 0
     shown = int(value.nbytes)  # type: ignore[attr-defined]

@@ -125,7 +125,7 @@ class TorchEdges:
             hops: Callable[[Any], Iterator[_Hop]] = (
                 _tensor_hops if is_tensor_type(type(value)) else _node_hops
             )
-            for other, kind, name, owner in hops(value):
+            for other, kind, name, owner in _readable(hops(value)):
                 yield from self._visit(other, _Trail(trail, kind, name, owner), queue)
 
     def _visit(
@@ -161,6 +161,14 @@ class TorchEdges:
 
 
 _Hop = tuple[object, LinkKind, str, str]
+
+
+def _readable(hops: Iterator[_Hop]) -> Iterator[_Hop]:
+    """The hops up to one that raises: one strange object ends no search."""
+    try:
+        yield from hops
+    except Exception:  # noqa: BLE001 - a subclass may raise anything
+        return
 
 
 def _tensor_hops(tensor: torch.Tensor) -> Iterator[_Hop]:

@@ -64,10 +64,11 @@ def _rows(search: Search) -> list[LiveTensor]:
     for one in search.tensors:
         key = search.key_of.get(id(one), id(one))
         rows.append((one, names.get(id(one), ""), key, False))
+    rows = [row for row in rows if _is_readable(row[0])]
     visible = {key for _, _, key, _ in rows}
     for key, references in list(search.references.items()):
-        if key not in visible and references:
-            value = references[0].value
+        value = references[0].value if references else None
+        if key not in visible and _is_readable(value):
             rows.append((value, names.get(id(value), ""), key, True))  # type: ignore[arg-type]
     sizes = {key: _storage_bytes(one) for one, _, key, _ in rows}
     # the tensor that shows most of a storage counts it
@@ -76,6 +77,15 @@ def _rows(search: Search) -> list[LiveTensor]:
     )
     first: dict[int, int] = {}
     return [_row(row, at, first, sizes) for at, row in enumerate(rows)]
+
+
+def _is_readable(one: object) -> bool:
+    """Whether it is a tensor that tells what is listed of it; a subclass may raise anything."""
+    try:
+        _row((one, "", 0, False), 0, {}, {0: _storage_bytes(one)})  # type: ignore[arg-type]
+    except Exception:  # noqa: BLE001 - see above
+        return False
+    return True
 
 
 def _row(

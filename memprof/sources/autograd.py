@@ -15,7 +15,7 @@ def grad_fn_of(tensor: Any) -> Any:
     """The node that made a tensor; ``None`` for a leaf, and where torch cannot tell any more."""
     try:
         return tensor.grad_fn
-    except RuntimeError:
+    except Exception:  # noqa: BLE001 - and a subclass of the program may raise anything
         return None
 
 
@@ -23,7 +23,7 @@ def is_leaf(tensor: Any) -> bool:
     """Whether no node made a tensor; one of which torch cannot tell was made by one."""
     try:
         return bool(tensor.is_leaf)
-    except RuntimeError:
+    except Exception:  # noqa: BLE001 - and a subclass of the program may raise anything
         return False
 
 

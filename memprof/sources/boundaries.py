@@ -31,6 +31,7 @@ from memprof.sources.threadstate import (
     frame_of,
     keywords_of,
 )
+from memprof.sources.unread import Unread
 from memprof.trace import EMPTY, NOT_RECORDED, Label, Phase
 
 __all__ = ["Boundaries", "Listener", "annotate"]
@@ -82,6 +83,7 @@ class Boundaries:
     def __init__(self, interner: Interner) -> None:
         self.modules = ModulePaths()
         self.listeners: list[Listener] = []
+        self.unread = Unread()
         self._interner = interner
         self._threads = Threads()
         self._rows: dict[tuple[int, int, str, str], int] = {}
@@ -93,7 +95,7 @@ class Boundaries:
         )
         self._parallel: list[str] = []
         self._log: tuple[list[int], list[str]] = ([], [])
-        self._watchers = 0
+        self._watchers = self._passes = 0
         self._module_hooks: ExitStack | None = None
         self._failure = ""
         self._on_step: Callable[[int], None] | None = None
@@ -139,7 +141,7 @@ class Boundaries:
     def notes(self) -> list[str]:
         """What went wrong since the last call."""
         failure, self._failure = self._failure, ""
-        return [failure] if failure else []
+        return [*([failure] if failure else []), *self.unread.notes()]
 
     def optimizers(self) -> list[Any]:
         """Every living optimizer that has stepped."""
@@ -194,7 +196,7 @@ class Boundaries:
 
     def _in_loop(self, thread: ThreadState) -> Place:
         place = thread.loop
-        at_loss = thread.after_forward and self._grad_enabled()
+        at_loss = thread.after_forward and thread.passes == self._passes and self._grad_enabled()
         phase = Phase.FORWARD if at_loss else Phase.OTHER
         if phase is not place.phase:
             place.phase, place.step = phase, NOT_RECORDED
@@ -204,6 +206,7 @@ class Boundaries:
         place = thread.passing
         if place.task != task:
             engine = frame_of(self._engine, sys._getframe(2))
+            self._passes += not engine  # on a thread of autograd's own: a CUDA device's
             place = thread.passing = BackwardPass(place.path, task, engine)
             place.outer = thread.calls[-1] if thread.calls else None
         node = self._current_node()
@@ -237,11 +240,14 @@ class Boundaries:
         thread.backward = not thread.backward
         if thread.backward:
             thread.after_forward = False
+            self._tell(lambda one: one.backward_began())
+        else:
+            self._tell(lambda one: one.backward_ended())
+
+    def _tell(self, tell: Callable[[Listener], None]) -> None:
+        """Each listener by itself: what one of them raises keeps it from nobody else."""
         for listener in self.listeners:
-            if thread.backward:
-                listener.backward_began()
-            else:
-                listener.backward_ended()
+            self._guarded(tell, listener)
 
     def _torch_functions(self, torch: Any) -> None:
         """Functions that are looked up once; private ones may be missing in another version."""
@@ -318,8 +324,7 @@ class Boundaries:
         path = self._path(module, thread)
         if not calls:
             kwargs = keywords_of(frame) if self.listeners else {}
-            for listener in self.listeners:
-                listener.outermost_call(module, args, kwargs)
+            self._tell(lambda one: one.outermost_call(module, args, kwargs))
         steady = frame.f_back or frame
         call = Call(id(module), path, self._graph_task(), id(steady))
         call.outer = calls[-1] if calls else None
@@ -350,15 +355,14 @@ class Boundaries:
             self._parallel.remove(path)
         self._log = thread.log(self._sequence(), calls[-1].path if calls else "")
         if call.task != NO_TASK and not (calls and calls[-1].task == call.task):
-            for listener in self.listeners:
-                listener.recompute_ended()
+            self._tell(lambda one: one.recompute_ended())
         elif not calls and call.task == NO_TASK:
             self._outermost_ended(thread, module, output)
 
     def _outermost_ended(self, thread: ThreadState, module: Any, output: Any) -> None:
         thread.after_forward = output is not None and self._grad_enabled()
-        for listener in self.listeners:
-            listener.forward_ended(with_gradients=thread.after_forward)
+        thread.passes = self._passes
+        self._tell(lambda one: one.forward_ended(with_gradients=thread.after_forward))
         if output is not None:
             self._steps.call_ended(module, with_gradients=thread.after_forward)
 
@@ -366,8 +370,7 @@ class Boundaries:
         self._steps.optimizer_began()
         thread = self._threads.state
         thread.after_forward = False
-        for listener in self.listeners:
-            listener.optimizer_begins(optimizer)
+        self._tell(lambda one: one.optimizer_begins(optimizer))
         drop_ended(thread.optimizers)
         steady = wrapper.f_back or wrapper
         calls = thread.calls

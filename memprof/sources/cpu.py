@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from memprof.records import DeviceInfo
-from memprof.sources.autograd import gradient_of
 from memprof.sources.boundaries import Boundaries
 from memprof.sources.dispatch import (
     LEFT,
@@ -22,12 +21,13 @@ from memprof.sources.dispatch import (
 from memprof.sources.elsewhere import Elsewhere
 from memprof.sources.leisure import Leisure
 from memprof.sources.outliving import Outliving
-from memprof.sources.owners import Owner, gradients, owned, owners, storages, tensors_in
+from memprof.sources.owners import Owner, gradient_storages, gradients, owned, owners, tensors_in
 from memprof.sources.protocol import Chunk, Counters, Interner
 from memprof.sources.rows import Batch
 from memprof.sources.search import Search, cpu_storages
 from memprof.sources.stacks import StackCapture
 from memprof.sources.storages import ROW, Held, LiveStorages
+from memprof.sources.unread import plain_attributes
 from memprof.trace import EMPTY, NOT_RECORDED, Category, Phase, State
 
 __all__ = ["CpuSource"]
@@ -57,7 +57,8 @@ class CpuSource:
         self._since = 0
         self._notes: list[str] = []
         self._at_loss = False
-        self._search = Search()
+        self._unread = boundaries.unread
+        self._search = Search(boundaries.unread)
         self._outliving = Outliving(boundaries.label_of)
         self._elsewhere = Elsewhere()
         self._opaque: set[str] = set()
@@ -148,7 +149,7 @@ class CpuSource:
 
     def notes(self) -> Sequence[str]:
         """What was not seen."""
-        notes, self._notes = self._notes, []
+        notes, self._notes = [*self._notes, *self._boundaries.notes()], []
         if self._live.failure:
             notes.append(self._live.failure)
             self._live.failure = ""
@@ -165,7 +166,7 @@ class CpuSource:
 
     def backward_ended(self) -> None:
         """Gradients are where they belong; some programs drop them before the step's end."""
-        with _plain_attributes():
+        with plain_attributes():
             self._judge(gradients(self._boundaries, self._search.differentiated))
             if self._made_in_backward():  # gradients of tensors that nobody has seen yet?
                 self._search.young()
@@ -182,7 +183,7 @@ class CpuSource:
     def optimizer_begins(self, optimizer: Any) -> None:
         """An optimizer in a backward hook steps before the backward pass ends."""
         self._at_loss = False
-        with _plain_attributes():
+        with plain_attributes():
             if self._has_new_gradients(optimizer):
                 self._judge(gradients(self._boundaries, self._search.differentiated))
 
@@ -194,14 +195,16 @@ class CpuSource:
         self._since = min(self._since, next(self._live.serials))
         if not own_thread:
             self._elsewhere.called()
-        tensors = list(tensors_in((args, kwargs)))
-        with _plain_attributes():
+        tensors = list(tensors_in((args, kwargs), self._unread))
+        with plain_attributes():
             self._search.differentiated.see(tensors)
-        for tensor in tensors:
-            for storage in cpu_storages(tensor):
-                held = self._note(storage, None)
-                if held is not None:
-                    self._mark_input(held)
+        self._unread.each(self._goes_in, tensors)
+
+    def _goes_in(self, tensor: Any) -> None:
+        for storage in cpu_storages(tensor, self._unread):
+            held = self._note(storage, None)
+            if held is not None:
+                self._mark_input(held)
 
     @property
     def _recording(self) -> bool:
@@ -287,8 +290,8 @@ class CpuSource:
                 self._notes.append(f"the result of {name} was not seen: {error}")
 
     def _note_results(self, out: Any, frame: Any) -> None:
-        for tensor in tensors_in(out, 2):
-            for storage in cpu_storages(tensor):
+        for tensor in tensors_in(out, self._unread, 2):
+            for storage in cpu_storages(tensor, self._unread):
                 self._note(storage, frame)
 
     def _note(self, storage: Any, frame: Any) -> Held | None:
@@ -303,13 +306,7 @@ class CpuSource:
     def _has_new_gradients(self, optimizer: Any) -> bool:
         """Whether one that the optimizer will use was not there when the backward pass ended."""
         known = self._live.held.get
-        gradients_of = (gradient_of(p) for g in optimizer.param_groups for p in g["params"])
-        noted = (
-            known(storage._cdata)
-            for gradient in gradients_of
-            if gradient is not None
-            for storage in storages(gradient)
-        )
+        noted = (known(s._cdata) for s in gradient_storages(optimizer, self._unread))
         return any(held is not None and held.category != Category.GRADIENT for held in noted)
 
     def _made_in_backward(self) -> bool:
@@ -329,8 +326,8 @@ class CpuSource:
             self._since = next(self._live.serials)
 
     def _mark_inputs(self, args: Any) -> None:
-        for tensor in tensors_in(args, 2):
-            for storage in cpu_storages(tensor):
+        for tensor in tensors_in(args, self._unread, 2):
+            for storage in cpu_storages(tensor, self._unread):
                 held = self._live.held.get(storage._cdata)
                 if held is not None:
                     self._mark_input(held)
@@ -347,7 +344,7 @@ class CpuSource:
         suspects = []
         if self._search.reads_saved:
             suspects = self._outliving.suspects(self._live.counted(), self._boundaries.step)
-        with _plain_attributes():
+        with plain_attributes():
             if thorough:
                 found = self._search.everything()
             else:
@@ -355,7 +352,7 @@ class CpuSource:
             self._find(found)
             if thorough:  # a gradient that Python has never looked at is no object yet
                 owning = owned(self._boundaries, self._search.differentiated)
-                self._find(s for _, tensor in owning for s in cpu_storages(tensor))
+                self._find(s for _, one in owning for s in cpu_storages(one, self._unread))
             self._judge(owners(self._boundaries, self._search.differentiated))
         self._outliving.decide(suspects, self._search.saved)
 
@@ -367,7 +364,7 @@ class CpuSource:
                 self._undecided = False
                 self._look(thorough=True)
                 return
-        with _plain_attributes():
+        with plain_attributes():
             self._judge(owners(self._boundaries, self._search.differentiated))
 
     def _judge(self, found: Mapping[int, Owner]) -> None:
@@ -381,21 +378,16 @@ class CpuSource:
 
     def _find(self, found: Iterable[Any]) -> None:
         """Note the storages that no operator showed (C++ made them, or another thread did)."""
-        live = self._live
-        for storage in found:
-            held = live.held.get(storage._cdata)
-            if held is not None and not live.refresh(held, storage):
-                continue
-            label = self._boundaries.label() if self._recording else EMPTY
-            held = live.add(storage, EMPTY, label)
-            if held is not None and self._recording:
-                self._elsewhere.found(storage)
+        self._unread.each(self._found, found)
         if self._recording:
             self._elsewhere.look(self._thread)
 
-
-def _plain_attributes() -> Any:
-    """A context in which looking at a tensor calls no ``__torch_function__`` of the program."""
-    import torch
-
-    return torch._C.DisableTorchFunction()
+    def _found(self, storage: Any) -> None:
+        live = self._live
+        held = live.held.get(storage._cdata)
+        if held is not None and not live.refresh(held, storage):
+            return
+        label = self._boundaries.label() if self._recording else EMPTY
+        held = live.add(storage, EMPTY, label)
+        if held is not None and self._recording:
+            self._elsewhere.found(storage)

@@ -22,6 +22,7 @@ from memprof.sources.boundaries import Boundaries
 from memprof.sources.cudadevices import COUNTING, NATIVE, backend, used, uuid_of
 from memprof.sources.marks import MarkKeeper
 from memprof.sources.ooms import Exhausted, OomWatch, segments_now
+from memprof.sources.places import PlaceOf, place_of
 from memprof.sources.protocol import Chunk, Counters, Interner
 from memprof.sources.recorder import Owner, Recorder, operations_of
 from memprof.sources.remapped import Remapped, with_stacks_of
@@ -56,6 +57,8 @@ class CudaSource:
         """``torch`` is the module, or a stand-in of the parts used here."""
         self.on_oom: Callable[[Exhausted], None] | None = None
         """Told on the failing thread when a device runs out of memory."""
+        self.place: PlaceOf = place_of
+        """Where a tensor of the program lies."""
         self._boundaries = boundaries
         self._ooms: OomWatch | None = None
         self._keeper = MarkKeeper(boundaries, self._passing, self._device)
@@ -166,7 +169,7 @@ class CudaSource:
 
     def notes(self) -> Sequence[str]:
         """What was not seen, since the last call."""
-        notes, self._notes = self._notes, []
+        notes, self._notes = [*self._notes, *self._boundaries.notes()], []
         return notes
 
     # -- devices -------------------------------------------------------------------------------
@@ -187,7 +190,7 @@ class CudaSource:
 
     def _watch_ooms(self) -> None:
         if self._ooms is None and self.on_oom is not None:
-            self._ooms = OomWatch(self._torch, self._boundaries, self.on_oom)
+            self._ooms = OomWatch(self._torch, self._boundaries, self.on_oom, self.place)
             why_not = self._ooms.open()
             if why_not:
                 self._say(why_not)

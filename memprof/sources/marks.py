@@ -134,13 +134,16 @@ class MarkKeeper:
     def _watch_backward(self, output: Any) -> None:
         if _is_compiling() or self._hooks is None:
             return
+        outputs = output if isinstance(output, (list, tuple)) else (output,)
+        self._boundaries.unread.each(self._mark_backward, outputs)
+
+    def _mark_backward(self, one: Any) -> None:
         import torch
 
-        for one in output if isinstance(output, (list, tuple)) else (output,):
-            node = grad_fn_of(one) if issubclass(type(one), torch.Tensor) else None
-            if node is not None and _MARKED not in node.metadata:
-                node.metadata[_MARKED] = True
-                node.register_prehook(self._backward_reached)
+        node = grad_fn_of(one) if issubclass(type(one), torch.Tensor) else None
+        if node is not None and _MARKED not in node.metadata:
+            node.metadata[_MARKED] = True
+            node.register_prehook(self._backward_reached)
 
     def _backward_reached(self, *_: Any) -> None:
         """On autograd's thread: the gradient of a module's output is there."""

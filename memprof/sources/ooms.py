@@ -12,7 +12,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +21,9 @@ from typing import Any, TypeAlias
 from memprof.snapshot import traces_from_snapshot
 from memprof.sources.boundaries import Boundaries
 from memprof.sources.frugal import compiler_left_out
-from memprof.sources.owners import owned_tensors
+from memprof.sources.owners import Differentiated, owned, parts
+from memprof.sources.places import PlaceOf, place_of
+from memprof.sources.unread import plain_attributes
 from memprof.trace import Category, Trace
 from memprof.units import parse_bytes
 
@@ -74,9 +76,14 @@ class OomWatch:
     """
 
     def __init__(
-        self, torch: Any, boundaries: Boundaries, told: Callable[[Exhausted], None]
+        self,
+        torch: Any,
+        boundaries: Boundaries,
+        told: Callable[[Exhausted], None],
+        place: PlaceOf = place_of,
     ) -> None:
-        """``told`` is called on the thread whose request failed."""
+        """``told`` is called on the thread whose request failed; ``place``: where a tensor lies."""
+        self._place = place
         self._torch = torch
         self._boundaries = boundaries
         self._told = told
@@ -160,23 +167,36 @@ class OomWatch:
 
     def _owners(self, what: Exhausted, ordinal: int) -> dict[str, object]:
         """Bytes of parameters, gradients and optimizer state on the device, also by dtype."""
+        found: dict[int, tuple[Category, str, int]] = {}
+        unread = self._boundaries.unread
+        with plain_attributes():
+            for owner, tensor in owned(self._boundaries, Differentiated(unread)):
+                placed = unread.within(self._placed, parts(tensor, unread))
+                found |= {
+                    address: (owner.category, dtype, size)
+                    for device, address, dtype, size in placed
+                    if device == f"cuda:{ordinal}"
+                }
+        what.owned = {address: category for address, (category, *_) in found.items()}
         sums: Counter[str] = Counter()
         dtypes: dict[str, Counter[str]] = {}
-        for category, tensor in owned_tensors(self._boundaries):
-            if tensor.device.type == "cuda" and tensor.device.index == ordinal:
-                storage = tensor.untyped_storage()
-                if storage.data_ptr() not in what.owned:
-                    what.owned[storage.data_ptr()] = category
-                    name = category.name.lower().replace("_", " ")
-                    dtype = str(tensor.dtype).removeprefix("torch.")
-                    sums[name] += storage.nbytes()
-                    dtypes.setdefault(name, Counter())[dtype] += storage.nbytes()
+        for category, dtype, size in found.values():
+            name = category.name.lower().replace("_", " ")
+            sums[name] += size
+            dtypes.setdefault(name, Counter())[dtype] += size
         if not sums:
             return {}
         return {
             "live_categories": dict(sums),
             "live_dtypes": {n: dict(d) for n, d in dtypes.items()},
         }
+
+    def _placed(self, tensor: Any) -> Iterator[tuple[str, int, str, int]]:
+        """Device, address, dtype and bytes of a tensor that has any; it is given none here."""
+        device, address = self._place(tensor)
+        if address:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            yield device, address, dtype, tensor.untyped_storage().nbytes()
 
 
 _watching: list[OomWatch] = []

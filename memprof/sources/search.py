@@ -6,10 +6,12 @@ import gc
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from memprof.sources.autograd import grad_fn_of
 from memprof.sources.owners import Differentiated, is_plain, storages, tensors_in
+from memprof.sources.unread import Unread
 
 __all__ = ["SavedTensors", "Search", "cpu_storages", "objects_with_tensors", "reads_saved"]
 
@@ -19,21 +21,22 @@ _REST = 20
 """A full search is repeated when this many times its duration has passed."""
 
 
-def cpu_storages(tensor: Any) -> list[Any]:
+def cpu_storages(tensor: Any, unread: Unread) -> list[Any]:
     """The storages of a tensor that lie in the memory of the host."""
     if is_plain(tensor):
-        return list(storages(tensor)) if tensor.is_cpu else []
-    return [s for s in storages(tensor) if s.device.type == "cpu"]
+        return list(storages(tensor, unread)) if tensor.is_cpu else []
+    return [s for s in storages(tensor, unread) if s.device.type == "cpu"]
 
 
 class Search:
     """Looks for storages; a full search takes milliseconds, one among new objects far less."""
 
-    def __init__(self) -> None:
+    def __init__(self, unread: Unread) -> None:
+        self._unread = unread
         self.saved: set[int] | None = None
         """Keys (``_cdata``) of what graphs save, after a full search; None when they were not
         looked at or are too large to be followed."""
-        self.differentiated = Differentiated()
+        self.differentiated = Differentiated(unread)
         self._collections = 0
         self._took_s = 0.0
         self._ended_s = 0.0
@@ -50,10 +53,10 @@ class Search:
         self._collections = _full_collections()
         known = objects_with_tensors()
         self.differentiated.see(known)
-        yield from _storages(known)
-        graphs = SavedTensors(known)
+        yield from _storages(known, self._unread)
+        graphs = SavedTensors(known, self._unread)
         saved = set()
-        for storage in _storages(graphs):
+        for storage in _storages(graphs, self._unread):
             saved.add(storage._cdata)
             yield storage
         if graphs.complete:
@@ -71,7 +74,7 @@ class Search:
         # Objects may have become old that nobody has looked at yet.
         if rested and (thorough or self._collections != _full_collections()):
             return self.everything()
-        return _storages(self._new_tensors())
+        return _storages(self._new_tensors(), self._unread)
 
     def young(self) -> None:
         """Look for tensors with gradients among new objects."""
@@ -103,12 +106,16 @@ def objects_with_tensors() -> list[Any]:
     return _tensors(gc.get_objects(), *_checkpoints())
 
 
-def _tensors(objects: Iterable[Any], *more: type) -> list[Any]:
+def _tensors(objects: list[Any], *more: type) -> list[Any]:
     """The tensors and storages among some objects, and what is of one of ``more`` kinds."""
     import torch
 
     kinds = {torch.UntypedStorage, *_subclasses(torch.Tensor), *more}
-    return [o for o in objects if type(o) in kinds]
+    try:
+        return [o for o in objects if type(o) in kinds]
+    except Exception:  # noqa: BLE001 - a metaclass can forbid to be hashed, or raise anything
+        ids = set(map(id, kinds))
+        return [o for o in objects if id(type(o)) in ids]
 
 
 def _checkpoints() -> list[type]:
@@ -127,15 +134,15 @@ def _subclasses(kind: type) -> set[type]:
     return found
 
 
-def _storages(found: Iterable[Any]) -> Iterator[Any]:
+def _storages(found: Iterable[Any], unread: Unread) -> Iterator[Any]:
     import torch
 
-    for item in found:
+    def of(item: Any) -> Iterable[Any]:
         if isinstance(item, torch.UntypedStorage):
-            if item.device.type == "cpu":
-                yield item
-        elif isinstance(item, torch.Tensor):
-            yield from cpu_storages(item)
+            return (item,) if item.device.type == "cpu" else ()
+        return cpu_storages(item, unread) if isinstance(item, torch.Tensor) else ()
+
+    return unread.within(of, found)
 
 
 class SavedTensors:
@@ -144,31 +151,35 @@ class SavedTensors:
     They are those of the graphs behind some tensors, and of checkpoints.
     """
 
-    def __init__(self, known: list[Any]) -> None:
+    def __init__(self, known: list[Any], unread: Unread) -> None:
+        self._unread = unread
         self.complete = True
         """Whether the graphs were followed to their ends."""
         self._known = known
         self._names: dict[type, list[str]] = {}
 
     def __iter__(self) -> Iterator[Any]:
-        import torch
-
         nodes: list[Any] = []
-        for item in self._known:
-            if isinstance(item, torch.Tensor):
-                node = grad_fn_of(item)
-                if node is not None:
-                    nodes.append(node)
-            else:  # a checkpoint; an older torch hangs its arguments on a node of their own
-                yield from _unpacked(getattr(item, "saved_args", ()))
+        yield from self._unread.within(partial(self._begin, nodes), self._known)
         seen = set(nodes)
         while nodes and len(seen) < _NODES:
             node = nodes.pop()
             parents = {parent for parent, _ in node.next_functions if parent is not None} - seen
             seen |= parents
             nodes += parents
-            yield from self._saved_by(node)
+            yield from self._unread.within(self._saved_by, (node,))
         self.complete = not nodes
+
+    def _begin(self, nodes: list[Any], item: Any) -> Iterator[Any]:
+        """Adds the node that made a tensor; what is saved elsewhere than in graphs."""
+        import torch
+
+        if isinstance(item, torch.Tensor):
+            node = grad_fn_of(item)
+            if node is not None:
+                nodes.append(node)
+        else:  # a checkpoint; an older torch hangs its arguments on a node of their own
+            yield from self._unpacked(getattr(item, "saved_args", ()))
 
     def _saved_by(self, node: Any) -> Iterator[Any]:
         """What a node saved, what a hook made of it, and what a function put on its ``ctx``."""
@@ -181,11 +192,10 @@ class SavedTensors:
                 raw = getattr(node, name)
             except RuntimeError:  # its backward has run: nothing is kept
                 continue
-            yield from _unpacked(raw if isinstance(raw, (list, tuple)) else (raw,))
-        yield from tensors_in(getattr(node, "__dict__", None))
+            yield from self._unpacked(raw if isinstance(raw, (list, tuple)) else (raw,))
+        yield from tensors_in(getattr(node, "__dict__", None), self._unread)
 
-
-def _unpacked(saved: Iterable[Any]) -> Iterator[Any]:
-    """What saved variables hold, as it lies there: unpacking would call the program's hooks."""
-    for one in saved:
-        yield from tensors_in(getattr(one, "data", None))
+    def _unpacked(self, saved: Iterable[Any]) -> Iterator[Any]:
+        """What saved variables hold, as it lies there: unpacking would call the program's hooks."""
+        for one in saved:
+            yield from tensors_in(getattr(one, "data", None), self._unread)

@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from memprof.sources.autograd import gradient_of
 from memprof.sources.blocklives import Sighting
 from memprof.sources.boundaries import Boundaries
-from memprof.sources.owners import Differentiated, Owner, owned, parts, tensors_in
-from memprof.sources.places import PlaceOf
+from memprof.sources.owners import Differentiated, Owner, gradients_of, owned, parts, tensors_in
+from memprof.sources.places import Place, PlaceOf
 from memprof.sources.search import SavedTensors, objects_with_tensors, reads_saved
+from memprof.sources.unread import plain_attributes
 from memprof.trace import Category
 
 __all__ = ["Sightings"]
@@ -39,7 +39,8 @@ class Sightings:
         self.failure = ""
         self._boundaries = boundaries
         self._place = place
-        self._others = Differentiated()
+        self._unread = boundaries.unread
+        self._others = Differentiated(boundaries.unread)
         self._seen: dict[str, list[Sighting]] = defaultdict(list)
         self._steps: dict[int, int] = defaultdict(int)
 
@@ -69,17 +70,13 @@ class Sightings:
 
         It takes some tens of milliseconds.
         """
-        import torch
-
         if not reads_saved():
             return None
         found: dict[str, set[int]] = defaultdict(set)
-        with torch._C.DisableTorchFunction():
-            graphs = SavedTensors(objects_with_tensors())
-            for tensor in graphs:
-                for part in parts(tensor):
-                    device, address = self._place(part)
-                    found[device].add(address)
+        with plain_attributes():
+            graphs = SavedTensors(objects_with_tensors(), self._unread)
+            for device, address in self._unread.within(self._places, graphs):
+                found[device].add(address)
         return found if graphs.complete else None
 
     # Listener of the boundaries.
@@ -101,12 +98,17 @@ class Sightings:
         """Its gradients are where they belong; ``zero_grad`` may drop them before the step ends."""
         self._steps[id(optimizer)] += 1
         is_whole = self._steps[id(optimizer)] <= _WHOLE and len(self._steps) <= _OPTIMIZERS
-        self._note(owned(self._boundaries, self._others) if is_whole else _gradients_in(optimizer))
+        if is_whole:
+            self._note(owned(self._boundaries, self._others))
+            return
+        owner = Owner(Category.GRADIENT, "")
+        self._note((owner, one) for one in gradients_of(optimizer, self._unread))
 
     def outermost_call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
         """Tensors that go into a model and were not made by one are its input."""
-        owner, inputs = Owner(Category.INPUT, ""), list(tensors_in((args, kwargs)))
-        self._others.see(inputs)
+        owner, inputs = Owner(Category.INPUT, ""), list(tensors_in((args, kwargs), self._unread))
+        with plain_attributes():
+            self._others.see(inputs)
         self._note((owner, tensor) for tensor in inputs)
 
     def _note(self, found: Iterable[tuple[Owner, Any]]) -> None:
@@ -117,24 +119,19 @@ class Sightings:
             self.failure = f"owners were missed: {type(error).__name__}: {error}"
 
     def _placed(self, found: Iterable[tuple[Owner, Any]]) -> dict[str, dict[int, Owner]]:
+        """Owner by device and address; no code of a tensor's subclass is run for its attributes."""
         placed: dict[str, dict[int, Owner]] = defaultdict(dict)
-        for owner, tensor in found:
-            for part in parts(tensor):
-                device, address = self._place(part)
-                if address and device != "cpu":
-                    placed[device][address] = owner
+        with plain_attributes():
+            for owner, tensor in found:
+                for device, address in self._unread.within(self._places, (tensor,)):
+                    if address and device != "cpu":
+                        placed[device][address] = owner
         return placed
+
+    def _places(self, tensor: Any) -> Iterator[Place]:
+        return map(self._place, parts(tensor, self._unread))
 
     def _add(self, device: str, owners: dict[int, Owner], **recomputed: int) -> None:
         seen = self._seen[device]
         if len(seen) < _MOST:
             seen.append(Sighting(time.time_ns() // 1000, owners, **recomputed))
-
-
-def _gradients_in(optimizer: Any) -> Iterator[tuple[Owner, Any]]:
-    owner = Owner(Category.GRADIENT, "")
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            gradient = gradient_of(parameter)
-            if gradient is not None:
-                yield owner, gradient

@@ -102,6 +102,7 @@ class ThreadState:
         "loop",
         "numbers",
         "optimizers",
+        "passes",
         "passing",
         "paths",
     )
@@ -110,6 +111,8 @@ class ThreadState:
         self.calls: list[Call] = []
         self.optimizers: list[Stepping] = []
         self.after_forward = False
+        self.passes = 0
+        """Backward passes on autograd's own threads that had begun as the forward pass ended."""
         self.backward = False
         self.passing = BackwardPass("", NO_TASK, 0)
         """The backward pass that ran last."""

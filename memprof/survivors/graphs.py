@@ -36,10 +36,11 @@ def longest_graph(budget_s: float = 0.1) -> LongestGraph:
     """The tensor whose graph has the most nodes, and their number; none: 0 nodes."""
     best = LongestGraph(0)
     with quiet(), plain_torch():
-        roots = _tensors_with_graphs()
+        graphs = ((one, grad_fn_of(one)) for one in _tensors())
+        roots = [(one, node) for one, node in graphs if node is not None]
         deadline = Deadline(budget_s)  # a busy machine must not end the walk before it begins
-        for root in roots[-_MOST_ROOTS:]:
-            nodes = _nodes(grad_fn_of(root), deadline)
+        for root, start in roots[-_MOST_ROOTS:]:
+            nodes = _nodes(start, deadline)
             if nodes > best.nodes:
                 best = LongestGraph(nodes, weakref.ref(root))
             if deadline.passed:
@@ -47,10 +48,11 @@ def longest_graph(budget_s: float = 0.1) -> LongestGraph:
     return best
 
 
-def _tensors_with_graphs() -> list[Any]:
+def _tensors() -> list[Any]:
     objects = gc.get_objects()
-    kinds = {kind for kind in set(map(type, objects)) if is_tensor_type(kind)}
-    return [one for one in objects if type(one) in kinds and grad_fn_of(one) is not None]
+    kinds = {id(kind): kind for kind in map(type, objects)}  # a metaclass may define ``__hash__``
+    wanted = {key for key, kind in kinds.items() if is_tensor_type(kind)}
+    return [one for one in objects if id(type(one)) in wanted]
 
 
 def _nodes(start: object, deadline: Deadline) -> int:

@@ -18,6 +18,7 @@ from memprof.sources.marks import MarkKeeper  # noqa: E402
 from memprof.sources.owners import Differentiated  # noqa: E402
 from memprof.sources.protocol import Interner  # noqa: E402
 from memprof.sources.search import Search  # noqa: E402
+from memprof.sources.unread import Unread  # noqa: E402
 from memprof.survivors.graphs import longest_graph  # noqa: E402
 
 
@@ -71,10 +72,12 @@ def test_holders_are_found_beside_such_views():
 
 def test_searches_for_storages_and_graphs_pass_over_such_views():
     whole, views = stale_views()
-    search = Search()
+    unread = Unread()
+    search = Search(unread)
     keys = {storage._cdata for storage in search.everything()}
     assert whole.untyped_storage()._cdata in keys
-    Differentiated().see([whole, *views])
+    Differentiated(unread).see([whole, *views])
+    assert unread.notes() == []
     assert longest_graph(budget_s=5).nodes >= 1
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch")
@@ -348,3 +351,22 @@ def test_nothing_is_held_alive(watched):
     del model, optimizer
     gc.collect()
     assert [ref() for ref in refs] == [None, None]
+
+
+def test_after_a_backward_pass_on_autograds_own_thread_the_loss_is_over(watched, monkeypatch):
+    """As on CUDA: the thread that calls ``backward()`` makes no event in the pass itself."""
+    tasks = threading.local()
+    monkeypatch.setattr(watched.boundaries, "_graph_task", lambda: getattr(tasks, "id", -1))
+    model, phases = nn.Linear(2, 2), []
+
+    def device_thread(task):
+        tasks.id = task  # nothing tells the thread that its pass has ended
+        phases.append(watched.label.phase)
+
+    with ThreadPoolExecutor(1) as pool:
+        for task in range(3):
+            model(torch.ones(1, 2))
+            phases.append(watched.label.phase)
+            pool.submit(device_thread, task).result()
+            phases.append(watched.label.phase)
+    assert phases == [Phase.FORWARD, Phase.BACKWARD, Phase.OTHER] * 3

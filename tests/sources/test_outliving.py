@@ -11,12 +11,12 @@ torch = pytest.importorskip("torch", reason="needs torch")
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from memprof.sources.search import Search  # noqa: E402
+from memprof.sources.search import Search, reads_saved  # noqa: E402
 from memprof.trace import Action, Category  # noqa: E402
 from tests.sources.recording import CpuRecording  # noqa: E402
 
 STEPS = 5
-READS_SAVED = Search().reads_saved
+READS_SAVED = reads_saved()
 pytestmark = pytest.mark.skipif(not READS_SAVED, reason="torch before 2.8 tells no saved tensors")
 
 

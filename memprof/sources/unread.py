@@ -1,0 +1,75 @@
+"""Looking at the program's objects where one that raises costs itself and a note; finds nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+__all__ = ["Unread", "plain_attributes"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_MOST = 5
+"""Kinds of objects that are told; a program whose every object raises fills no file."""
+_LONGEST = 200
+"""Characters of an error's words."""
+
+
+class Unread:
+    """Objects that raised when they were looked at; the first of each kind is told.
+
+    It may be anything: subclasses of tensors whose attributes are not there yet, views that torch
+    forbids to ask for their graph, dead proxies, state that is no dict.
+    """
+
+    def __init__(self) -> None:
+        """Everything could be read."""
+        self._kinds: set[str] = set()
+        self._waiting: list[str] = []
+
+    def add(self, item: object, error: Exception) -> None:
+        """It could not be read, or what a tuple begins with; safe for every object."""
+        what = item[0] if type(item) is tuple and item else item
+        kind = type.__dict__["__name__"].__get__(type(what))
+        if kind not in self._kinds and len(self._kinds) < _MOST:
+            self._kinds.add(kind)
+            self._waiting.append(
+                f"an object of type {kind} raised when it was looked at: {_words(error)}"
+            )
+
+    def each(self, look: Callable[[T], object], items: Iterable[T]) -> None:
+        """Look at every item."""
+        for item in items:
+            try:
+                look(item)
+            except Exception as error:  # noqa: BLE001 - the program's own code may run in it
+                self.add(item, error)
+
+    def within(self, read: Callable[[T], Iterable[R]], items: Iterable[T]) -> Iterator[R]:
+        """What every item gives, of one that raises what it gave before."""
+        for item in items:
+            try:
+                yield from read(item)
+            except Exception as error:  # noqa: BLE001 - the program's own code may run in it
+                self.add(item, error)
+
+    def notes(self) -> list[str]:
+        """What was not read and not told yet."""
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+
+def plain_attributes() -> Any:
+    """A context in which looking at a tensor calls no ``__torch_function__`` of the program."""
+    import torch
+
+    return torch._C.DisableTorchFunction()
+
+
+def _words(error: Any) -> str:
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - errors can be the program's own, too
+        text = "an error without words"
+    return text.partition("\n")[0][:_LONGEST]
