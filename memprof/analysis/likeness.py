@@ -50,6 +50,8 @@ _LEAST = 0.5
 would be worse than none told."""
 _LEAST_STEPS = 2
 """Steps that must each have left a block of one size for others of the size to be its line's."""
+_MOST_SIZES = 200
+"""Sizes of blocks that are looked at for what lines leave behind."""
 _GOOD = 0.9
 """A share with which no earlier window is looked at."""
 
@@ -314,7 +316,7 @@ def _with_kept(alike: Likeness, names: _Relabelled, blocks: Blocks) -> Blocks:
     moment, lives = alike.moment, alike.moment.seen.line.lives
     category = moment.seen.owners.category.of
     held = moment.alive & ~np.isin(category, _OWNED) & (moment.made_in >= 0) & (lives.stack > 0)
-    for size in np.unique(lives.size[held & (moment.made_in < moment.step)]).tolist():
+    for size in _sizes_of_most(lives.size[held & (moment.made_in < moment.step)]):
         rows = np.flatnonzero(held & (lives.size == size))
         steps = np.unique(moment.made_in[rows])
         if len(np.unique(lives.stack[rows])) > 1 or len(steps) < _LEAST_STEPS:
@@ -325,6 +327,14 @@ def _with_kept(alike: Likeness, names: _Relabelled, blocks: Blocks) -> Blocks:
         labels = names.undated(lives.label[row])
         blocks = _told(blocks, of, lives.stack[row], labels, category[row])
     return blocks
+
+
+def _sizes_of_most(sizes: Ints) -> list[int]:
+    """The sizes that most bytes are of."""
+    known, counts = np.unique(sizes, return_counts=True)
+    order = np.argsort(-known * counts, kind="stable")[:_MOST_SIZES]
+    found: list[int] = known[order].tolist()
+    return found
 
 
 def _told(blocks: Blocks, rows: Ints, stack: Column, label: Column, category: Column) -> Blocks:
