@@ -6,15 +6,15 @@ from bare final states. Why it happened and what would have helped are judged ne
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from memprof.allocator import exact_sizes, segment_map
+from memprof.allocator import segment_map
 from memprof.analysis.examination import Examination, WindowExamination
-from memprof.analysis.likeness import Likeness, likeness, told_by
+from memprof.analysis.likeness import Likeness, examined, likeness
 from memprof.analysis.oomfacts import (
     Neighbour,
     first_known,
@@ -26,6 +26,7 @@ from memprof.analysis.oomfacts import (
 )
 from memprof.analysis.owners import owners
 from memprof.analysis.steps import is_lone_request, ooms, step_of_event
+from memprof.analysis.telling import told_by
 from memprof.analysis.timeline import timeline
 from memprof.records import Finding
 from memprof.run import DeviceRun, ReadingSeries, Run
@@ -41,6 +42,8 @@ from memprof.trace import (
 )
 
 __all__ = ["Failure", "Neighbour", "failures", "times_out_of_memory"]
+
+_Look: TypeAlias = "Callable[[Trace], WindowExamination]"
 
 _SAME_MOMENT_US = 5_000_000
 """A finding is written this soon after its event; a snapshot of a large job takes seconds."""
@@ -170,20 +173,19 @@ def _findings(run: Run, device: DeviceRun) -> list[Finding]:
     return [f for f in run.findings if f.finding == "oom" and f.device == device.device]
 
 
-def _of_device(
-    run: Run, device: DeviceRun, examined: Sequence[WindowExamination]
-) -> Failure | None:
+def _of_device(run: Run, device: DeviceRun, known: Sequence[WindowExamination]) -> Failure | None:
     told = _findings(run, device)
     marks = list(_marks(device))
     if not marks and not told:
         return None
     last = marks[-1] if marks else None
+    look = _looks(device, known)
     finding = max(told, key=lambda f: f.time_us, default=None)
     times = times_out_of_memory(run, device)
     if last is None or (finding is not None and _is_later(finding, device.windows[last[0]], last)):
         assert finding is not None  # one of the two there is
-        return _of_finding(run, device, examined, finding, times)
-    failure = _of_event(run, device, _seen(device, examined, last[0]), *last, times)
+        return _of_finding(run, device, look, finding, times)
+    failure = _of_event(run, device, look, *last, times)
     return failure if finding is None else _joined(failure, finding)
 
 
@@ -198,23 +200,18 @@ def _is_later(finding: Finding, trace: Trace, mark: tuple[int, int]) -> bool:
     return finding.time_us > at_us + _SAME_MOMENT_US
 
 
-def _seen(
-    device: DeviceRun, examined: Sequence[WindowExamination], window: int
-) -> WindowExamination:
-    return examined[window] if examined else _examined(device.windows[window])
-
-
-def _examined(trace: Trace) -> WindowExamination:
-    exact = trace if trace.modelled else exact_sizes(trace)
-    line = timeline(exact)
-    return WindowExamination(exact, line, owners(exact, line.lives))
+def _looks(device: DeviceRun, known: Sequence[WindowExamination]) -> _Look:
+    """Examines a window of the device, if that was not done before."""
+    by_trace = {id(trace): seen for trace, seen in zip(device.windows, known, strict=False)}
+    return lambda trace: by_trace.get(id(trace)) or examined(trace)
 
 
 def _of_event(
-    run: Run, device: DeviceRun, seen: WindowExamination, window: int, event: int, times: int
+    run: Run, device: DeviceRun, look: _Look, window: int, event: int, times: int
 ) -> Failure:
-    alike = likeness(device.windows, window, event) if _is_moment(seen.trace) else None
-    seen = _examined(told_by(alike, seen.trace, event)) if alike is not None else seen
+    seen, windows = look(device.windows[window]), device.windows
+    alike = likeness(windows, window, event, look) if _is_moment(seen.trace) else None
+    seen = examined(told_by(alike, seen.trace, event)) if alike is not None else seen
     trace, line = seen.trace, seen.line
     events, held = trace.events, segment_map(trace, event)
     at_us = int(events.time_us[event])
@@ -277,7 +274,7 @@ def _last_before(series: ReadingSeries, at_us: int) -> int:
 def _of_finding(
     run: Run,
     device: DeviceRun,
-    examined: Sequence[WindowExamination],
+    look: _Look,
     finding: Finding,
     times: int,
 ) -> Failure:
@@ -287,7 +284,7 @@ def _of_finding(
         label = Label(finding.step, label.phase, label.module, label.annotation)
     facts = finding.details
     total = first_known(integer(facts, "device_total"), device.info.total_bytes)
-    window, event, seen = _seen_then(device, examined, finding)
+    window, event, seen = _seen_then(device, look, finding)
     traced = int(seen.line.allocated[event + 1]) if seen is not None else NOT_RECORDED
     return Failure(
         device=device.device,
@@ -319,13 +316,13 @@ def _of_finding(
 
 
 def _seen_then(
-    device: DeviceRun, examined: Sequence[WindowExamination], finding: Finding
+    device: DeviceRun, look: _Look, finding: Finding
 ) -> tuple[int, int, WindowExamination | None]:
     """The window that was open then, and its last event before; without one, -1 and None."""
     window = integer(finding.details, "window")
     if not 0 <= window < len(device.windows):
         return NOT_RECORDED, NOT_RECORDED, None
-    seen = _seen(device, examined, window)
+    seen = look(device.windows[window])
     times_us = seen.trace.events.time_us
     return window, int(np.searchsorted(times_us, finding.time_us, side="right")) - 1, seen
 

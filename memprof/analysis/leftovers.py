@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from memprof.allocator import Changes
 from memprof.analysis.examination import WindowExamination
+from memprof.analysis.owners import OWNED
 from memprof.analysis.steps import step_of_event
 from memprof.trace import NOT_RECORDED, Category, Phase
 
@@ -19,7 +20,6 @@ __all__ = ["Moment", "freed", "left_behind", "main_site", "stale_gradients"]
 
 Ints = npt.NDArray[np.int64]
 
-_OWNED = (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE)
 _LEAST_STEPS = 3
 """Steps that must each have left something at a line before it is called a leak."""
 
@@ -84,7 +84,7 @@ def left_behind(moment: Moment) -> Ints:
     where its stack goes on leaving things in it.
     """
     lives, alive = moment.seen.line.lives, moment.alive
-    owned = np.isin(moment.seen.owners.category.of, [int(c) for c in _OWNED])
+    owned = np.isin(moment.seen.owners.category.of, OWNED)
     past = alive & ~owned & (moment.made_in >= 0) & (moment.made_in < moment.step - 1)
     rows = np.flatnonzero(past)
     if not len(rows):

@@ -12,7 +12,13 @@ from memprof.analysis.lifetimes import Lifetimes
 from memprof.analysis.sites import Sites, site_name, sites
 from memprof.trace import Category, Phase, Trace
 
-__all__ = ["Group", "Grouping", "Owners", "owners", "top"]
+__all__ = ["OWNED", "Group", "Grouping", "Owners", "owners", "top"]
+
+OWNED = tuple(
+    int(c)
+    for c in (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE)
+)
+"""Categories of what a model and its optimizer are made of."""
 
 Bytes = npt.NDArray[np.int64]
 

@@ -13,24 +13,22 @@ import numpy.typing as npt
 
 from memprof.analysis.examination import WindowExamination
 from memprof.analysis.lifetimes import Lifetimes
+from memprof.analysis.owners import OWNED
 from memprof.analysis.program import program_of
 from memprof.analysis.savings import Cuts, Saving, replayed
 from memprof.analysis.sites import FrameKind, frame_kind
 from memprof.analysis.steps import step_of_event
 from memprof.analysis.timeline import Peak
 from memprof.records import Site
-from memprof.trace import Category, Frame, Phase, Trace
+from memprof.trace import Frame, Phase, Trace
 
-__all__ = ["OWNED", "Bools", "Ints", "Scene"]
+__all__ = ["Bools", "Ints", "Scene"]
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 _ENOUGH_STEPS = 8
 _WARM_UP = 3
-
-OWNED = (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE)
-"""What a model and its optimizer are made of."""
 
 
 @dataclass(eq=False)
@@ -143,7 +141,7 @@ class Scene:
     @cached_property
     def owned(self) -> Bools:
         """Part of a model or an optimizer."""
-        return np.isin(self.category, [int(c) for c in OWNED])
+        return np.isin(self.category, OWNED)
 
     @cached_property
     def site(self) -> Ints:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from memprof.allocator import segment_map
-from memprof.analysis.likeness import likeness, told_by
+from memprof.analysis.likeness import likeness
+from memprof.analysis.telling import told_by
 from memprof.testing import TraceBuilder
 from memprof.trace import (
     Action,
