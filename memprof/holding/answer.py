@@ -13,12 +13,14 @@ from memprof.errors import SettingsError
 from memprof.holding.arrays import held_by_arrays
 from memprof.holding.autograd import is_tensor_type, plain_torch
 from memprof.holding.chains import holder_of, score
+from memprof.holding.filesread import reading_until
 from memprof.holding.garbage import Unreached
 from memprof.holding.heap import Deadline
 from memprof.holding.kinds import LinkKind, link
 from memprof.holding.naming import Naming
 from memprof.holding.roots import Root, is_user_file, module_roots
 from memprof.holding.search import Reference, Search, quiet
+from memprof.holding.sizes import shown_and_kept
 from memprof.holding.targets import BlockIndex, Targets, storage_key
 from memprof.holding.tidying import tidy
 from memprof.holding.unowned import with_what_is_known
@@ -29,6 +31,10 @@ __all__ = ["find_holders", "holders", "links_of"]
 
 _MOST_FILES = 64
 """Source files that are parsed at most to find a line: each costs some milliseconds, once."""
+
+_FOR_LINES = 0.25
+"""The share of a search's budget that reading sources may take beyond it: without its line a
+holder says little."""
 
 
 def holders(tensor: torch.Tensor, *, limit: int = 5, budget_s: float = 2.0) -> tuple[Holder, ...]:
@@ -112,6 +118,17 @@ def _holders_of(search: Search, keys: Iterable[int], limit: int) -> dict[int, tu
     kept = {key: search.references.get(key, []) for key in keys}
     search.resolve(one for references in kept.values() for one in references)
     files = _user_files()
+    with reading_until(search.deadline.later(_FOR_LINES)):
+        return _named_holders(search, kept, naming, limit, files)
+
+
+def _named_holders(
+    search: Search,
+    kept: dict[int, list[Reference]],
+    naming: Naming,
+    limit: int,
+    files: list[str],
+) -> dict[int, tuple[Holder, ...]]:
     found: dict[int, tuple[Holder, ...]] = {}
     lost = []
     for key, references in kept.items():
@@ -132,16 +149,31 @@ def _of_lost(
     search: Search, lost: list[int], naming: Naming, files: list[str]
 ) -> dict[int, tuple[Holder, ...]]:
     """Cycles, arrays over the memory, or at last what is known of memory that only C++ owns."""
-    unreached = Unreached(search)
-    links = {key: tidy(unreached.links(key, naming)) for key in lost}
+    links = _unreached_links(search, lost, naming)
     nameless = {key for key in lost if not links[key] or links[key][0].kind == LinkKind.UNKNOWN}
-    for key, reference in held_by_arrays(search, nameless).items():
+    in_arrays = held_by_arrays(search, nameless)
+    for key, reference in in_arrays.items():
         links[key] = links_of(search, reference, naming)[0] or links[key]
+    if not search.complete:  # by now
+        links |= {key: _too_early() for key in nameless - in_arrays.keys()}
     blocks = search.targets.blocks
     return {
         key: (holder_of(with_what_is_known(one, blocks.block(key)), files),)
         for key, one in links.items()
     }
+
+
+def _unreached_links(search: Search, lost: list[int], naming: Naming) -> dict[int, list[Link]]:
+    """What is known of targets to which no root leads, if everything was looked at."""
+    if search.complete:
+        unreached = Unreached(search)
+        if unreached.complete:
+            return {key: tidy(unreached.links(key, naming)) for key in lost}
+    return {key: _too_early() for key in lost}
+
+
+def _too_early() -> list[Link]:
+    return [link(LinkKind.UNKNOWN, "the search ended before it found an owner")]
 
 
 def _best(ranked: Iterable[list[Link]], limit: int, files: list[str]) -> tuple[Holder, ...]:
@@ -192,34 +224,10 @@ def _view_link(value: object) -> list[Link]:
     )
 
 
-def shown_and_kept(value: object) -> tuple[int, int]:
-    """Bytes that a tensor shows and bytes of its storage; equal for what is no view.
-
-    A storage object stays with its tensor once it was asked for, so only likely views are asked.
-    Nothing is known of one whose class raises when it is asked.
-    """
-    try:
-        return _shown_and_kept(value)
-    except Exception:  # noqa: BLE001 - a subclass may raise anything, and is one of many
-        return 0, 0
-
-
-def _shown_and_kept(value: object) -> tuple[int, int]:
-    if not is_tensor_type(type(value)) or value.layout is not torch.strided or value.is_nested:  # type: ignore[attr-defined]
-        return 0, 0
-    shown = int(value.nbytes)  # type: ignore[attr-defined]
-    if value._base is not None:  # type: ignore[attr-defined]
-        return shown, int(value._base.nbytes)  # type: ignore[attr-defined]
-    if value.storage_offset() or not value.is_contiguous():  # type: ignore[attr-defined]
-        return shown, int(value.untyped_storage().nbytes())  # type: ignore[attr-defined]
-    return shown, shown
-
-
 def _user_files() -> list[str]:
     """The user's source files in which a line may be looked for: those that run now come first."""
-    main = getattr(sys.modules.get("__main__"), "__file__", None)
-    files = [*_running_files(), *([main] if isinstance(main, str) else [])]
-    files += [root.filename for root in module_roots(user=True) if root.filename]
+    roots = sorted(module_roots(user=True), key=lambda root: root.owner != "__main__")
+    files = [*_running_files(), *(root.filename for root in roots if root.filename)]
     return list(dict.fromkeys(files))[:_MOST_FILES]
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from memprof.holding.heap import CHUNK
 from memprof.holding.kinds import LinkKind, link
 from memprof.holding.search import Reference, Search
+from memprof.holding.sizes import nbytes_of
 from memprof.records import Link
 
 __all__ = ["held_by_arrays"]
@@ -60,6 +61,6 @@ def _refers(owner: object, value: object) -> bool:
 
 
 def _link(array: Array, tensor: object) -> Link:
-    kept = int(tensor.nbytes)  # type: ignore[attr-defined]
+    kept = nbytes_of(tensor)
     shown = f"{array.nbytes} of {kept} bytes" if array.nbytes < kept else ""
     return link(LinkKind.BASE, shown, "ndarray")

@@ -39,9 +39,13 @@ class Unreached:
     _into: dict[int, list[_Edge]] = field(default_factory=lambda: defaultdict(list))
     _stored: dict[int, list[_Edge]] = field(default_factory=lambda: defaultdict(list))
     _outside: dict[int, int] = field(default_factory=dict)
+    complete: bool = True
+    """Whether every reference was looked at; else no owner can be told to be the last one."""
 
     def __post_init__(self) -> None:
-        objects = self.search.heap.unvisited()[:_MAX_OBJECTS]
+        objects = self.search.heap.unvisited()
+        cut = len(objects) > _MAX_OBJECTS
+        del objects[_MAX_OBJECTS:]  # no other list may hold them: their references are counted
         counts = list(map(sys.getrefcount, objects))
         base = _own_references()
         self._outside = {
@@ -52,6 +56,8 @@ class Unreached:
         starts = [one for one in objects if is_tensor_type(type(one)) or is_node_type(type(one))]
         for one in starts[:_MAX_STARTS]:
             self._torch_edges(one)
+        cut = cut or len(starts) > _MAX_STARTS
+        self.complete = self.search.complete and not cut
 
     def _python_edges(self, objects: list[object]) -> None:
         for count, owner in enumerate(objects):

@@ -60,6 +60,7 @@ class Deadline:
     """
 
     def __init__(self, budget_s: float) -> None:
+        self._budget_s = budget_s
         self._end = time.thread_time() + budget_s
         self._latest = time.monotonic() + _PATIENCE * budget_s
         self.passed = False
@@ -69,6 +70,11 @@ class Deadline:
         if not self.passed:
             self.passed = time.thread_time() > self._end or time.monotonic() > self._latest
         return self.passed
+
+    def later(self, share: float) -> Deadline:
+        """A deadline that leaves this share of the whole budget more than this one leaves now."""
+        left = max(0.0, self._end - time.thread_time())
+        return Deadline(left + share * self._budget_s)
 
 
 @dataclass(frozen=True)

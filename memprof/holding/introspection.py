@@ -16,6 +16,7 @@ __all__ = [
     "is_plain_container",
     "qualified_name",
     "size_of",
+    "text_of",
     "type_mro",
 ]
 
@@ -26,6 +27,11 @@ SETS = (set, frozenset)
 def is_one_of(kind: type, kinds: tuple[type, ...]) -> bool:
     """``kind in kinds`` by identity: a metaclass may define ``__eq__``."""
     return any(kind is one for one in kinds)
+
+
+def text_of(name: object) -> str:
+    """A key of a namespace as text; one that is no string, by its type alone."""
+    return str.__str__(name) if issubclass(type(name), str) else f"<{type(name).__name__}>"
 
 
 def type_mro(kind: type) -> tuple[type, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 
@@ -12,6 +11,15 @@ from memprof.holding.chains import score
 from memprof.holding.heap import Deadline
 from memprof.holding.naming import Naming
 from memprof.holding.search import Reference, Search, quiet
+from memprof.holding.sizes import (
+    device_of,
+    dtype_of,
+    is_view,
+    nbytes_of,
+    requires_grad,
+    shape_of,
+    storage_bytes_of,
+)
 from memprof.holding.targets import Targets
 from memprof.holding.words import describe
 
@@ -64,28 +72,24 @@ def _rows(search: Search) -> list[LiveTensor]:
     for one in search.tensors:
         key = search.key_of.get(id(one), id(one))
         rows.append((one, names.get(id(one), ""), key, False))
-    rows = [row for row in rows if _is_readable(row[0])]
     visible = {key for _, _, key, _ in rows}
     for key, references in list(search.references.items()):
-        value = references[0].value if references else None
-        if key not in visible and _is_readable(value):
+        if key not in visible and references:
+            value = references[0].value
             rows.append((value, names.get(id(value), ""), key, True))  # type: ignore[arg-type]
-    sizes = {key: _storage_bytes(one) for one, _, key, _ in rows}
+    sizes = {key: storage_bytes_of(one) for one, _, key, _ in rows}
     # the tensor that shows most of a storage counts it
     rows.sort(
-        key=lambda row: (-sizes[row[2]], row[2], row[0]._base is not None, -_nbytes(row[0]), row[1])
+        key=lambda row: (
+            -sizes[row[2]],
+            row[2],
+            is_view(row[0]),
+            -nbytes_of(row[0]),
+            row[1],
+        )
     )
     first: dict[int, int] = {}
     return [_row(row, at, first, sizes) for at, row in enumerate(rows)]
-
-
-def _is_readable(one: object) -> bool:
-    """Whether it is a tensor that tells what is listed of it; a subclass may raise anything."""
-    try:
-        _row((one, "", 0, False), 0, {}, {0: _storage_bytes(one)})  # type: ignore[arg-type]
-    except Exception:  # noqa: BLE001 - see above
-        return False
-    return True
 
 
 def _row(
@@ -93,36 +97,21 @@ def _row(
 ) -> LiveTensor:
     one, name, key, in_graph = row
     owner = first.setdefault(key, at)
-    shown = _nbytes(one)
-    is_view = one._base is not None
+    shown = nbytes_of(one)
+    view = is_view(one)
     return LiveTensor(
         name=name,
-        device=_text(_device_of(one)),
-        shape=tuple(one.shape) if not one.is_nested else (),
-        dtype=_text(one.dtype),
+        device=device_of(one),
+        shape=shape_of(one),
+        dtype=dtype_of(one),
         nbytes=shown,
         storage_bytes=sizes[key] if owner == at else 0,
         shares_storage_with=-1 if owner == at else owner,
-        is_view=is_view,
-        hidden_bytes=max(0, sizes[key] - shown) if is_view or shown < sizes[key] else 0,
-        requires_grad=one.requires_grad,
+        is_view=view,
+        hidden_bytes=max(0, sizes[key] - shown) if view or shown < sizes[key] else 0,
+        requires_grad=requires_grad(one),
         in_graph=in_graph,
     )
-
-
-def _device_of(one: torch.Tensor) -> torch.device:
-    """The device that a tensor's bytes lie on; a fake tensor only says that it is on another."""
-    if type(one) is torch.Tensor or type(one) is torch.nn.Parameter:
-        return one.device
-    try:
-        return one.untyped_storage().device
-    except (RuntimeError, NotImplementedError, ValueError):
-        return one.device
-
-
-@lru_cache(maxsize=256)
-def _text(what: torch.device | torch.dtype) -> str:
-    return str(what).removeprefix("torch.")
 
 
 def _names(search: Search) -> dict[int, str]:
@@ -146,17 +135,3 @@ def _names(search: Search) -> dict[int, str]:
         if rooted:
             names[key] = describe(rooted[0][0])
     return names
-
-
-def _nbytes(one: torch.Tensor) -> int:
-    try:
-        return int(one.nbytes)
-    except (RuntimeError, NotImplementedError):  # sparse and nested tensors have no single block
-        return 0
-
-
-def _storage_bytes(one: torch.Tensor) -> int:
-    try:
-        return int(one.untyped_storage().nbytes())
-    except (RuntimeError, NotImplementedError):
-        return _nbytes(one)

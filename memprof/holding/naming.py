@@ -24,6 +24,7 @@ from memprof.holding.introspection import (
     is_plain_container,
     qualified_name,
     size_of,
+    text_of,
     type_mro,
 )
 from memprof.holding.kinds import LinkKind, link
@@ -49,7 +50,7 @@ _INDEX_FROM = 64  # containers this large get an index, for many of their items 
 
 
 def _key_text(key: object) -> str:
-    if type(key) in (str, int, float, bool, type(None)):
+    if is_one_of(type(key), (str, int, float, bool, type(None))):
         text = repr(key)
         return text if len(text) <= 60 else text[:57] + "...'"
     if type(key) is tuple and len(key) <= 4:
@@ -108,7 +109,7 @@ class Naming:
         if type(owner) is types.FunctionType and owner.__globals__ is variables:
             _, name = self._in_container(variables, value)
             module = variables.get("__name__")
-            return link(LinkKind.GLOBAL, name.strip("'"), module if isinstance(module, str) else "")
+            return link(LinkKind.GLOBAL, name.strip("'"), module if type(module) is str else "")
         if type(owner) is types.FunctionType and owner.__kwdefaults__ is variables:
             _, name = self._in_container(variables, value)
             return in_code(LinkKind.DEFAULT_ARGUMENT, name.strip("'"), owner)
@@ -164,7 +165,7 @@ class Naming:
         if variables is not None:
             for name, other in list(variables.items()):
                 if other is value:
-                    return self._attribute(owner, str(name))
+                    return self._attribute(owner, text_of(name))
         for kind in type_mro(type(owner)):
             for name, descriptor in list(type.__dict__["__dict__"].__get__(kind).items()):
                 if (
@@ -259,13 +260,14 @@ def _attribute_kind(kind: type, name: str) -> LinkKind:
 
 def _file_of(kind: type) -> str:
     """The user's file that defines a class; empty for a library's."""
-    module = sys.modules.get(str(type.__dict__["__dict__"].__get__(kind).get("__module__")))
+    name = type.__dict__["__dict__"].__get__(kind).get("__module__")
+    module = sys.modules.get(name) if type(name) is str else None
     filename = (
         types.ModuleType.__getattribute__(module, "__dict__").get("__file__")
         if type(module) is types.ModuleType
         else None
     )
-    return filename if isinstance(filename, str) and is_user_file(filename) else ""
+    return filename if type(filename) is str and is_user_file(filename) else ""
 
 
 def _log_record(record: object, name: str) -> Link:
@@ -275,9 +277,9 @@ def _log_record(record: object, name: str) -> Link:
     return link(
         LinkKind.LOG_RECORD,
         name,
-        f"logger {logger}" if isinstance(logger, str) else "LogRecord",
-        filename if isinstance(filename, str) else "",
-        line if isinstance(line, int) else 0,
+        f"logger {logger}" if type(logger) is str else "LogRecord",
+        filename if type(filename) is str else "",
+        line if type(line) is int else 0,
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from memprof.holding.introspection import text_of
 from memprof.sources.variables import frame_variables
 
 __all__ = [
@@ -56,8 +57,8 @@ class Root:
 
 def is_own(globals_: dict[str, object]) -> bool:
     """Whether a frame or module with these globals is memprof's."""
-    name = globals_.get("__name__")
-    return isinstance(name, str) and (name == _PACKAGE or name.startswith(_PACKAGE + "."))
+    name = dict.get(globals_, "__name__")
+    return type(name) is str and (name == _PACKAGE or name.startswith(_PACKAGE + "."))
 
 
 @lru_cache(maxsize=4096)
@@ -135,28 +136,29 @@ def _frame_root(frame: types.FrameType, thread: str) -> Root:
 def module_roots(*, user: bool) -> list[Root]:
     """The globals of the user's modules, or those of libraries; never memprof's."""
     roots = []
+    seen: set[int] = set()  # ``multiprocessing`` calls the main module ``__mp_main__`` as well
     for name, module in list(sys.modules.items()):
-        if not issubclass(type(module), types.ModuleType):
+        if type(name) is not str or not issubclass(type(module), types.ModuleType):
             continue
         variables = types.ModuleType.__getattribute__(module, "__dict__")
-        if (
-            type(variables) is dict
-            and not is_own(variables)
-            and _is_user_module(name, variables) is user
-        ):
+        if type(variables) is not dict or id(variables) in seen or is_own(variables):
+            continue
+        seen.add(id(variables))
+        if _is_user_module(name, variables) is user:
             roots.append(_module_root(name, variables))
     return roots
 
 
 def _module_root(name: str, variables: dict[str, object]) -> Root:
-    items = [(str(key), value) for key, value in list(variables.items()) if key != "__builtins__"]
+    items = [(text_of(key), value) for key, value in list(variables.items())]
+    items = [(key, value) for key, value in items if key != "__builtins__"]
     filename = variables.get("__file__")
     return Root(
         "module",
         name,
         [key for key, _ in items],
         [value for _, value in items],
-        filename if isinstance(filename, str) else "",
+        filename if type(filename) is str else "",
         user=_is_user_module(name, variables),
     )
 
@@ -165,7 +167,7 @@ def _is_user_module(name: str, variables: dict[str, object]) -> bool:
     if name == "__main__":
         return True
     filename = variables.get("__file__")
-    if isinstance(filename, str):
+    if type(filename) is str:
         return is_user_file(filename)
     # a module made by hand has no spec; built-in and namespace modules have one
     return (

@@ -275,6 +275,11 @@ class Search:
         self._entries[id(value)] = entry
         return True
 
+    @property
+    def complete(self) -> bool:
+        """Whether everything was looked at, so that what was not reached is not held by a root."""
+        return self.heap.complete and not self.deadline.passed
+
     # --- back up -----------------------------------------------------------------------------
 
     def resolve(self, references: Iterable[Reference]) -> None:
@@ -344,7 +349,7 @@ class Search:
 
 def _is_own_type(kind: type) -> bool:
     module = type.__dict__["__dict__"].__get__(kind).get("__module__")
-    return isinstance(module, str) and is_own({"__name__": module})
+    return is_own({"__name__": module})
 
 
 def _is_optimizer_type(kind: type) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memprof.holding.sourceindex import EMPTIED, FILLED, NO_TENSOR, Bound, index_of
+from memprof.holding.filesread import index_of
+from memprof.holding.sourceindex import EMPTIED, FILLED, NO_TENSOR, Bound
 
 __all__ = [
     "assigned_in_class",

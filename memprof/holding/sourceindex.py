@@ -8,9 +8,16 @@ import sys
 import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
-__all__ = ["EMPTIED", "FILLED", "NO_TENSOR", "Bound", "Fill", "Index", "index_of"]
+__all__ = [
+    "EMPTIED",
+    "FILLED",
+    "NO_TENSOR",
+    "Bound",
+    "Fill",
+    "Index",
+    "read_index",
+]
 
 _GROWING = frozenset(
     [
@@ -36,7 +43,8 @@ _TAKING = frozenset(
 )
 """Methods that take something out, or ask first whether it is there."""
 _TO_NUMBER = frozenset(["item", "tolist", "numpy", "cpu"])
-_MAX_CHARS = 2_000_000
+_MAX_CHARS = 400_000
+"""Longer files are not read: a million characters take some three seconds."""
 FILLED, _ASSIGNED, _IN_INIT, EMPTIED = range(4)  # how telling a line is: the lowest wins
 NO_TENSOR, _SWITCHED_OFF = 4, 8  # added where the line stores a number, or a global flag skips it
 
@@ -91,8 +99,7 @@ class Index:
     """(rank, line) of calls with ``create_graph=True``."""
 
 
-@lru_cache(maxsize=64)
-def index_of(filename: str) -> Index:
+def read_index(filename: str) -> Index:
     """The index of a file; an empty one where it is not here, is too long or does not parse."""
     text = "".join(linecache.getlines(filename)) if filename else ""
     index = Index()
@@ -112,7 +119,8 @@ def _flags(filename: str) -> dict[str, bool]:
         if type(module) is not types.ModuleType:
             continue
         variables = types.ModuleType.__getattribute__(module, "__dict__")
-        if variables.get("__file__") == filename:
+        known = variables.get("__file__")
+        if type(known) is str and known == filename:
             return {name: one for name, one in list(variables.items()) if type(one) is bool}
     return {}
 

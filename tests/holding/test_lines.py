@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from memprof.holding import find_holders, holders
+from memprof.holding.filesread import forget
 from memprof.holding.heap import Deadline
 from memprof.holding.source import (
     called_at,
@@ -25,7 +26,6 @@ from memprof.holding.source import (
     grown_at,
     passed_at,
 )
-from memprof.holding.sourceindex import index_of
 from memprof.records import Holder
 
 KEPT: dict[str, object] = {}
@@ -46,7 +46,7 @@ def source(tmp_path: Path, text: str) -> str:
     path = tmp_path / "program.py"
     path.write_text(text)
     linecache.checkcache(str(path))
-    index_of.cache_clear()
+    forget()
     return str(path)
 
 
