@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memprof import load
+from memprof.advice.merging import merged
 from memprof.analysis.findings import Found, Kind, Remedy
 from memprof.analysis.sites import short_path
 from memprof.errors import MemprofError
@@ -123,19 +124,20 @@ def _remedy_json(remedy: Remedy) -> dict[str, Any]:
 
 
 def _write_patch(path: Path, found: Sequence[Found]) -> None:
-    """The best patch of every finding, each file's lines changed once."""
-    patches = []
-    for one in found:
-        best = next((remedy.patch for remedy in one.remedies if remedy.patch), "")
-        if best and best not in patches:
-            patches.append(best)
+    """The best patch of every finding as one diff, each file's lines changed once."""
+    best = [next((r.patch for r in one.remedies if r.patch), "") for one in found]
+    patch = merged(filter(None, best), Path.cwd())
     try:
-        path.write_text("".join(patches))
+        # Line ends as the sources have them, and names of any bytes.
+        path.write_bytes(patch.text.encode("utf-8", "surrogateescape"))
     except OSError as error:
         raise MemprofError(
             f"cannot write {path}: {error.strerror}", "name a file in a folder that exists"
         ) from error
-    click.echo(f"{format_count(len(patches))} patches written to {path}", err=True)
+    click.echo(f"{format_count(patch.made)} patches written to {path}", err=True)
+    if patch.left_out:
+        left = format_count(patch.left_out)
+        click.echo(f"{left} left out: they change the same lines; apply, record again", err=True)
 
 
 def _print(run: Run, found: Sequence[Found]) -> None:

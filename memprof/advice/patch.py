@@ -6,7 +6,7 @@ import ast
 import difflib
 from dataclasses import dataclass
 
-from memprof.analysis.program import Program
+from memprof.analysis.program import Program, lines_of
 
 __all__ = [
     "Edit",
@@ -16,10 +16,14 @@ __all__ = [
     "edited",
     "removed",
     "replaced",
+    "unified",
     "with_keyword",
     "without_keyword",
     "wrapped",
 ]
+
+
+_UNENDED = "\n\\ No newline at end of file\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,31 +141,70 @@ def _indent(program: Program, line: int) -> str:
 
 def edited(program: Program, edits: list[Edit]) -> str:
     """The text of the file with all edits made; they must not overlap."""
-    lines = [line.encode() for line in program.text.splitlines(keepends=True)]
-    if lines and not lines[-1].endswith(b"\n"):
-        lines[-1] += b"\n"
+    lines = [line.encode() for line in lines_of(program.text)]
+    newline = b"\r\n" if lines and lines[0].endswith(b"\r\n") else b"\n"
+    below = any(edit.line > len(lines) for edit in edits)
+    if lines and below and not lines[-1].endswith(b"\n"):
+        lines[-1] += newline
     lines.append(b"")
     # From the end of the file, so that positions before an edit stay true.
     for edit in sorted(edits, key=lambda e: (e.line, e.column), reverse=True):
         head = lines[edit.line - 1][: edit.column]
         tail = lines[edit.end_line - 1][edit.end_column :]
-        whole = head + edit.text.encode() + tail
+        whole = head + edit.text.encode().replace(b"\n", newline) + tail
         lines[edit.line - 1 : edit.end_line] = [whole]
     return b"".join(lines).decode()
 
 
 def diff(program: Program, *edits: Edit | None) -> str:
-    """The edits as a unified diff; empty where one is missing or the result does not parse."""
+    """The edits as a unified diff; empty where one is missing or the result does not parse.
+
+    Empty as well where an edit touches a line with more than one statement, or with a compound
+    statement and its body: the recording knows lines, so the other may be meant.
+    """
     made = [edit for edit in edits if edit is not None]
-    if not made or len(made) < len(edits):
+    if not made or len(made) < len(edits) or _is_crowded(program, made):
         return ""
     text = edited(program, made)
     try:
         ast.parse(text)
     except (SyntaxError, ValueError):
         return ""
-    old, new = program.text.splitlines(keepends=True), text.splitlines(keepends=True)
-    if old and not old[-1].endswith("\n"):
-        old[-1] += "\n"
-    name = program.filename
-    return "".join(difflib.unified_diff(old, new, name, name))
+    return unified(program.text, text, program.filename, program.filename)
+
+
+def unified(old: str, new: str, old_name: str, new_name: str) -> str:
+    """Two texts as a unified diff that `git apply` takes; empty where it would see other lines.
+
+    To `git` a carriage return alone does not end a line.
+    """
+    if "\r" in (old + new).replace("\r\n", ""):
+        return ""
+    old_lines, new_lines = lines_of(old), lines_of(new)
+    # A name with blanks ends at a tab, as GNU diff writes it.
+    old_name, new_name = (f"{name}\t" if " " in name else name for name in (old_name, new_name))
+    lines = difflib.unified_diff(old_lines, new_lines, old_name, new_name)
+    return "".join(line if line.endswith("\n") else line + _UNENDED for line in lines)
+
+
+def _is_crowded(program: Program, edits: list[Edit]) -> bool:
+    """Whether a line that an edit touches has other code than one statement, or a part of one."""
+    touched = {line for edit in edits for line in _touched(edit)}
+    lines = [line.encode() for line in lines_of(program.text)]
+    for node in ast.walk(program.tree):
+        if not isinstance(node, ast.stmt):
+            continue
+        if node.lineno in touched and lines[node.lineno - 1][: node.col_offset].strip():
+            return True
+        if node.end_lineno in touched and not hasattr(node, "body"):
+            rest = lines[node.end_lineno - 1][node.end_col_offset :].strip()
+            if rest and not rest.startswith(b"#"):
+                return True
+    return False
+
+
+def _touched(edit: Edit) -> range:
+    """The lines that an edit changes, and for one that begins or ends between lines both."""
+    between = edit.column == 0 and edit.text.endswith("\n")
+    whole = edit.end_column == 0 and edit.end_line > edit.line
+    return range(edit.line - between, edit.end_line + (not whole))

@@ -7,6 +7,7 @@ here any more, or does not parse, is no `Program`, and whoever asks goes without
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -21,12 +22,14 @@ __all__ = [
     "called_name",
     "calls_in",
     "imported_by",
+    "lines_of",
     "loaded_names",
     "program_of",
     "root_name",
 ]
 
 _MAX_BYTES = 4 << 20
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
@@ -85,24 +88,27 @@ class Program:
     tree: ast.Module
     modified_us: int = 0
     """When the file was written, in microseconds since the Unix epoch."""
-    _places: dict[int, Place] = field(default_factory=dict)
+    _places: dict[tuple[int, int], Place] = field(default_factory=dict)
 
     def code(self, line: int) -> str:
         """The text of a line without its newline; empty where there is no such line."""
         return self.lines[line - 1].rstrip() if 0 < line <= len(self.lines) else ""
 
     def at(self, line: int) -> Place | None:
-        """The innermost statement that covers ``line``."""
-        if line not in self._places:
-            found = _innermost(self, line)
-            if found is None:
-                return None
-            self._places[line] = found
-        return self._places[line]
+        """The innermost statement that covers ``line``, the first of several."""
+        return self._at(line, -1)
 
     def place(self, node: ast.AST) -> Place | None:
         """The statement that a node of this file's tree stands in."""
-        return self.at(getattr(node, "lineno", 0))
+        return self._at(getattr(node, "lineno", 0), getattr(node, "col_offset", -1))
+
+    def _at(self, line: int, column: int) -> Place | None:
+        if (line, column) not in self._places:
+            found = _innermost(self, line, column)
+            if found is None:
+                return None
+            self._places[line, column] = found
+        return self._places[line, column]
 
     def functions(self, name: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
         """Every function or method of that name."""
@@ -149,19 +155,28 @@ def imported_by(program: Program) -> Iterator[Program]:
 @lru_cache(maxsize=128)
 def _parsed(filename: str, modified_ns: int) -> Program | None:
     try:
-        text = Path(filename).read_text(encoding="utf-8")
+        text = Path(filename).read_bytes().decode("utf-8")  # line ends as they are
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    return Program(filename, text, tuple(text.splitlines()), tree, modified_ns // 1000)
+    lines = tuple(line.rstrip("\r\n") for line in lines_of(text))
+    return Program(filename, text, lines, tree, modified_ns // 1000)
 
 
-def _innermost(program: Program, line: int) -> Place | None:
+def lines_of(text: str) -> list[str]:
+    """The lines of a text with their ends, as Python's parser (and `git`) counts them.
+
+    ``str.splitlines`` counts more: form feeds, and some characters of Unicode, end lines there.
+    """
+    return _LINE.findall(text)
+
+
+def _innermost(program: Program, line: int, column: int) -> Place | None:
     found: ast.stmt | None = None
     around: list[ast.AST] = []
     node: ast.AST = program.tree
     while True:
-        child = next((c for c in _children(node) if _covers(c, line)), None)
+        child = next((c for c in _children(node) if _covers(c, line, column)), None)
         if child is None:
             break
         around.append(node)
@@ -179,13 +194,17 @@ def _children(node: ast.AST) -> Iterator[ast.AST]:
             yield child
 
 
-def _covers(node: ast.AST, line: int) -> bool:
+def _covers(node: ast.AST, line: int, column: int) -> bool:
+    """Whether a node is on a line and, unless that is -1, at a column of it."""
     first = getattr(node, "lineno", None)
-    if first is None:  # a match_case has no line of its own
-        return any(_covers(child, line) for child in ast.iter_child_nodes(node))
+    if first is None:  # a match_case has no position of its own
+        return any(_covers(child, line, column) for child in ast.iter_child_nodes(node))
+    last, end = getattr(node, "end_lineno", None) or first, getattr(node, "end_col_offset", 0)
     decorators = getattr(node, "decorator_list", ())
-    first = min([first, *(d.lineno for d in decorators)])
-    return bool(first <= line <= (getattr(node, "end_lineno", None) or first))
+    if not min([first, *(d.lineno for d in decorators)]) <= line <= last:
+        return False
+    before = line == first and 0 <= column < getattr(node, "col_offset", 0)
+    return not before and not (line == last and column >= end)
 
 
 def called_name(call: ast.AST) -> str:

@@ -101,7 +101,8 @@ class Index:
 
 def read_index(filename: str) -> Index:
     """The index of a file; an empty one where it is not here, is too long or does not parse."""
-    text = "".join(linecache.getlines(filename)) if filename else ""
+    lines = linecache.getlines(filename) if filename else []
+    text = "".join(lines)
     index = Index()
     if not text or len(text) > _MAX_CHARS:
         return index
@@ -109,7 +110,7 @@ def read_index(filename: str) -> Index:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
         return index
-    _Reader(index, text.splitlines(), _flags(filename)).read(tree)
+    _Reader(index, lines, _flags(filename)).read(tree)
     return index
 
 

@@ -111,3 +111,41 @@ def test_a_diff_names_the_file_and_shows_three_lines_around(tmp_path):
 def test_a_file_without_a_last_newline_can_be_patched(tmp_path):
     made = program(tmp_path, "a = b")
     assert "+a = c\n" in diff(made, replaced(made.tree.body[0].value, "c"))
+
+
+@pytest.mark.parametrize(
+    ("text", "touched"),
+    [
+        ("names.append(n); losses.append(x)\n", 1),
+        ("n = 1; losses.append(x)\n", 1),
+        ("losses.append(x); \\\n  n\n", 1),
+        ("if a: losses.append(x)\n", 1),
+        ("for x in y: losses.append(x)\n", 1),
+        ("try: losses.append(x)\nfinally: f()\n", 1),
+        ("if a:\n    b\nelse: losses.append(x)\n", 3),
+        ("match a:\n    case 1: losses.append(x)\n", 2),
+    ],
+)
+def test_a_line_with_more_than_one_statement_is_not_patched(tmp_path, text, touched):
+    made = program(tmp_path, text)
+    (call,) = calls_in(made.tree, "append")[-1:]
+    assert diff(made, *wrapped(call.args[0], ".detach()")) == ""
+    assert diff(made, before(made, touched, "x = None")) == ""
+    statement = made.place(call).statement
+    assert diff(made, removed(made, statement)) == ""
+    assert diff(made, after(made, statement, "x = None")) == ""
+
+
+def test_a_comment_and_a_decorator_do_not_make_a_line_crowded(tmp_path):
+    made = program(tmp_path, "@f\ndef g():\n    kept.append(x)  # kept; for now\n")
+    (call,) = calls_in(made.tree, "append")
+    assert diff(made, *wrapped(call.args[0], ".detach()"))
+    assert "+@h\n @f\n" in diff(made, before(made, 1, "@h"))
+
+
+def test_the_place_of_a_node_is_the_statement_that_it_stands_in(tmp_path):
+    made = program(tmp_path, "f(a); g(b)\nif c: h(d)\n")
+    for name in "fgh":
+        (call,) = calls_in(made.tree, name)
+        assert made.place(call).statement.value is call
+    assert made.at(1).statement is made.tree.body[0]

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import subprocess
 
 import pytest
 from click.testing import CliRunner
 
+from memprof.advice.patch import diff, replaced
 from memprof.analysis.examination import examine
+from memprof.analysis.findings import Found, Kind, Remedy
+from memprof.analysis.program import program_of
 from memprof.analysis.summary import summarize
 from memprof.findings import findings
 from memprof.loading import load
+from memprof.records import Site
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Frame
 from memprof_cli.leaks import command
+
+leaks = importlib.import_module("memprof_cli.leaks")
 
 
 @pytest.fixture
@@ -107,6 +115,25 @@ def test_no_patch_is_written_as_an_empty_file(leaking, tmp_path):
     patch = tmp_path / "fix.diff"
     assert invoke(leaking, "--patch", patch).exit_code == 0
     assert patch.read_text() == ""
+
+
+def test_the_patches_of_all_findings_are_one_diff_for_git(leaking, tmp_path, monkeypatch):
+    source = tmp_path / "job ü.py"
+    source.write_bytes("# ü\r\na = x\r\nb = y\r\n".encode())
+    program = program_of(str(source))
+    patches = [
+        diff(program, replaced(n.value, f"{n.value.id}.detach()")) for n in program.tree.body
+    ]
+    site = Site(str(source), 2)
+    found = [
+        Found(Kind.LEAK, "cpu", site, "", remedies=(Remedy("detach", "", patch=patch),))
+        for patch in [*patches, patches[0]]
+    ]
+    monkeypatch.setattr(leaks, "findings", lambda run: found)
+    monkeypatch.chdir(tmp_path)
+    assert "2 patches written" in invoke(leaking, "--patch", "fix.diff").output
+    subprocess.run(["git", "apply", "--whitespace=nowarn", "fix.diff"], check=True)
+    assert source.read_bytes().decode() == "# ü\r\na = x.detach()\r\nb = y.detach()\r\n"
 
 
 def test_a_patch_that_cannot_be_written_is_an_error_with_a_hint(leaking, tmp_path):
