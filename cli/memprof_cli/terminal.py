@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
-from rich.console import Console
+from collections.abc import Iterable
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from memprof_dashboards.text import visible
 
 __all__ = ["terminal"]
+
+
+class _Spelling(Console):
+    """Spells out control characters: a name in a file must not command the reader's terminal."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(_spelt(segment.text), segment.style)
+
+
+def _spelt(text: str) -> str:
+    return text if text.isprintable() else "\n".join(visible(x, len(x)) for x in text.split("\n"))
 
 
 def terminal(width: int) -> Console:
@@ -13,7 +32,7 @@ def terminal(width: int) -> Console:
     It takes every word as it is: a file or a module may well be called ``layers[/x]``, which is
     markup to rich, or ``:fire:``, which is an emoji.
     """
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = _Spelling(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = width
     return console

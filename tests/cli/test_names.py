@@ -100,3 +100,22 @@ def test_an_error_about_such_a_file_names_it(
         main(["oom", str(missing)])
     assert ended.value.code == 1
     assert str(missing) in capsys.readouterr().err
+
+
+COMMANDING = "\x1b[2J\x1b]0;title\x07\x9b1mname"
+"""Would clear the reader's screen, rename the window and set it in bold."""
+
+
+@pytest.mark.parametrize("command", ["report", "oom", "leaks", "what-if"])
+def test_a_name_does_not_command_the_reader_s_terminal(tmp_path, capsys, command):
+    builder = TraceBuilder()
+    stack = (Frame(COMMANDING, f"/home/me/{COMMANDING}.py", 7),)
+    for step in range(12):
+        builder.label(step=step, phase=Phase.FORWARD, module=COMMANDING, annotation=COMMANDING)
+        builder.alloc(4 * MIB, f"kept{step}", stack=stack)
+    trace = builder.oom(60 * MIB, device_free=MIB).build()
+    file = write_run(tmp_path / "run.json", trace, more=[Note(COMMANDING, COMMANDING)])
+    options = {"report": ["--no-page"], "what-if": ["--gpu", "64MiB"]}.get(command, [])
+    out = said(capsys, command, file, *options)
+    assert not set(out) & {"\x1b", "\x07", "\x9b"}
+    assert r"\x1b[2J" in out
