@@ -12,19 +12,16 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import takewhile
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import Any
 
 from memprof.sources.frugal import compiler_left_out
 from memprof.sources.historycalls import HistoryCalls
 from memprof.sources.pace import LONGEST_US, Pace
+from memprof.sources.rings import Entry, Seen, new_entries, operations_in
 from memprof.units import format_duration
 
 __all__ = ["Owner", "Recorder", "operations_of"]
-
-Entry: TypeAlias = "dict[str, Any]"
 
 _ROW_US = 12.0
 """A snapshot takes 7 µs an entry (pytorch issue 172672), turning it into columns 5 (measured)."""
@@ -47,31 +44,12 @@ class Owner(enum.Enum):
     PROGRAM = enum.auto()
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """One device's ring at the last look."""
-
-    head: Any
-    """What tells its first entry from others."""
-    length: int
-    last_us: int
-    at_last: int
-    """How many entries bear that last time."""
-
-    @staticmethod
-    def of(ring: list[Entry]) -> _Seen:
-        """Of entries in the order of their times."""
-        last_us = ring[-1]["time_us"] if ring else 0
-        latest = takewhile(lambda entry: entry["time_us"] == last_us, reversed(ring))
-        return _Seen(_head(ring), len(ring), last_us, sum(1 for _ in latest))
-
-
 class Recorder:
     """Entries of torch's recorder since the last look, in windows.
 
     Ours is bounded so that a look never takes long, and cleared after one. The program's own is
-    only ever read; entries are told from older ones by their place and their time. When the program
-    starts or stops its own in a window, what is there is taken first.
+    only ever read; which of its entries are new `rings` tells. When the program starts or stops its
+    own in a window, what is there is taken first.
     """
 
     def __init__(
@@ -97,8 +75,10 @@ class Recorder:
         self._calls = HistoryCalls(torch, self._program_calls, self._program_called)
         self._paces = {Owner.MEMPROF: Pace(_ROW_US, 1), Owner.PROGRAM: Pace(_THEIR_ROW_US, 1)}
         self._overflows: Counter[Owner] = Counter()
-        self._seen: dict[int, _Seen] = {}
+        self._seen: dict[int, Seen] = {}
         self._counted: dict[int, int] = {}
+        self._counted_before: dict[int, int] = {}
+        """As the counters stood before and after the last look, or when counting began."""
         self._since_us = 0
         self._before_program = 0
         self._most: dict[int, int] = {}
@@ -186,8 +166,9 @@ class Recorder:
         rings = list(enumerate(snapshot["device_traces"]))
         self._rows = sum(len(ring) for _, ring in rings)
         self._rows += sum(len(segment["blocks"]) for segment in snapshot["segments"])
-        traces = [self._new(i, ring, before.get(i, 0)) for i, ring in rings]
-        self._counted = self._count()
+        after = self._count()
+        traces = [self._new(i, ring, before.get(i, 0), after.get(i, 0)) for i, ring in rings]
+        self._counted_before, self._counted = before, after
         if self.owner is Owner.MEMPROF and self._is_long() and self._counted == before:
             self._afresh()
         return {**snapshot, "device_traces": traces}
@@ -207,33 +188,27 @@ class Recorder:
                 f"{format_duration(took_us)}: it is not read again as long as it is so long"
             )
 
-    def _new(self, ordinal: int, ring: list[Entry], counted: int) -> list[Entry]:
+    def _new(self, ordinal: int, ring: list[Entry], before: int, after: int) -> list[Entry]:
+        """``before`` and ``after`` the snapshot the counters stood there."""
         if ordinal in self.lost:
             return []
-        seen = self._seen.get(ordinal)
         if self.is_shared:
+            seen = self._seen.get(ordinal, Seen(self._since_us))
             ring = sorted(ring, key=itemgetter("time_us"))  # changing its size rotates a ring
-            new = self._after(seen, ordinal, ring)
-            is_lost = _operations_in(new) < counted - self._counted.get(ordinal, 0)
+            if not seen.is_start_of(ring):
+                self._most[ordinal] = len(ring)
+            least = before - self._counted.get(ordinal, 0)
+            most = after - self._counted_before.get(ordinal, 0)
+            new = new_entries(seen, ring, least, most)
+            is_lost = operations_in(new) < least
         else:
-            new = ring[seen.length if seen else 0 :]
+            new = ring[self._seen.get(ordinal, Seen()).length :]
             is_lost = len(ring) >= self._told
-        self._seen[ordinal] = _Seen.of(ring)
+        self._seen[ordinal] = Seen.of(ring)
         if is_lost:
             self._overflowed(ordinal, len(ring))
             return []
         return [entry for entry in new if entry["action"] != "snapshot"]  # our own looks
-
-    def _after(self, seen: _Seen | None, ordinal: int, ring: list[Entry]) -> list[Entry]:
-        """The program's entries since the last look: by place if none was dropped, else by time."""
-        if seen is not None and seen.head == _head(ring) and len(ring) >= seen.length:
-            return ring[seen.length :]
-        if seen is not None and seen.length:
-            self._most[ordinal] = len(ring)
-        since_us, known = (seen.last_us, seen.at_last) if seen else (self._since_us, 0)
-        new = [entry for entry in ring if entry["time_us"] >= since_us]
-        at = sum(entry["time_us"] == since_us for entry in new)
-        return new[min(known, at) :]
 
     def _overflowed(self, ordinal: int, length: int) -> None:
         self.lost.add(ordinal)
@@ -291,7 +266,7 @@ class Recorder:
     def _begin_to_count(self) -> None:
         self._seen.clear()
         self._since_us = time.time_ns() // 1000  # before counting: no less may have happened since
-        self._counted = self._count()
+        self._counted = self._counted_before = self._count()
 
     def _has_kept_up(self, owner: Owner) -> bool:
         if self._overflows[owner] < _MOST_OVERFLOWS:
@@ -383,15 +358,3 @@ def operations_of(stats: Mapping[str, Any]) -> int:
     """Entries that a device's counters account for: one an allocation, two a free."""
     made = stats["allocation"]["all"]
     return int(made["allocated"] + 2 * made["freed"])
-
-
-def _head(entries: list[Entry]) -> Any:
-    if not entries:
-        return None
-    first = entries[0]
-    return first["time_us"], first["action"], first.get("addr"), first.get("size")
-
-
-def _operations_in(entries: list[Entry]) -> int:
-    weight = {"alloc": 1, "free_requested": 2}
-    return sum(weight.get(entry["action"], 0) for entry in entries)

@@ -77,6 +77,8 @@ class TorchStandIn(Devices):
         self._initialized = initialized
         self._queued: list[Any] = []
         self.version = SimpleNamespace(hip=hip, cuda=None if hip else "12.8")
+        self.clock_error_us: Callable[[], int] = lambda: 0
+        """By how much the times of the next snapshot are off: torch converts them anew for each."""
         self.autocast = ""
         """The format that autocast computes in; empty where it is off."""
         self.is_autocast_enabled = lambda _device: bool(self.autocast)
@@ -254,7 +256,9 @@ class TorchStandIn(Devices):
     def _snapshot(self, device: Any = None) -> dict[str, Any]:  # noqa: ARG002 - torch ignores it
         self.calls["snapshot"] += 1
         self._only_native("snapshot")
-        traces = [self._trace(i, held.ring.entries()) for i, held in enumerate(self._devices)]
+        shift_us = self.clock_error_us()
+        rings = [held.ring.entries() for held in self._devices]
+        traces = [self._trace(i, ring, shift_us) for i, ring in enumerate(rings)]
         self.write_looks()
         return snapshot(*traces, torch=self._version)
 

@@ -287,10 +287,11 @@ class Devices:
         rows = self._tables[table]
         return rows.setdefault(key, len(rows))
 
-    def _trace(self, ordinal: int, rows: Any) -> Trace:
+    def _trace(self, ordinal: int, rows: Any, shift_us: int = 0) -> Trace:
         held = self._devices[ordinal]
         names = ("action", "address", "size", "stream", "pool", "time_us", "stack", "label")
         columns = {n: [getattr(row, n) for row in held.rows] for n in names}
+        columns["time_us"] = [time_us + shift_us for time_us in columns["time_us"]]
         whole: Events = Events.build(len(held.rows), **columns)
         bare = np.asarray([not row.shown for row in held.rows], dtype=bool)
         shown = replace(whole, stack=np.where(bare, 0, whole.stack))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 
@@ -478,3 +479,22 @@ def test_names_that_take_long_to_find_once_are_forgiven(recorded):
     job.take_long(0.0)
     job.torch.alloc(2 * MIB)
     assert job.sizes() == [2 * MIB]
+
+
+@pytest.mark.parametrize("most", [14, 1000])
+@pytest.mark.parametrize("shift_us", [1, -1, 3, 200])
+def test_times_that_torch_converts_anew_at_each_look_repeat_and_lose_nothing(
+    shift_us, most, recorded
+):
+    job = recorded()
+    errors = itertools.cycle([0, shift_us, 2 * shift_us])
+    job.torch.clock_error_us = lambda: next(errors)
+    job.record("all", max_entries=most)
+    job.source.begin_window()
+    seen = []
+    for number in range(1, 30):
+        job.torch.free(job.torch.alloc(number * 1024))
+        job.torch.free(job.torch.alloc(1024))
+        seen += job.sizes()
+    assert seen == [size for number in range(1, 30) for size in (number * 1024, 1024)]
+    assert not job.source.is_over()
