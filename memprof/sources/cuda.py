@@ -21,11 +21,12 @@ from memprof.snapshot import traces_from_snapshot
 from memprof.sources.boundaries import Boundaries
 from memprof.sources.cudadevices import COUNTING, NATIVE, backend, used, uuid_of
 from memprof.sources.marks import MarkKeeper
-from memprof.sources.ooms import Exhausted, OomWatch, segments_now
+from memprof.sources.ooms import Exhausted, OomWatch
 from memprof.sources.places import PlaceOf, place_of
 from memprof.sources.protocol import Chunk, Counters, Interner
 from memprof.sources.recorder import Owner, Recorder, operations_of
 from memprof.sources.remapped import Remapped, with_stacks_of
+from memprof.sources.segments import segments_now
 from memprof.trace import NOT_RECORDED, State, Trace
 
 __all__ = ["CudaSource"]
@@ -190,7 +191,13 @@ class CudaSource:
 
     def _watch_ooms(self) -> None:
         if self._ooms is None and self.on_oom is not None:
-            self._ooms = OomWatch(self._torch, self._boundaries, self.on_oom, self.place)
+            self._ooms = OomWatch(
+                self._torch,
+                self._boundaries,
+                self.on_oom,
+                self.place,
+                self._recorder.can_see_blocks,
+            )
             why_not = self._ooms.open()
             if why_not:
                 self._say(why_not)
@@ -298,7 +305,7 @@ class CudaSource:
                 if trace.device in states and trace.end is not None:
                     states[trace.device] = Remapped(self._interner, trace.tables).state(trace.end)
         blocks = sum(len(state.blocks) for state in states.values())
-        self._recorder.took(_clock_us() - began_us, blocks)
+        self._recorder.saw_blocks(_clock_us() - began_us, blocks)
         return states
 
     def _passing(self, time_us: int) -> None:

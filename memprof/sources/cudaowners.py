@@ -68,10 +68,15 @@ class OwnedCudaSource(CudaSource):
         return self._recorder.owner is not Owner.NOBODY
 
     def living(self, device: str) -> Iterable[LiveBlock]:
-        """The blocks in use on a device at this moment; plain values, they hold nothing."""
+        """The blocks in use on a device at this moment; plain values, they hold nothing.
+
+        None, with a note, where a look at them would hold the job up for too long.
+        """
         if self._in_window:
             self._settle()
-        elif self._can_record():
+        elif not self._can_record() or not self._recorder.can_see_blocks():
+            return ()
+        else:
             if self._torch._C._cuda_isHistoryEnabled():
                 self._live.forget()  # the program's recording gives new blocks stacks, too
             self._live.refresh(self._start_states())

@@ -15,7 +15,11 @@ from typing import Any
 __all__ = ["HistoryCalls"]
 
 _LOG = logging.getLogger("memprof")
-_NAMES = ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
+_RECORD_HOST = {"_cuda_record_memory_history": 8, "_cuda_record_memory_history_legacy": 9}
+"""torch's functions, and where among their arguments ``record_pinned_host_memory`` stands.
+
+``record_cuda`` comes next to it; both came with 2.14.
+"""
 
 
 class HistoryCalls:
@@ -24,23 +28,26 @@ class HistoryCalls:
     def __init__(
         self, torch: Any, before: Callable[[bool], None], after: Callable[[bool], None]
     ) -> None:
-        """Both are told whether the call turns the recorder on; what they raise is logged only."""
+        """Both are told whether the call turns CUDA's on; what they raise is logged only."""
         self._c = torch._C
         self._before, self._after = before, after
         self._own: int | None = None
+        self.records_host = False
+        """Whether the last call that was heard turned on the recording of pinned host memory."""
         self._replaced: dict[str, tuple[Any, Any]] = {}
 
     def open(self) -> None:
         """Listen from now on; safe to call twice."""
-        for name in _NAMES:
+        for name, at in _RECORD_HOST.items():
             real = getattr(self._c, name, None)
             if real is not None and name not in self._replaced:
-                told = self._told(real)
+                told = self._told(real, at)
                 self._replaced[name] = (real, told)
                 setattr(self._c, name, told)
 
     def close(self) -> None:
         """Put torch's functions back; where somebody else replaced them since, theirs stay."""
+        self.records_host = False
         replaced, self._replaced = self._replaced, {}
         for name, (real, told) in replaced.items():
             if getattr(self._c, name, None) is told:
@@ -55,12 +62,16 @@ class HistoryCalls:
         finally:
             self._own = before
 
-    def _told(self, real: Any) -> Callable[..., Any]:
+    def _told(self, real: Any, at: int) -> Callable[..., Any]:
         def record(*args: Any, **kwargs: Any) -> Any:
             if not self._replaced or self._own == threading.get_ident():
                 return real(*args, **kwargs)
-            turns_on = bool(args[0] if args else kwargs.get("enabled"))
+            is_on = bool(args[0] if args else kwargs.get("enabled"))
+            host = args[at] if len(args) > at else kwargs.get("record_pinned_host_memory", False)
+            cuda = args[at + 1] if len(args) > at + 1 else kwargs.get("record_cuda", True)
+            turns_on = is_on and bool(cuda)
             self._guarded(self._before, turns_on)
+            self.records_host = is_on and bool(host)
             try:
                 return real(*args, **kwargs)
             finally:

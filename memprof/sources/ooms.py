@@ -6,7 +6,6 @@ for host memory, the exception itself is read when it leaves the block. Records 
 
 from __future__ import annotations
 
-import inspect
 import logging
 import re
 import sys
@@ -20,14 +19,14 @@ from typing import Any, TypeAlias
 
 from memprof.snapshot import traces_from_snapshot
 from memprof.sources.boundaries import Boundaries
-from memprof.sources.frugal import compiler_left_out
 from memprof.sources.owners import Differentiated, owned, parts
 from memprof.sources.places import PlaceOf, place_of
+from memprof.sources.segments import segments_now
 from memprof.sources.unread import plain_attributes
 from memprof.trace import Category, Trace
 from memprof.units import parse_bytes
 
-__all__ = ["REST", "Exhausted", "OomWatch", "from_exception", "segments_now"]
+__all__ = ["REST", "Exhausted", "OomWatch", "from_exception"]
 
 _LOG = logging.getLogger("memprof")
 
@@ -81,9 +80,14 @@ class OomWatch:
         boundaries: Boundaries,
         told: Callable[[Exhausted], None],
         place: PlaceOf = place_of,
+        sees_blocks: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``told`` is called on the thread whose request failed; ``place``: where a tensor lies."""
+        """``told`` is called on the thread whose request failed.
+
+        ``place`` says where a tensor lies, ``sees_blocks`` whether a look at them is short.
+        """
         self._place = place
+        self._sees_blocks = sees_blocks
         self._torch = torch
         self._boundaries = boundaries
         self._told = told
@@ -151,6 +155,8 @@ class OomWatch:
 
     def _blocks(self, what: Exhausted, ordinal: int) -> dict[str, object]:
         """The largest free block; into ``what`` the blocks, and what each known stack holds."""
+        if not self._sees_blocks():
+            return {"unread": "the program's own memory history is too long to look at the blocks"}
         mine = [s for s in segments_now(self._torch) if s["device"] == ordinal]
         blocks = [block for segment in mine for block in segment["blocks"]]
         free = [b["size"] for b in blocks if b["state"] == "inactive"]
@@ -227,18 +233,6 @@ def _frames_above(frame: Any) -> Frames:
             found.append((code.co_name, code.co_filename, frame.f_lineno))
         frame = frame.f_back
     return tuple(found)
-
-
-def segments_now(torch: Any) -> list[Any]:
-    """What every device holds, without the recorder's entries where this torch can leave them out.
-
-    (``include_traces`` came with 2.11; before, a long history makes this slow.)
-    """
-    snapshot = torch.cuda.memory_snapshot
-    with compiler_left_out(torch):
-        if "include_traces" in inspect.signature(snapshot).parameters:
-            return list(snapshot(include_traces=False))
-        return list(snapshot())
 
 
 def from_exception(error: BaseException | None) -> Exhausted | None:

@@ -19,6 +19,7 @@ from memprof.sources.frugal import compiler_left_out
 from memprof.sources.historycalls import HistoryCalls
 from memprof.sources.pace import LONGEST_US, Pace
 from memprof.sources.rings import Entry, Seen, new_entries, operations_in
+from memprof.sources.segments import leaves_out_traces, records_pinned
 from memprof.units import format_duration
 
 __all__ = ["Owner", "Recorder", "operations_of"]
@@ -30,6 +31,10 @@ _THEIR_ROW_US = 30.0
 _LEAST_ENTRIES = 1000
 """A window of fewer would hold less than a step of most programs."""
 _SHARED = "the program records memory history itself: it goes on undisturbed, and is shared"
+_HOST = (
+    "the program records its pinned host memory, and torch has one switch for that and for CUDA's "
+    "memory: counters only"
+)
 _FIRST_GAP_US, _LONGEST_GAP_US = 10_000_000.0, 3_600_000_000.0
 """Time after which it is tried again what would have taken too long; it doubles each time."""
 _MOST_OVERFLOWS = 3
@@ -173,13 +178,34 @@ class Recorder:
             self._afresh()
         return {**snapshot, "device_traces": traces}
 
-    def took(self, took_us: float, rows: int | None = None) -> None:
-        """What a look took, all that was done with it included; by default the last one here."""
-        if self.owner is Owner.NOBODY:
+    def can_see_blocks(self) -> bool:
+        """Whether a look at the blocks alone holds the job up for no longer than allowed.
+
+        Why not is said. It is the program's own history that some versions bring along.
+        """
+        return not self._sees_their_history() or self._is_affordable()
+
+    def saw_blocks(self, took_us: float, blocks: int) -> None:
+        """What a look at the blocks alone took."""
+        if self._sees_their_history():
+            self._measured(Owner.PROGRAM, self._their_rows(), took_us)
+        else:
+            self._measured(self.owner, blocks, took_us)
+
+    def took(self, took_us: float) -> None:
+        """What the last look took, all that was done with it included."""
+        self._measured(self.owner, self._rows, took_us)
+
+    def _sees_their_history(self) -> bool:
+        is_theirs = self.owner is not Owner.MEMPROF and self._is_on()
+        return is_theirs and not leaves_out_traces(self._torch)
+
+    def _measured(self, owner: Owner, rows: int, took_us: float) -> None:
+        if owner is Owner.NOBODY:
             return
-        pace = self._paces[self.owner]
-        pace.measured(self._rows if rows is None else rows, took_us)
-        if self.owner is Owner.MEMPROF:
+        pace = self._paces[owner]
+        pace.measured(rows, took_us)
+        if owner is Owner.MEMPROF:
             self._room = min(self._room, pace.room() - self._blocks())
             self.is_over = self.is_over or self._room < _LEAST_ENTRIES
         elif took_us > LONGEST_US:
@@ -253,6 +279,9 @@ class Recorder:
             return
         if not (self._is_affordable() if is_on else self._has_room()):
             self._refuse(self._paces[owner])
+            return
+        if not is_on and (self._calls.records_host or records_pinned(self._torch)):
+            self._say(_HOST)
             return
         if not is_on:
             self._record("all")

@@ -75,6 +75,8 @@ class TorchStandIn(Devices):
         self._since = SNAPSHOT_VERSIONS.index(version)
         self._version, self._backend = version, backend
         self._initialized = initialized
+        self._records_host = False
+        self._pinned: list[dict[str, Any]] = []
         self._queued: list[Any] = []
         self.version = SimpleNamespace(hip=hip, cuda=None if hip else "12.8")
         self.clock_error_us: Callable[[], int] = lambda: 0
@@ -92,6 +94,11 @@ class TorchStandIn(Devices):
         for call, _ in list(self.cuda._queued_calls):
             call()
         self.cuda._queued_calls.clear()
+
+    def pin(self, size: int) -> None:
+        """The program takes pinned host memory, which 2.14 and later can record."""
+        if self._records_host:
+            self._pinned.append({"action": "alloc", "addr": 1 << 40, "size": size, "stream": 0})
 
     # -- torch.cuda ----------------------------------------------------------------------------
 
@@ -212,19 +219,22 @@ class TorchStandIn(Devices):
         compile_context: bool = False,
         global_record_annotations: bool = False,
         skip_actions: list[str] | None = None,
-        record_pinned_host_memory: bool = False,  # noqa: ARG002
+        record_pinned_host_memory: bool = False,
         record_cuda: bool = True,
     ) -> None:
         """What a program calls; it goes through torch's C function, as all of torch does."""
         if isinstance(enabled, bool):
             self._C._cuda_record_memory_history_legacy(enabled)
             return
-        enabled = enabled if record_cuda else None
-        newer = (clear_history, compile_context, global_record_annotations, skip_actions or [])
-        known = newer[: 4 if self._since >= 11 else 3 if self._since >= 8 else 0]
+        newer = (
+            *(clear_history, compile_context, global_record_annotations, skip_actions or []),
+            *(record_pinned_host_memory, record_cuda),
+        )
+        since = self._since
+        known = newer[: 6 if since >= 14 else 4 if since >= 11 else 3 if since >= 8 else 0]
         self._C._cuda_record_memory_history(enabled, context, stacks, max_entries, *known)
 
-    def _record(
+    def _record(  # noqa: PLR0917 - torch's own order
         self,
         enabled: str | None,
         context: str | None,
@@ -234,6 +244,8 @@ class TorchStandIn(Devices):
         compile_context: bool = False,  # noqa: ARG002
         global_record_annotations: bool = False,  # noqa: ARG002
         skip_actions: Sequence[str] = (),
+        record_pinned_host_memory: bool = False,
+        record_cuda: bool = True,
     ) -> None:
         self.calls["record_memory_history"] += 1
         self._only_native("recordHistory")
@@ -241,6 +253,10 @@ class TorchStandIn(Devices):
             raise RuntimeError("expected stacks to be 'python', or 'all'")
         if 5 <= self._since <= 7:  # torch adds a hook on annotations and never takes it away
             self.calls["hooks_left"] += 1
+        self._records_host = enabled is not None and record_pinned_host_memory
+        if not self._records_host:  # any other call stops what is recorded there
+            self._pinned.clear()
+        enabled = enabled if record_cuda else None
         if enabled is None or clear_history:
             for held in self._devices:
                 held.ring.clear()
@@ -260,7 +276,8 @@ class TorchStandIn(Devices):
         rings = [held.ring.entries() for held in self._devices]
         traces = [self._trace(i, ring, shift_us) for i, ring in enumerate(rings)]
         self.write_looks()
-        return snapshot(*traces, torch=self._version)
+        found = snapshot(*traces, torch=self._version)
+        return found | {"host_traces": list(self._pinned)} if self._since >= 14 else found
 
     def _segments(self, mempool_id: Any = None, include_traces: bool = True) -> list[Any]:  # noqa: ARG002
         self.calls["memory_snapshot"] += 1
