@@ -74,7 +74,7 @@ class TorchStandIn(Devices):
         self.OutOfMemoryError = StandInOutOfMemoryError
         self._since = SNAPSHOT_VERSIONS.index(version)
         self._version, self._backend = version, backend
-        self._initialized = initialized
+        self._initialized, self._initializing = initialized, False
         self._records_host = False
         self._pinned: list[dict[str, Any]] = []
         self._queued: list[Any] = []
@@ -89,11 +89,14 @@ class TorchStandIn(Devices):
         self._C = self._private()
 
     def initialize(self) -> None:
-        """CUDA is used for the first time: torch runs what was queued for it."""
-        self._initialized = True
-        for call, _ in list(self.cuda._queued_calls):
+        """CUDA is used for the first time: torch runs what was queued, and keeps it in its list.
+
+        Only then does it say that it is initialised; what is asked for meanwhile is run at once.
+        """
+        self._initializing = True
+        for call, _ in self.cuda._queued_calls:
             call()
-        self.cuda._queued_calls.clear()
+        self._initializing, self._initialized = False, True
 
     def pin(self, size: int) -> None:
         """The program takes pinned host memory, which 2.14 and later can record."""
@@ -119,11 +122,12 @@ class TorchStandIn(Devices):
             set_per_process_memory_fraction=self.limit,
             current_device=lambda: getattr(self._thread, "device", 0),
             set_device=self._set_device,
+            reset_peak_memory_stats=self._reset_peaks,
             _queued_calls=self._queued,
             _lazy_call=self._lazy_call,
             OutOfMemoryError=StandInOutOfMemoryError,
         )
-        for name in ("synchronize", "empty_cache", "reset_peak_memory_stats", "init"):
+        for name in ("synchronize", "empty_cache", "init"):
             setattr(cuda, name, lambda *_, name=name: self.calls.update([name]))
         if self._since >= 6:
             cuda.get_per_process_memory_fraction = lambda i=0: self._devices[i].fraction
@@ -158,7 +162,7 @@ class TorchStandIn(Devices):
         return call
 
     def _lazy_call(self, call: Callable[[], None]) -> None:
-        if self._initialized:
+        if self._initialized or self._initializing:
             call()
         else:
             self._queued.append((call, []))
@@ -194,6 +198,11 @@ class TorchStandIn(Devices):
             "num_alloc_retries": model.retries,
             "num_ooms": model.ooms,
         }
+
+    def _reset_peaks(self, ordinal: int = 0) -> None:
+        self.calls["reset_peak_memory_stats"] += 1
+        model = self._devices[ordinal].model
+        model.peak_allocated, model.peak_reserved = model.allocated, model.reserved
 
     def _attach(self, observer: Callable[[int, int, int, int], None]) -> None:
         self.calls["attach_oom_observer"] += 1

@@ -164,14 +164,23 @@ def test_hooks_that_torch_leaves_at_every_start_are_few(version, sources, monkey
     assert torch.calls["hooks_left"] == 2 * 3
 
 
+def _peaks(torch: TorchStandIn) -> tuple[int, int]:
+    stats = torch.cuda.memory_stats_as_nested_dict(0)
+    return stats["allocated_bytes"]["all"]["peak"], stats["reserved_bytes"]["all"]["peak"]
+
+
 def test_the_peaks_of_the_program_are_read_and_never_reset(sources):
     torch = TorchStandIn()
     source, _ = source_on(torch, sources)
     torch.free(torch.alloc(64 * MIB))
     for _ in range(3):
         source.counters()
-    peak = torch.cuda.memory_stats_as_nested_dict(0)["allocated_bytes"]["all"]["peak"]
-    assert peak == 64 * MIB
+    source.begin_window()
+    source.drain()
+    source.end_window()
+    assert _peaks(torch) == (64 * MIB, 64 * MIB)
+    torch.cuda.reset_peak_memory_stats()  # by the program: its peaks begin anew, as on a GPU
+    assert _peaks(torch) == (0, 64 * MIB)
 
 
 def test_every_device_and_stream_that_is_used_is_in_the_window(sources):
@@ -245,6 +254,20 @@ def test_an_allocator_without_counters_leaves_the_devices_to_the_driver(
     assert [(d.device, d.backend) for d in source.devices()] == [("cuda:1", backend)]
     assert f"allocator '{backend}': the driver's figures only" in " ".join(source.notes())
     assert torch.calls["record_memory_history"] == 0
+
+
+def test_a_closed_source_is_not_called_when_cuda_is_initialised_again_or_late(sources):
+    torch = TorchStandIn(initialized=False)
+    source, _ = source_on(torch, sources)
+    seen = []
+    torch.cuda._lazy_call(lambda: seen.append(torch.cuda.is_initialized()))
+    source.begin_window()
+    torch.initialize()
+    assert seen == [False]  # as in torch: what was queued runs first
+    assert torch.calls["record_memory_history"] == 1
+    assert len(torch.cuda._queued_calls) == 2  # and stays in its list
+    source.close()
+    assert len(torch.cuda._queued_calls) == 1
 
 
 def test_cuda_that_is_initialised_later_is_recorded_from_its_first_byte(sources):
