@@ -156,9 +156,10 @@ def _held(failure: Failure) -> Iterator[str]:
     if failure.pending > 0:
         yield f"  freed, but waiting for another stream {format_bytes(failure.pending)}"
     if failure.unused >= 0:
-        largest = failure.largest_free
+        largest, apart = failure.largest_free, failure.apart
         block = f", largest block {format_bytes(largest)}" if largest >= 0 else ""
-        yield f"  cached and free {format_bytes(failure.unused)}{block}"
+        beside = f", of other streams or pools {format_bytes(apart)}" if apart > 0 else ""
+        yield f"  cached and free {format_bytes(failure.unused)}{block}{beside}"
     yield from _held_elsewhere(failure)
 
 
@@ -281,7 +282,7 @@ def _asked_figures(told: PostMortem) -> dict[str, Any]:
 
 
 def _held_figures(failure: Failure) -> dict[str, Any]:
-    names = "allocated reserved pending unused largest_free limit outside others process_used"
+    names = "allocated reserved pending unused largest_free apart limit outside others process_used"
     held: dict[str, Any] = {
         f"{name}_bytes": _or_none(getattr(failure, name)) for name in names.split()
     }

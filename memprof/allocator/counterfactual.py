@@ -111,8 +111,8 @@ def play(
     Args:
         program: what happened.
         settings: those of the recording where left out.
-        capacity: bytes that the card has for this process; what the recording's refusals tell
-            where left out, else no limit.
+        capacity: bytes that the card has for this process, under the fraction that the recording's
+            settings name; what the recording's refusals tell where left out, else no limit.
         changes: what the program would have done otherwise.
         afresh: lay out anew what was live at the start, without the cache that it came with;
             always so where these settings or this card could not have led to the recorded start.
@@ -159,9 +159,16 @@ class _Player:
             )
 
     def _new_allocator(self) -> CachingAllocator:
+        driver = Driver(self.capacity)
         return CachingAllocator(
-            self.settings, tie_break=self.program.tie_break, driver=Driver(self.capacity)
+            self.settings, tie_break=self.program.tie_break, driver=driver, device_total=self._card
         )
+
+    @property
+    def _card(self) -> int:
+        """The device that a fraction is a share of: the capacity is the recorded share of it."""
+        share = self.program.settings.memory_fraction or 1.0
+        return self.capacity if share == 1.0 else int(self.capacity / share) + 2  # never below it
 
     def _started(self, afresh: bool) -> CachingAllocator:
         """The allocator as it would have been when the trace began."""

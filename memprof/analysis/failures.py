@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from memprof.allocator import segment_map
+from memprof.allocator.rounding import SMALL_SIZE
 from memprof.analysis.examination import Examination, WindowExamination
 from memprof.analysis.likeness import Likeness, examined, likeness
 from memprof.analysis.oomfacts import (
@@ -37,6 +38,7 @@ from memprof.trace import (
     BlockState,
     Frame,
     Label,
+    SegmentKind,
     State,
     Trace,
 )
@@ -70,6 +72,9 @@ class Failure:
     pending: int = NOT_RECORDED
     """Freed, but waiting for another stream."""
     largest_free: int = NOT_RECORDED
+    """Unused and in one piece, of the request's own stream and pool where those are known."""
+    apart: int = NOT_RECORDED
+    """Unused, but in segments of other streams or pools, which the request could not have."""
     free: int = NOT_RECORDED
     """Of the device, as the driver said."""
     total: int = NOT_RECORDED
@@ -102,9 +107,14 @@ class Failure:
         if min(self.reserved, self.free) < 0:
             return NOT_RECORDED
         most = self.reserved + self.free
+        return min(most, self.allowed) if self.allowed >= 0 else most
+
+    @property
+    def allowed(self) -> int:
+        """The most that the program itself lets torch hold; `NOT_RECORDED` where it set none."""
         if self.fraction < 1 and self.total > 0:
-            return min(most, int(self.fraction * self.total))
-        return most
+            return int(self.fraction * self.total)
+        return NOT_RECORDED
 
     @property
     def outside(self) -> int:
@@ -186,7 +196,7 @@ def _of_device(run: Run, device: DeviceRun, known: Sequence[WindowExamination]) 
         assert finding is not None  # one of the two there is
         return _of_finding(run, device, look, finding, times)
     failure = _of_event(run, device, look, *last, times)
-    return failure if finding is None else _joined(failure, finding)
+    return _joined(failure, finding) if finding is not None else failure
 
 
 def _marks(device: DeviceRun) -> Iterator[tuple[int, int]]:
@@ -214,6 +224,7 @@ def _of_event(
     seen = examined(told_by(alike, seen.trace, event)) if alike is not None else seen
     trace, line = seen.trace, seen.line
     events, held = trace.events, segment_map(trace, event)
+    largest, apart = _free_for(held, trace, event)
     at_us = int(events.time_us[event])
     label = trace.label(int(events.label[event]))
     steps = step_of_event(trace)
@@ -232,7 +243,8 @@ def _of_event(
         allocated=int(line.allocated[event]),
         reserved=int(line.reserved[event]),
         pending=_bytes(held, BlockState.ACTIVE_PENDING_FREE),
-        largest_free=_largest_free(held),
+        largest_free=largest,
+        apart=apart,
         free=int(events.address[event]),
         total=device.info.total_bytes or NOT_RECORDED,
         process_used=_reading(run, device.device, "process_used", at_us),
@@ -256,7 +268,26 @@ def _bytes(state: State, wanted: BlockState) -> int:
 
 def _largest_free(state: State) -> int:
     free = state.blocks.size[state.blocks.state == BlockState.INACTIVE]
-    return int(free.max()) if len(free) else 0
+    return int(free.max(initial=0))
+
+
+def _free_for(state: State, trace: Trace, event: int) -> tuple[int, int]:
+    """The largest free block that a request could have had, and the bytes of all others.
+
+    A block serves requests of its segment's stream, pool and size class alone; a pool that the
+    recorder did not tell may be any.
+    """
+    blocks, segments, events = state.blocks, state.segments, trace.events
+    rows = np.flatnonzero((blocks.state == BlockState.INACTIVE) & (blocks.segment >= 0))
+    segment, pool = blocks.segment[rows], int(events.pool[event])
+    kind = SegmentKind.SMALL if events.size[event] <= SMALL_SIZE else SegmentKind.LARGE
+    own = (segments.stream[segment] == events.stream[event]) & np.isin(
+        segments.kind[segment], (kind, SegmentKind.UNKNOWN)
+    )
+    if pool >= 0:
+        own &= segments.pool[segment] == pool
+    size = blocks.size[rows]
+    return int(size[own].max(initial=0)), int(size[~own].sum())
 
 
 def _reading(run: Run, device: str, name: str, at_us: int) -> int:
@@ -328,7 +359,9 @@ def _seen_then(
 
 
 def _joined(failure: Failure, finding: Finding) -> Failure:
-    """The event's figures, with what only the job could see then."""
+    """The event's figures, with what only the job could see then; not those of another time."""
+    if abs(finding.time_us - failure.time_us) > _SAME_MOMENT_US:
+        return failure
     facts = finding.details
     total = first_known(integer(facts, "device_total"), failure.total)
     return replace(

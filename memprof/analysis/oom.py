@@ -45,7 +45,7 @@ class Cause(str, enum.Enum):
     LEAK = "leak"
     """What steps long over left behind would have been enough."""
     FRAGMENTATION = "fragmentation"
-    """Enough bytes were unused, but in no piece that was large enough."""
+    """Enough bytes were unused, but in no piece that was large enough and the request's to have."""
     PEAK = "peak"
     """The step itself needs more than there is."""
     OTHERS = "others"
@@ -183,14 +183,18 @@ def _weights(failure: Failure, trend: Growth | None) -> Iterator[Weight]:
         unused, asked = format_bytes(room), format_bytes(failure.requested)
         why = f"{unused} were unused or free when {asked} were asked"
         if enough:
-            why += f": enough, but in no piece of that size (largest {_largest(failure)})"
+            why += f": enough, but {_in_pieces(failure)}"
         yield Weight(Cause.FRAGMENTATION, failure.unused, enough, why)
     yield from _leak_weights(failure, trend, shortage)
     yield from _foreign_weights(failure, shortage)
 
 
-def _largest(failure: Failure) -> str:
-    return format_bytes(max(failure.largest_free, failure.free, 0))
+def _in_pieces(failure: Failure) -> str:
+    largest = max(failure.largest_free, failure.free, 0)
+    piece = "of that size" if largest < failure.requested else "that such a request is given"
+    apart = f"; {format_bytes(failure.apart)} of it belong to other streams or pools"
+    told = f"in no piece {piece} (largest {format_bytes(largest)})"
+    return told + apart * (failure.apart > 0)
 
 
 def _leak_weights(failure: Failure, trend: Growth | None, shortage: int) -> Iterator[Weight]:
@@ -231,7 +235,7 @@ def _foreign_weights(failure: Failure, shortage: int) -> Iterator[Weight]:
         yield Weight(
             Cause.OTHERS,
             foreign,
-            0 < shortage <= foreign,
+            0 < shortage <= _gained(failure, foreign),
             f"{format_bytes(failure.outside)} of the device were held outside torch, {whose}",
         )
     barred = failure.reserved + failure.free - failure.limit if failure.limit >= 0 else 0
@@ -243,6 +247,12 @@ def _foreign_weights(failure: Failure, shortage: int) -> Iterator[Weight]:
             f"set_per_process_memory_fraction({failure.fraction:g}) kept "
             f"{format_bytes(barred)} of free memory from torch",
         )
+
+
+def _gained(failure: Failure, foreign: int) -> int:
+    """What torch could have had more, had others not held ``foreign`` bytes."""
+    most = failure.reserved + failure.free + foreign
+    return (min(most, failure.allowed) if failure.allowed >= 0 else most) - failure.limit
 
 
 def _names(failure: Failure) -> str:

@@ -223,9 +223,10 @@ def _early_tries(ground: Ground, program: Program, limit: int) -> Iterator[_Try]
 def _room_tries(failure: Failure, program: Program, limit: int) -> Iterator[_Try]:
     """The same program with the memory that others held, or that a fraction kept from it."""
     other = failure.others if failure.others >= 0 else failure.outside - _CONTEXT
-    if failure.outside >= 0 and other > 0:
+    room = min(limit + other, failure.allowed) if failure.allowed >= 0 else limit + other
+    if failure.outside >= 0 and room > limit:
         text = f"without the {format_bytes(other)} that others held on the device"
-        yield _Try("others", text, limit + other, program.settings)
+        yield _Try("others", text, room, program.settings)
     if failure.fraction < 1 and failure.limit < failure.reserved + failure.free:
         room = failure.reserved + failure.free
         text = f"without set_per_process_memory_fraction({failure.fraction:g})"
@@ -300,15 +301,19 @@ def _measured(slope: BatchSlope) -> str:
 def _card(failure: Failure, program: Program) -> Rescue:
     least = fitted([program], [Job(0, program.settings)], 1)[0].bytes
     beside = failure.outside if failure.outside >= 0 else OUTSIDE_TORCH
-    card = next((c for c in CARDS if c >= least + beside), 0)
+    share = failure.fraction if 0 < failure.fraction < 1 else 1.0
+    left = {c: min(c - beside, int(share * c)) for c in CARDS}
+    card = next((c for c in CARDS if left[c] >= least), 0)
+    room = left.get(card, least)
     outcome = play(program, capacity=least) if least < NO_LIMIT else program.recorded
     name = f"a card of {format_bytes(card)}" if card else "a larger card than any common one"
+    name += f", of which torch may hold {share:g}" if share < 1 else ""
     return Rescue(
         kind="card",
         change=f"{name}: torch needs {format_bytes(least)} to get past this request",
         fits=outcome.fits,
-        limit=max(card - beside, least),
+        limit=room,
         peak_allocated=outcome.peak_allocated,
         peak_reserved=outcome.peak_reserved,
-        spare=max(card - beside - least, 0),
+        spare=room - least,
     )
