@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from memprof.advice.case import Case, Proposal
+from memprof.advice.flow import flow_from
 from memprof.advice.origin import takes_no_gradient, trains_besides
 from memprof.advice.patch import before, diff, without_keyword, wrapped
 from memprof.advice.safety import goes_backward, is_object, serves_training, survives_call
@@ -23,7 +24,7 @@ from memprof.units import format_bytes
 
 __all__ = ["piled_up", "rules", "under_no_grad"]
 
-_STEPPING = ("backward", "grad", "step")
+_STEPPING = ("backward", "grad", "step", "enable_grad", "set_grad_enabled")
 
 
 def rules(case: Case) -> Iterator[Proposal]:
@@ -203,7 +204,8 @@ def under_no_grad(case: Case) -> str:
         if "torch" not in {a.asname or a.name for n in program.tree.body
                            if isinstance(n, ast.Import) for a in n.names}:  # fmt: skip
             continue
-        if serves_training(case, place):
+        learned = flow_from([*dict.fromkeys([program, *case.everywhere])], function.name).learned
+        if learned or serves_training(case, place):
             return ""
         line = min([function.lineno, *(d.lineno for d in function.decorator_list)])
         return diff(program, before(program, line, "@torch.no_grad()"))

@@ -16,9 +16,9 @@ from memprof.records import Holder
 from memprof.run import Run
 from memprof.trace import Frame, Phase, Trace
 
-__all__ = ["NO_FIGURE", "Case", "Proposal", "says"]
+__all__ = ["NO_FIGURE", "THROUGH_GRAPH", "Case", "Proposal", "says"]
 
-_THROUGH_GRAPH = frozenset(("autograd_node", "saved_tensor", "ctx_attribute"))
+THROUGH_GRAPH = frozenset(("autograd_node", "saved_tensor", "ctx_attribute"))
 _MODEL = frozenset(("parameter", "gradient", "optimizer state", "buffer"))
 _IN_MODEL = frozenset(("module_attribute", "parameter", "buffer", "grad", "optimizer_state"))
 _MOST_FILES = 64
@@ -101,7 +101,7 @@ class Case:
             return False
         if facts.get("in_graph") or float(facts.get("activation_share", 0)) > _MOSTLY:
             return True
-        return bool(self.links & _THROUGH_GRAPH) or self.found.category == "activation"
+        return bool(self.links & THROUGH_GRAPH) or self.found.category == "activation"
 
     @property
     def _is_cut_off(self) -> bool:
@@ -120,7 +120,7 @@ class Case:
     @property
     def direct(self) -> bool:
         """Whether what is held is the tensor itself, and not a graph that saved it."""
-        return bool(self.found.holders) and not self.links & _THROUGH_GRAPH
+        return bool(self.found.holders) and not self.links & THROUGH_GRAPH
 
     @property
     def of_model(self) -> bool:
@@ -203,7 +203,11 @@ class Case:
         """The statement of a holder's line."""
         if holder is None:
             return None
-        return self.place_at(holder.filename, holder.line, holder.code)
+        place = self.place_at(holder.filename, holder.line, holder.code)
+        if place is None or ";" not in place.program.code(holder.line):
+            return place
+        names = {link.name for link in holder.links}
+        return next(_named(place.program, holder.line, names), place)
 
     def link_place(self, *kinds: str) -> Place | None:
         """The statement of the first link of such a kind that has a line."""
@@ -244,3 +248,14 @@ def says(holder: Holder | None) -> str:
     if len(clauses) <= 2:
         return holder.description
     return f"{clauses[0]}{_CLAUSE}…{_CLAUSE}{clauses[-1]}"
+
+
+def _named(program: Program, line: int, names: set[str]) -> Iterator[Place]:
+    """The statements on a line that mention one of those names."""
+    for node in ast.walk(program.tree):
+        if not isinstance(node, ast.stmt) or hasattr(node, "body") or node.lineno != line:
+            continue
+        read = {getattr(one, "id", None) or getattr(one, "attr", None) for one in ast.walk(node)}
+        place = program.place(node) if names & read else None
+        if place is not None:
+            yield place

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from memprof.advice.callers import handed_over
-from memprof.advice.case import Case, Proposal, says
+from memprof.advice.case import NO_FIGURE, Case, Proposal, says
 from memprof.advice.patch import after, before, diff, replaced
 from memprof.advice.source import (
     Growing,
@@ -314,7 +314,11 @@ def _attribute(case: Case) -> Iterator[Proposal]:
         if not case.direct:
             certainty = 0.3  # the graph is what is too much, not the name
         yield Proposal(
-            "del_ref", certainty, f"Let go of {name} when it is done with: {says(holder)}.", place
+            "del_ref",
+            certainty,
+            f"Let go of {name} when it is done with: {says(holder)}.",
+            place,
+            saving=None if case.direct else NO_FIGURE,
         )
         return
     if case.found.site.filename:

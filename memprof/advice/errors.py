@@ -59,7 +59,7 @@ def _kept(case: Case) -> Iterator[Proposal]:
         0.9,
         f"A kept exception holds the local variables of every frame it went through{what}.",
         place,
-        patch=_text_patch(found),
+        patch=_text_patch(case, found),
     )
 
 
@@ -72,14 +72,17 @@ def _storing(case: Case) -> Place | None:
     return None
 
 
-def _text_patch(place: Place | None) -> str:
+def _text_patch(case: Case, place: Place | None) -> str:
     """``failure = exc`` becomes ``failure = str(exc)``."""
     if place is None:
         return ""
     grown = growing(place)
     value = grown.values[-1] if grown is not None else getattr(place.statement, "value", None)
     names = [ast.unparse(target) for target in bound_names(place.statement)]
-    if not isinstance(value, ast.Name) or any(is_raised(place, name) for name in names):
+    names += [grown.container] if grown is not None else []
+    if not isinstance(value, ast.Name) or not names:
+        return ""
+    if any(is_raised(place, name, case.everywhere) for name in names):
         return ""
     return diff(place.program, replaced(value, f"str({value.id})"))
 

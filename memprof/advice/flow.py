@@ -15,13 +15,14 @@ from memprof.analysis.program import (
     FUNCTIONS,
     Place,
     Program,
+    assigned,
     bound_names,
     called_name,
     calls_in,
     root_name,
 )
 
-__all__ = ["Flow", "flow_into", "flow_of"]
+__all__ = ["Flow", "flow_from", "flow_into", "flow_of"]
 
 _GROWING = frozenset(("append", "appendleft", "extend", "extendleft", "insert", "setdefault"))
 _GIVING = frozenset(("copy", "get", "items", "pop", "popitem", "popleft", "setdefault", "values"))
@@ -195,7 +196,7 @@ class Flow:
 
     def _pass_on(self, node: ast.AST, scopes: _Scopes) -> None:
         if isinstance(node, _BINDING):
-            for target, value in _pairs(node):
+            for target, value in assigned(node):
                 if self.carries(value, scopes):
                     self.give(target, scopes)
         elif isinstance(node, _LOOPING) and self.carries(node.iter, scopes):
@@ -292,6 +293,11 @@ def flow_of(programs: Sequence[Program], place: Place, text: str, *, through: bo
     return flow.follow()
 
 
+def flow_from(programs: Sequence[Program], function: str) -> Flow:
+    """Where what the functions of a name return goes, and what is computed from it."""
+    return Flow(programs, through=True, given={function}).follow()
+
+
 def flow_into(
     programs: Sequence[Program], place: Place, argument: ast.expr, *, through: bool
 ) -> Flow:
@@ -354,23 +360,6 @@ def _parts(node: ast.expr) -> Iterable[ast.expr]:
     if isinstance(node, ast.DictComp):
         return (node.key, node.value)
     return ()
-
-
-def _pairs(
-    node: ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr,
-) -> Iterator[tuple[ast.expr, ast.expr | None]]:
-    """Targets with what they are bound to, ``a, b = x, y`` one by one."""
-    if not isinstance(node, ast.Assign):
-        yield node.target, node.value
-        return
-    values = node.value.elts if isinstance(node.value, ast.Tuple) else []
-    for target in node.targets:
-        names = target.elts if isinstance(target, ast.Tuple) else []
-        if names and len(names) == len(values):
-            yield from zip(names, values, strict=True)
-        else:
-            inner = ast.Assign(targets=[target], value=node.value)
-            yield from ((one, node.value) for one in bound_names(inner))
 
 
 def _looped(iterated: ast.expr, target: ast.expr) -> list[ast.expr]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from itertools import pairwise
 
 from memprof.advice.backward import piled_up, under_no_grad
 from memprof.advice.callers import Handed, handed_over
-from memprof.advice.case import Case, Proposal
+from memprof.advice.case import THROUGH_GRAPH, Case, Proposal
+from memprof.advice.origin import is_fresh_tensor
 from memprof.advice.patch import diff, wrapped
 from memprof.advice.safety import (
     goes_backward,
     is_number,
+    is_object,
     makes_number,
     survives_call,
     used_as_tensor,
@@ -195,7 +198,19 @@ def _cut_off(case: Case, place: Place, value: ast.expr, name: str) -> str:
     nodes = [node for node in ast.walk(place.scope) if isinstance(node, ast.expr)]
     if any(_reads(node, name) and node.lineno > place.line for node in nodes):
         return ""
+    if is_object(place, value) or not _is_tensor_itself(case, name):
+        return ""
     return diff(place.program, *wrapped(value, ".detach()"))
+
+
+def _is_tensor_itself(case: Case, name: str) -> bool:
+    """Whether the chains go from a name straight into the graph, and through no other object."""
+    last = name.rpartition(".")[2]
+    for holder in case.found.holders:
+        for link, below in pairwise(holder.links):
+            if link.name == last and below.kind not in THROUGH_GRAPH | {"base", "grad"}:
+                return False
+    return True
 
 
 def _carried(case: Case) -> Iterator[Proposal]:
@@ -205,13 +220,15 @@ def _carried(case: Case) -> Iterator[Proposal]:
         return
     for place in near:
         for name, reads in _read_by_itself(place):
+            patch = _between_steps(case, place, name, reads)
             yield Proposal(
                 "detach",
                 0.9,
                 f"`{name}` is made from the `{name}` of the step before, whose graph it keeps, and "
-                f"that of all steps before it: hand over `{name}.detach()`.",
+                "that of all steps before it: hand over "
+                + (f"`{name}.detach()`." if patch else f"`{name}` detached."),
                 place,
-                patch=_between_steps(case, place, name, reads),
+                patch=patch,
             )
             return
 
@@ -231,9 +248,12 @@ def _read_by_itself(place: Place) -> Iterator[tuple[str, list[ast.expr]]]:
 
 
 def _between_steps(case: Case, place: Place, name: str, reads: list[ast.expr]) -> str:
-    """The patch; empty where it might cut within a step, or the name may be no tensor."""
+    """The patch; empty where it might cut within a step, or the name may be no tensor.
+
+    None at first, or the pair of states that an LSTM returns.
+    """
     within = place.loop is not None and not calls_in(place.loop, "backward")
-    if within or "item" in case.links or _may_be_none(place, name):
+    if within or "item" in case.links or not is_fresh_tensor(place, name, place.statement):
         return ""
     return diff(place.program, *(edit for node in reads for edit in wrapped(node, ".detach()")))
 
@@ -242,18 +262,6 @@ def _reads(node: ast.AST, name: str) -> bool:
     if not isinstance(node, (ast.Name, ast.Attribute)) or not isinstance(node.ctx, ast.Load):
         return False
     return ast.unparse(node) == name
-
-
-def _may_be_none(place: Place, name: str) -> bool:
-    """Whether the program sets a name or an attribute of that name to None somewhere."""
-    last = name.rpartition(".")[2]
-    for node in ast.walk(place.program.tree):
-        value = getattr(node, "value", None)
-        if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(value, ast.Constant):
-            names = [ast.unparse(target).rpartition(".")[2] for target in bound_names(node)]
-            if value.value is None and last in names:
-                return True
-    return False
 
 
 def _created_graph(case: Case) -> Iterator[Proposal]:

@@ -10,12 +10,13 @@ from memprof.analysis.program import (
     FUNCTIONS,
     Place,
     Program,
+    assigned,
     bound_names,
     called_name,
     calls_in,
 )
 
-__all__ = ["is_fresh_tensor", "takes_no_gradient", "trains_besides"]
+__all__ = ["is_fresh_tensor", "takes_no_gradient", "trains_besides", "values_of"]
 
 _FACTORIES = frozenset(
     (
@@ -40,7 +41,7 @@ def is_fresh_tensor(place: Place, name: str, but: ast.stmt) -> bool:
 
     So its value is a tensor, at the beginning at least. Attributes go by their last name.
     """
-    values = list(_values(place, name, but))
+    values = list(values_of(place, name, but))
     return bool(values) and all(_is_fresh(value) for value in values)
 
 
@@ -79,7 +80,7 @@ def _called(place: Place, start: ast.expr) -> Iterator[str]:
         read = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} - seen
         seen |= read
         for name in read:
-            waiting += [value for value in _values(place, name) if value is not None]
+            waiting += [value for value in values_of(place, name) if value is not None]
 
 
 def _has_no_graph(place: Place, value: ast.expr) -> bool:
@@ -87,7 +88,7 @@ def _has_no_graph(place: Place, value: ast.expr) -> bool:
         return True
     if not isinstance(value, ast.Name):
         return False
-    values = list(_values(place, value.id))
+    values = list(values_of(place, value.id))
     whole = [one for one in values if one is not None]
     batches = len(values) - len(whole)
     if batches != len(list(_batches(place, value.id))):
@@ -121,7 +122,7 @@ def _everywhere(place: Place, name: str) -> list[ast.expr]:
     ]
 
 
-def _values(place: Place, name: str, but: ast.stmt | None = None) -> Iterator[ast.expr | None]:
+def values_of(place: Place, name: str, but: ast.stmt | None = None) -> Iterator[ast.expr | None]:
     """What a name is bound to in its function, an attribute in the file; None: not in sight."""
     scope = place.program.tree if "." in name else place.scope
     if isinstance(scope, FUNCTIONS):
@@ -146,10 +147,12 @@ def _bound_by(node: ast.AST, name: str) -> Iterator[ast.expr | None]:
         named = node.args[:1]
         if named and isinstance(named[0], ast.Constant) and named[0].value == last:
             yield from node.args[1:2]
+    values = {id(target): value for target, value in assigned(node)}
     for target in bound_names(node):
         if _is(target, name, last):
-            own = isinstance(node, ast.Assign) and any(one is target for one in node.targets)
-            yield node.value if isinstance(node, ast.Assign) and own else None
+            value = values.get(id(target)) if isinstance(node, ast.Assign) else None
+            apart = isinstance(node, ast.Assign) and target not in node.targets
+            yield None if apart and value is getattr(node, "value", None) else value
 
 
 def _is(target: ast.AST, name: str, last: str) -> bool:

@@ -18,6 +18,7 @@ from memprof.analysis.sites import FrameKind, frame_kind
 __all__ = [
     "Place",
     "Program",
+    "assigned",
     "bound_names",
     "called_name",
     "calls_in",
@@ -252,6 +253,22 @@ def bound_names(statement: ast.AST) -> list[ast.expr]:
         else:
             flat.append(target.value if isinstance(target, ast.Starred) else target)
     return flat
+
+
+def assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    """The targets of an assignment, each with what it is bound to: ``a, b = x, y`` one by one."""
+    if isinstance(node, (ast.AnnAssign, ast.AugAssign, ast.NamedExpr)):
+        yield node.target, node.value
+    if not isinstance(node, ast.Assign):
+        return
+    values = node.value.elts if isinstance(node.value, ast.Tuple) else []
+    for target in node.targets:
+        names = target.elts if isinstance(target, ast.Tuple) else []
+        if names and len(names) == len(values):
+            yield from zip(names, values, strict=True)
+        else:
+            inner = ast.Assign(targets=[target], value=node.value)
+            yield from ((one, node.value) for one in bound_names(inner))
 
 
 def loaded_names(node: ast.AST) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memprof.holding.filesread import index_of
-from memprof.holding.sourceindex import EMPTIED, FILLED, NO_TENSOR, Bound
+from memprof.holding.sourceindex import EMPTIED, FILLED, NO_TENSOR, Bound, Index
 
 __all__ = [
     "assigned_in_class",
@@ -108,8 +108,22 @@ def _binding(filename: str, name: str, line: int) -> Bound | None:
     inside = [one for one in inside if not one.off] or inside
     before = [one for one in inside if one.line <= line]
     if before:
-        return max(before, key=lambda one: one.line)
+        latest = max(before, key=lambda one: one.line)
+        return _of_last_round(index, inside, latest, line) or latest
     return min(inside, key=lambda one: one.line, default=None)
+
+
+def _of_last_round(index: Index, inside: list[Bound], latest: Bound, line: int) -> Bound | None:
+    """The later line of a loop around ``line`` that adds to what was bound before the loop.
+
+    In the loop's round before it has run, and what it bound is there still.
+    """
+    for first, last in sorted(index.loops, reverse=True):
+        if first <= line <= last and not first <= latest.line <= last:
+            own = [one for one in inside if one.own and line < one.line <= last]
+            if own:
+                return max(own, key=lambda one: one.line)
+    return None
 
 
 def assigned_in_class(filename: str, class_name: str, name: str) -> int:

@@ -74,6 +74,8 @@ class Bound:
     off: int
     part: bool
     """Whether it takes a part of something larger."""
+    own: bool = False
+    """Whether it reads the variable itself: ``total += loss``."""
 
 
 @dataclass
@@ -85,6 +87,8 @@ class Index:
     """Variable -> where it is bound."""
     functions: list[tuple[int, int]] = field(default_factory=list)
     """First (its decorators') and last line of every function."""
+    loops: list[tuple[int, int]] = field(default_factory=list)
+    """First and last line of every loop."""
     in_class: dict[tuple[str, str], list[tuple[int, int]]] = field(default_factory=dict)
     """(class, attribute) -> (rank, line) in the class body."""
     registered: dict[str, int] = field(default_factory=dict)
@@ -204,6 +208,8 @@ class _Reader:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
             self.index.functions.append((first, node.end_lineno or node.lineno))
+        if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
+            self.index.loops.append((node.lineno, node.end_lineno or node.lineno))
         if isinstance(node, ast.Call):
             self._note_call(node, place)
         if isinstance(node, ast.ExceptHandler) and node.name:
@@ -218,7 +224,9 @@ class _Reader:
         line = getattr(place.node, "lineno", None) or target.lineno
         if isinstance(target, ast.Name):
             whole = getattr(place.node, "value", None)
-            self._bind(target.id, line, place, part=_is_part(value) or _is_part(whole))
+            part = _is_part(value) or _is_part(whole)
+            own = isinstance(place.node, ast.AugAssign) or _reads(value, target.id)
+            self._bind(target.id, line, place, part=part, own=own)
             if isinstance(value, ast.Attribute):
                 self.aliases.append((place.scope, target.id, "." + value.attr))
             if place.in_class_body:
@@ -232,8 +240,8 @@ class _Reader:
             rank = _IN_INIT if place.function == "__init__" else _ASSIGNED
         self._fill(_name(target), rank, line, value, place)
 
-    def _bind(self, name: str, line: int, place: _Place, *, part: bool) -> None:
-        self.index.bound.setdefault(name, []).append(Bound(line, place.off, part))
+    def _bind(self, name: str, line: int, place: _Place, *, part: bool, own: bool = False) -> None:
+        self.index.bound.setdefault(name, []).append(Bound(line, place.off, part, own))
 
     def _fill(self, name: str, rank: int, line: int, value: ast.expr | None, place: _Place) -> None:
         if not name:
@@ -358,6 +366,11 @@ def _text(node: ast.expr) -> str:
 def _parameters(arguments: ast.arguments) -> frozenset[str]:
     named = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
     return frozenset(one.arg for one in named)
+
+
+def _reads(value: ast.expr | None, name: str) -> bool:
+    nodes = ast.walk(value) if value is not None else ()
+    return any(isinstance(node, ast.Name) and node.id == name for node in nodes)
 
 
 def _is_part(value: ast.expr | None) -> bool:

@@ -78,7 +78,8 @@ def test_a_running_sum_on_the_host_is_said_to_keep_graph_nodes(bench):
 THROUGH_GRAPH = (("autograd_node", "TanhBackward0", -1), ("saved_tensor", "result", -1))
 
 CARRIED = """\
-def train(cell, data, hidden):
+def train(cell, data):
+    hidden = torch.zeros(8, 8)
     for x in data:
         hidden = cell(x, hidden)
         loss = hidden.mean()
@@ -90,7 +91,7 @@ def test_a_state_that_carries_its_graph_is_detached_between_steps_and_the_graph_
     bench.write(CARRIED)
     holder = bench.holder("loss = hidden", ("local", "loss", -1), *THROUGH_GRAPH)
     first, *rest = bench.advise("hidden = cell", holder)
-    assert (first.fix, first.line) == ("detach", 3)
+    assert (first.fix, first.line) == ("detach", 4)
     assert "+        hidden = cell(x, hidden.detach())" in first.patch
     assert "no_retain_graph" not in fixes(rest)
 
