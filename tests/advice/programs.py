@@ -220,6 +220,31 @@ class Gating:
 """By fix and rule: a program whose classes' last one has a ``step`` that leaks."""
 
 LEAKS |= {
+    "clone_view/_view/tuple": """\
+class Rows:
+    def __init__(self):
+        self.first, self.steps = [], 0
+
+    def step(self):
+        self.steps += 1
+        part = {"name": f"part {self.steps}", "rows": torch.randn(96, 192)}
+        name = part["name"]
+        rows = part["rows"]
+        self.first.append((name.upper(), rows[:1]))
+        return self.first[0][0].upper()
+""",
+    "item/_running_sum/local": """\
+def main(path, steps=24):
+    import memprof
+
+    net, total = build(), 0.0
+    with memprof.track(path, sources=["cpu"]) as tracker:
+        for _ in range(steps):
+            error = net(torch.randn(64, 192)).square().mean()
+            tracker.step()
+            total += error
+        print("mean", float(total) / steps)
+""",
     "detach/_running_sum/read": """\
 class Averaging:
     def __init__(self):
@@ -245,7 +270,7 @@ class Stacking:
         return torch.stack(self.losses).mean().tolist()
 """,
 }
-"""The same where the program goes on with tensors: a number would end it."""
+"""Where the first thing that comes to mind would end the program, or the line is another one."""
 LEAKS["detach/_running_sum"] = LEAKS["item/_running_sum"]
 
 WASTE = {
@@ -392,5 +417,7 @@ def main(path, steps=24):
 def program(case: str) -> str:
     """The whole source of a program; ``main(path)`` records it."""
     body = {**LEAKS, **WASTE}[case]
+    if body.startswith("def main("):
+        return HEAD + MODEL + body
     name = body.rsplit("\nclass ", 1)[-1] if "\nclass " in body else body[len("class ") :]
     return HEAD + MODEL + body + RUN.replace("{name}", name.split("(")[0].split(":")[0])

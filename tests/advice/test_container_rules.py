@@ -79,6 +79,63 @@ def test_a_view_that_keeps_its_storage_is_cloned_and_leaves_only_its_own_bytes(b
     assert first.saves_bytes == 4096 - 64
 
 
+PARTS = """\
+def step(kept, part):
+    name = part["name"]
+    rows = part["rows"]
+    whole = rows.square()
+    row = rows[0]
+    {}
+"""
+VIEW = ("base", "64 of 4096 bytes", -1)
+
+
+@pytest.mark.parametrize(
+    ("keep", "inside", "patched"),
+    [
+        ("kept.append((name, rows[:2]))", ["1"], "kept.append((name, rows[:2].clone()))"),
+        ("kept.append([row, name])", ["0"], "kept.append([row.clone(), name])"),
+        (
+            "kept.append({'n': name, 'r': row})",
+            ["'r'"],
+            "kept.append({'n': name, 'r': row.clone()})",
+        ),
+        ("kept[name] = rows[0]", [], "kept[name] = rows[0].clone()"),
+        ("kept[name]['x'].append(row)", ["x", "0"], "kept[name]['x'].append(row.clone())"),
+        ("kept.append((name, rows[:2]))", [], ""),
+        ("kept.append((name, whole))", ["1"], ""),
+        ("kept.append((*name, rows[:2]))", ["1"], ""),
+        ("row.add_(1); kept.append(row)", [], ""),
+        ("row.add_(1)\n    kept.append(row)", [], ""),
+        ("kept.append(make(rows[:2]))", ["1"], ""),
+    ],
+)
+def test_of_several_things_that_are_kept_the_chain_says_which_to_clone(
+    bench, keep, inside, patched
+):
+    bench.write(PARTS.format(keep))
+    links = [("item", name, 2) for name in inside]
+    line = keep.splitlines()[-1].strip()
+    holder = bench.holder(line, ("local", "kept", -1), ("item", "0", 9), *links, VIEW)
+    first = bench.advise("def step", holder)[0]
+    assert first.fix == "clone_view"
+    assert [one[1:].strip() for one in first.patch.splitlines()[2:] if one[0] == "+"] == (
+        [patched] if patched else []
+    )
+
+
+def test_a_name_that_holds_no_tensor_itself_has_no_figure_of_what_letting_go_would_save(bench):
+    bench.write(LOOP)
+    graph = ("autograd_node", "MeanBackward0", -1), ("saved_tensor", "self", -1)
+    for links, saves in (
+        ((("local", "loss", -1),), True),
+        ((("local", "loss", -1), *graph), False),
+    ):
+        holder = bench.holder("loss = net", *links)
+        (remedy,) = [r for r in bench.advise("loss = net", holder) if r.fix == "del_ref"]
+        assert (remedy.saves_bytes > 0) is saves
+
+
 def test_expandable_segments_are_not_advised_where_they_are_on(bench):
     bench.write("x = f()\n")
     bench.sizes = tuple(megabytes << 20 for megabytes in range(30, 60, 3))

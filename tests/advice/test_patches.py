@@ -42,6 +42,7 @@ ELSEWHERE = {"drop_empty_cache/_emptied", "map_location_cpu/_loaded"}
 
 LEFT = {
     "clone_view/_view": 0.02,
+    "clone_view/_view/tuple": 0.02,
     "detach/_kept_results": 0.01,
     "detach/_kept_results/stacked": 0.01,
     "no_grad/_no_backward": 0.01,

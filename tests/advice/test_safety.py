@@ -188,8 +188,53 @@ def test_an_exception_that_is_raised_again_is_more_than_its_text(source):
     text = "def f(g):\n    try:\n        g()\n    except E as e:\n        last = e\n"
     _, at = source(text + "    raise last\n")
     assert is_raised(at("last = e"), "last")
-    _, at = source(text + "    return last is None\n")
+    _, at = source(text + "    return last is None\nf(f)\n")
     assert not is_raised(at("last = e"), "last")
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        ("print(len(errors), errors[0])", False),
+        ("for each in errors: print(str(each))", False),
+        ("raise errors[0]", True),
+        ("for each in errors: raise each", True),
+        ("raise ValueError() from errors[-1]", True),
+        ("print(errors[0].args)", True),
+        ("traceback.print_exception(errors[0])", True),
+        ("log.error('failed', exc_info=errors[0])", True),
+        ("print([type(each) for each in errors])", True),
+    ],
+)
+def test_exceptions_in_a_container_are_followed_to_where_they_are_used(source, end, expected):
+    text = "def f(g):\n    errors = []\n    try:\n        g()\n    except E as e:\n"
+    _, at = source(text + f"        errors.append(e)\n    {end}\n")
+    assert is_raised(at("append"), "errors") is expected
+
+
+RESULT = SCORE + "def train(net, x):\n    {}\n"
+
+
+@pytest.mark.parametrize(
+    ("use", "offered"),
+    [
+        ("print(float(score(net, x)))", True),
+        ("score(net, x).backward()", False),
+        ("loss = score(net, x) + 1; torch.autograd.grad(loss, x)", False),
+    ],
+)
+def test_a_function_whose_result_is_learned_from_is_not_put_under_no_grad(advised, use, offered):
+    remedies = advised(
+        RESULT.format(use), 3, GRAPH[0], made=[(3, 4096)], pattern="evaluation_graph"
+    )
+    assert bool(remedies["no_grad"].patch) is offered
+
+
+def test_an_object_that_holds_the_tensor_is_not_detached(advised):
+    text = "class Net:\n    def step(self, x):\n        self.out = self.net(x)\n"
+    for between, offered in (((), True), ((Link("attribute", "logits"),), False)):
+        remedies = advised(text, 3, Link("attribute", "out"), *between, *GRAPH)
+        assert bool(remedies["detach"].patch) is offered
 
 
 @pytest.mark.parametrize("call", ["Adam(p for p in net)", "Adam(net, **options)"])

@@ -21,6 +21,7 @@ from memprof.holding import find_holders, holders
 from memprof.holding.filesread import forget
 from memprof.holding.heap import Deadline
 from memprof.holding.source import (
+    assigned_in_function,
     called_at,
     filled_at,
     grown_at,
@@ -77,6 +78,35 @@ def test_a_view_is_told_by_the_line_that_takes_it_only(tmp_path: Path) -> None:
     text = "def go(kept, x):\n    out, past = run(x)\n    kept.append(past)\n"
     filename = source(tmp_path, text)
     assert filled_at(filename, "kept", view=True) == 3
+
+
+LOOP = """\
+def go(data):
+    total, state = 0, None
+    state = 1
+    for x in data:
+        y = total
+        state = x
+        run(y)
+        total = total + x
+        state = 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "expected"),
+    [
+        ("total", "run(y)", "total = total + x"),
+        ("total", "state = 1", "total, state = 0"),
+        ("state", "run(y)", "state = x"),
+    ],
+)
+def test_a_sum_in_a_loop_was_last_bound_by_the_round_before(
+    tmp_path: Path, name: str, at: str, expected: str
+) -> None:
+    filename = source(tmp_path, LOOP)
+    line = assigned_in_function(filename, name, line_of(filename, at))
+    assert line == line_of(filename, expected)
 
 
 def test_a_branch_that_a_global_switches_off_binds_nothing() -> None:
