@@ -36,9 +36,9 @@ def place_of(tensor: Any) -> Place:
     read = getattr(torch._C, "_data_address", None)
     try:
         address = tensor.untyped_storage().data_ptr() if read is None else read(tensor)
-    except (RuntimeError, NotImplementedError, ValueError):
+        return (_device_of(tensor), int(address)) if address else _NOWHERE
+    except Exception:  # noqa: BLE001 - torch's, or whatever a subclass raises
         return _NOWHERE
-    return (_device_of(tensor), int(address)) if address else _NOWHERE
 
 
 def storage_place(storage: Any) -> Place:

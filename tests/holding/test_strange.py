@@ -6,7 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="holders are searched among torch's tensors")
 
-from memprof.holding import holders, tensors  # noqa: E402
+from memprof.holding import find_holders, holders, tensors  # noqa: E402
+from memprof.sources.places import Block  # noqa: E402
 from memprof.survivors.graphs import longest_graph  # noqa: E402
 from tests.sources import strange  # noqa: E402
 
@@ -33,6 +34,13 @@ def test_a_strange_neighbour_hides_no_holder(stranger):
     tensor = torch.ones(300)
     KEPT.extend([stranger, tensor])
     found = holders(tensor)
+    assert any("KEPT" in one.description for one in found)
+
+
+def test_beside_a_strange_tensor_a_block_has_its_holder(stranger):
+    tensor = torch.ones(300)
+    KEPT.extend([stranger, tensor])
+    (found,) = find_holders([Block("cpu", tensor.data_ptr(), 1200)])
     assert any("KEPT" in one.description for one in found)
 
 

@@ -34,7 +34,7 @@ class Looped(Half):
 class Rude(torch.Tensor):
     """Has bytes of its own, and tells nothing."""
 
-    layout = grad_fn = is_leaf = requires_grad = _base = property(  # type: ignore[assignment]
+    layout = grad_fn = is_leaf = requires_grad = _base = is_cuda = device = property(  # type: ignore[assignment]
         lambda self: {}["nothing"]
     )
 
