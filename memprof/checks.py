@@ -16,6 +16,7 @@ import numpy.typing as npt
 from memprof.trace import NOT_RECORDED, Column, Events, State
 
 __all__ = [
+    "MOST_DEVICES",
     "check_events",
     "check_range",
     "check_state",
@@ -26,6 +27,8 @@ __all__ = [
     "plain_text",
 ]
 
+MOST_DEVICES = 64
+"""Of one file: more than any machine has, and few enough to be told one by one."""
 _MOST = 1 << 62
 """Addresses, times and sums of sizes below this cannot overflow when two of them are added."""
 _LONGEST_TEXT = 1 << 16

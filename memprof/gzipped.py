@@ -11,6 +11,7 @@ from memprof.errors import FileFormatError
 __all__ = ["GZIP_MAGIC", "GzipSink", "Sink", "inflated"]
 
 GZIP_MAGIC = b"\x1f\x8b"
+_COPY = "copy it again from where it was written"
 _WBITS = 31
 """For zlib: with gzip's own header and check sum."""
 _READ = 1 << 16
@@ -69,7 +70,8 @@ def inflated(file: IO[bytes], size: int, *, whole: bool) -> Iterator[bytes]:
         total += len(part)
         if total > max(_UNCHECKED, _MOST * size):
             raise FileFormatError(
-                f"{size:,} bytes of gzip inflate to over {total:,}, as no recording does"
+                f"{size:,} bytes of gzip inflate to over {total:,}, as no recording does",
+                "memprof reads what it wrote itself, and torch's snapshots",
             )
         yield part
 
@@ -84,7 +86,7 @@ def _parts(file: IO[bytes], *, whole: bool) -> Iterator[bytes]:
                 part = inflate.decompress(chunk, _PART)
             except zlib.error as error:
                 if whole:
-                    raise FileFormatError(f"a damaged gzip file ({error})") from error
+                    raise FileFormatError(f"a damaged gzip file ({error})", _COPY) from error
                 yield from _bytewise(before, chunk)
                 return
             full = len(part) == _PART  # then the stream may hold back more
@@ -96,7 +98,7 @@ def _parts(file: IO[bytes], *, whole: bool) -> Iterator[bytes]:
                     return
                 inflate = zlib.decompressobj(wbits=_WBITS)  # gzip files may follow one another
     if whole:
-        raise FileFormatError("a gzip file that ends too early")
+        raise FileFormatError("a gzip file that ends too early", _COPY)
 
 
 def _bytewise(inflate: Any, chunk: bytes) -> Iterator[bytes]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from memprof.allocator import layout
 from memprof.checks import (
+    MOST_DEVICES,
     check_events,
     check_range,
     check_state,
@@ -310,6 +311,11 @@ class _Assembly:
         infos = {info.device: info for info in self._header.devices}
         out = [f.device for f in self._findings if f.finding == "oom" and _is_device(f.device)]
         names = dict.fromkeys([*infos, *self._windows, *self._steps, *out])
+        if len(names) > MOST_DEVICES:
+            raise FileFormatError(
+                f"{self._source} names {len(names):,} devices, more than any machine has",
+                "record each machine into a file of its own",
+            )
         traces = {
             name: self._traces(name, infos.get(name, DeviceInfo(name)), tables) for name in names
         }

@@ -45,6 +45,9 @@ __all__ = [
 _ENCODER = msgspec.json.Encoder(enc_hook=repr)  # options and details may hold anything
 _DECODER = msgspec.json.Decoder(Record)
 _BUFFER_BYTES = 1 << 20
+_MOST_IDLE, _IDLE_EACH = 100_000, 100
+"""Lines without a record that a damaged file may have, and more of them for each record."""
+_WROTE = "memprof reads what track() or `memprof run` wrote, and torch's snapshot pickles"
 # Deeply nested JSON makes msgspec raise RecursionError, bad UTF-8 a UnicodeDecodeError.
 _UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 
@@ -220,14 +223,20 @@ def read_records(path: str | Path) -> Iterator[Record | Damage]:
     """Records in order, the header first; kinds that this version does not know are passed over.
 
     Raises:
-        FileFormatError: no run file, or written by a newer major version.
+        FileFormatError: no run file, written by a newer major version, or hardly a line of it can
+            be read.
     """
     path = Path(path)
     lines = _lines(path)
     first, header = _header(path, lines)
     yield header
     held: Damage | None = None
+    records = 0
     for number, line in enumerate(lines, start=first + 1):
+        if number - records > _MOST_IDLE + _IDLE_EACH * records:
+            raise FileFormatError(
+                f"{path} holds {records:,} records in {number:,} lines, as no run file does", _WROTE
+            )
         text = line.strip().strip(b",")
         if not text or text == b"]":
             continue
@@ -238,6 +247,7 @@ def read_records(path: str | Path) -> Iterator[Record | Damage]:
         if isinstance(record, Damage):
             held = record
         elif record is not None:
+            records += 1
             yield record
     if held is not None:
         yield Damage(held.line, held.reason, torn=True)
@@ -257,7 +267,7 @@ def _header(path: Path, lines: Iterator[bytes]) -> tuple[int, Header]:
         break
     raise FileFormatError(
         f"{path} is not a memprof run file: it does not begin with a header",
-        "memprof reads what track() or `memprof run` wrote, and torch's snapshot pickles",
+        _WROTE,
     )
 
 
@@ -307,7 +317,9 @@ def _lines(path: Path) -> Iterator[bytes]:
             file.seek(0)
             yield from _gzip_lines(file, path.stat().st_size) if gzipped else file
     except OSError as error:
-        raise FileFormatError(f"cannot read {path}: {error.strerror or error}") from error
+        raise FileFormatError(
+            f"cannot read {path}: {error.strerror or error}", "name a run file or a snapshot"
+        ) from error
 
 
 def _gzip_lines(file: IO[bytes], size: int) -> Iterator[bytes]:
@@ -315,7 +327,7 @@ def _gzip_lines(file: IO[bytes], size: int) -> Iterator[bytes]:
     held: list[bytes] = []
     for part in inflated(file, size, whole=False):
         if len(part) > 4096 and part.count(b"\n") > len(part) // 2:
-            raise FileFormatError("nearly nothing but empty lines, which no run file is")
+            raise FileFormatError("nearly nothing but empty lines, which no run file is", _WROTE)
         first, *others = part.split(b"\n")
         held.append(first)
         if others:

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from memprof.checks import (
+    MOST_DEVICES,
     check_events,
     check_state,
     integers,
@@ -54,7 +55,6 @@ _STATES = {
     "active_awaiting_free": BlockState.ACTIVE_PENDING_FREE,  # torch's docstring says this
 }
 _KINDS = {"small": SegmentKind.SMALL, "large": SegmentKind.LARGE}
-_MOST_DEVICES = 64
 _LAST_LINE = (1 << 31) - 1
 
 
@@ -89,10 +89,12 @@ def traces_from_snapshot(data: Any, label_of: LabelOf | None = None) -> tuple[Tr
         raise
     # One boundary for every way in which plain data can have the wrong shape.
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise FileFormatError(
-            f"not an allocator snapshot: {type(error).__name__}: {str(error)[:200]}",
-            "memprof reads what torch.cuda.memory._dump_snapshot writes",
-        ) from error
+        raise _no_snapshot(f"{type(error).__name__}: {str(error)[:200]}") from error
+
+
+def _no_snapshot(why: str) -> FileFormatError:
+    hint = "memprof reads what torch.cuda.memory._dump_snapshot writes"
+    return FileFormatError(f"not an allocator snapshot: {why}", hint)
 
 
 def _as_annotation(metadata: str) -> Label:
@@ -103,14 +105,12 @@ def _traces(data: Any, label_of: LabelOf) -> tuple[Trace, ...]:
     if isinstance(data, list):  # the legacy form: the segments alone
         data = {"segments": data}
     if not isinstance(data, dict) or not isinstance(data.get("segments"), list):
-        raise FileFormatError(
-            f"not an allocator snapshot: a {type(data).__name__} without a list of segments",
-            "memprof reads what torch.cuda.memory._dump_snapshot writes",
-        )
+        raise _no_snapshot(f"a {type(data).__name__} without a list of segments")
     segments = _by_device(data["segments"])
     events = dict(enumerate(data.get("device_traces") or []))
-    if len(segments) + len(events) > _MOST_DEVICES:
-        raise FileFormatError("not an allocator snapshot: more devices than any machine has")
+    _refuse_shared("devices share one list of events", filter(None, events.values()))
+    if len(segments) + len(events) > MOST_DEVICES:
+        raise _no_snapshot("more devices than any machine has")
     interner = _Interner(label_of)
     parts = []
     for device in sorted({*segments, *(d for d, e in events.items() if e)}):
@@ -137,14 +137,17 @@ def _traces(data: Any, label_of: LabelOf) -> tuple[Trace, ...]:
 
 def _by_device(segments: Iterable[Json]) -> dict[int, list[Json]]:
     devices: dict[int, list[Json]] = {}
-    lists = set()
     for segment in segments:
         devices.setdefault(int(segment.get("device", 0)), []).append(segment)
-        lists.add(id(segment["blocks"]))
-    # A pickle can name one list a million times, which no file of its size could spell out.
-    if len(lists) < sum(map(len, devices.values())):
-        raise FileFormatError("not an allocator snapshot: segments share one list of blocks")
+    _refuse_shared("segments share one list of blocks", (s["blocks"] for s in segments))
     return devices
+
+
+def _refuse_shared(how: str, lists: Iterable[object]) -> None:
+    """A pickle can name one list a million times, which no file of its size could spell out."""
+    named = list(map(id, lists))
+    if len(set(named)) < len(named):
+        raise _no_snapshot(how)
 
 
 # -- events ------------------------------------------------------------------------------------

@@ -401,5 +401,5 @@ def test_what_is_no_run_file_is_refused(tmp_path: Path, content: bytes) -> None:
 def test_a_gzip_bomb_is_refused(tmp_path: Path, filler: bytes) -> None:
     bomb = lines().encode() + filler * ((100 << 20) // len(filler))
     (tmp_path / "r.gz").write_bytes(gzip.compress(bomb, 1))
-    with pytest.raises(FileFormatError, match=r"inflate|empty lines"):
+    with pytest.raises(FileFormatError, match=r"inflate|empty lines|0 records in"):
         records(tmp_path / "r.gz")
