@@ -204,7 +204,7 @@ def under_no_grad(case: Case) -> str:
         if "torch" not in {a.asname or a.name for n in program.tree.body
                            if isinstance(n, ast.Import) for a in n.names}:  # fmt: skip
             continue
-        learned = flow_from([*dict.fromkeys([program, *case.everywhere])], function.name).learned
+        learned = flow_from([program, *case.everywhere], function.name).learned
         if learned or serves_training(case, place):
             return ""
         line = min([function.lineno, *(d.lineno for d in function.decorator_list)])

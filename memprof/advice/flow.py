@@ -7,10 +7,10 @@ What cannot be followed counts as a use of any kind, so that a "no" can be relie
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
+from memprof.advice.syntax import BINDING, LOOPING, Scopes, Syntax, parameters, syntax_of
 from memprof.analysis.program import (
     FUNCTIONS,
     Place,
@@ -49,12 +49,9 @@ _CUTTING = frozenset(("detach", "item", "numpy", "tolist"))
 _LEARNING = frozenset(("backward", "grad"))
 _UNDEFINED_FOR_ZERO = (ast.Div, ast.FloorDiv, ast.Mod)
 
-_Scopes = tuple[ast.AST, ...]
 _Key = tuple[int, str]
 _MODULE, _ATTRIBUTE = 0, 1
-_LOOPING = (ast.For, ast.AsyncFor, ast.comprehension)
-_BINDING = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)
-_LARGEST = 400_000
+_LARGEST = 300_000
 """Nodes of syntax that are followed; of a larger program nothing is known."""
 
 
@@ -62,7 +59,7 @@ _LARGEST = 400_000
 class Flow:
     """What a name holds, followed through a program."""
 
-    programs: Sequence[Program]
+    source: Syntax
     through: bool
     """Also through what is computed from it, as a graph goes; else only the value itself."""
     keys: set[_Key] = field(default_factory=set)
@@ -71,82 +68,43 @@ class Flow:
     lost: bool = False
     """Whether it went where it cannot be followed."""
 
-    @cached_property
-    def nodes(self) -> list[tuple[ast.AST, _Scopes]]:
-        """Every node of the program with the functions around it, outermost first."""
-        return [pair for program in self.programs for pair in _walked(program.tree, ())]
-
-    @cached_property
-    def functions(self) -> dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]]:
-        """By name; a class stands for its ``__init__``."""
-        found: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = {}
-        for node, _ in self.nodes:
-            if isinstance(node, FUNCTIONS):
-                found.setdefault(node.name, []).append(node)
-            if isinstance(node, ast.ClassDef):
-                made = [n for n in node.body if isinstance(n, FUNCTIONS) and n.name == "__init__"]
-                found.setdefault(node.name, []).extend(made)
-        return found
-
-    @cached_property
-    def _of_torch(self) -> set[str]:
-        """Names that torch or a part of it is imported by."""
-        found: set[str] = set()
-        for node, _ in self.nodes:
-            if isinstance(node, (ast.Import, ast.ImportFrom)):
-                of = getattr(node, "module", None)
-                names = [(of or a.name, a.asname or a.name) for a in node.names]
-                found |= {name.split(".")[0] for of, name in names if of.startswith("torch")}
-        return found | {"torch"}
-
-    @cached_property
-    def _bound(self) -> dict[int, set[str]]:
-        """The variables of every function."""
-        found: dict[int, set[str]] = {}
-        outer: dict[int, set[str]] = {}
-        for node, scopes in self.nodes:
-            for function in scopes[-1:]:
-                names = found.setdefault(id(function), set(_parameters(function)))
-                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                    names.add(node.id)
-                if isinstance(node, (ast.Global, ast.Nonlocal)):
-                    outer.setdefault(id(function), set()).update(node.names)
-        return {scope: names - outer.get(scope, set()) for scope, names in found.items()}
-
-    @cached_property
-    def _passing(self) -> list[tuple[ast.AST, _Scopes]]:
-        """The nodes that may hand it on."""
-        kinds = (*_BINDING, *_LOOPING, ast.Return, ast.Yield, ast.YieldFrom, ast.Call)
-        return [pair for pair in self.nodes if isinstance(pair[0], kinds)]
-
     def follow(self) -> Flow:
         """Everything that the value reaches, until nothing new is found."""
-        if len(self.nodes) > _LARGEST:
+        if len(self.source.nodes) > _LARGEST:
             self.lost = True
             return self
         known = -1
-        while known < len(self.keys) + len(self.given):
-            known = len(self.keys) + len(self.given)
-            for node, around in self._passing:
-                self._pass_on(node, around)
+        try:
+            while known < len(self.keys) + len(self.given):
+                known = len(self.keys) + len(self.given)
+                for node, around in self.source.passing:
+                    self._pass_on(node, around)
+        except RecursionError:  # a sum of hundreds of terms
+            self.lost = True
         return self
 
     @property
     def learned(self) -> bool:
         """Whether a backward pass may start from it."""
-        return self.lost or any(
-            isinstance(node, ast.Call)
-            and called_name(node) in _LEARNING
-            and any(self.carries(one, scopes) for one in (_receiver(node), *_passed(node)) if one)
-            for node, scopes in self.nodes
-        )
+        return self._any(self._starts)
 
     @property
     def more_than_shown(self) -> bool:
         """Whether something is asked of it that a number, or a text, may not be able to do."""
-        return self.lost or any(self._asks(node, scopes) for node, scopes in self.nodes)
+        return self._any(self._asks)
 
-    def carries(self, node: ast.expr | None, scopes: _Scopes) -> bool:
+    def _any(self, asked: Callable[[ast.AST, Scopes], bool]) -> bool:
+        try:
+            return self.lost or any(asked(node, scopes) for node, scopes in self.source.nodes)
+        except RecursionError:
+            return True
+
+    def _starts(self, node: ast.AST, scopes: Scopes) -> bool:
+        if not isinstance(node, ast.Call) or called_name(node) not in _LEARNING:
+            return False
+        return any(self.carries(one, scopes) for one in (_receiver(node), *_passed(node)))
+
+    def carries(self, node: ast.expr | None, scopes: Scopes) -> bool:
         """Whether an expression is the value, holds it, or (``through``) is computed from it."""
         if node is None:
             return False
@@ -161,7 +119,7 @@ class Flow:
             return not formats and self.carries(node.right, scopes)
         return any(self.carries(one, scopes) for one in _parts(node))
 
-    def _returns(self, call: ast.Call, scopes: _Scopes) -> bool:
+    def _returns(self, call: ast.Call, scopes: Scopes) -> bool:
         name, receiver = called_name(call), _receiver(call)
         if name in self.given:
             return True
@@ -174,7 +132,7 @@ class Flow:
             return of_receiver and name in _GIVING
         return passed and name in _PASSING
 
-    def _key(self, node: ast.expr | None, scopes: _Scopes) -> _Key | None:
+    def _key(self, node: ast.expr | None, scopes: Scopes) -> _Key | None:
         while isinstance(node, (ast.Subscript, ast.Starred)):
             node = node.value
         if isinstance(node, ast.Attribute):
@@ -182,11 +140,11 @@ class Flow:
         if not isinstance(node, ast.Name):
             return None
         for scope in reversed(scopes):
-            if node.id in self._bound.get(id(scope), ()):
+            if node.id in self.source.bound.get(id(scope), ()):
                 return id(scope), node.id
         return _MODULE, node.id
 
-    def give(self, target: ast.expr | None, scopes: _Scopes) -> None:
+    def give(self, target: ast.expr | None, scopes: Scopes) -> None:
         """Let a name hold the value."""
         key = self._key(target, scopes)
         if key is None:
@@ -194,12 +152,12 @@ class Flow:
         else:
             self.keys.add(key)
 
-    def _pass_on(self, node: ast.AST, scopes: _Scopes) -> None:
-        if isinstance(node, _BINDING):
+    def _pass_on(self, node: ast.AST, scopes: Scopes) -> None:
+        if isinstance(node, BINDING):
             for target, value in assigned(node):
                 if self.carries(value, scopes):
                     self.give(target, scopes)
-        elif isinstance(node, _LOOPING) and self.carries(node.iter, scopes):
+        elif isinstance(node, LOOPING) and self.carries(node.iter, scopes):
             for target in _looped(node.iter, node.target):
                 self.give(target, scopes)
         elif isinstance(node, (ast.Return, ast.Yield, ast.YieldFrom)):
@@ -208,7 +166,7 @@ class Flow:
         elif isinstance(node, ast.Call):
             self._pass_to(node, scopes)
 
-    def _given_back(self, scopes: _Scopes) -> None:
+    def _given_back(self, scopes: Scopes) -> None:
         """A function returns it: whoever calls that has it, or reads it as a property."""
         function = scopes[-1] if scopes else None
         if not isinstance(function, FUNCTIONS):
@@ -217,7 +175,7 @@ class Flow:
         if any("property" in ast.unparse(one) for one in function.decorator_list):
             self.keys.add((_ATTRIBUTE, function.name))
 
-    def _pass_to(self, call: ast.Call, scopes: _Scopes) -> None:
+    def _pass_to(self, call: ast.Call, scopes: Scopes) -> None:
         """Into a container, or a function of the program."""
         carried = [one for one in _passed(call) if self.carries(one, scopes)]
         if not carried:
@@ -229,19 +187,19 @@ class Flow:
 
     def enter(self, call: ast.Call, carried: list[ast.expr]) -> None:
         """Into the parameters of the functions that a call may be of."""
-        for function in self.functions.get(called_name(call), ()):
+        for function in self.source.functions.get(called_name(call), ()):
             names = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
             method = names[:1] in (["self"], ["cls"])
             into = dict(zip(map(id, call.args), names[method:], strict=False))
             into |= {id(k.value): k.arg for k in call.keywords if k.arg}
-            known = set(_parameters(function))
+            known = set(parameters(function))
             for one in carried:
                 if into.get(id(one)) in known:
                     self.keys.add((id(function), into[id(one)]))
                 else:
                     self.lost = True
 
-    def _asks(self, node: ast.AST, scopes: _Scopes) -> bool:
+    def _asks(self, node: ast.AST, scopes: Scopes) -> bool:
         if isinstance(node, ast.Attribute):
             return node.attr not in _OF_CONTAINERS and self.carries(node.value, scopes)
         if isinstance(node, ast.Raise):
@@ -258,22 +216,22 @@ class Flow:
             return self._takes(node, scopes)
         return False
 
-    def _is_called(self, scopes: _Scopes) -> bool:
+    def _is_called(self, scopes: Scopes) -> bool:
         """Whether the innermost function is called or read by name in the program, all of it."""
         function = scopes[-1] if scopes else None
         if not isinstance(function, FUNCTIONS):
             return False
         if (_ATTRIBUTE, function.name) in self.keys:
             return True
-        return any(called_name(node) == function.name for node, _ in self.nodes)
+        return function.name in self.source.called
 
-    def _takes(self, call: ast.Call, scopes: _Scopes) -> bool:
+    def _takes(self, call: ast.Call, scopes: Scopes) -> bool:
         """Whether a call takes it that is not known to be content with a number or a text."""
         if not any(self.carries(one, scopes) for one in _passed(call)):
             return False
         name, receiver = called_name(call), _receiver(call)
         words = {keyword.arg for keyword in call.keywords}
-        if self.functions.get(name):
+        if self.source.functions.get(name):
             return False
         if receiver is None:
             return name not in _PASSING | _ENDING or "key" in words
@@ -281,13 +239,13 @@ class Flow:
             return False
         if root_name(receiver) in _NUMBERS or name == "format":
             return False
-        told = name in _TELLING and root_name(receiver) not in self._of_torch
+        told = name in _TELLING and root_name(receiver) not in self.source.of_torch
         return not told or "exc_info" in words
 
 
 def flow_of(programs: Sequence[Program], place: Place, text: str, *, through: bool) -> Flow:
     """Where what is held by ``text``, as written at a place, goes in the program."""
-    flow = Flow([*dict.fromkeys([place.program, *programs])], through)
+    flow = _flow([place.program, *programs], through=through)
     scopes = tuple(node for node in place.around if isinstance(node, FUNCTIONS))
     flow.give(ast.parse(text, mode="eval").body, scopes)
     return flow.follow()
@@ -295,35 +253,25 @@ def flow_of(programs: Sequence[Program], place: Place, text: str, *, through: bo
 
 def flow_from(programs: Sequence[Program], function: str) -> Flow:
     """Where what the functions of a name return goes, and what is computed from it."""
-    return Flow(programs, through=True, given={function}).follow()
+    flow = _flow(programs, through=True)
+    flow.given.add(function)
+    return flow.follow()
 
 
 def flow_into(
     programs: Sequence[Program], place: Place, argument: ast.expr, *, through: bool
 ) -> Flow:
     """Where an argument of a call goes from there, in the functions that the call may be of."""
-    flow = Flow([*dict.fromkeys([place.program, *programs])], through)
+    flow = _flow([place.program, *programs], through=through)
     for call in calls_in(place.statement):
         if any(one is argument for one in _passed(call)):
             flow.enter(call, [argument])
     return flow.follow()
 
 
-def _walked(node: ast.AST, scopes: _Scopes) -> Iterator[tuple[ast.AST, _Scopes]]:
-    waiting = [(node, scopes)]
-    while waiting:
-        node, scopes = waiting.pop()
-        yield node, scopes
-        inner = (*scopes, node) if isinstance(node, FUNCTIONS) else scopes
-        waiting += [(child, inner) for child in ast.iter_child_nodes(node)]
-
-
-def _parameters(function: ast.AST) -> Iterator[str]:
-    if not isinstance(function, FUNCTIONS):
-        return
-    spec = function.args
-    named = (*spec.posonlyargs, *spec.args, *spec.kwonlyargs, spec.vararg, spec.kwarg)
-    yield from (one.arg for one in named if one is not None)
+def _flow(programs: Sequence[Program], *, through: bool) -> Flow:
+    files = sorted(dict.fromkeys(programs), key=lambda program: program.filename)
+    return Flow(syntax_of(tuple(files)), through)
 
 
 def _receiver(call: ast.Call) -> ast.expr | None:

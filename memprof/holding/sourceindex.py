@@ -43,6 +43,7 @@ _TAKING = frozenset(
 )
 """Methods that take something out, or ask first whether it is there."""
 _TO_NUMBER = frozenset(["item", "tolist", "numpy", "cpu"])
+_PLAIN = frozenset(["float", "int", "str", "len", "repr"])
 _MAX_CHARS = 400_000
 """Longer files are not read: a million characters take some three seconds."""
 FILLED, _ASSIGNED, _IN_INIT, EMPTIED = range(4)  # how telling a line is: the lowest wins
@@ -213,7 +214,7 @@ class _Reader:
         if isinstance(node, ast.Call):
             self._note_call(node, place)
         if isinstance(node, ast.ExceptHandler) and node.name:
-            self._bind(node.name, node.lineno, place, part=False)
+            self._bind(node.name, Bound(node.lineno, place.off, False))
         for target, value in _bindings(node):
             self._note_binding(target, value, place)
         for container in _looked_after(node) if not place.off else ():
@@ -223,10 +224,9 @@ class _Reader:
     def _note_binding(self, target: ast.expr, value: ast.expr | None, place: _Place) -> None:
         line = getattr(place.node, "lineno", None) or target.lineno
         if isinstance(target, ast.Name):
-            whole = getattr(place.node, "value", None)
-            part = _is_part(value) or _is_part(whole)
+            part = _is_part(value) or _is_part(getattr(place.node, "value", None))
             own = isinstance(place.node, ast.AugAssign) or _reads(value, target.id)
-            self._bind(target.id, line, place, part=part, own=own)
+            self._bind(target.id, Bound(line, place.off, part, own))
             if isinstance(value, ast.Attribute):
                 self.aliases.append((place.scope, target.id, "." + value.attr))
             if place.in_class_body:
@@ -240,8 +240,8 @@ class _Reader:
             rank = _IN_INIT if place.function == "__init__" else _ASSIGNED
         self._fill(_name(target), rank, line, value, place)
 
-    def _bind(self, name: str, line: int, place: _Place, *, part: bool, own: bool = False) -> None:
-        self.index.bound.setdefault(name, []).append(Bound(line, place.off, part, own))
+    def _bind(self, name: str, bound: Bound) -> None:
+        self.index.bound.setdefault(name, []).append(bound)
 
     def _fill(self, name: str, rank: int, line: int, value: ast.expr | None, place: _Place) -> None:
         if not name:
@@ -369,8 +369,7 @@ def _parameters(arguments: ast.arguments) -> frozenset[str]:
 
 
 def _reads(value: ast.expr | None, name: str) -> bool:
-    nodes = ast.walk(value) if value is not None else ()
-    return any(isinstance(node, ast.Name) and node.id == name for node in nodes)
+    return any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(value or ast.Pass()))
 
 
 def _is_part(value: ast.expr | None) -> bool:
@@ -386,13 +385,7 @@ def _is_number(value: ast.expr) -> bool:
     if isinstance(value, ast.Call):
         if isinstance(value.func, ast.Attribute):
             return value.func.attr in _TO_NUMBER
-        return isinstance(value.func, ast.Name) and value.func.id in (
-            "float",
-            "int",
-            "str",
-            "len",
-            "repr",
-        )
+        return isinstance(value.func, ast.Name) and value.func.id in _PLAIN
     return isinstance(value, (ast.JoinedStr, ast.Constant))
 
 
