@@ -42,6 +42,10 @@ _MOST_PLACES = 64
 _LEAST = 0.5
 """Share of the bytes that are not the model's which must be found again; half of them told wrongly
 would be worse than none told."""
+_LEAST_STEPS = 2
+"""Steps that must each have left a block of one size for others of the size to be its line's."""
+_MOST_SIZES = 200
+"""Sizes of blocks that are looked at for what lines leave behind."""
 _GOOD = 0.9
 """A share with which no earlier window is looked at."""
 
@@ -62,6 +66,9 @@ class Likeness:
     window: int
     block: Ints
     """For every lifetime of the window the row of its block at the failure; -1 if it has none."""
+    kept: Ints
+    """For every block at the failure the lifetime that it is like: one that a line left behind, as
+    it went on doing after the window; -1 for all others."""
     state: State
     """What the device held at the failure."""
     share: float
@@ -80,7 +87,7 @@ class Likeness:
         return (
             f"no window was open: lines and modules are those of step {self.step}, which was "
             f"recorded up to the same place; {format_percent(self.share, 1)} of the bytes beside "
-            "the model's lay as they did then"
+            "the model's were as they are there"
         )
 
     def without(self, rows: Ints) -> Changes:
@@ -148,12 +155,12 @@ def _in_window(
     trace = seen.trace
     whole = Moment.at(seen, len(trace.events) - 1)
     share, place = max(
-        (_share(whole, state, place, _blocks_of(whole, state, place)), place)
+        (_share(whole, state, place, *_paired(whole, state, place)), place)
         for place in places.tolist()
     )
     cut = Moment.at(examined(_failing_at(trace, place, failed, event)), place)
     asked = -(-int(trace.events.size[place]) // _LEAST_BLOCK) * _LEAST_BLOCK
-    return Likeness(cut, number, _blocks_of(cut, state, place), state, share, asked)
+    return Likeness(cut, number, *_paired(cut, state, place), state, share, asked)
 
 
 def _failing_at(trace: Trace, place: int, failed: Events, event: int) -> Trace:
@@ -195,6 +202,40 @@ def segment_of(size: Ints) -> Ints:
 
 
 # -- blocks ------------------------------------------------------------------------------------
+
+
+def _paired(moment: Moment, state: State, place: int) -> tuple[Ints, Ints]:
+    """The block of every lifetime, and the lifetime that each other block was left behind like."""
+    block = _blocks_of(moment, state, place)
+    return block, _left_like(moment, state, place, block)
+
+
+def _left_like(moment: Moment, state: State, place: int, block: Ints) -> Ints:
+    """For every block without a lifetime one that a line left behind; -1 where there is none.
+
+    In the window the line did so in several steps, and nothing else of that size was alive.
+    """
+    lives, blocks = moment.seen.line.lives, state.blocks
+    kept = np.full(len(blocks), NOT_RECORDED, dtype=np.int64)
+    unpaired = (blocks.state == BlockState.ACTIVE_ALLOCATED) & ~np.isin(blocks.category, OWNED)
+    unpaired[block[block >= 0]] = False
+    held = lives.alive_at(place - 1) & (moment.made_in >= 0) & (lives.stack > 0)
+    held &= ~np.isin(moment.seen.owners.category.of, OWNED)
+    past = held & (moment.made_in < moment.steps[place])
+    for size in _sizes_of_most(lives.size[past]):
+        rows = np.flatnonzero(held & (lives.size == size))
+        steps = np.unique(moment.made_in[rows])
+        if len(np.unique(lives.stack[rows])) == 1 and len(steps) >= _LEAST_STEPS:
+            kept[unpaired & (blocks.size == size)] = rows[0]
+    return kept
+
+
+def _sizes_of_most(sizes: Ints) -> list[int]:
+    """The sizes that most bytes are of."""
+    known, counts = np.unique(sizes, return_counts=True)
+    order = np.argsort(-known * counts, kind="stable")[:_MOST_SIZES]
+    found: list[int] = known[order].tolist()
+    return found
 
 
 def _blocks_of(moment: Moment, state: State, place: int) -> Ints:
@@ -248,11 +289,11 @@ def _numbered(sizes: Ints) -> Ints:
     return np.stack([sizes, np.arange(len(sizes)) - first], axis=1)
 
 
-def _share(moment: Moment, state: State, place: int, block: Ints) -> float:
+def _share(moment: Moment, state: State, place: int, block: Ints, kept: Ints) -> float:
     """Bytes that both hold, of those that either does, without the model and its optimizer."""
     blocks, lives = state.blocks, moment.seen.line.lives
     mine = (blocks.state == BlockState.ACTIVE_ALLOCATED) & ~np.isin(blocks.category, OWNED)
-    found = np.zeros(len(blocks), dtype=bool)
+    found = kept >= 0
     found[block[block >= 0]] = True
     missing = lives.alive_at(place - 1) & (block < 0) & (lives.alloc >= 0)
     either = int(blocks.size[mine].sum()) + int(lives.size[missing].sum())

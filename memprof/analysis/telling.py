@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.analysis.likeness import SMALL, Likeness, segment_of
-from memprof.analysis.owners import OWNED
 from memprof.trace import (
     EMPTY,
     NOT_RECORDED,
@@ -28,11 +27,6 @@ from memprof.trace import (
 __all__ = ["told_by"]
 
 Ints = npt.NDArray[np.int64]
-
-_LEAST_STEPS = 2
-"""Steps that must each have left a block of one size for others of the size to be its line's."""
-_MOST_SIZES = 200
-"""Sizes of blocks that are looked at for what lines leave behind."""
 
 
 def told_by(alike: Likeness, failed: Trace, event: int) -> Trace:
@@ -76,32 +70,11 @@ def _with_the_step(alike: Likeness, names: _Relabelled, blocks: Blocks) -> Block
 
 
 def _with_kept(alike: Likeness, names: _Relabelled, blocks: Blocks) -> Blocks:
-    """With what was left behind since, by lines that were seen to leave blocks of just that size.
-
-    In the window they did so in several steps, and nothing else of the size was alive there.
-    """
-    moment, lives = alike.moment, alike.moment.seen.line.lives
-    category = moment.seen.owners.category.of
-    held = moment.alive & ~np.isin(category, OWNED) & (moment.made_in >= 0) & (lives.stack > 0)
-    for size in _sizes_of_most(lives.size[held & (moment.made_in < moment.step)]):
-        rows = np.flatnonzero(held & (lives.size == size))
-        steps = np.unique(moment.made_in[rows])
-        if len(np.unique(lives.stack[rows])) > 1 or len(steps) < _LEAST_STEPS:
-            continue
-        mine = (blocks.state == BlockState.ACTIVE_ALLOCATED) & (blocks.size == size)
-        of = np.flatnonzero(mine & (blocks.stack == EMPTY) & ~np.isin(blocks.category, OWNED))
-        row = np.full(len(of), rows[0])
-        labels = names.undated(lives.label[row])
-        blocks = _told(blocks, of, lives.stack[row], labels, category[row])
-    return blocks
-
-
-def _sizes_of_most(sizes: Ints) -> list[int]:
-    """The sizes that most bytes are of."""
-    known, counts = np.unique(sizes, return_counts=True)
-    order = np.argsort(-known * counts, kind="stable")[:_MOST_SIZES]
-    found: list[int] = known[order].tolist()
-    return found
+    """With what lines left behind since; in which steps is not known."""
+    of = np.flatnonzero((alike.kept >= 0) & (blocks.stack == EMPTY))
+    rows, lives = alike.kept[of], alike.moment.seen.line.lives
+    category = alike.moment.seen.owners.category.of[rows]
+    return _told(blocks, of, lives.stack[rows], names.undated(lives.label[rows]), category)
 
 
 def _told(blocks: Blocks, rows: Ints, stack: Column, label: Column, category: Column) -> Blocks:
