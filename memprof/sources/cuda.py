@@ -356,7 +356,8 @@ class CudaSource:
 
     def _chunk(self, trace: Trace) -> Chunk:
         tables = Remapped(self._interner, trace.tables)
-        events = tables.events(trace.events, self._keeper.marks, _ordinal(trace.device))
+        device, own = _ordinal(trace.device), not self._recorder.is_shared
+        events = tables.events(trace.events, self._keeper.marks, device, has_stacks=own)
         if trace.end is not None:
             state = self._end[trace.device] = tables.state(trace.end)
             if self._recorder.is_shared:

@@ -17,6 +17,7 @@ from memprof.trace import (
     Column,
     Events,
     Label,
+    Phase,
     State,
     Tables,
 )
@@ -38,12 +39,22 @@ class Remapped:
         # The last entry stands for NOT_RECORDED (-1).
         self._pools = np.asarray([*map(interner.pool, tables.pools), NOT_RECORDED], np.int32)
 
-    def events(self, events: Events, marks: Marks, device: int) -> Events:
-        """Labels are told by the time; metadata that the user gave to torch is their annotation."""
+    def events(
+        self, events: Events, marks: Marks, device: int, *, has_stacks: bool = False
+    ) -> Events:
+        """Labels are told by the time; metadata that the user gave to torch is their annotation.
+
+        With ``has_stacks`` every thread that runs Python has one: then what has none came from
+        autograd's, also before the pass reaches the first module.
+        """
+        told = marks.at(events.time_us, device)
+        if has_stacks:
+            bare = events.stack == EMPTY
+            told[bare] = self._in_backward(told[bare])
         labelled: Events = _with(
             events,
             stack=self._stacks[events.stack],
-            label=self._labels(events.label, marks.at(events.time_us, device)),
+            label=self._labels(events.label, told),
             pool=self._pools[events.pool],
         )
         return labelled
@@ -57,6 +68,16 @@ class Remapped:
         ]
         found: Column = np.asarray(labels, dtype=np.int32)[rows.reshape(-1)]
         return found
+
+    def _in_backward(self, rows: Column) -> Column:
+        known = self._interner.tables().labels if len(rows) else ()
+        moved = {}
+        for row in np.unique(rows).tolist():
+            at = known[row]
+            is_forward = at.phase is Phase.FORWARD
+            phase = Phase.BACKWARD if is_forward else at.phase
+            moved[row] = self._interner.label(at.step, phase, at.module, at.annotation)
+        return np.asarray([moved[row] for row in rows.tolist()], dtype=np.int32)
 
     def _annotated(self, label: Label, text: str) -> int:
         annotation = f"{label.annotation}/{text}" if label.annotation else text

@@ -178,3 +178,26 @@ def test_replicas_that_run_side_by_side_have_the_labels_of_their_own_devices(tol
         assert modules == {"cuda:0": ["Left"], "cuda:1": ["Right"]}
     else:  # the last mark before is all that there is to go by
         assert modules["cuda:0"] == modules["cuda:1"]
+
+
+def test_what_autograd_makes_before_it_reaches_a_module_is_of_the_backward_pass():
+    interner = Interner()
+    boundaries = Boundaries(interner)
+    stand_in = TorchStandIn("2.13")
+    source = CudaSource(interner, boundaries, stand_in)
+    boundaries.open(lambda step: None)
+    source.open()
+    source.begin_window()
+    try:
+        loss = torch.nn.Linear(4, 4)(torch.ones(1, 4)).square().mean()
+        stand_in.alloc(MIB)  # of the loss
+        with stand_in.backward_thread():
+            stand_in.alloc(2 * MIB)  # the gradient of the square
+        loss.backward()
+        (chunk,) = source.drain()
+    finally:
+        source.close()
+        boundaries.close()
+    labels = interner.tables().labels
+    made = chunk.events.take(chunk.events.action == Action.ALLOC)
+    assert [labels[row].phase for row in made.label] == [Phase.FORWARD, Phase.BACKWARD]
