@@ -1,12 +1,14 @@
 # Every target makes its own .venv when it is missing, so any of them is the first command.
 #   PYTHON=python3.12 make test            chooses another interpreter for it
-#   make gpu READY= BIN=/path/to/venv/bin  uses an environment that is there already
+#   make gpu READY= BIN=/path/to/venv/bin  uses an environment that is there already (stub too)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format bench gpu clean
+.PHONY: help demo test check format bench gpu stub clean
 
 BIN := .venv/bin
+# A process for each core, up to four: each of them loads torch. SPREAD= runs one after another.
+SPREAD := -n auto --maxprocesses 4 --dist loadfile
 READY := .venv/.ready
 
 help:  ## Say what can be made
@@ -17,14 +19,14 @@ demo: $(READY)  ## Record the training of a small GPT and report where its memor
 	$(BIN)/memprof report demo-run.json -o demo-report.html
 
 test: $(READY)  ## Run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SPREAD)
 
 check: $(READY)  ## Run format, lint, types, layers and tests, as CI does
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SPREAD)
 
 format: $(READY)  ## Rewrite the code in the house format, with the safe fixes of the linter
 	$(BIN)/ruff format
@@ -35,6 +37,9 @@ bench: $(READY)  ## Measure the cost of memprof beside what it is compared with
 
 gpu: $(READY)  ## Run the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
+
+stub: $(READY)  ## Run them above a stub of CUDA, where torch was built with CUDA and there is no GPU
+	$(BIN)/python tests/cuda_stub -m pytest -m gpu
 
 clean:  ## Remove the environment and everything that is made
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

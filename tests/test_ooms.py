@@ -84,6 +84,21 @@ def test_a_limit_of_the_programs_own_is_told_as_what_kept_the_memory_away(record
     assert any(r.kind == "limit" and r.fits for r in told.rescues.tried)
 
 
+def test_what_a_limit_kept_away_is_not_called_unused(recorded):
+    def half_used(stand_in):
+        kept = [stand_in.alloc(8 * MIB) for _ in range(8)]  # two in each of four segments
+        for address in kept[::2]:
+            stand_in.free(address)
+        stand_in.alloc(56 * MIB)
+
+    stand_in = TorchStandIn(capacity=1000 * MIB)
+    stand_in.cuda.set_per_process_memory_fraction(100 * MIB / (1512 * MIB))
+    (told,) = post_mortems(recorded(stand_in, half_used))
+    (weight,) = (w for w in told.weights if w.cause is Cause.FRAGMENTATION)
+    assert weight.why.startswith("68 MiB were unused or free when 56 MiB were asked")
+    assert told.failure.free > 900 * MIB
+
+
 def test_a_limit_that_was_set_before_anything_was_allocated_is_known_too(recorded):
     stand_in = TorchStandIn(capacity=8000 * MIB)
     stand_in.cuda.set_per_process_memory_fraction(0.25)

@@ -110,6 +110,11 @@ class Failure:
         return min(most, self.allowed) if self.allowed >= 0 else most
 
     @property
+    def attainable(self) -> int:
+        """Bytes of the device that torch could still have taken; 0 where that is not known."""
+        return max(self.limit - self.reserved, 0) if self.limit >= 0 else max(self.free, 0)
+
+    @property
     def allowed(self) -> int:
         """The most that the program itself lets torch hold; `NOT_RECORDED` where it set none."""
         if self.fraction < 1 and self.total > 0:

@@ -19,6 +19,7 @@ from memprof.analysis.owners import OWNED, owners
 from memprof.analysis.sites import FrameKind, frame_kind
 from memprof.analysis.timeline import timeline
 from memprof.trace import (
+    EMPTY,
     NOT_RECORDED,
     Action,
     Blocks,
@@ -211,14 +212,14 @@ def _paired(moment: Moment, state: State, place: int) -> tuple[Ints, Ints]:
 
 
 def _left_like(moment: Moment, state: State, place: int, block: Ints) -> Ints:
-    """For every block without a lifetime one that a line left behind; -1 where there is none.
+    """For blocks that no lifetime tells of one that a line left behind; -1 where there is none.
 
     In the window the line did so in several steps, and nothing else of that size was alive.
     """
     lives, blocks = moment.seen.line.lives, state.blocks
     kept = np.full(len(blocks), NOT_RECORDED, dtype=np.int64)
     unpaired = (blocks.state == BlockState.ACTIVE_ALLOCATED) & ~np.isin(blocks.category, OWNED)
-    unpaired[block[block >= 0]] = False
+    unpaired[_told(moment, block)] = False
     held = lives.alive_at(place - 1) & (moment.made_in >= 0) & (lives.stack > 0)
     held &= ~np.isin(moment.seen.owners.category.of, OWNED)
     past = held & (moment.made_in < moment.steps[place])
@@ -228,6 +229,12 @@ def _left_like(moment: Moment, state: State, place: int, block: Ints) -> Ints:
         if len(np.unique(lives.stack[rows])) == 1 and len(steps) >= _LEAST_STEPS:
             kept[unpaired & (blocks.size == size)] = rows[0]
     return kept
+
+
+def _told(moment: Moment, block: Ints) -> Ints:
+    """The blocks of lifetimes that have a line; others were there before their window, too."""
+    found: Ints = block[(block >= 0) & (moment.seen.line.lives.stack != EMPTY)]
+    return found
 
 
 def _sizes_of_most(sizes: Ints) -> list[int]:
@@ -294,7 +301,7 @@ def _share(moment: Moment, state: State, place: int, block: Ints, kept: Ints) ->
     blocks, lives = state.blocks, moment.seen.line.lives
     mine = (blocks.state == BlockState.ACTIVE_ALLOCATED) & ~np.isin(blocks.category, OWNED)
     found = kept >= 0
-    found[block[block >= 0]] = True
+    found[_told(moment, block)] = True
     missing = lives.alive_at(place - 1) & (block < 0) & (lives.alloc >= 0)
     either = int(blocks.size[mine].sum()) + int(lives.size[missing].sum())
     return int(blocks.size[mine & found].sum()) / either if either else 0.0

@@ -177,7 +177,7 @@ def _shortage(failure: Failure) -> int:
 def _weights(failure: Failure, trend: Growth | None) -> Iterator[Weight]:
     shortage = _shortage(failure)
     if failure.requested >= 0 and failure.unused >= 0:
-        room = failure.unused + max(failure.free, 0)
+        room = failure.unused + failure.attainable
         scattered = failure.unused >= _SCATTERED * failure.limit
         enough = shortage == 0 and room >= failure.requested and scattered
         unused, asked = format_bytes(room), format_bytes(failure.requested)
@@ -190,7 +190,7 @@ def _weights(failure: Failure, trend: Growth | None) -> Iterator[Weight]:
 
 
 def _in_pieces(failure: Failure) -> str:
-    largest = max(failure.largest_free, failure.free, 0)
+    largest = max(failure.largest_free, failure.attainable)
     piece = "of that size" if largest < failure.requested else "that such a request is given"
     apart = f"; {format_bytes(failure.apart)} of it belong to other streams or pools"
     told = f"in no piece {piece} (largest {format_bytes(largest)})"

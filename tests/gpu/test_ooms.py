@@ -106,15 +106,16 @@ def test_between_windows_a_recorded_step_tells_what_filled_the_device(tmp_path, 
         tracked()
     run = load(tmp_path / "run.json")
     (finding,) = (f for f in run.findings if f.finding == "oom")
-    assert finding.details["moment"] is True
+    assert finding.details.get("moment") is True, finding.details
     (told,) = post_mortems(run)
     assert told.failure.alike is not None
     assert told.failure.alike.share > 0.9
     sites = {group.name.rpartition(" in ")[2]: group.bytes for group in told.sites}
     assert sites["floats"] >= 24 * MIB * (told.failure.label.step - 1)
-    assert told.cause is Cause.LEAK
+    assert Cause.LEAK in causes(told)
 
 
+@pytest.mark.kernels
 def test_memory_of_another_process_is_told_as_theirs(tmp_path):
     gc.collect()
     torch.cuda.empty_cache()

@@ -21,6 +21,8 @@ NAMES = (
     "sizes-expandable",
     "sizes-split-limit",
     "sizes-powers",
+    "collecting",
+    "collecting-split-limit",
     "streams",
     "graphs",
     "running-out",
