@@ -15,9 +15,11 @@ import gzip
 import json
 import os
 import pickle
+import random
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,39 @@ def collecting() -> None:
             del kept[number * 104729 % len(kept)]
 
 
+def anything(seed: int) -> list[torch.Tensor]:
+    """Tensors of all sizes on several streams, which wait for one another, with little memory."""
+    chance = random.Random(seed)
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(chance.choice([400, 800, 1500]) * MIB / total)
+    streams = [torch.cuda.current_stream(), *(torch.cuda.Stream() for _ in range(seed % 3))]
+    kept: list[torch.Tensor] = []
+    for _ in range(400):
+        choice = chance.random()
+        if choice < 0.55:
+            _one_more(chance, streams, kept)
+        elif choice < 0.97 and kept:
+            kept.pop(chance.randrange(len(kept)))
+        elif choice > 0.985:
+            torch.cuda.empty_cache()
+    return kept
+
+
+def _one_more(
+    chance: random.Random, streams: list[torch.cuda.Stream], kept: list[torch.Tensor]
+) -> None:
+    least, most = chance.choice([(1, MIB), (MIB, 10 * MIB), (10 * MIB, 80 * MIB)])
+    try:
+        with torch.cuda.stream(chance.choice(streams)):
+            made = torch.empty(chance.randrange(least, most), dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError:
+        del kept[: len(kept) // 2]
+        return
+    if chance.random() < 0.2:
+        made.record_stream(chance.choice(streams))
+    kept.append(made)
+
+
 def running_out() -> None:
     """The limit of the process is reached."""
     total = torch.cuda.get_device_properties(0).total_memory
@@ -115,11 +150,25 @@ PROGRAMS: dict[str, tuple[Callable[[], object], str]] = {
     "graphs": (graphs, ""),
     "running-out": (running_out, ""),
 }
+ANYTHING: dict[str, tuple[Callable[[], object], str]] = {
+    f"anything-{seed}": (partial(anything, seed), settings)
+    for seed, settings in enumerate(
+        (
+            "",
+            "expandable_segments:True",
+            "max_split_size_mb:32",
+            "roundup_power2_divisions:8",
+            "garbage_collection_threshold:0.5",
+            "max_split_size_mb:100,garbage_collection_threshold:0.7",
+        )
+    )
+}
+"""Not kept in tests/data."""
 
 
 def record(name: str, folder: Path) -> None:
     """Run one program here and write what torch recorded, and what it counted."""
-    program, _ = PROGRAMS[name]
+    program, _ = (PROGRAMS | ANYTHING)[name]
     torch.cuda.memory._record_memory_history(
         "all", context="alloc", stacks="python", max_entries=20_000
     )
@@ -169,7 +218,7 @@ def main() -> int:
     failed = 0
     for name in arguments[1:] or PROGRAMS:
         environment = {k: v for k, v in os.environ.items() if "ALLOC_CONF" not in k}
-        if settings := PROGRAMS[name][1]:
+        if settings := (PROGRAMS | ANYTHING)[name][1]:
             environment["PYTORCH_CUDA_ALLOC_CONF"] = settings
         command = [sys.executable, __file__, "--one", name, str(folder)]
         failed += subprocess.run(command, env=environment, check=False).returncode != 0

@@ -26,6 +26,7 @@ NAMES = (
     "streams",
     "graphs",
     "running-out",
+    *(f"anything-{seed}" for seed in range(6)),
 )
 
 
@@ -44,3 +45,4 @@ def test_a_program_is_retold_exactly_and_its_bytes_are_torchs(name, tmp_path):
     replay = replay_recorded(trace)
     assert replay.exact == replay.allocs
     assert replay.peak_reserved == counted["reserved_bytes.peak"]
+    assert replay.released_segments_predicted == replay.released_segments
