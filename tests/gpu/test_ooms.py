@@ -99,7 +99,7 @@ def test_between_windows_a_recorded_step_tells_what_filled_the_device(tmp_path, 
             kept.append(floats(24))
 
     def tracked():
-        with memprof.track(tmp_path / "run.json", sources=("cuda",), max_events=1500):
+        with memprof.track(tmp_path / "run.json", sources=("cuda",), max_events=4000):
             job()
 
     with pytest.raises(torch.OutOfMemoryError):
