@@ -135,7 +135,7 @@ def likeness(
     """
     failed = windows[window]
     state = failed.end if failed.start is None else failed.start
-    if state is None or not len(state.blocks):
+    if state is None or not len(state.segments):
         return None
     best: Likeness | None = None
     earlier = [w for w in range(window - 1, -1, -1) if len(windows[w].events) > 1]

@@ -146,11 +146,15 @@ def test_a_window_that_never_came_to_the_line_is_not_taken():
     assert likeness([traces[0], replace(traces[1], tables=elsewhere)], 1, 0) is None
 
 
-def test_a_state_without_blocks_is_like_nothing():
+def test_a_state_whose_blocks_lie_in_no_segment_is_like_nothing():
     builder = TraceBuilder()
-    step(builder, 1)
-    traces, _ = recorded_and_failed(builder.build(), steps=1, failed_in=1)
-    assert likeness([traces[0], replace(traces[1], end=State())], 1, 0) is None
+    for number in (1, 2, 3):
+        step(builder, number)
+    traces, truth = recorded_and_failed(builder.build(), steps=2, failed_in=3)
+    assert likeness(traces, 1, 0) is not None
+    nowhere = replace(truth.blocks, segment=np.full(len(truth.blocks), -1))
+    for end in (State(), State(blocks=nowhere)):
+        assert likeness([traces[0], replace(traces[1], end=end)], 1, 0) is None
 
 
 def test_changes_of_the_recorded_step_become_changes_of_the_blocks():

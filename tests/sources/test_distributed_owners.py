@@ -116,11 +116,7 @@ def test_on_the_cpu_every_byte_of_a_distributed_model_has_its_owner(mesh, record
 
 def test_on_cuda_the_local_tensors_blocks_have_the_owner(mesh, boundaries):
     stand_in = TorchStandIn()
-    device = OnDevice(stand_in)
-    model, optimizer = trained(mesh)
-    for parameter in model.parameters():
-        for tensor in (parameter, parameter.grad, *optimizer.state[parameter].values()):
-            device.lay(local(tensor))
+    device, *_trained = laid(stand_in, mesh)
     source = OwnedCudaSource(boundaries._interner, boundaries, stand_in, device.place)
     source.open()
     blocks = source.begin_window()["cuda:0"].blocks
@@ -130,6 +126,16 @@ def test_on_cuda_the_local_tensors_blocks_have_the_owner(mesh, boundaries):
     assert found == {(kind, size): 1 for kind in kinds for size in (WEIGHT, BIAS)}
     source.close()
     assert source.notes() == []
+
+
+def laid(stand_in: TorchStandIn, mesh):
+    """A device on which a trained model's local tensors lie; the model and its optimizer."""
+    device = OnDevice(stand_in)
+    model, optimizer = trained(mesh)
+    for parameter in model.parameters():
+        for tensor in (parameter, parameter.grad, *optimizer.state[parameter].values()):
+            device.lay(local(tensor))
+    return device, model, optimizer
 
 
 def failed(stand_in: TorchStandIn, boundaries: Boundaries, device: OnDevice) -> Exhausted:
@@ -146,11 +152,7 @@ def failed(stand_in: TorchStandIn, boundaries: Boundaries, device: OnDevice) -> 
 
 def test_a_failure_tells_whose_the_bytes_of_a_distributed_model_are(mesh, boundaries):
     stand_in = TorchStandIn()
-    device = OnDevice(stand_in)
-    model, optimizer = trained(mesh)
-    for parameter in model.parameters():
-        for tensor in (parameter, parameter.grad, *optimizer.state[parameter].values()):
-            device.lay(local(tensor))
+    device, *_trained = laid(stand_in, mesh)
     what = failed(stand_in, boundaries, device)
     whole = WEIGHT + BIAS
     assert "unread" not in what.facts
