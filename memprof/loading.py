@@ -32,6 +32,7 @@ from memprof.records import (
     Finding,
     Footer,
     Header,
+    Interim,
     Note,
     Owners,
     Readings,
@@ -154,6 +155,7 @@ class _Assembly:
             Readings: self._add_readings,
             Finding: self._add_finding,
             Note: self._notes.append,
+            Interim: lambda _: None,  # read where a run is not read whole
             Footer: self._add_footer,
             Damage: self._add_damage,
         }

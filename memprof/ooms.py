@@ -6,6 +6,7 @@ The first is told in full, with the window's events up to it; those that follow 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -42,6 +43,8 @@ class OomRecords:
         """``write`` takes a finding and what to log, ``flush`` puts all that waits on disk."""
         self._recording, self._interner = recording, interner
         self._write, self._flush = write, flush
+        self.times: Counter[str] = Counter()
+        """Failed requests that were recorded, by device."""
         self._counted: dict[str, int] = {}
         self._last_us = -_SAME_US
         self._rested_at_s: dict[str, float] = {}
@@ -49,6 +52,7 @@ class OomRecords:
     def observed(self, what: Exhausted, step: int, label: int) -> None:
         """A device ran out of memory just now, on this thread."""
         self._last_us = what.time_us
+        self.times[what.device] += 1
         known, told = self._counted.get(what.device, 0) + 1, what.facts.get("ooms")
         self._counted[what.device] = max(known, told if isinstance(told, int) else 0)
         began_s = time.monotonic()
@@ -75,6 +79,7 @@ class OomRecords:
         known = self._counted.setdefault(device, max(ooms, 0))
         if ooms > known:
             self._counted[device] = ooms
+            self.times[device] += ooms - known
             details: dict[str, object] = {"from": "counter"}
             finding = Finding("oom", device, step, time.time_ns() // 1000, details=details)
             self._write(finding, f"{device} ran out of memory")

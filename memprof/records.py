@@ -16,6 +16,7 @@ __all__ = [
     "Footer",
     "Header",
     "Holder",
+    "Interim",
     "Link",
     "Note",
     "Owners",
@@ -30,11 +31,12 @@ __all__ = [
     "TraceRecord",
 ]
 
-SCHEMA_VERSION = (1, 0)
+SCHEMA_VERSION = (1, 1)
 """(major, minor). A reader refuses a newer major version and ignores what a newer minor adds.
 
 History:
     1.0  first version (2026-11)
+    1.1  `interim`; the footer tells step time, growth, bytes outside torch and failures (2026-11)
 """
 
 
@@ -295,6 +297,30 @@ class DeviceSummary(msgspec.Struct, frozen=True, omit_defaults=True):
     peak_reserved_bytes: int = -1
     peak_step: int = -1
     events: int = 0
+    total_bytes: int = 0
+    """Of the device's memory; 0 where not known."""
+    outside_bytes: int = -1
+    """Most that this process was seen to hold on the device beyond what torch had reserved."""
+    bytes_per_step: float | None = None
+    """How fast allocated bytes at step ends rose after warm-up (Theil-Sen); null: too few steps."""
+    rising: float = -1.0
+    """Share of the pairs of steps between which they rose: 0.5 is noise, 1 rises every time."""
+    ooms: int = 0
+    """Requests that the device could not serve."""
+
+
+class Interim(msgspec.Struct, frozen=True, tag_field="kind", tag="interim", omit_defaults=True):
+    """What the footer would say by now; the last one stands in for it where a job was killed.
+
+    Written every ten seconds at first, in a long job once in a thousandth of the time that has gone
+    by, and when memory runs out.
+    """
+
+    time_us: int
+    steps: int = 0
+    devices: list[DeviceSummary] = []
+    overhead_us: int = 0
+    step_us: int = -1
 
 
 class Footer(msgspec.Struct, frozen=True, tag_field="kind", tag="footer", omit_defaults=True):
@@ -306,7 +332,9 @@ class Footer(msgspec.Struct, frozen=True, tag_field="kind", tag="footer", omit_d
     overhead_us: int = 0
     """Time that recording took, as measured by the tracker itself."""
     status: str = "ok"
-    """``ok``, or the exception that ended the block."""
+    """``ok``, or the exception that ended the block or the process."""
+    step_us: int = -1
+    """Median duration of a step."""
 
 
 Record = (
@@ -319,5 +347,6 @@ Record = (
     | Readings
     | Finding
     | Note
+    | Interim
     | Footer
 )

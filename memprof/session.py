@@ -17,11 +17,12 @@ from memprof.chosen import Ticks, event_sources, reading_sources
 from memprof.environment import header, now_us
 from memprof.errors import MemprofError
 from memprof.figures import Figures
+from memprof.interims import Interims
 from memprof.ooms import OomRecords
 from memprof.options import Options
 from memprof.output import Output
 from memprof.recording import Recording, Seen
-from memprof.records import DeviceInfo, Finding, Footer, Header
+from memprof.records import DeviceInfo, Finding, Header, Readings
 from memprof.sampler import Sampler
 from memprof.sources.boundaries import Boundaries
 from memprof.sources.ooms import Exhausted
@@ -69,6 +70,7 @@ class Session:
         self._lookout: Lookout | None = None
         self._sampler: Sampler | None = None
         self._figures = Figures()
+        self._interims = Interims(self._figures, self.recording, self._ooms, self.meter)
         self._steps = 0
         self._last_step = -1
         self._unseen = 0
@@ -86,7 +88,7 @@ class Session:
         self._sampler = Sampler(
             reading_sources(self._options),
             self._options.sample_interval_s,
-            self.output.write,
+            self._write_readings,
             self._reader_failed,
             self.output.flush,
         )
@@ -127,7 +129,7 @@ class Session:
                 self.recording.note("tracker", "a reading did not come back: the last are missing")
             if "torch" not in sys.modules:
                 self.recording.note("tracker", "torch was never imported: the host only")
-            self.output.close(self._footer(status))
+            self.output.close(self._interims.footer(self._steps, self._devices, status))
 
     def _close_torch(self) -> None:
         self._close_boundaries()  # may end a last step
@@ -201,6 +203,7 @@ class Session:
 
     def _flush(self) -> None:
         self._write_rows()
+        self._interims.write(self._steps, self._devices)  # the job may be about to die
         self.recording.write_notes()
         self.output.flush()
 
@@ -299,6 +302,8 @@ class Session:
         if in_window:
             self.recording.drain(only_cheap=True)
         self._write_rows()
+        if self._interims.is_due(at_us):
+            self._interims.write(self._steps, self._devices)
         self.recording.write_notes()
         self.output.flush()
         self._flushed_us = now_us()
@@ -358,14 +363,9 @@ class Session:
         for record in self._figures.take(unfinished=unfinished):
             self.output.write(record)
 
-    def _footer(self, status: str) -> Footer:
-        return Footer(
-            ended_us=now_us(),
-            steps=self._steps,
-            devices=self._figures.summaries(self.recording.total_events),
-            overhead_us=round(self.meter.total_us),
-            status=status,
-        )
+    def _write_readings(self, record: Readings) -> None:
+        self.output.write(record)
+        self._figures.read(record)
 
 
 def _lookout(

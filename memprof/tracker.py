@@ -268,7 +268,7 @@ class Tracker:
 
     def _at_exit(self) -> None:
         if self._pid == os.getpid():
-            self.stop()
+            self.stop(status_of(_uncaught()))
 
     def disown(self) -> None:
         """In a forked child: leave the parent's file alone and take every hook away."""
@@ -291,6 +291,11 @@ def status_of(error: BaseException | None) -> str:
         return "ok"
     text = str(error).strip().partition("\n")[0][:300]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _uncaught() -> BaseException | None:
+    """The exception that Python has just reported before it ends; at a prompt it is an old one."""
+    return None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
 
 
 def _is_imported(name: str) -> bool:

@@ -331,7 +331,7 @@ def test_events_and_states_survive_the_way_through_their_records() -> None:
             assert np.array_equal(getattr(getattr(state, part), name), expected), name
 
 
-def lines(*more: str, schema: str = "[1,0]") -> str:
+def lines(*more: str, schema: str = str(list(SCHEMA_VERSION))) -> str:
     return f'[\n{{"kind":"header","schema":{schema},"created_us":1}}' + "".join(
         f",\n{line}" for line in more
     )
