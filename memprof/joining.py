@@ -5,16 +5,19 @@ The recorder numbers windows over all devices, and knows the owner of some bytes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 
 import msgspec
 import numpy as np
 
-from memprof.records import Finding, Owners
+from memprof.digests import MOST_FILES
+from memprof.records import Finding, Owners, SourceFiles
 from memprof.run import Steps
 from memprof.trace import NOT_RECORDED, Action, Events, State
 
-__all__ = ["in_its_place", "owned", "renumbered"]
+__all__ = ["digests", "in_its_place", "owned", "renumbered"]
 
 
 def renumbered(steps: Steps, windows: list[int]) -> Steps:
@@ -52,3 +55,12 @@ def owned(events: Events, start: State | None, owners: list[Owners]) -> tuple[Ev
     if start is not None:
         start = replace(start, blocks=replace(start.blocks, category=blocks))
     return replace(events, category=category), start
+
+
+def digests(files: Sequence[SourceFiles]) -> dict[str, str]:
+    """The digests of all records by the names of the files; the first of each counts."""
+    pairs = (pair for one in files for pair in zip(one.names, one.digests, strict=False))
+    told: dict[str, str] = {}
+    for name, digest in islice(pairs, MOST_FILES):
+        told.setdefault(name, digest)
+    return told

@@ -25,7 +25,7 @@ from memprof.checks import (
 )
 from memprof.errors import FileFormatError
 from memprof.gzipped import GZIP_MAGIC, inflated
-from memprof.joining import in_its_place, owned, renumbered
+from memprof.joining import digests, in_its_place, owned, renumbered
 from memprof.records import (
     SCHEMA_VERSION,
     DeviceInfo,
@@ -36,6 +36,7 @@ from memprof.records import (
     Note,
     Owners,
     Readings,
+    SourceFiles,
     StateRecord,
     StepColumns,
     StepsRecord,
@@ -140,6 +141,7 @@ class _Assembly:
         self._readings: dict[tuple[str, str, str], list[tuple[Column, Column]]] = {}
         self._findings: list[Finding] = []
         self._notes: list[Note] = []
+        self._files: list[SourceFiles] = []
         self._lost = 0
         self._damaged = 0
 
@@ -148,6 +150,7 @@ class _Assembly:
         handlers: dict[type, Callable[..., None]] = {
             Header: self._add_header,
             TablesRecord: self._add_tables,
+            SourceFiles: self._files.append,
             TraceRecord: self._add_trace,
             Owners: self._add_owners,
             StateRecord: self._add_state,
@@ -335,6 +338,7 @@ class _Assembly:
             ),
             notes=tuple(self._notes),
             footer=self._footer,
+            digests=digests(self._files),
         )
 
     def _traces(self, name: str, info: DeviceInfo, tables: Tables) -> dict[int, Trace]:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from memprof.output import Output
-from memprof.records import DeviceInfo, Note, Owners
+from memprof.records import DeviceInfo, Finding, Note, Owners
 from memprof.runfile import encode_state, encode_trace
+from memprof.sources.programfiles import ProgramFiles
 from memprof.sources.protocol import Chunk, Counters, EventSource, Interner
 from memprof.trace import NOT_RECORDED, Events, State
 
@@ -67,6 +68,7 @@ class Recording:
     _written: dict[str, int] = field(default_factory=dict)
     """Events of the open window that were written, by device."""
     _totals: dict[str, int] = field(default_factory=dict)
+    _files: ProgramFiles = field(default_factory=ProgramFiles)
 
     def add(self, source: EventSource) -> None:
         """Open a source; in a window it records from now on."""
@@ -214,6 +216,19 @@ class Recording:
         tables = self.interner.take_new()
         if tables is not None:
             self.output.write(tables)
+            self._write_files(filename for _, filename, _ in tables.frames)
+
+    def write_finding(self, finding: Finding) -> None:
+        """A finding, below the rows that it points into."""
+        self.write_tables()
+        for holder in finding.holders:
+            self._write_files([holder.filename, *(link.filename for link in holder.links)])
+        self.output.write(finding)
+
+    def _write_files(self, filenames: Iterable[str]) -> None:
+        files = self._files.new(filenames)
+        if files is not None:
+            self.output.write(files)
 
     def _ask(self, opened: _Open, question: Callable[[], Answer]) -> Answer | None:
         """The source's answer; None when it raised, after which it is closed and gone."""

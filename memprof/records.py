@@ -24,6 +24,7 @@ __all__ = [
     "Record",
     "SegmentColumns",
     "Site",
+    "SourceFiles",
     "StateRecord",
     "StepColumns",
     "StepsRecord",
@@ -37,6 +38,7 @@ SCHEMA_VERSION = (1, 1)
 History:
     1.0  first version (2026-11)
     1.1  `interim`; the footer tells step time, growth, bytes outside torch and failures (2026-11)
+    1.1  `source_files`: digests of the program's own files (2026-11)
 """
 
 
@@ -98,6 +100,21 @@ class TablesRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="tables", 
     Phase: 0 unknown, 1 forward, 2 backward, 3 optimizer, 4 other.
     """
     pools: list[tuple[int, int]] = []
+
+
+class SourceFiles(
+    msgspec.Struct, frozen=True, tag_field="kind", tag="source_files", omit_defaults=True
+):
+    """Digests of the program's own source files as they ran, so that they are known again.
+
+    Of files that stacks and holders name, each in one record of a run. There is none of a file that
+    may not be what was imported: written since the process began, or not a plain file.
+    """
+
+    names: list[str] = []
+    """As frames name them."""
+    digests: list[str] = []
+    """BLAKE2b of 16 bytes, as hexadecimal digits; line ends count as ``\\n``."""
 
 
 class TraceRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="trace", omit_defaults=True):
@@ -340,6 +357,7 @@ class Footer(msgspec.Struct, frozen=True, tag_field="kind", tag="footer", omit_d
 Record = (
     Header
     | TablesRecord
+    | SourceFiles
     | TraceRecord
     | Owners
     | StateRecord

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -79,6 +79,8 @@ class Run:
     findings: tuple[Finding, ...] = ()
     notes: Sequence[Note] = ()
     footer: Footer | None = None
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """`digests.digest_of` the program's own source files as they ran, by name; not of all."""
     is_snapshot: bool = False
     """Read from torch's snapshot: no steps, no readings, one window a device."""
 

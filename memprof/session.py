@@ -213,8 +213,7 @@ class Session:
 
     def _add_finding(self, finding: Finding, message: str) -> None:
         """Write a finding; if there is something to say, log it and tell the user."""
-        self.recording.write_tables()
-        self.output.write(finding)
+        self.recording.write_finding(finding)
         if not message:
             return
         self.output.flush()

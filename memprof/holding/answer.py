@@ -18,7 +18,7 @@ from memprof.holding.garbage import Unreached
 from memprof.holding.heap import Deadline
 from memprof.holding.kinds import LinkKind, link
 from memprof.holding.naming import Naming
-from memprof.holding.roots import Root, is_user_file, module_roots
+from memprof.holding.roots import Root, module_roots
 from memprof.holding.search import Reference, Search, quiet
 from memprof.holding.sizes import shown_and_kept
 from memprof.holding.targets import BlockIndex, Targets, storage_key
@@ -26,6 +26,7 @@ from memprof.holding.tidying import tidy
 from memprof.holding.unowned import with_what_is_known
 from memprof.records import Holder, Link
 from memprof.sources.places import Block, PlaceOf, place_of
+from memprof.sources.programfiles import is_user_file
 
 __all__ = ["find_holders", "holders", "links_of"]
 

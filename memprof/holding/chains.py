@@ -8,7 +8,7 @@ from itertools import takewhile
 import msgspec
 
 from memprof.holding.kinds import LinkKind, is_field, most_telling
-from memprof.holding.roots import is_user_file, source_line
+from memprof.holding.roots import source_line
 from memprof.holding.source import (
     assigned_in_class,
     assigned_in_function,
@@ -21,6 +21,7 @@ from memprof.holding.source import (
 )
 from memprof.holding.words import describe
 from memprof.records import Holder, Link
+from memprof.sources.programfiles import is_user_file
 
 __all__ = ["holder_of", "score"]
 

@@ -29,8 +29,8 @@ from memprof.holding.introspection import (
 )
 from memprof.holding.kinds import LinkKind, link
 from memprof.holding.probes import PROBES, LruCache, function_link, in_code, lru_link, may_apply
-from memprof.holding.roots import is_user_file
 from memprof.records import Link
+from memprof.sources.programfiles import is_user_file
 
 __all__ = ["Naming"]
 

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import inspect
 import linecache
-import os
 import sys
-import sysconfig
 import threading
 import types
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 
 from memprof.holding.introspection import text_of
+from memprof.sources.programfiles import is_user_file
 from memprof.sources.variables import frame_variables
 
 __all__ = [
     "Root",
     "frame_roots",
     "is_own",
-    "is_user_file",
     "module_roots",
     "source_line",
 ]
@@ -59,26 +55,6 @@ def is_own(globals_: dict[str, object]) -> bool:
     """Whether a frame or module with these globals is memprof's."""
     name = dict.get(globals_, "__name__")
     return type(name) is str and (name == _PACKAGE or name.startswith(_PACKAGE + "."))
-
-
-@lru_cache(maxsize=4096)
-def is_user_file(filename: str) -> bool:
-    """Whether ``filename`` is the user's own code: neither the standard library's nor installed."""
-    if not filename or filename.startswith("<frozen"):
-        return False
-    if filename.startswith("<"):  # a prompt, ``python -c``, a notebook's cell
-        return True
-    path = os.path.abspath(filename)  # noqa: PTH100 - resolve() would follow links
-    if "site-packages" in path or "dist-packages" in path:
-        return False
-    return not any(path.startswith(folder + os.sep) for folder in _library_folders())
-
-
-@lru_cache(maxsize=1)
-def _library_folders() -> tuple[str, ...]:
-    names = ("stdlib", "platstdlib")
-    own = Path(__file__).absolute().parent.parent
-    return (*(str(Path(sysconfig.get_path(name)).absolute()) for name in names), str(own))
 
 
 def source_line(filename: str, line: int) -> str:
