@@ -1,4 +1,4 @@
-"""The digest by which a source file is known again, on whatever machine; what is read is others'."""
+"""The digest by which a source file is known again on another machine; others read the files."""
 
 from __future__ import annotations
 

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from memprof.analysis.timeline import timeline
+from memprof.digests import MOST_FILES
 from memprof.errors import FileFormatError
 from memprof.loading import load
-from memprof.records import Finding, Note, Owners, Readings
+from memprof.records import Finding, Note, Owners, Readings, SourceFiles
 from memprof.run import Run
 from memprof.testing import TraceBuilder, save_snapshot, snapshot, step_columns, write_run
 from memprof.trace import Category, Frame, Label, Phase, Trace
@@ -234,3 +235,18 @@ def test_a_run_of_the_first_schema_version_still_reads() -> None:
     assert run.devices[0].steps.peak_allocated.tolist() == [MIB + KIB]
     assert [(s.name, s.values.tolist()) for s in run.readings] == [("used", [5.0])]
     assert run.findings[0].holders[0].links[0].kind == "global"
+
+
+def test_the_first_digest_of_a_file_counts_and_there_are_only_so_many(tmp_path: Path) -> None:
+    more = [
+        SourceFiles(["a.py", "b.py"], ["1", "2"]),
+        SourceFiles(["a.py", "c.py", "d.py"], ["9", "3"]),
+        SourceFiles([f"{n}.py" for n in range(MOST_FILES)], ["4"] * MOST_FILES),
+    ]
+    digests = load(write_run(tmp_path / "r", training(), more=more)).digests
+    assert list(digests.items())[:4] == [("a.py", "1"), ("b.py", "2"), ("c.py", "3"), ("0.py", "4")]
+    assert len(digests) == MOST_FILES - 1  # one was told twice
+
+
+def test_a_run_without_digests_has_none(tmp_path: Path) -> None:
+    assert load(write_run(tmp_path / "r", training())).digests == {}

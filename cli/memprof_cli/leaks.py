@@ -13,15 +13,16 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from memprof import load
 from memprof.advice.merging import merged
 from memprof.analysis.findings import Found, Kind, Remedy
+from memprof.analysis.located import not_here
 from memprof.analysis.sites import short_path
 from memprof.errors import MemprofError
 from memprof.findings import findings
 from memprof.records import Holder, Site
 from memprof.run import Run
 from memprof.units import format_bytes, format_count, format_percent
+from memprof_cli.sources import opened, source_option
 from memprof_cli.terminal import terminal
 
 __all__ = ["command", "findings_json"]
@@ -31,6 +32,7 @@ _WIDTH = 110
 _LEAKS = (Kind.LEAK, Kind.CYCLE, Kind.HOST_GROWTH, Kind.NON_TORCH)
 _STYLES = {Kind.LEAK: "bold red", Kind.CYCLE: "bold red", Kind.HOST_GROWTH: "bold yellow"}
 _MOST_HOLDERS = 3
+_MOST_MISSING = 3
 _ENOUGH_STEPS = 12
 
 
@@ -43,20 +45,27 @@ _ENOUGH_STEPS = 12
     metavar="FILE",
     help="Write the mechanical fixes as one unified diff, for `git apply`.",
 )
+@source_option
 @click.option("--fail-on-leak", is_flag=True, help="Exit with status 3 when something grows.")
 @click.pass_context
 def command(
-    ctx: click.Context, file: Path, as_json: bool, patch: Path | None, fail_on_leak: bool
+    ctx: click.Context,
+    file: Path,
+    as_json: bool,
+    patch: Path | None,
+    roots: tuple[Path, ...],
+    fail_on_leak: bool,
 ) -> None:
     """Name what outlives its step in the recording FILE, who holds it and the fix.
 
     FILE is a run file or a snapshot that torch wrote. Findings come best first: what grows before
     what is merely there.
     """
-    run = load(file)
+    run = opened(file, roots)
     found = findings(run)
     if patch is not None:
         _write_patch(patch, found)
+        _say_what_is_not_here(run, found)
     if as_json:
         click.echo(json.dumps(findings_json(found), indent=2))
     else:
@@ -138,6 +147,16 @@ def _write_patch(path: Path, found: Sequence[Found]) -> None:
     if patch.left_out:
         left = format_count(patch.left_out)
         click.echo(f"{left} left out: they change the same lines; apply, record again", err=True)
+
+
+def _say_what_is_not_here(run: Run, found: Sequence[Found]) -> None:
+    named = {at.filename for one in found for at in (one.site, *one.holders, *one.remedies)}
+    missing = [name for name in not_here(run) if name in named]
+    if missing:
+        names = ", ".join(short_path(name) for name in missing[:_MOST_MISSING])
+        more = ", …" if len(missing) > _MOST_MISSING else ""
+        click.echo(f"not here as it ran, so not patched: {names}{more}", err=True)
+        click.echo("--source FOLDER says where the source of that run lies", err=True)
 
 
 def _print(run: Run, found: Sequence[Found]) -> None:

@@ -15,10 +15,10 @@ from memprof.analysis.oom import PostMortem, post_mortems
 from memprof.analysis.summary import Summary, summarize
 from memprof.analysis.whatif import DeviceWhatIf, replay
 from memprof.findings import findings
-from memprof.loading import load
 from memprof.trace import Action
 from memprof_cli.progress import progress
 from memprof_cli.screen import print_summary, summaries_json
+from memprof_cli.sources import opened, source_option
 
 __all__ = ["command"]
 
@@ -46,15 +46,21 @@ class _Report:
 )
 @click.option("--open", "open_page", is_flag=True, help="Open the page in a browser.")
 @click.option("--no-page", is_flag=True, help="Print the summary alone.")
+@source_option
 def command(
-    files: Sequence[Path], output: Path | None, as_json: bool, open_page: bool, no_page: bool
+    files: Sequence[Path],
+    output: Path | None,
+    as_json: bool,
+    open_page: bool,
+    no_page: bool,
+    roots: tuple[Path, ...],
 ) -> None:
     """Say where the memory in FILES went, and write one self-contained HTML page.
 
     FILES are run files of memprof, or allocator snapshots that torch wrote
     (torch.cuda.memory._dump_snapshot), gzipped or not.
     """
-    reports = [_examined(file) for file in progress(files, "reading")]
+    reports = [_examined(file, roots) for file in progress(files, "reading")]
     page = None if no_page or (as_json and output is None) else output or _beside(files[0])
     if page is not None:
         _write_page(reports, page)
@@ -69,8 +75,8 @@ def command(
         webbrowser.open(page.absolute().as_uri())
 
 
-def _examined(file: Path) -> _Report:
-    run = load(file)
+def _examined(file: Path, roots: Sequence[Path]) -> _Report:
+    run = opened(file, roots)
     examination = examine(run)
     found = findings(run, examination)
     return _Report(examination, found, summarize(examination, found))

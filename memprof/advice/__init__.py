@@ -7,6 +7,7 @@ which `pages` reads.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import PurePath
 
 from memprof.advice import (
@@ -21,9 +22,11 @@ from memprof.advice import (
 )
 from memprof.advice.case import Case, Proposal
 from memprof.advice.pages import explained_by
+from memprof.advice.patch import patched_file
 from memprof.advice.saving import saving_of
 from memprof.advice.vocabulary import FIXES, PATCHED
 from memprof.analysis.findings import Found, Remedy
+from memprof.analysis.program import program_of
 from memprof.analysis.savings import Saving
 from memprof.run import Run
 
@@ -45,12 +48,21 @@ _RULES: tuple[Callable[[Case], Iterator[Proposal]], ...] = (
 def advise(found: Found, run: Run) -> tuple[Remedy, ...]:
     """At most three remedies for a finding, the most certain and most local first."""
     case = Case(found, run)
-    proposals = [proposal for rules in _RULES for proposal in rules(case)]
+    proposals = [_of_what_ran(proposal, case) for rules in _RULES for proposal in rules(case)]
     proposals.sort(key=lambda p: -p.certainty)
     best: dict[str, Proposal] = {}
     for proposal in proposals:
         best.setdefault(proposal.fix, proposal)
     return tuple(_remedy(proposal, case) for proposal in list(best.values())[:_MOST])
+
+
+def _of_what_ran(proposal: Proposal, case: Case) -> Proposal:
+    """Without its patch where that would be one of a file that is not what the job ran."""
+    program = program_of(patched_file(proposal.patch))
+    if program is None or case.is_as_it_ran(program) is not False:
+        return proposal
+    case.changed.add(program.filename)
+    return replace(proposal, patch="")
 
 
 def _remedy(proposal: Proposal, case: Case) -> Remedy:

@@ -60,7 +60,7 @@ class Case:
     links: frozenset[str] = field(init=False)
     """The kinds of all links of all holders."""
     changed: set[str] = field(default_factory=set)
-    """Files that were asked for a line which is not the recorded one any more."""
+    """Files that are not what ran any more, of those that were asked for."""
 
     def __post_init__(self) -> None:
         self.links = frozenset(
@@ -224,20 +224,31 @@ class Case:
     def place_at(self, filename: str, line: int, code: str = "") -> Place | None:
         """The statement at a recorded line of a user's file; None where the file is not here.
 
-        Nor where the line may be another by now: it is not ``code``, or (where its text was not
-        recorded) the file is younger than the recording.
+        Nor where the line may be another by now: the file is not the one that ran. Of a file
+        without a digest the line must be ``code``, or (where its text was not recorded) the file
+        must not be younger than the recording.
         """
         program = program_of(filename) if filename and line else None
         if program is None:
             return None
-        if program.code(line).strip() != code.strip() if code else self._is_younger(program):
+        if self._is_other_line(program, line, code):
             self.changed.add(filename)
             return None
         return program.at(line)
 
-    def _is_younger(self, program: Program) -> bool:
+    def _is_other_line(self, program: Program, line: int, code: str) -> bool:
+        ran = self.is_as_it_ran(program)
+        if ran is not None:
+            return not ran
+        if code:
+            return program.code(line).strip() != code.strip()
         created_us = self.run.header.created_us
         return 0 < created_us < program.modified_us - _CLOCK_SKEW_US
+
+    def is_as_it_ran(self, program: Program) -> bool | None:
+        """Whether a file is what the job ran; None where the recording has no digest of it."""
+        digest = self.run.digests.get(program.filename)
+        return digest == program.digest if digest is not None else None
 
 
 def says(holder: Holder | None) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from memprof.advice.patch import unified
+from memprof.advice.patch import patched_file, unified
 from memprof.analysis.program import lines_of, program_of
 
 __all__ = ["Merged", "merged"]
@@ -51,7 +51,7 @@ def merged(patches: Iterable[str], root: Path) -> Merged:
     """
     by_file: dict[str, list[list[_Change]]] = {}
     for patch in dict.fromkeys(patches):
-        by_file.setdefault(_filename(patch), []).append(list(_changes(patch)))
+        by_file.setdefault(patched_file(patch), []).append(list(_changes(patch)))
     texts, made, left_out = [], 0, 0
     for filename, patched in by_file.items():
         program = program_of(filename)
@@ -68,10 +68,6 @@ def merged(patches: Iterable[str], root: Path) -> Merged:
                 left_out += 1
         texts.append(unified(program.text, text, *_names(filename, root)))
     return Merged("".join(texts), made, left_out)
-
-
-def _filename(patch: str) -> str:
-    return patch.partition("\n")[0].removeprefix("--- ").removesuffix("\t")
 
 
 def _names(filename: str, root: Path) -> tuple[str, str]:

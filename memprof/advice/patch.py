@@ -14,6 +14,7 @@ __all__ = [
     "before",
     "diff",
     "edited",
+    "patched_file",
     "removed",
     "replaced",
     "unified",
@@ -171,6 +172,11 @@ def diff(program: Program, *edits: Edit | None) -> str:
     except (SyntaxError, ValueError):
         return ""
     return unified(program.text, text, program.filename, program.filename)
+
+
+def patched_file(patch: str) -> str:
+    """The name of the file that a diff of `diff` changes; empty for no patch."""
+    return patch.partition("\n")[0].removeprefix("--- ").removesuffix("\t")
 
 
 def unified(old: str, new: str, old_name: str, new_name: str) -> str:

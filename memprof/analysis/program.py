@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from memprof.analysis.sites import FrameKind, frame_kind
+from memprof.digests import MOST_BYTES, digest_of
 
 __all__ = [
     "Place",
@@ -29,7 +30,6 @@ __all__ = [
     "root_name",
 ]
 
-_MAX_BYTES = 4 << 20
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
@@ -89,6 +89,8 @@ class Program:
     tree: ast.Module
     modified_us: int = 0
     """When the file was written, in microseconds since the Unix epoch."""
+    digest: str = ""
+    """`digests.digest_of` the file."""
     _places: dict[tuple[int, int], Place] = field(default_factory=dict)
 
     def code(self, line: int) -> str:
@@ -127,9 +129,9 @@ def program_of(filename: str) -> Program | None:
     try:
         path = Path(filename)
         status = path.stat()
-        if status.st_size > _MAX_BYTES:
+        if status.st_size > MOST_BYTES:
             return None
-        return _parsed(filename, status.st_mtime_ns)
+        return _parsed(filename, status.st_mtime_ns, status.st_size)
     except OSError:
         return None
 
@@ -154,14 +156,15 @@ def imported_by(program: Program) -> Iterator[Program]:
 
 
 @lru_cache(maxsize=128)
-def _parsed(filename: str, modified_ns: int) -> Program | None:
+def _parsed(filename: str, modified_ns: int, _size: int) -> Program | None:
     try:
-        text = Path(filename).read_bytes().decode("utf-8")  # line ends as they are
+        content = Path(filename).read_bytes()
+        text = content.decode("utf-8")  # line ends as they are
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     lines = tuple(line.rstrip("\r\n") for line in lines_of(text))
-    return Program(filename, text, lines, tree, modified_ns // 1000)
+    return Program(filename, text, lines, tree, modified_ns // 1000, digest_of(content))
 
 
 def lines_of(text: str) -> list[str]:

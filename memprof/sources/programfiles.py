@@ -118,12 +118,15 @@ def code_since_s() -> float:
 
 
 def _began_s(process: psutil.Process) -> float:
-    """To the hundredth of a second on Linux, where psutil's figure may be off by a whole one."""
+    """To the hundredth of a second on Linux, where psutil's figure may be off by a whole one.
+
+    Rounded up: Python needs longer than that before it loads anybody's code.
+    """
     told = float(process.create_time())
     try:
         status = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace")
         ticks = int(status.rpartition(")")[2].split()[19])  # field 22, proc(5): since the boot
-        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - (ticks + 1) / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError, IndexError, ValueError):
         return told
     began_s = time.time() - age_s

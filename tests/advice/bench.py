@@ -7,8 +7,9 @@ import os
 from memprof.advice import advise
 from memprof.analysis.findings import Evidence, Found, Kind
 from memprof.analysis.scene import site_at
+from memprof.digests import digest_of
 from memprof.loading import load
-from memprof.records import Holder, Link
+from memprof.records import Holder, Link, SourceFiles
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Frame, Phase
 
@@ -22,6 +23,7 @@ class Bench:
         self.writes = 0
         self.backward = True
         self.sizes = ()
+        self.digests = {}
 
     def write(self, text):
         self.file = self.folder / "train.py"
@@ -29,6 +31,11 @@ class Bench:
         self.writes += 1  # each before the recording, whose time is made up
         os.utime(self.file, (self.writes, self.writes))
         self.lines = text.splitlines()
+        return self
+
+    def record(self):
+        """The run that follows is of the file as it is now, and says so by its digest."""
+        self.digests = {str(self.file): digest_of(self.file.read_bytes())}
         return self
 
     def line(self, text):
@@ -45,7 +52,8 @@ class Bench:
         trace.alloc(512, "x")
         for size in self.sizes:  # each cuts a segment of its own that fits no later one
             trace.alloc(size, "large").alloc(512, f"small{size}").free("large")
-        write_run(self.folder / "run.json", trace.build())
+        files = SourceFiles([*self.digests], [*self.digests.values()])
+        write_run(self.folder / "run.json", trace.build(), more=[files] if self.digests else [])
         frame = Frame("step", str(self.file), self.line(site))
         found = Found(
             kind=kind,

@@ -233,6 +233,42 @@ def test_a_stack_is_not_looked_up_in_a_file_that_is_younger_than_the_recording(b
     assert "has changed since" in stale[0].why
 
 
+def test_a_file_that_is_what_ran_is_patched_however_young(bench):
+    holder = held_sum(bench.write(SUM).record())
+    os.utime(bench.file)
+    assert bench.advise("loss.backward", holder, kind=Kind.HOST_GROWTH)[0].patch
+    (first, *_) = (
+        bench.write(LOOP).record().advise("net().mean", kind=Kind.WASTE, pattern="retained_graph")
+    )
+    os.utime(bench.file)
+    again = bench.advise("net().mean", kind=Kind.WASTE, pattern="retained_graph")[0]
+    assert (again.code, again.why) == (first.code, first.why)
+    assert again.code == "loss = net().mean()"
+
+
+@pytest.mark.parametrize("times", [(1, 1), None], ids=["touched back", "young"])
+def test_a_file_that_is_not_what_ran_is_not_patched_however_old(bench, times):
+    holder = held_sum(bench.write(SUM).record())
+    bench.file.write_text(SUM + "# the line that is asked for is still the same\n")
+    os.utime(bench.file, times)
+    remedies = bench.advise("loss.backward", holder, kind=Kind.HOST_GROWTH)
+    assert [r.patch for r in remedies if r.patch] == []
+    assert [r for r in remedies if "`train.py` has changed since" in r.why]
+
+
+def test_a_patch_of_a_line_that_was_not_recorded_needs_the_file_that_ran_too(bench):
+    text = "def step(opt):\n    opt.zero_grad(set_to_none=False)\n    x = net()\n"
+    bench.write(text).record()
+    told = {"kind": Kind.WASTE, "pattern": "held_gradients"}
+    patched = [r for r in bench.advise("net()", **told) if r.fix == "set_to_none"]
+    assert [bool(r.patch) for r in patched] == [True]
+    bench.file.write_text(text + "# more\n")
+    os.utime(bench.file, (1, 1))
+    (remedy,) = [r for r in bench.advise("net()", **told) if r.fix == "set_to_none"]
+    assert remedy.patch == ""
+    assert remedy.why.endswith("No patch is made: `train.py` has changed since.")
+
+
 def test_a_recorded_line_that_still_stands_there_is_trusted_in_a_younger_file(bench):
     holder = held_sum(bench.write(SUM))
     os.utime(bench.file)

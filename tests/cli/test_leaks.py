@@ -92,6 +92,16 @@ def test_a_line_is_quoted_once_and_the_saving_says_of_what(given_back):
     assert "saves 4 KiB a step; peak 120 KiB → 8.50 KiB" in " ".join(output.split())
 
 
+def test_a_line_of_a_file_that_is_not_what_ran_is_not_quoted(given_back):
+    records = json.loads(given_back.read_bytes())
+    name = str(given_back.parent / "train.py")
+    records.insert(1, {"kind": "source_files", "names": [name], "digests": ["0" * 32]})
+    given_back.write_text("[\n" + ",\n".join(map(json.dumps, records)) + "\n]\n")
+    found = json.loads(invoke(given_back, "--json").output)["findings"][0]
+    assert found["site"] == {"filename": name, "line": 1, "function": "train", "code": ""}
+    assert [remedy["code"] for remedy in found["remedies"] if remedy["code"]] == []
+
+
 def test_the_verdict_says_where_it_is_made_and_how_much_there_is(given_back):
     verdict = summarize(examine(load(given_back)), findings(load(given_back))).verdict
     assert verdict.level == "leak"

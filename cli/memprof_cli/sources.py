@@ -1,0 +1,29 @@
+"""The option that names where a run's source lies, and a recording opened with that in mind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from memprof.analysis.located import located
+from memprof.loading import load
+from memprof.run import Run
+
+__all__ = ["opened", "source_option"]
+
+source_option = click.option(
+    "--source",
+    "roots",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="FOLDER",
+    help="Where the program's source lies, if it ran elsewhere; the current folder is looked into "
+    "as well. A file counts when its text is what ran.",
+)
+
+
+def opened(file: Path, roots: Sequence[Path]) -> Run:
+    """The recording in ``file``, its source files named as they lie here."""
+    return located(load(file), [*roots, Path.cwd()])
