@@ -150,13 +150,18 @@ def _write_patch(path: Path, found: Sequence[Found]) -> None:
 
 
 def _say_what_is_not_here(run: Run, found: Sequence[Found]) -> None:
-    named = {at.filename for one in found for at in (one.site, *one.holders, *one.remedies)}
+    named = {name for one in found for name in _files_of(one)}
     missing = [name for name in not_here(run) if name in named]
     if missing:
         names = ", ".join(short_path(name) for name in missing[:_MOST_MISSING])
         more = ", …" if len(missing) > _MOST_MISSING else ""
         click.echo(f"not here as it ran, so not patched: {names}{more}", err=True)
         click.echo("--source FOLDER says where the source of that run lies", err=True)
+
+
+def _files_of(one: Found) -> list[str]:
+    held_in = [holder.filename for holder in one.holders]
+    return [one.site.filename, *held_in, *(remedy.filename for remedy in one.remedies)]
 
 
 def _print(run: Run, found: Sequence[Found]) -> None:
