@@ -16,7 +16,7 @@ from memprof.trace import Category, Label
 torch = pytest.importorskip("torch", reason="survivors are torch's tensors")
 
 from memprof.survivors.collections import Collections  # noqa: E402 - it imports torch
-from memprof.survivors.graphs import GraphGrowth, longest_graph  # noqa: E402 - it imports torch
+from memprof.survivors.graphs import GraphGrowth, LongestGraph, longest_graph  # noqa: E402 - it imports torch
 from memprof.survivors.suspects import residents, suspects  # noqa: E402 - it imports torch
 
 
@@ -140,7 +140,29 @@ def test_the_longest_graph_is_counted_in_nodes():
 
 def test_graphs_of_changing_size_do_not_grow():
     growth = GraphGrowth()
-    assert [growth.add(s, n) for s, n in ((8, 100), (12, 140), (16, 90), (24, 150))] == [0.0] * 4
+    looks = ((8, 100), (12, 140), (16, 90), (24, 150))
+    assert [growth.add(step, LongestGraph(nodes)) for step, nodes in looks] == [0.0] * 4
+
+
+def test_a_graph_grows_only_if_it_reaches_back_to_the_look_before():
+    longer = [(step, LongestGraph(10 * step, None, 99 * step, 100 * step)) for step in (8, 12, 16)]
+    anew, grown = GraphGrowth(), GraphGrowth()
+    assert [anew.add(*one) for one in longer] == [0.0] * 3
+    assert anew.add(24, LongestGraph(240, None, 2376, 2400)) == 0.0
+    for step, one in longer:
+        grown.add(step, LongestGraph(one.nodes, None, 5, one.newest))
+    assert grown.add(24, LongestGraph(240, None, 5, 2400)) == 10.0
+
+
+def test_a_graph_knows_its_oldest_and_its_newest_node():
+    weight = torch.ones(3, requires_grad=True)
+    value = weight * 2
+    first = value.grad_fn._sequence_nr()
+    for _ in range(700):
+        value = value + 1
+    found = longest_graph(budget_s=5)
+    assert found.tensor() is value
+    assert (found.oldest, found.newest) == (first, value.grad_fn._sequence_nr())
 
 
 def test_collections_that_free_something_are_timed():

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["grad_fn_of", "gradient_of", "has_gradient", "is_leaf"]
+__all__ = ["any_was_made", "grad_fn_of", "gradient_of", "has_gradient", "is_leaf"]
+
+_DEEPEST = 3
+_WIDEST = 64
 
 
 def grad_fn_of(tensor: Any) -> Any:
@@ -35,3 +38,21 @@ def has_gradient(tensor: Any) -> bool:
 def gradient_of(tensor: Any) -> Any:
     """What is in the ``.grad`` of a tensor; ``None`` where nothing is."""
     return tensor.grad if has_gradient(tensor) else None
+
+
+def any_was_made(values: Any, deepest: int = _DEEPEST) -> bool:
+    """Whether a graph's node made a tensor among ``values``, in tuples, lists and dicts as well."""
+    import torch
+
+    with torch._C.DisableTorchFunction():
+        return _any_was_made(values, torch.Tensor, deepest)
+
+
+def _any_was_made(values: Any, tensor: type, deepest: int) -> bool:
+    if type.__subclasscheck__(tensor, type(values)):
+        return not is_leaf(values)
+    if type(values) is dict:
+        values = list(values.values())
+    if deepest and (type(values) is tuple or type(values) is list):
+        return any(_any_was_made(one, tensor, deepest - 1) for one in values[:_WIDEST])
+    return False

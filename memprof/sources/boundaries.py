@@ -12,6 +12,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, Protocol
 
+from memprof.sources.autograd import any_was_made
 from memprof.sources.modules import ModulePaths
 from memprof.sources.optimizers import OptimizerHooks
 from memprof.sources.protocol import Interner
@@ -316,17 +317,16 @@ class Boundaries:
     def _enter_module(self, module: Any, args: tuple[Any, ...]) -> None:
         thread = self._threads.state
         calls = thread.calls
+        frame = call_frame(sys._getframe(3))
         if not calls or calls[0].module_id == id(module):
             calls.clear()  # a root below itself: the call before was ended by a Ctrl-C
             drop_ended(thread.optimizers)
-            self._steps.call_began(module)
-        frame = call_frame(sys._getframe(3))
+            kwargs = keywords_of(frame)
+            self._steps.call_began(module, continues=any_was_made((args, kwargs)))
         path = self._path(module, thread)
         if not calls:
-            kwargs = keywords_of(frame) if self.listeners else {}
             self._tell(lambda one: one.outermost_call(module, args, kwargs))
-        steady = frame.f_back or frame
-        call = Call(id(module), path, self._graph_task(), id(steady))
+        call = Call(id(module), path, self._graph_task(), id(frame.f_back or frame))
         call.outer = calls[-1] if calls else None
         calls.append(call)
         self._log = thread.log(self._sequence(), path)
@@ -382,14 +382,14 @@ class Boundaries:
         thread = self._threads.state
         if thread.optimizers:
             thread.optimizers.pop()
-        self._steps.optimizer_ended(optimizer)
+        self._steps.optimizer_ended(optimizer, self._sequence())
         self._update_module_hooks()
 
     def _optimizer_left_out(self, optimizer: Any) -> None:
         """A scaler found infinities: the iteration ends all the same."""
         self._steps.optimizer_began()
         self._threads.state.after_forward = False
-        self._steps.optimizer_ended(optimizer)
+        self._steps.optimizer_ended(optimizer, self._sequence())
         self._update_module_hooks()
 
     def _ended(self, step: int) -> None:

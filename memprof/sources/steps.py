@@ -14,6 +14,9 @@ __all__ = ["Steps"]
 _UNDECIDED_CALLS = 8
 """So many calls in training mode without a gradient are inference that forgot `no_grad`."""
 
+_UNDECIDED_CONTINUED = 1000
+"""The same for calls that go on with what a call before them made: a sequence may be as long."""
+
 _MOST_MODULES = 256
 
 
@@ -36,7 +39,9 @@ class Steps:
         """The first end was found and is not told yet."""
         self._on_step = on_step
         self._automatic = 0
-        self._undecided = 0
+        self._undecided = self._continued = 0
+        self._continues = False
+        self._passes = 0
         self._optimizers = Cycle()
         self._calls = Cycle()
         self._trained: dict[int, tuple[weakref.ref[Any], int]] = {}
@@ -55,14 +60,16 @@ class Steps:
         self.settle()
         self.optimized = True
 
-    def optimizer_ended(self, optimizer: object) -> None:
-        """An optimizer has stepped."""
-        if not self.explicit and self._optimizers.ends(optimizer):
+    def optimizer_ended(self, optimizer: object, passes: int = 0) -> None:
+        """An optimizer has stepped; ``passes`` is another number when a forward pass ran before."""
+        anew, self._passes = passes != self._passes, passes
+        if not self.explicit and self._optimizers.ends(optimizer, anew=anew):
             self._automatic_end()
 
-    def call_began(self, module: Any) -> None:
-        """An outermost module call begins."""
+    def call_began(self, module: Any, *, continues: bool = False) -> None:
+        """An outermost module call begins; ``continues``: with what another call has made."""
         self.settle()
+        self._continues = continues
         if self.explicit or self.optimized or not self._is_changed(module):
             return
         if self._updated_by_hand() is None:
@@ -97,7 +104,13 @@ class Steps:
         if len(self._trained) >= _MOST_MODULES:
             self._trained.clear()
         self._trained[id(module)] = weakref.ref(module), trained._version
-        self._undecided = 0 if gradient_of(trained) is not None else self._undecided + 1
+        if gradient_of(trained) is not None:
+            self._undecided = self._continued = 0
+        elif self._continues:
+            self._continued += 1
+            return self._continued < _UNDECIDED_CONTINUED
+        else:
+            self._undecided += 1
         return self._undecided < _UNDECIDED_CALLS
 
     def _updated_by_hand(self) -> Any:

@@ -22,6 +22,8 @@ _STEADY = 2.5
 """The fastest growth between two looks over the slowest: the graphs of a model with changing
 lengths go up and down, a chain grows by about the same from step to step."""
 _LEAST_NODES_PER_STEP = 0.2
+_ACCUMULATE_GRAD = 1 << 63
+"""Nodes that store into ``.grad`` have the greatest number, whenever they were made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,10 @@ class LongestGraph:
 
     nodes: int
     tensor: weakref.ref[object] | None = None
+    oldest: int = 0
+    """The least of its nodes' sequence numbers, which count up in each thread; 0: not known."""
+    newest: int = 0
+    """The greatest."""
 
 
 def longest_graph(budget_s: float = 0.1) -> LongestGraph:
@@ -41,8 +47,8 @@ def longest_graph(budget_s: float = 0.1) -> LongestGraph:
         deadline = Deadline(budget_s)  # a busy machine must not end the walk before it begins
         for root, start in roots[-_MOST_ROOTS:]:
             nodes = _nodes(start, deadline)
-            if nodes > best.nodes:
-                best = LongestGraph(nodes, weakref.ref(root))
+            if len(nodes) > best.nodes:
+                best = LongestGraph(len(nodes), weakref.ref(root), *_span(nodes))
             if deadline.passed:
                 break
     return best
@@ -55,7 +61,14 @@ def _tensors() -> list[Any]:
     return [one for one in objects if id(type(one)) in wanted]
 
 
-def _nodes(start: object, deadline: Deadline) -> int:
+def _span(nodes: set[object]) -> tuple[int, int]:
+    """The least and the greatest sequence number of nodes, leaves left out."""
+    numbers = [node._sequence_nr() for node in nodes if hasattr(node, "_sequence_nr")]
+    numbers = [one for one in numbers if 0 <= one < _ACCUMULATE_GRAD]
+    return (min(numbers), max(numbers)) if numbers else (0, 0)
+
+
+def _nodes(start: object, deadline: Deadline) -> set[object]:
     seen = {start}
     queue = deque([start])
     while queue and len(seen) < _MOST_NODES:
@@ -65,18 +78,26 @@ def _nodes(start: object, deadline: Deadline) -> int:
                 queue.append(node)
         if len(seen) % 256 == 0 and deadline.check():
             break
-    return len(seen)
+    return seen
 
 
 @dataclass(slots=True)
 class GraphGrowth:
-    """Remembers the longest graph at a few step ends and says when it keeps growing."""
+    """Remembers the longest graph at a few step ends and says when it keeps growing.
+
+    Only one that reaches back into the steps before the last look has grown: a program whose
+    sequences become longer makes a larger graph each time.
+    """
 
     _seen: list[tuple[int, int]] = field(default_factory=list)
+    _newest: int = 0
 
-    def add(self, step: int, nodes: int) -> float:
+    def add(self, step: int, longest: LongestGraph) -> float:
         """Nodes a step by which the longest graph grew at the last four looks; 0: it did not."""
-        self._seen = [*self._seen, (step, nodes)][-_CHECKS:]
+        if longest.oldest > self._newest:
+            self._seen = []
+        self._newest = longest.newest
+        self._seen = [*self._seen, (step, longest.nodes)][-_CHECKS:]
         if len(self._seen) < _CHECKS:
             return 0.0
         pairs = zip(self._seen, self._seen[1:], strict=False)

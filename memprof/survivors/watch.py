@@ -169,7 +169,7 @@ class Survivors:
 
     def _host(self, step: int) -> list[Announcement]:
         longest = longest_graph()
-        rate = self._graphs.add(step, longest.nodes)
+        rate = self._graphs.add(step, longest)
         if not rate or longest.tensor is None:
             return []
         holders = find_holders([longest.tensor], limit=_MOST_HOLDERS, budget_s=self.budget_s)[0]

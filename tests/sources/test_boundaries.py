@@ -255,6 +255,48 @@ def test_optimizers_in_backward_hooks_make_one_step_an_iteration(watched):
     assert watched.ended == [0, 1, 2, 3]
 
 
+def test_optimizers_that_are_made_anew_and_kept_end_a_step_each(watched):
+    kept = []
+    for _ in range(20):
+        model = nn.Linear(2, 2)
+        kept.append(torch.optim.SGD(model.parameters(), 0.1))
+        train(model, kept[-1])
+    assert watched.ended == list(range(13))  # the first of twenty, and from the ninth on each
+
+
+def test_ten_optimizers_that_take_turns_make_one_step_once_they_are_known(watched):
+    models = [nn.Linear(2, 2) for _ in range(10)]
+    pairs = [(one, torch.optim.SGD(one.parameters(), 0.1)) for one in models]
+    for _ in range(3):
+        for pair in pairs:
+            train(*pair)
+    known = watched.boundaries.step
+    for _ in range(4):
+        for pair in pairs:
+            train(*pair)
+    assert watched.boundaries.step == known + 4
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_calls_that_go_on_with_the_state_of_the_last_one_end_no_step(watched, by_name):
+    cell = nn.GRUCell(2, 2)
+    state = torch.zeros(1, 2)
+    for _ in range(40):
+        x = torch.ones(1, 2)
+        state = cell(x, hx=state) if by_name else cell(x, state)
+    state.sum().backward()
+    watched.boundaries.close()
+    assert watched.ended == []
+
+
+def test_calls_in_training_mode_that_nobody_differentiates_end_a_step_each(watched):
+    model = nn.Linear(2, 2)
+    for _ in range(20):
+        model(torch.ones(1, 2))
+    watched.boundaries.close()
+    assert watched.ended == list(range(13))  # undecided up to the seventh
+
+
 def test_phases_follow_one_another(watched):
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
