@@ -111,7 +111,7 @@ class CudaSource:
 
     def counters(self) -> Sequence[Counters]:
         """torch's own figures; reading them neither synchronizes nor resets anything."""
-        self._keeper.mark()  # the next step begins
+        self._keeper.step_began()
         self._look_now_and_then()
         if self._backend not in COUNTING:
             return ()
@@ -217,19 +217,24 @@ class CudaSource:
         self._until_look = _LOOK_AGAIN if held else 0
 
     def _info(self, ordinal: int) -> DeviceInfo:
-        cuda = self._torch.cuda
-        properties = cuda.get_device_properties(ordinal)
-        has_fraction = self._backend in COUNTING
-        fraction = getattr(cuda, "get_per_process_memory_fraction", None) if has_fraction else None
+        properties = self._torch.cuda.get_device_properties(ordinal)
         return DeviceInfo(
             device=f"cuda:{ordinal}",
             name=str(properties.name),
             total_bytes=int(properties.total_memory),
             uuid=uuid_of(self._torch, ordinal) or "",
             backend=self._backend,
-            memory_fraction=float(fraction(ordinal)) if fraction is not None else 1.0,
+            memory_fraction=self._fraction(ordinal),
             settings=_settings_of(os.environ),
         )
+
+    def _fraction(self, ordinal: int) -> float:
+        """What part of the device the job may take."""
+        cuda = self._torch.cuda
+        if self._backend not in COUNTING or not hasattr(cuda, "get_per_process_memory_fraction"):
+            return 1.0
+        with cuda.device(ordinal):  # torch 2.7 makes it the thread's current one and leaves it so
+            return float(cuda.get_per_process_memory_fraction(ordinal))
 
     def _counters(self, ordinal: int, stats: Mapping[str, Any]) -> Counters:
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]

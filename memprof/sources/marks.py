@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
 import numpy as np
 
 from memprof.sources.autograd import grad_fn_of
 from memprof.sources.boundaries import Boundaries
+from memprof.sources.entries import NO_ENTRY, Entry, entry_here
 from memprof.trace import EMPTY, Column
 
 __all__ = ["MarkKeeper", "Marks"]
@@ -30,19 +32,45 @@ class Marks:
 
     Times are microseconds since the Unix epoch, the clock of torch's recorder. Told by the time,
     events of the backward pass get their labels too, though other threads make them. Threads that
-    run side by side (replicas, autograd's own) work on a device each, so theirs hold for that one.
+    run side by side (replicas, autograd's own) work on a device each, so theirs hold for that one;
+    threads that the program starts beside the loop are told from it by what they run.
     """
 
     time_us: list[int] = field(default_factory=list)
     label: list[int] = field(default_factory=list)
     device: list[int] = field(default_factory=list)
     """The device of the thread that made the mark; -1 from the thread of the training loop."""
+    entry: list[Entry] = field(default_factory=list)
+    """What that thread runs."""
+    loop: set[Entry] = field(default_factory=lambda: {NO_ENTRY})
+    """What the threads run in which steps ended."""
 
-    def add(self, time_us: int, label: int, device: int = _EVERY_DEVICE) -> None:
+    def add(
+        self, time_us: int, label: int, device: int = _EVERY_DEVICE, entry: Entry = NO_ENTRY
+    ) -> None:
         """From this time on the label holds."""
         self.time_us.append(time_us)
         self.label.append(label)
         self.device.append(device)
+        self.entry.append(entry)
+
+    def is_beside(self, entry: Entry) -> bool:
+        """Whether a thread runs beside the loop's: the program's own, and not autograd's."""
+        return entry not in self.loop
+
+    def apart(self) -> tuple[Marks, Marks]:
+        """Those of the loop's thread and of autograd's, and those of threads beside it."""
+        beside = [self.is_beside(entry) for entry in self.entry]
+        return self._chosen([not at for at in beside]), self._chosen(beside)
+
+    def _chosen(self, chosen: Sequence[bool]) -> Marks:
+        return Marks(
+            list(compress(self.time_us, chosen)),
+            list(compress(self.label, chosen)),
+            list(compress(self.device, chosen)),
+            list(compress(self.entry, chosen)),
+            self.loop,
+        )
 
     def at(self, time_us: Column, device: int = 0) -> Column:
         """The label at each time on a device; the empty one before the first mark.
@@ -84,6 +112,7 @@ class MarkKeeper:
         self.marks = Marks()
         self._device = device or (lambda: _EVERY_DEVICE)
         self._loop = 0
+        self._own = threading.local()
         self._passing = passing or (lambda _: None)
         self._boundaries = boundaries
         self._hooks: ExitStack | None = None
@@ -95,7 +124,8 @@ class MarkKeeper:
 
         self.stop()
         self.marks = Marks()
-        self._loop = threading.get_ident()  # a window opens where steps end
+        self._own = threading.local()
+        self._in_loop()  # a window opens where steps end
         self._boundaries.watch_modules()
         self._hooks = ExitStack()
         self._hooks.callback(self._boundaries.unwatch_modules)
@@ -115,14 +145,31 @@ class MarkKeeper:
         if hooks is not None:
             hooks.close()
 
+    def step_began(self) -> None:
+        """Steps end in the calling thread: it is the training loop's, and in no step's middle."""
+        if self._hooks is not None and threading.get_ident() != self._loop:
+            self._in_loop()
+        self.mark()
+
     def mark(self) -> None:
         """The calling thread's label holds from now on."""
         if self._hooks is not None and not _is_compiling():
             now_us = time.time_ns() // 1000
             in_loop = threading.get_ident() == self._loop
             device = _EVERY_DEVICE if in_loop else self._device()
-            self.marks.add(now_us, self._boundaries.label(), device)
+            self.marks.add(now_us, self._boundaries.label(), device, self._entry())
             self._passing(now_us)
+
+    def _in_loop(self) -> None:
+        self._loop = threading.get_ident()
+        self.marks.loop.add(self._entry())
+
+    def _entry(self) -> Entry:
+        """What the calling thread runs, looked up once a window."""
+        entry: Entry | None = getattr(self._own, "entry", None)
+        if entry is None:
+            entry = self._own.entry = entry_here()
+        return entry
 
     def _crossed(self, *_: Any) -> None:
         self._guarded_mark()

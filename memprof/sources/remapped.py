@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from memprof.sources.entries import entry_of
 from memprof.sources.marks import Marks
 from memprof.sources.protocol import Interner
 from memprof.trace import (
@@ -35,6 +36,8 @@ class Remapped:
             [interner.stack(tuple(frames[i] for i in stack)) for stack in tables.stacks], np.int32
         )
         self._interner = interner
+        functions = [(f.filename, f.name) for f in tables.frames]
+        self._entries = [entry_of([functions[i] for i in stack]) for stack in tables.stacks]
         self._metadata = [label.annotation for label in tables.labels]
         # The last entry stands for NOT_RECORDED (-1).
         self._pools = np.asarray([*map(interner.pool, tables.pools), NOT_RECORDED], np.int32)
@@ -44,11 +47,13 @@ class Remapped:
     ) -> Events:
         """Labels are told by the time; metadata that the user gave to torch is their annotation.
 
-        With ``has_stacks`` every thread that runs Python has one: then what has none came from
-        autograd's, also before the pass reaches the first module.
+        With ``has_stacks`` every thread that runs Python has one: it tells the program's threads
+        from each other, and what has none came from autograd's, also before the pass reaches the
+        first module.
         """
         told = marks.at(events.time_us, device)
         if has_stacks:
+            told = self._apart(told, events, marks, device)
             bare = events.stack == EMPTY
             told[bare] = self._in_backward(told[bare])
         labelled: Events = _with(
@@ -66,6 +71,28 @@ class Remapped:
             self._annotated(known[row], self._metadata[text]) if self._metadata[text] else row
             for text, row in pairs.T.tolist()
         ]
+        found: Column = np.asarray(labels, dtype=np.int32)[rows.reshape(-1)]
+        return found
+
+    def _apart(self, told: Column, events: Events, marks: Marks, device: int) -> Column:
+        """What a thread beside the loop's makes is not the module's that the loop is in."""
+        of_stack = np.asarray([marks.is_beside(entry) for entry in self._entries], dtype=np.bool_)
+        beside = of_stack[events.stack]
+        ours, theirs = marks.apart()
+        if len(theirs.label):
+            told = ours.at(events.time_us, device)
+        if beside.any():
+            own = theirs.at(events.time_us[beside], device)
+            told[beside] = self._beside(told[beside], own)
+        return told
+
+    def _beside(self, loop: Column, own: Column) -> Column:
+        known = self._interner.tables().labels
+        pairs, rows = np.unique(np.stack([loop, own]), axis=1, return_inverse=True)
+        labels = []
+        for at, row in pairs.T.tolist():
+            step, is_now = known[at].step, row != EMPTY and known[row].step == known[at].step
+            labels.append(row if is_now else self._interner.label(step, Phase.OTHER, "", ""))
         found: Column = np.asarray(labels, dtype=np.int32)[rows.reshape(-1)]
         return found
 

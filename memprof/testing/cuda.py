@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -120,8 +121,9 @@ class TorchStandIn(Devices):
                 _snapshot=self._snapshot,
             ),
             set_per_process_memory_fraction=self.limit,
-            current_device=lambda: getattr(self._thread, "device", 0),
+            current_device=self._current_device,
             set_device=self._set_device,
+            device=self._on_device,
             reset_peak_memory_stats=self._reset_peaks,
             _queued_calls=self._queued,
             _lazy_call=self._lazy_call,
@@ -130,7 +132,7 @@ class TorchStandIn(Devices):
         for name in ("synchronize", "empty_cache", "init"):
             setattr(cuda, name, lambda *_, name=name: self.calls.update([name]))
         if self._since >= 6:
-            cuda.get_per_process_memory_fraction = lambda i=0: self._devices[i].fraction
+            cuda.get_per_process_memory_fraction = self._fraction
         if self._since >= 10:
             cuda.memory._set_memory_metadata = self._set_metadata
             cuda.memory._get_memory_metadata = lambda: getattr(self._thread, "metadata", "")
@@ -211,6 +213,22 @@ class TorchStandIn(Devices):
 
     def _set_device(self, ordinal: int) -> None:
         self._thread.device = ordinal
+
+    @contextmanager
+    def _on_device(self, ordinal: int) -> Iterator[None]:
+        before = self._current_device()
+        self._set_device(ordinal)
+        try:
+            yield
+        finally:
+            self._set_device(before)
+
+    def _current_device(self) -> int:
+        return int(getattr(self._thread, "device", 0))
+
+    def _fraction(self, ordinal: int = 0) -> float:
+        self._set_device(ordinal)  # as torch 2.7 does
+        return self._devices[ordinal].fraction
 
     def _set_metadata(self, text: str) -> None:
         self._thread.metadata = text

@@ -129,3 +129,17 @@ def test_nothing_of_torch_stays_replaced_and_its_recorder_is_off(tmp_path):
         assert torch._C._cuda_isHistoryEnabled()
     assert torch._C._cuda_record_memory_history is before
     assert not torch._C._cuda_isHistoryEnabled()
+
+
+def test_the_current_device_stays_the_programs(tmp_path):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    before = torch.cuda.current_device()
+    torch.ones(1, device="cuda:0")
+    with memprof.track(tmp_path / "run.json", sources=("cuda", "nvml")):
+        for device in ("cuda:1", "cuda:0"):
+            torch.ones(1 << 20, device=device)
+            memprof.step()
+            assert torch.cuda.current_device() == before
+    assert torch.cuda.current_device() == before
+    assert {d.device for d in load(tmp_path / "run.json").devices} == {"cuda:0", "cuda:1"}

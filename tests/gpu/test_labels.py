@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import threading
 
 import pytest
 
@@ -148,3 +149,48 @@ def test_a_second_device_is_recorded_from_its_first_byte(tmp_path):
         memprof.step()
     device = load(tmp_path / "run.json").device("cuda:1")
     assert kept.data_ptr() in device.windows[0].events.address.tolist()
+
+
+def test_what_another_thread_makes_beside_the_forward_pass_is_no_modules(tmp_path):
+    """A loader that brings batches to the device while the model runs."""
+    asked, brought = threading.Event(), threading.Event()
+    batch = 4 * 777 * 512
+
+    def bring(batches: int) -> None:
+        for _ in range(batches):
+            asked.wait()
+            asked.clear()
+            here.append(torch.empty(batch // 4, device="cuda"))
+            brought.set()
+
+    class Waiting(torch.nn.Module):
+        def forward(self, x):
+            asked.set()
+            brought.wait()
+            brought.clear()
+            here.pop()
+            return x.relu()
+
+    here: list[torch.Tensor] = []
+    model = torch.nn.Sequential(Net(), Waiting()).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memprof.track(tmp_path / "run.json", sources=("cuda",)):
+        loader = threading.Thread(target=bring, args=(3,))
+        loader.start()
+        trained(model, optimizer)
+        loader.join()
+    labels = [label for size, label in made_in(tmp_path / "run.json") if size == batch]
+    assert [(x.step, x.phase, x.module) for x in labels] == [(n, Phase.OTHER, "") for n in range(3)]
+
+
+def test_the_loop_may_run_in_a_thread_of_its_own(tmp_path):
+    model = Net().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loop = threading.Thread(target=trained, args=(model, optimizer))
+    with memprof.track(tmp_path / "run.json", sources=("cuda",)):
+        loop.start()
+        loop.join()
+    activation = 4 * 32 * WIDTH
+    made = [(s, x) for s, x in made_in(tmp_path / "run.json") if x.step == 1]
+    forward = [x.module for s, x in made if s == activation and x.phase is Phase.FORWARD]
+    assert [path for path in forward if path] == ["Net.first", "Net", "Net.second"]

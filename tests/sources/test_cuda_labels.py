@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -178,6 +178,83 @@ def test_replicas_that_run_side_by_side_have_the_labels_of_their_own_devices(tol
         assert modules == {"cuda:0": ["Left"], "cuda:1": ["Right"]}
     else:  # the last mark before is all that there is to go by
         assert modules["cuda:0"] == modules["cuda:1"]
+
+
+class Asking(torch.nn.Module):
+    """Has another thread allocate 1 MiB while it runs."""
+
+    def __init__(self, other: Callable[[], None]) -> None:
+        super().__init__()
+        self.other = other
+
+    def forward(self, x):
+        thread = threading.Thread(target=self.other)
+        thread.start()
+        thread.join()
+        return x
+
+
+class Alone(torch.nn.Module):
+    def __init__(self, stand_in: TorchStandIn) -> None:
+        super().__init__()
+        self.stand_in = stand_in
+
+    def forward(self, x):
+        self.stand_in.alloc(MIB)
+        return x
+
+
+@pytest.fixture
+def stepped() -> Iterator:
+    """A stand-in, and what runs a step so often; then the labels of its blocks of 1 MiB."""
+    interner = Interner()
+    boundaries = Boundaries(interner)
+    stand_in = TorchStandIn("2.13")
+    source = CudaSource(interner, boundaries, stand_in)
+    boundaries.open(lambda step: source.counters() and None)
+    source.open()
+    source.begin_window()
+
+    def steps(one: Callable[[], object], times: int) -> list[Label]:
+        for _ in range(times):
+            one()
+            boundaries.step_done()
+        (chunk,) = source.drain()
+        labels = interner.tables().labels
+        made = (chunk.events.action == Action.ALLOC) & (chunk.events.size == MIB)
+        return [labels[row] for row in chunk.events.label[made]]
+
+    yield stand_in, steps
+    source.close()
+    boundaries.close()
+
+
+def test_what_a_thread_beside_the_loop_makes_is_not_the_modules_that_the_loop_is_in(stepped):
+    stand_in, steps = stepped
+    loader = Asking(lambda: stand_in.alloc(MIB))
+    made = steps(lambda: loader(torch.ones(1)), 2)
+    assert [(x.step, x.phase, x.module) for x in made] == [(n, Phase.OTHER, "") for n in range(2)]
+
+
+def test_a_thread_beside_the_loop_that_runs_modules_has_the_labels_of_its_own(stepped):
+    stand_in, steps = stepped
+    other = Alone(stand_in)
+    loop = Asking(lambda: other(torch.ones(1)))
+    made = steps(lambda: loop(torch.ones(1)), 2)
+    assert [(x.step, x.phase, x.module) for x in made] == [
+        (n, Phase.FORWARD, "Alone") for n in range(2)
+    ]
+
+
+def test_a_loop_in_a_thread_of_its_own_is_labelled_like_any(stepped):
+    stand_in, steps = stepped
+    alone, made = Alone(stand_in), []
+    loop = threading.Thread(
+        target=lambda: made.extend(steps(lambda: alone(torch.ones(1)), 3)),
+    )
+    loop.start()
+    loop.join()
+    assert [(x.step, x.module) for x in made] == [(n, "Alone") for n in range(3)]
 
 
 def test_what_autograd_makes_before_it_reaches_a_module_is_of_the_backward_pass():

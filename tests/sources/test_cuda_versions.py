@@ -127,10 +127,18 @@ def test_nothing_of_torch_is_called_but_what_is_listed(version, sources):
         "_queued_calls",
     }
     if VERSIONS.index(version) >= 2:
-        listed.add("get_per_process_memory_fraction")
+        listed |= {"get_per_process_memory_fraction", "device"}
     assert names == listed  # none of them waits for the device or initialises it
     assert [torch.calls[name] for name in FORBIDDEN] == [0, 0, 0, 0]
     assert not torch._C._cuda_isHistoryEnabled()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_current_device_stays_the_programs(version, sources):
+    torch = TorchStandIn(version, devices=2)
+    torch.alloc(MIB)
+    a_whole_job(torch, sources)
+    assert torch.cuda.current_device() == 0
 
 
 def test_before_the_job_uses_cuda_it_is_only_asked_whether_it_does(sources):
