@@ -42,8 +42,13 @@ def place_of(tensor: Any) -> Place:
 
 
 def storage_place(storage: Any) -> Place:
-    """Where a storage begins that no tensor shows; nowhere if its memory was taken away."""
+    """Where a storage begins that no tensor shows; nowhere if its memory was taken away.
+
+    torch.compile leaves storages of fake tensors about, and torch warns of whoever asks for theirs.
+    """
     try:
+        if storage.device.type == "meta":
+            return _NOWHERE
         return str(storage.device), int(storage.data_ptr())
     except (RuntimeError, NotImplementedError):
         return _NOWHERE

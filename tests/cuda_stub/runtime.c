@@ -235,6 +235,7 @@ typedef struct {
 } Event;
 static unsigned long long captures = 0;
 static Stream standard;
+static void *graphs[64]; /* of all: nothing is in one, and nothing is given back */
 
 static Stream *stream_of(cudaStream_t stream) { return (uintptr_t)stream < 16 ? &standard : (Stream *)stream; }
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned int flags, int priority) {
@@ -256,7 +257,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
     stream_of(stream)->capturing = 0;
-    return *graph = (cudaGraph_t)malloc(8), cudaSuccess;
+    return *graph = (cudaGraph_t)graphs, cudaSuccess;
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
     *status = stream_of(stream)->capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
@@ -285,14 +286,12 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCapture
 }
 #endif
 cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *made, cudaGraph_t graph, unsigned long long flags) {
-    return *made = (cudaGraphExec_t)malloc(8), cudaSuccess;
+    return *made = (cudaGraphExec_t)graphs, cudaSuccess;
 }
 #undef cudaGraphInstantiate
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *made, cudaGraph_t graph, unsigned long long flags) {
-    return *made = (cudaGraphExec_t)malloc(8), cudaSuccess;
+    return *made = (cudaGraphExec_t)graphs, cudaSuccess;
 }
-cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return free(graph), cudaSuccess; }
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) { return free(graph), cudaSuccess; }
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *n) { return *n = 1, cudaSuccess; }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags) {
@@ -369,13 +368,33 @@ CUresult cuDriverGetVersion(int *version) { return *version = CUDA_VERSION, CUDA
 CUresult cuDeviceGetCount(int *n) { return *n = count(), CUDA_SUCCESS; }
 CUresult cuDeviceGet(CUdevice *device, int d) { return *device = d, CUDA_SUCCESS; }
 CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute which, CUdevice d) {
-    return *value = which == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, CUDA_SUCCESS;
+    switch (which) {
+    case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: *value = 1; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK:
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+    case CU_DEVICE_ATTRIBUTE_WARP_SIZE:
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
+        return cudaDeviceGetAttribute(value, (enum cudaDeviceAttr)which, d), CUDA_SUCCESS;
+    default: *value = 0;
+    }
+    return CUDA_SUCCESS;
 }
 CUresult cuDevicePrimaryCtxGetState(CUdevice d, unsigned int *flags, int *active) {
     return *flags = 0, *active = devices[d].view != NULL, CUDA_SUCCESS;
 }
 CUresult cuCtxGetCurrent(CUcontext *context) { return *context = (CUcontext)nothing, CUDA_SUCCESS; }
 CUresult cuGetErrorString(CUresult error, const char **text) { return *text = "an error of the stub", CUDA_SUCCESS; }
+
+/* What Triton loads its kernels by, and asks before it launches one. */
+CUresult cuModuleLoadData(CUmodule *module, const void *image) { return *module = (CUmodule)nothing, CUDA_SUCCESS; }
+CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
+    return *function = (CUfunction)nothing, CUDA_SUCCESS;
+}
+CUresult cuFuncGetAttribute(int *value, CUfunction_attribute which, CUfunction function) {
+    return *value = which == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : 0, CUDA_SUCCESS;
+}
 
 /* Expandable segments: a view is reserved, pages of it are charged one after another. */
 typedef struct {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 import threading
 
 import pytest
@@ -112,31 +110,6 @@ def test_a_captured_graph_replays_as_before_and_its_pool_is_in_the_state(tmp_pat
     pools = {window.tables.pools[int(row)] for row in window.end.segments.pool}
     assert len(pools - {(0, 0)}) >= 1
     assert window.end.reserved == reserved
-
-
-@pytest.fixture(scope="module")
-def compiler_is_loaded():
-    """torch.compile patches modules when it is first used, and leaves it so."""
-    torch.compile(torch.nn.Linear(1, 1))(torch.zeros(1))
-
-
-@pytest.mark.slow
-@pytest.mark.kernels
-@pytest.mark.usefixtures("compiler_is_loaded")
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_a_compiled_model_trains_as_before(tmp_path, mode):
-    if shutil.which("gcc") is None or importlib.util.find_spec("triton") is None:
-        pytest.skip("torch.compile needs triton and a C compiler")
-    torch.manual_seed(0)
-    model = Net().cuda()
-    compiled = torch.compile(model, mode=mode)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with memprof.track(tmp_path / "run.json", sources=("cuda",)):
-        trained(compiled, optimizer, steps=6)
-    run = load(tmp_path / "run.json")
-    assert run.footer.status == "ok"
-    assert run.footer.steps == 6
-    assert run.devices[0].windows[-1].end.allocated == torch.cuda.memory_allocated()
 
 
 def test_a_second_device_is_recorded_from_its_first_byte(tmp_path):

@@ -128,6 +128,26 @@ def test_tensors_without_memory_lie_nowhere_and_disturb_no_search() -> None:
         )
 
 
+def test_the_storage_of_a_fake_tensor_is_passed_by_without_a_warning() -> None:
+    """Compiling leaves such storages about; torch warns, once, of whoever asks where they lie."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = torch.zeros(1000)
+    KEPT["fake"], KEPT["real"] = fake.untyped_storage(), torch.zeros(8)
+    del fake
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            (found,) = described(block(KEPT["real"]))  # type: ignore[arg-type]
+    finally:
+        torch.set_warn_always(before)
+    assert found == kept("dict `KEPT` (2 items)")
+    assert [str(one.message) for one in caught] == []
+
+
 def test_a_wrappers_inner_tensor_names_the_wrapper() -> None:
     inner = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged)
     KEPT["nested"] = inner
