@@ -17,6 +17,7 @@ from memprof.advice.merging import merged
 from memprof.analysis.findings import Found, Kind, Remedy
 from memprof.analysis.located import not_here
 from memprof.analysis.sites import short_path
+from memprof.analysis.unseen import is_bare_state
 from memprof.errors import MemprofError
 from memprof.findings import findings
 from memprof.records import Holder, Site
@@ -34,6 +35,7 @@ _STYLES = {Kind.LEAK: "bold red", Kind.CYCLE: "bold red", Kind.HOST_GROWTH: "bol
 _MOST_HOLDERS = 3
 _MOST_MISSING = 3
 _ENOUGH_STEPS = 12
+_RECORD = f"record at least {_ENOUGH_STEPS} steps with `memprof run train.py`"
 
 
 @click.command()
@@ -180,6 +182,8 @@ def _print(run: Run, found: Sequence[Found]) -> None:
 def _nothing(run: Run) -> str:
     """What no finding means depends on how much there was to see."""
     steps = max((len(device.steps) for device in run.devices), default=0)
+    if is_bare_state(run):
+        return f"the file holds a final state and no steps, so nothing shows what grows: {_RECORD}"
     if not any(device.events for device in run.devices):
         return "no data: the file holds no allocations"
     if not steps:

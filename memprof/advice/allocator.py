@@ -9,6 +9,8 @@ import numpy as np
 
 from memprof.advice.case import Case, Proposal
 from memprof.advice.patch import diff, removed
+from memprof.allocator import parse_settings
+from memprof.analysis.configurations import brings
 from memprof.analysis.findings import Kind
 from memprof.analysis.program import Program, root_name
 from memprof.analysis.savings import Saving
@@ -54,17 +56,18 @@ def rules(case: Case) -> Iterator[Proposal]:
         yield from _needed_elsewhere(case)
 
 
-def _is_on(case: Case, name: str) -> bool:
-    settings = case.trace.settings if case.trace is not None else {}
-    value = settings.get(name)
-    text = str(settings.get("PYTORCH_CUDA_ALLOC_CONF") or settings.get("PYTORCH_ALLOC_CONF") or "")
-    return bool(value) if value is not None else f"{name}:true" in text.lower()
+def _settings(case: Case) -> tuple[tuple[str, str, float, str], ...]:
+    """Those of `_SETTINGS` that the recording does not have; where segments expand, none helps."""
+    if case.trace is None:
+        return _SETTINGS
+    new = [one for one in _SETTINGS if brings(parse_settings(one[1]), [case.trace])]
+    return tuple(new) if _SETTINGS[0] in new else ()
 
 
 def _fragmented(case: Case) -> Iterator[Proposal]:
     idle = format_bytes(case.found.bytes)
     why = f"{idle} are reserved and in no use"
-    settings = () if _is_on(case, "expandable_segments") else _SETTINGS
+    settings = _settings(case)
     known = _replayed(case, [text for _, text, _, _ in settings])
     for fix, text, certainty, how in settings:
         saving = known.get(text)

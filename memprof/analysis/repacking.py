@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from memprof.allocator import Program, play, program_of
+from memprof.analysis.configurations import brings
 from memprof.trace import EMPTY, NOT_RECORDED, BlockState, State, Trace
 
 __all__ = ["Layout", "idle_bytes", "layouts"]
@@ -38,12 +39,14 @@ def layouts(trace: Trace) -> tuple[Layout, ...]:
     if state is None or not state.reserved or state.unlisted:
         return ()
     program = program_of(trace)
-    expandable = replace(program.settings, expandable_segments=True)
     found = {
         "torch.cuda.empty_cache()": state.reserved - idle_bytes(state),
         "the same tensors laid out afresh": _afresh(program),
-        "the same, with expandable_segments:True": _afresh(replace(program, settings=expandable)),
     }
+    expandable = replace(program.settings, expandable_segments=True)
+    if brings(expandable, [trace]):
+        name = "the same, with expandable_segments:True"
+        found[name] = _afresh(replace(program, settings=expandable))
     told = [Layout(name, size, state.reserved - size) for name, size in found.items()]
     return tuple(layout for layout in told if layout.saved > _WORTH * state.reserved)
 

@@ -22,6 +22,7 @@ from memprof.allocator import (
     program_of,
 )
 from memprof.allocator.settings import NO_LIMIT
+from memprof.analysis.configurations import untried
 from memprof.analysis.failures import Failure
 from memprof.analysis.grounds import Ground, ground_of
 from memprof.analysis.leftovers import Moment, freed, left_behind, main_site, stale_gradients
@@ -29,7 +30,7 @@ from memprof.analysis.precision import Precision, computes_in, halving, weight_c
 from memprof.analysis.recomputation import recomputable
 from memprof.analysis.replays import Job, fitted, played
 from memprof.analysis.scaling import BatchSlope, batch_slope
-from memprof.analysis.whatif import CARDS, OUTSIDE_TORCH, SEARCHED
+from memprof.analysis.whatif import CARDS, OUTSIDE_TORCH
 from memprof.trace import Action, Trace
 from memprof.units import format_bytes, format_percent
 
@@ -116,7 +117,7 @@ def rescues(failure: Failure, workers: int | None = None) -> Rescues:
             unproven="replayed as recorded, an earlier request fails already: the model does not "
             "follow this recording, so nothing can be shown by it"
         )
-    settings, unproven = _settings_tries(failure, program, limit)
+    settings, unproven = _settings_tries(failure, failure.seen.trace, program, limit)
     tries = [
         *settings,
         *_room_tries(failure, program, limit),
@@ -178,7 +179,9 @@ def _rescue(tried: _Try, outcome: Outcome) -> Rescue:
     )
 
 
-def _settings_tries(failure: Failure, program: Program, limit: int) -> tuple[list[_Try], str]:
+def _settings_tries(
+    failure: Failure, trace: Trace, program: Program, limit: int
+) -> tuple[list[_Try], str]:
     """Other allocator settings; nothing where what is new in them is only a fresh start."""
     afresh = len(program.start.blocks) > 0
     if afresh and not _fails_afresh(program, limit, failure.event):
@@ -186,12 +189,16 @@ def _settings_tries(failure: Failure, program: Program, limit: int) -> tuple[lis
             "allocator settings were not judged: the recording began in the midst of the job, and "
             "laid out afresh the request would not have failed under the recorded ones either"
         )
-    tries = []
-    for text in SEARCHED:
-        settings = parse_settings(text)
-        if settings != program.settings:
-            change = f"{_CONF}={text}"
-            tries.append(_Try("settings", change, limit, settings, NOTHING_CHANGED, afresh))
+    tries = [
+        _Try(
+            "settings",
+            f"{_CONF}={text}",
+            limit,
+            parse_settings(text),
+            afresh=afresh,
+        )
+        for text in untried([trace])
+    ]
     return tries, ""
 
 

@@ -21,13 +21,13 @@ from memprof.analysis.outside import PROCESS, beyond_torch, most, other_processe
 from memprof.analysis.owners import Group, top
 from memprof.analysis.sites import short_path
 from memprof.analysis.steps import Growth, growth
-from memprof.analysis.unseen import unseen
+from memprof.analysis.unseen import is_bare_state, unseen
 from memprof.records import Site
 from memprof.run import Run
 from memprof.trace import NOT_RECORDED, Phase
 from memprof.units import format_bytes, format_count
 
-__all__ = ["DeviceFigures", "PeakMoment", "Summary", "Verdict", "summarize"]
+__all__ = ["RECORD", "DeviceFigures", "PeakMoment", "Summary", "Verdict", "summarize"]
 
 _TOP = 6
 _FRAGMENTED = 0.15
@@ -40,6 +40,11 @@ _SURE = 0.5
 """Confidence from which waste is the verdict; below it is told among the rest."""
 _RISING = 0.9
 """Share of pairs of steps between which bytes rose, from which it is no noise."""
+RECORD = (
+    "record with `memprof run train.py`, or call torch.cuda.memory._record_memory_history() "
+    "before the model is built"
+)
+"""What to type where a file lacks what was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +265,7 @@ def _no_data() -> Verdict:
         "no data",
         "no data: nothing was measured",
         "the file holds no allocation, no segment and no counter of any device",
-        "record with `memprof run train.py`, or call torch.cuda.memory._record_memory_history() "
-        "before the model is built",
+        RECORD,
     )
 
 
@@ -326,6 +330,8 @@ def _quiet(examination: Examination, main: DeviceFigures) -> Verdict:
             f"{format_bytes(unused)} reserved was unused at the peak: "
             f"`memprof what-if {source} --search` tries other allocator settings"
         )
+    elif is_bare_state(examination.run):
+        then = f"the file holds a final state alone: {RECORD}, for the peak and its lines"
     else:
         then = f"`memprof what-if {source} --fit` finds the smallest card that it fits on"
     return Verdict("ok", line, _trend(main), then)

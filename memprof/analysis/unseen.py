@@ -6,10 +6,11 @@ import numpy as np
 
 from memprof.analysis.examination import DeviceExamination, Examination, WindowExamination
 from memprof.analysis.steps import is_lone_request
+from memprof.run import Run
 from memprof.trace import EMPTY, NOT_RECORDED, Action
 from memprof.units import format_bytes, format_count, format_percent
 
-__all__ = ["unseen"]
+__all__ = ["is_bare_state", "unseen"]
 
 
 def unseen(examination: Examination) -> tuple[str, ...]:
@@ -24,6 +25,14 @@ def unseen(examination: Examination) -> tuple[str, ...]:
             "processes) is not in a snapshot"
         )
     return tuple(dict.fromkeys(said))
+
+
+def is_bare_state(run: Run) -> bool:
+    """Whether a file holds what an allocator held in the end, and neither allocations nor steps."""
+    windows = [window for device in run.devices for window in device.windows]
+    made = any((window.events.action == Action.ALLOC).any() for window in windows)
+    held = any(window.end is not None and len(window.end.segments) for window in windows)
+    return held and not made and not any(len(device.steps) for device in run.devices)
 
 
 def _of_device(device: DeviceExamination) -> list[str]:

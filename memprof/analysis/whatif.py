@@ -21,6 +21,7 @@ from memprof.allocator import (
     program_of,
 )
 from memprof.allocator.settings import MIB, NO_LIMIT
+from memprof.analysis.configurations import untried
 from memprof.analysis.earlier import freed_each_step
 from memprof.analysis.replays import Job, fitted, played
 from memprof.errors import MissingError, SettingsError
@@ -33,7 +34,6 @@ from memprof.units import format_bytes, parse_bytes
 __all__ = [
     "CARDS",
     "OUTSIDE_TORCH",
-    "SEARCHED",
     "DeviceWhatIf",
     "Fit",
     "Row",
@@ -53,21 +53,6 @@ CARDS = tuple(
 
 OUTSIDE_TORCH = 512 * MIB
 """Kept free on a card for the CUDA context and its libraries, which differ with their versions."""
-
-SEARCHED = (
-    "expandable_segments:True",
-    "max_split_size_mb:64",
-    "max_split_size_mb:128",
-    "max_split_size_mb:256",
-    "max_split_size_mb:512",
-    "roundup_power2_divisions:4",
-    "roundup_power2_divisions:8",
-    "roundup_power2_divisions:16",
-    "max_split_size_mb:256,roundup_power2_divisions:8",
-    "large_segment_size_mb:64",
-    "expandable_segments:True,roundup_power2_divisions:16",
-)
-"""Configurations that ``search`` tries, beside torch's defaults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +152,8 @@ def replay(
             recording's own refusals tell, else what its card leaves torch, else no limit.
         free_after: a function, ``file.py`` or ``file.py:12``: what was allocated there is freed at
             the end of its step; without steps, before the next allocation from the same stack.
-        search: also try torch's defaults and `SEARCHED`, and rank all rows.
+        search: also try torch's defaults and what the recording does not have of
+            `configurations.SEARCHED`, and rank all rows.
         fit: also find the smallest card, for the recorded settings and for the best row.
         workers: processes to use; as many as there are cores where left out.
 
@@ -224,7 +210,7 @@ class _Plan:
         traces, card = device.windows, _left_to_torch(device)
         programs = [program_of(trace) for trace in traces]
         changes = self._changes(traces, programs)
-        questions = self._questions(programs)
+        questions = self._questions(programs, traces)
         limits = [
             self.capacity or min(p.capacity, max(card, p.recorded.peak_reserved)) for p in programs
         ]
@@ -262,7 +248,7 @@ class _Plan:
             raise missing
         return changes
 
-    def _questions(self, programs: list[Program]) -> list[_Question]:
+    def _questions(self, programs: list[Program], traces: tuple[Trace, ...]) -> list[_Question]:
         recorded = programs[0].settings
         midst = any(len(program.start.blocks) for program in programs)
         questions = []
@@ -271,7 +257,7 @@ class _Plan:
         wanted = list(self.asked)
         if self.search:
             known = {question.settings for question in wanted} | {recorded}
-            tried = [_Question(text, parse_settings(text)) for text in ("", *SEARCHED)]
+            tried = [_Question(text, parse_settings(text)) for text in ("", *untried(traces))]
             wanted += [question for question in tried if question.settings not in known]
         others = [question for question in wanted if question.settings != recorded]
         if midst and others:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.advice import FIXES
+from memprof.advice import FIXES, allocator
 from memprof.analysis.findings import Kind
 from tests.advice.bench import LOOP, Bench, fixes
 
@@ -149,6 +149,15 @@ def test_expandable_segments_are_not_advised_where_they_are_on(bench):
     assert "static_shapes" in fixes(rest)
     bench.settings = {"expandable_segments": True}
     assert fixes(bench.advise("x = f", kind=Kind.FRAGMENTATION, **facts)) == ["static_shapes"]
+
+
+def test_a_split_limit_is_not_advised_where_it_is_set(bench, monkeypatch):
+    monkeypatch.setattr(allocator, "_MOST_EVENTS", 0)  # nothing is replayed
+    bench.write("x = f()\n")
+    offered = fixes(bench.advise("x = f", kind=Kind.FRAGMENTATION))
+    assert offered == ["expandable_segments", "max_split_size"]
+    bench.settings = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128"}
+    assert fixes(bench.advise("x = f", kind=Kind.FRAGMENTATION)) == ["expandable_segments"]
 
 
 def test_empty_cache_is_never_advised_for_tensors_that_are_alive(bench):

@@ -30,8 +30,8 @@ from memprof.allocator import (
     program_of,
     replay_recorded,
 )
+from memprof.analysis.configurations import SEARCHED
 from memprof.analysis.replays import Job, played
-from memprof.analysis.whatif import SEARCHED
 from memprof.exporters.torch_snapshot import torch_snapshot
 from memprof.snapshot import load_snapshot
 from memprof.testing import TraceBuilder

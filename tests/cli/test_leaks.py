@@ -17,7 +17,7 @@ from memprof.analysis.summary import summarize
 from memprof.findings import findings
 from memprof.loading import load
 from memprof.records import Site
-from memprof.testing import TraceBuilder, write_run
+from memprof.testing import TraceBuilder, save_snapshot, segments_only, snapshot, write_run
 from memprof.trace import Frame
 from memprof_cli.leaks import command
 
@@ -108,6 +108,22 @@ def test_the_verdict_says_where_it_is_made_and_how_much_there_is(given_back):
     where = f"{given_back.parent.name}/train.py:1"
     made = f"made at {where}: `kept.append(make().detach())`"
     assert verdict.why == f"{made}; 112 KiB in all after step 27"
+
+
+def test_a_final_state_is_said_to_be_one_with_what_to_type(tmp_path):
+    trace = TraceBuilder("cuda:0").alloc(4096, "x").build()
+    bare = save_snapshot(tmp_path / "bare.pickle", segments_only(trace))
+    shot = snapshot(trace)
+    shot["device_traces"] = [[{"action": "snapshot", "addr": 0, "size": 0, "stream": 0}]]
+    marked = save_snapshot(tmp_path / "marked.pickle", shot)
+    for file in (bare, marked):
+        assert leaks._nothing(load(file)) == (
+            "the file holds a final state and no steps, so nothing shows what grows: "
+            "record at least 12 steps with `memprof run train.py`"
+        )
+    assert "the file holds a final state and no steps" in invoke(bare).output
+    empty = save_snapshot(tmp_path / "empty.pickle", snapshot())
+    assert "no data: the file holds no allocations" in invoke(empty).output
 
 
 def test_a_leak_fails_the_command_only_when_asked_to(leaking):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from memprof.testing import TraceBuilder, save_snapshot, snapshot, write_run
+from memprof.testing import TraceBuilder, save_snapshot, segments_only, snapshot, write_run
 from memprof_cli import main
 
 MIB = 1 << 20
@@ -83,6 +83,19 @@ def test_nothing_measured_is_no_data_and_never_ok(
     text = capsys.readouterr().out
     assert "no data" in text
     assert "OK" not in text
+
+
+def test_after_a_final_state_comes_a_recording(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = TraceBuilder().alloc(3 * MIB, "a").build()
+    bare = save_snapshot(tmp_path / "bare.pickle", segments_only(trace))
+    whole = save_snapshot(tmp_path / "whole.pickle", snapshot(trace))
+    run_main("report", bare, "--json")
+    then = figures(capsys)["verdict"]["next"]
+    assert then.startswith("the file holds a final state alone: record with `memprof run train.py`")
+    run_main("report", whole, "--json")
+    assert "--fit" in figures(capsys)["verdict"]["next"]
 
 
 def test_an_empty_run_file_is_no_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
