@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any, Protocol
 
@@ -176,8 +178,17 @@ class Interner:
         return TablesRecord(first, frames, [list(s) for s in stacks], labels, pools)
 
 
+class _Rows(defaultdict[Any, int]):
+    """A dict that a weak reference may point at."""
+
+    __slots__ = ("__weakref__",)
+
+
 def _numbering(first: dict[Any, int]) -> dict[Any, int]:
-    """A dict that gives a new key the next number, in one call into C: no code can come between."""
-    table: defaultdict[Any, int] = defaultdict(None, first)
-    table.default_factory = table.__len__
+    """A dict that gives a new key the next number, in one call into C: no code can come between.
+
+    It does not hold itself, so that a recording's rows need no collection to be freed.
+    """
+    table = _Rows(None, first)
+    table.default_factory = partial(len, weakref.proxy(table))
     return table
