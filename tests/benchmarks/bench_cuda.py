@@ -1,18 +1,22 @@
 """What memprof costs on a GPU, beside torch's own recorder and its profiler, in turns in one run.
 
 Without a CUDA device it says so; ``--dry-run`` runs the same code on a CPU, with programs so small
-that their figures say nothing. The last lines are a table for docs/gpu-results.md.
+that their figures say nothing. The last lines are a table for docs/gpu-results.md. Each program has
+a process of its own, and what was measured stays when it dies; the profiler comes last there, as
+what it starts in the driver stays on and would slow the others down.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
 import platform
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from itertools import product
@@ -27,6 +31,12 @@ import memprof
 DEFAULT_TARGET, WINDOW_TARGET = 1.01, 1.2
 DEADLINE_S = 7 * 60
 """No further measurement begins after this; each program has its share of what is left."""
+GRACE_S = 60
+"""Beyond its share, for what it began; then a program is ended."""
+RING = 100_000
+"""Entries that torch's recorder keeps."""
+THEIRS, READ = "torch's recorder, Python stacks", "torch's recorder, read once"
+LAST = "torch.profiler with memory"
 PROFILED_STEPS = 10
 """The profiler keeps everything until it stops, so it gets few steps."""
 PROGRAMS = {
@@ -67,6 +77,8 @@ class Bench:
 
 
 Way = Callable[[Bench, Step, int], float]
+Taken = dict[str, list[float]]
+"""Seconds a step of each measurement, by the name of the way."""
 
 
 def plain(bench: Bench, step: Step, count: int) -> float:
@@ -100,12 +112,34 @@ def _in_a_window(bench: Bench, step: Step, count: int, sources: tuple[str, ...])
 def recorder(bench: Bench, step: Step, count: int) -> float:
     """torch's own, Python stacks; without the snapshot that one needs to see any of it."""
     memory = torch.cuda.memory
-    memory._record_memory_history("all", stacks="python", max_entries=100_000)
+    memory._record_memory_history("all", stacks="python", max_entries=RING)
     try:
         bench.per_step(step, 1)
         return bench.per_step(step, count)
     finally:
         memory._record_memory_history(None)
+
+
+def recorder_read(bench: Bench, step: Step, count: int) -> float:
+    """The same with the snapshot, of as many steps as its ring holds: what a window does, once."""
+    memory = torch.cuda.memory
+    memory._record_memory_history("all", stacks="python", max_entries=RING)
+    try:
+        before = _entries()
+        bench.per_step(step, 1)
+        count = max(1, min(count, RING // max(1, _entries() - before) - 2))
+        began = time.perf_counter()
+        bench.per_step(step, count)
+        memory._snapshot()
+        return (time.perf_counter() - began) / count
+    finally:
+        memory._record_memory_history(None)
+
+
+def _entries() -> int:
+    """What the recorder has written, by torch's counters: one an allocation, two a free."""
+    stats = torch.cuda.memory_stats()
+    return stats["allocation.all.allocated"] + 2 * stats["allocation.all.freed"]
 
 
 def profiler(bench: Bench, step: Step, count: int) -> float:
@@ -126,25 +160,39 @@ def ways(device: str) -> dict[str, Way]:
         "memprof, default budget": by_default,
         "memprof, one window": one_window,
         "one window, CPU too": whole_window,
-        "torch's recorder, Python stacks": recorder,
-        "torch.profiler with memory": profiler,
+        THEIRS: recorder,
+        READ: recorder_read,
+        LAST: profiler,
     }
     if device != "cuda":
-        del found["torch's recorder, Python stacks"]
+        del found[THEIRS], found[READ]
     return found
 
 
-def measured(bench: Bench, step: Step, rounds: int, deadline: float) -> dict[str, float]:
-    """Median seconds a step of each way, measured in turns; of ways that were not begun, none."""
+def measured(
+    bench: Bench, step: Step, rounds: int, deadline: float, keep: Callable[[Taken], None]
+) -> None:
+    """Seconds a step of each way, measured in turns, given to ``keep`` after each measurement.
+
+    Ways that were not begun before the deadline have none, and one that raises has no more turns.
+    """
     bench.per_step(step, 5)  # caches, kernels and the clock of the card warm up
     count = max(3, round(bench.seconds / bench.per_step(step, 5)))
-    taken: dict[str, list[float]] = {name: [] for name in ways(bench.device)}
-    for _, (name, way) in product(range(rounds), ways(bench.device).items()):
+    todo = ways(bench.device)
+    turns = list(product(range(rounds), (name for name in todo if name != LAST)))
+    taken: Taken = {name: [] for name in todo}
+    for _, name in [*turns, *product(range(rounds), [LAST])]:
         if taken["plain"] and time.monotonic() > deadline:
             break
-        taken[name].append(way(bench, step, count))
+        if name not in todo:
+            continue
+        try:
+            taken[name].append(todo[name](bench, step, count))
+        except Exception as error:  # noqa: BLE001 - the others are worth having without it
+            print(f"  {name} failed: {type(error).__name__}: {error}", flush=True)
+            del todo[name]
+        keep(taken)
         gc.collect()
-    return {name: median(times) for name, times in taken.items() if times}
 
 
 def show(program: str, took: dict[str, float], pauses: list[float]) -> None:
@@ -152,16 +200,17 @@ def show(program: str, took: dict[str, float], pauses: list[float]) -> None:
     print(f"\n{program}")
     for name, seconds in took.items():
         print(f"  {name:32} {seconds * 1e3:10.3f} ms a step  {seconds / base:7.4f} x")
-    print(f"  longest call of memprof.step: {max(pauses, default=0.0) * 1e3:.1f} ms")
+    print(f"  longest call of memprof.step: {max(pauses, default=0.0) * 1e3:.1f} ms", flush=True)
     default = took.get("memprof, default budget")
     if default is not None:
         print(f"  default budget: {_judged(default / base, DEFAULT_TARGET)}")
-    ours, theirs = took.get("memprof, one window"), took.get("torch's recorder, Python stacks")
-    if ours is not None and theirs is not None:
-        print(f"  a window over torch's recorder: {_judged(ours / theirs, WINDOW_TARGET)}")
-        if theirs > base:
-            extra = (ours - base) / (theirs - base)
-            print(f"  what a window adds over what torch's recorder adds: {extra:.2f} x")
+    ours = took.get("memprof, one window")
+    for theirs in (THEIRS, READ):
+        if ours is not None and theirs in took:
+            print(f"  a window over {theirs}: {_judged(ours / took[theirs], WINDOW_TARGET)}")
+            if took[theirs] > base:
+                extra = (ours - base) / (took[theirs] - base)
+                print(f"  what a window adds over what it adds: {extra:.2f} x")
 
 
 def _judged(ratio: float, target: float) -> str:
@@ -195,32 +244,63 @@ def where(device: str) -> str:
     )
 
 
+def run_one(program: str, options: argparse.Namespace, result: Path) -> None:
+    """Measure a program here; all that is known so far is in the file ``result`` at any time."""
+    sizes = DRY if options.dry_run else WANTED
+    seconds, rounds = (0.05, 1) if options.dry_run else (options.seconds, options.rounds)
+    until = time.monotonic() + options.share_s
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(sizes.device, seconds, Path(folder))
+
+        def keep(taken: Taken) -> None:
+            result.write_text(json.dumps({"taken": taken, "pauses": bench.pauses}))
+
+        measured(bench, PROGRAMS[program](sizes), rounds, until, keep)
+
+
+def run_apart(program: str, share_s: float, folder: Path) -> tuple[dict[str, float], list[float]]:
+    """The medians of a program that a process of its own measures, and `Bench.pauses`."""
+    result = folder / "result.json"
+    result.unlink(missing_ok=True)
+    command = [sys.executable, __file__, *sys.argv[1:], "--share-s", str(share_s)]
+    command += ["--program", program, "--result", str(result)]
+    try:
+        code = subprocess.run(command, check=False, timeout=share_s + GRACE_S).returncode
+    except subprocess.TimeoutExpired:
+        code = -1
+    if code:
+        print(f"{program}: its process ended with {code}; what it had measured is kept")
+    found = json.loads(result.read_text()) if result.exists() else {"taken": {}, "pauses": []}
+    return {name: median(times) for name, times in found["taken"].items() if times}, found["pauses"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dry-run", action="store_true", help="tiny programs on the CPU")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--program", choices=PROGRAMS, help=argparse.SUPPRESS)
+    parser.add_argument("--share-s", type=float, default=DEADLINE_S, help=argparse.SUPPRESS)
+    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not options.dry_run and not torch.cuda.is_available():
         print("no CUDA device: nothing was measured (--dry-run tries the code on a CPU)")
         return
-    sizes = DRY if options.dry_run else WANTED
-    seconds, rounds = (0.05, 1) if options.dry_run else (options.seconds, options.rounds)
+    if options.program:
+        run_one(options.program, options, options.result)
+        return
     deadline = time.monotonic() + DEADLINE_S
     found = {}
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        for number, (program, make) in enumerate(PROGRAMS.items()):
-            now = time.monotonic()
-            until = now + max(0.0, deadline - now) / (len(PROGRAMS) - number)
-            torch.manual_seed(0)
-            bench = Bench(sizes.device, seconds, folder)
-            found[program] = measured(bench, make(sizes), rounds, until)
-            show(program, found[program], bench.pauses)
-            gc.collect()
-            if sizes.device == "cuda":
-                torch.cuda.empty_cache()
-    print(f"\n{where(sizes.device)}{' (DRY RUN)' if options.dry_run else ''}\n\n{table(found)}")
+    with tempfile.TemporaryDirectory() as folder:
+        for number, program in enumerate(PROGRAMS):
+            left_s = max(0.0, deadline - time.monotonic())
+            took, pauses = run_apart(program, left_s / (len(PROGRAMS) - number), Path(folder))
+            if "plain" in took:
+                found[program] = took
+                show(program, took, pauses)
+    dry = " (DRY RUN)" if options.dry_run else ""
+    print(f"\n{where('cpu' if options.dry_run else 'cuda')}{dry}\n\n{table(found)}")
 
 
 if __name__ == "__main__":
