@@ -4,15 +4,17 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format bench gpu stub clean
+.PHONY: help demo test check format bench gpu gpu-all stub clean
 
 BIN := .venv/bin
 # A process for each core, up to four: each of them loads torch. SPREAD= runs one after another.
 SPREAD := -n auto --maxprocesses 4 --dist loadfile
 READY := .venv/.ready
+OUT := gpu-results
+PARTS :=
 
 help:  ## Say what can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
 
 demo: $(READY)  ## Record the training of a small GPT and report where its memory went
 	$(BIN)/memprof run -o demo-run.json docs/examples/train_gpt.py
@@ -36,10 +38,13 @@ bench: $(READY)  ## Measure the cost of memprof beside what it is compared with
 	@set -e; for file in tests/benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file; done
 
 gpu: $(READY)  ## Run the tests that need a CUDA device
-	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python -m pytest tests/gpu
+
+gpu-all: $(READY)  ## All that is wanted of a GPU in ten minutes, into OUT; PARTS=bench the rest
+	$(BIN)/python tests/gpu/everything.py $(OUT) $(PARTS)
 
 stub: $(READY)  ## Run them above a stub of CUDA, where torch was built with CUDA and there is no GPU
-	$(BIN)/python tests/cuda_stub -m pytest -m gpu
+	$(BIN)/python tests/cuda_stub -m pytest tests/gpu
 
 clean:  ## Remove the environment and everything that is made
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

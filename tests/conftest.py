@@ -109,11 +109,11 @@ def nothing_is_left_behind() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """A folder of snapshots and leaking programs that lies beside the repository, if it does."""
-    folder = ROOT.parent / "shared"
-    if not folder.is_dir():
-        pytest.skip("needs the folder ../shared beside the repository")
-    return folder
+    """A folder of snapshots and leaking programs: beside the repository, or taken along in it."""
+    for folder in (ROOT.parent / "shared", ROOT / "shared"):
+        if folder.is_dir():
+            return folder
+    pytest.skip("needs the folder ../shared beside the repository")
 
 
 @pytest.fixture(scope="session")
