@@ -62,7 +62,7 @@ from memprof.trace import (
     Trace,
 )
 
-__all__ = ["load"]
+__all__ = ["load", "looks_like_run"]
 
 _LOST_FRAME = ("<lost>", "", 0)
 _MOST_LOST = 100_000
@@ -82,12 +82,17 @@ def load(path: str | Path) -> Run:
         FileFormatError: it is neither, or cannot be read at all; a torn run file can.
     """
     path = Path(path)
-    if _looks_like_run(path):
+    if looks_like_run(path):
         return _Assembly(str(path)).run(path)
     return _run_of_snapshot(path)
 
 
-def _looks_like_run(path: Path) -> bool:
+def looks_like_run(path: Path) -> bool:
+    """Whether a file is a run file, gzipped or not, and no pickle.
+
+    Raises:
+        FileFormatError: it cannot be read, or is empty.
+    """
     try:
         with path.open("rb") as file:
             start = file.read(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import webbrowser
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,17 +12,21 @@ import click
 
 from memprof.analysis.examination import Examination, examine
 from memprof.analysis.findings import Found
+from memprof.analysis.jobreport import JobReport
 from memprof.analysis.oom import PostMortem, post_mortems
 from memprof.analysis.summary import Summary, summarize
 from memprof.analysis.whatif import DeviceWhatIf, replay
 from memprof.findings import findings
+from memprof.jobs import files_of, gathered, job_report
 from memprof.trace import Action
 from memprof_cli.progress import progress
+from memprof_cli.ranks import job_json, print_job
 from memprof_cli.screen import print_summary, summaries_json
 from memprof_cli.sources import opened, source_option
 
 __all__ = ["command"]
 
+_RANK = re.compile(r"\.rank\d+$")
 _WHAT_IF_EVENTS = 50_000
 """Above these the page leaves replays to `memprof what-if --search` and `memprof oom`."""
 
@@ -47,6 +52,8 @@ class _Report:
 @click.option("--open", "open_page", is_flag=True, help="Open the page in a browser.")
 @click.option("--no-page", is_flag=True, help="Print the summary alone.")
 @source_option
+@click.option("--all", "judge_all", is_flag=True, help="Look for leaks on every rank of a job.")
+@click.option("--each", "one_by_one", is_flag=True, help="Tell each file by itself.")
 def command(
     files: Sequence[Path],
     output: Path | None,
@@ -54,12 +61,53 @@ def command(
     open_page: bool,
     no_page: bool,
     roots: tuple[Path, ...],
+    judge_all: bool,
+    one_by_one: bool,
 ) -> None:
     """Say where the memory in FILES went, and write one self-contained HTML page.
 
     FILES are run files of memprof, or allocator snapshots that torch wrote
-    (torch.cuda.memory._dump_snapshot), gzipped or not.
+    (torch.cuda.memory._dump_snapshot), gzipped or not; also folders of them, and quoted patterns
+    such as 'run.rank*.json'. The ranks of one job, and more than eight files, are told together.
     """
+    named, files = list(files), files_of(files)
+    job = None
+    if len(files) > 1 and not one_by_one:
+        job = gathered(files, named=named == list(files), each=progress)
+    if job is not None:
+        report = job_report(
+            job, judge_all=judge_all, each=progress, opened=lambda file: opened(file, roots)
+        )
+        page = None if no_page or (as_json and output is None) else output or _beside_job(report)
+        _tell_job(report, page, as_json=as_json)
+    else:
+        page = _tell_each(files, roots, output, as_json=as_json, no_page=no_page)
+    if open_page and page is not None:
+        webbrowser.open(page.absolute().as_uri())
+
+
+def _tell_job(job: JobReport, page: Path | None, *, as_json: bool) -> None:
+    if page is not None:
+        from memprof_dashboards.ranks import write_job
+
+        write_job(job, page)
+    if as_json:
+        click.echo(job_json(job))
+        return
+    print_job(job)
+    if page is not None:
+        click.echo(f"page: {page}")
+
+
+def _tell_each(
+    files: Sequence[Path],
+    roots: Sequence[Path],
+    output: Path | None,
+    *,
+    as_json: bool,
+    no_page: bool,
+) -> Path | None:
+    """A screen a file and one page of all; returns the page."""
     reports = [_examined(file, roots) for file in progress(files, "reading")]
     page = None if no_page or (as_json and output is None) else output or _beside(files[0])
     if page is not None:
@@ -71,8 +119,7 @@ def command(
             print_summary(report.summary, report.found)
         if page is not None:
             click.echo(f"page: {page}")
-    if open_page and page is not None:
-        webbrowser.open(page.absolute().as_uri())
+    return page
 
 
 def _examined(file: Path, roots: Sequence[Path]) -> _Report:
@@ -88,6 +135,13 @@ def _beside(file: Path) -> Path:
     for suffix in (".gz", ".json", ".pickle", ".pkl"):
         name = name.removesuffix(suffix)
     return file.with_name(f"{name or file.name}.html")
+
+
+def _beside_job(job: JobReport) -> Path:
+    """``run.rank0.json`` -> ``run.ranks.html``, in the same folder."""
+    page = _beside(Path(job.ranks[0].file))
+    stem = _RANK.sub("", page.name.removesuffix(".html"))
+    return page.with_name(f"{stem}.ranks.html")
 
 
 def _write_page(reports: Sequence[_Report], page: Path) -> None:

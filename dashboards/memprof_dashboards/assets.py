@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import gzip
 import importlib.util
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 
 from memprof.errors import MissingError
 
-__all__ = ["packed", "plotly_script", "script", "style"]
+__all__ = ["JOB_SCRIPTS", "packed", "plotly_script", "script", "style"]
 
 # In the order in which they run: each but the last adds to what the first defines.
 SCRIPTS = (
@@ -34,9 +35,13 @@ def style() -> str:
     return _static("page.css")
 
 
-def script() -> str:
-    """The scripts of the page, as one."""
-    return "\n".join(_static(name) for name in SCRIPTS)
+JOB_SCRIPTS = ("core.js", "format.js", "ranks.js")
+"""Likewise, of the page about the ranks of a job."""
+
+
+def script(names: Sequence[str] = SCRIPTS) -> str:
+    """The scripts of a page, as one."""
+    return "\n".join(_static(name) for name in names)
 
 
 def _static(name: str) -> str:

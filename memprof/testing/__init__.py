@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from memprof.testing.ranks import write_rank
 from memprof.testing.runs import run_records, step_columns, write_run
 from memprof.testing.snapshots import SNAPSHOT_VERSIONS, save_snapshot, segments_only, snapshot
 from memprof.testing.traces import TraceBuilder
@@ -19,5 +20,6 @@ __all__ = [
     "segments_only",
     "snapshot",
     "step_columns",
+    "write_rank",
     "write_run",
 ]

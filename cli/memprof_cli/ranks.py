@@ -1,0 +1,113 @@
+"""The ranks of a job as one screen of text, and as JSON; `report` calls it for many files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from memprof.analysis.jobreport import JobReport, format_measure
+from memprof.analysis.jobwords import heading, how_far, judged, roll_call, sums, who
+from memprof.analysis.ranks import MEASURES
+from memprof.analysis.sites import short_path
+from memprof.analysis.together import Shared
+from memprof.units import format_count
+from memprof_cli.terminal import terminal
+
+__all__ = ["job_json", "print_job"]
+
+_WIDTH = 100
+_MOST_FINDINGS = 5
+_MOST_DEVIATIONS = 8
+_STYLES = {"ok": "bold green", "no data": "bold yellow", "oom": "bold red", "leak": "bold red"}
+_TITLES = {measure.name: measure.title for measure in MEASURES}
+_MENDED = ("leak", "waste", "fragmentation")
+"""Levels whose verdict names a fix; of the others the next command is all there is to do."""
+
+
+def print_job(job: JobReport) -> None:
+    """Print who was read, the verdict, the peaks, who differs, what was found, what to type."""
+    console = terminal(_WIDTH)
+    console.print(Text(heading(job), style="dim"))
+    console.print(_answer(job))
+    if job.spreads:
+        console.print(_spreads(job))
+    if job.deviations:
+        console.print(_deviations(job))
+    console.print(_findings(job))
+    console.print(_rows([("Next", Text(job.next, style="cyan"))]))
+
+
+def job_json(job: JobReport) -> str:
+    """One object; `docs/ranks.md` says what is in it."""
+    encoded = msgspec.json.encode(msgspec.to_builtins(job))
+    return msgspec.json.format(encoded, indent=1).decode()
+
+
+def _rows(rows: Iterable[tuple[str, Text]]) -> RenderableType:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, text in rows:
+        grid.add_row(name, text)
+    return grid
+
+
+def _answer(job: JobReport) -> RenderableType:
+    said = job.verdict
+    rows = [("" if number else "Ranks", Text(told)) for number, told in enumerate(roll_call(job))]
+    rows += [
+        ("Verdict", Text(said.line, style=_STYLES.get(said.level, "bold yellow"))),
+        ("Why", Text(said.why)),
+    ]
+    if said.level in _MENDED:
+        rows.append(("Fix", Text(said.next, style="green")))
+    return Padding(_rows(rows), (0, 0, 1, 0))
+
+
+def _spreads(job: JobReport) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    for style in ("bold", "", "", ""):
+        table.add_column(style=style, no_wrap=True, overflow="ellipsis")
+    table.add_row(*(Text(head, style="dim") for head in ("", "least", "median", "highest")))
+    for one in job.spreads:
+        least = f"{format_measure(one.least, one.unit)} ({one.least_at})"
+        highest = f"{format_measure(one.highest, one.unit)} ({one.highest_at})"
+        of = "" if one.ranks == len(job.ranks) else f"; of {format_count(one.ranks)}"
+        middle = format_measure(one.median, one.unit)
+        table.add_row(_TITLES[one.measure], Text(least), Text(middle), Text(highest + of))
+    return Padding(table, (0, 0, 1, 0))
+
+
+def _deviations(job: JobReport) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    for _ in range(3):
+        table.add_column(overflow="fold")
+    for one in job.deviations[:_MOST_DEVIATIONS]:
+        table.add_row(Text(_TITLES[one.measure]), Text(who(job, one)), Text(how_far(job, one)))
+    head = Text("Differ from the rest", style="bold")
+    more = len(job.deviations) - _MOST_DEVIATIONS
+    rest = [Text(f"  and {more} more (see --json)", style="dim")] if more > 0 else []
+    return Padding(Group(head, Padding(table, (0, 0, 0, 2)), *rest), (0, 0, 1, 0))
+
+
+def _findings(job: JobReport) -> RenderableType:
+    lines: list[RenderableType] = [Text(judged(job), style="bold")]
+    lines += [Padding(_finding(job, one), (0, 0, 0, 2)) for one in job.findings[:_MOST_FINDINGS]]
+    more = len(job.findings) - _MOST_FINDINGS
+    if more > 0:
+        lines.append(Text(f"  and {more} more (see --json)", style="dim"))
+    return Padding(Group(*lines), (0, 0, 1, 0))
+
+
+def _finding(job: JobReport, one: Shared) -> RenderableType:
+    text = Text(one.kind.replace("_", " "), style="bold red" if one.bytes_per_step else "bold")
+    text.append(f"  {one.title}", style="")
+    where = f"{short_path(one.site.filename)}:{one.site.line}" if one.site.filename else ""
+    at = f"at {where}, " if where and where not in one.title else ""
+    text.append(f"; {at}{sums(job, one)}", style="dim")
+    return text

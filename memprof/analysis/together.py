@@ -1,0 +1,93 @@
+"""Findings of several ranks as one: the same line or holder, on how many, and its bytes in sum."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from memprof.analysis.clusters import outline
+from memprof.analysis.findings import Found, Remedy
+from memprof.records import Site
+
+__all__ = ["Shared", "shared"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """One finding of one or more ranks; words are those of the rank where it is largest."""
+
+    kind: str
+    title: str
+    device: str
+    site: Site
+    holder: str
+    """The first one's description."""
+    fix: str
+    """A term of the vocabulary in `advice`; empty without a remedy."""
+    why: str
+    fix_filename: str
+    fix_line: int
+    confidence: float
+    """The highest."""
+    ranks: tuple[str, ...]
+    """Names of those that have it, in their order."""
+    largest_at: str
+    bytes: int
+    """Of all of them in sum, likewise the rate."""
+    bytes_per_step: float
+
+
+def shared(found: Mapping[str, Sequence[Found]]) -> tuple[Shared, ...]:
+    """The findings of each rank, by its name, put together: what is on most ranks comes first.
+
+    Of the same number, as in a single run: what grows first, then the largest.
+    """
+    groups: dict[Hashable, list[tuple[str, Found]]] = defaultdict(list)
+    order: dict[Hashable, int] = {}
+    for name, ones in found.items():
+        for place, one in enumerate(ones):
+            key = _same(one)
+            groups[key].append((name, one))
+            order[key] = min(order.get(key, place), place)
+    grown = sorted(
+        groups, key=lambda key: (not _grows(groups[key]), -_ranks(groups[key]), order[key])
+    )
+    return tuple(_shared(groups[key]) for key in grown)
+
+
+def _same(one: Found) -> Hashable:
+    """What it has in common with itself on another rank: not device numbers, sizes or counts."""
+    device = one.device.partition(":")[0]
+    if one.site.filename:
+        return one.kind, device, one.site.filename, one.site.line, one.site.function
+    return one.kind, device, outline(one.holders[0]) if one.holders else ()
+
+
+def _grows(ones: Sequence[tuple[str, Found]]) -> bool:
+    return any(one.bytes_per_step > 0 for _, one in ones)
+
+
+def _ranks(ones: Sequence[tuple[str, Found]]) -> int:
+    return len({name for name, _ in ones})
+
+
+def _shared(ones: Sequence[tuple[str, Found]]) -> Shared:
+    name, main = max(ones, key=lambda pair: (pair[1].bytes_per_step, pair[1].bytes))
+    remedy = main.remedies[0] if main.remedies else Remedy("", "")
+    return Shared(
+        kind=main.kind.value,
+        title=main.title,
+        device=main.device,
+        site=main.site,
+        holder=main.holders[0].description if main.holders else "",
+        fix=remedy.fix,
+        why=remedy.why,
+        fix_filename=remedy.filename,
+        fix_line=remedy.line,
+        confidence=max(one.confidence for _, one in ones),
+        ranks=tuple(dict.fromkeys(name for name, _ in ones)),
+        largest_at=name,
+        bytes=sum(one.bytes for _, one in ones),
+        bytes_per_step=sum(one.bytes_per_step for _, one in ones),
+    )
