@@ -19,6 +19,7 @@ from memprof.errors import MemprofError
 from memprof.findings import findings
 from memprof.loading import load, looks_like_run
 from memprof.records import Footer, Header
+from memprof.run import Run
 from memprof.runends import read_ends
 
 __all__ = ["Gathered", "Recording", "files_of", "gathered", "job_report"]
@@ -116,7 +117,8 @@ def _recording(file: Path) -> Recording:
     ends = read_ends(file)
     if ends.summary is not None:
         return Recording(file, ends.header, ends.summary, ends.is_closed)
-    return Recording(file, ends.header, footer_of(load(file)), is_closed=False)
+    run = load(file)
+    return Recording(file, ends.header, footer_of(run), is_closed=run.footer is not None)
 
 
 def _of_launch(
@@ -141,8 +143,10 @@ def _why(one: Recording, *, is_repeated: bool) -> str:
 # -- the report ------------------------------------------------------------------------------------
 
 
-def job_report(job: Gathered, *, judge_all: bool, each: Each) -> JobReport:
-    """Everything that is said of the files together.
+def job_report(
+    job: Gathered, *, judge_all: bool, each: Each, opened: Callable[[Path], Run] = load
+) -> JobReport:
+    """Everything that is said of the files together; ``opened`` reads a whole recording.
 
     Findings take the whole recording: they are looked for on each of up to eight ranks, else on a
     few that stand for the rest, or on each with ``judge_all``.
@@ -156,7 +160,7 @@ def job_report(job: Gathered, *, judge_all: bool, each: Each) -> JobReport:
     )
     deviating = deviations(ranks)
     picked = dict.fromkeys(range(len(ranks)), "") if judge_all else chosen(ranks, deviating)
-    found, unreadable = _judge(ranks, picked, each)
+    found, unreadable = _judge(ranks, picked, each, opened)
     judged = tuple(
         Judged(ranks[n].name, ranks[n].file, why) for n, why in picked.items() if n in found
     )
@@ -179,7 +183,7 @@ def job_report(job: Gathered, *, judge_all: bool, each: Each) -> JobReport:
 
 
 def _judge(
-    ranks: Sequence[Rank], picked: Iterable[int], each: Each
+    ranks: Sequence[Rank], picked: Iterable[int], each: Each, opened: Callable[[Path], Run]
 ) -> tuple[dict[int, tuple[Found, ...]], list[LeftOut]]:
     """The findings of the picked ranks, without what makes them large; and what failed."""
     found: dict[int, tuple[Found, ...]] = {}
@@ -187,7 +191,7 @@ def _judge(
     places = {Path(ranks[place].file): place for place in picked}
     for file in each(tuple(places), "judging"):
         try:
-            ones = findings(load(file))
+            ones = findings(opened(file))
         except MemprofError as error:
             failed.append(LeftOut(str(file), f"its findings are not judged: {error.message}"))
             continue

@@ -19,6 +19,7 @@ __all__ = [
     "LeftOut",
     "format_measure",
     "format_ranks",
+    "format_share",
     "format_stretch",
     "job_verdict",
     "next_command",
@@ -105,6 +106,15 @@ def format_stretch(first: int, last: int) -> str:
     if last - first < 2:
         return ", ".join(map(str, range(first, last + 1)))
     return f"{first}–{last}"
+
+
+def format_share(ranks: Sequence[str], judged: int) -> str:
+    """``on 3 of 6 judged``, ``on rank 1 alone of 6 judged`` or ``on all 6 judged``."""
+    if len(ranks) == judged:
+        return f"on all {format_count(judged)} judged" if judged > 1 else f"on {ranks[0]}"
+    if len(ranks) == 1:
+        return f"on {ranks[0]} alone of {format_count(judged)} judged"
+    return f"on {format_count(len(ranks))} of {format_count(judged)} judged"
 
 
 def _cut(names: Sequence[str], most: int, total: int) -> str:
@@ -217,7 +227,6 @@ def _no_data() -> Verdict:
 
 
 def _found(level: str, one: Shared, ranks: Sequence[Rank], judged: Sequence[Judged]) -> Verdict:
-    on = f"on {format_count(len(one.ranks))} of {format_count(len(judged))} judged"
     told = []
     if one.site.filename:
         code = f": `{one.site.code[:60]}`" if one.site.code else ""
@@ -225,7 +234,8 @@ def _found(level: str, one: Shared, ranks: Sequence[Rank], judged: Sequence[Judg
     if level == "leak":
         told.append(_rising(ranks))
     fix = f"{one.fix}: {one.why}" if one.fix else "see the findings below"
-    return Verdict(level, f"{one.title}; {on}", "; ".join(filter(None, told)) or one.title, fix)
+    line = f"{one.title}; {format_share(one.ranks, len(judged))}"
+    return Verdict(level, line, "; ".join(filter(None, told)) or one.title, fix)
 
 
 def _rising(ranks: Sequence[Rank]) -> str:

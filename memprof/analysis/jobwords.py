@@ -5,7 +5,13 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator
 
-from memprof.analysis.jobreport import JobReport, format_measure, format_ranks, format_stretch
+from memprof.analysis.jobreport import (
+    JobReport,
+    format_measure,
+    format_ranks,
+    format_share,
+    format_stretch,
+)
 from memprof.analysis.ranks import Deviation
 from memprof.analysis.together import Shared
 from memprof.units import format_bytes, format_count
@@ -95,7 +101,7 @@ def judged(job: JobReport) -> str:
 
 def sums(job: JobReport, one: Shared) -> str:
     """``on 3 of 3 judged, 18 MiB and 24 KiB a step in sum``."""
-    on = f"on {format_count(len(one.ranks))} of {format_count(len(job.judged))} judged"
+    on = format_share(one.ranks, len(job.judged))
     rate = f"{format_bytes(round(one.bytes_per_step))} a step" if one.bytes_per_step else ""
     size = format_bytes(one.bytes) if one.bytes else ""
     told = " and ".join(filter(None, (size, rate)))

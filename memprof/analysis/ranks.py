@@ -201,7 +201,7 @@ def footer_of(run: Run) -> Footer:
         ended_us=max((int(steps.end_us.max()) for steps in rows), default=0),
         steps=max((int(steps.last.max()) + 1 for steps in rows), default=0),
         devices=[_summary(device, run) for device in examination.devices],
-        status="ok" if run.is_snapshot else "",
+        status="ok" if run.is_snapshot else run.footer.status if run.footer else "",
         step_us=max((_step_us(steps) for steps in rows), default=NOT_RECORDED),
     )
 
