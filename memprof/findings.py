@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import msgspec
-
 from memprof.advice import advise
 from memprof.analysis.clusters import outline
 from memprof.analysis.examination import Examination, examine
 from memprof.analysis.findings import Found, Kind
 from memprof.analysis.host_growth import host_growth
 from memprof.analysis.leaks import leaks
-from memprof.analysis.located import has_changed
 from memprof.analysis.pinned import pinned
 from memprof.analysis.reserves import fragmentation, non_torch
 from memprof.analysis.waste import waste_of
@@ -27,10 +24,9 @@ def findings(run: Run, examination: Examination | None = None) -> tuple[Found, .
 
     ``examination`` saves time where the caller has one of ``run`` already.
     """
-    growing = _quoted(leaks(run), run)
+    growing = leaks(run)
     holes = fragmentation(run)
-    seen = _quoted(waste_of(examination or examine(run)), run)
-    wasted = _not_growing(_told_once(seen, holes), growing)
+    wasted = _not_growing(_told_once(waste_of(examination or examine(run)), holes), growing)
     found = [
         *growing,
         *non_torch(run),
@@ -40,16 +36,6 @@ def findings(run: Run, examination: Examination | None = None) -> tuple[Found, .
         *_not_growing(pinned(run), (*growing, *wasted)),
     ]
     return tuple(replace(one, remedies=one.remedies or advise(one, run)) for one in found)
-
-
-def _quoted(found: Sequence[Found], run: Run) -> tuple[Found, ...]:
-    """Without the text of a site's line where the file is known to be another than ran."""
-    return tuple(
-        replace(one, site=msgspec.structs.replace(one.site, code=""))
-        if has_changed(run, one.site.filename)
-        else one
-        for one in found
-    )
 
 
 def _is_part_of(one: Found, growing: tuple[Found, ...]) -> bool:

@@ -120,6 +120,8 @@ class Frame:
     name: str
     filename: str
     line: int
+    changed: bool = False
+    """The file here is known to be another than ran, so its text says nothing of this line."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from memprof.analysis.program import (
     Place,
     bound_names,
     called_name,
-    program_of,
+    place_of,
     root_name,
 )
 from memprof.trace import Frame
@@ -44,8 +44,7 @@ def binding_of(stack: Sequence[Frame]) -> Binding | None:
     inside a loop, at the top of a file, or where a later line of the function hands them on.
     """
     for depth, frame in enumerate(stack):
-        program = program_of(frame.filename)
-        place = program.at(frame.line) if program is not None else None
+        place = place_of(frame)
         if place is None:
             continue
         for target in bound_names(place.statement):

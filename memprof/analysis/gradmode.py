@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from memprof.analysis.program import FUNCTIONS, Place, called_name, program_of
+from memprof.analysis.program import FUNCTIONS, Place, called_name, place_of
 from memprof.trace import Frame
 
 __all__ = ["without_gradients"]
@@ -23,18 +23,13 @@ def without_gradients(stack: Sequence[Frame]) -> bool:
     not read, and hardly any turns them on.
     """
     for at, frame in enumerate(stack):
-        place = _place(frame)
+        place = place_of(frame)
         switch = _switch(place) if place is not None else None
         if switch is None and place is None and at + 1 < len(stack) and _decorates(stack[at + 1]):
             switch = False
         if switch is not None:
             return not switch
     return False
-
-
-def _place(frame: Frame) -> Place | None:
-    program = program_of(frame.filename)
-    return program.at(frame.line) if program is not None else None
 
 
 def _decorates(frame: Frame) -> bool:

@@ -199,5 +199,5 @@ def _joins(tables: Tables, stack: int) -> bool:
 
 
 def _statement(site: Frame) -> str:
-    """The line of a site; empty where the source is not at hand."""
-    return linecache.getline(site.filename, site.line)
+    """The line of a site; empty where the source that ran is not at hand."""
+    return "" if site.changed else linecache.getline(site.filename, site.line)

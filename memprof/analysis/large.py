@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memprof.analysis.program import Place, bound_names, called_name, calls_in, program_of
+from memprof.analysis.program import Place, bound_names, called_name, calls_in, place_of
 from memprof.analysis.scene import Scene
 from memprof.analysis.suspicion import Pattern, Suspicion
 from memprof.trace import Category
@@ -59,9 +59,7 @@ def large(scene: Scene) -> Iterator[Suspicion]:
 
 
 def _statement(scene: Scene, row: int) -> Place | None:
-    site = scene.site_of(row)
-    program = program_of(site.filename)
-    return program.at(site.line) if program is not None else None
+    return place_of(scene.frame_of(row))
 
 
 def _kind_of_large(scene: Scene, row: int, place: Place | None) -> tuple[Pattern, float, str]:

@@ -17,7 +17,7 @@ from memprof.analysis.cycles import Collected, collected, freed_by_collector
 from memprof.analysis.findings import Evidence, Found, Kind, Series
 from memprof.analysis.growing import Growing, growing
 from memprof.analysis.owners import CATEGORY_NAMES
-from memprof.analysis.program import program_of
+from memprof.analysis.program import code_of
 from memprof.analysis.sites import NO_SITE, FrameKind, frame_kind, site_name, sites
 from memprof.analysis.survival import Survival, survival
 from memprof.records import Holder, Site
@@ -222,9 +222,7 @@ def site_of_frame(frame: Frame) -> Site:
     """A frame with the text of its line, where the source is at hand."""
     if frame == NO_SITE:
         return Site()
-    program = program_of(frame.filename)
-    code = program.code(frame.line).strip() if program is not None else ""
-    return Site(frame.filename, frame.line, frame.name, code)
+    return Site(frame.filename, frame.line, frame.name, code_of(frame))
 
 
 def _shared_frame(stacks: Sequence[tuple[Frame, ...]]) -> Frame | None:

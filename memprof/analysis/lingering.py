@@ -14,7 +14,7 @@ from memprof.analysis.program import (
     bound_names,
     calls_in,
     loaded_names,
-    program_of,
+    place_of,
 )
 from memprof.analysis.savings import Saving
 from memprof.analysis.scene import Bools, Ints, Scene
@@ -160,8 +160,7 @@ def _is_raised_through(frames: Sequence[Frame]) -> bool:
 
 def kept_exception(frame: Frame) -> ast.stmt | None:
     """The statement of a handler around a frame's line that stores the exception somewhere."""
-    program = program_of(frame.filename)
-    place = program.at(frame.line) if program is not None else None
+    place = place_of(frame)
     for node in reversed(place.around if place is not None else ()):
         if isinstance(node, FUNCTIONS):
             return None
@@ -258,12 +257,9 @@ def _unread_later(made: Sequence[Frame], now: Sequence[Frame]) -> Binding | None
     """The line that keeps it, where both stacks share a function that reads its name no more."""
     for depth, frame in enumerate(made):
         other = next((f for f in now if (f.filename, f.name) == (frame.filename, frame.name)), None)
-        program = program_of(frame.filename)
-        if other is None or program is None or other.line <= frame.line:
+        place = place_of(frame)
+        if other is None or place is None or other.line <= frame.line:
             continue
-        place = program.at(frame.line)
-        if place is None:
-            return None
         for target in bound_names(place.statement):
             if isinstance(target, ast.Name) and not _read_from(place.scope, target.id, other.line):
                 stored = handed_on(place, target.id) or place

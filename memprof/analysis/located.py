@@ -13,14 +13,13 @@ from typing import TypeVar
 
 import msgspec
 
-from memprof.analysis.program import program_of
 from memprof.analysis.sites import FrameKind, frame_kind
 from memprof.digests import MOST_BYTES, digest_of
 from memprof.records import Finding, Holder, Link
 from memprof.run import Run
 from memprof.trace import Frame, Tables, Trace
 
-__all__ = ["has_changed", "located", "not_here"]
+__all__ = ["located", "not_here"]
 
 _Named = TypeVar("_Named", Holder, Link)
 
@@ -29,12 +28,14 @@ def located(run: Run, roots: Sequence[Path]) -> Run:
     """``run`` with files that are not here as they ran named as those below ``roots`` that are.
 
     A file below a root is the recorded one when it has its digest and lies there under the last
-    parts of its path, the more of them the better. Files without a digest keep their names.
+    parts of its path, the more of them the better. Where there is none, and another text lies under
+    the recorded name, the frames say so. Files without a digest keep their names.
     """
     folders = [root.absolute() for root in roots]
     found = {name: _found(name, digest, folders) for name, digest in run.digests.items()}
     names = {name: path for name, path in found.items() if path not in ("", name)}
-    return _renamed(run, names) if names else run
+    changed = {name for name, path in found.items() if not path and Path(name).exists()}
+    return _told(run, names, changed) if names or changed else run
 
 
 def not_here(run: Run) -> list[str]:
@@ -44,13 +45,6 @@ def not_here(run: Run) -> list[str]:
         for name, digest in run.digests.items()
         if frame_kind(name) is FrameKind.USER and not _is(Path(name), digest)
     ]
-
-
-def has_changed(run: Run, filename: str) -> bool:
-    """Whether a file is here that is known not to be what the job ran."""
-    digest = run.digests.get(filename)
-    program = program_of(filename) if digest is not None else None
-    return program is not None and program.digest != digest
 
 
 def _found(name: str, digest: str, folders: Sequence[Path]) -> str:
@@ -79,15 +73,15 @@ def _is(path: Path, digest: str) -> bool:
         return False
 
 
-# -- the same run with other names -------------------------------------------------------------
+# -- the same run, told of other files ---------------------------------------------------------
 
 
-def _renamed(run: Run, names: dict[str, str]) -> Run:
+def _told(run: Run, names: dict[str, str], changed: set[str]) -> Run:
     tables: dict[int, Tables] = {}
     for device in run.devices:
         for trace in device.windows:
             if id(trace.tables) not in tables:
-                tables[id(trace.tables)] = _tables(trace.tables, names)
+                tables[id(trace.tables)] = _tables(trace.tables, names, changed)
     return replace(
         run,
         devices=tuple(
@@ -99,8 +93,11 @@ def _renamed(run: Run, names: dict[str, str]) -> Run:
     )
 
 
-def _tables(tables: Tables, names: dict[str, str]) -> Tables:
-    frames = (Frame(f.name, names.get(f.filename, f.filename), f.line) for f in tables.frames)
+def _tables(tables: Tables, names: dict[str, str], changed: set[str]) -> Tables:
+    frames = (
+        Frame(f.name, names.get(f.filename, f.filename), f.line, f.filename in changed)
+        for f in tables.frames
+    )
     return replace(tables, frames=tuple(frames))
 
 

@@ -15,7 +15,7 @@ from memprof.analysis.program import (
     bound_names,
     calls_in,
     loaded_names,
-    program_of,
+    place_of,
     root_name,
 )
 from memprof.analysis.rearranged import block_names, checkpointed, one_at_a_time
@@ -129,8 +129,7 @@ def _last_of_try(scene: Scene, rows: Ints) -> Ints:
 def retried(stack: tuple[Frame, ...]) -> tuple[Frame, ast.Try, ast.ExceptHandler] | None:
     """The frame of a stack that runs inside an ``except`` block, with that ``try`` and handler."""
     for frame in stack:
-        program = program_of(frame.filename)
-        place = program.at(frame.line) if program is not None else None
+        place = place_of(frame)
         if place is None:
             continue
         handler = None
@@ -208,8 +207,7 @@ def _looping_frames(stack: tuple[Frame, ...]) -> list[Place]:
     """The user's statements that are called in a loop, innermost first."""
     found = []
     for frame in stack:
-        program = program_of(frame.filename)
-        place = program.at(frame.line) if program is not None else None
+        place = place_of(frame)
         if place is not None and place.loop is not None:
             found.append(place)
     return found

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from memprof.analysis.sites import FrameKind, frame_kind
 from memprof.digests import MOST_BYTES, digest_of
+from memprof.trace import Frame
 
 __all__ = [
     "Place",
@@ -23,9 +24,11 @@ __all__ = [
     "bound_names",
     "called_name",
     "calls_in",
+    "code_of",
     "imported_by",
     "lines_of",
     "loaded_names",
+    "place_of",
     "program_of",
     "root_name",
 ]
@@ -134,6 +137,18 @@ def program_of(filename: str) -> Program | None:
         return _parsed(filename, status.st_mtime_ns, status.st_size)
     except OSError:
         return None
+
+
+def place_of(frame: Frame) -> Place | None:
+    """The statement at a frame's line; None where its file is not here, or another than ran."""
+    program = None if frame.changed else program_of(frame.filename)
+    return program.at(frame.line) if program is not None else None
+
+
+def code_of(frame: Frame) -> str:
+    """The text of a frame's line, stripped; empty where its file is not here, or another."""
+    program = None if frame.changed else program_of(frame.filename)
+    return program.code(frame.line).strip() if program is not None else ""
 
 
 def imported_by(program: Program) -> Iterator[Program]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from memprof.analysis.bindings import binding_of
-from memprof.analysis.program import Program, program_of
+from memprof.analysis.program import Program, place_of
 from memprof.analysis.savings import Saving
 from memprof.analysis.scene import Bools, Ints, Scene
 from memprof.analysis.suspicion import Pattern, Suspicion
@@ -305,9 +305,8 @@ def _large_buffers(scene: Scene) -> Iterator[Suspicion]:
     if scene.share(scene.bytes_of(mask)) < _LARGE_BUFFER_SHARE:
         return
     row = scene.main_site(mask)
-    site = scene.site_of(row)
-    program = program_of(site.filename)
-    name = _sliced_buffer(program) if program is not None else ""
+    place = place_of(scene.frame_of(row))
+    name = _sliced_buffer(place.program) if place is not None else ""
     if not name:
         return
     yield Suspicion(

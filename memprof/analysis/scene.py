@@ -14,7 +14,7 @@ import numpy.typing as npt
 from memprof.analysis.examination import WindowExamination
 from memprof.analysis.lifetimes import Lifetimes
 from memprof.analysis.owners import OWNED
-from memprof.analysis.program import program_of
+from memprof.analysis.program import code_of
 from memprof.analysis.savings import Cuts, Saving, replayed
 from memprof.analysis.sites import FrameKind, frame_kind
 from memprof.analysis.steps import step_of_event
@@ -190,11 +190,13 @@ class Scene:
 
     def site_of(self, row: int) -> Site:
         """The user's line that made a lifetime, with its text where the file is here."""
-        return site_at(self.seen.owners.sites.frames[int(self.site[row])])
+        return site_at(self.frame_of(row))
+
+    def frame_of(self, row: int) -> Frame:
+        """The frame of that line."""
+        return self.seen.owners.sites.frames[int(self.site[row])]
 
 
 def site_at(frame: Frame) -> Site:
-    """A frame as a site; ``code`` is empty where the file is not here."""
-    program = program_of(frame.filename)
-    code = program.code(frame.line).strip() if program is not None else ""
-    return Site(frame.filename, frame.line, frame.name, code)
+    """A frame as a site; ``code`` is empty where the file that ran is not here."""
+    return Site(frame.filename, frame.line, frame.name, code_of(frame))

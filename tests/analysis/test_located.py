@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from memprof.analysis.located import has_changed, located, not_here
+from memprof.analysis.located import located, not_here
+from memprof.analysis.program import code_of, place_of
 from memprof.digests import MOST_BYTES, digest_of
 from memprof.loading import load
 from memprof.records import Finding, Holder, Link, SourceFiles
@@ -80,10 +81,25 @@ def test_a_changed_file_is_found_again_as_it_ran_in_a_copy(tmp_path):
     path.write_bytes(b"changed = 1\n")
     copy.write_bytes(TEXT)
     run = run_of(tmp_path, str(path))
-    assert has_changed(run, str(path))
     moved = located(run, [copy.parent])
     assert named(moved) == {str(copy)}
-    assert not has_changed(moved, str(copy))
+    frame = moved.devices[0].windows[0].tables.frames[0]
+    assert not frame.changed
+    assert code_of(frame) == "kept.append(x)"
+
+
+def test_of_a_changed_file_no_line_is_read(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_bytes(TEXT)
+    run = run_of(tmp_path, str(path), "/home/u/gone.py")
+    assert located(run, []) is run
+    path.write_bytes(b"changed = 1\n")
+    told = located(run, [])
+    assert named(told) == {str(path), "/home/u/gone.py"}
+    changed, gone = told.devices[0].windows[0].tables.frames[:2]
+    assert (changed.changed, gone.changed) == (True, False)
+    assert (code_of(changed), place_of(changed)) == ("", None)
+    assert not_here(told) == [str(path), "/home/u/gone.py"]
 
 
 def test_paths_of_windows_and_other_line_ends_are_found_too(tmp_path):
