@@ -37,7 +37,7 @@ PARTS: dict[str, tuple[tuple[str, ...], int]] = {
 }
 """What Python is given, and the seconds after which it is stopped."""
 USUAL = ("facts", "tests", "leaks", "recordings")
-NEEDED = ("msgspec", "numpy", "psutil", "pytest", "torch")
+NEEDED = ("hypothesis", "msgspec", "numpy", "psutil", "pytest", "torch")
 LONGEST_S = 585
 """Of one call."""
 PATIENCE_S = 10
