@@ -6,6 +6,7 @@ What the figures mean is judged in `analysis`; here files are found, read and le
 from __future__ import annotations
 
 import glob
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,8 @@ __all__ = ["Gathered", "Recording", "files_of", "gathered", "job_report"]
 _MANY = 8
 """Files of different jobs above which they are summed up together and not told one by one."""
 _RANKED = ("*.rank*.json", "*.rank*.json.gz")
+_CHILD = re.compile(r"\.pid\d+\.json")
+"""What a second process of the same rank writes: ``run.rank0.pid4711.json``."""
 _ANY = ("*.json", "*.json.gz", "*.pickle", "*.pickle.gz", "*.pkl")
 
 Each = Callable[[Sequence[Path], str], Iterable[Path]]
@@ -101,13 +104,20 @@ def gathered(files: Sequence[Path], *, named: bool, each: Each) -> Gathered | No
             recordings.append(_recording(file))
         except MemprofError as error:
             left_out.append(LeftOut(str(file), error.message))
-    found = launches([one.header for one in recordings])
-    alone = bool(found) and len(found[0].members) + len(found[0].repeated) == len(recordings)
+    children = [one for one in recordings if _CHILD.search(one.path.name)]
+    ranked = [one for one in recordings if one not in children]
+    found = launches([one.header for one in ranked])
+    alone = bool(found) and len(found[0].members) + len(found[0].repeated) == len(ranked)
     if found and (alone or not named or len(files) > _MANY):
-        return _of_launch(recordings, left_out, found[0])
+        left_out += [LeftOut(str(one.path), _of_child(one)) for one in children]
+        return _of_launch(ranked, left_out, found[0])
     if len(files) > _MANY and recordings:
         return Gathered(tuple(recordings), tuple(left_out), None)
     return None
+
+
+def _of_child(one: Recording) -> str:
+    return f"a child process of rank {one.header.rank}, to be told by itself"
 
 
 def _recording(file: Path) -> Recording:

@@ -330,7 +330,7 @@ class Interim(msgspec.Struct, frozen=True, tag_field="kind", tag="interim", omit
     """What the footer would say by now; the last one stands in for it where a job was killed.
 
     Written every ten seconds at first, in a long job once in a thousandth of the time that has gone
-    by, and when memory runs out.
+    by, at the end of a window, and when memory runs out.
     """
 
     time_us: int

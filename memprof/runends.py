@@ -6,7 +6,7 @@ So a job's thousand files are read in a second; whole recordings are `loading`'s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import msgspec
 from memprof.checks import MOST_DEVICES
 from memprof.errors import FileFormatError
 from memprof.gzipped import GZIP_MAGIC, inflated
-from memprof.records import DeviceSummary, Footer, Header, Interim
+from memprof.records import DeviceSummary, Footer, Header, Interim, StepsRecord
 from memprof.runfile import read_records
 
 __all__ = ["Ends", "read_ends"]
@@ -28,9 +28,9 @@ summary may lie before some megabytes of a window's events."""
 _LATEST_US = 1 << 57
 _MOST_BYTES = 1 << 62
 _MOST_RANKS = 1 << 31
-_SUMMARIES = (b'{"kind":"footer"', b'{"kind":"interim"')
+_TOLD = (b'{"kind":"footer"', b'{"kind":"interim"', b'{"kind":"steps"')
 _HEADER = b'{"kind":"header"'
-_DECODER = msgspec.json.Decoder(Footer | Interim)
+_DECODER = msgspec.json.Decoder(Footer | Interim | StepsRecord)
 _UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 
 
@@ -40,7 +40,8 @@ class Ends:
 
     header: Header
     summary: Footer | None
-    """Its footer; of a job that was killed or still runs, the last summary near the file's end."""
+    """Its footer; of a job that was killed or still runs, the last interim summary near the end, with
+    the peaks of the steps after it."""
     is_closed: bool
     """The job wrote a footer."""
 
@@ -110,17 +111,46 @@ def _last_header(head: bytes) -> Header | None:
 
 
 def _last_summary(tail: bytes) -> tuple[Footer, bool] | None:
+    """The last summary in a file's end, and whether it is its footer."""
+    since: list[StepsRecord] = []
     for line in reversed(tail.split(b"\n")):
         text = line.strip().strip(b",")
-        if not text.startswith(_SUMMARIES):
+        if not text.startswith(_TOLD):
             continue
         try:
             record = _DECODER.decode(text)
         except _UNREADABLE:  # torn, or damaged: an earlier one may do
             continue
-        is_footer = isinstance(record, Footer)
-        return _sound(record if isinstance(record, Footer) else _as_footer(record)), is_footer
+        if isinstance(record, StepsRecord):
+            since.append(record)
+        elif isinstance(record, Footer):
+            return _sound(record), True
+        else:
+            return _sound(_up_to_date(_as_footer(record), since)), False
     return None
+
+
+def _up_to_date(summary: Footer, since: Iterable[StepsRecord]) -> Footer:
+    """With the peaks of steps that ended after it was written."""
+    peaks: dict[str, tuple[int, int]] = {}
+    ended_us, last = summary.ended_us, summary.steps - 1
+    for record in since:
+        rows, (allocated, reserved) = record.steps, peaks.get(record.device, (-1, -1))
+        allocated = max([allocated, *rows.peak_allocated, *rows.allocated_max])
+        peaks[record.device] = allocated, max([reserved, *rows.peak_reserved, *rows.reserved])
+        ended_us, last = max([ended_us, *rows.end_us]), max([last, *rows.last])
+    devices = [_raised(one, *peaks.get(one.device, (-1, -1))) for one in summary.devices]
+    return msgspec.structs.replace(
+        summary, devices=devices, ended_us=ended_us, steps=max(summary.steps, last + 1)
+    )
+
+
+def _raised(device: DeviceSummary, allocated: int, reserved: int) -> DeviceSummary:
+    return msgspec.structs.replace(
+        device,
+        peak_allocated_bytes=max(device.peak_allocated_bytes, allocated),
+        peak_reserved_bytes=max(device.peak_reserved_bytes, reserved),
+    )
 
 
 def _as_footer(record: Interim) -> Footer:

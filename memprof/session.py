@@ -275,6 +275,7 @@ class Session:
             self.recording.begin_window()
         else:
             self.recording.end_window()
+            self._interims.write(self._steps, self._devices)
             if self._lookout is not None:
                 self._lookout.window_ended()
         self.meter.edge(_clock_us() - began_us)

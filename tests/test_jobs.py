@@ -137,6 +137,17 @@ def test_an_earlier_recording_of_the_same_rank_is_left_out_and_named(tmp_path):
     assert [(one.file, one.why) for one in job.left_out] == [(str(old), "an earlier recording of rank 1")]  # fmt: skip
 
 
+def test_a_child_process_of_a_rank_does_not_take_its_place(tmp_path):
+    files = [write_rank(tmp_path, n, 2) for n in (0, 1)]
+    child = write_rank(tmp_path, 1, 2, name="run.rank1.pid4711.json", started_us=START + 1000)
+    job = gather(tmp_path, named=False)
+    assert job is not None
+    assert [one.path for one in job.recordings] == files
+    assert [(one.file, one.why) for one in job.left_out] == [
+        (str(child), "a child process of rank 1, to be told by itself")
+    ]
+
+
 def test_what_cannot_be_read_is_named_and_the_rest_is_told(tmp_path):
     files = [write_rank(tmp_path, n, 5) for n in (0, 1)]
     (tmp_path / "run.rank2.json").write_text("")

@@ -9,10 +9,18 @@ from pathlib import Path
 import pytest
 
 from memprof.errors import FileFormatError
-from memprof.records import DeviceInfo, DeviceSummary, Footer, Header, Interim, Note
+from memprof.records import (
+    DeviceInfo,
+    DeviceSummary,
+    Footer,
+    Header,
+    Interim,
+    Note,
+    StepsRecord,
+)
 from memprof.runends import read_ends
 from memprof.runfile import RunWriter
-from memprof.testing import write_rank
+from memprof.testing import step_columns, write_rank
 
 GIB = 1 << 30
 
@@ -57,6 +65,22 @@ def test_an_interim_summary_is_found_before_megabytes_of_events(tmp_path):
     writer.close()
     ends = read_ends(path)
     assert ends.summary == Footer(7, 4, status="")
+
+
+def test_steps_that_ended_after_the_interim_summary_raise_its_peaks(tmp_path):
+    path = tmp_path / "run.json"
+    writer = RunWriter(path, Header((1, 1), 1, rank=0, world_size=2))
+    before = step_columns(peak_allocated=[900], peak_reserved=[900], end_us=[5])
+    writer.write(StepsRecord("cuda:0", before))
+    devices = [DeviceSummary("cuda:0", peak_allocated_bytes=50, peak_reserved_bytes=70, ooms=1)]
+    writer.write(Interim(7, steps=1, devices=devices))
+    for peak in (60, 40):
+        after = step_columns(peak_allocated=[peak, 20], allocated_max=[55, 20], end_us=[9, 11])
+        writer.write(StepsRecord("cuda:0", after))
+    writer.write(StepsRecord("cpu", step_columns(peak_allocated=[1000])))
+    writer.close()
+    raised = DeviceSummary("cuda:0", peak_allocated_bytes=60, peak_reserved_bytes=70, ooms=1)
+    assert read_ends(path).summary == Footer(11, 2, [raised], status="")
 
 
 def test_without_any_summary_there_is_none(tmp_path):

@@ -74,9 +74,10 @@ def _launch(headers: Sequence[Header], numbers: Sequence[int]) -> Launch:
     """Of a rank that is there twice, the later one counts."""
     latest = {headers[n].rank: n for n in numbers}
     members = tuple(latest[rank] for rank in sorted(latest))
+    counted = set(members)
     return Launch(
         members=members,
-        repeated=tuple(n for n in numbers if n not in set(members)),
+        repeated=tuple(n for n in numbers if n not in counted),
         world_size=headers[members[0]].world_size,
         started_us=max(headers[n].created_us for n in members),
     )
