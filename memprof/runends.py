@@ -40,8 +40,8 @@ class Ends:
 
     header: Header
     summary: Footer | None
-    """Its footer; of a job that was killed or still runs, the last interim summary near the end, with
-    the peaks of the steps after it."""
+    """Its footer; of a job that was killed or still runs, the last interim summary near the end,
+    with the peaks of the steps after it."""
     is_closed: bool
     """The job wrote a footer."""
 
