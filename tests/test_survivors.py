@@ -15,8 +15,10 @@ from memprof.trace import Category, Label
 
 torch = pytest.importorskip("torch", reason="survivors are torch's tensors")
 
+from memprof.survivors import watch  # noqa: E402 - it imports torch
 from memprof.survivors.collections import Collections  # noqa: E402 - it imports torch
 from memprof.survivors.graphs import GraphGrowth, LongestGraph, longest_graph  # noqa: E402 - it imports torch
+from memprof.survivors.stalls import Stall  # noqa: E402 - it imports torch
 from memprof.survivors.suspects import residents, suspects  # noqa: E402 - it imports torch
 
 
@@ -286,3 +288,62 @@ def test_a_container_that_is_kept_small_in_vain_is_said_to_leak_later(tmp_path):
     command = [sys.executable, tmp_path / "containers.py", tmp_path / "run.json", "Cache", "120"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert done.stderr.count("stay alive") == 1
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Every pass over the heap takes too long."""
+    monkeypatch.setattr(watch, "_SEARCH_S", 0.0)
+    monkeypatch.setattr(watch, "_SCAN_S", 0.0)
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_search_that_takes_long_waits_until_the_leak_is_certain(tmp_path):
+    outputs, heard, searched = [], [], []
+    find = watch.find_holders
+
+    def finding(targets, **options):
+        searched.append(len(outputs))
+        return find(targets, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(watch, "find_holders", finding)
+        run = record(
+            lambda i: outputs.append(torch.zeros(1000)),
+            tmp_path / "run.json",
+            40,
+            on_finding=heard.append,
+        )
+    assert searched[0] == 24  # looks: 8, 12, 16 and 24; without the wait it would be 8
+    assert "outputs" in heard[0].holders[0].description
+    assert "outputs" in growing(run)[-1].holders[0].description
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_search_that_was_put_off_is_made_at_the_end(tmp_path):
+    outputs = []
+    run = record(lambda i: outputs.append(torch.zeros(1000)), tmp_path / "run.json", 13)
+    (found,) = growing(run)
+    assert "outputs" in found.holders[0].description
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_chain_is_found_among_new_objects_where_a_scan_of_all_takes_long(tmp_path):
+    weight = torch.ones(3, requires_grad=True)
+    total = [torch.zeros(())]
+
+    def step(i):
+        total[0] = total[0] + (weight * 2).sum()
+
+    run = record(step, tmp_path / "run.json", 26)
+    found = [f for f in run.findings if f.finding == "host_growth"]
+    assert next(f.details["nodes_per_step"] for f in found) == pytest.approx(3.0, abs=0.5)
+
+
+def test_what_a_pass_will_take_is_told_by_the_last_one():
+    stall = Stall(longest_s=0.5, per_block_s=1.0)
+    assert not stall.is_short()
+    with stall.measured():
+        pass
+    assert 0 <= stall.per_block_s < 1e-6
+    assert stall.is_short()

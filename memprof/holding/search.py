@@ -23,6 +23,7 @@ from memprof.holding.autograd import (
     plain_torch,
 )
 from memprof.holding.heap import (
+    CHUNK,
     LATE,
     SPECIAL,
     TARGET,
@@ -219,10 +220,17 @@ class Search:
             self._late.append(late)
         for number in hits:
             for owner in self.heap.chunk(source, number):
-                for value in gc.get_referents(owner):
-                    if id(value) in self.key_of:
-                        self._note(self.key_of[id(value)], Reference(owner, source, value))
+                for value in self._held_by(owner):
+                    self._note(self.key_of[id(value)], Reference(owner, source, value))
         return level
+
+    def _held_by(self, owner: object) -> list[object]:
+        """What is looked for of what an object refers to."""
+        held = gc.get_referents(owner)
+        if len(held) > CHUNK:  # a list of millions, say: which they may be is told by their marks
+            likely = (self.heap.marks(held) & TARGET).nonzero()[0]
+            held = [held[at] for at in likely.tolist()]
+        return [value for value in held if id(value) in self.key_of]
 
     def _note(self, key: int, reference: Reference) -> None:
         known = self.references[key]

@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
 from memprof.holding.autograd import is_tensor_type, plain_torch
@@ -38,11 +39,14 @@ class LongestGraph:
     """The greatest."""
 
 
-def longest_graph(budget_s: float = 0.1) -> LongestGraph:
-    """The tensor whose graph has the most nodes, and their number; none: 0 nodes."""
+def longest_graph(budget_s: float = 0.1, *, young: bool = False) -> LongestGraph:
+    """The tensor whose graph has the most nodes, and their number; none: 0 nodes.
+
+    With ``young`` only among new objects, of which the end of a chain that grows is mostly one.
+    """
     best = LongestGraph(0)
     with quiet(), plain_torch():
-        graphs = ((one, grad_fn_of(one)) for one in _tensors())
+        graphs = ((one, grad_fn_of(one)) for one in _tensors(young=young))
         roots = [(one, node) for one, node in graphs if node is not None]
         deadline = Deadline(budget_s)  # a busy machine must not end the walk before it begins
         for root, start in roots[-_MOST_ROOTS:]:
@@ -54,11 +58,16 @@ def longest_graph(budget_s: float = 0.1) -> LongestGraph:
     return best
 
 
-def _tensors() -> list[Any]:
-    objects = gc.get_objects()
-    kinds = {id(kind): kind for kind in map(type, objects)}  # a metaclass may define ``__hash__``
-    wanted = {key for key, kind in kinds.items() if is_tensor_type(kind)}
-    return [one for one in objects if id(type(one)) in wanted]
+def _tensors(*, young: bool) -> list[Any]:
+    objects = gc.get_objects(generation=0) if young else gc.get_objects()
+    if young:
+        objects += gc.get_objects(generation=1)
+    kinds = list(map(type, objects))
+    keys = list(map(id, kinds))  # a metaclass may define ``__hash__``
+    wanted = {
+        key for key, kind in dict(zip(keys, kinds, strict=True)).items() if is_tensor_type(kind)
+    }
+    return list(compress(objects, map(wanted.__contains__, keys)))
 
 
 def _span(nodes: set[object]) -> tuple[int, int]:

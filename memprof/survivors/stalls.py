@@ -1,0 +1,36 @@
+"""How long a pass over the heap would hold the job up, judged before it is made."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+__all__ = ["Stall"]
+
+
+@dataclass(slots=True)
+class Stall:
+    """What one kind of pass takes, by the number of the interpreter's memory blocks.
+
+    That number is had in a millisecond, whereas counting objects means to list them.
+    """
+
+    longest_s: float
+    """More is too long."""
+    per_block_s: float
+    """Seconds of the processor for each block, as the last pass took them."""
+
+    def is_short(self) -> bool:
+        """Whether a pass would be over soon enough."""
+        return self.per_block_s * sys.getallocatedblocks() <= self.longest_s
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Around a pass over everything."""
+        blocks = sys.getallocatedblocks()
+        began_s = time.thread_time()
+        yield
+        self.per_block_s = (time.thread_time() - began_s) / max(1, blocks)
