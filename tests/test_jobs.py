@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
 
+from memprof.analysis.jobwords import roll_call
 from memprof.errors import MemprofError
 from memprof.jobs import Gathered, files_of, gathered, job_report
 from memprof.testing import (
@@ -19,6 +21,7 @@ from memprof.testing import (
     write_run,
 )
 from memprof.trace import Frame, Phase, Trace
+from memprof_dashboards.ranks import render_job
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -255,3 +258,24 @@ def test_ranks_of_an_impossible_world_are_told(tmp_path):
     said = report(tmp_path)
     assert said.missing == ((1, 4), (6, (1 << 30) - 1))
     assert said.missing_count == (1 << 30) - 2
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_damaged_files_never_end_in_a_traceback(tmp_path, seed):
+    choose = random.Random(seed)
+    trace = TraceBuilder().alloc(MIB, "a").build()
+    for rank in range(3):
+        ending = choose.choice(["footer", "interim", "none"])
+        suffix = choose.choice(["", ".gz"])
+        path = write_rank(tmp_path, rank, 3, trace, name=f"r.rank{rank}.json{suffix}", ending=ending, bytes_per_step=1.5)  # fmt: skip
+        data = bytearray(path.read_bytes())
+        for _ in range(choose.randrange(1, 12)):
+            at = choose.randrange(len(data))
+            data[at] = choose.choice([*b'0123456789-[]{},:"en', choose.randrange(256)])
+        path.write_bytes(data[: choose.choice([len(data), choose.randrange(len(data))])])
+    job = gather(tmp_path, named=False)
+    if job is not None:
+        said = job_report(job, judge_all=True, each=quietly)
+        assert len(said.ranks) + len(said.left_out) >= 3
+        assert list(roll_call(said))
+        assert render_job(said)

@@ -10,12 +10,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from memprof.analysis.jobreport import JobReport, format_measure
-from memprof.analysis.jobwords import heading, how_far, judged, roll_call, sums, who
+from memprof.analysis.jobreport import JobReport
+from memprof.analysis.jobwords import heading, how_far, judged, roll_call, spread, sums, who
 from memprof.analysis.ranks import MEASURES
 from memprof.analysis.sites import short_path
 from memprof.analysis.together import Shared
-from memprof.units import format_count
 from memprof_cli.terminal import terminal
 
 __all__ = ["job_json", "print_job"]
@@ -75,11 +74,7 @@ def _spreads(job: JobReport) -> RenderableType:
         table.add_column(style=style, no_wrap=True, overflow="ellipsis")
     table.add_row(*(Text(head, style="dim") for head in ("", "least", "median", "highest")))
     for one in job.spreads:
-        least = f"{format_measure(one.least, one.unit)} ({one.least_at})"
-        highest = f"{format_measure(one.highest, one.unit)} ({one.highest_at})"
-        of = "" if one.ranks == len(job.ranks) else f"; of {format_count(one.ranks)}"
-        middle = format_measure(one.median, one.unit)
-        table.add_row(_TITLES[one.measure], Text(least), Text(middle), Text(highest + of))
+        table.add_row(_TITLES[one.measure], *map(Text, spread(job, one)))
     return Padding(table, (0, 0, 1, 0))
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from memprof.analysis.jobreport import JobReport, format_measure
-from memprof.analysis.jobwords import heading, how_far, judged, roll_call, sums, who
-from memprof.analysis.ranks import MEASURES
+from memprof.analysis.jobreport import JobReport
+from memprof.analysis.jobwords import heading, how_far, judged, roll_call, spread, sums, who
+from memprof.analysis.ranks import MEASURES, Spread
 from memprof.analysis.sites import short_path
 from memprof.analysis.together import Shared
 from memprof.errors import MemprofError
@@ -138,16 +138,17 @@ def _verdict(job: JobReport) -> str:
 
 
 def _tiles(job: JobReport) -> str:
-    spreads = {one.measure: one for one in job.spreads}
-    tiles = [
-        f'<div class="tile"><h3>{_TITLES[name].capitalize()}, median</h3>'
-        f'<p class="value">{format_measure(one.median, one.unit)}</p><p class="detail">'
-        f"{format_measure(one.least, one.unit)} ({escaped(one.least_at, 60)}) to "
-        f"{format_measure(one.highest, one.unit)} ({escaped(one.highest_at, 60)})</p></div>"
-        for name in _TILES
-        if (one := spreads.get(name)) is not None
-    ]
+    tiles = [_tile(job, one) for one in job.spreads if one.measure in _TILES]
     return f'<div class="tiles many">{"".join(tiles)}</div>'
+
+
+def _tile(job: JobReport, one: Spread) -> str:
+    least, middle, highest = spread(job, one)
+    ends = f'<p class="detail">{escaped(least, 80)} to {escaped(highest, 80)}</p>' if least else ""
+    return (
+        f'<div class="tile"><h3>{_TITLES[one.measure].capitalize()}, median</h3>'
+        f'<p class="value">{escaped(middle)}</p>{ends}</div>'
+    )
 
 
 def _roll_call(job: JobReport) -> str:

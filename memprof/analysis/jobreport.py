@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 
 from memprof.analysis.findings import Kind
 from memprof.analysis.ranks import MEASURES, Deviation, Rank, Spread, is_rising
@@ -203,10 +204,8 @@ def _held(first: Rank, ranks: Sequence[Rank]) -> str:
     of = f" of {format_bytes(first.total_bytes)}" if first.total_bytes else ""
     peak = format_bytes(first.peak_allocated_bytes)
     said = f"{first.name}'s peak was {peak}{of} on {first.device}, in {_steps(first)}"
-    highest = max(ranks, key=lambda rank: rank.peak_allocated_bytes)
-    if highest is not first:
-        said += f"; the highest is {format_bytes(highest.peak_allocated_bytes)} on {highest.name}"
-    return said
+    peaks = sorted(one.peak_allocated_bytes for one in ranks)
+    return f"{said}; the median of all is {format_bytes(median_low(peaks))}"
 
 
 def _steps(rank: Rank) -> str:
@@ -256,17 +255,23 @@ def _failed(ranks: Sequence[Rank], failed: Sequence[Rank], then: str) -> Verdict
 
 
 def _deviating(ranks: Sequence[Rank], deviating: Sequence[Deviation], then: str) -> Verdict:
-    rows = {row for one in deviating for row in one.rows}
-    which = format_ranks([ranks[row] for row in sorted(rows)])
     first = deviating[0]
-    title = next(measure.title for measure in MEASURES if measure.name == first.measure)
-    differ = "differs" if len(rows) == 1 else "differ"
-    line = f"{format_count(len(rows))} of {_counted(ranks)} {differ} from the rest: {which}"
+    which = format_ranks(ranks[row] for row in first.rows)
+    differ = "differs" if len(first.rows) == 1 else "differ"
+    count = f"{format_count(len(first.rows))} of {_counted(ranks)}"
+    line = f"{count} {differ} from the rest in {_title(first)}: {which}"
     why = (
-        f"{title} is {format_measure(first.value, first.unit)} on {ranks[first.rows[0]].name}, "
-        f"the median {format_measure(first.median, first.unit)}"
+        f"{_title(first)} is {format_measure(first.value, first.unit)} on "
+        f"{ranks[first.rows[0]].name}, the median {format_measure(first.median, first.unit)}"
     )
+    others = list(dict.fromkeys(_title(one) for one in deviating if one.measure != first.measure))
+    if others:
+        why += f"; some differ in {', '.join(others)}"
     return Verdict("outlier", line, why, then)
+
+
+def _title(one: Deviation) -> str:
+    return next(measure.title for measure in MEASURES if measure.name == one.measure)
 
 
 def _quiet(ranks: Sequence[Rank], judged: Sequence[Judged], then: str) -> Verdict:

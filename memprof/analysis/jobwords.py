@@ -12,11 +12,11 @@ from memprof.analysis.jobreport import (
     format_share,
     format_stretch,
 )
-from memprof.analysis.ranks import Deviation
+from memprof.analysis.ranks import Deviation, Spread
 from memprof.analysis.together import Shared
 from memprof.units import format_bytes, format_count
 
-__all__ = ["heading", "how_far", "judged", "roll_call", "sums", "who"]
+__all__ = ["heading", "how_far", "judged", "roll_call", "spread", "sums", "who"]
 
 _MOST_NAMED = 4
 _LONGEST = 100
@@ -67,6 +67,16 @@ def _missing(job: JobReport) -> str:
     left = job.missing_count - sum(last - first + 1 for first, last in shown)
     more = f" and {format_count(left)} more" if left else ""
     return f"; {format_count(job.missing_count)} missing: {told}{more}"
+
+
+def spread(job: JobReport, one: Spread) -> tuple[str, str, str]:
+    """The least, the median and the highest of a measure; where all are equal, that alone."""
+    middle = format_measure(one.median, one.unit)
+    of = "" if one.ranks == len(job.ranks) else f"; of {format_count(one.ranks)}"
+    if one.least == one.highest:
+        return "", f"{middle} on each{of}", ""
+    least = f"{format_measure(one.least, one.unit)} ({one.least_at})"
+    return least, middle, f"{format_measure(one.highest, one.unit)} ({one.highest_at}){of}"
 
 
 def who(job: JobReport, one: Deviation) -> str:

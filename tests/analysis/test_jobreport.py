@@ -45,16 +45,16 @@ def test_memory_that_ran_out_is_the_verdict_before_all_else():
     assert said == Verdict(
         "oom",
         "3 of 10 ranks ran out of memory: 4, 7, 8; rank 7 first",
-        "rank 7's peak was 79 GiB of 80 GiB on cuda:0, in 100 steps",
+        "rank 7's peak was 79 GiB of 80 GiB on cuda:0, in 100 steps; the median of all is 40 GiB",
         "`memprof oom run.rank7.json` says why",
     )
     assert command == "memprof oom run.rank7.json"
 
 
-def test_one_that_ran_out_alone_is_set_beside_the_highest_peak():
-    said, _ = verdict(ranks(5, ooms={2: 1}, peak_allocated_bytes={3: 60 * GIB}))
+def test_one_that_ran_out_alone_is_said_to_be_the_only_one():
+    said, _ = verdict(ranks(5, ooms={2: 1}, peak_allocated_bytes={2: -1}))
     assert said.line == "rank 2 ran out of memory, the only one of 5 ranks"
-    assert said.why.endswith("; the highest is 60 GiB on rank 3")
+    assert said.why == "what it held is not in the file"
 
 
 def test_a_leak_comes_before_a_failure_and_tells_its_fix_and_how_many_ranks_rise():
@@ -90,12 +90,18 @@ def test_a_failure_comes_before_outliers_and_the_first_one_is_named():
 
 
 def test_ranks_that_differ_come_before_waste():
-    given = ranks(20, peak_allocated_bytes={6: 70 * GIB}, outside_bytes={7: 4 * GIB})
+    reserved = dict.fromkeys((5, 6), 71 * GIB)
+    given = ranks(
+        20,
+        peak_allocated_bytes={5: 70 * GIB - MIB, 6: 70 * GIB},
+        peak_reserved_bytes=reserved,
+        outside_bytes={7: 4 * GIB},
+    )
     said, command = verdict(given, found("waste", 0.0))
     assert said == Verdict(
         "outlier",
-        "2 of 20 ranks differ from the rest: 6, 7",
-        "peak allocated is 70 GiB on rank 6, the median 40 GiB",
+        "2 of 20 ranks differ from the rest in peak allocated: 5, 6",
+        "peak allocated is 70 GiB on rank 6, the median 40 GiB; some differ in outside torch",
         "`memprof report run.rank6.json`",
     )
     assert command == "memprof report run.rank6.json"

@@ -46,9 +46,10 @@ def test_the_screen_says_who_was_read_the_verdict_the_peaks_who_differs_and_what
         "         1 failed: rank 11: OutOfMemoryError: CUDA out of memory.",
         "         left out: run.rank5.json is empty",
         "Verdict  rank 11 ran out of memory, the only one of 10 ranks",
-        "Why      rank 11's peak was 30 GiB of 80 GiB on cuda:0, in 100 steps",
+        "Why      rank 11's peak was 30 GiB of 80 GiB on cuda:0, in 100 steps; the median of all is 8 GiB",
     ]
     assert "peak allocated 8 GiB (rank 0) 8 GiB 30 GiB (rank 11)" in " ".join(text.split())
+    assert "step time 300 ms on each" in " ".join(text.split())
     assert "Differ from the rest\n  peak allocated  rank 11  30 GiB, the median 8 GiB" in text
     chosen = "rank 11 (ran out of memory), rank 6 (median peak)"
     assert f"on the 2 of 10 ranks judged: {chosen}; --all judges each" in " ".join(text.split())
