@@ -105,7 +105,7 @@ def gathered(files: Sequence[Path], *, named: bool, each: Each) -> Gathered | No
         except MemprofError as error:
             left_out.append(LeftOut(str(file), error.message))
     children = [one for one in recordings if _CHILD.search(one.path.name)]
-    ranked = [one for one in recordings if one not in children]
+    ranked = [one for one in recordings if not _CHILD.search(one.path.name)]
     found = launches([one.header for one in ranked])
     alone = bool(found) and len(found[0].members) + len(found[0].repeated) == len(ranked)
     if found and (alone or not named or len(files) > _MANY):

@@ -88,6 +88,14 @@ def test_a_quoted_pattern_is_matched_and_every_file_is_told_once(tmp_path):
     assert files_of([tmp_path / "run.rank*.json", ranks[0]]) == tuple(ranks)
 
 
+def test_a_pattern_reaches_into_the_folders_of_nodes(tmp_path):
+    nodes = [tmp_path / f"node{n}" for n in (0, 1)]
+    for node in nodes:
+        node.mkdir()
+    ranks = [write_rank(node, n, 2) for n, node in enumerate(nodes)]
+    assert files_of([tmp_path / "**" / "run.rank*.json"]) == tuple(ranks)
+
+
 def test_a_file_whose_name_looks_like_a_pattern_is_a_file(tmp_path):
     path = write_rank(tmp_path, 0, 1, name="run[0].json")
     assert files_of([path]) == (path,)
