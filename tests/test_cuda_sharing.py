@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 pytest.importorskip("torch", reason="a recording needs torch")
@@ -15,6 +17,7 @@ from memprof.testing.cuda import TorchStandIn
 
 MIB = 1 << 20
 STEPS = 30
+BURST, BURST_AT = 12, 3
 LARGE = {"max_entries": 100_000}
 ORDERS: dict[str, dict[int, dict | None]] = {
     "memprof alone": {},
@@ -36,6 +39,9 @@ def test_a_leak_is_found_whoever_records_and_whenever(order, version, monkeypatc
         "memprof.session.event_sources",
         lambda options, interner, boundaries: [CudaSource(interner, boundaries, torch)],
     )
+    # beside steps of microseconds a reading takes long, and would be put off beyond the last one
+    monkeypatch.setattr("memprof.session._FLUSH_IN_WINDOW_US", 0)
+    monkeypatch.setattr("memprof.recording._DRAIN_SHARE", math.inf)
     calls = ORDERS[order]
 
     def program_calls(step: int) -> None:
@@ -49,7 +55,8 @@ def test_a_leak_is_found_whoever_records_and_whenever(order, version, monkeypatc
         for step in range(STEPS):
             program_calls(step)
             kept.append(torch.alloc(4 * MIB))
-            torch.free(torch.alloc(16 * MIB))
+            for _ in range(BURST if step == BURST_AT else 1):  # more than a small ring holds
+                torch.free(torch.alloc(16 * MIB))
             memprof.step()
     run = load(tmp_path / "run.json")
     (found,) = leaks(run)

@@ -14,7 +14,7 @@ from memprof.analysis.lifetimes import Lifetimes, lifetimes
 from memprof.analysis.steps import device_steps, step_of_event
 from memprof.analysis.timeline import timeline
 from memprof.run import DeviceRun
-from memprof.trace import NOT_RECORDED, Column, Columns, Tables, Trace, column
+from memprof.trace import EMPTY, NOT_RECORDED, Category, Column, Columns, Tables, Trace, column
 
 __all__ = ["OUTLIVED", "Survival", "survival"]
 
@@ -42,6 +42,8 @@ class Lives(Columns):
     free_window: Column = column("i4", missing=NOT_RECORDED)
     born: Column = column("i8", missing=NOT_RECORDED)
     died: Column = column("i8", missing=OUTLIVED)
+    address: Column = column("i8", missing=NOT_RECORDED)
+    """Where it lay; `NOT_RECORDED` where addresses are laid out window by window."""
     size: Column = column("i8")
     stack: Column = column("i4")
     label: Column = column("i4")
@@ -89,7 +91,8 @@ def _joined(parts: list[Lives], numbers: list[Ints]) -> Lives:
 
     What a later window found at its start is matched with what outlived the one before, by stack,
     label (which holds the step that it was made in) and size: blocks that share all three are
-    interchangeable here. Addresses are no help, those of CPU tensors are laid out window by window.
+    interchangeable here. What is there without a label, in a history that the program records, is
+    matched by its address.
     """
     if len(parts) < 2:
         joined: Lives = Lives.concatenate(parts)
@@ -105,8 +108,16 @@ def _joined(parts: list[Lives], numbers: list[Ints]) -> Lives:
         rows = np.arange(first_row[index], first_row[index + 1])
         found = rows[columns["alloc"][rows] == NOT_RECORDED]
         left, right = _matched(columns, earlier, found)
-        for name in ("died", "free", "free_window", "category"):
+        rest = np.setdiff1d(found, right, assume_unique=True)
+        there, again = _in_place(
+            columns,
+            np.setdiff1d(earlier, left, assume_unique=True),
+            rest[columns["label"][rest] == EMPTY],
+        )
+        left, right = np.concatenate([left, there]), np.concatenate([right, again])
+        for name in ("died", "free", "free_window"):
             columns[name][left] = columns[name][right]
+        _update(columns["category"], left, right)
         gone = np.setdiff1d(earlier, left, assume_unique=True)
         columns["died"][gone] = first_place[index]  # between the windows, unseen
         keep[right] = False
@@ -126,6 +137,26 @@ def _matched(columns: dict[str, Ints], earlier: Ints, found: Ints) -> tuple[Ints
     left_keys, right_keys = _ranked(number[: len(earlier)]), _ranked(number[len(earlier) :])
     _, left, right = np.intersect1d(left_keys, right_keys, assume_unique=True, return_indices=True)
     return earlier[left], found[right]
+
+
+def _in_place(columns: dict[str, Ints], earlier: Ints, found: Ints) -> tuple[Ints, Ints]:
+    """Rows of both that lie at one address, as large as before and, if it is told, of one stack."""
+    earlier = earlier[columns["address"][earlier] != NOT_RECORDED]
+    _, first, second = np.intersect1d(
+        columns["address"][earlier], columns["address"][found], return_indices=True
+    )
+    left, right = earlier[first], found[second]
+    stack = columns["stack"][right]
+    same = (columns["size"][left] == columns["size"][right]) & (
+        (stack == EMPTY) | (stack == columns["stack"][left])
+    )
+    return left[same], right[same]
+
+
+def _update(category: Ints, left: Ints, right: Ints) -> None:
+    """What is known later of the same allocations."""
+    told = category[right] != Category.UNKNOWN
+    category[left[told]] = category[right[told]]
 
 
 def _ranked(keys: Ints) -> Ints:
@@ -178,6 +209,7 @@ def _lives(trace: Trace, index: int, steps: Ints, step_of: Ints, first: int) -> 
         free_window=np.where(ended, index, NOT_RECORDED),
         born=born,
         died=died,
+        address=np.full(len(lives), NOT_RECORDED) if trace.modelled else lives.address,
         # What a CPU tensor takes is what it asked for: the model's rounding is the GPU's.
         size=lives.requested if trace.modelled else lives.size,
         stack=lives.stack,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from memprof.analysis.findings import Kind
@@ -89,6 +91,24 @@ def test_what_died_between_two_windows_died_when_the_second_began():
     first, then = list(range(10)), list(range(50, 55))
     seen = survival(run_of(window([], first), window(first[:4], then)).devices[0])
     assert seen.lives.died[:10].tolist() == [OUTLIVED] * 4 + [10] * 6
+
+
+def unlabelled(window):
+    """As in a history that the program records: no state at the start, and nobody saw it made."""
+    blocks = window.start.blocks
+    end = replace(blocks, label=np.zeros(len(blocks), dtype=np.int32))
+    return replace(window, start=None, end=State(blocks=end))
+
+
+def test_what_a_later_window_finds_without_a_label_is_known_by_its_address():
+    first, then = list(range(10)), list(range(50, 55))
+    later = unlabelled(window(first[:4], then))
+    same = window([], first, first_address=512)
+    moved = window([], first, first_address=1 << 20)
+    for earlier, of_first in ((same, [OUTLIVED] * 4 + [10] * 6), (moved, [10] * 10)):
+        lives = survival(run_of(earlier, later).devices[0]).lives
+        assert lives.died[lives.born >= 0].tolist() == of_first + [OUTLIVED] * 5
+        assert (lives.born < 0).sum() == 4 - of_first.count(OUTLIVED)
 
 
 def test_a_leak_is_followed_over_windows_with_gaps():
