@@ -13,6 +13,7 @@ from pathlib import PurePath
 from memprof.advice import (
     allocator,
     backward,
+    collectors,
     containers,
     cycles,
     errors,
@@ -39,6 +40,7 @@ _RULES: tuple[Callable[[Case], Iterator[Proposal]], ...] = (
     graph.rules,
     backward.rules,
     containers.rules,
+    collectors.rules,
     placement.rules,
     peak.rules,
     allocator.rules,

@@ -36,6 +36,14 @@ _JOINING = re.compile(
     r"\b(?:cat|concat|concatenate|hstack|vstack|dstack|column_stack|row_stack|append|pad)\b"
 )
 """Functions that make a larger tensor of an old one and a new part."""
+_COPYING = re.compile(r"(?:^|[._])(?:deep_?copy|copy|clone)(?:_|$)")
+"""Functions that copy what they are given, by the last part of their names."""
+_COPIES_ALL = re.compile(r"\bdeepcopy\(|\.clone\(\).*\bfor\b")
+"""Lines that copy a whole collection."""
+_NEARLY_ALL = 0.8
+"""Of the steps after the first: in so many a copied collection has become larger."""
+_INNERMOST = 6
+"""Frames in which a copying function is looked for: `copy.deepcopy` of a list of lists is deep."""
 _ONE_EACH = (Category.GRADIENT, Category.OPTIMIZER_STATE)
 
 
@@ -51,7 +59,7 @@ class Growing:
     series: Ints
     """Bytes of the survivors at every place."""
     replaced: bool = False
-    """One tensor that is replaced by a larger one again and again, and not ever more tensors."""
+    """One tensor, or a collection that is copied, is made anew and larger again and again."""
 
 
 def growing(seen: Survival) -> Iterator[Growing]:
@@ -124,7 +132,7 @@ def _ever_more(seen: Survival, rows: Ints) -> Growing | None:
 
 
 def _ever_larger(seen: Survival, rows: Ints) -> Growing | None:
-    """A tensor that is made anew, larger, and whose line joins an old one with a part."""
+    """What is made anew, larger: a tensor whose line joins an old one with a part, or copies."""
     lives, length = seen.lives, len(seen)
     if len(rows) < _LEAST_GROWN:
         return None
@@ -133,7 +141,10 @@ def _ever_larger(seen: Survival, rows: Ints) -> Growing | None:
         for weights in (np.ones(len(rows), dtype=np.int64), lives.size[rows])
     )
     settled = count[WARM_UP:]
-    if not len(settled) or settled.min() != settled.max() or settled.max() == 0:
+    if not len(settled) or settled.max() == 0:
+        return None
+    one_each = settled.min() == settled.max()
+    if not one_each and (np.diff(settled) > 0).mean() < _NEARLY_ALL:
         return None
     if (np.diff(floor(amount)[WARM_UP:]) > 0).sum() < _LEAST_BIRTHS:
         return None
@@ -141,7 +152,7 @@ def _ever_larger(seen: Survival, rows: Ints) -> Growing | None:
     stack = _most(lives.stack[rows])
     if found is None or found.places[-1] - found.places[0] < _LEAST_SPAN:
         return None
-    if not _joins(seen.tables, stack):
+    if not (_joins if one_each else _copies)(seen.tables, stack):
         return None
     return Growing(stack, _kept(seen, rows, found), found, amount, replaced=True)
 
@@ -196,6 +207,14 @@ def _joins(tables: Tables, stack: int) -> bool:
     site = sites(tables).frames[int(sites(tables).of_stack[stack])]
     native = any("at::native::cat" in frame.name for frame in frames)
     return native or (site != NO_SITE and bool(_JOINING.search(_statement(site))))
+
+
+def _copies(tables: Tables, stack: int) -> bool:
+    """Whether a stack runs through a function, or a line of the user's, that copies a whole."""
+    names = [frame.name for frame in tables.stack(stack)[:_INNERMOST]]
+    site = sites(tables).frames[int(sites(tables).of_stack[stack])]
+    by_name = any(_COPYING.search(name.split(".<locals>")[0].strip("_")) for name in names)
+    return by_name or (site != NO_SITE and bool(_COPIES_ALL.search(_statement(site))))
 
 
 def _statement(site: Frame) -> str:

@@ -115,7 +115,7 @@ class _Leak:
         rows = np.concatenate([member.rows for member in cluster.members])
         frame, stack = self._site()
         holders = _distinct(cluster.holders)
-        births = np.unique(lives.born[rows])
+        births = self._births(rows)
         per_step = cluster.per_place
         series = self._series(rows)
         left = int(lives.size[rows[self.seen.outlast(rows)]].sum())
@@ -167,6 +167,11 @@ class _Leak:
         names = sorted({name.split("#")[0] for name in names if name})
         return names[0] if len(names) == 1 else _common_path(names)
 
+    def _births(self, rows: Ints) -> Ints:
+        """Places where it grew; of what is made anew again and again, not only the last time."""
+        anew = [member.places for member in self.cluster.members if member.replaced]
+        return np.unique(np.concatenate([self.seen.lives.born[rows], *anew]))
+
     def _steps_left(self, per_step: float) -> float:
         total = self.device.info.total_bytes * self.device.info.memory_fraction
         used = self.device.steps.allocated if len(self.device.steps) else np.zeros(0)
@@ -201,7 +206,7 @@ class _Leak:
         bytes_ = int(lives.size[rows].sum())
         kept = lives.category[rows]
         links = [link.kind for link in holders[0].links] if holders else []
-        births = np.unique(lives.born[rows])
+        births = self._births(rows)
         facts: dict[str, float | int | str | bool] = {
             "every": self._every(),
             "births": len(births),

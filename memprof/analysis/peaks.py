@@ -216,13 +216,38 @@ def _looping_frames(stack: tuple[Frame, ...]) -> list[Place]:
 def _sum_of_losses(place: Place) -> Place | None:
     """The statement in the loop that adds to what one ``backward`` after the loop starts from."""
     loop = place.loop
-    if loop is None:
+    if loop is None or _goes_on(place, loop):
         return None
     started = _flows_into_backward(place.scope, loop.end_lineno or 0)
     for statement in ast.walk(loop):
         if isinstance(statement, ast.stmt) and _accumulated(statement) in started:
             return place.program.place(statement)
     return None
+
+
+def _goes_on(place: Place, loop: ast.AST) -> bool:
+    """Whether a statement uses what the loop's round before has bound, as ``h = cell(x, h)`` does.
+
+    The passes are then one graph, and no backward pass can begin before the last of them.
+    """
+    line = place.statement.lineno
+    bound = [
+        (statement.lineno, target.id)
+        for statement in ast.walk(loop)
+        if isinstance(statement, ast.stmt)
+        for target in bound_names(statement)
+        if isinstance(target, ast.Name)
+    ]
+    before = {name for at, name in bound if at < line}
+    later = {name for at, name in bound if at >= line}
+    return bool(loaded_names(_added(place.statement)) & (later - before))
+
+
+def _added(statement: ast.stmt) -> ast.AST:
+    """``loss(x)`` of ``total = total + loss(x)``; any other statement as it is."""
+    if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.BinOp):
+        return statement.value.right if _accumulated(statement) else statement
+    return statement
 
 
 def _flows_into_backward(scope: ast.AST, line: int) -> set[str]:

@@ -50,6 +50,33 @@ def test_a_metric_is_told_to_be_reset_only_where_a_method_does_just_that(bench):
     assert "reset_metric" not in fixes(bench.advise("append", holder))
 
 
+COLLECTED = """\
+import library
+
+trainer = library.Trainer()
+
+
+def training_step(self, x):
+    self.recall(x)
+    return loss(self.net(x))
+"""
+
+
+def test_what_a_librarys_object_collects_is_emptied_where_it_is_called(bench):
+    bench.write(COLLECTED)
+    links = [
+        ("global", "trainer", -1),
+        ("module_attribute", "model.recall", -1),
+        ("module_attribute", "preds", -1),
+        ("item", "3", 40),
+    ]
+    first = bench.advise("self.recall(x)", bench.holder("trainer = ", *links))[0]
+    assert (first.fix, first.line) == ("clear_container", bench.line("self.recall(x)"))
+    assert "`self.recall` its `preds` (40 items) becomes longer" in first.why
+    elsewhere = bench.advise("self.net(x)", bench.holder("trainer = ", *links))
+    assert fixes(elsewhere) == ["del_ref"]
+
+
 def test_models_in_a_list_are_let_go_rather_than_offloaded(bench):
     bench.write("def trial(folds, model):\n    folds.append(model)\n")
     links = [("item", "0", 9), ("parameter", "weight", -1)]

@@ -411,6 +411,20 @@ def exploding_double_buffer():
     return step
 
 
+@leaking(2 * 8 * 16 * 4)
+def collection_copied_at_every_call():
+    results = SimpleNamespace(kept=[])
+
+    def copied(values):
+        return [one.clone() for one in values]
+
+    def step(i):
+        results.kept = copied(results.kept)
+        results.kept += [torch.randn(8, 16), torch.randn(8, 16)]
+
+    return step
+
+
 @healthy
 def adam_with_changing_lengths():
     model, numbers = mlp(), random.Random(1)
@@ -910,5 +924,24 @@ def two_optimizers_in_turn():
 
     def step(i):
         trainers[i % 2]()
+
+    return step
+
+
+@healthy
+def copies_of_the_states_of_ever_longer_sequences():
+    cell = nn.GRUCell(16, 16)
+    optimizer = torch.optim.SGD(cell.parameters(), 1e-3)
+    last = SimpleNamespace(states=[])
+
+    def step(i):
+        hidden, states = torch.zeros(4, 16), []
+        for _ in range(4 + i):
+            hidden = cell(torch.randn(4, 16), hidden)
+            states.append(hidden.detach().clone())
+        hidden.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        last.states = states
 
     return step

@@ -53,3 +53,12 @@ def test_other_changes_of_the_same_activations_bear_no_figure_of_that_replay(rec
     others = found.remedies[1:]
     assert {other.fix for other in others} == {"mixed_precision", "chunk"}
     assert {(o.saves_bytes, o.peak_before, o.peak_after) for o in others} == {(0, -1, -1)}
+
+
+def test_passes_that_go_on_with_one_anothers_state_have_one_backward_pass(recorded):
+    run, _ = recorded(programs.Unrolled, mended=False)
+    offered = [
+        (one.evidence.facts.get("times"), r.fix) for one in findings(run) for r in one.remedies
+    ]
+    assert (4, "checkpoint") in offered
+    assert "early_backward" not in {fix for _, fix in offered}
