@@ -10,7 +10,7 @@ from memprof.advice.flow import flow_from
 from memprof.advice.origin import takes_no_gradient, trains_besides
 from memprof.advice.patch import before, diff, without_keyword, wrapped
 from memprof.advice.safety import goes_backward, is_object, serves_training, survives_call
-from memprof.advice.source import OPTIMIZERS, growing, handed_to, keyword
+from memprof.advice.source import OPTIMIZERS, growing, handed_to, keyword, read_by_itself
 from memprof.analysis.program import (
     Place,
     Program,
@@ -173,6 +173,9 @@ def piled_up(case: Case) -> bool:
     """
     for holder in case.found.holders:
         kinds = [link.kind for link in holder.links]
+        place = case.place_of(holder)
+        if place is not None and growing(place) is None and any(read_by_itself(place)):
+            continue  # a dict of weights, made of those of the step before
         if "item" in kinds and "autograd_node" in kinds[kinds.index("item") :]:
             return True
     return False

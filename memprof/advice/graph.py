@@ -24,6 +24,8 @@ from memprof.advice.source import (
     growing,
     is_autograd_function,
     keyword,
+    read_by_itself,
+    reads_name,
 )
 from memprof.analysis.findings import Kind
 from memprof.analysis.program import Place, bound_names, calls_in
@@ -171,7 +173,7 @@ def _history(case: Case) -> Iterator[Proposal]:
         kept = [t for t in bound_names(statement) if isinstance(t, ast.Attribute)]
         if not kept or accumulated(place) is not None or is_autograd_function(place):
             continue
-        if any(_read_by_itself(place)):
+        if any(read_by_itself(place)):
             continue
         name = ast.unparse(kept[0])
         yield Proposal(
@@ -196,7 +198,7 @@ def _cut_off(case: Case, place: Place, value: ast.expr, name: str) -> str:
     if "item" in case.links or any(isinstance(t, (ast.Tuple, ast.List)) for t in targets):
         return ""
     nodes = [node for node in ast.walk(place.scope) if isinstance(node, ast.expr)]
-    if any(_reads(node, name) and node.lineno > place.line for node in nodes):
+    if any(reads_name(node, name) and node.lineno > place.line for node in nodes):
         return ""
     if is_object(place, value) or not _is_tensor_itself(case, name):
         return ""
@@ -219,7 +221,7 @@ def _carried(case: Case) -> Iterator[Proposal]:
     if not case.graph or piled_up(case) or any(accumulated(p) is not None for p in near):
         return
     for place in near:
-        for name, reads in _read_by_itself(place):
+        for name, reads in read_by_itself(place):
             patch = _between_steps(case, place, name, reads)
             yield Proposal(
                 "detach",
@@ -233,20 +235,6 @@ def _carried(case: Case) -> Iterator[Proposal]:
             return
 
 
-def _read_by_itself(place: Place) -> Iterator[tuple[str, list[ast.expr]]]:
-    """Names and attributes that a statement binds to a call that reads them, and where it does."""
-    statement = place.statement
-    if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or statement.value is None:
-        return
-    inside = [n for call in calls_in(statement.value) for n in ast.walk(call)]
-    nodes = {id(node): node for node in inside if isinstance(node, ast.expr)}
-    for target in bound_names(statement):
-        name = ast.unparse(target)
-        reads = [node for node in nodes.values() if _reads(node, name)]
-        if reads:
-            yield name, reads
-
-
 def _between_steps(case: Case, place: Place, name: str, reads: list[ast.expr]) -> str:
     """The patch; empty where it might cut within a step, or the name may be no tensor.
 
@@ -256,12 +244,6 @@ def _between_steps(case: Case, place: Place, name: str, reads: list[ast.expr]) -
     if within or "item" in case.links or not is_fresh_tensor(place, name, place.statement):
         return ""
     return diff(place.program, *(edit for node in reads for edit in wrapped(node, ".detach()")))
-
-
-def _reads(node: ast.AST, name: str) -> bool:
-    if not isinstance(node, (ast.Name, ast.Attribute)) or not isinstance(node.ctx, ast.Load):
-        return False
-    return ast.unparse(node) == name
 
 
 def _created_graph(case: Case) -> Iterator[Proposal]:

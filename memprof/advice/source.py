@@ -35,6 +35,8 @@ __all__ = [
     "keyword",
     "last_name",
     "memoizer",
+    "read_by_itself",
+    "reads_name",
 ]
 
 OPTIMIZERS = frozenset(
@@ -331,3 +333,24 @@ def _stored_names(node: ast.AST) -> set[str]:
         if any(isinstance(t, (ast.Subscript, ast.Attribute)) and root_name(t) for t in targets):
             return loaded_names(node.value)
     return set()
+
+
+def read_by_itself(place: Place) -> Iterator[tuple[str, list[ast.expr]]]:
+    """Names and attributes that a statement binds to a call that reads them, and where it does."""
+    statement = place.statement
+    if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or statement.value is None:
+        return
+    inside = [n for call in calls_in(statement.value) for n in ast.walk(call)]
+    nodes = {id(node): node for node in inside if isinstance(node, ast.expr)}
+    for target in bound_names(statement):
+        name = ast.unparse(target)
+        reads = [node for node in nodes.values() if reads_name(node, name)]
+        if reads:
+            yield name, reads
+
+
+def reads_name(node: ast.AST, name: str) -> bool:
+    """Whether a node is a name or an attribute of that text, and read."""
+    if not isinstance(node, (ast.Name, ast.Attribute)) or not isinstance(node.ctx, ast.Load):
+        return False
+    return ast.unparse(node) == name

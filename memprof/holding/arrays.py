@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,15 +36,38 @@ def held_by_arrays(search: Search, keys: Collection[int]) -> dict[int, Reference
             if search.deadline.check():
                 return found
             chunk = search.heap.chunk(level, number)
-            arrays = [one for one in gc.get_referents(*chunk) if type(one) is np.ndarray]
-            for array in arrays:
+            for array, path in _arrays_in(chunk):
                 tensor = _tensor_below(array)
                 key = search.key_of.get(id(tensor), 0)
                 if key in keys and key not in found:
-                    owner = next(one for one in chunk if _refers(one, array))
-                    search.adopt(array, owner, level)
+                    owner = next(one for one in chunk if _refers(one, path[0]))
+                    for child, parent in zip(path, [owner, *path], strict=False):
+                        search.adopt(child, parent, level)
                     found[key] = Reference(array, level, tensor, (_link(array, tensor),))
     return found
+
+
+def _arrays_in(chunk: Sequence[object]) -> Iterator[tuple[Array, list[object]]]:
+    """Arrays that ``chunk`` refers to, each with the containers on the way and itself.
+
+    A dict or tuple that holds nothing which the collector tracks, such as arrays by their number,
+    is not tracked either, and so not in the heap.
+    """
+    ways = [[one] for one in gc.get_referents(*chunk) if _may_keep_array(one)]
+    for _ in range(_DEEPEST):
+        yield from ((way[-1], way) for way in ways if type(way[-1]) is np.ndarray)
+        ways = [
+            [*way, one]
+            for way in ways
+            if type(way[-1]) is not np.ndarray
+            for one in gc.get_referents(way[-1])
+            if _may_keep_array(one)
+        ]
+
+
+def _may_keep_array(one: object) -> bool:
+    kind = type(one)
+    return kind is np.ndarray or ((kind is dict or kind is tuple) and not gc.is_tracked(one))
 
 
 def _tensor_below(array: Array) -> object:

@@ -9,11 +9,11 @@ pack hook returned. It does so from torch 2.8 on; before, saved tensors are left
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -94,6 +94,10 @@ class _Trail:
     type_name: str
 
 
+_Stop: TypeAlias = "tuple[object, _Trail | None, int]"
+"""Something on the way, how it was come to, and the place of the start among all."""
+
+
 @dataclass
 class TorchEdges:
     """Walks graphs from tensors and nodes; every node is walked once in the life of this object."""
@@ -105,14 +109,19 @@ class TorchEdges:
     deadline: Deadline
     _seen: dict[int, object] = field(default_factory=dict)
 
-    def of(self, start: object) -> Iterator[Reached]:
-        """All that ``start``, a tensor or a node, keeps alive and that is not reported yet."""
-        queue: deque[tuple[object, _Trail | None]] = deque()
-        if is_tensor_type(type(start)):
-            queue.append((start, None))
-        elif id(start) not in self._seen:
-            self._seen[id(start)] = start
-            queue.append((start, None))
+    def of(self, starts: Sequence[object]) -> Iterator[tuple[int, Reached]]:
+        """All that ``starts``, tensors or nodes, keep alive and that is not reported yet.
+
+        Each with the place of the start that is the fewest hops away: in a chain through many
+        steps that is what carries it on, and not what was computed from it last.
+        """
+        queue: deque[_Stop] = deque()
+        for place, start in enumerate(starts):
+            if is_tensor_type(type(start)):
+                queue.append((start, None, place))
+            elif id(start) not in self._seen:
+                self._seen[id(start)] = start
+                queue.append((start, None, place))
         count = 0
         while queue:
             count += 1
@@ -121,22 +130,22 @@ class TorchEdges:
             ):
                 self.heap.complete = False
                 return
-            value, trail = queue.popleft()
+            value, trail, place = queue.popleft()
             hops: Callable[[Any], Iterator[_Hop]] = (
                 _tensor_hops if is_tensor_type(type(value)) else _node_hops
             )
             for other, kind, name, owner in _readable(hops(value)):
-                yield from self._visit(other, _Trail(trail, kind, name, owner), queue)
+                stop = other, _Trail(trail, kind, name, owner), place
+                yield from ((place, reached) for reached in self._visit(stop, queue))
 
-    def _visit(
-        self, value: object, trail: _Trail, queue: deque[tuple[object, _Trail | None]]
-    ) -> Iterator[Reached]:
+    def _visit(self, stop: _Stop, queue: deque[_Stop]) -> Iterator[Reached]:
+        value, trail, _ = stop
         if is_tensor_type(type(value)):
-            yield from self._visit_tensor(value, trail, queue)  # type: ignore[arg-type]
+            yield from self._visit_tensor(stop, queue)
         elif is_node_type(type(value)):
             if id(value) not in self._seen:
                 self._seen[id(value)] = value
-                queue.append((value, trail))
+                queue.append(stop)
                 if issubclass(
                     type(value), torch._C._FunctionBase
                 ):  # its ctx attributes are Python's
@@ -144,9 +153,9 @@ class TorchEdges:
         elif self.heap.is_tracked(value):
             yield Reached(value, 0, _path(trail))
 
-    def _visit_tensor(
-        self, value: torch.Tensor, trail: _Trail, queue: deque[tuple[object, _Trail | None]]
-    ) -> Iterator[Reached]:
+    def _visit_tensor(self, stop: _Stop, queue: deque[_Stop]) -> Iterator[Reached]:
+        value: Any
+        value, trail, _ = stop
         if id(value) in self.visible:
             yield Reached(value, 0, _path(trail))
             return
@@ -157,7 +166,7 @@ class TorchEdges:
             yield Reached(value, key, _path(trail))
         if id(value) not in self._seen and not is_bare(value):
             self._seen[id(value)] = value
-            queue.append((value, trail))
+            queue.append(stop)
 
 
 _Hop = tuple[object, LinkKind, str, str]

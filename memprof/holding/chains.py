@@ -172,6 +172,7 @@ def _by_merit(links: list[Link]) -> tuple[list[int], list[int]]:
         if kinds[at] in _ATTRIBUTES and _is_graph(kinds[at + 1 :] or [following[at]])
     ]
     own = [at for kind in _OWN_LINE for at in places if kinds[at] == kind]
+    own = [at for at in own if not (kinds[at] == LinkKind.CLOSURE and _is_in_a_list(links[:at]))]
     filled = [
         at
         for at in places
@@ -193,6 +194,11 @@ def _by_merit(links: list[Link]) -> tuple[list[int], list[int]]:
     return list(dict.fromkeys(surely)), list(
         dict.fromkeys([*(at - 1 for at in filled), *rest[::-1]])
     )
+
+
+def _is_in_a_list(above: list[Link]) -> bool:
+    """Whether a container of many things, of which this is one, is the holder to look at."""
+    return any(one.kind == _ITEM and one.length > 1 and not is_field(one) for one in above)
 
 
 def _holding_methods(links: list[Link]) -> list[int]:

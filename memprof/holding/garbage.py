@@ -73,7 +73,7 @@ class Unreached:
         if search.deadline.check():
             return
         edges = TorchEdges(search.heap, search.targets, search.edges.visible, search.deadline)
-        for reached in edges.of(one):
+        for _, reached in edges.of([one]):
             edge = _Edge(one, reached.value, reached.path)
             if reached.key:
                 self._stored[reached.key].append(edge)

@@ -257,11 +257,16 @@ class Search:
         )
 
     def _torch_edges(self, specials: list[tuple[int, object]]) -> list[object]:
+        starts = [
+            (level, one)
+            for level, one in specials
+            if not (is_tensor_type(type(one)) and is_bare(one))  # type: ignore[arg-type]
+        ]
         fresh = []
-        for level, one in specials:
-            if is_tensor_type(type(one)) and is_bare(one):  # type: ignore[arg-type]
-                continue
-            fresh += [r.value for r in self.edges.of(one) if self._enter(one, level, r)]
+        for place, reached in self.edges.of([one for _, one in starts]):
+            level, one = starts[place]
+            if self._enter(one, level, reached):
+                fresh.append(reached.value)
         return fresh
 
     def _enter(self, owner: object, level: int, reached: Reached) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from memprof.holding.filesread import index_of
-from memprof.holding.sourceindex import EMPTIED, FILLED, NO_TENSOR, Bound, Index
+from memprof.holding.sourceindex import EMPTIED, FILLED, NO_TENSOR, Bound, Fill, Index
 
 __all__ = [
     "assigned_in_class",
@@ -47,7 +48,9 @@ def filled_at(
             sum(text not in one.text for text in texts),
             one.rank % NO_TENSOR == EMPTIED,
             bool(class_name) and one.class_ != class_name,
-            one,
+            one.rank,
+            not _carries_on(index, one, name),
+            one.line,
         ),
         default=None,
     )
@@ -55,6 +58,15 @@ def filled_at(
         return 0
     taken = _binding(filename, best.value, best.line) if view and best.value else None
     return taken.line if taken is not None and taken.part else best.line
+
+
+def _carries_on(index: Index, one: Fill, name: str) -> bool:
+    """Whether a line makes a new value of the old one, again and again: ``net = Wrapped(net)``."""
+    again = any(first <= one.line <= last for first, last in index.loops)
+    word = re.escape(name.lstrip("."))
+    itself = rf"(?:\w+\.)*{word}\b"
+    made = re.match(rf"\s*{itself}\s*=(?!=)\s*(?!{itself}\s*\.).*\b{word}\b", one.text)
+    return made is not None and (again or (name[:1] == "." and one.function != "__init__"))
 
 
 def grown_at(filename: str, name: str) -> int:

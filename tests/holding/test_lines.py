@@ -232,6 +232,70 @@ def test_an_array_over_a_tensors_memory_is_its_holder() -> None:
     assert one.description.startswith("a NumPy array that shows 32 of 128 bytes, kept by list")
 
 
+def test_an_array_in_a_dict_that_the_collector_does_not_track_is_its_holder() -> None:
+    by_step: dict[int, object] = {}
+    KEPT["by_step"] = by_step
+
+    def predict() -> int:
+        probs = torch.ones(8, 4)
+        by_step[3] = (1, probs.numpy())
+        return probs.untyped_storage()._cdata
+
+    key = predict()
+    gc.collect()  # a tuple, and then the dict, are found to hold nothing that is tracked
+    assert not gc.is_tracked(by_step[3])
+    (one,) = find_holders([key], budget_s=20)[0][:1]
+    assert one.code == "by_step[3] = (1, probs.numpy())"
+    assert one.description.startswith("a NumPy array, kept by")
+
+
+def test_a_closure_in_a_list_is_told_by_the_line_that_puts_it_there() -> None:
+    penalties: list[object] = []
+    KEPT["penalties"] = penalties
+
+    def anchored(weights: torch.Tensor) -> object:
+        return lambda now: (now - weights).square().sum()
+
+    first = torch.ones(9)
+    key = first.untyped_storage()._cdata
+    for one in (first, torch.ones(9)):
+        penalties.append(anchored(one))
+    del first, one
+    (holder,) = find_holders([key], budget_s=20)[0][:1]
+    assert holder.code == "penalties.append(anchored(one))"
+
+
+def test_of_lines_that_bind_a_name_the_one_that_goes_on_with_its_value_is_told(
+    tmp_path: Path,
+) -> None:
+    filename = source(
+        tmp_path,
+        "net = base()\nfor task in tasks:\n    net = net.train()\n    net = Wrapped(net)\n"
+        "class Run:\n    def __init__(self):\n        self.net = base()\n"
+        "    def grow(self):\n        self.net = Wrapped(self.net)\n",
+    )
+    assert filled_at(filename, "net") == 4
+    assert filled_at(filename, ".net") == 9
+
+
+def test_weights_that_a_loop_carries_on_are_named_and_not_what_was_computed_last() -> None:
+    weight = torch.ones(5, requires_grad=True)
+    fast = {"weight": weight}
+    keys = []
+    for _ in range(5):
+        loss = (fast["weight"] ** 3).sum()
+        (gradient,) = torch.autograd.grad(loss, [fast["weight"]], create_graph=True)
+        kept = gradient * 2
+        keys.append(kept.untyped_storage()._cdata)
+        fast = {"weight": fast["weight"] - kept.exp() * 0.1}
+        outer = (fast["weight"] ** 2).sum()
+    del kept, gradient, loss
+    (one,) = find_holders([keys[1]], budget_s=20)[0][:1]
+    assert "dict `fast`" in one.description
+    assert one.code == 'fast = {"weight": fast["weight"] - kept.exp() * 0.1}'
+    assert outer.requires_grad
+
+
 class Released:
     def __init__(self) -> None:
         self.data = torch.ones(7)
