@@ -30,7 +30,11 @@ __all__ = [
     "StepsRecord",
     "TablesRecord",
     "TraceRecord",
+    "breadth",
 ]
+
+_OF_RECORD = 4
+"""Times as long as a list that it lies in must a dict of names be, to be what grows."""
 
 SCHEMA_VERSION = (1, 1)
 """(major, minor). A reader refuses a newer major version and ignores what a newer minor adds.
@@ -262,6 +266,14 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
     length: int = -1
     limit: int = -1
     """The most that a container can hold (``maxlen``, ``maxsize``); -1: without bound."""
+
+
+def breadth(link: Link) -> int:
+    """How large a container counts, where one of several is to be named as what grows.
+
+    A dict with names for keys is as a rule a record, such as the weights of one model.
+    """
+    return link.length // _OF_RECORD if link.name.startswith("'") else link.length
 
 
 class Holder(msgspec.Struct, frozen=True, omit_defaults=True):

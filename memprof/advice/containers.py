@@ -20,7 +20,7 @@ from memprof.advice.source import (
 )
 from memprof.analysis.program import FUNCTIONS, Place, bound_names
 from memprof.analysis.suspicion import Pattern
-from memprof.records import Holder, Link
+from memprof.records import Holder, Link, breadth
 from memprof.units import format_bytes
 
 __all__ = ["rules"]
@@ -161,7 +161,7 @@ def _container(case: Case) -> Iterator[Proposal]:
         return
     for holder, place, grown in _grown(case):
         name = last_name(grown.container)
-        length = max((link.length for link in holder.links), default=-1)
+        length = max(holder.links, key=breadth).length if holder.links else -1
         size = f" ({length} items)" if length > 0 else ""
         why = f"`{grown.container}`{size} only grows"
         yield from _cache(place, grown.container, why, keyed=grown.keyed)
@@ -210,7 +210,7 @@ def _items(case: Case, holder: Holder, place: Place, why: str) -> Iterator[Propo
 def _below(holder: Holder) -> Sequence[Link]:
     """The links below the item of the largest container."""
     items = [at for at, link in enumerate(holder.links) if link.kind == "item"]
-    top = max(items, key=lambda at: holder.links[at].length, default=len(holder.links))
+    top = max(items, key=lambda at: breadth(holder.links[at]), default=len(holder.links))
     return holder.links[top + 1 :]
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
 
-from memprof.records import Finding, Holder, Link
+from memprof.records import Finding, Holder, Link, breadth
 
 __all__ = ["Cluster", "Member", "clusters", "held_by", "is_bounded", "outline"]
 
@@ -119,16 +120,15 @@ def outline(holder: Holder) -> tuple[str, ...]:
         place = f"{holder.filename}:{holder.line}" if holder.line else ""
         return (holder.kind, place)
     links = holder.links[: _depth(holder.links)]
-    return tuple(f"{link.kind}:{'' if link.kind == 'item' else link.name}" for link in links) or (
-        holder.description,
-    )
+    names = (f"{link.kind}:{'' if link.kind == 'item' else link.name}" for link in links)
+    return tuple(name for name, _ in groupby(names)) or (holder.description,)
 
 
 def _depth(links: Sequence[Link]) -> int:
     """Links up to the largest container, or up to what lies inside the thing held."""
     items = [at for at, link in enumerate(links) if link.kind in _CONTAINERS and link.length > 1]
     if items:
-        return max(items, key=lambda at: links[at].length) + 1
+        return max(items, key=lambda at: breadth(links[at])) + 1
     inside = (at for at, link in enumerate(links) if link.kind in _INSIDE and at)
     return next(inside, len(links))
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 
 from memprof.holding.kinds import LinkKind, is_field
-from memprof.records import Link
+from memprof.records import Link, breadth
 
 __all__ = ["describe"]
 
@@ -39,7 +40,8 @@ def describe(links: list[Link]) -> str:
         phrases.append(_phrase(one))
     if part:
         phrases.append(_path_phrase(part))
-    return ", kept by ".join(phrases[::-1])
+    runs = [(phrase, len(list(same))) for phrase, same in groupby(phrases[::-1])]
+    return ", kept by ".join(f"{one} x{count}" if count > 1 else one for one, count in runs)
 
 
 def _phrase(one: Link) -> str:
@@ -106,7 +108,7 @@ def _path_phrase(part: list[Link]) -> str:
         at for at, one in enumerate(part) if one.kind == _ITEM and (at == last or not is_field(one))
     ]
     if items:
-        at = max(items, key=lambda one: part[one].length)
+        at = max(items, key=lambda one: breadth(part[one]))
         inner = expressions[-1][len(expressions[at - 1]) if at else 0 :]
         name = f" `{expressions[at - 1]}`" if at else ""
         deeper = f" at `{inner}`" if at < len(part) - 1 else ""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from memprof.holding import find_holders
 from memprof.holding.search import quiet
 from memprof.holding.source import may_stop_growing
-from memprof.records import Finding, Holder
+from memprof.records import Finding, Holder, breadth
 from memprof.sources.places import PlaceOf, place_of
 from memprof.survivors.graphs import GraphGrowth, longest_graph
 from memprof.survivors.stalls import Stall
@@ -267,13 +267,13 @@ def _outline(holder: Holder) -> tuple[str, ...]:
 def _is_bounded(holders: Sequence[Holder]) -> bool:
     """Whether the first holder's longest container can hold so much and no more."""
     links = [link for one in holders[:1] for link in one.links if link.length > 0]
-    return bool(links) and max(links, key=lambda link: link.length).limit > 0
+    return bool(links) and max(links, key=breadth).limit > 0
 
 
 def _may_stop(holders: Sequence[Holder]) -> bool:
     """Whether the program does more with the first holder's longest container than fill it."""
     for one in holders[:1]:
-        lengths = [link.length for link in one.links]
+        lengths = [breadth(link) for link in one.links]
         if not one.filename or max(lengths, default=-1) <= 0:
             continue
         named = [link for link in one.links[: lengths.index(max(lengths))] if link.kind != "item"]
