@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from itertools import takewhile
 
 import numpy as np
 
@@ -68,10 +69,17 @@ def _kind_of_large(scene: Scene, row: int, place: Place | None) -> tuple[Pattern
     side = _outer_product(scene, row, place)
     if side:
         return Pattern.BROADCAST, 0.8, f"come of broadcasting {side} values against {side}"
-    narrow = _half_as_large(scene, row)
+    narrow = _half_as_large(scene, row) and not _is_made_by_a_module(scene, row)
     if narrow and place is not None and calls_in(place.statement, *_NARROWING):
         return Pattern.UPCAST, 0.7, "are a wider copy of a tensor that is there too"
     return Pattern.LARGEST, 0.35, "are one tensor and others of its size"
+
+
+def _is_made_by_a_module(scene: Scene, row: int) -> bool:
+    """Whether a module that the line calls made the tensor, and no function on the line itself."""
+    line = scene.frame_of(row)
+    inside = takewhile(lambda frame: frame != line, scene.stack(row))
+    return any("_call_impl" in frame.name for frame in inside)
 
 
 def _grows_by_copy(statement: ast.stmt) -> bool:

@@ -326,3 +326,27 @@ def test_gradients_that_wait_through_a_validation_are_held_for_nothing(job, tmp_
 def test_gradients_dropped_before_a_validation_are_no_waste(job, tmp_path):
     found = validated(job, dropped_before=True).found(tmp_path / "run.json")
     assert "held_gradients" not in [one.evidence.facts["pattern"] for one in found]
+
+
+@pytest.mark.parametrize(
+    ("inner", "pattern"),
+    [
+        ((), "upcast"),
+        ((Frame("_call_impl", "/site-packages/torch/nn/modules/module.py", 1),), "largest"),
+    ],
+)
+def test_a_wider_copy_is_what_the_line_converts_and_not_what_its_module_makes(
+    inner, pattern, tmp_path
+):
+    script = tmp_path / "train.py"
+    script.write_text("logits = model(half).float()\n")
+    job = Job()
+    job.model(layers=1)
+    for step in range(STEPS):
+        job.trace.label(step=step, phase=Phase.OTHER)
+        job.alloc(8 * MIB, f"half.{step}", 10)
+        stack = (*inner, Frame("train", str(script), 1))
+        job.trace.alloc(16 * MIB, f"wide.{step}", stack=stack)
+        job.trace.free(f"wide.{step}")
+        job.trace.free(f"half.{step}")
+    assert pattern in patterns(job.found(tmp_path / "run.json"))
