@@ -9,6 +9,7 @@ from memprof.analysis.sites import short_path
 from memprof.errors import MemprofError
 from memprof.run import Run
 from memprof_dashboards.page import Reported, page, report_of
+from memprof_dashboards.shell import saved
 
 __all__ = ["Reported", "render", "write"]
 
@@ -35,12 +36,4 @@ def write(runs: Sequence[Run | Reported], path: str | Path, *, title: str = "") 
     Raises:
         MemprofError: the file cannot be written.
     """
-    text = render(runs, title=title)
-    path = Path(path)
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise MemprofError(
-            f"cannot write {path}: {error.strerror}", "choose another with -o"
-        ) from error
-    return path
+    return saved(render(runs, title=title), path)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from memprof.errors import MissingError
 
-__all__ = ["JOB_SCRIPTS", "packed", "plotly_script", "script", "style"]
+__all__ = ["JOB_SCRIPTS", "SCRIPTS", "packed", "plotly_script", "script", "style"]
 
 # In the order in which they run: each but the last adds to what the first defines.
 SCRIPTS = (
@@ -26,6 +26,7 @@ SCRIPTS = (
     "steps.js",
     "segments.js",
     "findings.js",
+    "start.js",
     "main.js",
 )
 
@@ -35,11 +36,11 @@ def style() -> str:
     return _static("page.css")
 
 
-JOB_SCRIPTS = ("core.js", "format.js", "ranks.js")
+JOB_SCRIPTS = ("core.js", "format.js", "start.js", "ranks.js")
 """Likewise, of the page about the ranks of a job."""
 
 
-def script(names: Sequence[str] = SCRIPTS) -> str:
+def script(names: Sequence[str]) -> str:
     """The scripts of a page, as one."""
     return "\n".join(_static(name) for name in names)
 

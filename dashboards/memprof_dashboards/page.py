@@ -1,4 +1,4 @@
-"""One self-contained HTML file out of figures, text and assets; what figures hold is theirs."""
+"""The page about runs: figures and words of each; what a figure holds is its own room's."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from memprof_dashboards.memory import MemoryFigure, memory_figure
 from memprof_dashboards.owners import OwnersFigure, owners_figures
 from memprof_dashboards.readings import ReadingPanel, readings_figure
 from memprof_dashboards.segments import SegmentMap, segment_maps
+from memprof_dashboards.shell import shell
 from memprof_dashboards.steps import StepsFigure, steps_figure
 from memprof_dashboards.text import escaped, visible
 from memprof_dashboards.views import DeviceView, StackBook, StackTable, device_view, origin_us
@@ -103,16 +104,7 @@ def page(reports: Sequence[Reported], title: str) -> str:
         runs=runs,
     )
     tops = "".join(_top(report, number) for number, report in enumerate(reports))
-    return _TEMPLATE.format(
-        title=escaped(title, 120),
-        style=assets.style(),
-        switches=_switches(runs),
-        tops=tops,
-        charts=_charts(),
-        plotly=assets.plotly_script(),
-        data=assets.packed(msgspec.json.encode(data)),
-        script=assets.script(),
-    )
+    return shell(title, tops, _FIGURES, msgspec.json.encode(data), assets.SCRIPTS, _switches(runs))
 
 
 def _run_data(report: Reported, samples: int) -> RunData:
@@ -194,16 +186,6 @@ def _switches(runs: Sequence[RunData]) -> str:
     return switches
 
 
-def _charts() -> str:
-    return "".join(
-        f'<section class="figure" id="{name}" aria-labelledby="{name}-title">'
-        f'<header><h2 id="{name}-title">{title}</h2><div class="controls"></div></header>'
-        f'<p class="lead">{lead}</p><div class="legend"></div><div class="chart"></div>'
-        f'<div class="below"></div></section>'
-        for name, title, lead in _FIGURES
-    )
-
-
 _FIGURES = (
     (
         "memory",
@@ -219,38 +201,3 @@ _FIGURES = (
         "Every segment by address; drag to zoom, double-click to go back.",
     ),
 )
-
-_TEMPLATE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta name="referrer" content="no-referrer">
-<meta name="generator" content="memprof">
-<link rel="icon" href="data:,">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<a class="skip" href="#memory">Skip to the charts</a>
-<nav class="bar" aria-label="Page">
-<span class="brand">memprof</span>
-<span class="links"></span>
-<span class="switches">{switches}<button id="theme" type="button">Theme: system</button></span>
-</nav>
-<main>
-{tops}
-<noscript><p class="notice">The charts need JavaScript; everything above is text.</p></noscript>
-<p class="notice" id="broken" role="alert" hidden></p>
-{charts}
-</main>
-<div id="tip" role="status" hidden></div>
-<script type="application/octet-stream" id="plotly">{plotly}</script>
-<script type="application/octet-stream" id="data">{data}</script>
-<script>
-{script}
-</script>
-</body>
-</html>
-"""

@@ -1,4 +1,4 @@
-"""The page about the ranks of a job: one self-contained HTML file, light with a thousand ranks."""
+"""The page about the ranks of a job, light with a thousand of them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from memprof.analysis.jobwords import heading, how_far, judged, roll_call, sprea
 from memprof.analysis.ranks import MEASURES, Spread
 from memprof.analysis.sites import short_path
 from memprof.analysis.together import Shared
-from memprof.errors import MemprofError
 from memprof_dashboards import assets
+from memprof_dashboards.shell import saved, shell
 from memprof_dashboards.text import coded, escaped, visible
 
 __all__ = ["render_job", "write_job"]
@@ -67,15 +67,7 @@ def write_job(job: JobReport, path: str | Path) -> Path:
     Raises:
         MemprofError: the file cannot be written.
     """
-    text = render_job(job)
-    path = Path(path)
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise MemprofError(
-            f"cannot write {path}: {error.strerror}", "choose another with -o"
-        ) from error
-    return path
+    return saved(render_job(job), path)
 
 
 def render_job(job: JobReport) -> str:
@@ -84,14 +76,9 @@ def render_job(job: JobReport) -> str:
     Raises:
         MissingError: plotly is not installed whole.
     """
-    return _TEMPLATE.format(
-        title=f"memprof · {escaped(heading(job), 100)}",
-        style=assets.style(),
-        top=_verdict(job) + _tiles(job) + _roll_call(job) + _deviations(job) + _findings(job),
-        plotly=assets.plotly_script(),
-        data=assets.packed(msgspec.json.encode(_data(job))),
-        script=assets.script(assets.JOB_SCRIPTS),
-    )
+    words = _verdict(job) + _tiles(job) + _roll_call(job) + _deviations(job) + _findings(job)
+    data = msgspec.json.encode(_data(job))
+    return shell(f"memprof · {heading(job)}", words, _FIGURES, data, assets.JOB_SCRIPTS)
 
 
 def _data(job: JobReport) -> JobData:
@@ -200,55 +187,11 @@ def _table(title: str, lead: str, columns: tuple[str, ...], rows: str) -> str:
     )
 
 
-def _figure(name: str, title: str, lead: str) -> str:
-    return (
-        f'<section class="figure" id="{name}" aria-labelledby="{name}-title">'
-        f'<header><h2 id="{name}-title">{title}</h2><div class="controls"></div></header>'
-        f'<p class="lead">{lead}</p><div class="legend"></div><div class="chart"></div>'
-        f'<div class="below"></div></section>'
-    )
-
-
-_CHARTS = _figure(
-    "footprint",
-    "Rank by rank",
-    "The peak of tensors, what torch reserved beyond it, and what the process held outside torch.",
-) + _figure("measure", "One measure", "A point is a rank, the line the median.")
-
-_TEMPLATE = (
-    """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta name="referrer" content="no-referrer">
-<meta name="generator" content="memprof">
-<link rel="icon" href="data:,">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<nav class="bar" aria-label="Page">
-<span class="brand">memprof</span>
-<span class="links"></span>
-<span class="switches"><button id="theme" type="button">Theme: system</button></span>
-</nav>
-<main>
-{top}
-<noscript><p class="notice">The charts need JavaScript; everything else is text.</p></noscript>
-<p class="notice" id="broken" role="alert" hidden></p>
-"""
-    + _CHARTS
-    + """
-</main>
-<div id="tip" role="status" hidden></div>
-<script type="application/octet-stream" id="plotly">{plotly}</script>
-<script type="application/octet-stream" id="data">{data}</script>
-<script>
-{script}
-</script>
-</body>
-</html>
-"""
+_FIGURES = (
+    (
+        "footprint",
+        "Rank by rank",
+        "Peak of tensors, what torch reserved beyond it, and what the process held outside torch.",
+    ),
+    ("measure", "One measure", "A point is a rank, the line the median."),
 )

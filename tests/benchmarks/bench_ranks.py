@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
+
+from processes import REPORTS, measured
 
 from memprof.testing import TraceBuilder, write_rank
 from memprof.trace import Phase
@@ -18,8 +16,7 @@ GIB = 1 << 30
 MIB = 1 << 20
 PROGRAMS = {
     "read the files": "import pathlib, sys; [p.read_bytes() for p in pathlib.Path(sys.argv[1]).iterdir()]",
-    "memprof report --json": "from memprof_cli import main; main()",
-    "memprof report -o page": "from memprof_cli import main; main()",
+    **REPORTS,
 }
 
 
@@ -39,24 +36,6 @@ def write_job(folder: Path, ranks: int, steps: int, *, closed: bool) -> None:
         write_rank(folder, rank, ranks, trace, peak=peak, reserved=61 * GIB, ending=ending)
 
 
-def measured(name: str, folder: Path, page: Path) -> tuple[float, float]:
-    """Seconds of wall clock, and the highest resident MiB, of a process of its own."""
-    arguments = [str(folder)]
-    if "--json" in name:
-        arguments = ["report", str(folder), "--json"]
-    elif "page" in name:
-        arguments = ["report", str(folder), "-o", str(page)]
-    started = time.perf_counter()
-    child = subprocess.Popen(
-        [sys.executable, "-c", PROGRAMS[name], *arguments], stdout=subprocess.DEVNULL
-    )
-    _, status, usage = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    if child.returncode:
-        raise SystemExit(f"{name} failed with {child.returncode}")
-    return time.perf_counter() - started, usage.ru_maxrss / 1024
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=1000)
@@ -74,7 +53,7 @@ def main() -> None:
             taken: dict[str, list[tuple[float, float]]] = {name: [] for name in PROGRAMS}
             for _ in range(options.rounds):  # in turn, so that a busy moment hits all of them
                 for name, figures in taken.items():
-                    figures.append(measured(name, folder, page))
+                    figures.append(measured(PROGRAMS[name], folder, page))
             for name, figures in taken.items():
                 seconds = statistics.median(s for s, _ in figures)
                 peak = max(mib for _, mib in figures)

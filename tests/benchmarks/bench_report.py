@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import os
 import pickle
 import random
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
+
+from processes import REPORTS, measured
 
 MIB = 1 << 20
 LAYERS = 48
 PROGRAMS = {
     "pickle.load": "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))",
-    "memprof report --json": "from memprof_cli import main; main()",
-    "memprof report -o page": "from memprof_cli import main; main()",
+    **REPORTS,
 }
 
 
@@ -114,24 +111,6 @@ def block(address: int, size: int, requested: int = 0, frames: Any = ()) -> dict
     return {"address": address, "size": size, "requested_size": requested, "state": state, "frames": list(frames)}  # fmt: skip
 
 
-def measured(name: str, path: Path, page: Path) -> tuple[float, float]:
-    """Seconds of wall clock, and the highest resident MiB, of a process of its own."""
-    arguments = [str(path)]
-    if "--json" in name:
-        arguments = ["report", str(path), "--json"]
-    elif "page" in name:
-        arguments = ["report", str(path), "-o", str(page)]
-    started = time.perf_counter()
-    child = subprocess.Popen(
-        [sys.executable, "-c", PROGRAMS[name], *arguments], stdout=subprocess.DEVNULL
-    )
-    _, status, usage = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    if child.returncode:
-        raise SystemExit(f"{name} failed with {child.returncode}")
-    return time.perf_counter() - started, usage.ru_maxrss / 1024
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--events", type=int, default=1_000_000)
@@ -144,8 +123,8 @@ def main() -> None:
         print(f"{options.events:,} events, {path.stat().st_size / MIB:.0f} MiB on disk")
         best: dict[str, tuple[float, float]] = {}
         for _ in range(options.rounds):  # in turn, so that a busy moment hits all of them
-            for name in PROGRAMS:
-                figures = measured(name, path, page)
+            for name, program in PROGRAMS.items():
+                figures = measured(program, path, page)
                 best[name] = min(figures, best.get(name, figures))
         bare = best["pickle.load"][0]
         for name, (seconds, peak) in best.items():

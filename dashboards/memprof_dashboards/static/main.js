@@ -1,6 +1,4 @@
-// Start: unpack, wire the switches, draw; draw again when the run, the device or the theme changes.
-const THEMES = ["system", "light", "dark"];
-
+// The page about runs: its switches; all is drawn again when the run or the device changes.
 function drawAll() {
   const bare = !device();
   for (const root of document.querySelectorAll("section.figure")) root.hidden = bare;
@@ -44,15 +42,6 @@ function wireSwitches() {
   devices.forEach((select) => {
     select.addEventListener("change", () => choose(page.run, select.selectedIndex));
   });
-  const theme = document.getElementById("theme");
-  theme.addEventListener("click", () => {
-    page.theme = THEMES[(THEMES.indexOf(page.theme) + 1) % THEMES.length];
-    theme.textContent = `Theme: ${page.theme}`;
-    if (page.theme === "system") delete document.documentElement.dataset.theme;
-    else document.documentElement.dataset.theme = page.theme;
-    drawAll();
-  });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
 }
 
 /** The device with the highest peak is what a reader came for. */
@@ -69,25 +58,8 @@ function busiest() {
   return Math.max(0, peaks.indexOf(Math.max(...peaks)));
 }
 
-async function start() {
-  if (typeof DecompressionStream === "undefined") {
-    throw new Error("this browser cannot unpack the charts; any browser since 2023 can");
-  }
-  const script = document.createElement("script");
-  const [plotly, data] = await Promise.all([unpacked("plotly"), unpacked("data")]);
-  script.textContent = plotly;
-  document.head.append(script);
-  page.data = JSON.parse(data);
+start(() => {
   wireSwitches();
+  wireTheme(drawAll);
   chooseBusiest();
-}
-
-start()
-  .then(() => { document.documentElement.dataset.drawn = "yes"; })
-  .catch((error) => {
-    const broken = document.getElementById("broken");
-    broken.textContent = `The charts could not be drawn: ${error.message}`;
-    broken.hidden = false;
-    document.documentElement.dataset.drawn = "no";
-    console.error(error);
-  });
+});

@@ -159,37 +159,7 @@ function drawAll() {
   drawMeasure();
 }
 
-function wireTheme() {
-  const themes = ["system", "light", "dark"], theme = document.getElementById("theme");
-  theme.addEventListener("click", () => {
-    page.theme = themes[(themes.indexOf(page.theme) + 1) % themes.length];
-    theme.textContent = `Theme: ${page.theme}`;
-    if (page.theme === "system") delete document.documentElement.dataset.theme;
-    else document.documentElement.dataset.theme = page.theme;
-    drawAll();
-  });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
-}
-
-async function start() {
-  if (typeof DecompressionStream === "undefined") {
-    throw new Error("this browser cannot unpack the charts; any browser since 2023 can");
-  }
-  const script = document.createElement("script");
-  const [plotly, data] = await Promise.all([unpacked("plotly"), unpacked("data")]);
-  script.textContent = plotly;
-  document.head.append(script);
-  page.data = JSON.parse(data);
-  wireTheme();
+start(() => {
+  wireTheme(drawAll);
   drawAll();
-}
-
-start()
-  .then(() => { document.documentElement.dataset.drawn = "yes"; })
-  .catch((error) => {
-    const broken = document.getElementById("broken");
-    broken.textContent = `The charts could not be drawn: ${error.message}`;
-    broken.hidden = false;
-    document.documentElement.dataset.drawn = "no";
-    console.error(error);
-  });
+});
