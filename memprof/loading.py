@@ -101,9 +101,10 @@ def looks_like_run(path: Path) -> bool:
                 parts = inflated(file, path.stat().st_size, whole=False)
                 start = next(filter(None, parts), b"")
     except OSError as error:
-        raise FileFormatError(
-            f"cannot read {path}: {error.strerror or error}", "name a run file or a snapshot"
-        ) from error
+        hint = "name a run file or a snapshot"
+        if isinstance(error, IsADirectoryError):
+            hint = f"`memprof report {path}` reads all that is in it, and names what to look at"
+        raise FileFormatError(f"cannot read {path}: {error.strerror or error}", hint) from error
     if not start:
         raise FileFormatError(f"{path} is empty", "did the job stop before it wrote anything?")
     return start[:1] in b"[{"

@@ -25,6 +25,11 @@ __all__ = ["load_plain_pickle"]
 _Content: TypeAlias = "bytes | mmap.mmap"
 
 _ZIP_MAGIC = b"PK\x03\x04"
+_PROTOCOL = b"\x80"
+"""What a pickle of protocol 2 or later begins with."""
+_SHOWN = 24
+"""Bytes of what a file begins with, where it is something else."""
+_READABLE = "memprof reads its own run files and what torch.cuda.memory._dump_snapshot writes"
 _UNCHECKED_CONTAINERS = 1 << 20
 _BYTES_PER_CONTAINER = 6
 """An empty list or dict takes two bytes of a pickle and 64 of memory; an event takes 50 bytes."""
@@ -89,6 +94,10 @@ def load_plain_pickle(path: Path) -> Any:
         raise FileFormatError(f"cannot read {path}: {reason}") from error
     # A damaged pickle can make the C unpickler raise nearly anything; none of it is ours to fix.
     except Exception as error:
+        with path.open("rb") as file:
+            start = file.read(_SHOWN)
+        if start[:1] != _PROTOCOL and start[:2] != GZIP_MAGIC:
+            raise FileFormatError(f"{path}: {_is_no_pickle(start)}", _READABLE) from error
         raise FileFormatError(
             f"{path} is not a whole pickle ({type(error).__name__}: {str(error)[:200]})",
             "was the job killed while it wrote? a snapshot is usable only when complete",
@@ -151,12 +160,12 @@ def _stepped_over(content: _Content, at: int) -> int:
         FileFormatError: it is none, or longer than the file.
     """
     opcode = content[at : at + 1]
-    prefix = {b"X": 4, b"\x8d": 8, b"\x95": 8, b"\x80": 1}.get(opcode)
+    prefix = {b"X": 4, b"\x8d": 8, b"\x95": 8, _PROTOCOL: 1}.get(opcode)
     if prefix is None:
         _refuse(content, at)
     given = content[at + 1 : at + 1 + prefix]
     after = at + 1 + prefix
-    if opcode == b"\x80":
+    if opcode == _PROTOCOL:
         if at != 0 or not given or not 2 <= given[0] <= pickle.HIGHEST_PROTOCOL:
             raise FileFormatError("it is no pickle of a protocol from 2 to 5")
         return after
@@ -184,10 +193,16 @@ def _refuse(content: _Content, at: int) -> NoReturn:
             "it ends too early",
             "was the job killed while it wrote? a snapshot is usable only when complete",
         )
+    if content[:1] != _PROTOCOL:
+        raise FileFormatError(_is_no_pickle(bytes(content[:_SHOWN])), _READABLE)
     raise FileFormatError(
-        f"it is no pickle of plain data (opcode {opcode:#04x} at byte {at})",
-        "memprof reads its own run files and what torch.cuda.memory._dump_snapshot writes",
+        f"it is no pickle of plain data (opcode {opcode:#04x} at byte {at})", _READABLE
     )
+
+
+def _is_no_pickle(start: bytes) -> str:
+    """In words, with what the file begins with instead: most have been named by mistake."""
+    return f"it is no pickle and no run file: it begins with {start.decode('ascii', 'replace')!r}"
 
 
 def _plain_run(size: int) -> re.Pattern[bytes]:

@@ -106,6 +106,8 @@ def _traces(data: Any, label_of: LabelOf) -> tuple[Trace, ...]:
         data = {"segments": data}
     if not isinstance(data, dict) or not isinstance(data.get("segments"), list):
         raise _no_snapshot(f"a {type(data).__name__} without a list of segments")
+    if not all(isinstance(segment, dict) for segment in data["segments"]):
+        raise _no_snapshot("a list of other things than segments")
     segments = _by_device(data["segments"])
     events = dict(enumerate(data.get("device_traces") or []))
     _refuse_shared("devices share one list of events", filter(None, events.values()))

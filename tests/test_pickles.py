@@ -247,7 +247,8 @@ def test_a_torn_gzip_file_is_refused_at_every_byte(tmp_path: Path) -> None:
     ("content", "said"),
     [
         (b"", "empty"),
-        (b"hello world", "opcode"),
+        (b"hello world", "begins with 'hello world'"),
+        (b"\x80\x02\xff.", "opcode"),
         (b"PK\x03\x04rest of a zip", "zip"),
         (b"\x1f\x8b", "gzip"),
         (b"\x1f\x8bgarbage that is no deflate", "gzip"),

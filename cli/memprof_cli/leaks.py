@@ -21,7 +21,7 @@ from memprof.analysis.unseen import is_bare_state
 from memprof.errors import MemprofError
 from memprof.findings import findings
 from memprof.records import Holder, Site
-from memprof.run import Run
+from memprof.run import DeviceRun, Run
 from memprof.units import format_bytes, format_count, format_percent
 from memprof_cli.sources import opened, source_option
 from memprof_cli.terminal import terminal
@@ -48,7 +48,11 @@ _RECORD = f"record at least {_ENOUGH_STEPS} steps with `memprof run train.py`"
     help="Write the mechanical fixes as one unified diff, for `git apply`.",
 )
 @source_option
-@click.option("--fail-on-leak", is_flag=True, help="Exit with status 3 when something grows.")
+@click.option(
+    "--fail-on-leak",
+    is_flag=True,
+    help="Exit with status 3 when something grows; with 1 where that cannot be judged.",
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -74,6 +78,11 @@ def command(
         _print(run, found)
     if fail_on_leak and any(one.kind in _LEAKS for one in found):
         ctx.exit(EXIT_LEAK)
+    if fail_on_leak and _steps(run) < _ENOUGH_STEPS:
+        raise MemprofError(
+            f"{file} cannot show whether anything leaks: {_nothing(run)}",
+            "what cannot be judged does not pass --fail-on-leak",
+        )
 
 
 def findings_json(found: Sequence[Found]) -> dict[str, Any]:
@@ -145,10 +154,16 @@ def _write_patch(path: Path, found: Sequence[Found]) -> None:
         raise MemprofError(
             f"cannot write {path}: {error.strerror}", "name a file in a folder that exists"
         ) from error
-    click.echo(f"{format_count(patch.made)} patches written to {path}", err=True)
+    click.echo(_written(patch.made, path), err=True)
     if patch.left_out:
         left = format_count(patch.left_out)
         click.echo(f"{left} left out: they change the same lines; apply, record again", err=True)
+
+
+def _written(made: int, path: Path) -> str:
+    if not made:
+        return f"no patch: none of the fixes is surely right without a look at it; {path} is empty"
+    return f"1 patch written to {path}" if made == 1 else f"{made:,} patches written to {path}"
 
 
 def _say_what_is_not_here(run: Run, found: Sequence[Found]) -> None:
@@ -181,7 +196,7 @@ def _print(run: Run, found: Sequence[Found]) -> None:
 
 def _nothing(run: Run) -> str:
     """What no finding means depends on how much there was to see."""
-    steps = max((len(device.steps) for device in run.devices), default=0)
+    steps = _steps(run)
     if is_bare_state(run):
         return f"the file holds a final state and no steps, so nothing shows what grows: {_RECORD}"
     if not any(device.events for device in run.devices):
@@ -191,6 +206,16 @@ def _nothing(run: Run) -> str:
     if steps < _ENOUGH_STEPS:
         return f"nothing found in {steps} steps; record at least {_ENOUGH_STEPS} to see a leak"
     return f"no leak in {format_count(steps)} steps"
+
+
+def _steps(run: Run) -> int:
+    """Steps that were counted, or that the labels of allocations name."""
+    return max((len(device.steps) or _named_steps(device) for device in run.devices), default=0)
+
+
+def _named_steps(device: DeviceRun) -> int:
+    labels = (label for window in device.windows for label in window.tables.labels)
+    return len({label.step for label in labels if label.step >= 0})
 
 
 def _finding(number: int, one: Found) -> RenderableType:

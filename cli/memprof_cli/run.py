@@ -38,14 +38,14 @@ def command(  # noqa: PLR0917 - click names them all
     as_module: bool,
     program: tuple[str, ...],
 ) -> int:
-    r"""Run PROGRAM (a script or, with -m, a module) with its arguments, and record its memory.
+    """Run PROGRAM (a script or, with -m, a module) with its arguments, and record its memory.
 
     It runs as plain python would run it; the exit status is the program's.
 
     \b
         memprof run train.py --epochs 3
         memprof run -o run.json -m mypackage.train
-    """
+    """  # noqa: D301 - click marks a paragraph to be left as it is with this very character
     given = {
         "budget": budget,
         "sample_interval_s": sample_interval,

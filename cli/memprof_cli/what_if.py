@@ -13,18 +13,34 @@ from rich.table import Table
 
 from memprof.allocator import MODELLED, OutOfMemory
 from memprof.analysis.sites import site_name, sites
-from memprof.analysis.whatif import OUTSIDE_TORCH, DeviceWhatIf, Fit, Row, replay
+from memprof.analysis.whatif import (
+    AFRESH,
+    DEFAULTS,
+    OUTSIDE_TORCH,
+    RECORDED_SETTINGS,
+    DeviceWhatIf,
+    Fit,
+    Row,
+    replay,
+)
 from memprof.trace import Trace
 from memprof.units import format_bytes, format_count
 from memprof_cli.terminal import terminal
 
 __all__ = ["command"]
 
-_WIDTH = 120
+_WIDTH = 140
+_FIGURES = ("allocated", "reserved", "unused", "largest free", "mallocs", "frees", "retries")
+_MOST_TOLD = 3
+"""Of them in a narrow terminal."""
+_LEAST_WIDTH = 116
+"""Columns that all of them take beside a configuration."""
 _ALIVE = 5
 _NAME_WIDTH = 30
 _EXPLAINED = 2
 """Rows that run out of memory and are told in full; ``--json`` has them all."""
+_NOTICEABLE = 0.01
+"""Of the reserved bytes: less than that is not worth another setting."""
 
 
 @click.command()
@@ -69,7 +85,7 @@ def command(
         return
     console = terminal(_WIDTH)
     for device in devices:
-        _print(console, device)
+        _print(console, device, _conclusion(device, file) if search else "")
 
 
 def _figures(device: DeviceWhatIf) -> dict[str, Any]:
@@ -137,15 +153,19 @@ def _step(oom: OutOfMemory, trace: Trace) -> int | None:
     return step if step >= 0 else None
 
 
-def _print(console: Console, device: DeviceWhatIf) -> None:
+def _print(console: Console, device: DeviceWhatIf, conclusion: str) -> None:
     table = Table(title=device.device, title_justify="left", box=None, pad_edge=False)
+    figures = _FIGURES if console.width >= _LEAST_WIDTH else _FIGURES[:_MOST_TOLD]
     table.add_column("configuration", overflow="fold", min_width=_NAME_WIDTH)
-    for name in ("allocated", "reserved", "unused", "largest free", "mallocs", "frees", "retries"):
+    for name in figures:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("out of memory", no_wrap=True)
     for row in device.rows:
-        table.add_row(*_cells(row, device.traces[row.window]))
+        name, *cells, end = _cells(row, device.traces[row.window])
+        table.add_row(name, *cells[: len(figures)], end)
     console.print(table)
+    if figures != _FIGURES:
+        console.print(f"a terminal of {_LEAST_WIDTH} columns shows more", style="dim")
     failed = [row for row in device.rows if row.outcome.oom is not None]
     for row in failed[:_EXPLAINED]:
         _print_oom(console, row, device.traces[row.window])
@@ -159,6 +179,8 @@ def _print(console: Console, device: DeviceWhatIf) -> None:
         console.print(f"note: {note}", style="dim")
     for fit in device.fits:
         console.print(_fit_line(fit))
+    if conclusion:
+        console.print(conclusion, soft_wrap=True)  # what is to be copied stays in one piece
     console.print()
 
 
@@ -168,7 +190,7 @@ def _cells(row: Row, trace: Trace) -> tuple[str, ...]:
     if outcome.oom is not None:
         step = _step(outcome.oom, trace)
         end = "at the start" if outcome.oom.event < 0 else f"at event {outcome.oom.event}"
-        end += "" if step is None else f", step {step}"
+        end = end if step is None else f"in step {step}"
     return (
         row.configuration,
         format_bytes(outcome.peak_allocated),
@@ -194,9 +216,51 @@ def _print_oom(console: Console, row: Row, trace: Trace) -> None:
     if oom.event >= 0:
         where = found.frames[found.of_stack[int(trace.events.stack[oom.event])]]
         console.print(f"  asked by {site_name(where)}")
-    for held in oom.alive[:_ALIVE]:
+    for name, (nbytes, count) in _by_line(oom, trace)[:_ALIVE]:
+        blocks = "1 block" if count == 1 else f"{format_count(count)} blocks"
+        console.print(f"  {format_bytes(nbytes):>9} in {blocks}: {name}")
+
+
+def _by_line(oom: OutOfMemory, trace: Trace) -> list[tuple[str, tuple[int, int]]]:
+    """Bytes and blocks that were alive, by the line that made them, most bytes first."""
+    found = sites(trace.tables)
+    lines: dict[str, tuple[int, int]] = {}
+    for held in oom.alive:
         name = site_name(found.frames[found.of_stack[held.stack]])
-        console.print(f"  {format_bytes(held.bytes):>9} in {held.count} blocks: {name}")
+        nbytes, count = lines.get(name, (0, 0))
+        lines[name] = nbytes + held.bytes, count + held.count
+    return sorted(lines.items(), key=lambda line: -line[1][0])
+
+
+def _conclusion(device: DeviceWhatIf, file: Path) -> str:
+    """What the ranked rows come to, against the recorded settings under the same conditions."""
+    base = _recorded_settings(device.rows)
+    best = next((row for row in device.rows[1:] if row is not base), None)
+    if best is None:
+        return ""
+    if best.outcome.oom is not None:
+        failed = device.rows[0].outcome.oom is not None
+        then = f"`memprof oom {file}` says what would" if failed else "--fit finds a card that does"
+        return f"none of these settings lets it go on: {then}"
+    less = base.outcome.peak_reserved - best.outcome.peak_reserved
+    if base.outcome.oom is not None:
+        told = "it goes on with"
+    elif less > _NOTICEABLE * base.outcome.peak_reserved:
+        told = f"{format_bytes(less)} less would be reserved with"
+    else:
+        return "none of these settings reserves noticeably less than the recorded ones"
+    if best.configuration.startswith(DEFAULTS):
+        return f"{told} torch's default settings: leave PYTORCH_CUDA_ALLOC_CONF unset"
+    return f"{told} PYTORCH_CUDA_ALLOC_CONF={best.configuration.partition(', ')[0]}"
+
+
+def _recorded_settings(rows: Sequence[Row]) -> Row:
+    """The row of the recorded settings that is most like the others: afresh, on the same card."""
+    for start in (AFRESH, RECORDED_SETTINGS):
+        for row in rows:
+            if row.configuration.startswith(start):
+                return row
+    return rows[0]
 
 
 def _fit_line(fit: Fit) -> str:

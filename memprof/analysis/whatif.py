@@ -32,8 +32,11 @@ from memprof.trace import Trace
 from memprof.units import format_bytes, parse_bytes
 
 __all__ = [
+    "AFRESH",
     "CARDS",
+    "DEFAULTS",
     "OUTSIDE_TORCH",
+    "RECORDED_SETTINGS",
     "DeviceWhatIf",
     "Fit",
     "Row",
@@ -43,7 +46,10 @@ __all__ = [
 ]
 
 _RECORDED = "recorded"
-_AFRESH = "recorded settings, laid out afresh"
+RECORDED_SETTINGS = "recorded settings"
+AFRESH = f"{RECORDED_SETTINGS}, laid out afresh"
+"""The row to compare with where all others had to lay out afresh what was live at first."""
+DEFAULTS = "default settings"
 
 CARDS = tuple(
     gib << 30
@@ -261,16 +267,16 @@ class _Plan:
             wanted += [question for question in tried if question.settings not in known]
         others = [question for question in wanted if question.settings != recorded]
         if midst and others:
-            questions.append(_Question(_AFRESH + self._freed(), recorded, afresh=True))
+            questions.append(_Question(AFRESH + self._freed(), recorded, afresh=True))
         for question in wanted:
-            text = (question.text or "default settings") + self._freed()
+            text = (question.text or DEFAULTS) + self._freed()
             afresh = midst and question.settings != recorded
             questions.append(replace(question, text=text, afresh=afresh))
         return questions
 
     def _name(self) -> str:
         card = "" if self.capacity is None else f", on {format_bytes(self.capacity)}"
-        return f"recorded settings{card}{self._freed()}"
+        return f"{RECORDED_SETTINGS}{card}{self._freed()}"
 
     def _freed(self) -> str:
         return "" if self.free_after is None else f", {self.free_after} freed each step"

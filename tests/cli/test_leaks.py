@@ -14,6 +14,7 @@ from memprof.analysis.examination import examine
 from memprof.analysis.findings import Found, Kind, Remedy
 from memprof.analysis.program import program_of
 from memprof.analysis.summary import summarize
+from memprof.errors import MemprofError
 from memprof.findings import findings
 from memprof.loading import load
 from memprof.records import Site
@@ -137,10 +138,28 @@ def test_a_healthy_run_passes(healthy):
     assert "1. leak" not in done.output
 
 
-def test_no_patch_is_written_as_an_empty_file(leaking, tmp_path):
+def test_what_cannot_be_judged_does_not_pass(tmp_path):
+    trace = TraceBuilder("cuda:0").alloc(4096, "x").build()
+    file = save_snapshot(tmp_path / "no-steps.pickle", snapshot(trace))
+    assert invoke(file).exit_code == 0
+    failed = invoke(file, "--fail-on-leak").exception
+    assert isinstance(failed, MemprofError)
+    assert failed.exit_code == 1
+    assert failed.message == (
+        f"{file} cannot show whether anything leaks: "
+        "no steps are marked in this file, so growth from step to step cannot be seen"
+    )
+
+
+def test_no_patch_is_written_as_an_empty_file_and_said_to_be_none(leaking, tmp_path):
     patch = tmp_path / "fix.diff"
-    assert invoke(leaking, "--patch", patch).exit_code == 0
+    done = invoke(leaking, "--patch", patch)
+    assert done.exit_code == 0
     assert patch.read_text() == ""
+    assert (
+        f"no patch: none of the fixes is surely right without a look at it; {patch} is empty"
+        in (done.output)
+    )
 
 
 def test_the_patches_of_all_findings_are_one_diff_for_git(leaking, tmp_path, monkeypatch):

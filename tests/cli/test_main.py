@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from memprof import __version__
@@ -44,3 +46,14 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_unknown_command_ends_with_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_main("explode") == 2
     assert "No such command 'explode'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["leaks", "oom", "what-if", "replay"])
+def test_a_folder_is_sent_to_the_command_that_reads_folders(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([name, str(tmp_path)])
+    complaint = capsys.readouterr().err
+    assert f"cannot read {tmp_path}: Is a directory" in complaint
+    assert f"`memprof report {tmp_path}`" in complaint

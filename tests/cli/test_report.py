@@ -118,7 +118,10 @@ def test_running_out_of_memory_is_the_verdict(
     ("content", "says"),
     [
         (b"", "is empty"),
-        (b"hello", "is no pickle"),
+        (b"hello", "is no pickle and no run file: it begins with 'hello'"),
+        (b"import torch\nx = 1", "it begins with 'import torch\\nx = 1'"),
+        (b"<!DOCTYPE html>\n<html>", "it begins with '<!DOCTYPE html>"),
+        (pickle.dumps([1, 2]), "a list of other things than segments"),
         (b"[1, 2]", "does not begin with a header"),
         (pickle.dumps({"no": "segments"}), "without a list of segments"),
         (pickle.dumps(os.getcwd), "loading it would run code"),

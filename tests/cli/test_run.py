@@ -61,6 +61,12 @@ def test_the_default_file_is_named_in_the_help(folder):
     assert (folder / "memprof-run.json").exists()
 
 
+def test_the_help_shows_each_example_on_a_line_of_its_own(folder):
+    lines = memprof("run", "--help", cwd=folder).stdout.splitlines()
+    assert "      memprof run train.py --epochs 3" in lines
+    assert "      memprof run -o run.json -m mypackage.train" in lines
+
+
 def test_a_wrong_option_is_refused_before_the_script_runs(folder):
     (folder / "script.py").write_text("print('ran')")
     done = memprof("run", "--budget", "7", "script.py", cwd=folder)

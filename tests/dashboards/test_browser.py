@@ -12,6 +12,7 @@ from memprof.analysis.summary import summarize
 from memprof.loading import load
 from memprof.testing import TraceBuilder, save_snapshot, snapshot, step_columns, write_run
 from memprof.trace import Frame
+from memprof.units import format_bytes
 from memprof_dashboards import Reported, write
 from tests.dashboards.browser import Browser
 from tests.dashboards.recordings import HOSTILE, MIB, START_US, STEPS, recorded, training
@@ -83,6 +84,13 @@ def test_on_the_event_axis_they_are_at_the_last_event_of_each_step(
     labels = [trace.label(int(i)).step for i in trace.events.label]
     marks = browser.run(f"{CHART}.layout.shapes.filter(s => s.name).map(s => s.x0)")
     assert marks == [max(i for i, s in enumerate(labels) if s == n) + 1 for n in range(STEPS)]
+
+
+def test_bytes_are_written_as_on_the_command_line(browser: Browser, tmp_path: Path):
+    # Ties in the last digit that is shown, which binary units have many of, and their neighbours.
+    sizes = [2**20 // 8 * n for n in (*range(1, 90), 730, 2660, 2676)] + [999, 1000, 1023 * 1024]
+    browser.open(write([recorded(tmp_path)], tmp_path / "page.html"))
+    assert browser.run(f"{sizes}.map(formatBytes)") == [format_bytes(size) for size in sizes]
 
 
 def test_switching_groups_redraws_the_same_bytes(browser: Browser, tmp_path: Path):

@@ -1,9 +1,16 @@
 // Bytes, counts, times and Plotly's labels as text; the same words as on the command line.
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 
+/** Rounded as Python's format() rounds: ties, which binary units have many of, to the even digit. */
+function fixed(value, digits) {
+  if (Math.abs(value * 2 ** (digits + 1)) % 2 !== 1) return value.toFixed(digits);
+  const below = Math.floor(value * 10 ** digits);
+  return ((below % 2 ? below + 1 : below) / 10 ** digits).toFixed(digits);
+}
+
 function threeDigits(value) {
   if (Number.isInteger(value) && value < 1000) return String(value);
-  return value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2);
+  return fixed(value, value >= 100 ? 0 : value >= 10 ? 1 : 2);
 }
 
 function formatBytes(bytes) {
@@ -17,7 +24,7 @@ const formatCount = (count) => count.toLocaleString("en-US");
 function formatPercent(part, whole) {
   const share = whole ? 100 * part / whole : 0;
   if (share > 0 && share < 0.1) return "< 0.1 %";
-  return `${share > 0 && share < 1 ? share.toFixed(1) : share.toFixed(0)} %`;
+  return `${share > 0 && share < 1 ? fixed(share, 1) : fixed(share, 0)} %`;
 }
 
 /** Microseconds since the run's origin. */
