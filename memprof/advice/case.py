@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from memprof.advice.source import growing, is_cut_off
+from memprof.analysis.clusters import THROUGH_GRAPH
 from memprof.analysis.findings import Found, Kind
 from memprof.analysis.program import Place, Program, calls_in, imported_by, program_of
 from memprof.analysis.savings import Saving
@@ -16,9 +17,8 @@ from memprof.records import Holder
 from memprof.run import Run
 from memprof.trace import Frame, Phase, Trace
 
-__all__ = ["NO_FIGURE", "THROUGH_GRAPH", "Case", "Proposal", "says"]
+__all__ = ["NO_FIGURE", "Case", "Proposal", "says"]
 
-THROUGH_GRAPH = frozenset(("autograd_node", "saved_tensor", "ctx_attribute"))
 _MODEL = frozenset(("parameter", "gradient", "optimizer state", "buffer"))
 _IN_MODEL = frozenset(("module_attribute", "parameter", "buffer", "grad", "optimizer_state"))
 _MOST_FILES = 64
@@ -121,6 +121,11 @@ class Case:
     def direct(self) -> bool:
         """Whether what is held is the tensor itself, and not a graph that saved it."""
         return bool(self.found.holders) and not self.links & THROUGH_GRAPH
+
+    @property
+    def kept_itself(self) -> float:
+        """Share of the bytes that stay when the graph is cut off what is kept."""
+        return 1.0 if self.direct else float(self.fact("kept_itself", 0.0))
 
     @property
     def of_model(self) -> bool:

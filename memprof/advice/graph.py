@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from memprof.advice.backward import piled_up, under_no_grad
 from memprof.advice.callers import Handed, handed_over
-from memprof.advice.case import THROUGH_GRAPH, Case, Proposal
+from memprof.advice.case import Case, Proposal
 from memprof.advice.origin import is_fresh_tensor
 from memprof.advice.patch import diff, wrapped
 from memprof.advice.safety import (
@@ -27,12 +27,16 @@ from memprof.advice.source import (
     read_by_itself,
     reads_name,
 )
+from memprof.analysis.clusters import THROUGH_GRAPH
 from memprof.analysis.findings import Kind
 from memprof.analysis.program import Place, bound_names, calls_in
+from memprof.units import format_percent
 
 __all__ = ["rules"]
 
 
+_MOSTLY = 0.5
+"""Share of the bytes from which cutting off the graph is not the remedy."""
 _INSIDE = frozenset(("item", "attribute"))
 """Links from what a container holds to a tensor further inside."""
 
@@ -119,7 +123,7 @@ def _kept_results(case: Case) -> Iterator[Proposal]:
             if where is not place:
                 sure = sure and survives_call(case, where, what, number=fix == "item")
             patch = diff(where.program, *wrapped(what, suffix)) if sure else ""
-            remains = 1.0 if case.direct and fix == "detach" else 0.0
+            remains = case.kept_itself if fix == "detach" else 0.0
             sureness = 0.9 if tensors else certainty
             yield Proposal(fix, sureness, f"{kept} {why}", where, patch=patch, remains=remains)
         return
@@ -144,6 +148,11 @@ def _cuts(case: Case) -> Iterator[tuple[str, str, float, str]]:
             "tensor itself stays as long as it is kept."
         )
         yield "detach", ".detach()", 0.7, why
+        return
+    if case.kept_itself > _MOSTLY:
+        share = format_percent(case.kept_itself, 1)
+        left = f"cutting that off leaves the tensors, {share} of the bytes."
+        yield "detach", ".detach()", 0.5, f"with the graph that made it; {left}"
         return
     yield "detach", ".detach()", 0.87, "with the graph that made it, and all that graph saved."
     if not case.scalar:

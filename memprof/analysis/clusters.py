@@ -11,10 +11,21 @@ import numpy.typing as npt
 
 from memprof.records import Finding, Holder, Link, breadth
 
-__all__ = ["Cluster", "Member", "clusters", "held_by", "is_bounded", "outline"]
+__all__ = [
+    "THROUGH_GRAPH",
+    "Cluster",
+    "Member",
+    "clusters",
+    "held_by",
+    "is_bounded",
+    "kept_itself",
+    "outline",
+]
 
 Ints = npt.NDArray[np.int64]
 
+THROUGH_GRAPH = frozenset({"autograd_node", "saved_tensor", "ctx_attribute"})
+"""Links by which autograd's graph keeps a tensor, and no name of the program."""
 _NAMELESS = frozenset({"", "unknown"})
 _CYCLES = frozenset({"cycle", "cpp_cycle"})
 _INSIDE = frozenset(
@@ -92,6 +103,23 @@ def clusters(members: Sequence[Member], holders: Mapping[int, Sequence[Holder]])
         same.members.append(member)
         same.holders += holders.get(member.stack, ())
     return sorted(found, key=lambda cluster: -cluster.per_place)
+
+
+def kept_itself(cluster: Cluster, holders: Mapping[int, Sequence[Holder]]) -> float:
+    """The share of a cluster's growth that is there without any graph, from 0 to 1.
+
+    Of a stack with several ways of holding the first counts: that is the shortest.
+    """
+    itself = 0.0
+    for member in cluster.members:
+        held = holders.get(member.stack, ())[:1]
+        if any(_is_named(one) and not _is_in_graph(one) for one in held):
+            itself += member.per_place
+    return itself / cluster.per_place if cluster.per_place > 0 else 0.0
+
+
+def _is_in_graph(holder: Holder) -> bool:
+    return any(link.kind in THROUGH_GRAPH for link in holder.links)
 
 
 def _with_same_steps(found: Sequence[Cluster], member: Member) -> Cluster | None:

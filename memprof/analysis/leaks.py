@@ -12,7 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memprof.analysis.clusters import Cluster, Member, clusters, held_by, is_bounded, outline
+from memprof.analysis.clusters import (
+    Cluster,
+    Member,
+    clusters,
+    held_by,
+    is_bounded,
+    kept_itself,
+    outline,
+)
 from memprof.analysis.cycles import Collected, collected, freed_by_collector
 from memprof.analysis.findings import Evidence, Found, Kind, Series
 from memprof.analysis.growing import Growing, growing
@@ -43,7 +51,8 @@ def leaks(run: Run) -> tuple[Found, ...]:
     The evidence's facts: ``every`` (steps from one growth to the next), ``births`` (steps in which
     it grew), ``tensors_per_step``, ``replaced`` (one tensor, replaced by ever larger ones),
     ``collected`` (the garbage collector was seen to free such tensors), ``holder`` (the kind of the
-    first one), ``in_graph`` (held through an autograd graph), ``activation_share`` (of the bytes:
+    first one), ``in_graph`` (held through an autograd graph), ``kept_itself`` (share of the growth
+    that something holds without a graph in between), ``activation_share`` (of the bytes:
     made by a forward pass that a backward pass followed), ``models`` (whole models pile up, with
     parameters).
     """
@@ -60,7 +69,10 @@ def _of_device(run: Run, device: DeviceRun) -> list[Found]:
         _collected_member(one, seen) for one in collected(seen, freed) if one.stack not in known
     ]
     holders = held_by(run.findings, device.device)
-    made = [_Leak(device, seen, cluster) for cluster in clusters(members, holders)]
+    made = [
+        _Leak(device, seen, cluster, kept_itself(cluster, holders))
+        for cluster in clusters(members, holders)
+    ]
     return [leak.found() for leak in made if leak.confidence >= _LEAST_CONFIDENCE]
 
 
@@ -98,6 +110,7 @@ class _Leak:
     device: DeviceRun
     seen: Survival
     cluster: Cluster
+    kept_itself: float
 
     @property
     def confidence(self) -> float:
@@ -216,6 +229,7 @@ class _Leak:
             "collected": self._collected(),
             "holder": holders[0].kind if holders else "",
             "in_graph": "autograd_node" in links,
+            "kept_itself": self.kept_itself,
             "activation_share": float(lives.size[rows[self._is_forward(rows)]].sum())
             / max(1, bytes_),
             "models": bool((kept == Category.PARAMETER).any()),

@@ -43,6 +43,30 @@ def test_a_list_that_keeps_graphs_is_told_to_detach(bench):
     assert "item" in fixes(rest)
 
 
+GRAPH = (("item", "0", 9), ("autograd_node", "MeanBackward0", -1), ("saved_tensor", "a", -1))
+
+
+@pytest.mark.parametrize(
+    ("itself", "order", "saves"),
+    [
+        (0.25, ["detach", "clear_container", "item"], 3072),
+        (0.75, ["clear_container", "cpu_offload", "detach"], 1024),
+    ],
+)
+def test_detaching_saves_what_the_graph_keeps_and_not_what_the_list_does(
+    bench, itself, order, saves
+):
+    bench.write("def step(net, kept):\n    kept.append(net())\n")
+    holders = [bench.holder("append", *GRAPH), bench.holder("append", GRAPH[0])]
+    remedies = bench.advise("append", *holders, kept_itself=itself)
+    assert fixes(remedies) == order
+    detach = next(remedy for remedy in remedies if remedy.fix == "detach")
+    assert detach.saves_bytes == saves
+    assert ("cutting that off leaves the tensors, 75 % of the bytes" in detach.why) == (
+        itself > 0.5
+    )
+
+
 def test_detaching_what_is_kept_after_its_backward_pass_is_said_to_free_no_tensor(bench):
     bench.write(LOOP)
     remedies = bench.advise(

@@ -51,3 +51,18 @@ def test_a_leak_is_found_with_its_bytes(name, tmp_path):
 def test_healthy_growth_raises_no_alarm(name, tmp_path):
     found = leaks(record(programs.HEALTHY[name], tmp_path / "run.json"))
     assert [f.title for f in found] == []
+
+
+def test_what_is_held_without_its_graph_is_told_from_what_only_the_graph_keeps(tmp_path):
+    def outputs_kept_with_their_graphs():
+        model, outputs = programs.mlp(), []
+
+        def step(i):
+            outputs.append(model(programs.torch.randn(8, 16)))
+
+        return step
+
+    found, *others = leaks(record(outputs_kept_with_their_graphs, tmp_path / "run.json"))
+    assert others == []
+    assert found.bytes_per_step == 512 + 1024 + 512  # the batch, what tanh made, the output
+    assert found.evidence.facts["kept_itself"] == 0.25
