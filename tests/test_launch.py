@@ -183,7 +183,10 @@ def test_a_data_loader_with_workers_gives_the_same_losses(tmp_path):
 
 def test_control_c_reaches_the_script(tmp_path):
     (tmp_path / "script.py").write_text(
-        "import time\ntry:\n    print('go', flush=True); time.sleep(60)\n"
+        "import signal, time\n"
+        # a shell's job in the background ignores it, and so does all that it starts
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "try:\n    print('go', flush=True); time.sleep(60)\n"
         "except KeyboardInterrupt:\n    print('caught'); raise SystemExit(6)"
     )
     job = subprocess.Popen(

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.holding.heap import CHUNK
+from memprof.holding.introspection import refers
 from memprof.holding.kinds import LinkKind, link
 from memprof.holding.search import Reference, Search
 from memprof.holding.sizes import nbytes_of
@@ -40,7 +41,7 @@ def held_by_arrays(search: Search, keys: Collection[int]) -> dict[int, Reference
                 tensor = _tensor_below(array)
                 key = search.key_of.get(id(tensor), 0)
                 if key in keys and key not in found:
-                    owner = next(one for one in chunk if _refers(one, path[0]))
+                    owner = next(one for one in chunk if refers(one, path[0]))
                     for child, parent in zip(path, [owner, *path], strict=False):
                         search.adopt(child, parent, level)
                     found[key] = Reference(array, level, tensor, (_link(array, tensor),))
@@ -77,10 +78,6 @@ def _tensor_below(array: Array) -> object:
             break
         below = below.base
     return below
-
-
-def _refers(owner: object, value: object) -> bool:
-    return any(one is value for one in gc.get_referents(owner))
 
 
 def _link(array: Array, tensor: object) -> Link:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import gc
 import types
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ __all__ = [
     "is_one_of",
     "is_plain_container",
     "qualified_name",
+    "refers",
     "size_of",
     "text_of",
     "type_mro",
@@ -58,6 +60,11 @@ _LENGTHS: dict[int, Callable[[Any], int]] = {
 def is_plain_container(one: object) -> bool:
     """Whether it is a built-in container and no instance of a subclass of one."""
     return id(type(one)) in _LENGTHS
+
+
+def refers(owner: object, value: object) -> bool:
+    """Whether one object is among those that the other tells the collector of."""
+    return any(one is value for one in gc.get_referents(owner))
 
 
 def size_of(one: object) -> int:

@@ -23,6 +23,7 @@ from memprof.holding.introspection import (
     is_one_of,
     is_plain_container,
     qualified_name,
+    refers,
     size_of,
     text_of,
     type_mro,
@@ -135,12 +136,14 @@ class Naming:
             how, name = self._in_container(owner, value)
             if name:
                 return Link(how.value, name, kind.__name__, length=size, limit=bound_of(owner))
-        if self._may_be_probed(kind):
-            for probe in PROBES:
-                found = probe(owner, value)
-                if found is not None:
-                    return found
-        return self._named_attribute(owner, value) or link(LinkKind.UNKNOWN, "", kind.__name__)
+        ways = [*PROBES] if self._may_be_probed(kind) else []
+        has_more = is_tensor_type(kind) or is_node_type(kind)  # than attributes: told without names
+        ways.insert(0 if has_more else len(ways), self._named_attribute)
+        for way in ways:
+            found = way(owner, value)
+            if found is not None:
+                return found
+        return link(LinkKind.UNKNOWN, "", kind.__name__)
 
     def _may_be_probed(self, kind: type) -> bool:
         known = self._probed.get(id(kind))
@@ -160,8 +163,10 @@ class Naming:
 
     def _named_attribute(self, owner: object, value: object) -> Link | None:
         """Attributes kept without a dict of their own: inline values and slots."""
-        # reading a tensor's empty ``__dict__`` would make one
-        variables = None if is_tensor_type(type(owner)) else instance_dict(owner)
+        # reading a tensor's empty ``__dict__`` would make one; from Python 3.14 on what it has
+        # may be inline, and then it refers to it itself
+        is_inline = not is_tensor_type(type(owner)) or refers(owner, value)
+        variables = instance_dict(owner) if is_inline else None
         if variables is not None:
             for name, other in list(variables.items()):
                 if other is value:

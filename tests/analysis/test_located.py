@@ -114,9 +114,11 @@ def test_a_relative_root_gives_whole_paths(tmp_path, monkeypatch):
     assert named(located(run_of(tmp_path, RAN), [Path()])) == {str(tmp_path / "train.py")}
 
 
-def test_no_path_leads_out_of_the_root(tmp_path):
+def test_no_path_leads_out_of_the_root(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_bytes(TEXT)
     (tmp_path / "root").mkdir()
+    (tmp_path / "else" / "where").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "else" / "where")  # what lies beside the current folder is here
     run = run_of(tmp_path, "../train.py")
     assert located(run, [tmp_path / "root"]) is run
 
