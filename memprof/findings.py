@@ -10,6 +10,7 @@ from memprof.analysis.clusters import outline
 from memprof.analysis.examination import Examination, examine
 from memprof.analysis.findings import Found, Kind
 from memprof.analysis.host_growth import host_growth
+from memprof.analysis.host_memory import host_memory
 from memprof.analysis.leaks import leaks
 from memprof.analysis.pinned import pinned
 from memprof.analysis.reserves import fragmentation, non_torch
@@ -31,6 +32,7 @@ def findings(run: Run, examination: Examination | None = None) -> tuple[Found, .
         *growing,
         *non_torch(run),
         *[one for one in host_growth(run) if not _is_part_of(one, growing)],
+        *host_memory(run),
         *holes,
         *wasted,
         *_not_growing(pinned(run), (*growing, *wasted)),

@@ -76,8 +76,10 @@ def format_count(count: int) -> str:
 
 
 def format_percent(part: float, whole: float) -> str:
-    """``part`` of ``whole`` in percent without decimals above one: ``37 %``, ``0.4 %``."""
+    """``part`` of ``whole`` in percent without decimals above one: ``37 %``, ``< 0.1 %``."""
     if not whole:
         return "0 %"
     share = 100 * part / whole
+    if 0 < share < 0.1:
+        return "< 0.1 %"
     return f"{share:.1f} %" if 0 < abs(share) < 1 else f"{share:.0f} %"

@@ -17,6 +17,7 @@ from memprof.advice.merging import merged
 from memprof.analysis.findings import Found, Kind, Remedy
 from memprof.analysis.located import not_here
 from memprof.analysis.sites import short_path
+from memprof.analysis.summary import without_remedy
 from memprof.analysis.unseen import is_bare_state
 from memprof.errors import MemprofError
 from memprof.findings import findings
@@ -243,6 +244,8 @@ def _rows(one: Found) -> list[tuple[str, str, str]]:
     holders = one.holders[:_MOST_HOLDERS]
     rows += [("held by", holder.description + _place(holder, told), "") for holder in holders]
     fixes = [_fix(one, remedy) + _place(remedy, told) for remedy in one.remedies]
+    if not one.remedies and one.kind is Kind.HOST_GROWTH:
+        fixes.append(without_remedy(one))
     return [*rows, *[("fix", text, "green") for text in fixes]]
 
 
@@ -260,7 +263,8 @@ def _place(at: Holder | Remedy, told: set[tuple[str, int]]) -> str:
 def _growth(one: Found) -> str:
     if not one.bytes_per_step:
         return ""
-    left = f"; the device is full in {one.steps_left:,.0f} steps" if one.steps_left >= 0 else ""
+    full = "host" if one.device == "host" else "device"
+    left = f"; the {full} is full in {one.steps_left:,.0f} steps" if one.steps_left >= 0 else ""
     return (
         f"{format_bytes(one.bytes_per_step)} a step, {format_bytes(one.bytes)} so far, "
         f"steps {one.first_step} to {one.last_step}, "

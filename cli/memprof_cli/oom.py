@@ -115,7 +115,7 @@ def _add(table: Table, title: str, groups: Sequence[OwnerGroup], whole: int) -> 
     shown = [group for group in groups[:_LINES] if group.bytes >= _LEAST_SHOWN * whole]
     for number, group in enumerate(shown):
         size = Text(format_bytes(group.bytes).rjust(8))
-        share = Text(format_percent(group.bytes, whole).rjust(5), style="dim")
+        share = Text(format_percent(group.bytes, whole).rjust(7), style="dim")
         table.add_row(
             Text("" if number else title, style="dim"), size + " " + share, Text(group.name)
         )

@@ -30,9 +30,11 @@ def print_summary(summary: Summary, findings: Sequence[Found] = ()) -> None:
     """Print one run: verdict, peak, owners, growth and what was not seen."""
     console = terminal(_WIDTH)
     console.print(Text(summary.source, style="dim"))
+    if summary.ended:
+        console.print(Text(f"ended: {summary.ended}", style="yellow"))
     console.print(_verdict(summary.verdict))
     for device in summary.devices:
-        console.print(_device(device))
+        console.print(_device(device, summary.final_state))
     told = [found for found in findings if found.title != summary.verdict.line]
     if told:
         console.print(_others(told))
@@ -58,13 +60,15 @@ def _verdict(verdict: Verdict) -> RenderableType:
     return Padding(grid, (0, 0, 1, 0))
 
 
-def _device(device: DeviceFigures) -> RenderableType:
+def _device(device: DeviceFigures, final_state: bool) -> RenderableType:
     peak = device.peak
-    lines: list[RenderableType] = [_headline(device)]
+    lines: list[RenderableType] = [_in_the_end(device) if final_state else _headline(device)]
     if peak is not None and peak.bytes:
-        lines.append(Padding(_moment(peak), (0, 0, 0, 2)))
+        when = "in the end" if final_state else f"at the peak ({_moment(peak)})"
+        lines.append(Padding(Text(f"{when} these were alive:"), (0, 0, 0, 2)))
         lines.append(Padding(_owners(peak), (0, 0, 0, 2)))
-    lines += [Padding(Text(text), (0, 0, 0, 2)) for text in _remarks(device)]
+    when = "in the end" if final_state else "at the peak"
+    lines += [Padding(Text(text), (0, 0, 0, 2)) for text in _remarks(device, when)]
     return Padding(Group(*lines), (0, 0, 1, 0))
 
 
@@ -83,13 +87,18 @@ def _headline(device: DeviceFigures) -> Text:
     return text
 
 
-def _moment(peak: PeakMoment) -> Text:
+def _in_the_end(device: DeviceFigures) -> Text:
+    held = format_bytes(device.allocated_bytes)
+    reserved = format_bytes(device.reserved_bytes)
+    return Text(device.device, style="bold").append(f"  allocated {held}, reserved {reserved}", "")
+
+
+def _moment(peak: PeakMoment) -> str:
     where = [f"step {peak.step}"] if peak.step >= 0 else []
     where += [peak.phase] if peak.phase not in ("unknown", "other") else []
     where += [peak.module] if peak.module else []
     where += [peak.site] if peak.site else []
-    when = ", ".join(where) or "before the first recorded event"
-    return Text(f"at the peak ({when}) these were alive:")
+    return ", ".join(where) or "before the first recorded event"
 
 
 def _owners(peak: PeakMoment) -> Table:
@@ -107,20 +116,20 @@ def _owners(peak: PeakMoment) -> Table:
 def _add_groups(table: Table, title: str, groups: Sequence[OwnerGroup], total: int) -> None:
     for number, group in enumerate(g for g in groups if g.bytes):
         size = Text(format_bytes(group.bytes).rjust(8))
-        share = Text(format_percent(group.bytes, total).rjust(5), style="dim")
+        share = Text(format_percent(group.bytes, total).rjust(7), style="dim")
         table.add_row(
             Text(title if number == 0 else "", style="dim"), size + " " + share, Text(group.name)
         )
 
 
-def _remarks(device: DeviceFigures) -> list[str]:
+def _remarks(device: DeviceFigures, when: str) -> list[str]:
     said = []
     if device.growth is not None:
         said.append(f"growth: {device.growth}")
     if device.unused_reserved_bytes and device.peak_reserved_bytes:
         unused = format_bytes(device.unused_reserved_bytes)
         share = format_percent(device.unused_reserved_bytes, device.peak_reserved_bytes)
-        said.append(f"reserved but unused at the peak: {unused} ({share})")
+        said.append(f"reserved but unused {when}: {unused} ({share})")
     if device.outside_torch_bytes >= 0:
         said.append(f"held outside torch's allocator: {format_bytes(device.outside_torch_bytes)}")
     if device.other_processes:

@@ -92,7 +92,8 @@ def _weight(found: Found) -> str:
     if found.first_step >= 0:
         facts.append(f"seen in steps {found.first_step} to {found.last_step}")
     if found.steps_left >= 0:
-        facts.append(f"device full in about {format_count(round(found.steps_left))} steps")
+        full = "host" if found.device == "host" else "device"
+        facts.append(f"{full} full in about {format_count(round(found.steps_left))} steps")
     facts.append(f"{format_percent(found.confidence, 1)} sure")
     return f'<p class="facts">{" · ".join(facts)}</p>'
 

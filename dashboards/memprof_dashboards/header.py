@@ -31,9 +31,13 @@ def verdict(summary: Summary) -> str:
         f'<section class="verdict level-{level.replace(" ", "-")}" aria-label="Verdict">'
         f'<p class="level">{_LEVELS[level]}</p>'
         f"<h1>{coded(said.line)}</h1>"
-        f"<dl><div><dt>Why</dt><dd>{coded(said.why)}</dd></div>"
+        f"<dl>{_ended(summary)}<div><dt>Why</dt><dd>{coded(said.why)}</dd></div>"
         f"<div><dt>Next</dt><dd>{coded(said.next)}</dd></div></dl></section>"
     )
+
+
+def _ended(summary: Summary) -> str:
+    return f"<div><dt>Ended</dt><dd>{escaped(summary.ended)}</dd></div>" if summary.ended else ""
 
 
 def _level(summary: Summary) -> str:
@@ -44,14 +48,21 @@ def _level(summary: Summary) -> str:
     return level if level in _LEVELS else "measured"
 
 
-def figures(device: DeviceFigures) -> str:
-    """The key figures of one device, as tiles."""
-    tiles = [
-        _peak_tile(device),
-        _reserved_tile(device),
-        _end_tile(device),
-        _when_tile(device),
-    ]
+def figures(device: DeviceFigures, *, final_state: bool = False) -> str:
+    """The key figures of one device, as tiles; of a final state there is no peak."""
+    tiles = (
+        [
+            _tile("Allocated", _size(device.allocated_bytes), _owner(device)),
+            _reserved_tile(device, "Reserved"),
+        ]
+        if final_state
+        else [
+            _peak_tile(device),
+            _reserved_tile(device),
+            _end_tile(device),
+            _when_tile(device),
+        ]
+    )
     return f'<div class="tiles">{"".join(t for t in tiles if t)}</div>'
 
 
@@ -79,21 +90,25 @@ def _peak_tile(device: DeviceFigures) -> str:
 
 
 def _owner(device: DeviceFigures) -> str:
-    groups = [g for g in device.peak.categories if g.name != "unknown"] if device.peak else []
-    if not groups:
-        return ""
-    return f"largest owner: {escaped(groups[0].name)}, {format_bytes(groups[0].bytes)}"
+    """Whose most of it is; where that is not known, that comes first."""
+    groups = device.peak.categories[:2] if device.peak else ()
+    told = [
+        f"{escaped(group.name)}, {format_bytes(group.bytes)}" for group in groups if group.bytes
+    ]
+    if not told or groups[0].name != "unknown":
+        return f"largest owner: {told[0]}" if told else ""
+    return "; then ".join(f"owner {one}" if one == told[0] else one for one in told)
 
 
-def _reserved_tile(device: DeviceFigures) -> str:
+def _reserved_tile(device: DeviceFigures, name: str = "Peak reserved") -> str:
     reserved, unused = device.peak_reserved_bytes, device.unused_reserved_bytes
     if not reserved:
-        return _tile("Peak reserved", "none", "nothing was held from the driver")
+        return _tile(name, "none", "nothing was held from the driver")
     text = f"{format_bytes(unused)} of it unused ({format_percent(unused, reserved)})"
     gauge = _gauge(
         reserved - unused, reserved, f"{format_percent(reserved - unused, reserved)} used"
     )
-    return _tile("Peak reserved", _size(reserved), text, gauge)
+    return _tile(name, _size(reserved), text, gauge)
 
 
 def _end_tile(device: DeviceFigures) -> str:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from memprof.analysis.owners import Grouping, Owners
 from memprof.analysis.steps import step_of_event
 from memprof.analysis.timeline import grouped, samples
+from memprof.analysis.unseen import is_bare_state
 from memprof.trace import NOT_RECORDED, Action, Category, Phase
 from memprof_dashboards.colors import CATEGORY_COLORS, GROUP_COLORS, OTHER_COLOR, STACKING
 from memprof_dashboards.text import visible
@@ -93,9 +94,9 @@ class MemoryFigure(msgspec.Struct):
 
 
 def memory_figure(view: DeviceView, count: int) -> MemoryFigure | None:
-    """About ``2 * count`` samples of the device's windows; None where no event was recorded."""
+    """About ``2 * count`` samples of the device's windows; None where nothing was recorded."""
     windows = [w for w in view.windows if len(w.trace.events)]
-    if not windows:
+    if not windows or is_bare_state(view.run):
         return None
     total = sum(len(w.line.allocated) for w in windows)
     kept = [_kept(w, max(count * len(w.line.allocated) // total, 64)) for w in windows]

@@ -148,13 +148,15 @@ def _device_data(view: DeviceView, samples: int) -> DeviceData:
 
 def _top(report: Reported, number: int) -> str:
     """What is said of one run in words: hidden but for the run that is switched to."""
+    summary = report.summary
     tiles = "".join(
-        f'<div data-run="{number}" data-device="{d}"{_hidden(d)}>{header.figures(figures)}</div>'
-        for d, figures in enumerate(report.summary.devices)
+        f'<div data-run="{number}" data-device="{d}"{_hidden(d)}>'
+        f"{header.figures(figures, final_state=summary.final_state)}</div>"
+        for d, figures in enumerate(summary.devices)
     )
     return (
         f'<div class="run" data-run="{number}"{_hidden(number)}>'
-        f"{header.verdict(report.summary)}{tiles}{header.unseen(report.summary)}"
+        f"{header.verdict(summary)}{tiles}{header.unseen(summary)}"
         f"{postmortem.cards(report.post_mortems)}"
         f"{findings.cards(report.findings)}{whatif.tables(report.what_if)}"
         f'<details class="about"><summary>About this recording</summary>'

@@ -12,6 +12,7 @@ from memprof.analysis.examination import DeviceExamination
 from memprof.analysis.owners import Owners
 from memprof.analysis.sites import FrameKind, Sites, frame_kind, site_name
 from memprof.analysis.timeline import Timeline
+from memprof.analysis.unseen import is_bare_state
 from memprof.run import DeviceRun, Run, Steps
 from memprof.trace import NOT_RECORDED, Frame, Tables, Trace
 from memprof_dashboards.text import visible
@@ -124,7 +125,7 @@ class DeviceView:
             return {}
         last = self.windows[-1]
         end = {"end": (last, len(last.line.allocated) - 1)}
-        if not any(len(w.trace.events) for w in self.windows):
+        if is_bare_state(self.run) or not any(len(w.trace.events) for w in self.windows):
             return end
         best = max(self.windows, key=lambda w: w.line.peak_allocated.bytes)
         return {"peak": (best, best.line.peak_allocated.event + 1), **end}

@@ -14,7 +14,7 @@ from memprof.records import Site
 from memprof.run import DeviceRun, ReadingSeries, Run, Steps
 from memprof.units import format_bytes, format_percent
 
-__all__ = ["fragmentation", "non_torch"]
+__all__ = ["fragmentation", "keeps_rising", "non_torch"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -47,7 +47,7 @@ def _fragmented(device: DeviceRun) -> Iterator[Found]:
     share = float(idle[-1] / steps.reserved[known][-1])
     ooms = int(steps.ooms[known][-1])
     slope = theil_sen(x, idle)
-    grows = len(x) >= _LEAST_POINTS and slope > 0 and _keeps_rising(x, idle)
+    grows = len(x) >= _LEAST_POINTS and slope > 0 and keeps_rising(idle)
     if share < _LEAST_IDLE or not (grows or ooms > 0):
         return
     often = f", {format_bytes(slope)} more a step" if grows else ""
@@ -82,7 +82,7 @@ def _outside(run: Run, device: DeviceRun) -> Iterator[Found]:
     if used is None:
         return
     x, outside = _by_step(used, device)
-    if len(x) < _LEAST_POINTS or not _keeps_rising(x, outside):
+    if len(x) < _LEAST_POINTS or not keeps_rising(outside):
         return
     slope = theil_sen(x, outside)
     if slope <= 0 or slope * (x[-1] - x[0]) < _LEAST_OUTSIDE:
@@ -128,9 +128,9 @@ def _points(
     return x[first:], y[first:]
 
 
-def _keeps_rising(x: Floats, y: Floats) -> bool:
+def keeps_rising(y: Floats) -> bool:
     """Most pairs rise, the last third lies above the middle one, and that above the first."""
-    picked = np.unique(np.linspace(0, len(x) - 1, 256).astype(np.int64))
+    picked = np.unique(np.linspace(0, len(y) - 1, 256).astype(np.int64))
     y = y[picked]
     left, right = np.triu_indices(len(y), 1)
     thirds = [float(np.median(part)) for part in np.array_split(y, 3)]

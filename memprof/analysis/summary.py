@@ -27,7 +27,15 @@ from memprof.run import Run
 from memprof.trace import NOT_RECORDED, Phase
 from memprof.units import format_bytes, format_count
 
-__all__ = ["RECORD", "DeviceFigures", "PeakMoment", "Summary", "Verdict", "summarize"]
+__all__ = [
+    "RECORD",
+    "DeviceFigures",
+    "PeakMoment",
+    "Summary",
+    "Verdict",
+    "summarize",
+    "without_remedy",
+]
 
 _TOP = 6
 _FRAGMENTED = 0.15
@@ -111,6 +119,10 @@ class Summary:
     verdict: Verdict
     devices: tuple[DeviceFigures, ...]
     unseen: tuple[str, ...]
+    ended: str
+    """How the program ended, where not as usual: by an exception, or with no end in the file."""
+    final_state: bool
+    """The file holds what was allocated in the end, and no peak."""
     overhead_us: int
     """-1 where it was not measured."""
     duration_us: int
@@ -129,9 +141,19 @@ def summarize(examination: Examination, findings: Sequence[Found] = ()) -> Summa
         verdict=_verdict(examination, devices, findings, failed),
         devices=devices,
         unseen=(*unseen(examination), *_told_otherwise(failed)),
+        ended=_ended(run),
+        final_state=is_bare_state(run),
         overhead_us=run.footer.overhead_us if run.footer else NOT_RECORDED,
         duration_us=max(ended - run.header.created_us, 0) if ended else 0,
     )
+
+
+def _ended(run: Run) -> str:
+    if run.is_snapshot:
+        return ""
+    if run.footer is None:
+        return "killed, or still running: the file has no end"
+    return "" if run.footer.status == "ok" else run.footer.status
 
 
 def _failures(examination: Examination) -> dict[str, Failure]:
@@ -257,6 +279,8 @@ def _verdict(
     if findings and findings[0].confidence >= _SURE:
         level = "fragmentation" if findings[0].kind is Kind.FRAGMENTATION else "waste"
         return _from_finding(level, findings[0])
+    if is_bare_state(examination.run):
+        return _state_alone(examination.run, main)
     return _quiet(examination, main)
 
 
@@ -289,10 +313,20 @@ def _held(failure: Failure) -> str:
 
 def _from_finding(level: str, found: Found) -> Verdict:
     remedy = found.remedies[0] if found.remedies else None
-    then = f"{remedy.fix}: {remedy.why}" if remedy else "see the finding below"
+    then = f"{remedy.fix}: {remedy.why}" if remedy else without_remedy(found)
     if remedy and remedy.line and (remedy.filename, remedy.line) != _line_of(found.site):
         then += f" ({short_path(remedy.filename)}:{remedy.line})"
     return Verdict(level, found.title, _evidence(found), then)
+
+
+def without_remedy(found: Found) -> str:
+    """What to do about a finding that no rule has a remedy for."""
+    if found.kind is Kind.HOST_GROWTH and not found.holders:
+        return (
+            "look for arrays, texts or lists of numbers that are kept: Python's `tracemalloc` "
+            "names the lines that allocate them, where they are Python's or numpy's"
+        )
+    return "see the finding below"
 
 
 def _line_of(site: Site) -> tuple[str, int]:
@@ -316,6 +350,25 @@ def _evidence(found: Found) -> str:
     return "; ".join(told) or found.title
 
 
+def _state_alone(run: Run, main: DeviceFigures) -> Verdict:
+    """Neither a peak nor growth can be told of what there was in the end."""
+    held = f"{format_bytes(main.allocated_bytes)} in tensors on {main.device}"
+    if run.is_snapshot:
+        why = "the file holds a final state alone, so neither its peak nor growth can be judged"
+        return Verdict(
+            "ok",
+            f"{held} when the snapshot was taken",
+            why,
+            f"`memprof oom {run.source}` says what filled it; for the peak and what grows {RECORD}",
+        )
+    return Verdict(
+        "ok",
+        f"{held}, and nothing allocated while it recorded",
+        "no step ended and no tensor was made between the start of the recording and its end",
+        "`memprof run train.py` records a program from its first line to its end",
+    )
+
+
 def _quiet(examination: Examination, main: DeviceFigures) -> Verdict:
     peak, source = main.peak, examination.run.source
     owner = peak.categories[0] if peak and peak.categories else None
@@ -330,8 +383,6 @@ def _quiet(examination: Examination, main: DeviceFigures) -> Verdict:
             f"{format_bytes(unused)} reserved was unused at the peak: "
             f"`memprof what-if {source} --search` tries other allocator settings"
         )
-    elif is_bare_state(examination.run):
-        then = f"the file holds a final state alone: {RECORD}, for the peak and its lines"
     else:
         then = f"`memprof what-if {source} --fit` finds the smallest card that it fits on"
     return Verdict("ok", line, _trend(main), then)

@@ -15,10 +15,11 @@ __all__ = ["is_bare_state", "unseen"]
 
 def unseen(examination: Examination) -> tuple[str, ...]:
     """One sentence for everything that was not recorded, the recorder's own notes first."""
-    run = examination.run
+    run, bare = examination.run, is_bare_state(examination.run)
     said = [f"{note.source}: {note.message}" for note in run.notes]
     for device in examination.devices:
-        said += [f"{device.name}: {text}" for text in _of_device(device)]
+        told = [_final_state(run)] if bare and device.windows else _of_device(device)
+        said += [f"{device.name}: {text}" for text in told]
     if run.is_snapshot and examination.devices:
         said.append(
             "memory outside torch's allocator (CUDA context, cuBLAS and NCCL buffers, other "
@@ -35,11 +36,16 @@ def is_bare_state(run: Run) -> bool:
     return held and not made and not any(len(device.steps) for device in run.devices)
 
 
+def _final_state(run: Run) -> str:
+    why = "recording was not on while the job ran" if run.is_snapshot else "nothing was allocated"
+    return f"no events, only the final state: {why}"
+
+
 def _of_device(device: DeviceExamination) -> list[str]:
     events = sum(len(window.trace.events) for window in device.windows)
     said = []
     if not events and device.windows:
-        said.append("no events, only the final state: recording was not on while the job ran")
+        said.append("no allocation was recorded")
     elif not events and len(device.steps):
         said.append("no single allocation was recorded, only counters")
     elif not events:

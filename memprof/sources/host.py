@@ -19,6 +19,7 @@ __all__ = ["HostSource"]
 class HostSource:
     """``rss``, ``children_rss``, ``available`` and ``total`` in bytes, and counts of Python's.
 
+    ``shared`` is what of ``rss`` is shared or backed by files, such as a mapped data set.
     ``python_blocks_count`` are the blocks of Python's own allocator in use, ``gc_full_count`` the
     full collections so far. ``None`` where the system does not say.
     """
@@ -48,8 +49,10 @@ class HostSource:
         if self._process is None:
             return ()
         memory = psutil.virtual_memory()
+        resident, shared = _own(self._process)
         values: dict[str, float | int | None] = {
-            "rss": _resident(self._process),
+            "rss": resident,
+            "shared": shared,
             "children_rss": self._children_resident(),
             "available": int(memory.available),
             "total": int(memory.total),
@@ -68,6 +71,16 @@ class HostSource:
         except OSError:
             return None
         return sum(_resident_of(child) or 0 for child in children)
+
+
+def _own(process: psutil.Process) -> tuple[int | None, int | None]:
+    """Resident bytes, and those of them that are not this process's alone (Linux tells)."""
+    try:
+        memory = process.memory_info()
+    except psutil.Error:
+        return None, None
+    shared = getattr(memory, "shared", None)
+    return int(memory.rss), None if shared is None else int(shared)
 
 
 def _children(tasks: Path) -> Iterator[int]:

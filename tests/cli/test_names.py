@@ -82,7 +82,7 @@ def test_what_if_prints_names_as_they_are(file: Path, capsys: pytest.CaptureFixt
     out = said(capsys, "what-if", file, "--gpu", "64MiB")
     assert f"asked by {FOLDER}/train[a].py:7 in {NAME}" in out
     assert f"in 13 blocks: {FOLDER}/train[a].py:7 in {NAME}" in out
-    assert f"in 1 blocks: {FOLDER}/main.py:9 in {EMOJI}" in out
+    assert f"in 1 block: {FOLDER}/main.py:9 in {EMOJI}" in out
 
 
 def test_replay_and_pages_take_such_names(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,7 +55,7 @@ def test_the_screen_answers_in_order(tmp_path, capsys):
     heads = ["ran out of memory", "What filled it", "What was asked", "What was held"]
     places = [out.index(head) for head in [*heads, "What would have helped"]]
     assert places == sorted(places)
-    assert "20 MiB 100 %" in out
+    assert "20 MiB   100 %" in out
 
 
 def test_a_trace_without_a_failure_is_an_error_with_a_hint(tmp_path, capsys):

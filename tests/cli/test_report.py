@@ -92,10 +92,57 @@ def test_after_a_final_state_comes_a_recording(
     bare = save_snapshot(tmp_path / "bare.pickle", segments_only(trace))
     whole = save_snapshot(tmp_path / "whole.pickle", snapshot(trace))
     run_main("report", bare, "--json")
-    then = figures(capsys)["verdict"]["next"]
-    assert then.startswith("the file holds a final state alone: record with `memprof run train.py`")
+    data = figures(capsys)
+    assert data["final_state"]
+    assert data["verdict"]["line"] == "3 MiB in tensors on cuda:0 when the snapshot was taken"
+    assert f"`memprof oom {bare}` says what filled it" in data["verdict"]["next"]
+    assert "record with `memprof run train.py`" in data["verdict"]["next"]
+    run_main("report", bare, "--no-page")
+    text = capsys.readouterr().out
+    assert "cuda:0  allocated 3 MiB, reserved 4 MiB" in text
+    assert "in the end these were alive:" in text
+    assert "at the peak" not in text
     run_main("report", whole, "--json")
-    assert "--fit" in figures(capsys)["verdict"]["next"]
+    data = figures(capsys)
+    assert not data["final_state"]
+    assert "--fit" in data["verdict"]["next"]
+
+
+@pytest.mark.parametrize(
+    ("status", "said"), [("ok", ""), ("ValueError: boom", "ended: ValueError: boom\n")]
+)
+def test_how_the_program_ended_is_said_before_the_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], status: str, said: str
+) -> None:
+    file = write_run(tmp_path / "run.json", TraceBuilder().alloc(MIB, "a").build())
+    text = file.read_text()
+    assert '{"kind":"footer"' in text
+    file.write_text(text.replace('"kind":"footer"', f'"kind":"footer","status":"{status}"'))
+    run_main("report", file, "--no-page")
+    out = capsys.readouterr().out
+    assert out.split("Verdict")[0] == f"{file}\n{said}"
+
+
+def test_a_file_without_an_end_is_said_to_be_of_a_job_that_was_killed_or_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_run(tmp_path / "run.json", TraceBuilder().alloc(MIB, "a").build())
+    file.write_text(file.read_text().split('{"kind":"footer"')[0])
+    run_main("report", file, "--no-page")
+    out = capsys.readouterr().out
+    assert "\nended: killed, or still running: the file has no end\nVerdict" in out
+
+
+def test_a_recording_in_which_nothing_was_allocated_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_run(tmp_path / "run.json", TraceBuilder(device="cpu").existing(MIB, "w").build())
+    run_main("report", file, "--json")
+    data = figures(capsys)
+    assert data["verdict"]["line"] == (
+        "1 MiB in tensors on cpu, and nothing allocated while it recorded"
+    )
+    assert "cpu: no events, only the final state: nothing was allocated" in data["unseen"]
 
 
 def test_an_empty_run_file_is_no_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

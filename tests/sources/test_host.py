@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
@@ -27,6 +28,21 @@ def test_a_reading_has_the_process_the_machine_and_pythons_heap(source):
     assert 0 < reading.values["available"] < reading.values["total"]
     assert reading.values["rss"] == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
     assert reading.values["python_blocks_count"] > 1000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell shared memory")
+def test_a_file_that_is_mapped_counts_as_shared(source, tmp_path):
+    (tmp_path / "data").write_bytes(bytes(64 << 20))
+    before = source.read()[0].values
+    with (
+        (tmp_path / "data").open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+    ):
+        touched = sum(mapped[:: mmap.PAGESIZE])
+        after = source.read()[0].values
+    assert touched == 0
+    assert after["shared"] - before["shared"] > 60 << 20
+    assert after["rss"] - after["shared"] - (before["rss"] - before["shared"]) < 8 << 20
 
 
 def test_memory_that_the_process_takes_shows(source):
