@@ -12,7 +12,7 @@ import numpy as np
 from memprof.analysis.program import Place, bound_names, called_name, calls_in, place_of
 from memprof.analysis.scene import Scene
 from memprof.analysis.suspicion import Pattern, Suspicion
-from memprof.trace import Category
+from memprof.trace import Category, Phase
 
 __all__ = ["large"]
 
@@ -24,6 +24,8 @@ _LEAST_SIDE = 16
 _ELEMENTWISE = re.compile(
     r"loss$|^(?:criterion|sub|add|mul|div|eq|ne|isclose|where|maximum|minimum)$"
 )
+_AFTERWARDS = (Phase.BACKWARD, Phase.OPTIMIZER)
+"""No line of the program combines anything there; its stack may end in one that does, besides."""
 _CONCATENATING = ("cat", "concat", "concatenate", "vstack", "hstack")
 _NARROWING = ("float", "double", "to", "type", "softmax", "log_softmax", "cross_entropy")
 
@@ -94,7 +96,7 @@ def _grows_by_copy(statement: ast.stmt) -> bool:
 
 def _outer_product(scene: Scene, row: int, place: Place | None) -> int:
     """``n`` where the tensor has n × n values and two tensors of n values went in; 0 where not."""
-    if place is None or not _combines(place.statement):
+    if place is None or not _combines(place.statement) or scene.phase[row] in _AFTERWARDS:
         return 0
     requested = int(scene.lives.requested[row])
     before = ~scene.owned & (scene.lives.alloc < scene.lives.alloc[row])

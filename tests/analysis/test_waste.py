@@ -350,3 +350,23 @@ def test_a_wider_copy_is_what_the_line_converts_and_not_what_its_module_makes(
         job.trace.free(f"wide.{step}")
         job.trace.free(f"half.{step}")
     assert pattern in patterns(job.found(tmp_path / "run.json"))
+
+
+@pytest.mark.parametrize(
+    ("phase", "pattern"), [(Phase.FORWARD, "broadcast"), (Phase.OPTIMIZER, "largest")]
+)
+def test_a_square_of_an_optimizer_s_is_not_what_the_loss_on_its_line_broadcasts(
+    phase, pattern, tmp_path
+):
+    script = tmp_path / "train.py"
+    script.write_text("loss = mse_loss(model(x), y); loss.backward(); optimizer.step()\n")
+    job = Job()
+    job.model(layers=1)
+    for step in range(STEPS):
+        job.trace.label(step=step, phase=phase)
+        for name in "xy":
+            job.alloc(4 * 1024, f"{name}.{step}", 10)
+        job.trace.alloc(4 * MIB, f"square.{step}", stack=(Frame("train", str(script), 1),))
+        for name in ("square", "x", "y"):
+            job.trace.free(f"{name}.{step}")
+    assert pattern in patterns(job.found(tmp_path / "run.json"))
