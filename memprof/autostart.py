@@ -7,6 +7,7 @@ is imported. How a recording goes is `tracker`'s matter.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -16,25 +17,38 @@ from memprof.importing import ImportWatch
 
 __all__ = ["claim", "start_from_environment"]
 
+_LOG = logging.getLogger("memprof")
+_ON = ("", "1", "true", "yes", "on")
+_OFF = ("0", "false", "no", "off")
 _SINCE = "MEMPROF_SINCE"
 """Set by the first process of a launch for those below it: when the launch began (in ns)."""
 
 
 def start_from_environment() -> None:
-    """Record this process into the file that ``MEMPROF`` names, once it has imported torch."""
+    """Record this process into the file that ``MEMPROF`` names, once it has imported torch.
+
+    ``1``, ``true``, ``yes`` and ``on`` mean the default name, their opposites no recording.
+    """
+    if os.environ.get("MEMPROF", "").lower() in _OFF:
+        return
     os.environ.setdefault(_SINCE, str(time.time_ns()))
     ImportWatch("torch", _torch_imported).start()
 
 
 def _torch_imported() -> None:
     from memprof.environment import DEFAULT_PATH
+    from memprof.errors import MemprofError
     from memprof.options import Options
     from memprof.tracker import Tracker, active
 
     if active() is not None:  # `memprof run` records already
         return
-    path = os.environ.get("MEMPROF") or DEFAULT_PATH
-    Tracker(path, Options.of(os.environ), lazy_path=lambda: _path_of_this_process(path)).start()
+    named = os.environ.get("MEMPROF", "")
+    path = DEFAULT_PATH if named.lower() in _ON else named
+    try:
+        Tracker(path, Options.of(os.environ), lazy_path=lambda: _path_of_this_process(path)).start()
+    except MemprofError as error:  # the job goes on as if nothing had been asked for
+        _LOG.warning("this job is not recorded: %s", error)
 
 
 def _path_of_this_process(path: str) -> str:

@@ -110,8 +110,18 @@ def test_a_wrong_option_is_a_warning_and_not_the_end_of_the_job(site, out):
         site, "-c", TRAIN + "train(); print('done')", run_file=out / "r.json", MEMPROF_BUDGET="much"
     )
     assert done.stdout == "done\n"
-    assert "MEMPROF_BUDGET='much' is no number" in done.stderr
+    assert "this job is not recorded: MEMPROF_BUDGET='much' is no number\n" in done.stderr
+    assert "Traceback" not in done.stderr
     assert files(out) == []
+
+
+@pytest.mark.parametrize(("value", "written"), [("1", ["memprof-run.json"]), ("0", [])])
+def test_a_value_that_is_no_name_turns_recording_on_or_off(site, out, tmp_path, value, written):
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN + f"import os; os.chdir({str(out)!r}); train(); print('done')")
+    done = python(site, script, run_file=value)
+    assert done.stdout == "done\n", done.stderr
+    assert files(out) == written
 
 
 def test_a_file_that_cannot_be_written_is_a_warning_and_not_the_end_of_the_job(site, out):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from typing import NoReturn
 
@@ -30,6 +31,17 @@ class _LazyGroup(click.Group):
             return None
         command: click.Command = import_module(f"memprof_cli.{COMMANDS[cmd_name][0]}").command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            like = get_close_matches(args[0], COMMANDS, n=1)
+            if not like or "Did you mean" in error.message:  # later versions of click ask that
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {like[0]!r}?", ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):

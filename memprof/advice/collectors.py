@@ -14,8 +14,11 @@ __all__ = ["rules"]
 
 
 def rules(case: Case) -> Iterator[Proposal]:
-    """``clear_container``, at the statement in the stack that calls the object."""
-    if case.of_model or not case.grows:
+    """``clear_container``, at the statement in the stack that calls the object.
+
+    Not where the program's own source fills the container: that is the line to mend.
+    """
+    if case.of_model or not case.grows or any(growing(place) for place in case.places):
         return
     for holder in case.found.holders:
         owner, kept, length = _collected_in(holder)

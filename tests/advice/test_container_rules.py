@@ -77,6 +77,31 @@ def test_what_a_librarys_object_collects_is_emptied_where_it_is_called(bench):
     assert fixes(elsewhere) == ["del_ref"]
 
 
+OWN = """\
+class Recall:
+    def forward(self, x):
+        self.preds.append(x)
+
+
+def training_step(self, x):
+    self.recall(x)
+    return loss(self.net(x))
+"""
+
+
+def test_what_the_programs_own_object_collects_is_emptied_where_it_is_filled(bench):
+    bench.write(OWN)
+    links = [
+        ("module_attribute", "model.recall", -1),
+        ("attribute", "preds", -1),
+        ("item", "3", 40),
+    ]
+    remedies = bench.advise("self.recall(x)", bench.holder("append", *links))
+    cleared = next(remedy for remedy in remedies if remedy.fix == "clear_container")
+    assert cleared.line == bench.line("append")
+    assert cleared.why == "`self.preds` (40 items) only grows: empty it when it has been used."
+
+
 def test_models_in_a_list_are_let_go_rather_than_offloaded(bench):
     bench.write("def trial(folds, model):\n    folds.append(model)\n")
     links = [("item", "0", 9), ("parameter", "weight", -1)]

@@ -48,6 +48,16 @@ def test_an_unknown_command_ends_with_a_usage_error(capsys: pytest.CaptureFixtur
     assert "No such command 'explode'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("typed", "meant"), [("leak", "leaks"), ("whatif", "what-if")])
+def test_a_slip_is_told_the_command_that_was_meant(
+    typed: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_main(typed, "run.json") == 2
+    complaint = capsys.readouterr().err
+    assert complaint.count("Did you mean") == 1
+    assert f"'{meant}'?" in complaint
+
+
 @pytest.mark.parametrize("name", ["leaks", "oom", "what-if", "replay"])
 def test_a_folder_is_sent_to_the_command_that_reads_folders(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
