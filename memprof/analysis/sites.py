@@ -88,14 +88,15 @@ class Sites:
 
 
 def sites(tables: Tables) -> Sites:
-    """The site of every stack: its innermost user frame, else the best of what there is."""
+    """The site of every stack: its innermost user frame, else the best of what is not hidden."""
     rows = np.zeros(len(tables.stacks), dtype=np.int32)
     index: dict[Frame, int] = {NO_SITE: 0}
     kinds = [_rank(frame) for frame in tables.frames]
     for number, stack in enumerate(tables.stacks):
-        if stack:  # max() keeps the first of equals: the innermost
-            frame = tables.frames[max(stack, key=kinds.__getitem__)]
-            rows[number] = index.setdefault(frame, len(index))
+        # max() keeps the first of equals: the innermost
+        best = max(stack, key=kinds.__getitem__) if stack else None
+        if best is not None and kinds[best] > FrameKind.HIDDEN:
+            rows[number] = index.setdefault(tables.frames[best], len(index))
     return Sites(tuple(index), rows)
 
 

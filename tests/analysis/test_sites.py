@@ -85,6 +85,12 @@ def test_no_stack_has_no_site() -> None:
     assert site_name(NO_SITE) == "(no stack recorded)"
 
 
+def test_a_stack_of_hidden_frames_alone_has_none() -> None:
+    """As on autograd's own threads, where nothing but memprof runs Python."""
+    frames = (Frame("dispatch", "/x/memprof/sources/cpu.py", 266), Frame("f", "<frozen x>", 1))
+    assert sites(Tables(frames=frames, stacks=((), (0,), (0, 1)))).frames == (NO_SITE,)
+
+
 def test_a_site_is_written_with_the_end_of_its_path() -> None:
     assert site_name(Frame("f", r"C:\a\b\c.py", 7)) == "b/c.py:7 in f"
     assert short_path("/a/b/c.py", 1) == "c.py"
