@@ -23,16 +23,18 @@ __all__ = ["findings"]
 def findings(run: Run, examination: Examination | None = None) -> tuple[Found, ...]:
     """What grows first, the fastest first; then what is merely there, the largest first.
 
-    ``examination`` saves time where the caller has one of ``run`` already.
+    ``examination`` saves time where the caller has one of ``run`` already. What tensors and graphs
+    that grow on the host leave there around them is theirs, and not told once more.
     """
     growing = leaks(run)
+    graphs = [one for one in host_growth(run) if not _is_part_of(one, growing)]
     holes = fragmentation(run)
     wasted = _not_growing(_told_once(waste_of(examination or examine(run)), holes), growing)
     found = [
         *growing,
         *non_torch(run),
-        *[one for one in host_growth(run) if not _is_part_of(one, growing)],
-        *host_memory(run),
+        *graphs,
+        *([] if graphs or any(one.device == "cpu" for one in growing) else host_memory(run)),
         *holes,
         *wasted,
         *_not_growing(pinned(run), (*growing, *wasted)),

@@ -54,19 +54,19 @@ def command(file: Path, as_json: bool) -> None:
     console = terminal(_WIDTH)
     console.print(Text(str(file), style="dim"))
     for told in found:
-        console.print(_screen(told))
+        console.print(_screen(told, file))
 
 
 # -- text --------------------------------------------------------------------------------------
 
 
-def _screen(told: PostMortem) -> RenderableType:
+def _screen(told: PostMortem, file: Path) -> RenderableType:
     parts: list[RenderableType] = [_verdict(told), _headed("What filled it", _owners(told))]
     if told.failure.recorded != "state":
         parts.append(_headed("What was asked", Group(*map(Text, _request(told)))))
     parts.append(_headed("What was held", Group(*map(Text, _held(told.failure)))))
     if told.failure.recorded != "state":
-        parts.append(_headed("What would have helped", _help(told)))
+        parts.append(_headed("What would have helped", _help(told, file)))
     elif told.layouts:
         parts.append(_headed("The same laid out otherwise, by replay", _otherwise(told)))
     return Padding(Group(*parts), (0, 0, 1, 0))
@@ -152,7 +152,8 @@ def _held(failure: Failure) -> Iterator[str]:
     if failure.reserved >= 0:
         yield f"torch: {format_bytes(failure.reserved)} reserved"
     if failure.allocated >= 0:
-        yield f"  in tensors {format_bytes(failure.allocated)}"
+        under = "  " if failure.reserved >= 0 else ""
+        yield f"{under}in tensors {format_bytes(failure.allocated)}"
     if failure.pending > 0:
         yield f"  freed, but waiting for another stream {format_bytes(failure.pending)}"
     if failure.unused >= 0:
@@ -183,9 +184,13 @@ def _held_elsewhere(failure: Failure) -> Iterator[str]:
         yield f"reserved elsewhere: {', '.join(beside)}" + (f" and on {more} more" if more else "")
 
 
-def _help(told: PostMortem) -> RenderableType:
+def _help(told: PostMortem, file: Path) -> RenderableType:
     fitting = told.rescues.fitting
-    lines = [
+    leaks = any(weight.cause is Cause.LEAK and weight.bytes for weight in told.weights)
+    lines: list[RenderableType] = [
+        Text(f"`memprof leaks {file}` says what grows, who holds it and the fix", style="cyan")
+    ] * leaks
+    lines += [
         line for kind in dict.fromkeys(r.kind for r in fitting) for line in _kind(fitting, kind)
     ]
     failed = [r for r in told.rescues.tried if not r.fits]

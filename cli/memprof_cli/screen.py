@@ -11,9 +11,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from memprof.analysis.devicefigures import DeviceFigures, PeakMoment
 from memprof.analysis.findings import Found
 from memprof.analysis.owners import Group as OwnerGroup
-from memprof.analysis.summary import DeviceFigures, PeakMoment, Summary, Verdict
+from memprof.analysis.summary import Summary, Verdict
 from memprof.units import format_bytes, format_count, format_duration, format_percent
 from memprof_cli.terminal import terminal
 

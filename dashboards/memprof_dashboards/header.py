@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable
 
-from memprof.analysis.summary import DeviceFigures, Summary
+from memprof.analysis.devicefigures import DeviceFigures
+from memprof.analysis.summary import Summary
 from memprof.run import Run
 from memprof.units import format_bytes, format_count, format_duration, format_percent
 from memprof_dashboards.text import coded, escaped

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from memprof.analysis.blocklines import blocks_by_size, callers
 from memprof.analysis.examination import Examination
 from memprof.analysis.failures import Failure, failures
 from memprof.analysis.leftovers import Moment, left_behind, main_site
@@ -23,18 +23,16 @@ from memprof.analysis.steps import Growth, growth
 from memprof.analysis.whatif import OUTSIDE_TORCH
 from memprof.errors import MissingError
 from memprof.run import Run
-from memprof.trace import EMPTY, Frame
+from memprof.trace import Frame
 from memprof.units import format_bytes, format_count
 
 __all__ = ["Cause", "PostMortem", "Weight", "in_a_line", "post_mortems"]
 
 _TOP = 8
-_TOLD = 0.5
-"""Share of the live bytes whose lines are known, up to which blocks are listed by size as well."""
-_DEEPEST = 6
-"""Callers of callers that are looked at to tell lines apart."""
 _SCATTERED = 0.05
 """Unused share of what torch could have, below which the device was just full."""
+_MOST = 0.5
+"""Share of the live bytes that a leak must have made, where what was missing is not known."""
 _RISING = 0.9
 """Share of pairs of steps between which bytes rose, from which counters alone tell of a leak."""
 
@@ -141,8 +139,8 @@ def _explained(run: Run, failure: Failure, workers: int | None) -> PostMortem:
         categories=categories,
         modules=modules if any(m.name != "(no module)" for m in modules) else (),
         sites=lines,
-        blocks=_blocks(failure, alive),
-        callers=_callers(failure, alive),
+        blocks=blocks_by_size(failure, alive),
+        callers=callers(failure, alive),
         inferred=bool(seen and seen.owners.inferred) or failure.alike is not None,
         growth=trend,
         rescues=rescues(failure, workers),
@@ -268,7 +266,7 @@ def _judged(failure: Failure, weights: Sequence[Weight]) -> tuple[Cause, str]:
     if enough:
         return enough[0].cause, enough[0].why
     if _shortage(failure) < 0:
-        return Cause.UNKNOWN, "what the device had free then is not in the file"
+        return _without_a_limit(failure, weights)
     if not _shortage(failure):
         return Cause.PEAK, (
             f"tensors filled the device but for {format_bytes(max(failure.unused, 0))} in pieces"
@@ -283,6 +281,15 @@ def _judged(failure: Failure, weights: Sequence[Weight]) -> tuple[Cause, str]:
         f"{lacking} were missing even with every unused byte, and nothing that earlier steps left "
         "or that others held would have made up for it"
     )
+
+
+def _without_a_limit(failure: Failure, weights: Sequence[Weight]) -> tuple[Cause, str]:
+    """On a host, or with a silent driver: only what most of the live bytes were can be told."""
+    why = "what the device had free then is not in the file"
+    leak = next((weight for weight in weights if weight.cause is Cause.LEAK), None)
+    if leak is not None and leak.bytes >= _MOST * failure.allocated > 0:
+        return Cause.LEAK, f"{why}, but {leak.why}"
+    return Cause.UNKNOWN, why
 
 
 def _of_a_state(failure: Failure) -> str:
@@ -337,55 +344,3 @@ def asked_by(stack: Sequence[Frame]) -> str:
     if own:
         return site_name(own[0])
     return site_name(max(stack, key=lambda f: frame_kind(f.filename))) if stack else ""
-
-
-def _blocks(failure: Failure, alive: npt.NDArray[np.bool_]) -> tuple[Group, ...]:
-    """Live blocks by size, where stacks do not tell what most bytes are."""
-    if failure.seen is None or not alive.any():
-        return ()
-    lives = failure.seen.line.lives
-    size, told = lives.size[alive], lives.stack[alive] != EMPTY
-    if size[told].sum() > _TOLD * size.sum():
-        return ()
-    sizes, counts = np.unique(size, return_counts=True)
-    order = np.argsort(-sizes * counts, kind="stable")[:_TOP]
-    return tuple(
-        Group(_of_size(int(sizes[i]), int(counts[i])), int(sizes[i] * counts[i]), int(counts[i]), i)
-        for i in order.tolist()
-    )
-
-
-def _of_size(size: int, count: int) -> str:
-    if count == 1:
-        return f"1 block of {format_bytes(size)}"
-    return f"{format_count(count)} blocks of {format_bytes(size)}"
-
-
-def _callers(failure: Failure, alive: npt.NDArray[np.bool_]) -> tuple[Group, ...]:
-    """Where the lines were called from, as far out as they begin to differ."""
-    if failure.seen is None or not alive.any():
-        return ()
-    lives, trace = failure.seen.line.lives, failure.seen.trace
-    lines = len(np.unique(failure.seen.owners.site.of[alive]))
-    rows = lives.stack[alive]
-    sizes, counts = np.bincount(rows, lives.size[alive]), np.bincount(rows)
-    stacks = {int(row): _user_functions(trace.stack(int(row))) for row in np.unique(rows)}
-    for depth in range(1, _DEEPEST):
-        sums: dict[str, tuple[int, int]] = {}
-        for row, frames in stacks.items():
-            name = site_name(frames[min(depth, len(frames) - 1)] if frames else NO_SITE)
-            size, count = sums.get(name, (0, 0))
-            sums[name] = size + int(sizes[row]), count + int(counts[row])
-        if len(sums) > lines:
-            order = sorted(sums, key=lambda name: -sums[name][0])[:_TOP]
-            return tuple(Group(n, sums[n][0], sums[n][1], i) for i, n in enumerate(order))
-    return ()
-
-
-def _user_functions(stack: Sequence[Frame]) -> list[Frame]:
-    """The user's frames, innermost first, one for each function."""
-    found: dict[tuple[str, str], Frame] = {}
-    for frame in stack:
-        if frame_kind(frame.filename) is FrameKind.USER:
-            found.setdefault((frame.filename, frame.name), frame)
-    return list(found.values())

@@ -1,49 +1,41 @@
-"""The figures of one screen: a verdict, why, what to do next, the peak and who made it.
+"""What one screen says of a run: a verdict, why, what to do next, and the figures of its devices.
 
-What is wrong with a run is found elsewhere (`leaks`, `waste`); here it is weighed into one line.
+What is wrong with it is found elsewhere (`leaks`, `waste`); here it is weighed into one line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from memprof.analysis.examination import (
-    DeviceExamination,
-    Examination,
-    WindowExamination,
-    alive_at_peak,
-)
+from memprof.analysis.devicefigures import DeviceFigures, device_figures
+from memprof.analysis.examination import Examination
 from memprof.analysis.failures import Failure, failures, times_out_of_memory
 from memprof.analysis.findings import Found, Kind
-from memprof.analysis.oom import asked_by, in_a_line
-from memprof.analysis.outside import PROCESS, beyond_torch, most, other_processes, series_of
-from memprof.analysis.owners import Group, top
+from memprof.analysis.oom import in_a_line
 from memprof.analysis.sites import short_path
-from memprof.analysis.steps import Growth, growth
 from memprof.analysis.unseen import is_bare_state, unseen
 from memprof.records import Site
 from memprof.run import Run
-from memprof.trace import NOT_RECORDED, Phase
+from memprof.trace import NOT_RECORDED
 from memprof.units import format_bytes, format_count
 
 __all__ = [
     "RECORD",
-    "DeviceFigures",
-    "PeakMoment",
     "Summary",
     "Verdict",
     "summarize",
     "without_remedy",
 ]
 
-_TOP = 6
 _FRAGMENTED = 0.15
 """Share of reserved bytes at its peak that no tensor used, from which it is worth a word."""
 _NOTABLE = 256 << 20
 _SMALLEST_BLOCK = 512
 _CODE = 60
 """Characters of a source line in a sentence."""
+_MOST = 0.5
+"""Share of the live bytes when memory ran out from which a leak is the reason that is told."""
 _SURE = 0.5
 """Confidence from which waste is the verdict; below it is told among the rest."""
 _RISING = 0.9
@@ -64,51 +56,6 @@ class Verdict:
     line: str
     why: str
     next: str
-
-
-@dataclass(frozen=True, slots=True)
-class PeakMoment:
-    """When a device held the most, and who owned it."""
-
-    bytes: int
-    event: int
-    window: int
-    time_us: int
-    step: int
-    phase: str
-    module: str
-    site: str
-    categories: tuple[Group, ...]
-    modules: tuple[Group, ...]
-    sites: tuple[Group, ...]
-    inferred: bool
-    """Categories and phase were guessed from stacks."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceFigures:
-    """One device in figures; bytes are the allocator's, rounded as it rounds."""
-
-    device: str
-    allocated_bytes: int
-    reserved_bytes: int
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
-    requested_bytes: int
-    events: int
-    steps: int
-    ooms: int
-    """Failed requests, of traces or as the job told of them, whichever are more."""
-    unused_reserved_bytes: int
-    """Reserved and not allocated at the moment of most allocated bytes."""
-    total_bytes: int
-    """Of the device; 0 where not known."""
-    outside_torch_bytes: int
-    """Most that this process held on the device beyond torch's reserved bytes; -1: not measured."""
-    other_processes: dict[str, int]
-    """Most that each other process held on the device, by program and PID."""
-    growth: Growth | None
-    peak: PeakMoment | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +80,7 @@ def summarize(examination: Examination, findings: Sequence[Found] = ()) -> Summa
     run = examination.run
     failed = _failures(examination)
     devices = tuple(
-        _figures(device, run, failed.get(device.name)) for device in examination.devices
+        device_figures(device, run, failed.get(device.name)) for device in examination.devices
     )
     ended = run.footer.ended_us if run.footer else 0
     return Summary(
@@ -170,95 +117,6 @@ def _told_otherwise(failed: Mapping[str, Failure]) -> Iterator[str]:
             yield f"{name}: when memory ran out {failure.alike.line}"
 
 
-# -- devices -----------------------------------------------------------------------------------
-
-
-def _figures(device: DeviceExamination, run: Run, failure: Failure | None) -> DeviceFigures:
-    window = device.peak_window
-    last = device.windows[-1].trace.end if device.windows else None
-    return DeviceFigures(
-        device=device.name,
-        allocated_bytes=device.allocated,
-        reserved_bytes=device.reserved,
-        peak_allocated_bytes=device.peak_allocated,
-        peak_reserved_bytes=device.peak_reserved,
-        requested_bytes=last.requested if last else NOT_RECORDED,
-        events=device.device.events,
-        steps=int(device.steps.last.max()) + 1 if len(device.steps) else 0,
-        ooms=times_out_of_memory(run, device.device),
-        unused_reserved_bytes=_unused_reserved(device),
-        total_bytes=device.device.info.total_bytes,
-        outside_torch_bytes=_outside_torch(device, run),
-        other_processes={
-            series.name.removeprefix(PROCESS): most(series)
-            for series in other_processes(run, device.name)
-        },
-        growth=growth(device.steps),
-        peak=_peak(device.windows, window, failure) if window else None,
-    )
-
-
-def _peak(
-    windows: Sequence[WindowExamination], window: WindowExamination, failure: Failure | None
-) -> PeakMoment:
-    """A failure between windows is told by the recorded step that was like it."""
-    number = windows.index(window)
-    if failure is None or failure.alike is None or failure.seen is None:
-        return _peak_moment(window, number)
-    if failure.window != number:
-        return _peak_moment(window, number)
-    label = failure.label
-    return replace(
-        _peak_moment(failure.seen, number),
-        event=failure.event,
-        step=label.step,
-        phase=label.phase.name.lower(),
-        module=label.module,
-        site=asked_by(failure.stack),
-        inferred=True,
-    )
-
-
-def _unused_reserved(device: DeviceExamination) -> int:
-    window = device.peak_window
-    if window is None:
-        return 0
-    entry = window.line.peak_allocated.event + 1
-    return max(int(window.line.reserved[entry] - window.line.allocated[entry]), 0)
-
-
-def _outside_torch(device: DeviceExamination, run: Run) -> int:
-    beyond = most(beyond_torch(run, device.device))
-    if beyond >= 0:
-        return beyond
-    used = most(series_of(run, device.name, "process_used"))  # no step ended: the peaks must do
-    return max(used - device.peak_reserved, 0) if used >= 0 else NOT_RECORDED
-
-
-def _peak_moment(window: WindowExamination, number: int) -> PeakMoment:
-    line, trace, who = window.line, window.trace, window.owners
-    event, alive = line.peak_allocated.event, alive_at_peak(window)
-    label = trace.label(int(trace.events.label[event])) if event >= 0 else None
-    row = int((line.lives.alloc == event).argmax()) if event >= 0 else -1
-    phase = label.phase if label else Phase.UNKNOWN
-    if phase is Phase.UNKNOWN and row >= 0:
-        phase = Phase(int(who.phase.of[row]))
-    return PeakMoment(
-        bytes=line.peak_allocated.bytes,
-        event=event,
-        window=number,
-        time_us=int(line.time_us[event + 1]),
-        step=label.step if label else NOT_RECORDED,
-        phase=phase.name.lower(),
-        module=label.module if label else "",
-        site=who.site.names[int(who.site.of[row])] if row >= 0 else "",
-        categories=tuple(top(who.category, line.lives.size, alive, 8)),
-        modules=tuple(top(who.module, line.lives.size, alive, _TOP)),
-        sites=tuple(top(who.site, line.lives.size, alive, _TOP)),
-        inferred=who.inferred,
-    )
-
-
 # -- the verdict -------------------------------------------------------------------------------
 
 
@@ -269,7 +127,7 @@ def _verdict(
     failed: Mapping[str, Failure],
 ) -> Verdict:
     if failed:
-        return _ran_out(examination, next(iter(failed.values())))
+        return _ran_out(examination, next(iter(failed.values())), findings)
     measured = [d for d in devices if d.peak_allocated_bytes or d.peak_reserved_bytes]
     if not measured:
         return _no_data()
@@ -293,13 +151,23 @@ def _no_data() -> Verdict:
     )
 
 
-def _ran_out(examination: Examination, failure: Failure) -> Verdict:
-    return Verdict(
-        "oom",
-        in_a_line(failure),
-        _held(failure),
-        f"`memprof oom {examination.run.source}` says what would have let it go on",
-    )
+def _ran_out(examination: Examination, failure: Failure, findings: Sequence[Found]) -> Verdict:
+    command = f"`memprof oom {examination.run.source}`"
+    leak = _what_filled_it(failure, findings)
+    if leak is None:
+        then = f"{command} says what would have let it go on"
+        return Verdict("oom", in_a_line(failure), _held(failure), then)
+    why = f"{_held(failure)}; {format_bytes(leak.bytes)} of that a leak: {leak.title}"
+    then = f"{_what_to_do(leak)}; {command} says what else would have let it go on"
+    return Verdict("oom", in_a_line(failure), why, then)
+
+
+def _what_filled_it(failure: Failure, findings: Sequence[Found]) -> Found | None:
+    """The leak of that device that made most of its live bytes."""
+    for found in findings:
+        if found.kind in (Kind.LEAK, Kind.CYCLE) and found.device == failure.device:
+            return found if found.bytes >= _MOST * failure.allocated > 0 else None
+    return None
 
 
 def _held(failure: Failure) -> str:
@@ -312,11 +180,17 @@ def _held(failure: Failure) -> str:
 
 
 def _from_finding(level: str, found: Found) -> Verdict:
+    return Verdict(level, found.title, _evidence(found), _what_to_do(found))
+
+
+def _what_to_do(found: Found) -> str:
     remedy = found.remedies[0] if found.remedies else None
-    then = f"{remedy.fix}: {remedy.why}" if remedy else without_remedy(found)
-    if remedy and remedy.line and (remedy.filename, remedy.line) != _line_of(found.site):
+    if remedy is None:
+        return without_remedy(found)
+    then = f"{remedy.fix}: {remedy.why}"
+    if remedy.line and (remedy.filename, remedy.line) != _line_of(found.site):
         then += f" ({short_path(remedy.filename)}:{remedy.line})"
-    return Verdict(level, found.title, _evidence(found), then)
+    return then
 
 
 def without_remedy(found: Found) -> str:

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from memprof.testing import TraceBuilder, save_snapshot, segments_only, snapshot, write_run
+from memprof.records import Finding
+from memprof.testing import (
+    TraceBuilder,
+    save_snapshot,
+    segments_only,
+    snapshot,
+    step_columns,
+    write_run,
+)
 from memprof.testing.cuda import StandInOutOfMemoryError, TorchStandIn
 from memprof.trace import Category, Frame, Phase
 from memprof_cli import main
@@ -240,3 +248,39 @@ def test_a_real_full_card_without_a_trace_names_what_filled_it(shared, capsys):
     callers = device["filled_by"]["caller"]
     assert sum(g["bytes"] for g in callers) == device["held"]["allocated_bytes"] == 11840159744
     assert "nothing could be replayed" in device["unproven"]
+
+
+def leaking_host(folder: Path) -> Path:
+    """A host that is full after 30 steps that each kept 8 MiB; what it had free is not known."""
+    builder = TraceBuilder(device="cpu")
+    for step in range(30):
+        builder.label(step=step).alloc(8 * MIB, f"kept{step}", stack=TRAIN)
+    builder.label(step=30).alloc(512, "x")
+    kept = [8 * MIB * (step + 1) for step in range(30)]
+    steps = step_columns(allocated=kept, end_us=[100 * (step + 1) for step in range(30)])
+    end = builder.build()
+    told = Finding("oom", "cpu", 30, 10_000, bytes=16 * MIB, details={"allocated": kept[-1]})
+    return write_run(folder / "leak.json", end, steps=steps, more=[told])
+
+
+def test_a_host_that_a_leak_filled_is_said_to_be_and_sent_to_the_leak(tmp_path, capsys):
+    file = leaking_host(tmp_path)
+    run_main("oom", file)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "cpu ran out of memory because of a leak: 16 MiB asked" in out
+    assert "but allocated bytes rose by 8 MiB a step over steps 3 to 29, 208 MiB in all" in out
+    assert f"`memprof leaks {file}` says what grows, who holds it and the fix" in out
+
+
+def test_the_report_of_it_names_the_leak_and_the_fix(tmp_path, capsys):
+    run_main("report", leaking_host(tmp_path), "--json")
+    verdict = json.loads(capsys.readouterr().out)["verdict"]
+    assert verdict["line"] == "cpu ran out of memory: 16 MiB asked"
+    assert verdict["why"].startswith("tensors held 240 MiB; 224 MiB of that a leak: 8 MiB a step")
+    assert verdict["next"].startswith("del_ref: ")
+    assert "memprof oom" in verdict["next"]
+
+
+def test_without_a_leak_nobody_is_sent_to_one(tmp_path, capsys):
+    run_main("oom", full_card(tmp_path))
+    assert "memprof leaks" not in capsys.readouterr().out
