@@ -144,6 +144,7 @@ def test_names_in_hostile_files_do_not_command_the_terminal(tmp_path, capsys):
 # -- a real job ------------------------------------------------------------------------------------
 
 TRAIN = """
+import time
 import torch
 import torch.distributed as dist
 
@@ -158,6 +159,7 @@ def main():
         optimizer.zero_grad()
         loss.backward()
         if rank == 2 and step == 25:
+            time.sleep(3)  # the others wait for it, and what they recorded goes to disk meanwhile
             raise ValueError("a bad batch")
         optimizer.step()
         if rank == 1:
