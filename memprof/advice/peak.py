@@ -30,6 +30,11 @@ def rules(case: Case) -> Iterator[Proposal]:
         yield from _gradients(case, nbytes)
     elif pattern == Pattern.LARGE_BUFFER.value:
         yield from _buffer(case, nbytes)
+    elif pattern == Pattern.UNREAD_BUFFER.value:
+        name = case.fact("buffer", "")
+        why = f"Nothing in the program's files reads `{name}`, {nbytes}"
+        yield Proposal("del_ref", 0.8, f"{why}: leave it out.", case.site)
+        yield Proposal("right_size", 0.5, f"{why}; make it no larger than what is used.", case.site)
     elif pattern == Pattern.AUTOCAST_CACHE.value:
         yield from _autocast(case, nbytes)
     elif pattern == Pattern.BUCKETS.value:
@@ -202,6 +207,13 @@ def _one_tensor(case: Case, nbytes: str) -> Iterator[Proposal]:
                 f"Its {nbytes} can be recomputed in the backward pass.",
                 case.site,
             )
+    elif pattern == Pattern.DOUBLE_PRECISION.value:
+        yield Proposal(
+            "mixed_precision",
+            0.8,
+            f"The model was made `double()`, and with it the {nbytes}: in float32 they are half.",
+            case.site,
+        )
     elif pattern == Pattern.WORKSPACE.value:
         yield from _workspace(case, nbytes)
 

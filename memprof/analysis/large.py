@@ -10,11 +10,11 @@ from itertools import takewhile
 import numpy as np
 
 from memprof.analysis.program import Place, bound_names, called_name, calls_in, place_of
-from memprof.analysis.scene import Scene
+from memprof.analysis.scene import Bools, Ints, Scene
 from memprof.analysis.suspicion import Pattern, Suspicion
 from memprof.trace import Category, Phase
 
-__all__ = ["large"]
+__all__ = ["grows_by_copy", "large"]
 
 _LARGE = 0.2
 _LEAST_ONE = 0.1
@@ -27,6 +27,7 @@ _ELEMENTWISE = re.compile(
 _AFTERWARDS = (Phase.BACKWARD, Phase.OPTIMIZER)
 """No line of the program combines anything there; its stack may end in one that does, besides."""
 _CONCATENATING = ("cat", "concat", "concatenate", "vstack", "hstack")
+_PRODUCTS = ("matmul", "bmm", "baddbmm", "mm", "einsum")
 _NARROWING = ("float", "double", "to", "type", "softmax", "log_softmax", "cross_entropy")
 
 
@@ -40,15 +41,19 @@ def large(scene: Scene) -> Iterator[Suspicion]:
         return
     row = scene.largest(mask)
     # Results and gradients of its size came of it; the first of them is where it began.
-    size = scene.lives.size[row]
-    alike = ~scene.owned & (scene.lives.size == size) & (scene.category != Category.INPUT)
+    # A block may be larger than asked for, where its rest was too small to split off.
+    size = scene.lives.requested[row]
+    alike = ~scene.owned & (scene.lives.requested == size) & (scene.category != Category.INPUT)
     nbytes = scene.bytes_of(alike & scene.at_peak)
     if scene.share(nbytes) < _LARGE or scene.share(int(size)) < _LEAST_ONE:
         return
     row = int(np.flatnonzero(alike & (scene.made_in == scene.made_in[row]))[0])
     pattern, certainty, what = _kind_of_large(scene, row, _statement(scene, row))
-    rows = np.flatnonzero(alike & (scene.made_in >= 0))
-    if pattern is not Pattern.BROADCAST:
+    if pattern is Pattern.BROADCAST:
+        rows = np.flatnonzero(alike & (scene.made_in >= 0))
+    elif pattern is Pattern.LARGEST:
+        row, rows = _chain(scene, row, alike, nbytes)
+    else:
         rows = np.flatnonzero(scene.lives.stack == scene.lives.stack[row])
     yield Suspicion(
         pattern,
@@ -61,12 +66,43 @@ def large(scene: Scene) -> Iterator[Suspicion]:
     )
 
 
+def _chain(scene: Scene, row: int, alike: Bools, nbytes: int) -> tuple[int, Ints]:
+    """What its stack makes; if the peak does not depend on that, the like of one function.
+
+    A chain of operations, or a pass through several modules, has several of them at any moment.
+    """
+    rows = np.flatnonzero(scene.lives.stack == scene.lives.stack[row])
+    if 2 * scene.replayed(scene.whole(rows)).bytes >= nbytes:
+        return row, rows
+    frames = scene.seen.owners.sites.frames
+    numbers: dict[tuple[str, str], int] = {}
+    of_site = [numbers.setdefault((f.filename, f.name), len(numbers)) for f in frames]
+    function = np.array(of_site, dtype=np.int64)[scene.site]
+    passing = alike & ~(_by_modules(scene) & (scene.category == Category.ACTIVATION))
+    if not (passing & scene.at_peak).any():
+        return row, rows
+    there = passing & scene.at_peak
+    main = int(np.bincount(function[there], weights=scene.lives.size[there]).argmax())
+    chain = np.flatnonzero(passing & (function == main) & (scene.made_in >= 0))
+    of_step = chain[scene.made_in[chain] == scene.made_in[row]]
+    return int(of_step[0]) if len(of_step) else row, chain
+
+
+def _by_modules(scene: Scene) -> Bools:
+    """Whether a module that the user's line calls made it, and no function on the line itself."""
+    stacks = np.unique(scene.lives.stack)
+    made = np.zeros(len(scene.trace.tables.stacks), dtype=bool)
+    for stack in stacks.tolist():
+        made[stack] = _is_made_by_a_module(scene, int(np.argmax(scene.lives.stack == stack)))
+    return made[scene.lives.stack]
+
+
 def _statement(scene: Scene, row: int) -> Place | None:
     return place_of(scene.frame_of(row))
 
 
 def _kind_of_large(scene: Scene, row: int, place: Place | None) -> tuple[Pattern, float, str]:
-    if place is not None and _grows_by_copy(place.statement):
+    if place is not None and grows_by_copy(place.statement):
         return Pattern.GROWN_BY_COPY, 0.7, "are copied into a larger tensor again and again"
     side = _outer_product(scene, row, place)
     if side:
@@ -84,8 +120,8 @@ def _is_made_by_a_module(scene: Scene, row: int) -> bool:
     return any("_call_impl" in frame.name for frame in inside)
 
 
-def _grows_by_copy(statement: ast.stmt) -> bool:
-    """``x = torch.cat((x, new))``."""
+def grows_by_copy(statement: ast.stmt) -> bool:
+    """Whether a statement enlarges what it copies: ``x = torch.cat((x, new))``."""
     targets = {ast.unparse(t) for t in bound_names(statement)}
     for call in calls_in(statement, *_CONCATENATING):
         read = {ast.unparse(n) for n in ast.walk(call) if isinstance(n, (ast.Name, ast.Attribute))}
@@ -110,17 +146,27 @@ def _outer_product(scene: Scene, row: int, place: Place | None) -> int:
 
 
 def _combines(statement: ast.stmt) -> bool:
-    """Element by element: ``a - b``, ``a == b``, a loss of two tensors; no matrix product."""
+    """Element by element: ``a - b``, ``a == b``, a loss of two tensors; no matrix product.
+
+    Nor one that is scaled or masked, as ``q @ k.mT / sqrt(d)`` is.
+    """
     for node in ast.walk(statement):
-        if isinstance(node, ast.BinOp) and not isinstance(node.op, ast.MatMult):
-            constant = [isinstance(side, ast.Constant) for side in (node.left, node.right)]
-            if not any(constant):
+        if isinstance(node, ast.BinOp) and not isinstance(node.op, (ast.MatMult, ast.FloorDiv)):
+            sides = (node.left, node.right)
+            scaled = not isinstance(node.op, ast.Sub) and any(map(_is_product, sides))
+            if not scaled and not any(isinstance(side, ast.Constant) for side in sides):
                 return True
         if isinstance(node, ast.Compare):
             return True
         if isinstance(node, ast.Call) and _ELEMENTWISE.search(called_name(node)):
             return True
     return False
+
+
+def _is_product(expression: ast.expr) -> bool:
+    """Whether a product of matrices is in it, by ``@`` or by a function."""
+    at = (isinstance(n, ast.BinOp) and isinstance(n.op, ast.MatMult) for n in ast.walk(expression))
+    return any(at) or bool(calls_in(expression, *_PRODUCTS))
 
 
 def _half_as_large(scene: Scene, row: int) -> bool:

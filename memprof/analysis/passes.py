@@ -8,7 +8,7 @@ import numpy as np
 
 from memprof.analysis.gradmode import without_gradients
 from memprof.analysis.savings import Cuts
-from memprof.analysis.scene import Ints, Scene
+from memprof.analysis.scene import Bools, Ints, Scene
 from memprof.analysis.suspicion import Pattern, Suspicion
 from memprof.trace import Action, Category, Phase
 
@@ -65,7 +65,7 @@ def _held_gradients(scene: Scene) -> Iterator[Suspicion]:
         "are gradients of the step before, there while the next forward pass runs",
         scene.bytes_of(mask & scene.at_peak),
         scene.replayed(cuts),
-        {"forever": bool((lives.free[kept] == scene.events).mean() > 0.5)},
+        {"forever": bool(scene.stays[kept].mean() > 0.5)},
     )
 
 
@@ -141,8 +141,10 @@ def _regular(scene: Scene, gradients: Ints, held: Ints, steps: int) -> Ints:
     of_each_step = (held > 0) & (by_stack >= _MOST_STEPS * made)[stacks]
     # Micro-batches: a life that ends after a few steps is an accumulation, and meant.
     freed = scene.freed_in[gradients] - scene.made_in[gradients]
-    meant = (freed > 1) & (scene.lives.free[gradients] < scene.events)
-    return gradients[(long | of_each_step) & ~meant]
+    to_the_end = (scene.lives.free[gradients] == scene.events) | (long & scene.stays[gradients])
+    meant: Bools = (freed > 1) & ~to_the_end
+    regular: Ints = gradients[(long | of_each_step) & ~meant]
+    return regular
 
 
 def _evaluation_graph(scene: Scene) -> Iterator[Suspicion]:

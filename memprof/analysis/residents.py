@@ -1,4 +1,4 @@
-"""What stays for many steps without belonging to a model: copies, caches, old graphs, tables."""
+"""What stays for many steps without belonging to a model: copies, caches, old graphs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from memprof.analysis.bindings import binding_of
-from memprof.analysis.program import Program, place_of
+from memprof.analysis.program import Program
 from memprof.analysis.savings import Saving
 from memprof.analysis.scene import Bools, Ints, Scene
 from memprof.analysis.suspicion import Pattern, Suspicion
@@ -22,7 +22,6 @@ _LONG = 2
 """Step ends that a tensor must outlive to be called resident."""
 _FEWEST_STEPS = 4
 _GROWS = 1.4
-_LARGE_BUFFER_SHARE = 0.15
 _LARGE_RESIDENT_SHARE = 0.3
 _LOADING = re.compile(r"/torch/serialization\.py$|/safetensors/")
 _RESTING = frozenset(("load_state_dict", "save", "print", "len", "deepcopy", "is_tensor"))
@@ -38,7 +37,6 @@ def residents(scene: Scene) -> Iterator[Suspicion]:
     yield from _autocast_cache(scene, free & _long(scene))
     yield from _old_graphs(scene, _long(scene))
     yield from _unused_gradients(scene)
-    yield from _large_buffers(scene)
     yield from _unexplained(scene, free & _long(scene))
 
 
@@ -222,7 +220,7 @@ def _unused_gradients(scene: Scene) -> Iterator[Suspicion]:
     """Gradients that stay while an optimizer clears others, or that lack state as others have."""
     gradient = scene.category == Category.GRADIENT
     gradient &= scene.phase == Phase.BACKWARD  # else a buffer that gradients are views of
-    forever = gradient & _long(scene) & (scene.lives.free == scene.events)
+    forever = gradient & scene.stays
     if not forever.any():
         return
     cleared = set(scene.module[gradient & ~forever].tolist())
@@ -283,7 +281,7 @@ def _common(names: list[str]) -> str:
 
 def _unexplained(scene: Scene, free: Bools) -> Iterator[Suspicion]:
     """Much that is no part of a model and stays for the whole run: data, results, old values."""
-    mask = free & (scene.lives.free == scene.events) & (scene.category != Category.ACTIVATION)
+    mask = free & scene.stays & (scene.category != Category.ACTIVATION)
     if scene.share(scene.bytes_of(mask)) < _LARGE_RESIDENT_SHARE:
         return
     row = scene.main_site(mask)
@@ -297,44 +295,3 @@ def _unexplained(scene: Scene, free: Bools) -> Iterator[Suspicion]:
         _without(scene, mask),
         _binding_facts(scene, row),
     )
-
-
-def _large_buffers(scene: Scene) -> Iterator[Suspicion]:
-    """Buffers that make much of the peak, of which the program reads a slice."""
-    mask = scene.at_peak & (scene.category == Category.BUFFER)
-    if scene.share(scene.bytes_of(mask)) < _LARGE_BUFFER_SHARE:
-        return
-    row = scene.main_site(mask)
-    place = place_of(scene.frame_of(row))
-    name = _sliced_buffer(place.program) if place is not None else ""
-    if not name:
-        return
-    yield Suspicion(
-        Pattern.LARGE_BUFFER,
-        row,
-        np.flatnonzero(mask),
-        0.5,
-        f"are buffers of `{scene.module_name(row)}`, of which a slice is read",
-        scene.bytes_of(mask),
-        None,
-        {"buffer": name},
-    )
-
-
-def _sliced_buffer(program: Program) -> str:
-    """A registered buffer that is read as ``self.name[:…]``."""
-    registered = {
-        call.args[0].value
-        for call in ast.walk(program.tree)
-        if isinstance(call, ast.Call)
-        and isinstance(call.func, ast.Attribute)
-        and call.func.attr == "register_buffer"
-        and call.args
-        and isinstance(call.args[0], ast.Constant)
-    }
-    for node in ast.walk(program.tree):
-        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute):
-            sliced = any(isinstance(n, ast.Slice) for n in ast.walk(node.slice))
-            if sliced and node.value.attr in registered and isinstance(node.ctx, ast.Load):
-                return node.value.attr
-    return ""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from memprof.analysis.examination import WindowExamination
 from memprof.analysis.lifetimes import Lifetimes
 from memprof.analysis.owners import OWNED
-from memprof.analysis.program import code_of
+from memprof.analysis.program import Program, code_of, program_of
 from memprof.analysis.savings import Cuts, Saving, replayed
 from memprof.analysis.sites import FrameKind, frame_kind
 from memprof.analysis.steps import step_of_event
@@ -29,6 +29,8 @@ Bools = npt.NDArray[np.bool_]
 
 _ENOUGH_STEPS = 8
 _WARM_UP = 3
+_STAYING = 2
+"""Step ends that the last step's own tensors, and those it replaces, do not outlive."""
 
 
 @dataclass(eq=False)
@@ -109,6 +111,17 @@ class Scene:
         return self.step_of_event[self.lives.free]
 
     @cached_property
+    def stays(self) -> Bools:
+        """There when the last step began, several steps after it was made.
+
+        What a program's functions held is freed when they return: the end of a recording tells
+        nothing of what is still there.
+        """
+        last = self.first_event[int(self.steps[-1])] if len(self.steps) else self.events
+        staying: Bools = (self.lives.free >= last) & (self.freed_in - self.made_in >= _STAYING)
+        return staying
+
+    @cached_property
     def steps(self) -> Ints:
         """The numbers of the steps that have events."""
         return np.unique(self.step_of_event[:-1][self.step_of_event[:-1] >= 0])
@@ -152,6 +165,13 @@ class Scene:
     def module(self) -> Ints:
         """Row in ``seen.owners.module.names``."""
         return self.seen.owners.module.of
+
+    @cached_property
+    def programs(self) -> tuple[Program, ...]:
+        """The program's own files that stand in the stacks, as far as they are here."""
+        names = dict.fromkeys(f.filename for f in self.trace.tables.frames if not f.changed)
+        found = (program_of(name) for name in names)
+        return tuple(program for program in found if program is not None)
 
     def module_name(self, row: int) -> str:
         """The module path of a lifetime; empty where it has none."""

@@ -42,6 +42,5 @@ def twins(device: Scene, host: Scene) -> Iterator[Suspicion]:
 
 def _resident(scene: Scene) -> Bools:
     """Large, no part of a model, and there to the end over several steps."""
-    kept: Bools = (scene.lives.free == scene.events) & ~scene.owned
-    kept &= (scene.freed_in - scene.made_in >= 2) & (scene.lives.requested >= _LEAST_BYTES)
+    kept: Bools = scene.stays & ~scene.owned & (scene.lives.requested >= _LEAST_BYTES)
     return kept

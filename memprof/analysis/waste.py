@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from memprof.analysis.buffers import large_buffers
 from memprof.analysis.churn import churn
+from memprof.analysis.doubled import doubled
 from memprof.analysis.examination import DeviceExamination, Examination, examine
 from memprof.analysis.findings import Evidence, Found, Kind
+from memprof.analysis.frozen import frozen
 from memprof.analysis.large import large
 from memprof.analysis.lingering import lingering
 from memprof.analysis.owners import CATEGORY_NAMES
@@ -37,14 +40,18 @@ _HELD = (
     Pattern.COPY_OF_MODEL,
     Pattern.LOADED,
     Pattern.RESIDENT,
+    Pattern.JOINED,
     Pattern.RETAINED_GRAPH,
 )
 """Patterns of which it matters who holds the tensors."""
 _DETECTORS: tuple[Callable[[Scene], Iterator[Suspicion]], ...] = (
     residents,
+    large_buffers,
     lingering,
     passes,
+    frozen,
     peaks,
+    doubled,
     large,
     churn,
 )

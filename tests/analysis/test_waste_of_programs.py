@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import pytest
+
+from memprof.analysis.waste import waste
+from memprof.loading import load
+from memprof.testing import TraceBuilder, write_run
+from memprof.trace import Category, Frame, Phase
+
+KIB = 1 << 10
+MIB = 1 << 20
+STEPS = 12
+
+
+class Program:
+    """Steps of a script whose lines are read; ``at`` is the text of a line that allocates."""
+
+    def __init__(self, folder, text, device="cpu"):
+        self.path = folder / "train.py"
+        self.path.write_text(text)
+        self.lines = text.splitlines()
+        self.trace = TraceBuilder(device=device)
+
+    def alloc(self, size, name, at, category=Category.UNKNOWN, function="main", inner=()):
+        number = next(n for n, line in enumerate(self.lines, 1) if at in line)
+        frame = Frame(function, str(self.path), number)
+        self.trace.alloc(size, name, stack=(*inner, frame), category=category)
+
+    def label(self, step, phase=Phase.OTHER, module=""):
+        self.trace.label(step=step, phase=phase, module=module)
+
+    def free(self, *names):
+        for name in names:
+            self.trace.free(name)
+
+    def found(self, pattern):
+        out = self.path.with_suffix(".json")
+        write_run(out, self.trace.build())
+        found = waste(load(out))
+        return next((f for f in found if f.evidence.facts["pattern"] == pattern), None)
+
+
+TEACHER = """\
+def main():
+    student, teacher = build(), build()
+    for x in data:
+        loss = distance(student(x), teacher(x))
+        loss.backward()
+"""
+
+
+def test_gradients_that_a_function_drops_when_it_returns_were_there_to_the_end(tmp_path):
+    program = Program(tmp_path, TEACHER)
+    program.label(0)
+    for name in ("student", "teacher"):
+        program.label(0, module=name)
+        program.alloc(256 * KIB, f"w.{name}", "build()", Category.PARAMETER)
+    for step in range(STEPS):
+        program.label(step, Phase.BACKWARD, "student")
+        program.alloc(256 * KIB, f"g.student.{step}", "backward", Category.GRADIENT)
+        if step == 0:
+            program.label(step, Phase.BACKWARD, "teacher")
+            program.alloc(256 * KIB, "g.teacher", "backward", Category.GRADIENT)
+        program.label(step)
+        program.free(f"g.student.{step}")
+    program.label(STEPS)
+    program.free("g.teacher", "w.teacher", "w.student")  # the function's names are gone
+    unused = program.found("unused_gradients")
+    assert (unused.bytes, unused.evidence.facts["modules"]) == (256 * KIB, "`teacher`")
+
+
+@pytest.mark.parametrize(
+    ("line", "broadcast"),
+    [
+        ("    table = a - b", True),
+        ("    table = x @ w - y", True),
+        ("    table = q @ k.mT / math.sqrt(c // heads)", False),
+        ("    table = torch.einsum('nd,md->nm', q, k) * scale", False),
+    ],
+)
+def test_a_scaled_product_of_matrices_is_no_broadcasting(line, broadcast, tmp_path):
+    program = Program(tmp_path, f"def main():\n{line}\n")
+    for step in range(STEPS):
+        program.label(step)
+        program.alloc(1024 * 4, f"a{step}", "def main")
+        program.alloc(1024 * 4, f"b{step}", "def main")
+        program.alloc(4 * MIB, f"t{step}", "table")
+        program.free(f"t{step}", f"a{step}", f"b{step}")
+    assert (program.found("broadcast") is not None) is broadcast
+
+
+ROLLOUT = """\
+def main():
+    frames.append(render())
+    batch = torch.stack(frames)
+    train(batch)
+"""
+
+
+@pytest.mark.parametrize("train", [MIB, 8 * MIB])
+def test_parts_beside_what_they_were_joined_into_are_found(train, tmp_path):
+    program = Program(tmp_path, ROLLOUT)
+    for step in range(STEPS):
+        program.label(step)
+        parts = [f"part{number}.{step}" for number in range(8)]
+        for part in parts:
+            program.alloc(512 * KIB, part, "frames.append")
+        program.alloc(4 * MIB, f"batch{step}", "torch.stack")
+        program.alloc(train, f"t{step}", "train(batch)")
+        program.free(f"t{step}", f"batch{step}", *parts)
+    joined = program.found("joined")
+    facts = joined.evidence.facts
+    assert (joined.bytes, joined.site.line, joined.evidence.allocs.size) == (4 * MIB, 3, 8)
+    assert facts["peak_before"] - facts["peak_after"] == 4 * MIB
+    # Where training comes on top, the list need only be emptied once it has been joined.
+    assert facts["drop"] is (train > 4 * MIB)
+
+
+def test_parts_that_are_gone_when_the_peak_comes_are_no_waste(tmp_path):
+    program = Program(tmp_path, ROLLOUT)
+    for step in range(STEPS):
+        program.label(step)
+        parts = [f"part{number}.{step}" for number in range(8)]
+        for part in parts:
+            program.alloc(512 * KIB, part, "frames.append")
+        program.alloc(4 * MIB, f"batch{step}", "torch.stack")
+        program.free(*parts)
+        program.alloc(8 * MIB, f"t{step}", "train(batch)")
+        program.free(f"t{step}", f"batch{step}")
+    assert program.found("joined") is None
+
+
+OPTIMIZERS = "def main():\n    opt.step()\n"
+INIT = Frame("_init_group", "/site-packages/torch/optim/adam.py", 90)
+
+
+def switched(tmp_path, *, dropped, same=True):
+    """Two optimizers' states, of the same parameters or of others, made in steps 0 and 5."""
+    program = Program(tmp_path, OPTIMIZERS)
+    for step in range(STEPS):
+        for layer in range(4):
+            own = layer + (0 if same or step < 5 else 4)
+            module = f"net.{own}"
+            program.label(step, Phase.OPTIMIZER, module)
+            if step in (0, 5):
+                size = (64 + own) * KIB
+                for moment in ("m", "v"):
+                    name = f"{moment}{layer}.{step}"
+                    program.alloc(size, name, "step", Category.OPTIMIZER_STATE, inner=(INIT,))
+                    if step == 5 and dropped:
+                        program.free(f"{moment}{layer}.0")
+            else:
+                program.alloc(16 * KIB, f"t{layer}.{step}", "step", inner=(INIT,))
+                program.free(f"t{layer}.{step}")
+    return program.found("second_states")
+
+
+def test_state_of_an_optimizer_that_another_has_followed_is_found(tmp_path):
+    found = switched(tmp_path, dropped=False)
+    assert found.bytes == 2 * sum((64 + layer) * KIB for layer in range(4))
+
+
+def test_state_that_went_when_the_optimizer_was_replaced_is_no_waste(tmp_path):
+    assert switched(tmp_path, dropped=True) is None
+
+
+def test_two_optimizers_of_different_parameters_are_no_waste(tmp_path):
+    assert switched(tmp_path, dropped=False, same=False) is None
+
+
+@pytest.mark.parametrize("name", ["double", "float"])
+def test_a_model_made_double_takes_twice_what_it_would_in_float(name, tmp_path):
+    program = Program(tmp_path, f"def main():\n    model = model.{name}()\n    model(x)\n")
+    cast = Frame(f"Module.{name}", "/site-packages/torch/nn/modules/module.py", 1100)
+    program.label(0, module="net")
+    program.alloc(MIB, "w", f".{name}()", Category.PARAMETER, inner=(cast,))
+    for step in range(STEPS):
+        program.label(step, Phase.FORWARD, "net")
+        program.alloc(MIB, f"a{step}", "model(x)")
+        program.free(f"a{step}")
+    found = program.found("double_precision")
+    assert (found is not None) is (name == "double")
+    if found is not None:
+        facts = found.evidence.facts
+        assert (facts["peak_before"], facts["peak_after"]) == (2 * MIB, MIB)
+
+
+MODULE = """\
+class Bias(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        distance = torch.arange(n)[:, None] - torch.arange(n)
+        self.register_buffer("distance", distance)
+
+    def forward(self, t):
+        return {read}
+"""
+
+
+@pytest.mark.parametrize(
+    ("read", "pattern"),
+    [
+        ("self.table[t]", "unread_buffer"),
+        ("self.distance[:t]", "large_buffer"),
+        ("self.distance + t", None),
+        ("getattr(self, t)", None),
+    ],
+)
+def test_a_buffer_is_too_large_where_a_slice_or_nothing_of_it_is_read(read, pattern, tmp_path):
+    program = Program(tmp_path, MODULE.format(read=read))
+    program.label(0, module="net.bias")
+    program.alloc(4 * MIB, "table", "torch.arange", Category.BUFFER, function="__init__")
+    for step in range(STEPS):
+        program.label(step, Phase.FORWARD, "net")
+        program.alloc(MIB, f"a{step}", "return")
+        program.free(f"a{step}")
+    for other in ("unread_buffer", "large_buffer"):
+        assert (program.found(other) is not None) is (other == pattern)
+
+
+PROBE = """\
+def main():
+    for images in data:
+        {ask}
+        loss = head(backbone(images))
+        loss.backward()
+        {after}
+"""
+
+
+@pytest.mark.parametrize(
+    ("ask", "after", "found"),
+    [
+        ("images.requires_grad_(True)", "step()", True),
+        ("images.requires_grad = True", "step()", True),
+        ("images.requires_grad_(False)", "step()", False),
+        ("images.requires_grad_(True)", "show(images.grad)", False),
+        ("images.requires_grad_(True)", "torch.autograd.grad(loss, images)", False),
+        ("images.normal_()", "step()", False),
+    ],
+)
+def test_a_frozen_model_keeps_no_graph_for_a_gradient_that_nothing_reads(
+    ask, after, found, tmp_path
+):
+    program = Program(tmp_path, PROBE.format(ask=ask, after=after))
+    for module in ("backbone", "head"):
+        program.label(0, module=module)
+        program.alloc(64 * KIB, f"w.{module}", "def main", Category.PARAMETER)
+    for step in range(STEPS):
+        for layer in range(4):
+            program.label(step, Phase.FORWARD, "backbone")
+            program.alloc(MIB, f"a{layer}.{step}", "loss =", Category.ACTIVATION)
+        program.label(step, Phase.FORWARD, "head")
+        program.alloc(64 * KIB, f"h{step}", "loss =", Category.ACTIVATION)
+        program.label(step, Phase.BACKWARD, "head")
+        program.alloc(64 * KIB, f"g{step}", "loss.backward()", Category.GRADIENT)
+        program.free(*(f"a{layer}.{step}" for layer in range(4)), f"h{step}")
+        program.label(step)
+        program.free(f"g{step}")
+    frozen = program.found("frozen_graph")
+    assert (frozen is not None) is found
+    if frozen is not None:
+        assert frozen.bytes == 4 * MIB
+        assert frozen.evidence.facts["asked_line"] == 3
+
+
+CHAIN = """\
+def smoothed(logits):
+    probs = logits.softmax(-1)
+    logs = torch.log(probs + eps)
+    return (target * logs).sum()
+"""
+
+
+def test_a_chain_of_operations_is_told_at_its_function_with_what_all_of_it_takes(tmp_path):
+    program = Program(tmp_path, CHAIN)
+    for step in range(STEPS):
+        program.label(step)
+        names = [f"{name}{step}" for name in ("probs", "sum", "logs", "product")]
+        for name, line in zip(names, ("softmax", "log(", "log(", "return"), strict=True):
+            program.alloc(2 * MIB, name, line, function="smoothed")
+        program.free(*names)
+    found = program.found("largest")
+    facts = found.evidence.facts
+    assert (found.bytes, found.site.line) == (8 * MIB, 2)
+    assert (facts["peak_before"], facts["peak_after"]) == (8 * MIB, 0)
