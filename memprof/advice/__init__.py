@@ -48,14 +48,18 @@ _RULES: tuple[Callable[[Case], Iterator[Proposal]], ...] = (
 
 
 def advise(found: Found, run: Run) -> tuple[Remedy, ...]:
-    """At most three remedies for a finding, the most certain and most local first."""
+    """At most three remedies for a finding, the most certain and most local first.
+
+    Those that give none of its bytes back come last.
+    """
     case = Case(found, run)
     proposals = [_of_what_ran(proposal, case) for rules in _RULES for proposal in rules(case)]
     proposals.sort(key=lambda p: -p.certainty)
     best: dict[str, Proposal] = {}
     for proposal in proposals:
         best.setdefault(proposal.fix, proposal)
-    return tuple(_remedy(proposal, case) for proposal in list(best.values())[:_MOST])
+    first = sorted(list(best.values())[:_MOST], key=lambda p: p.remains >= 1)
+    return tuple(_remedy(proposal, case) for proposal in first)
 
 
 def _of_what_ran(proposal: Proposal, case: Case) -> Proposal:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from memprof.advice.case import Case, Proposal
 from memprof.advice.source import growing, last_name
 from memprof.analysis.program import calls_in
+from memprof.analysis.sites import FrameKind, frame_kind
 from memprof.records import Holder
 
 __all__ = ["rules"]
@@ -16,7 +17,8 @@ __all__ = ["rules"]
 def rules(case: Case) -> Iterator[Proposal]:
     """``clear_container``, at the statement in the stack that calls the object.
 
-    Not where the program's own source fills the container: that is the line to mend.
+    Else where the object is handed something, or made. Not where the program's own source fills the
+    container: that is the line to mend.
     """
     if case.of_model or not case.grows or any(growing(place) for place in case.places):
         return
@@ -31,6 +33,54 @@ def rules(case: Case) -> Iterator[Proposal]:
                     f"At every call of `{ast.unparse(call.func)}` its `{kept}` ({length} items) "
                     "becomes longer: empty it when its result is done with (`reset()`, `clear()`).",
                     place,
+                )
+                return
+    yield from _handed_over(case)
+    yield from _constructed(case)
+
+
+def _handed_over(case: Case) -> Iterator[Proposal]:
+    """What a function gives to a library's object that it has in a name: ``loop.call_later(…)``."""
+    for holder in case.found.holders:
+        owner, kept, length = _collected_in(holder)
+        place = case.place_of(holder)
+        if not owner or place is None or growing(place) is not None:
+            continue
+        calls = [call for call in calls_in(place.scope) if _hands(call, owner)]
+        if calls:
+            call = max(calls, key=lambda one: len(one.args))
+            yield Proposal(
+                "clear_container",
+                0.6,
+                f"`{ast.unparse(call.func)}` is handed what `{owner}` keeps in its `{kept}` "
+                f"({length} items): have it taken out when it is done with.",
+                place.program.place(call),
+            )
+            return
+
+
+def _hands(call: ast.Call, owner: str) -> bool:
+    function = call.func
+    if not isinstance(function, ast.Attribute) or last_name(ast.unparse(function.value)) != owner:
+        return False
+    return any(isinstance(argument, (ast.Name, ast.Attribute)) for argument in call.args)
+
+
+def _constructed(case: Case) -> Iterator[Proposal]:
+    """Where the program makes the library's object that keeps it, if that is one place only."""
+    for holder in case.found.holders:
+        if frame_kind(holder.filename) is FrameKind.USER:
+            continue
+        for link in reversed(holder.links):
+            name = link.type_name.rpartition(".")[2]
+            places = [place for call, place in case.calls(name) if call.args or call.keywords]
+            if name[:1].isupper() and len({place.line for place in places}) == 1:
+                yield Proposal(
+                    "del_ref",
+                    0.6,
+                    f"`{name}` keeps what it is given here as long as it lives: hand it no more "
+                    "than it needs, or end it.",
+                    places[0],
                 )
                 return
 

@@ -15,6 +15,7 @@ from memprof.advice.safety import (
     goes_backward,
     is_number,
     is_object,
+    is_python_number,
     makes_number,
     survives_call,
     used_as_tensor,
@@ -62,6 +63,8 @@ def _running_sum(case: Case) -> Iterator[Proposal]:
     for place in _near(case):
         value = accumulated(place)
         if value is None or not (case.graph or case.found.kind is Kind.HOST_GROWTH):
+            continue
+        if is_python_number(case, value):
             continue
         host = case.found.kind is Kind.HOST_GROWTH
         what = "graph nodes in host memory" if host else "every step's activations"

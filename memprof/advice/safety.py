@@ -19,6 +19,7 @@ __all__ = [
     "goes_backward",
     "is_number",
     "is_object",
+    "is_python_number",
     "is_raised",
     "makes_number",
     "serves_training",
@@ -28,6 +29,7 @@ __all__ = [
 
 _ONE_NUMBER, _TWO_NUMBERS = 4, 8
 """Bytes of a single float, and of two, or of a double."""
+_TO_PYTHON = frozenset(("item", "float", "int", "len", "bool", "str", "tolist"))
 _OF_TENSORS = frozenset(("T", "data", "device", "dtype", "grad", "grad_fn", "mT", "ndim", "shape"))
 """Attributes that tensors have as well; others are read of objects that a model returns."""
 
@@ -63,6 +65,24 @@ def _is_reduction(value: ast.AST | None) -> bool:
     """``x.mean()``, ``x.sum()``: without a dimension the result is one number."""
     bare = isinstance(value, ast.Call) and not value.args and not value.keywords
     return bare and called_name(value) in ("mean", "sum") if value is not None else False
+
+
+def is_python_number(case: Case, value: ast.expr) -> bool:
+    """Whether a value is no tensor: ``loss.item()``, or a call of what returns nothing else."""
+    called = called_name(value)
+    if called in _TO_PYTHON or isinstance(value, ast.Constant):
+        return True
+    functions = [f for program in case.everywhere for f in program.functions(called)]
+    returned = [
+        node.value
+        for function in functions
+        for node in ast.walk(function)
+        if isinstance(node, ast.Return)
+    ]
+    return bool(called and returned) and all(
+        one is not None and (called_name(one) in _TO_PYTHON or isinstance(one, ast.Constant))
+        for one in returned
+    )
 
 
 def makes_number(case: Case, made: Place) -> bool | None:

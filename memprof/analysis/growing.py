@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.analysis.growth import WARM_UP, Rise, floor, rise
-from memprof.analysis.sites import NO_SITE, sites
+from memprof.analysis.sites import NO_SITE, FrameKind, frame_kind, sites
 from memprof.analysis.survival import Survival
 from memprof.trace import EMPTY, Category, Frame, Tables
 
@@ -189,7 +189,7 @@ def _is_expected(seen: Survival, found: Growing) -> bool:
     """
     lives = seen.lives
     frames = seen.tables.stack(found.stack)
-    if any(_BOUNDED_HISTORY.search(f.filename.replace("\\", "/")) for f in frames):
+    if _is_history(frames):
         return True
     category = _most(lives.category[found.rows]) if len(found.rows) else 0
     if category not in _ONE_EACH:
@@ -199,6 +199,16 @@ def _is_expected(seen: Survival, found: Growing) -> bool:
     born = np.unique(lives.born[there])
     co_grown = np.isin(lives.born[found.rows], born[born >= WARM_UP]).mean()
     return len(found.rows) <= int(there.sum()) and bool(co_grown < 0.5)
+
+
+def _is_history(frames: tuple[Frame, ...]) -> bool:
+    """Whether L-BFGS itself made it: the closure that it calls is the program's."""
+    for frame in frames:
+        if frame_kind(frame.filename) is FrameKind.USER:
+            return False
+        if _BOUNDED_HISTORY.search(frame.filename.replace("\\", "/")):
+            return True
+    return False
 
 
 def _joins(tables: Tables, stack: int) -> bool:

@@ -37,6 +37,8 @@ _NATIVE_NOISE = re.compile(
 )
 _NATIVE_TELLING = re.compile(r"^torch::autograd::generated::\w+::|^at::_ops::\w+::call")
 _ARGUMENTS = re.compile(r"\((?!anonymous).*$")
+_EXECUTED = "<string>"
+"""Text given to `exec` (and what dataclasses make): the line that runs it can be read."""
 _HIDDEN = ("<frozen ", "<__array_function__")
 
 
@@ -106,6 +108,8 @@ def _rank(frame: Frame) -> float:
         if _NATIVE_TELLING.search(frame.name):
             return 1.5
         return 0.5 if _NATIVE_NOISE.search(frame.name) else 1.0
+    if frame.filename == _EXECUTED:
+        return kind - 0.5
     return float(kind)
 
 

@@ -19,7 +19,7 @@ import torch
 
 from memprof.holding.heap import Deadline, Heap
 from memprof.holding.kinds import LinkKind, link
-from memprof.holding.targets import Targets
+from memprof.holding.targets import Targets, unwrapped
 from memprof.records import Link
 from memprof.sources.autograd import grad_fn_of, gradient_of, is_leaf
 
@@ -193,6 +193,9 @@ def _tensor_hops(tensor: torch.Tensor) -> Iterator[_Hop]:
     node = grad_fn_of(tensor)
     if node is not None:
         yield node, LinkKind.AUTOGRAD_NODE, type(node).__name__, name
+    inner = unwrapped(tensor)
+    if inner is not None:
+        yield from _tensor_hops(inner)
 
 
 def _node_hops(node: torch.autograd.graph.Node) -> Iterator[_Hop]:

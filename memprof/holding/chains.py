@@ -115,10 +115,9 @@ def _best_line(links: list[Link], files: list[str]) -> tuple[str, int]:
         back,
         *(_line_at(links, at) for at in others),
     )
-    for filename, line in lines:
-        if line and source_line(filename, line):
-            return filename, line
-    return _cpp_line(links, files)
+    found = [(name, line) for name, line in lines if line and source_line(name, line)]
+    found.sort(key=lambda one: not is_user_file(one[0]))  # a library's only if there is no other
+    return found[0] if found else _cpp_line(links, files)
 
 
 def _line_at(links: list[Link], at: int) -> tuple[str, int]:

@@ -15,7 +15,7 @@ import torch
 
 from memprof.sources.places import Block, Place, PlaceOf, place_of, storage_place
 
-__all__ = ["BlockIndex", "Targets", "storage_key"]
+__all__ = ["BlockIndex", "Targets", "storage_key", "unwrapped"]
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -23,7 +23,15 @@ def storage_key(tensor: torch.Tensor) -> int:
     try:
         return int(torch._C._storage_id(tensor))  # type: ignore[attr-defined]
     except (RuntimeError, NotImplementedError):
-        return 0
+        inner = unwrapped(tensor)
+        return 0 if inner is None else storage_key(inner)
+
+
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor | None:
+    """What a wrapper of ``torch.func`` (``vjp``, ``grad``, ``vmap``) wraps; None for others."""
+    if not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return None
+    return torch._C._functorch.get_unwrapped(tensor)
 
 
 class BlockIndex:

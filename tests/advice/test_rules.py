@@ -10,6 +10,7 @@ from memprof.advice import FIXES
 from memprof.advice.source import growing, is_cut_off
 from memprof.analysis.findings import Kind
 from memprof.analysis.program import program_of
+from memprof.records import Holder, Link
 from tests.advice.bench import LOOP, Bench, fixes
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "fixes"
@@ -209,3 +210,73 @@ def test_a_tensor_that_is_detached_where_it_is_kept_is_not_to_be_detached(bench)
     holder = bench.holder("append", ("local", "kept", -1), ("item", "0", 9))
     said = bench.advise("append", holder, category="activation", activation_share=1.0)
     assert not {"detach", "item", "no_grad"} & set(fixes(said))
+
+
+NUMBERS = """\
+class Estimator:
+    def add(self, x):
+        value = self.net(x).mean()
+        return {returned}
+
+def step(estimator, total, x):
+    total += estimator.add(x)
+"""
+
+
+@pytest.mark.parametrize(("returned", "a_sum"), [("value.item()", False), ("value", True)])
+def test_a_sum_of_what_a_function_returns_as_a_number_keeps_no_graph(bench, returned, a_sum):
+    bench.write(NUMBERS.format(returned=returned))
+    held = bench.holder("net(x)", ("autograd_node", "MeanBackward0", -1))
+    remedies = bench.advise("total +=", held)
+    assert any("`estimator.add(x)`" in remedy.why for remedy in remedies) is a_sum
+
+
+def test_what_gives_nothing_back_comes_after_what_does(bench):
+    bench.write(
+        "def step(run, obs):\n    run.episodes.append(Episode(obs))\n    run.loss().backward()\n"
+    )
+    held = bench.holder("append", ("attribute", "episodes", -1), ("item", "0", 9))
+    remedies = bench.advise("append", held, category="activation")
+    assert [remedy.saves_bytes for remedy in remedies] == [4096, 4096, 0]
+    assert (remedies[0].fix, remedies[-1].fix) == ("cpu_offload", "detach")
+
+
+SCHEDULED = """\
+def handle(self, x):
+    loop = asyncio.get_running_loop()
+    out = self.model(x)
+    loop.call_later(3600, self.expire, out)
+"""
+
+
+def test_what_an_object_of_a_library_keeps_is_told_where_it_is_handed_over(bench):
+    bench.write(SCHEDULED)
+    held = bench.holder(
+        "get_running_loop",
+        ("local", "loop", -1),
+        ("attribute", "_scheduled", -1),
+        ("item", "3", 31),
+    )
+    first, *_ = bench.advise("self.model", held)
+    assert (first.fix, first.line) == ("clear_container", 4)
+    assert first.code == "loop.call_later(3600, self.expire, out)"
+
+
+TIMER = """\
+def log(self, image):
+    timer = threading.Timer(600, self.write, args=(image,))
+    timer.start()
+"""
+
+
+def test_the_line_that_makes_a_library_s_object_which_keeps_its_arguments_is_told(bench):
+    bench.write(TIMER)
+    links = [
+        Link("thread", "Thread-1", "thread"),
+        Link("attribute", "args", "Timer"),
+        Link("item", "0", "tuple", length=1),
+    ]
+    library = "/usr/lib/python3.11/threading.py"
+    held = Holder("attribute `args` of a Timer", "thread", library, 9, "", links)
+    first, *_ = bench.advise("timer.start()", held)
+    assert (first.fix, first.line) == ("del_ref", 2)

@@ -945,3 +945,23 @@ def copies_of_the_states_of_ever_longer_sequences():
         last.states = states
 
     return step
+
+
+@leaking(64 * 4 * 4)
+def results_kept_by_the_closure_of_lbfgs():
+    model = nn.Linear(16, 4)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1, history_size=3)
+    data = torch.randn(64, 16), torch.randn(64, 4)
+    residuals = []
+
+    def closure():
+        optimizer.zero_grad()
+        residual = model(data[0]).tanh() - data[1]
+        residual.pow(2).mean().backward()
+        residuals.append(residual.detach())
+        return residual.pow(2).mean()
+
+    def step(i):
+        optimizer.step(closure)
+
+    return step

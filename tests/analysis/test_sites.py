@@ -95,3 +95,11 @@ def test_a_site_is_written_with_the_end_of_its_path() -> None:
     assert site_name(Frame("f", r"C:\a\b\c.py", 7)) == "b/c.py:7 in f"
     assert short_path("/a/b/c.py", 1) == "c.py"
     assert short_path("c.py") == "c.py"
+
+
+def test_a_text_that_was_executed_is_told_at_the_line_that_runs_it():
+    run = Frame("load_config", "/home/user/train.py", 11)
+    text = Frame("<module>", "<string>", 2)
+    tables = Tables(frames=[text, run], stacks=[(), (0, 1), (0,)])
+    found = sites(tables)
+    assert [found.frames[row] for row in found.of_stack.tolist()] == [NO_SITE, run, text]

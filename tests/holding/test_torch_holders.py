@@ -398,3 +398,19 @@ def test_every_kind_is_a_plain_string() -> None:
     kinds = {type(one.kind) for holder in holders(x) for one in holder.links}
     assert kinds == {str}
     assert {one.value for one in LinkKind} >= {"local", "global", "item", "cycle", "unknown"}
+
+
+def test_what_a_function_of_vjp_has_saved_is_found_through_the_wrappers_of_torch_func():
+    pullbacks = []
+    weight = torch.randn(8, 8)
+
+    def add():
+        hidden = torch.randn(4, 8)
+        _, pullback = torch.func.vjp(lambda w: torch.tanh(hidden @ w), weight)
+        pullbacks.append(pullback)
+        return hidden
+
+    hidden = add()
+    (found, *_) = holders(hidden)
+    assert "`pullbacks`" in found.description
+    assert found.code == "pullbacks.append(pullback)"
