@@ -194,19 +194,7 @@ def _one_tensor(case: Case, nbytes: str) -> Iterator[Proposal]:
         yield Proposal("preallocate", 0.85, f"{why}: allocate once and fill.", case.site)
         yield Proposal("cpu_offload", 0.5, f"{why}: collect the parts on the host.", case.site)
     elif pattern == Pattern.LARGEST.value:
-        yield Proposal(
-            "chunk", 0.6, f"One tensor takes {nbytes} at once; in parts it need not.", case.site
-        )
-        yield Proposal(
-            "mixed_precision", 0.3, f"In bfloat16 its {nbytes} are half.", case.site, remains=0.5
-        )
-        if case.found.category == "activation":
-            yield Proposal(
-                "checkpoint",
-                0.35,
-                f"Its {nbytes} can be recomputed in the backward pass.",
-                case.site,
-            )
+        yield from _large(case, nbytes)
     elif pattern == Pattern.DOUBLE_PRECISION.value:
         yield Proposal(
             "mixed_precision",
@@ -216,6 +204,19 @@ def _one_tensor(case: Case, nbytes: str) -> Iterator[Proposal]:
         )
     elif pattern == Pattern.WORKSPACE.value:
         yield from _workspace(case, nbytes)
+
+
+def _large(case: Case, nbytes: str) -> Iterator[Proposal]:
+    number = int(case.fact("tensors", 1))
+    many = number > 1
+    takes = f"{number} tensors of one size take" if many else "One tensor takes"
+    why = f"{takes} {nbytes} at once; in parts {'they' if many else 'it'} need not."
+    yield Proposal("chunk", 0.6, why, case.site)
+    half = f"In bfloat16 {'their' if many else 'its'} {nbytes} are half."
+    yield Proposal("mixed_precision", 0.3, half, case.site, remains=0.5)
+    if case.found.category == "activation":
+        why = f"{'Their' if many else 'Its'} {nbytes} can be recomputed in the backward pass."
+        yield Proposal("checkpoint", 0.35, why, case.site)
 
 
 def _workspace(case: Case, nbytes: str) -> Iterator[Proposal]:

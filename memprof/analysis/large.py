@@ -55,14 +55,18 @@ def large(scene: Scene) -> Iterator[Suspicion]:
         row, rows = _chain(scene, row, alike, nbytes)
     else:
         rows = np.flatnonzero(scene.lives.stack == scene.lives.stack[row])
+    there = np.flatnonzero(alike & scene.at_peak)
+    if pattern is Pattern.LARGEST and len(there) > 1:
+        what = f"are {len(there)} tensors of one size"
     yield Suspicion(
         pattern,
         row,
-        np.flatnonzero(alike & scene.at_peak),
+        there,
         certainty,
         what,
         nbytes,
         scene.replayed(scene.whole(rows)),
+        {"tensors": len(there)},
     )
 
 
@@ -110,7 +114,7 @@ def _kind_of_large(scene: Scene, row: int, place: Place | None) -> tuple[Pattern
     narrow = _half_as_large(scene, row) and not _is_made_by_a_module(scene, row)
     if narrow and place is not None and calls_in(place.statement, *_NARROWING):
         return Pattern.UPCAST, 0.7, "are a wider copy of a tensor that is there too"
-    return Pattern.LARGEST, 0.35, "are one tensor and others of its size"
+    return Pattern.LARGEST, 0.35, "are one tensor"
 
 
 def _is_made_by_a_module(scene: Scene, row: int) -> bool:

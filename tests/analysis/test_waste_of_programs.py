@@ -283,4 +283,5 @@ def test_a_chain_of_operations_is_told_at_its_function_with_what_all_of_it_takes
     found = program.found("largest")
     facts = found.evidence.facts
     assert (found.bytes, found.site.line) == (8 * MIB, 2)
+    assert found.title.endswith("are 4 tensors of one size")
     assert (facts["peak_before"], facts["peak_after"]) == (8 * MIB, 0)
