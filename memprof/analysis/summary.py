@@ -130,7 +130,7 @@ def _verdict(
         return _ran_out(examination, next(iter(failed.values())), findings)
     measured = [d for d in devices if d.peak_allocated_bytes or d.peak_reserved_bytes]
     if not measured:
-        return _no_data()
+        return _no_data(examination.run)
     main = max(measured, key=lambda d: d.peak_allocated_bytes)
     if findings and findings[0].kind in (Kind.LEAK, Kind.CYCLE, Kind.HOST_GROWTH, Kind.NON_TORCH):
         return _from_finding("leak", findings[0])
@@ -142,13 +142,14 @@ def _verdict(
     return _quiet(examination, main)
 
 
-def _no_data() -> Verdict:
-    return Verdict(
-        "no data",
-        "no data: nothing was measured",
-        "the file holds no allocation, no segment and no counter of any device",
-        RECORD,
-    )
+def _no_data(run: Run) -> Verdict:
+    why, then = "the file holds no allocation, no segment and no counter of any device", RECORD
+    if not run.is_snapshot:
+        why = "the process that was recorded made no tensor"
+        then = "`MEMPROF=run.json` before the command records the processes that it starts as well"
+        if run.footer is not None and run.footer.status != "ok":
+            then = "it did not get that far: see above how it ended"
+    return Verdict("no data", "no data: nothing was measured", why, then)
 
 
 def _ran_out(examination: Examination, failure: Failure, findings: Sequence[Found]) -> Verdict:

@@ -150,6 +150,22 @@ def test_an_empty_run_file_is_no_data(tmp_path: Path, capsys: pytest.CaptureFixt
     assert figures(capsys)["verdict"]["level"] == "no data"
 
 
+@pytest.mark.parametrize(
+    ("status", "then"),
+    [("ok", "`MEMPROF=run.json` before the command"), ("ValueError: no", "see above how it ended")],
+)
+def test_a_recording_without_a_tensor_says_what_may_be_the_matter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], status: str, then: str
+) -> None:
+    file = write_run(tmp_path / "run.json")
+    text = file.read_text()
+    file.write_text(text.replace('"kind":"footer"', f'"kind":"footer","status":"{status}"'))
+    run_main("report", file, "--json")
+    verdict = figures(capsys)["verdict"]
+    assert verdict["why"] == "the process that was recorded made no tensor"
+    assert then in verdict["next"]
+
+
 def test_running_out_of_memory_is_the_verdict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
