@@ -19,6 +19,8 @@ from memprof.analysis.whatif import DeviceWhatIf, replay
 from memprof.findings import findings
 from memprof.jobs import files_of, gathered, job_report
 from memprof.trace import Action
+from memprof.units import parse_bytes
+from memprof_cli.limits import fail_above, job_peaks, peaks
 from memprof_cli.progress import progress
 from memprof_cli.ranks import job_json, print_job
 from memprof_cli.screen import print_summary, summaries_json
@@ -54,7 +56,14 @@ class _Report:
 @source_option
 @click.option("--all", "judge_all", is_flag=True, help="Look for leaks on every rank of a job.")
 @click.option("--each", "one_by_one", is_flag=True, help="Tell each file by itself.")
-def command(
+@click.option(
+    "--fail-above",
+    "limit",
+    metavar="SIZE",
+    help="Exit with status 3 when a peak of allocated bytes is above SIZE, such as 22GiB; with 1 "
+    "where a peak was not measured.",
+)
+def command(  # noqa: PLR0917 - click names them all
     files: Sequence[Path],
     output: Path | None,
     as_json: bool,
@@ -63,6 +72,7 @@ def command(
     roots: tuple[Path, ...],
     judge_all: bool,
     one_by_one: bool,
+    limit: str | None,
 ) -> None:
     """Say where the memory in FILES went, and write one self-contained HTML page.
 
@@ -70,6 +80,8 @@ def command(
     (torch.cuda.memory._dump_snapshot), gzipped or not; also folders of them, and quoted patterns
     such as 'run.rank*.json'. The ranks of one job, and more than eight files, are told together.
     """
+    if limit is not None:
+        parse_bytes(limit)  # before the work is done
     named, files = list(files), files_of(files)
     job = None
     if len(files) > 1 and not one_by_one:
@@ -80,10 +92,14 @@ def command(
         )
         page = None if no_page or (as_json and output is None) else output or _beside_job(report)
         _tell_job(report, page, as_json=as_json)
+        found = job_peaks(report)
     else:
-        page = _tell_each(files, roots, output, as_json=as_json, no_page=no_page)
+        summaries, page = _tell_each(files, roots, output, as_json=as_json, no_page=no_page)
+        found = peaks(summaries)
     if open_page and page is not None:
         webbrowser.open(page.absolute().as_uri())
+    if limit is not None:
+        fail_above(limit, found)
 
 
 def _tell_job(job: JobReport, page: Path | None, *, as_json: bool) -> None:
@@ -106,20 +122,21 @@ def _tell_each(
     *,
     as_json: bool,
     no_page: bool,
-) -> Path | None:
-    """A screen a file and one page of all; returns the page."""
+) -> tuple[list[Summary], Path | None]:
+    """A screen a file and one page of all; returns what was said and the page."""
     reports = [_examined(file, roots) for file in progress(files, "reading")]
     page = None if no_page or (as_json and output is None) else output or _beside(files[0])
     if page is not None:
         _write_page(reports, page)
+    summaries = [report.summary for report in reports]
     if as_json:
-        click.echo(summaries_json([report.summary for report in reports]))
+        click.echo(summaries_json(summaries))
     else:
         for report in reports:
             print_summary(report.summary, report.found)
         if page is not None:
             click.echo(f"page: {page}")
-    return page
+    return summaries, page
 
 
 def _examined(file: Path, roots: Sequence[Path]) -> _Report:

@@ -1,0 +1,77 @@
+"""memprof report --fail-above: what passes, what fails, and what cannot be judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from memprof.testing import TraceBuilder, save_snapshot, segments_only, snapshot, write_run
+from memprof.testing.ranks import write_rank
+from memprof_cli import main
+
+MIB = 1 << 20
+
+
+def ended(*args: object) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(["report", "--no-page", *map(str, args)])
+    code = end.value.code
+    return code if isinstance(code, int) else 0
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A peak of exactly 24 MiB."""
+    builder = TraceBuilder().alloc(4 * MIB, "a").alloc(20 * MIB, "b").free("b")
+    return save_snapshot(tmp_path / "snap.pickle", snapshot(builder.build()))
+
+
+@pytest.mark.parametrize(("limit", "status"), [("24MiB", 0), ("1GiB", 0), ("23MiB", 3)])
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_peak_above_the_limit_fails(
+    file: Path, limit: str, status: int, options: tuple[str, ...]
+) -> None:
+    assert ended(file, "--fail-above", limit, *options) == status
+
+
+def test_the_peak_its_place_and_what_is_too_much_are_said(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended(file, "--fail-above", "23MiB")
+    told = capsys.readouterr().err
+    assert f"above 23MiB: peak allocated 24 MiB on cuda:0 in {file}, 1 MiB more" in told
+
+
+def test_what_is_no_size_is_refused_before_anything_is_told(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ended(file, "--fail-above", "banana") == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_a_file_without_a_peak_does_not_pass(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = segments_only(TraceBuilder().alloc(3 * MIB, "a").build())
+    for file in (
+        save_snapshot(tmp_path / "bare.pickle", bare),
+        write_run(tmp_path / "none.json"),
+    ):
+        assert ended(file, "--fail-above", "1GiB") == 1
+        assert f"no peak was measured in {file}" in capsys.readouterr().err
+
+
+def test_of_a_job_each_rank_counts_and_none_may_be_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank, peak in ((0, 10), (1, 30)):
+        write_rank(tmp_path, rank, 2, peak=peak * MIB)
+    assert ended(tmp_path, "--fail-above", "30MiB") == 0
+    assert ended(tmp_path, "--fail-above", "29MiB") == 3
+    assert "peak allocated 30 MiB in" in capsys.readouterr().err
+    (tmp_path / "run.rank0.json").unlink()
+    for rank in (1, 2):
+        write_rank(tmp_path, rank, 3, peak=30 * MIB)
+    assert ended(tmp_path, "--fail-above", "30MiB") == 1
+    assert "no peak was measured of 1 of the 3 ranks: no file of theirs" in capsys.readouterr().err
