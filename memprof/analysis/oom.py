@@ -112,6 +112,9 @@ def post_mortems(
 
 
 def _hint(run: Run) -> str:
+    ended = run.footer.status if run.footer is not None else ""
+    if "OutOfMemory" in ended or "out of memory" in ended:
+        return f"the program did end by it ({ended}), but what memory held then was not recorded"
     if any(device.windows or len(device.steps) for device in run.devices):
         return "`memprof report` shows its peak; `memprof what-if FILE --gpu 8GiB` tries a card"
     return "it holds no memory of any device; record with `memprof run train.py`"

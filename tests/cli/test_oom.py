@@ -18,6 +18,7 @@ from memprof.testing import (
     write_run,
 )
 from memprof.testing.cuda import StandInOutOfMemoryError, TorchStandIn
+from memprof.testing.ranks import write_rank
 from memprof.trace import Category, Frame, Phase
 from memprof_cli import main
 
@@ -284,3 +285,12 @@ def test_the_report_of_it_names_the_leak_and_the_fix(tmp_path, capsys):
 def test_without_a_leak_nobody_is_sent_to_one(tmp_path, capsys):
     run_main("oom", full_card(tmp_path))
     assert "memprof leaks" not in capsys.readouterr().out
+
+
+def test_a_file_that_knows_of_the_failure_by_its_end_alone_says_so(tmp_path, capsys):
+    status = "OutOfMemoryError: CUDA out of memory"
+    assert run_main("oom", write_rank(tmp_path, 0, 1, status=status)) == 1
+    complaint = capsys.readouterr().err
+    assert f"the program did end by it ({status}), but what memory held then was not recorded" in (
+        complaint
+    )
