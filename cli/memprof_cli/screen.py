@@ -44,7 +44,14 @@ def print_summary(summary: Summary, findings: Sequence[Found] = ()) -> None:
     if summary.overhead_us >= 0 and summary.duration_us > 0:
         share = format_percent(summary.overhead_us, summary.duration_us)
         took = format_duration(summary.duration_us)
-        console.print(Text(f"recording took {share} of {took}", style="dim"))
+        console.print(Text(f"recording took {share} of {took}{_allowed(summary)}", style="dim"))
+
+
+def _allowed(summary: Summary) -> str:
+    """Why a short run may take so much: nobody should expect that share of a long one."""
+    if summary.overhead_us > summary.allowance_us:
+        return ""
+    return f", within its start-up allowance of {format_duration(summary.allowance_us)}"
 
 
 def _verdict(verdict: Verdict) -> RenderableType:

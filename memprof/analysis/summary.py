@@ -73,6 +73,8 @@ class Summary:
     overhead_us: int
     """-1 where it was not measured."""
     duration_us: int
+    allowance_us: int
+    """Time that recording may take in any case, before its budget counts; -1 where not known."""
 
 
 def summarize(examination: Examination, findings: Sequence[Found] = ()) -> Summary:
@@ -92,7 +94,13 @@ def summarize(examination: Examination, findings: Sequence[Found] = ()) -> Summa
         final_state=is_bare_state(run),
         overhead_us=run.footer.overhead_us if run.footer else NOT_RECORDED,
         duration_us=max(ended - run.header.created_us, 0) if ended else 0,
+        allowance_us=_allowance(run),
     )
+
+
+def _allowance(run: Run) -> int:
+    given = run.header.options.get("allowance_s")
+    return round(given * 1e6) if isinstance(given, (int, float)) else NOT_RECORDED
 
 
 def _ended(run: Run) -> str:

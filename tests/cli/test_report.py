@@ -241,3 +241,23 @@ def _own_sums(file: Path) -> dict[str, tuple[int, int]]:
         )
         for device in devices
     }
+
+
+@pytest.mark.parametrize(
+    ("overhead_us", "told"),
+    [
+        (4_000_000, "recording took 40 % of 10.0 s, within its start-up allowance of 5.0 s"),
+        (6_000_000, "recording took 60 % of 10.0 s"),
+    ],
+)
+def test_what_recording_took_is_told_with_what_it_may_take_at_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], overhead_us: int, told: str
+) -> None:
+    file = write_run(tmp_path / "run.json", TraceBuilder().alloc(MIB, "a").build())
+    header, *between, footer = json.loads(file.read_text())
+    header["options"] = {"allowance_s": 5.0}
+    footer |= {"overhead_us": overhead_us, "ended_us": header["created_us"] + 10_000_000}
+    lines = ",\n".join(map(json.dumps, [header, *between, footer]))
+    file.write_text(f"[\n{lines}\n]\n")
+    run_main("report", file, "--no-page")
+    assert capsys.readouterr().out.splitlines()[-1] == told
