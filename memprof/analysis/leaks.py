@@ -135,7 +135,7 @@ class _Leak:
         return Found(
             kind=self._kind(holders),
             device=self.device.device,
-            site=site_of_frame(frame),
+            site=_quoted(site_of_frame(frame), holders),
             title=_title(per_step, holders, frame, self._every()),
             bytes_per_step=per_step,
             bytes=left or int(series.bytes.max(initial=0)),
@@ -242,6 +242,14 @@ def site_of_frame(frame: Frame) -> Site:
     if frame == NO_SITE:
         return Site()
     return Site(frame.filename, frame.line, frame.name, code_of(frame))
+
+
+def _quoted(site: Site, holders: Sequence[Holder]) -> Site:
+    """With the line's text as the job saw it, where no file has it: a notebook's cell."""
+    for holder in holders:
+        if not site.code and (holder.filename, holder.line) == (site.filename, site.line):
+            return Site(site.filename, site.line, site.function, holder.code)
+    return site
 
 
 def _shared_frame(stacks: Sequence[tuple[Frame, ...]]) -> Frame | None:
