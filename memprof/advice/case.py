@@ -6,11 +6,19 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 from memprof.advice.source import growing, is_cut_off
 from memprof.analysis.clusters import THROUGH_GRAPH
 from memprof.analysis.findings import Found, Kind
-from memprof.analysis.program import Place, Program, calls_in, imported_by, program_of
+from memprof.analysis.program import (
+    Place,
+    Program,
+    calls_in,
+    excerpt,
+    imported_by,
+    program_of,
+)
 from memprof.analysis.savings import Saving
 from memprof.analysis.sites import FrameKind, frame_kind
 from memprof.records import Holder
@@ -148,7 +156,9 @@ class Case:
     @cached_property
     def site(self) -> Place | None:
         """The statement that made the tensors."""
-        return self.place_at(self.found.site.filename, self.found.site.line)
+        site = self.found.site
+        gone = self._excerpt(site.filename, site.line, site.code)
+        return gone.at(site.line) if gone is not None else self.place_at(site.filename, site.line)
 
     @cached_property
     def places(self) -> list[Place]:
@@ -231,15 +241,21 @@ class Case:
 
         Nor where the line may be another by now: the file is not the one that ran. Of a file
         without a digest the line must be ``code``, or (where its text was not recorded) the file
-        must not be younger than the recording.
+        must not be younger than the recording. Of a file that is not here at all, such as a
+        notebook's cell, ``code`` has to do: a statement with nothing around it.
         """
         program = program_of(filename) if filename and line else None
         if program is None:
-            return None
+            program = self._excerpt(filename, line, code)
+            return program.at(line) if program is not None else None
         if self._is_other_line(program, line, code):
             self.changed.add(filename)
             return None
         return program.at(line)
+
+    def _excerpt(self, filename: str, line: int, code: str) -> Program | None:
+        known = filename and code and not Path(filename).exists()
+        return excerpt(filename, line, code) if known else None
 
     def _is_other_line(self, program: Program, line: int, code: str) -> bool:
         ran = self.is_as_it_ran(program)

@@ -161,10 +161,10 @@ def diff(program: Program, *edits: Edit | None) -> str:
     """The edits as a unified diff; empty where one is missing or the result does not parse.
 
     Empty as well where an edit touches a line with more than one statement, or with a compound
-    statement and its body: the recording knows lines, so the other may be meant.
+    statement and its body: the recording knows lines, so the other may be meant. And of an excerpt.
     """
     made = [edit for edit in edits if edit is not None]
-    if not made or len(made) < len(edits) or _is_crowded(program, made):
+    if not made or len(made) < len(edits) or program.is_excerpt or _is_crowded(program, made):
         return ""
     text = edited(program, made)
     try:

@@ -25,6 +25,7 @@ __all__ = [
     "called_name",
     "calls_in",
     "code_of",
+    "excerpt",
     "imported_by",
     "lines_of",
     "loaded_names",
@@ -34,6 +35,7 @@ __all__ = [
 ]
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+_MOST_LINES = 100_000
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
@@ -94,6 +96,8 @@ class Program:
     """When the file was written, in microseconds since the Unix epoch."""
     digest: str = ""
     """`digests.digest_of` the file."""
+    is_excerpt: bool = False
+    """One line of a text that is no file here: nothing is known of what stands around it."""
     _places: dict[tuple[int, int], Place] = field(default_factory=dict)
 
     def code(self, line: int) -> str:
@@ -168,6 +172,24 @@ def imported_by(program: Program) -> Iterator[Program]:
                     found = program_of(str(file))
                     if found is not None:
                         yield found
+
+
+def excerpt(filename: str, line: int, code: str) -> Program | None:
+    """A single statement as the job read it, of a notebook's cell or of a file that is not here.
+
+    None where the line is no whole statement, or one that has others in it.
+    """
+    if not 0 < line < _MOST_LINES or frame_kind(filename) is not FrameKind.USER:
+        return None
+    try:
+        tree = ast.parse(code.strip())
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    if len(tree.body) != 1 or hasattr(tree.body[0], "body"):
+        return None
+    ast.increment_lineno(tree, line - 1)
+    lines = (*[""] * (line - 1), code.strip())
+    return Program(filename, "\n".join(lines), lines, tree, is_excerpt=True)
 
 
 @lru_cache(maxsize=128)

@@ -184,6 +184,26 @@ def test_without_the_source_there_is_advice_without_patches(bench):
     assert not any(remedy.patch for remedy in remedies)
 
 
+def test_a_notebooks_cell_is_advised_by_the_line_that_the_job_read(bench):
+    bench.write("kept.append(net(x))\n")
+    holder = bench.holder("append", *GRAPH)
+    bench.file.unlink()
+    first = bench.advise("append", holder)[0]
+    assert (first.fix, first.line, first.patch) == ("detach", 1, "")
+    assert first.why.startswith("`kept` keeps `net(x)` with the graph that made it")
+
+
+@pytest.mark.parametrize(
+    "code", ["for x in data: kept.append(x)", "kept.append(", "a = 1; kept.append(b)", ""]
+)
+def test_a_line_that_is_no_whole_statement_is_not_advised_on_without_its_file(bench, code):
+    bench.write(f"{code}\n")
+    holder = Holder("list `kept`", "item", str(bench.file), 1, code, [Link("item", "0", length=9)])
+    bench.file.unlink()
+    bench.lines = ["append"]
+    assert fixes(bench.advise("append", holder)) == ["del_ref"]
+
+
 @pytest.mark.parametrize(
     ("value", "cut_off"),
     [
