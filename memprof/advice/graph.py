@@ -157,7 +157,8 @@ def _cuts(case: Case) -> Iterator[tuple[str, str, float, str]]:
         left = f"cutting that off leaves the tensors, {share} of the bytes."
         yield "detach", ".detach()", 0.5, f"with the graph that made it; {left}"
         return
-    yield "detach", ".detach()", 0.87, "with the graph that made it, and all that graph saved."
+    why = "with the graph that made it, and all that graph saved: keep it detached (`.detach()`)."
+    yield "detach", ".detach()", 0.87, why
     if not case.scalar:
         why = (
             "with its graph: if it is a single number, keep that (`.item()` waits for the device)."

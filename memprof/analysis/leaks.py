@@ -38,6 +38,8 @@ __all__ = ["leaks", "site_of_frame"]
 Ints = npt.NDArray[np.int64]
 
 _MOST_HOLDERS = 5
+_GRAPH = ", kept by the autograd graph ("
+"""How a holder's description goes on where a graph keeps the tensor; then what keeps the graph."""
 _LEAST_CONFIDENCE = 0.3
 _BOUNDED_CONFIDENCE = 0.2
 """For a container that can hold so much and no more: it fills up."""
@@ -288,5 +290,12 @@ def _distinct(holders: Sequence[Holder]) -> tuple[Holder, ...]:
 def _title(per_step: float, holders: Sequence[Holder], frame: Frame, every: int) -> str:
     often = "a step" if every == 1 else f"a step (every {every} steps)"
     named = holders and holders[0].kind not in ("", "unknown")
-    by = holders[0].description if named else f"made at {site_name(frame)}"
+    by = _by_whom(holders[0].description) if named else f"made at {site_name(frame)}"
     return f"{format_bytes(round(per_step))} {often} stay alive: {by}"
+
+
+def _by_whom(description: str) -> str:
+    """What a person can let go of, first: the nodes of a graph in between are a detail."""
+    _, graph, above = description.rpartition(_GRAPH)
+    keeper = above.partition("), kept by ")[2] if graph else ""
+    return f"{keeper}, through the autograd graph" if keeper else description
