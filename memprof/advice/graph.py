@@ -122,7 +122,8 @@ def _kept_results(case: Case) -> Iterator[Proposal]:
             number = is_number(case, where, what)
             if fix == "item" and number is False:
                 continue
-            sure = open_ and _is_plain(what) and not learned and (fix != "item" or number is True)
+            tensor = _is_plain(what) or (where is place and _takes_tensors(case))
+            sure = open_ and tensor and not learned and (fix != "item" or number is True)
             if where is not place:
                 sure = sure and survives_call(case, where, what, number=fix == "item")
             patch = diff(where.program, *wrapped(what, suffix)) if sure else ""
@@ -139,6 +140,16 @@ def _places_to_cut(case: Case, place: Place, value: ast.expr) -> list[Handed]:
 
 def _is_plain(value: ast.expr) -> bool:
     return isinstance(value, (ast.Name, ast.Attribute, ast.Subscript))
+
+
+def _takes_tensors(case: Case) -> bool:
+    """Whether what the container takes was seen to be tensors: such as what a module returned."""
+    for holder in case.found.holders:
+        kinds = [link.kind for link in holder.links]
+        if kinds and "item" in kinds:
+            after = kinds[len(kinds) - kinds[::-1].index("item") :]
+            return not after or after[0] == "autograd_node"
+    return False
 
 
 def _cuts(case: Case) -> Iterator[tuple[str, str, float, str]]:

@@ -45,6 +45,7 @@ LEFT = {
     "clone_view/_view/tuple": 0.02,
     "detach/_kept_results": 0.01,
     "detach/_kept_results/stacked": 0.01,
+    "detach/_kept_results/called": 0.01,
     "no_grad/_no_backward": 0.01,
 }
 """Share of the growth that is meant to stay: the clones, the losses without their graphs."""

@@ -184,6 +184,15 @@ def test_without_the_source_there_is_advice_without_patches(bench):
     assert not any(remedy.patch for remedy in remedies)
 
 
+def test_what_a_call_returned_is_detached_where_it_was_seen_to_be_a_tensor(bench):
+    bench.write("def step(net, kept):\n    kept.append(net())\n")
+    (detach, *_) = bench.advise("append", bench.holder("append", *GRAPH))
+    assert "+    kept.append(net().detach())" in detach.patch
+    inside = (GRAPH[0], ("attribute", "logits", -1), *GRAPH[1:])
+    remedies = bench.advise("append", bench.holder("append", *inside))
+    assert not any(remedy.patch for remedy in remedies)
+
+
 def test_a_notebooks_cell_is_advised_by_the_line_that_the_job_read(bench):
     bench.write("kept.append(net(x))\n")
     holder = bench.holder("append", *GRAPH)

@@ -52,5 +52,15 @@ class Stacking:
         self.losses.append(error)
         return torch.stack(self.losses).mean().tolist()
 """,
+    "detach/_kept_results/called": """\
+class Calling:
+    def __init__(self):
+        self.net, self.values = build(), []
+
+    def step(self):
+        self.net(torch.randn(64, 192)).square().mean().backward()
+        self.net.zero_grad()
+        self.values.append(self.net(torch.randn(64, 192)).square().mean())
+""",
 }
 """By fix, rule and what is special."""
