@@ -93,7 +93,15 @@ def _resident(case: Case, nbytes: str) -> Iterator[Proposal]:
             place,
         )
         return
-    why = f"{nbytes} stay there over the steps, held by {says(holder)}"
+    held = f", held by {says(holder)}" if holder is not None else ""
+    why = f"{nbytes} stay there over the steps{held}"
+    if place is not None and calls_in(place.statement, "float", "double"):
+        yield Proposal(
+            "narrow_before_cast",
+            0.75,
+            f"{why}: keep what it was converted from, and convert the part that a step needs.",
+            place,
+        )
     dropped = 0.7 if case.links & {"local", "frame", "closure"} else 0.5
     yield Proposal("cpu_offload", 0.6, f"{why}: keep them on the host between uses.", place)
     yield Proposal("del_ref", dropped, f"{why}: drop them when they are not used any more.", place)
@@ -105,7 +113,9 @@ def _loaded(case: Case, nbytes: str) -> Iterator[Proposal]:
     for call in calls_in(place.statement, "load") if place is not None else ():
         if place is not None and ast.unparse(call.func) == "torch.load":
             patch = diff(place.program, with_keyword(call, "map_location", '"cpu"'))
-    why = f"`torch.load` put {nbytes} on the device, still there when the model has its own copy."
+    passing = bool(case.fact("passing", otherwise=False))
+    there = "there at the peak" if passing else "still there when the model has its own copy"
+    why = f"`torch.load` put {nbytes} on the device, {there}."
     if case.found.device == "cpu":
         why += " (The saving is a GPU's: on a CPU the host is the device.)"
     yield Proposal(
@@ -117,7 +127,8 @@ def _loaded(case: Case, nbytes: str) -> Iterator[Proposal]:
     )
     target = case.fact("target", "")
     name = f"`{target}`" if target else "the loaded file"
-    yield Proposal("del_ref", 0.7, f"Drop {name} once the model has been filled from it.", place)
+    used = "as soon as it has been used" if passing else "once the model has been filled from it"
+    yield Proposal("del_ref", 0.7, f"Drop {name} {used}.", place)
 
 
 def _view(case: Case) -> Iterator[Proposal]:

@@ -82,7 +82,16 @@ def _parts(scene: Scene, row: int) -> Ints:
         rows = np.flatnonzero(before & (scene.site == site))
         if len(rows) >= _FEWEST_PARTS and int(lives.requested[rows].sum()) == wanted:
             return rows
+        alike = rows[lives.requested[rows] * _times(lives.requested[rows]) == wanted]
+        if len(alike) >= _FEWEST_PARTS:  # of several sets, those of one size, as of one weight
+            return alike
     return np.zeros(0, dtype=np.int64)
+
+
+def _times(sizes: Ints) -> Ints:
+    """How often each size is there."""
+    _, place, times = np.unique(sizes, return_inverse=True, return_counts=True)
+    return times[place.reshape(-1)]
 
 
 def _all_joined(scene: Scene, row: int) -> tuple[Ints, Ints]:

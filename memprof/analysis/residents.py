@@ -32,7 +32,7 @@ def residents(scene: Scene) -> Iterator[Suspicion]:
     if len(scene.steps) < _FEWEST_STEPS:
         return
     free = ~scene.owned & scene.at_peak & (scene.freed_in > scene.made_in)
-    yield from _loaded(scene, free & _long(scene))
+    yield from _loaded(scene)
     yield from _copies(scene)
     yield from _autocast_cache(scene, free & _long(scene))
     yield from _old_graphs(scene, _long(scene))
@@ -49,13 +49,17 @@ def _without(scene: Scene, mask: Bools) -> Saving:
     return scene.replayed(scene.whole(np.flatnonzero(mask)))
 
 
-def _loaded(scene: Scene, free: Bools) -> Iterator[Suspicion]:
+def _loaded(scene: Scene) -> Iterator[Suspicion]:
+    """What was loaded from files and is no model's own: kept for the whole run, or for the peak."""
     stacks = scene.trace.tables.stacks
     loading = np.array(
         [any(_LOADING.search(scene.trace.tables.frames[i].filename.replace("\\", "/")) for i in s)
          for s in stacks]
     )  # fmt: skip
-    mask = free & loading[scene.lives.stack]
+    loaded = ~scene.owned & scene.at_peak & loading[scene.lives.stack]
+    mask = loaded & _long(scene) & (scene.freed_in > scene.made_in)
+    passing = not mask.any()
+    mask = loaded if passing else mask
     if not mask.any():
         return
     row = scene.main_site(mask)
@@ -63,11 +67,13 @@ def _loaded(scene: Scene, free: Bools) -> Iterator[Suspicion]:
         Pattern.LOADED,
         row,
         np.flatnonzero(mask),
-        0.9,
-        "were loaded from a file and are still there beside the model",
+        0.7 if passing else 0.9,
+        "were loaded from files and are there at once"
+        if passing
+        else "were loaded from a file and are still there beside the model",
         scene.bytes_of(mask),
         _without(scene, mask),
-        _binding_facts(scene, row),
+        {**_binding_facts(scene, row), "passing": passing},
     )
 
 

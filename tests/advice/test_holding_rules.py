@@ -274,3 +274,26 @@ def test_a_recorded_line_that_still_stands_there_is_trusted_in_a_younger_file(be
     os.utime(bench.file)
     remedies = bench.advise("loss.backward", holder, kind=Kind.HOST_GROWTH)
     assert remedies[0].patch
+
+
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        ("self.images = raw.float() / 255", "narrow_before_cast"),
+        ("self.images = raw", "cpu_offload"),
+    ],
+)
+def test_a_data_set_that_was_converted_as_a_whole_is_told_to_be_converted_in_parts(
+    bench, line, fix
+):
+    bench.write(f"def load(self, raw):\n    {line}\n")
+    first, *_ = bench.advise("self.images", kind=Kind.WASTE, pattern="resident")
+    assert first.fix == fix
+    assert "held by" not in first.why
+
+
+def test_a_repetition_of_values_is_told_to_be_an_expansion(bench):
+    bench.write("def score(q, m):\n    q = q.unsqueeze(1).repeat(1, m, 1)\n")
+    first, *_ = bench.advise("repeat", kind=Kind.WASTE, pattern="largest")
+    assert (first.fix, first.line) == ("reshape", 2)
+    assert "`expand`" in first.why

@@ -130,6 +130,46 @@ def test_parts_that_are_gone_when_the_peak_comes_are_no_waste(tmp_path):
     assert program.found("joined") is None
 
 
+AVERAGE = """\
+def average(paths):
+    states = [torch.load(path) for path in paths]
+    return {k: torch.stack([s[k] for s in states]).mean(0) for k in states[0]}
+"""
+SERIALIZATION = Frame("load", "/venv/lib/python3.12/site-packages/torch/serialization.py", 1500)
+
+
+def test_files_that_are_loaded_together_are_told_where_they_are_loaded(tmp_path):
+    program = Program(tmp_path, AVERAGE)
+    for step in range(STEPS):
+        program.label(step)
+        program.alloc(64 * KIB, f"x{step}", "def average")
+        program.free(f"x{step}")
+    names = []
+    for file in range(6):
+        for weight, size in (("a", 512), ("b", 64)):
+            names.append(f"{weight}{file}")
+            program.alloc(size * KIB, names[-1], "torch.load", inner=(SERIALIZATION,))
+    program.alloc(3 * MIB, "stacked", "torch.stack")
+    program.free("stacked", *names)
+    loaded = program.found("loaded")
+    assert (loaded.bytes, loaded.site.line) == (6 * 576 * KIB, 2)
+    assert loaded.evidence.facts["passing"] is True
+    assert program.found("joined") is None  # the same bytes, told once
+
+
+def test_the_parts_of_one_size_are_told_from_others_that_the_same_line_made(tmp_path):
+    program = Program(tmp_path, AVERAGE)
+    for step in range(STEPS):
+        program.label(step)
+        names = [f"{weight}{file}.{step}" for file in range(6) for weight in "ab"]
+        for name in names:
+            program.alloc((512 if name[0] == "a" else 64) * KIB, name, "states =")
+        program.alloc(3 * MIB, f"stacked{step}", "torch.stack")
+        program.free(f"stacked{step}", *names)
+    joined = program.found("joined")
+    assert (joined.bytes, joined.site.line) == (3 * MIB, 3)
+
+
 OPTIMIZERS = "def main():\n    opt.step()\n"
 INIT = Frame("_init_group", "/site-packages/torch/optim/adam.py", 90)
 
