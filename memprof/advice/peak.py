@@ -9,13 +9,11 @@ from memprof.advice.case import NO_FIGURE, Case, Proposal
 from memprof.advice.patch import diff, with_keyword, without_keyword
 from memprof.advice.reducer import unviewed, viewed
 from memprof.advice.source import OPTIMIZERS, keyword
-from memprof.analysis.program import Place, bound_names, calls_in, loaded_names
+from memprof.analysis.program import Place, bound_names, loaded_names
 from memprof.analysis.suspicion import Pattern
 from memprof.units import format_bytes
 
 __all__ = ["rules"]
-
-_REPEATING = ("repeat", "repeat_interleave", "tile")
 
 
 def rules(case: Case) -> Iterator[Proposal]:
@@ -191,6 +189,15 @@ def _one_tensor(case: Case, nbytes: str) -> Iterator[Proposal]:
             case.site,
         )
         yield Proposal("chunk", 0.4, "If the table is meant, work through it in parts.", case.site)
+    elif pattern == Pattern.REPEATED.value:
+        yield Proposal(
+            "reshape",
+            0.85,
+            "A repetition copies: `expand`, or operands of shapes that broadcast, read the same "
+            "values without.",
+            case.site,
+        )
+        yield Proposal("chunk", 0.4, "Or work through it in parts.", case.site, saving=NO_FIGURE)
     elif pattern == Pattern.GROWN_BY_COPY.value:
         why = f"Old and new copy are there at once, {nbytes}"
         yield Proposal("preallocate", 0.85, f"{why}: allocate once and fill.", case.site)
@@ -212,14 +219,6 @@ def _large(case: Case, nbytes: str) -> Iterator[Proposal]:
     number = int(case.fact("tensors", 1))
     many = number > 1
     takes = f"{number} tensors of one size take" if many else "One tensor takes"
-    if case.site is not None and calls_in(case.site.statement, *_REPEATING):
-        yield Proposal(
-            "reshape",
-            0.85,
-            "A repetition copies: `expand`, or operands of shapes that broadcast, read the same "
-            "values without.",
-            case.site,
-        )
     why = f"{takes} {nbytes} at once; in parts {'they' if many else 'it'} need not."
     yield Proposal("chunk", 0.6, why, case.site)
     half = f"In bfloat16 {'their' if many else 'its'} {nbytes} are half."

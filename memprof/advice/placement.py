@@ -101,6 +101,7 @@ def _resident(case: Case, nbytes: str) -> Iterator[Proposal]:
             0.75,
             f"{why}: keep what it was converted from, and convert the part that a step needs.",
             place,
+            remains=0.5,  # at most: float32 of 16 bits; of a byte a quarter
         )
     dropped = 0.7 if case.links & {"local", "frame", "closure"} else 0.5
     yield Proposal("cpu_offload", 0.6, f"{why}: keep them on the host between uses.", place)

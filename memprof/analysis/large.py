@@ -28,6 +28,7 @@ _AFTERWARDS = (Phase.BACKWARD, Phase.OPTIMIZER)
 """No line of the program combines anything there; its stack may end in one that does, besides."""
 _CONCATENATING = ("cat", "concat", "concatenate", "vstack", "hstack")
 _PRODUCTS = ("matmul", "bmm", "baddbmm", "mm", "einsum")
+_REPEATING = ("repeat", "repeat_interleave", "tile")
 _NARROWING = ("float", "double", "to", "type", "softmax", "log_softmax", "cross_entropy")
 
 
@@ -51,6 +52,8 @@ def large(scene: Scene) -> Iterator[Suspicion]:
     pattern, certainty, what = _kind_of_large(scene, row, _statement(scene, row))
     if pattern is Pattern.BROADCAST:
         rows = np.flatnonzero(alike & (scene.made_in >= 0))
+    elif pattern is Pattern.REPEATED:
+        rows = np.flatnonzero(alike & _repeating(scene)[scene.site])
     elif pattern is Pattern.LARGEST:
         row, rows = _chain(scene, row, alike, nbytes)
     else:
@@ -111,10 +114,19 @@ def _kind_of_large(scene: Scene, row: int, place: Place | None) -> tuple[Pattern
     side = _outer_product(scene, row, place)
     if side:
         return Pattern.BROADCAST, 0.8, f"come of broadcasting {side} values against {side}"
+    if place is not None and calls_in(place.statement, *_REPEATING):
+        return Pattern.REPEATED, 0.5, "come of repeating a smaller tensor"
     narrow = _half_as_large(scene, row) and not _is_made_by_a_module(scene, row)
     if narrow and place is not None and calls_in(place.statement, *_NARROWING):
         return Pattern.UPCAST, 0.7, "are a wider copy of a tensor that is there too"
     return Pattern.LARGEST, 0.35, "are one tensor"
+
+
+def _repeating(scene: Scene) -> Bools:
+    """Per site: whether its statement repeats a tensor."""
+    places = [place_of(frame) for frame in scene.seen.owners.sites.frames]
+    found = [p is not None and bool(calls_in(p.statement, *_REPEATING)) for p in places]
+    return np.array(found, dtype=bool)
 
 
 def _is_made_by_a_module(scene: Scene, row: int) -> bool:

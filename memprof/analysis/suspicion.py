@@ -53,6 +53,7 @@ class Pattern(str, enum.Enum):
     """One allocation makes much of the peak."""
     UPCAST = "upcast"
     BROADCAST = "broadcast"
+    REPEATED = "repeated"
     JOINED = "joined"
     """Parts are there beside the tensor that was joined from them."""
     SECOND_STATES = "second_states"

@@ -325,3 +325,25 @@ def test_a_chain_of_operations_is_told_at_its_function_with_what_all_of_it_takes
     assert (found.bytes, found.site.line) == (8 * MIB, 2)
     assert found.title.endswith("are 4 tensors of one size")
     assert (facts["peak_before"], facts["peak_after"]) == (8 * MIB, 0)
+
+
+SCORES = """\
+def scores(queries, docs):
+    q = queries.unsqueeze(1).repeat(1, m, 1)
+    d = docs.unsqueeze(0).repeat(n, 1, 1)
+    return v(torch.tanh(q + d))
+"""
+
+
+def test_what_repeats_smaller_tensors_is_told_with_what_goes_without(tmp_path):
+    program = Program(tmp_path, SCORES)
+    for step in range(STEPS):
+        program.label(step)
+        names = [f"{name}{step}" for name in ("q", "d", "sum", "tanh")]
+        for name, line in zip(names, ("q =", "d =", "return", "return"), strict=True):
+            program.alloc(2 * MIB, name, line, function="scores")
+        program.free(*names)
+    found = program.found("repeated")
+    facts = found.evidence.facts
+    assert (found.bytes, found.site.line) == (8 * MIB, 2)
+    assert (facts["peak_before"], facts["peak_after"]) == (8 * MIB, 4 * MIB)
