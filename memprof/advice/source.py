@@ -155,7 +155,8 @@ def grown_by_concatenation(place: Place | None) -> str:
     texts = {ast.unparse(target) for target in bound_names(place.statement)}
     for call in calls_in(place.statement, *_CONCATENATING):
         for node in ast.walk(call):
-            if isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) in texts:
+            named = isinstance(node, (ast.Name, ast.Attribute, ast.Subscript))
+            if named and ast.unparse(node) in texts:
                 return ast.unparse(node)
     return ""
 

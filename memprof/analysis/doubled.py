@@ -82,7 +82,7 @@ def _parts(scene: Scene, row: int) -> Ints:
         rows = np.flatnonzero(before & (scene.site == site))
         if len(rows) >= _FEWEST_PARTS and int(lives.requested[rows].sum()) == wanted:
             return rows
-        alike = rows[lives.requested[rows] * _times(lives.requested[rows]) == wanted]
+        alike: Ints = rows[lives.requested[rows] * _times(lives.requested[rows]) == wanted]
         if len(alike) >= _FEWEST_PARTS:  # of several sets, those of one size, as of one weight
             return alike
     return np.zeros(0, dtype=np.int64)
@@ -91,7 +91,8 @@ def _parts(scene: Scene, row: int) -> Ints:
 def _times(sizes: Ints) -> Ints:
     """How often each size is there."""
     _, place, times = np.unique(sizes, return_inverse=True, return_counts=True)
-    return times[place.reshape(-1)]
+    often: Ints = times[place.reshape(-1)]
+    return often
 
 
 def _all_joined(scene: Scene, row: int) -> tuple[Ints, Ints]:

@@ -27,9 +27,12 @@ _ELEMENTWISE = re.compile(
 _AFTERWARDS = (Phase.BACKWARD, Phase.OPTIMIZER)
 """No line of the program combines anything there; its stack may end in one that does, besides."""
 _CONCATENATING = ("cat", "concat", "concatenate", "vstack", "hstack")
+_NAMED = (ast.Name, ast.Attribute, ast.Subscript)
 _PRODUCTS = ("matmul", "bmm", "baddbmm", "mm", "einsum")
 _REPEATING = ("repeat", "repeat_interleave", "tile")
-_NARROWING = ("float", "double", "to", "type", "softmax", "log_softmax", "cross_entropy")
+_CONVERTING = ("float", "double", "to", "type")
+_COMPUTING = ("softmax", "log_softmax", "cross_entropy")
+_SHORT = re.compile(r"autocast|bfloat16|bf16|float16|fp16|\.half\(")
 
 
 def large(scene: Scene) -> Iterator[Suspicion]:
@@ -117,9 +120,22 @@ def _kind_of_large(scene: Scene, row: int, place: Place | None) -> tuple[Pattern
     if place is not None and calls_in(place.statement, *_REPEATING):
         return Pattern.REPEATED, 0.5, "come of repeating a smaller tensor"
     narrow = _half_as_large(scene, row) and not _is_made_by_a_module(scene, row)
-    if narrow and place is not None and calls_in(place.statement, *_NARROWING):
+    if narrow and place is not None and _widens(scene, place):
         return Pattern.UPCAST, 0.7, "are a wider copy of a tensor that is there too"
     return Pattern.LARGEST, 0.35, "are one tensor"
+
+
+def _widens(scene: Scene, place: Place) -> bool:
+    """Whether a statement converts a tensor, or what it calls does so in a program of short types.
+
+    A softmax that is twice as large as some other tensor is else that by chance.
+    """
+    calls = calls_in(place.statement, *_COMPUTING)
+    if calls_in(place.statement, *_CONVERTING) or any(
+        k.arg == "dtype" for c in calls for k in c.keywords
+    ):
+        return True
+    return bool(calls) and any(_SHORT.search(program.text) for program in scene.programs)
 
 
 def _repeating(scene: Scene) -> Bools:
@@ -140,7 +156,7 @@ def grows_by_copy(statement: ast.stmt) -> bool:
     """Whether a statement enlarges what it copies: ``x = torch.cat((x, new))``."""
     targets = {ast.unparse(t) for t in bound_names(statement)}
     for call in calls_in(statement, *_CONCATENATING):
-        read = {ast.unparse(n) for n in ast.walk(call) if isinstance(n, (ast.Name, ast.Attribute))}
+        read = {ast.unparse(n) for n in ast.walk(call) if isinstance(n, _NAMED)}
         if targets & read:
             return True
     return False

@@ -1,4 +1,7 @@
-"""NumPy arrays over a tensor's memory: the collector does not track them, nor what they hold."""
+"""NumPy arrays over a tensor's memory, or of objects: the collector tracks neither.
+
+Nor does it what they hold; a data frame keeps its columns of objects in such arrays.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from memprof.holding.autograd import is_tensor_type
 from memprof.holding.heap import CHUNK
 from memprof.holding.introspection import refers
 from memprof.holding.kinds import LinkKind, link
@@ -20,6 +24,8 @@ __all__ = ["held_by_arrays"]
 
 Array = npt.NDArray[Any]
 
+_MOST_OBJECTS = 100_000
+"""Objects in an array; a larger one would hold up a search."""
 _DEEPEST = 8
 """Arrays that are views of one another, down to the tensor."""
 
@@ -38,14 +44,30 @@ def held_by_arrays(search: Search, keys: Collection[int]) -> dict[int, Reference
                 return found
             chunk = search.heap.chunk(level, number)
             for array, path in _arrays_in(chunk):
-                tensor = _tensor_below(array)
-                key = search.key_of.get(id(tensor), 0)
-                if key in keys and key not in found:
-                    owner = next(one for one in chunk if refers(one, path[0]))
-                    for child, parent in zip(path, [owner, *path], strict=False):
-                        search.adopt(child, parent, level)
-                    found[key] = Reference(array, level, tensor, (_link(array, tensor),))
+                for tensor, links in _held(array):
+                    key = search.key_of.get(id(tensor), 0)
+                    if key in keys and key not in found:
+                        owner = next(one for one in chunk if refers(one, path[0]))
+                        for child, parent in zip(path, [owner, *path], strict=False):
+                            search.adopt(child, parent, level)
+                        found[key] = Reference(array, level, tensor, links)
     return found
+
+
+def _held(array: Array) -> Iterator[tuple[object, tuple[Link, ...]]]:
+    """Tensors that an array keeps: the one it shows, or the objects in it, also inside lists."""
+    tensor = _tensor_below(array)
+    if is_tensor_type(type(tensor)):
+        yield tensor, (_link(array, tensor),)
+    if array.dtype != np.dtype(object) or array.size > _MOST_OBJECTS:
+        return
+    for number, one in enumerate(array.ravel().tolist()):
+        here = link(LinkKind.ITEM, str(number), "ndarray", length=array.size)
+        yield one, (here,)
+        if type(one) in (list, tuple) and len(one) <= CHUNK:
+            for inner, part in enumerate(one):
+                below = link(LinkKind.ITEM, str(inner), type(one).__name__, length=len(one))
+                yield part, (here, below)
 
 
 def _arrays_in(chunk: Sequence[object]) -> Iterator[tuple[Array, list[object]]]:

@@ -299,3 +299,13 @@ def test_at_most_three_remedies_and_each_of_the_vocabulary(bench):
     remedies = bench.advise("append", holder, category="activation")
     assert len(remedies) == 3
     assert all(r.fix in FIXES and r.page == f"memprof explain {r.fix}" for r in remedies)
+
+
+def test_an_entry_that_is_joined_with_more_and_more_is_told_to_be_allocated_once(bench):
+    bench.write(
+        "def validate(state, out):\n"
+        '    state["preds"] = out if state is None else torch.cat([state["preds"], out])\n'
+    )
+    remedies = bench.advise("torch.cat", replaced=True)
+    assert {"preallocate", "cpu_offload"} <= set(fixes(remedies))
+    assert '`state["preds"]`' in remedies[0].why or "`state['preds']`" in remedies[0].why

@@ -347,3 +347,22 @@ def test_what_repeats_smaller_tensors_is_told_with_what_goes_without(tmp_path):
     facts = found.evidence.facts
     assert (found.bytes, found.site.line) == (8 * MIB, 2)
     assert (facts["peak_before"], facts["peak_after"]) == (8 * MIB, 4 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("line", "upcast"),
+    [
+        ("att = (q @ k.mT).softmax(-1)", False),
+        ("att = (q @ k.mT).softmax(-1, dtype=torch.float32)", True),
+        ("att = softmax(half)  # under autocast", True),
+        ("att = half.float()", True),
+    ],
+)
+def test_a_softmax_twice_as_large_as_another_tensor_widens_none_by_itself(line, upcast, tmp_path):
+    program = Program(tmp_path, f"def main():\n    {line}\n")
+    for step in range(STEPS):
+        program.label(step)
+        program.alloc(2 * MIB, f"half{step}", "def main")
+        program.alloc(4 * MIB, f"att{step}", "att =")
+        program.free(f"att{step}", f"half{step}")
+    assert (program.found("upcast") is not None) is upcast

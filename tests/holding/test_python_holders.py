@@ -9,9 +9,11 @@ import logging
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -407,3 +409,17 @@ def test_source_lines_are_those_of_the_file() -> None:
     lines = inspect.getsource(sys.modules[__name__]).splitlines()
     assert lines[best.line - 1].strip() == best.code == 'KEPT["value"] = value'
     assert best.filename.endswith(HERE)
+
+
+@pytest.mark.parametrize("wrap", [lambda one: one, lambda one: [one]], ids=["itself", "in_a_list"])
+def test_what_an_array_of_objects_keeps_is_found(wrap):
+    rows = np.empty((3, 2), dtype=object)
+    tensor = torch.randn(4)
+    rows[1, 0] = wrap(tensor)
+    keep([rows])
+    target = weakref.ref(tensor.untyped_storage())
+    del tensor, rows
+    (found, *_) = find_holders([target])[0]
+    assert "ndarray" in found.description
+    assert [(one.kind, one.name) for one in found.links[2:4]] == [("item", "0"), ("item", "2")]
+    assert found.links[3].length == 6
