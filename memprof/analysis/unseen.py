@@ -54,11 +54,26 @@ def _of_device(device: DeviceExamination) -> list[str]:
         said.append(f"the allocator backend {device.device.info.backend} records no history")
     for window in device.windows:
         said += _of_window(window)
-    if len(device.windows) > 1:
+    uncounted = _uncounted(device)
+    if uncounted:
+        said.append(uncounted)
+    elif len(device.windows) > 1:
         said.append(f"between its {len(device.windows)} windows only counters were kept")
     if any(window.trace.modelled for window in device.windows):
         said.append("segments and reserved bytes are modelled: a CPU has no caching allocator")
     return said
+
+
+def _uncounted(device: DeviceExamination) -> str:
+    """Steps without counters, as between windows on a CPU, which has none to ask."""
+    steps = device.steps
+    length = steps.last - steps.first + 1
+    counted, total = int(length[steps.allocated >= 0].sum()), int(length.sum())
+    if not counted or counted == total:
+        return ""
+    return (
+        f"counted in {format_count(counted)} of {format_count(total)} steps, those in its windows"
+    )
 
 
 def _of_window(window: WindowExamination) -> list[str]:
