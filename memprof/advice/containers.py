@@ -38,6 +38,7 @@ def rules(case: Case) -> Iterator[Proposal]:
         yield from _notebook(case)
         yield from _container(case)
         yield from _concatenation(case)
+        yield from _parametrizations(case)
         yield from _parameter_groups(case)
         yield from _attribute(case)
     if case.pattern == Pattern.LINGERING.value:
@@ -282,6 +283,21 @@ def _concatenation(case: Case) -> Iterator[Proposal]:
         why = f"`{name}` is replaced by a larger copy of itself, and both are there meanwhile"
         yield Proposal("cpu_offload", 0.85, f"{why}: collect the parts in host memory.", place)
         yield Proposal("preallocate", 0.7, f"{why}: allocate the final size once.", place)
+        return
+
+
+def _parametrizations(case: Case) -> Iterator[Proposal]:
+    names = [link.name for holder in case.found.holders for link in holder.links]
+    if not any("parametrizations" in name.split(".") for name in names):
+        return
+    for _, place in case.calls("register_parametrization"):
+        yield Proposal(
+            "del_ref",
+            0.9,
+            "Every call puts one more parametrization on top of those that the module has: "
+            "register it once, or take it off with `remove_parametrizations`.",
+            place,
+        )
         return
 
 

@@ -30,7 +30,7 @@ from memprof.advice.source import (
 )
 from memprof.analysis.clusters import THROUGH_GRAPH
 from memprof.analysis.findings import Kind
-from memprof.analysis.program import Place, bound_names, calls_in
+from memprof.analysis.program import Place, bound_names, calls_in, loaded_names
 from memprof.units import format_percent
 
 __all__ = ["rules"]
@@ -64,7 +64,7 @@ def _running_sum(case: Case) -> Iterator[Proposal]:
         value = accumulated(place)
         if value is None or not (case.graph or case.found.kind is Kind.HOST_GROWTH):
             continue
-        if is_python_number(case, value):
+        if is_python_number(case, value) or _is_residual(place, value):
             continue
         host = case.found.kind is Kind.HOST_GROWTH
         what = "graph nodes in host memory" if host else "every step's activations"
@@ -99,6 +99,14 @@ def _running_sum(case: Case) -> Iterator[Proposal]:
             patch=diff(place.program, *wrapped(value, ".detach()")),
         )
         return
+
+
+def _is_residual(place: Place, value: ast.expr) -> bool:
+    """Whether it is a layer's ``x = x + f(x)``, which no step adds to: what is added reads it."""
+    function = place.function
+    targets = {target.id for target in bound_names(place.statement) if isinstance(target, ast.Name)}
+    inside = function is not None and function.name == "forward" and place.class_ is not None
+    return bool(targets) and (inside or bool(targets & loaded_names(value)))
 
 
 def _kept_results(case: Case) -> Iterator[Proposal]:
@@ -242,7 +250,9 @@ def _is_tensor_itself(case: Case, name: str) -> bool:
 def _carried(case: Case) -> Iterator[Proposal]:
     """``h = net(x, h)``: each step's graph hangs on that of the step before."""
     near = [*case.places, *(place for _, place in case.frames)]
-    if not case.graph or piled_up(case) or any(accumulated(p) is not None for p in near):
+    if not case.graph or piled_up(case) or (case.direct and "item" in case.links):
+        return
+    if any(_is_sum(place) for place in near):
         return
     for place in near:
         for name, reads in read_by_itself(place):
@@ -257,6 +267,11 @@ def _carried(case: Case) -> Iterator[Proposal]:
                 patch=patch,
             )
             return
+
+
+def _is_sum(place: Place) -> bool:
+    value = accumulated(place)
+    return value is not None and not _is_residual(place, value)
 
 
 def _between_steps(case: Case, place: Place, name: str, reads: list[ast.expr]) -> str:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from memprof.advice.callers import Handed, handed_over
-from memprof.advice.case import NO_FIGURE, Case, Proposal, says
+from memprof.advice.case import NO_FIGURE, THROUGH_GRAPH, Case, Proposal, says
 from memprof.advice.origin import values_of
 from memprof.advice.patch import diff, with_keyword, wrapped
 from memprof.advice.source import OPTIMIZERS, growing, last_name
@@ -16,6 +16,10 @@ from memprof.records import Holder
 from memprof.units import format_bytes
 
 __all__ = ["rules"]
+
+
+_SMALL_PART = 0.25
+"""Of a storage: a larger view is not what keeps much alive where a graph does."""
 
 
 def rules(case: Case) -> Iterator[Proposal]:
@@ -145,7 +149,7 @@ def _view(case: Case) -> Iterator[Proposal]:
         patch = diff(taken[0].program, *wrapped(taken[1], suffix))
     yield Proposal(
         "clone_view",
-        0.94,
+        0.94 if shown <= _SMALL_PART * kept or not case.links & THROUGH_GRAPH else 0.8,
         f"A view of {format_bytes(shown)} keeps its whole storage of {format_bytes(kept)}.",
         place or (case.places[0] if case.places else case.site),
         patch=patch,

@@ -243,6 +243,9 @@ def _line_of(one: Link, files: list[str]) -> tuple[str, int]:
         return one.filename, assigned_in_function(one.filename, one.name, one.line) or one.line
     if one.kind == LinkKind.ITERATOR:
         return _first_line(files, lambda filename: called_at(filename, one.type_name))
+    if one.kind in _IN_MODULES and "parametrizations" in one.name.split("."):
+        own = [one.filename, *files]
+        return _first_line(own, lambda filename: called_at(filename, "register_parametrization"))
     if one.kind in _IN_MODULES and (container := _numbered(one.name)):
         own = [one.filename, *files]
         return _first_line(own, lambda filename: grown_at(filename, "." + container))

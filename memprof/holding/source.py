@@ -65,7 +65,8 @@ def _carries_on(index: Index, one: Fill, name: str) -> bool:
     again = any(first <= one.line <= last for first, last in index.loops)
     word = re.escape(name.lstrip("."))
     itself = rf"(?:\w+\.)*{word}\b"
-    made = re.match(rf"\s*{itself}\s*=(?!=)\s*(?!{itself}\s*\.).*\b{word}\b", one.text)
+    target = rf"(?:[^=()]*,\s*)?{itself}\s*(?:,[^=()]*)?"  # also one of several
+    made = re.match(rf"\s*{target}=(?!=)\s*(?!{itself}\s*\.).*\b{word}\b", one.text)
     return made is not None and (again or (name[:1] == "." and one.function != "__init__"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
@@ -13,6 +14,8 @@ __all__ = ["describe"]
 
 _ITEM = LinkKind.ITEM
 _ROOTS = frozenset({LinkKind.LOCAL, LinkKind.GLOBAL, LinkKind.NOTEBOOK})
+_AGAIN = re.compile(r"((?:\.\w+|\[[^\[\]]*\]){1,4}?)\1{3,}")
+"""Attributes and items that follow one another at least four times."""
 _DOTTED = frozenset(
     kind
     for kind in (
@@ -110,14 +113,14 @@ def _path_phrase(part: list[Link]) -> str:
     if items:
         at = max(items, key=lambda one: breadth(part[one]))
         inner = expressions[-1][len(expressions[at - 1]) if at else 0 :]
-        name = f" `{expressions[at - 1]}`" if at else ""
-        deeper = f" at `{inner}`" if at < len(part) - 1 else ""
+        name = f" `{_folded(expressions[at - 1])}`" if at else ""
+        deeper = f" at `{_folded(inner)}`" if at < len(part) - 1 else ""
         return f"{part[at].type_name}{name} ({part[at].length} items){deeper}{where}"
     if head.kind in _ROOTS:
         return _root_phrase(head)
     noun = _NOUNS.get(head.kind, "attribute")
     full = (
-        f" (`{expressions[-1]}`)"
+        f" (`{_folded(expressions[-1])}`)"
         if len(part) > 2 or (root.kind not in _ROOTS and len(part) > 1)
         else ""
     )
@@ -142,6 +145,11 @@ def _expressions(part: list[Link]) -> list[str]:
             text += ("." if text else "") + one.name
         texts.append(text)
     return texts
+
+
+def _folded(expression: str) -> str:
+    """``[0].next…`` with a step that comes again and again said once, and how often it comes."""
+    return _AGAIN.sub(lambda found: f"({found[1]} x{len(found[0]) // len(found[1])})", expression)
 
 
 def _root_phrase(root: Link) -> str:

@@ -309,3 +309,17 @@ def test_an_entry_that_is_joined_with_more_and_more_is_told_to_be_allocated_once
     remedies = bench.advise("torch.cat", replaced=True)
     assert {"preallocate", "cpu_offload"} <= set(fixes(remedies))
     assert '`state["preds"]`' in remedies[0].why or "`state['preds']`" in remedies[0].why
+
+
+def test_parametrizations_that_pile_up_are_told_where_they_are_registered(bench):
+    bench.write(
+        "def step(layer):\n"
+        '    register_parametrization(layer, "weight", Noise(layer.weight))\n'
+        "    layer(x).sum().backward()\n"
+    )
+    held = bench.holder(
+        "layer(x)", ("local", "layer", -1), ("buffer", "parametrizations.weight.3.eps", -1)
+    )
+    first, *_ = bench.advise("layer(x)", held)
+    assert (first.fix, first.line) == ("del_ref", 2)
+    assert "`remove_parametrizations`" in first.why

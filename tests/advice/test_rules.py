@@ -252,6 +252,37 @@ def step(estimator, total, x):
 """
 
 
+RESIDUAL = """\
+class Layer(Module):
+    def forward(self, x, memory):
+        x = x + self.attention(x, memory)
+        return x + self.feed(x)
+
+def evaluate(model, batches):
+    for x in batches:
+        memory = model(x, memory)
+"""
+
+
+def test_a_residual_connection_is_no_running_sum(bench):
+    bench.write(RESIDUAL)
+    held = bench.holder("memory = model", ("local", "memory", -1), *THROUGH_GRAPH)
+    remedies = bench.advise("self.attention", held)
+    assert remedies[0].fix == "detach"
+    assert remedies[0].code == "memory = model(x, memory)"
+    assert not any("sum" in remedy.why for remedy in remedies)
+
+
+@pytest.mark.parametrize(("inside", "carried"), [((), False), (THROUGH_GRAPH, True)])
+def test_a_container_that_is_made_anew_of_tensors_without_graphs_carries_none(
+    bench, inside, carried
+):
+    bench.write("def log(self, row):\n    self.rows = with_row(self.rows, row)\n")
+    held = bench.holder("self.rows", ("attribute", "rows", -1), ("item", "3", 9), *inside)
+    remedies = bench.advise("self.rows", held, activation_share=1.0)
+    assert any("of the step before" in remedy.why for remedy in remedies) is carried
+
+
 @pytest.mark.parametrize(("returned", "a_sum"), [("value.item()", False), ("value", True)])
 def test_a_sum_of_what_a_function_returns_as_a_number_keeps_no_graph(bench, returned, a_sum):
     bench.write(NUMBERS.format(returned=returned))

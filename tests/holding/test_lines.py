@@ -405,3 +405,14 @@ def test_a_deadline_counts_what_the_thread_computes_and_patience_has_an_end() ->
     while not busy.check():
         pass
     assert busy.passed
+
+
+@pytest.mark.parametrize("target", ["mems", "logits, mems", "(mems, logits)"])
+def test_a_state_that_is_made_of_itself_is_told_at_the_line_that_makes_it(
+    tmp_path: Path, target: str
+) -> None:
+    text = (
+        "def go(model, chunks):\n    mems, total = model.init(), 0\n"
+        f"    for x in chunks:\n        {target} = model(x, mems)\n"
+    )
+    assert filled_at(source(tmp_path, text), "mems") == 4

@@ -423,3 +423,19 @@ def test_what_an_array_of_objects_keeps_is_found(wrap):
     assert "ndarray" in found.description
     assert [(one.kind, one.name) for one in found.links[2:4]] == [("item", "0"), ("item", "2")]
     assert found.links[3].length == 6
+
+
+def test_a_step_that_comes_again_and_again_is_said_once():
+    class Node:
+        def __init__(self, parents):
+            self.parents, self.value = parents, None
+
+    node = Node([])
+    node.value = torch.randn(4)
+    target = weakref.ref(node.value.untyped_storage())
+    for _ in range(12):
+        node = Node([node])
+    keep(node)
+    (found, *_) = find_holders([target])[0]
+    assert "([0].parents x11)[0].value" in found.description
+    assert found.description.count("parents") < 4
