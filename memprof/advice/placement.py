@@ -6,10 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from memprof.advice.callers import Handed, handed_over
-from memprof.advice.case import NO_FIGURE, THROUGH_GRAPH, Case, Proposal, says
+from memprof.advice.case import NO_FIGURE, Case, Proposal, says
 from memprof.advice.origin import values_of
 from memprof.advice.patch import diff, with_keyword, wrapped
 from memprof.advice.source import OPTIMIZERS, growing, last_name
+from memprof.analysis.clusters import THROUGH_GRAPH
 from memprof.analysis.program import Place, assigned, bound_names, calls_in
 from memprof.analysis.suspicion import Pattern
 from memprof.records import Holder
