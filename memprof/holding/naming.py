@@ -59,6 +59,9 @@ def _key_text(key: object) -> str:
     return f"<{type(key).__name__}>"
 
 
+_SUSPENDED = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+
+
 class Naming:
     """Names links of one search; remembers, by id alone, where things are in large containers."""
 
@@ -87,6 +90,8 @@ class Naming:
             named = self._through_dict(owner, value, after)
             if named is not None:
                 return [named], 2
+        if type(value) is types.FrameType and after is not None and is_one_of(kind, _SUSPENDED):
+            return [self._direct(owner, after)], 2  # up to Python 3.10 it refers to its frame
         if kind is types.FunctionType:
             return function_link(owner, value, chain[at + 2 : at + 4])  # type: ignore[arg-type]
         return [self._direct(owner, value)], 1

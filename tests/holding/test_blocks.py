@@ -14,6 +14,7 @@ import torch
 
 from memprof.holding import find_holders, tensors
 from memprof.sources.places import Block, place_of
+from tests.holding.marks import reads_saved
 
 KEPT: dict[str, object] = {}
 
@@ -52,6 +53,7 @@ def test_a_storage_that_python_holds_is_found_without_a_tensor() -> None:
     assert described(target) == [kept("dict `KEPT` (1 items)")]
 
 
+@reads_saved
 def test_what_only_a_graph_saved_is_found_by_its_address() -> None:
     weight = torch.ones(8, requires_grad=True)
     values = torch.arange(8.0)

@@ -28,6 +28,7 @@ from memprof.holding.source import (
     passed_at,
 )
 from memprof.records import Holder
+from tests.holding.marks import reads_saved
 
 KEPT: dict[str, object] = {}
 SWITCH = False
@@ -278,6 +279,7 @@ def test_of_lines_that_bind_a_name_the_one_that_goes_on_with_its_value_is_told(
     assert filled_at(filename, ".net") == 9
 
 
+@reads_saved
 def test_weights_that_a_loop_carries_on_are_named_and_not_what_was_computed_last() -> None:
     weight = torch.ones(5, requires_grad=True)
     fast = {"weight": weight}

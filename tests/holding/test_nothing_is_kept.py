@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from memprof.holding import find_holders, holders, tensors
+from tests.holding.marks import reads_saved
 
 KEPT: dict[str, object] = {}
 
@@ -223,10 +224,7 @@ def test_tensors_counts_shared_storages_once() -> None:
     assert key
 
 
-@pytest.mark.skipif(
-    not hasattr(torch._C._autograd.SavedTensor, "data"),
-    reason="before torch 2.8 a SavedTensor does not tell whether reading it runs a hook",
-)
+@reads_saved
 def test_tensors_lists_what_only_a_graph_holds() -> None:
     x = torch.randn(777, requires_grad=True)
     KEPT["loss"] = x.exp().exp().sum()

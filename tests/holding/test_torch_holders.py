@@ -12,12 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from memprof.holding import LinkKind, find_holders, holders
 from memprof.records import Holder, Link
+from tests.holding.marks import reads_saved
 
 KEPT: dict[str, object] = {}
-reads_saved = pytest.mark.skipif(
-    not hasattr(torch._C._autograd.SavedTensor, "data"),
-    reason="before torch 2.8 a SavedTensor does not tell whether reading it runs a hook",
-)
 
 
 @pytest.fixture(autouse=True)
@@ -400,6 +397,7 @@ def test_every_kind_is_a_plain_string() -> None:
     assert {one.value for one in LinkKind} >= {"local", "global", "item", "cycle", "unknown"}
 
 
+@reads_saved
 def test_what_a_function_of_vjp_has_saved_is_found_through_the_wrappers_of_torch_func():
     pullbacks = []
     weight = torch.randn(8, 8)
