@@ -304,6 +304,16 @@ def test_a_frozen_model_keeps_no_graph_for_a_gradient_that_nothing_reads(
         assert frozen.evidence.facts["asked_line"] == 3
 
 
+def in_each_step(program, function, lines):
+    """A tensor of 2 MiB by each of the lines, dropped together."""
+    for step in range(STEPS):
+        program.label(step)
+        names = [f"t{number}.{step}" for number in range(len(lines))]
+        for name, line in zip(names, lines, strict=True):
+            program.alloc(2 * MIB, name, line, function=function)
+        program.free(*names)
+
+
 CHAIN = """\
 def smoothed(logits):
     probs = logits.softmax(-1)
@@ -314,12 +324,7 @@ def smoothed(logits):
 
 def test_a_chain_of_operations_is_told_at_its_function_with_what_all_of_it_takes(tmp_path):
     program = Program(tmp_path, CHAIN)
-    for step in range(STEPS):
-        program.label(step)
-        names = [f"{name}{step}" for name in ("probs", "sum", "logs", "product")]
-        for name, line in zip(names, ("softmax", "log(", "log(", "return"), strict=True):
-            program.alloc(2 * MIB, name, line, function="smoothed")
-        program.free(*names)
+    in_each_step(program, "smoothed", ("softmax", "log(", "log(", "return"))
     found = program.found("largest")
     facts = found.evidence.facts
     assert (found.bytes, found.site.line) == (8 * MIB, 2)
@@ -337,12 +342,7 @@ def scores(queries, docs):
 
 def test_what_repeats_smaller_tensors_is_told_with_what_goes_without(tmp_path):
     program = Program(tmp_path, SCORES)
-    for step in range(STEPS):
-        program.label(step)
-        names = [f"{name}{step}" for name in ("q", "d", "sum", "tanh")]
-        for name, line in zip(names, ("q =", "d =", "return", "return"), strict=True):
-            program.alloc(2 * MIB, name, line, function="scores")
-        program.free(*names)
+    in_each_step(program, "scores", ("q =", "d =", "return", "return"))
     found = program.found("repeated")
     facts = found.evidence.facts
     assert (found.bytes, found.site.line) == (8 * MIB, 2)
