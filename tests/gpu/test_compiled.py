@@ -16,6 +16,7 @@ import memprof  # noqa: E402
 from memprof.analysis.examination import examine  # noqa: E402
 from memprof.analysis.steps import step_of_event  # noqa: E402
 from memprof.loading import load  # noqa: E402
+from tests.gpu.nets import WIDTH, Net  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,
@@ -27,18 +28,7 @@ pytestmark = [
 ]
 MODES = ["default", "reduce-overhead"]
 """The second captures CUDA graphs: they have a pool of their own, whose state is set back."""
-WIDTH = 640
 STEPS = 12
-
-
-class Net(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = torch.nn.Linear(WIDTH, WIDTH, bias=False)
-        self.second = torch.nn.Linear(WIDTH, WIDTH, bias=False)
-
-    def forward(self, x):
-        return self.second(self.first(x).relu())
 
 
 def batch():

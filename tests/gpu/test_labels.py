@@ -12,20 +12,9 @@ torch = pytest.importorskip("torch", reason="needs torch and a CUDA device")
 import memprof  # noqa: E402
 from memprof.loading import load  # noqa: E402
 from memprof.trace import Action, Phase  # noqa: E402
+from tests.gpu.nets import WIDTH, Net  # noqa: E402
 
-WIDTH = 640
-"""A weight of this width takes bytes that nothing else in these jobs takes."""
 WEIGHT = 4 * WIDTH * WIDTH
-
-
-class Net(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = torch.nn.Linear(WIDTH, WIDTH, bias=False)
-        self.second = torch.nn.Linear(WIDTH, WIDTH, bias=False)
-
-    def forward(self, x):
-        return self.second(self.first(x).relu())
 
 
 def trained(model, optimizer, steps: int = 3) -> None:
