@@ -6,9 +6,11 @@ import sys
 from collections.abc import Callable
 from typing import Any, cast
 
+from memprof import native
 from memprof.options import Options
 from memprof.sources.boundaries import Boundaries
 from memprof.sources.cpu import CpuSource
+from memprof.sources.cpu_allocator import CpuAllocatorSource
 from memprof.sources.cudaowners import OwnedCudaSource
 from memprof.sources.host import HostSource
 from memprof.sources.nvml import NvmlSource
@@ -38,12 +40,20 @@ def event_sources(
     made: list[EventSource] = []
     for source in options.sources:
         if source == "cpu":
-            made.append(CpuSource(interner, boundaries))
+            made.append(_cpu_source(interner, boundaries))
         elif source == "cuda" and torch.backends.cuda.is_built():
             made.append(OwnedCudaSource(interner, boundaries))
         elif not isinstance(source, str) and hasattr(source, "drain"):
             made.append(cast("EventSource", source))
     return made
+
+
+def _cpu_source(interner: Interner, boundaries: Boundaries) -> EventSource:
+    """The allocator itself where the native part is built, else a dispatch mode."""
+    part = native.load() if native.wanted() is not False else None
+    if part is None:
+        return CpuSource(interner, boundaries)
+    return CpuAllocatorSource(interner, boundaries, part)
 
 
 class Ticks:

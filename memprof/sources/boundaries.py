@@ -195,6 +195,10 @@ class Boundaries:
         self._labels[moved] = Label(label.step, label.phase, module, label.annotation)
         return moved
 
+    def module_of_node(self, number: int) -> str:
+        """The module that a graph's node was made in, by its sequence number; -1: no node."""
+        return self._module_at(self._threads.state, number) if number >= 0 else ""
+
     def _in_loop(self, thread: ThreadState) -> Place:
         place = thread.loop
         at_loss = thread.after_forward and thread.passes == self._passes and self._grad_enabled()

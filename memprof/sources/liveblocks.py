@@ -7,7 +7,7 @@ watched for each allocation, and nothing is held.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,10 +52,16 @@ class LiveBlock:
 class LiveBlocks:
     """The blocks in use on every device, as the last state and the events since then say."""
 
-    def __init__(self, interner: Interner, boundaries: Boundaries, place: PlaceOf) -> None:
-        """``place`` says where a tensor of the program lies."""
+    def __init__(
+        self,
+        interner: Interner,
+        boundaries: Boundaries,
+        place: PlaceOf,
+        records: Callable[[str], bool] = lambda device: device != "cpu",
+    ) -> None:
+        """``place`` says where a tensor of the program lies, ``records`` which devices are meant."""
         self.labels = LabelRows(interner)
-        self.sightings = Sightings(boundaries, place)
+        self.sightings = Sightings(boundaries, place, records)
         self._kept = KeptBlocks(self.labels)
         self._boundaries = boundaries
         self._pools = interner.pools

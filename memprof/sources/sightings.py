@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from memprof.sources.blocklives import Sighting
@@ -34,9 +34,12 @@ class Sightings:
     Gradients are gone by the next drain where ``zero_grad`` drops them, and so are inputs.
     """
 
-    def __init__(self, boundaries: Boundaries, place: PlaceOf) -> None:
-        """``place`` says where a tensor lies."""
+    def __init__(
+        self, boundaries: Boundaries, place: PlaceOf, records: Callable[[str], bool]
+    ) -> None:
+        """``place`` says where a tensor lies, ``records`` whether a device's are noted."""
         self.failure = ""
+        self._records = records
         self._boundaries = boundaries
         self._place = place
         self._unread = boundaries.unread
@@ -78,6 +81,10 @@ class Sightings:
             for device, address in self._unread.within(self._places, graphs):
                 found[device].add(address)
         return found if graphs.complete else None
+
+    def note_all(self) -> None:
+        """Note what modules and optimizers refer to at this moment."""
+        self._note(owned(self._boundaries, self._others))
 
     # Listener of the boundaries.
 
@@ -124,7 +131,7 @@ class Sightings:
         with plain_attributes():
             for owner, tensor in found:
                 for device, address in self._unread.within(self._places, (tensor,)):
-                    if address and device != "cpu":
+                    if address and self._records(device):
                         placed[device][address] = owner
         return placed
 

@@ -10,11 +10,17 @@ from memprof.sources.protocol import Interner
 from memprof.sources.threadstate import Place
 from memprof.trace import EMPTY
 
-__all__ = ["StackCapture"]
+__all__ = ["DEPTH", "StackCapture", "is_own_file"]
 
-_DEPTH = 64
+DEPTH = 64
+"""Frames of a stack that are recorded, the innermost first."""
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 _HIDDEN = (_PACKAGE + "/", _PACKAGE + "\\")
+
+
+def is_own_file(filename: str) -> bool:
+    """Whether a frame's file is one of memprof's."""
+    return filename.startswith(_HIDDEN)
 
 
 class StackCapture:
@@ -62,7 +68,7 @@ class StackCapture:
                 rows.append(row)
             frame = frame.f_back
         members = (*rows, *self._members[outer])
-        row = self._interner.stack(members[:_DEPTH])
+        row = self._interner.stack(members[:DEPTH])
         self._members.setdefault(row, members)
         return row
 
@@ -76,7 +82,7 @@ class StackCapture:
         return known[1]
 
     def _new_frame(self, frame: FrameType, code: CodeType) -> int:
-        if code.co_filename.startswith(_HIDDEN):
+        if is_own_file(code.co_filename):
             return -1
         name = getattr(code, "co_qualname", code.co_name)
         return self._interner.frame(name, code.co_filename, frame.f_lineno or 0)

@@ -1,0 +1,492 @@
+// Writes down what torch's CPU allocator hands out and takes back: bytes, addresses, Python stacks.
+//
+// torch asks `c10::GetCPUAllocator()` for every allocation, so an allocator that passes each call on
+// and notes it sees what no dispatch mode does: temporaries inside an operator, buffers of compiled
+// graphs, other threads. Nothing of autograd is changed, and no code of the program is run from here.
+//
+// Rules of this file:
+//  * The interpreter's lock is never waited for while `mutex` is held.
+//  * A thread that Python does not know (of OpenMP, of another library) is never made to wait for
+//    the interpreter: whoever holds its lock may be waiting for that thread. It has no stack.
+//  * A stack is read without running Python code: no object is made that the collector counts, and
+//    the collector is off meanwhile, so no finalizer of the program can come in between.
+//  * The allocator stays in memory for ever, because storages remember it; when nothing is counted
+//    it only passes on.
+
+#include <Python.h>
+#include <frameobject.h>
+
+#ifdef Py_GIL_DISABLED
+#error "the tables of stacks are guarded by the interpreter's lock"
+#endif
+
+#include <c10/core/CPUAllocator.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+namespace {
+
+constexpr int kAlloc = 1;
+constexpr int kFree = 0;
+constexpr int kOutsideOfGraph = -1;
+// Frames of a stack, the innermost first; memprof keeps 64 and leaves its own out.
+constexpr size_t kDepth = 80;
+// 64 MiB of rows wait at most; after them the window has a gap.
+constexpr size_t kMostRows = (64u << 20) / 64;
+// A program that makes new code all the time would fill memory with stacks.
+constexpr size_t kMostStacks = 1u << 17;
+
+struct Row {
+  int64_t time_ns; // since the Unix epoch
+  uint64_t address;
+  int64_t size; // requested
+  int64_t node; // sequence number of the node that runs; -1: none, or one that accumulates
+  int32_t kind;
+  int32_t stack; // of an allocation; 0: none
+  int32_t label; // what `label` said last in this thread
+  int32_t task; // backward pass under way that began after `label`; -1: none
+  int32_t epoch; // counts the calls of `label`, over all threads
+  int32_t thread;
+};
+static_assert(sizeof(Row) == 56, "read by name in memprof/sources/cpu_allocator.py");
+
+struct Block {
+  uint64_t address;
+  int64_t size;
+  int64_t serial;
+  int32_t stack;
+  int32_t label;
+};
+static_assert(sizeof(Block) == 32, "read by name in memprof/sources/cpu_allocator.py");
+
+struct Code {
+  PyCodeObject* code;
+  int last_instruction;
+  bool operator==(const Code& other) const {
+    return code == other.code && last_instruction == other.last_instruction;
+  }
+};
+
+std::mutex mutex; // guards what follows, up to the next remark
+std::vector<Row> rows;
+std::unordered_map<uint64_t, Block> blocks;
+int64_t bytes = 0;
+int64_t peak = 0;
+int64_t serial = 0;
+int64_t lost = 0;
+
+// Guarded by the interpreter's lock.
+std::vector<std::vector<Code>> stacks(1); // row 0 is the empty one
+std::unordered_multimap<uint64_t, int32_t> stack_rows;
+size_t stacks_taken = 1;
+
+std::atomic<bool> counting{false};
+std::atomic<bool> recording{false};
+std::atomic<int32_t> epochs{0};
+std::atomic<int32_t> threads{0};
+std::atomic<int64_t> untracked{0};
+c10::Allocator* torchs = nullptr;
+c10::DeleterFnPtr torchs_deleter = nullptr;
+
+struct Here { // of a thread
+  int32_t label = 0;
+  int32_t task = kOutsideOfGraph;
+  int32_t epoch = 0;
+  int32_t thread = threads++;
+};
+thread_local Here here;
+thread_local bool inside = false; // reading a stack may give back memory of tensors
+
+int64_t now_ns() {
+  const auto since = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
+}
+
+int last_instruction(PyFrameObject* frame) {
+#if PY_VERSION_HEX >= 0x030B0000
+  return PyFrame_GetLasti(frame);
+#else
+  return frame->f_lasti * 2;
+#endif
+}
+
+// Row of the calling thread's Python stack. The interpreter's lock is held.
+int32_t stack_row() {
+  thread_local std::vector<Code> frames;
+  frames.clear();
+  uint64_t hash = 1469598103934665603ull;
+  const int collects = PyGC_Disable();
+  PyFrameObject* frame = PyEval_GetFrame();
+  Py_XINCREF(frame);
+  while (frame != nullptr && frames.size() < kDepth) {
+    PyCodeObject* code = PyFrame_GetCode(frame);
+    const int at = last_instruction(frame);
+    frames.push_back({code, at});
+    Py_DECREF(code); // the frame has it
+    hash = (hash ^ reinterpret_cast<uintptr_t>(code)) * 1099511628211ull;
+    hash = (hash ^ static_cast<uint64_t>(at)) * 1099511628211ull;
+    PyFrameObject* outer = PyFrame_GetBack(frame);
+    Py_DECREF(frame);
+    frame = outer;
+  }
+  Py_XDECREF(frame);
+  if (collects) {
+    PyGC_Enable();
+  }
+  if (frames.empty()) {
+    return 0;
+  }
+  const auto same = stack_rows.equal_range(hash);
+  for (auto it = same.first; it != same.second; ++it) {
+    if (stacks[it->second] == frames) {
+      return it->second;
+    }
+  }
+  if (stacks.size() >= kMostStacks) {
+    return 0;
+  }
+  for (const Code& one : frames) {
+    Py_INCREF(one.code); // else another code object could come to lie there
+  }
+  const int32_t row = static_cast<int32_t>(stacks.size());
+  stacks.push_back(frames);
+  stack_rows.emplace(hash, row);
+  return row;
+}
+
+int32_t stack_here() {
+  if (inside || PyGILState_GetThisThreadState() == nullptr) {
+    return 0;
+  }
+  inside = true;
+  const PyGILState_STATE held = PyGILState_Ensure();
+  const int32_t row = stack_row();
+  PyGILState_Release(held);
+  inside = false;
+  return row;
+}
+
+void write(int kind, uint64_t address, int64_t size, int32_t stack, int32_t task, int64_t node) {
+  if (rows.size() >= kMostRows) {
+    ++lost;
+    return;
+  }
+  rows.push_back(
+      {now_ns(), address, size, node, kind, stack, here.label, task, here.epoch, here.thread});
+}
+
+int32_t graph_task() {
+  const int task = torch::autograd::get_current_graph_task_id();
+  return task == here.task ? kOutsideOfGraph : task;
+}
+
+int64_t graph_node() {
+  const auto node = torch::autograd::get_current_node();
+  return node ? static_cast<int64_t>(node->sequence_nr()) : -1;
+}
+
+void came(uint64_t address, int64_t size) {
+  int32_t stack = 0;
+  int32_t task = kOutsideOfGraph;
+  int64_t node = -1;
+  const bool is_recorded = recording.load(std::memory_order_relaxed);
+  if (is_recorded) {
+    stack = stack_here();
+    task = graph_task();
+    node = task == kOutsideOfGraph ? -1 : graph_node();
+  }
+  const std::lock_guard<std::mutex> guard(mutex);
+  blocks[address] = {address, size, ++serial, stack, here.label};
+  bytes += size;
+  peak = bytes > peak ? bytes : peak;
+  if (is_recorded) {
+    write(kAlloc, address, size, stack, task, node);
+  }
+}
+
+void went(uint64_t address) {
+  const bool is_recorded = recording.load(std::memory_order_relaxed);
+  const int32_t task = is_recorded ? graph_task() : kOutsideOfGraph;
+  const std::lock_guard<std::mutex> guard(mutex);
+  const auto block = blocks.find(address);
+  if (block == blocks.end()) {
+    return;
+  }
+  bytes -= block->second.size;
+  if (is_recorded) {
+    write(kFree, address, block->second.size, 0, task, -1);
+  }
+  blocks.erase(block);
+}
+
+void give_back(void* data) {
+  // Before the bytes are free: another thread may be handed the same address at once.
+  if (counting.load(std::memory_order_relaxed)) {
+    went(reinterpret_cast<uint64_t>(data));
+  }
+  torchs_deleter(data);
+}
+
+class Passing final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t size) override {
+    c10::DataPtr data = torchs->allocate(size);
+    if (!counting.load(std::memory_order_relaxed) || data.get() == nullptr) {
+      return data;
+    }
+    if (data.get() != data.get_context() ||
+        !data.compare_exchange_deleter(torchs_deleter, &give_back)) {
+      ++untracked;
+      return data;
+    }
+    came(reinterpret_cast<uint64_t>(data.get()), static_cast<int64_t>(size));
+    return data;
+  }
+  c10::DeleterFnPtr raw_deleter() const override {
+    // What is handed out raw ends by this function, whoever of the two handed it out.
+    return &give_back;
+  }
+  void copy_data(void* to, const void* from, std::size_t count) const override {
+    torchs->copy_data(to, from, count);
+  }
+};
+
+Passing& passing() {
+  static auto* allocator = new Passing; // never freed: storages remember it
+  return *allocator;
+}
+
+// A forked child counts nothing: what is written there nobody reads.
+void in_child() {
+  counting = false;
+  recording = false;
+}
+
+PyObject* start(PyObject*, PyObject*) {
+  c10::Allocator* before = c10::GetCPUAllocator();
+  if (before != &passing()) {
+    if (before->raw_deleter() == nullptr) {
+      PyErr_SetString(PyExc_RuntimeError, "the CPU allocator in use gives back memory in a way of its own");
+      return nullptr;
+    }
+    if (torchs != nullptr && before->raw_deleter() != torchs_deleter) {
+      PyErr_SetString(PyExc_RuntimeError, "the program has changed its CPU allocator");
+      return nullptr;
+    }
+    torchs = before;
+    torchs_deleter = before->raw_deleter();
+    {
+      const std::lock_guard<std::mutex> guard(mutex);
+      blocks.clear();
+      rows.clear();
+      bytes = peak = serial = lost = 0;
+    }
+    c10::SetCPUAllocator(&passing());
+    if (c10::GetCPUAllocator() != &passing()) {
+      PyErr_SetString(PyExc_RuntimeError, "the CPU allocator in use has a higher priority");
+      return nullptr;
+    }
+  }
+  counting = true;
+  Py_RETURN_NONE;
+}
+
+PyObject* stop(PyObject*, PyObject*) {
+  recording = false;
+  counting = false;
+  if (torchs != nullptr && c10::GetCPUAllocator() == &passing()) {
+    c10::SetCPUAllocator(torchs);
+  }
+  const std::lock_guard<std::mutex> guard(mutex);
+  std::vector<Row>().swap(rows);
+  std::unordered_map<uint64_t, Block>().swap(blocks);
+  bytes = peak = 0;
+  Py_RETURN_NONE;
+}
+
+std::vector<Block> all_blocks() {
+  std::vector<Block> now;
+  now.reserve(blocks.size());
+  for (const auto& one : blocks) {
+    now.push_back(one.second);
+  }
+  return now;
+}
+
+PyObject* as_bytes(const void* data, size_t size) {
+  return PyBytes_FromStringAndSize(static_cast<const char*>(data), static_cast<Py_ssize_t>(size));
+}
+
+// The blocks in use at the moment from which rows are written: nothing comes between.
+PyObject* begin(PyObject*, PyObject*) {
+  std::vector<Block> now;
+  {
+    const std::lock_guard<std::mutex> guard(mutex);
+    rows.clear();
+    lost = 0;
+    peak = bytes;
+    now = all_blocks();
+    recording = counting.load();
+  }
+  return as_bytes(now.data(), now.size() * sizeof(Block));
+}
+
+PyObject* end(PyObject*, PyObject*) {
+  const std::lock_guard<std::mutex> guard(mutex);
+  recording = false;
+  std::vector<Row>().swap(rows);
+  Py_RETURN_NONE;
+}
+
+PyObject* label(PyObject*, PyObject* args) {
+  int row = 0;
+  int task = kOutsideOfGraph;
+  if (!PyArg_ParseTuple(args, "ii", &row, &task)) {
+    return nullptr;
+  }
+  here.label = row;
+  here.task = task;
+  here.epoch = ++epochs;
+  return PyLong_FromLong(here.thread);
+}
+
+PyObject* foreign(PyObject*, PyObject* args) {
+  int is_alive = 0;
+  unsigned long long address = 0;
+  long long size = 0;
+  if (!PyArg_ParseTuple(args, "pKL", &is_alive, &address, &size)) {
+    return nullptr;
+  }
+  const std::lock_guard<std::mutex> guard(mutex);
+  if (!is_alive) {
+    const auto block = blocks.find(address);
+    if (block == blocks.end()) {
+      Py_RETURN_FALSE;
+    }
+    bytes -= block->second.size;
+    if (recording) {
+      write(kFree, address, block->second.size, 0, kOutsideOfGraph, -1);
+    }
+    blocks.erase(block);
+    Py_RETURN_TRUE;
+  }
+  if (!counting || blocks.count(address)) {
+    Py_RETURN_FALSE;
+  }
+  blocks[address] = {address, size, ++serial, 0, here.label};
+  bytes += size;
+  peak = bytes > peak ? bytes : peak;
+  if (recording) {
+    write(kAlloc, address, size, 0, kOutsideOfGraph, -1);
+  }
+  Py_RETURN_TRUE;
+}
+
+PyObject* knows(PyObject*, PyObject* address) {
+  const unsigned long long wanted = PyLong_AsUnsignedLongLong(address);
+  if (PyErr_Occurred()) {
+    return nullptr;
+  }
+  const std::lock_guard<std::mutex> guard(mutex);
+  return PyBool_FromLong(blocks.count(wanted));
+}
+
+PyObject* pending(PyObject*, PyObject*) {
+  const std::lock_guard<std::mutex> guard(mutex);
+  return PyLong_FromSize_t(rows.size());
+}
+
+PyObject* counters(PyObject*, PyObject*) {
+  int64_t now = 0, highest = 0, gone = 0;
+  {
+    const std::lock_guard<std::mutex> guard(mutex);
+    now = bytes;
+    highest = peak;
+    gone = lost;
+    peak = bytes;
+  }
+  return Py_BuildValue("(LLLL)", static_cast<long long>(now), static_cast<long long>(highest),
+      static_cast<long long>(gone), static_cast<long long>(untracked.load()));
+}
+
+PyObject* new_stacks(PyObject*, PyObject*) {
+  PyObject* found = PyList_New(0);
+  for (; found != nullptr && stacks_taken < stacks.size(); ++stacks_taken) {
+    const auto& frames = stacks[stacks_taken];
+    PyObject* stack = PyTuple_New(static_cast<Py_ssize_t>(frames.size()));
+    for (size_t i = 0; stack != nullptr && i < frames.size(); ++i) {
+      const int line = PyCode_Addr2Line(frames[i].code, frames[i].last_instruction);
+      PyObject* frame = Py_BuildValue("(Oi)", frames[i].code, line);
+      if (frame == nullptr) {
+        Py_CLEAR(stack);
+      } else {
+        PyTuple_SET_ITEM(stack, static_cast<Py_ssize_t>(i), frame);
+      }
+    }
+    if (stack == nullptr || PyList_Append(found, stack) < 0) {
+      Py_CLEAR(found);
+    }
+    Py_XDECREF(stack);
+  }
+  return found;
+}
+
+// Rows and blocks of one moment.
+PyObject* take(PyObject*, PyObject* with_blocks) {
+  const int is_wanted = PyObject_IsTrue(with_blocks);
+  if (is_wanted < 0) {
+    return nullptr;
+  }
+  std::vector<Row> taken;
+  std::vector<Block> now;
+  {
+    const std::lock_guard<std::mutex> guard(mutex);
+    taken.swap(rows);
+    if (is_wanted) {
+      now = all_blocks();
+    }
+  }
+  return Py_BuildValue("(NN)", as_bytes(taken.data(), taken.size() * sizeof(Row)),
+      as_bytes(now.data(), now.size() * sizeof(Block)));
+}
+
+PyObject* living(PyObject*, PyObject*) {
+  std::vector<Block> now;
+  {
+    const std::lock_guard<std::mutex> guard(mutex);
+    now = all_blocks();
+  }
+  return as_bytes(now.data(), now.size() * sizeof(Block));
+}
+
+PyMethodDef methods[] = {
+    {"start", start, METH_NOARGS, "Count what is allocated from now on; raises RuntimeError where that is not possible."},
+    {"stop", stop, METH_NOARGS, "Put torch's allocator back and forget everything."},
+    {"begin", begin, METH_NOARGS, "Write rows from now on; the blocks in use at this moment."},
+    {"end", end, METH_NOARGS, "Write no more rows, forget those that wait."},
+    {"label", label, METH_VARARGS, "Label what this thread allocates from now on, within a graph task; the thread's number."},
+    {"foreign", foreign, METH_VARARGS, "Count a block that another allocator made (True) or gave back (False)."},
+    {"knows", knows, METH_O, "Whether a block of this address is counted."},
+    {"pending", pending, METH_NOARGS, "Rows that wait."},
+    {"counters", counters, METH_NOARGS, "Bytes now, their peak since the last call, lost rows, blocks that could not be followed."},
+    {"take", take, METH_O, "The rows since the last call and, if asked for, the blocks in use after them."},
+    {"living", living, METH_NOARGS, "The blocks in use."},
+    {"new_stacks", new_stacks, METH_NOARGS, "The stacks since the last call: a tuple each of (code, line), the innermost first."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "memprof_cpu", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+
+} // namespace
+
+PyMODINIT_FUNC PyInit_memprof_cpu(void) {
+  static std::once_flag once;
+  std::call_once(once, [] { pthread_atfork(nullptr, nullptr, &in_child); });
+  return PyModule_Create(&module);
+}

@@ -1,0 +1,480 @@
+"""CPU memory through torch's allocator itself, by the native part: every allocation of every thread.
+
+Unlike a dispatch mode it leaves autograd alone, and sees temporaries inside operators and buffers of
+compiled graphs. Whose a block is, is learnt as on CUDA: from what points at its address.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from types import CodeType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from memprof.records import DeviceInfo
+from memprof.sources.boundaries import Boundaries
+from memprof.sources.labels import LabelRows
+from memprof.sources.leisure import Leisure
+from memprof.sources.liveblocks import LiveBlock, LiveBlocks
+from memprof.sources.places import PlaceOf, place_of
+from memprof.sources.protocol import Chunk, Counters, Interner
+from memprof.sources.search import Search
+from memprof.sources.stacks import DEPTH, is_own_file
+from memprof.sources.threadstate import NO_TASK, BackwardPass
+from memprof.sources.unread import plain_attributes
+from memprof.trace import (
+    EMPTY,
+    NOT_RECORDED,
+    Action,
+    Blocks,
+    BlockState,
+    Column,
+    Events,
+    Label,
+    Phase,
+    State,
+)
+
+__all__ = ["CpuAllocatorSource"]
+
+_DEVICE = "cpu"
+_ROW = np.dtype(
+    [
+        ("time_ns", "i8"),
+        ("address", "u8"),
+        ("size", "i8"),
+        ("node", "i8"),
+        ("kind", "i4"),
+        ("stack", "i4"),
+        ("label", "i4"),
+        ("task", "i4"),
+        ("epoch", "i4"),
+        ("thread", "i4"),
+    ]
+)
+"""As `Row` in ``memprof/native/cpu.cpp``."""
+_BLOCK = np.dtype(
+    [("address", "u8"), ("size", "i8"), ("serial", "i8"), ("stack", "i4"), ("label", "i4")]
+)
+"""As `Block` there."""
+_IN_GRAPH = -2
+"""Instead of a graph task: no place of the program's is within the backward pass under way."""
+_LEARNING = 0.02
+"""Share of the time that looking for owners between drains may take."""
+
+Rows = npt.NDArray[Any]
+Ints = npt.NDArray[np.int64]
+
+
+class CpuAllocatorSource:
+    """Counts what torch's CPU allocator hands out; in windows it records each allocation."""
+
+    name = "cpu"
+
+    def __init__(
+        self, interner: Interner, boundaries: Boundaries, native: Any, place: PlaceOf = place_of
+    ) -> None:
+        """``native`` is the module that `memprof.native.load` gives."""
+        self.place = place
+        self._interner = interner
+        self._boundaries = boundaries
+        self._native = native
+        self._live = LiveBlocks(interner, boundaries, place, lambda device: device == _DEVICE)
+        self._stacks = _StackRows(interner, native.new_stacks)
+        self._labels = _RowLabels(interner, boundaries)
+        self._search = Search(boundaries.unread)
+        self._foreign = _ForeignStorages(native)
+        self._hooks: ExitStack | None = None
+        self._pid = os.getpid()
+        self._in_window = False
+        self._ready: list[Chunk] = []
+        self._state = State()
+        self._lost = 0
+        self._notes: list[str] = []
+        self._at_leisure = Leisure(_LEARNING)
+
+    def devices(self) -> Sequence[DeviceInfo]:
+        """The CPU."""
+        return [DeviceInfo(device=_DEVICE, name="CPU", backend="cpu")]
+
+    def open(self) -> None:
+        """Count from now on.
+
+        Raises:
+            RuntimeError: the program has an allocator of its own that cannot be followed.
+        """
+        self._native.start()
+
+    def close(self) -> None:
+        """Put torch's allocator back; safe to call twice."""
+        self._stop()
+        if os.getpid() == self._pid:
+            self._native.stop()
+        self._foreign.clear()
+
+    def counters(self) -> Sequence[Counters]:
+        """Bytes in use, also between windows; what other allocators made only in windows."""
+        if self._in_window:  # another step from now on, and this thread is the loop's
+            self._labels.in_loop()
+            self._crossed()
+            self._at_leisure(self._learn)
+        allocated, peak, lost, _ = self._native.counters()
+        self._lost = lost
+        return [
+            Counters(
+                device=_DEVICE,
+                allocated=allocated,
+                peak_allocated=peak,
+                active=allocated,
+                requested=allocated,
+            )
+        ]
+
+    def begin_window(self) -> Mapping[str, State]:
+        """What is in use, and whose; every allocation from now on."""
+        if os.getpid() != self._pid:
+            return {}
+        self._ready = []
+        self._look(thorough=True)
+        self._at_leisure.reset()
+        self._lost = 0
+        self._start()
+        self._state = self._state_of(self._native.begin())
+        self._live.sightings.start()
+        return self._live.begin({_DEVICE: self._state}, anew=True)
+
+    def pending_events(self) -> int:
+        """Rows that wait; a free makes two events."""
+        return int(self._native.pending()) * 3 // 2
+
+    def drain(self) -> Sequence[Chunk]:
+        """The events since the last drain, with owners."""
+        if not self._in_window:
+            return []
+        self._settle()
+        ready, self._ready = self._ready, []
+        return ready
+
+    def end_window(self) -> Mapping[str, State]:
+        """Record no more; the state that the events lead to."""
+        if not self._in_window:
+            return {}
+        rows, blocks = self._native.take(True)  # noqa: FBT003 - a function in C
+        self._native.end()
+        self._stop()
+        if os.getpid() != self._pid:
+            return {}
+        state = self._state_of(_undone(blocks, rows))
+        states = self._live.end({_DEVICE: state})
+        self._live.sightings.stop()
+        return states
+
+    def is_over(self) -> bool:
+        """Whether more rows waited than there is room for, so that the window has a gap."""
+        return self._in_window and self._lost > 0
+
+    def living(self, device: str = _DEVICE) -> Iterable[LiveBlock]:
+        """The blocks in use; plain values, they hold nothing."""
+        if self._in_window:
+            self._settle(with_state=True)
+        else:
+            self._live.refresh({_DEVICE: self._state_of(self._native.living())})
+        return self._live.living(device)
+
+    def label_of(self, row: int) -> Label:
+        """The label in a row."""
+        return self._live.labels.of(row)
+
+    def notes(self) -> Sequence[str]:
+        """What was not seen, since the last call."""
+        notes, self._notes = [*self._notes, *self._boundaries.notes()], []
+        failure, self._live.sightings.failure = self._live.sightings.failure, ""
+        if self._lost:
+            notes.append(
+                f"{self._lost} allocations came faster than they could be written down; the window "
+                "ends there"
+            )
+        return [*notes, *([failure] if failure else [])]
+
+    # -- where the program is ------------------------------------------------------------------
+
+    def _start(self) -> None:
+        from torch.nn.modules import module
+
+        self._in_window = True
+        self._boundaries.watch_modules()
+        self._hooks = ExitStack()
+        self._hooks.callback(self._boundaries.unwatch_modules)
+        for handle in (
+            module.register_module_forward_pre_hook(self._crossed),
+            module.register_module_forward_hook(self._crossed, always_call=True),
+        ):
+            self._hooks.callback(handle.remove)
+        self._boundaries.crossings.append(self._crossed)
+        self._hooks.callback(self._boundaries.crossings.remove, self._crossed)
+        self._labels.begin()
+        self._crossed()
+
+    def _stop(self) -> None:
+        self._in_window = False
+        hooks, self._hooks = self._hooks, None
+        if hooks is not None:
+            hooks.close()
+
+    def _crossed(self, *_: Any) -> None:
+        """The calling thread is somewhere else from now on."""
+        try:
+            place = self._boundaries.place()
+            task = _IN_GRAPH if type(place) is BackwardPass else place.task
+            thread = self._native.label(place.row, task)
+            self._labels.crossed(thread, place.row)
+        except Exception as error:  # noqa: BLE001 - a missing label, not a broken job
+            self._notes.append(f"a boundary was missed: {type(error).__name__}: {error}")
+
+    # -- what was recorded ---------------------------------------------------------------------
+
+    def _settle(self, *, with_state: bool = False) -> None:
+        self._crossed()  # a backward pass that has ended is noticed here
+        self._look(thorough=False)
+        rows, blocks = self._native.take(with_state)
+        chunk = Chunk(_DEVICE, self._events(np.frombuffer(rows, _ROW)))
+        ends = {_DEVICE: self._state_of(blocks)} if with_state else {}
+        self._ready += self._live.take([chunk], ends)
+
+    def _events(self, rows: Rows) -> Events:
+        """An allocation is one event, a free two: torch's CPU allocator waits for nothing."""
+        stack = self._stacks.rows_of(rows["stack"])
+        label = self._labels.of(rows)
+        is_alloc = rows["kind"] == 1
+        width = np.where(is_alloc, 1, 2)
+        index = np.repeat(np.arange(len(rows)), width)
+        first = np.cumsum(width) - width
+        action = np.where(is_alloc[index], Action.ALLOC, Action.FREE_REQUESTED)
+        action[first[~is_alloc] + 1] = Action.FREE_COMPLETED
+        events: Events = Events.build(
+            len(index),
+            action=action,
+            address=rows["address"].astype(np.int64)[index],
+            size=rows["size"][index],
+            time_us=rows["time_ns"][index] // 1000,
+            stack=stack[index],
+            label=label[index],
+        )
+        return events
+
+    def _state_of(self, blob: bytes) -> State:
+        blocks = np.frombuffer(blob, _BLOCK)
+        blocks = blocks[np.argsort(blocks["address"], kind="stable")]
+        stack = self._stacks.rows_of(blocks["stack"])
+        made: Blocks = Blocks.build(
+            len(blocks),
+            address=blocks["address"].astype(np.int64),
+            size=blocks["size"],
+            requested=blocks["size"],
+            state=np.full(len(blocks), BlockState.ACTIVE_ALLOCATED),
+            segment=np.full(len(blocks), NOT_RECORDED),
+            stack=stack,
+            label=np.where(stack != EMPTY, blocks["label"], EMPTY),
+        )
+        return State(blocks=made)
+
+    def _look(self, *, thorough: bool) -> None:
+        """Find the memory that torch's allocator did not make: of numpy, of files, of others."""
+        with plain_attributes():
+            found = self._search.everything() if thorough else self._search.recent(thorough=False)
+            self._boundaries.unread.each(self._foreign.see, found)
+
+    def _learn(self) -> None:
+        """At a step's end: whose blocks are, while they are there; they may be gone by a drain."""
+        self._live.sightings.note_all()
+
+
+class _ForeignStorages:
+    """Storages around memory that torch's allocator did not make, as long as they live."""
+
+    def __init__(self, native: Any) -> None:
+        self._native = native
+        self._refs: dict[int, weakref.ref[Any]] = {}
+        self._addresses: dict[int, tuple[int, int]] = {}
+        """By the storage's key its address and bytes."""
+
+    def see(self, storage: Any) -> None:
+        """Count a storage, unless its memory is counted already."""
+        size = storage.nbytes()
+        if not size:
+            return
+        key = storage._cdata
+        if key in self._refs:
+            return
+        address = storage.data_ptr()
+        if address and self._native.foreign(True, address, size):  # noqa: FBT003
+            self._addresses[key] = (address, size)
+            self._refs[key] = weakref.ref(storage, partial(self._gone, key))
+
+    def clear(self) -> None:
+        """Follow none any more."""
+        self._refs.clear()
+        self._addresses.clear()
+
+    def _gone(self, key: int, ref: object) -> None:
+        if self._refs.get(key) is ref:
+            del self._refs[key]
+            address, size = self._addresses.pop(key)
+            self._native.foreign(False, address, size)  # noqa: FBT003
+
+
+class _StackRows:
+    """Rows of the run's table of stacks, by the native part's own numbers."""
+
+    def __init__(self, interner: Interner, new_stacks: Callable[[], list[Any]]) -> None:
+        self._interner = interner
+        self._new_stacks = new_stacks
+        self._rows: list[int] = [EMPTY]
+        self._frames: dict[tuple[CodeType, int], int] = {}
+
+    def rows_of(self, stacks: Ints) -> Column:
+        """The rows of stacks that the native part wrote."""
+        if len(stacks) and int(stacks.max()) >= len(self._rows):
+            self._rows += [self._row(frames) for frames in self._new_stacks()]
+        found: Column = np.asarray(self._rows, dtype=np.int32)[stacks]
+        return found
+
+    def _row(self, frames: Sequence[tuple[CodeType, int]]) -> int:
+        rows = [self._frame(*frame) for frame in frames if not is_own_file(frame[0].co_filename)]
+        return self._interner.stack(tuple(rows[:DEPTH]))
+
+    def _frame(self, code: CodeType, line: int) -> int:
+        row = self._frames.get((code, line))
+        if row is None:
+            name = getattr(code, "co_qualname", code.co_name)
+            row = self._interner.frame(name, code.co_filename, line)
+            self._frames[code, line] = row
+        return row
+
+
+class _RowLabels:
+    """Labels of rows: what their thread said last, and the graph's node that ran."""
+
+    def __init__(self, interner: Interner, boundaries: Boundaries) -> None:
+        self._interner = interner
+        self._boundaries = boundaries
+        self._rows = LabelRows(interner)
+        self._loop_ident = 0
+        self._loop = -1
+        self._marks: tuple[list[int], list[int]] = ([], [])
+        """Times and labels of the loop's thread, for threads that say nothing themselves."""
+        self._passed: set[int] = set()
+        """Epochs in which a backward pass has run."""
+
+    def begin(self) -> None:
+        """A window opens, in the thread of the loop."""
+        self._marks = ([], [])
+        self._passed = set()
+        self.in_loop()
+
+    def in_loop(self) -> None:
+        """The calling thread is the one that the training loop runs in."""
+        self._loop_ident = threading.get_ident()
+
+    def crossed(self, thread: int, label: int) -> None:
+        """From now on the label holds in a thread of the native part's number."""
+        if threading.get_ident() == self._loop_ident:
+            self._loop = thread
+            self._marks[0].append(time.time_ns())
+            self._marks[1].append(label)
+
+    def of(self, rows: Rows) -> Column:
+        """The label of each row."""
+        label = rows["label"].astype(np.int64)
+        label = self._of_silent(rows, label)
+        in_graph = rows["task"] != NO_TASK
+        label = self._after_backward(rows, label, in_graph)
+        if in_graph.any():
+            label[in_graph] = self._in_graph(rows[in_graph], label[in_graph])
+        found: Column = label.astype(np.int32)
+        return found
+
+    def _of_silent(self, rows: Rows, label: Ints) -> Ints:
+        """Of threads that crossed no boundary: the loop's step, and without a stack its place."""
+        silent = rows["epoch"] == 0
+        times, labels = self._marks
+        if silent.any() and times:
+            at = np.searchsorted(np.asarray(times), rows["time_ns"][silent], side="right") - 1
+            loop = np.asarray(labels, dtype=np.int64)[np.maximum(at, 0)]
+            is_python = rows["stack"][silent] != 0
+            beside = self._moved(loop, Phase.OTHER, [""] * len(loop))
+            label[silent] = np.where(is_python, beside, loop)
+        self._marks = (times[-1:], labels[-1:])
+        return label
+
+    def _after_backward(self, rows: Rows, label: Ints, in_graph: npt.NDArray[np.bool_]) -> Ints:
+        """What follows a backward pass in the same place is no part of the loss any more."""
+        epochs = rows["epoch"]
+        first: dict[int, int] = dict.fromkeys(self._passed, -1)
+        where = np.flatnonzero(in_graph)
+        for at, epoch in zip(where[::-1].tolist(), epochs[where[::-1]].tolist(), strict=True):
+            if epoch not in self._passed:
+                first[epoch] = at
+        if not first:
+            return label
+        begun = np.asarray(list(first), dtype=np.int64)
+        order = np.argsort(begun)
+        begun, start = begun[order], np.asarray(list(first.values()), dtype=np.int64)[order]
+        at = np.minimum(np.searchsorted(begun, epochs), len(begun) - 1)
+        after = (begun[at] == epochs) & (np.arange(len(rows)) > start[at]) & ~in_graph
+        after &= self._rows.phases(label) == Phase.FORWARD
+        after &= np.asarray([not m for m in self._modules(label)], dtype=np.bool_)
+        label[after] = self._moved(label[after], Phase.OTHER, [""] * int(after.sum()))
+        self._passed = {int(begun[-1])}
+        return label
+
+    def _in_graph(self, rows: Rows, label: Ints) -> Ints:
+        """Of the node that ran; one that accumulates gradients belongs to the one before it."""
+        known = np.flatnonzero(rows["node"] >= 0)
+        node = rows["node"].copy()
+        if len(known):
+            last = known[np.maximum(np.searchsorted(known, np.arange(len(rows)), "right") - 1, 0)]
+            same = (rows["task"][last] == rows["task"]) & (last <= np.arange(len(rows)))
+            node = np.where(same, rows["node"][last], NOT_RECORDED)
+        numbers, which = np.unique(node, return_inverse=True)
+        modules = [self._boundaries.module_of_node(number) for number in numbers.tolist()]
+        return self._moved(label, Phase.BACKWARD, [modules[i] for i in which.reshape(-1).tolist()])
+
+    def _moved(self, label: Ints, phase: Phase, modules: Sequence[str]) -> Ints:
+        """The labels of the same step and annotation, with another phase and module."""
+        moved: dict[tuple[int, str], int] = {}
+        for key in set(zip(label.tolist(), modules, strict=True)):
+            at = self._rows.of(key[0])
+            moved[key] = self._interner.label(at.step, phase, key[1], at.annotation)
+        pairs = zip(label.tolist(), modules, strict=True)
+        return np.asarray([moved[pair] for pair in pairs], dtype=np.int64)
+
+    def _modules(self, label: Ints) -> list[str]:
+        rows, which = np.unique(label, return_inverse=True)
+        modules = [self._rows.of(row).module for row in rows.tolist()]
+        return [modules[i] for i in which.reshape(-1).tolist()]
+
+
+def _undone(blocks: bytes, rows: bytes) -> bytes:
+    """The blocks as they were before some rows, which nobody will write."""
+    waiting = np.frombuffer(rows, _ROW)
+    if not len(waiting):
+        return blocks
+    by_address = {int(one["address"]): one for one in np.frombuffer(blocks, _BLOCK)}
+    for row in waiting[::-1]:
+        address = int(row["address"])
+        if row["kind"] == 1:
+            by_address.pop(address, None)
+        else:
+            block = np.zeros((), _BLOCK)
+            block["address"], block["size"] = address, row["size"]
+            by_address[address] = block[()]
+    return b"".join(one.tobytes() for one in by_address.values())
