@@ -22,7 +22,7 @@ from memprof.errors import MissingError, SettingsError
 
 __all__ = ["available", "build", "folder", "load", "wanted"]
 
-CPU = "memprof_cpu"
+NAME = "memprof_native"
 _SOURCES = Path(__file__).parent
 _LONGEST_S = 300
 _ON, _OFF = ("1", "on", "true", "yes"), ("0", "off", "false", "no")
@@ -60,19 +60,19 @@ def folder() -> Path:
     parts = [torch.__version__, str(torch.version.git_version), sysconfig.get_platform()]
     parts += [str(importlib.machinery.EXTENSION_SUFFIXES[0]), str(torch.version.cuda)]
     digest = hashlib.sha256("\0".join(parts).encode())
-    for source in sorted([*_SOURCES.glob("*.cpp"), _SOURCES / "build.py"]):
+    for source in sorted([*_SOURCES.glob("*.cpp"), *_SOURCES.glob("*.h"), _SOURCES / "build.py"]):
         digest.update(source.read_bytes())
     caches = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     root = os.environ.get("MEMPROF_CACHE") or str(Path(caches) / "memprof")
     return Path(root) / "native" / digest.hexdigest()[:16]
 
 
-def available(name: str = CPU) -> bool:
+def available(name: str = NAME) -> bool:
     """Whether a part is built for this torch."""
     return name in _loaded or _library(name) is not None
 
 
-def load(name: str = CPU) -> ModuleType | None:
+def load(name: str = NAME) -> ModuleType | None:
     """A part that is built, loaded; None where it is not.
 
     Raises:

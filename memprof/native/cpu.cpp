@@ -13,49 +13,23 @@
 //  * The allocator stays in memory for ever, because storages remember it; when nothing is counted
 //    it only passes on.
 
-#include <Python.h>
-#include <frameobject.h>
-
-#ifdef Py_GIL_DISABLED
-#error "the tables of stacks are guarded by the interpreter's lock"
-#endif
+#include "rows.h"
 
 #include <c10/core/CPUAllocator.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/graph_task.h>
 
-#include <atomic>
-#include <chrono>
-#include <cstdint>
 #include <mutex>
 #include <unordered_map>
-#include <vector>
 
+namespace memprof {
 namespace {
 
-constexpr int kAlloc = 1;
-constexpr int kFree = 0;
-constexpr int kOutsideOfGraph = -1;
+// Of `memprof.trace.Action`.
+constexpr int kAlloc = 0;
+constexpr int kFree = 1;
 // Frames of a stack, the innermost first; memprof keeps 64 and leaves its own out.
 constexpr size_t kDepth = 80;
-// 64 MiB of rows wait at most; after them the window has a gap.
-constexpr size_t kMostRows = (64u << 20) / 64;
 // A program that makes new code all the time would fill memory with stacks.
 constexpr size_t kMostStacks = 1u << 17;
-
-struct Row {
-  int64_t time_ns; // since the Unix epoch
-  uint64_t address;
-  int64_t size; // requested
-  int64_t node; // sequence number of the node that runs; -1: none, or one that accumulates
-  int32_t kind;
-  int32_t stack; // of an allocation; 0: none
-  int32_t label; // what `label` said last in this thread
-  int32_t task; // backward pass under way that began after `label`; -1: none
-  int32_t epoch; // counts the calls of `label`, over all threads
-  int32_t thread;
-};
-static_assert(sizeof(Row) == 56, "read by name in memprof/sources/cpu_allocator.py");
 
 struct Block {
   uint64_t address;
@@ -64,7 +38,7 @@ struct Block {
   int32_t stack;
   int32_t label;
 };
-static_assert(sizeof(Block) == 32, "read by name in memprof/sources/cpu_allocator.py");
+static_assert(sizeof(Block) == 32, "read by name in memprof/sources/native_rows.py");
 
 struct Code {
   PyCodeObject* code;
@@ -89,25 +63,11 @@ size_t stacks_taken = 1;
 
 std::atomic<bool> counting{false};
 std::atomic<bool> recording{false};
-std::atomic<int32_t> epochs{0};
-std::atomic<int32_t> threads{0};
 std::atomic<int64_t> untracked{0};
 c10::Allocator* torchs = nullptr;
 c10::DeleterFnPtr torchs_deleter = nullptr;
 
-struct Here { // of a thread
-  int32_t label = 0;
-  int32_t task = kOutsideOfGraph;
-  int32_t epoch = 0;
-  int32_t thread = threads++;
-};
-thread_local Here here;
 thread_local bool inside = false; // reading a stack may give back memory of tensors
-
-int64_t now_ns() {
-  const auto since = std::chrono::system_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
-}
 
 int last_instruction(PyFrameObject* frame) {
 #if PY_VERSION_HEX >= 0x030B0000
@@ -173,23 +133,14 @@ int32_t stack_here() {
   return row;
 }
 
-void write(int kind, uint64_t address, int64_t size, int32_t stack, int32_t task, int64_t node) {
+void write(int action, uint64_t address, int64_t size, int32_t stack, int32_t task, int64_t node) {
   if (rows.size() >= kMostRows) {
     ++lost;
     return;
   }
-  rows.push_back(
-      {now_ns(), address, size, node, kind, stack, here.label, task, here.epoch, here.thread});
-}
-
-int32_t graph_task() {
-  const int task = torch::autograd::get_current_graph_task_id();
-  return task == here.task ? kOutsideOfGraph : task;
-}
-
-int64_t graph_node() {
-  const auto node = torch::autograd::get_current_node();
-  return node ? static_cast<int64_t>(node->sequence_nr()) : -1;
+  const Here& at = here();
+  rows.push_back({now_ns(), address, size, node, 0, action, stack, at.label, task, at.epoch,
+      at.thread, -1, 0});
 }
 
 void came(uint64_t address, int64_t size) {
@@ -203,7 +154,7 @@ void came(uint64_t address, int64_t size) {
     node = task == kOutsideOfGraph ? -1 : graph_node();
   }
   const std::lock_guard<std::mutex> guard(mutex);
-  blocks[address] = {address, size, ++serial, stack, here.label};
+  blocks[address] = {address, size, ++serial, stack, here().label};
   bytes += size;
   peak = bytes > peak ? bytes : peak;
   if (is_recorded) {
@@ -263,12 +214,6 @@ Passing& passing() {
   return *allocator;
 }
 
-// A forked child counts nothing: what is written there nobody reads.
-void in_child() {
-  counting = false;
-  recording = false;
-}
-
 PyObject* start(PyObject*, PyObject*) {
   c10::Allocator* before = c10::GetCPUAllocator();
   if (before != &passing()) {
@@ -320,10 +265,6 @@ std::vector<Block> all_blocks() {
   return now;
 }
 
-PyObject* as_bytes(const void* data, size_t size) {
-  return PyBytes_FromStringAndSize(static_cast<const char*>(data), static_cast<Py_ssize_t>(size));
-}
-
 // The blocks in use at the moment from which rows are written: nothing comes between.
 PyObject* begin(PyObject*, PyObject*) {
   std::vector<Block> now;
@@ -343,18 +284,6 @@ PyObject* end(PyObject*, PyObject*) {
   recording = false;
   std::vector<Row>().swap(rows);
   Py_RETURN_NONE;
-}
-
-PyObject* label(PyObject*, PyObject* args) {
-  int row = 0;
-  int task = kOutsideOfGraph;
-  if (!PyArg_ParseTuple(args, "ii", &row, &task)) {
-    return nullptr;
-  }
-  here.label = row;
-  here.task = task;
-  here.epoch = ++epochs;
-  return PyLong_FromLong(here.thread);
 }
 
 PyObject* foreign(PyObject*, PyObject* args) {
@@ -380,22 +309,13 @@ PyObject* foreign(PyObject*, PyObject* args) {
   if (!counting || blocks.count(address)) {
     Py_RETURN_FALSE;
   }
-  blocks[address] = {address, size, ++serial, 0, here.label};
+  blocks[address] = {address, size, ++serial, 0, here().label};
   bytes += size;
   peak = bytes > peak ? bytes : peak;
   if (recording) {
     write(kAlloc, address, size, 0, kOutsideOfGraph, -1);
   }
   Py_RETURN_TRUE;
-}
-
-PyObject* knows(PyObject*, PyObject* address) {
-  const unsigned long long wanted = PyLong_AsUnsignedLongLong(address);
-  if (PyErr_Occurred()) {
-    return nullptr;
-  }
-  const std::lock_guard<std::mutex> guard(mutex);
-  return PyBool_FromLong(blocks.count(wanted));
 }
 
 PyObject* pending(PyObject*, PyObject*) {
@@ -466,27 +386,31 @@ PyObject* living(PyObject*, PyObject*) {
   return as_bytes(now.data(), now.size() * sizeof(Block));
 }
 
-PyMethodDef methods[] = {
-    {"start", start, METH_NOARGS, "Count what is allocated from now on; raises RuntimeError where that is not possible."},
-    {"stop", stop, METH_NOARGS, "Put torch's allocator back and forget everything."},
-    {"begin", begin, METH_NOARGS, "Write rows from now on; the blocks in use at this moment."},
-    {"end", end, METH_NOARGS, "Write no more rows, forget those that wait."},
-    {"label", label, METH_VARARGS, "Label what this thread allocates from now on, within a graph task; the thread's number."},
-    {"foreign", foreign, METH_VARARGS, "Count a block that another allocator made (True) or gave back (False)."},
-    {"knows", knows, METH_O, "Whether a block of this address is counted."},
-    {"pending", pending, METH_NOARGS, "Rows that wait."},
-    {"counters", counters, METH_NOARGS, "Bytes now, their peak since the last call, lost rows, blocks that could not be followed."},
-    {"take", take, METH_O, "The rows since the last call and, if asked for, the blocks in use after them."},
-    {"living", living, METH_NOARGS, "The blocks in use."},
-    {"new_stacks", new_stacks, METH_NOARGS, "The stacks since the last call: a tuple each of (code, line), the innermost first."},
-    {nullptr, nullptr, 0, nullptr}};
-
-PyModuleDef module = {PyModuleDef_HEAD_INIT, "memprof_cpu", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
-
 } // namespace
 
-PyMODINIT_FUNC PyInit_memprof_cpu(void) {
-  static std::once_flag once;
-  std::call_once(once, [] { pthread_atfork(nullptr, nullptr, &in_child); });
-  return PyModule_Create(&module);
+// A forked child counts nothing: what is written there nobody reads.
+void cpu_in_child() {
+  counting = false;
+  recording = false;
 }
+
+PyMethodDef cpu_methods[] = {
+    {"cpu_start", start, METH_NOARGS,
+     "Count what is allocated from now on; raises RuntimeError where that is not possible."},
+    {"cpu_stop", stop, METH_NOARGS, "Put torch's allocator back and forget everything."},
+    {"cpu_begin", begin, METH_NOARGS,
+     "Write rows from now on; the blocks in use at this moment."},
+    {"cpu_end", end, METH_NOARGS, "Write no more rows, forget those that wait."},
+    {"cpu_foreign", foreign, METH_VARARGS,
+     "Count a block that another allocator made (True) or gave back (False)."},
+    {"cpu_pending", pending, METH_NOARGS, "Rows that wait."},
+    {"cpu_counters", counters, METH_NOARGS,
+     "Bytes now, their peak since the last call, lost rows, blocks that could not be followed."},
+    {"cpu_take", take, METH_O,
+     "The rows since the last call and, if asked for, the blocks in use after them."},
+    {"cpu_living", living, METH_NOARGS, "The blocks in use."},
+    {"cpu_new_stacks", new_stacks, METH_NOARGS,
+     "The stacks since the last call: a tuple each of (code, line), the innermost first."},
+    {nullptr, nullptr, 0, nullptr}};
+
+} // namespace memprof

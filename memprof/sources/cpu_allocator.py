@@ -7,11 +7,8 @@ compiled graphs. Whose a block is, is learnt as on CUDA: from what points at its
 from __future__ import annotations
 
 import os
-import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from types import CodeType
 from typing import Any
@@ -21,14 +18,13 @@ import numpy.typing as npt
 
 from memprof.records import DeviceInfo
 from memprof.sources.boundaries import Boundaries
-from memprof.sources.labels import LabelRows
 from memprof.sources.leisure import Leisure
 from memprof.sources.liveblocks import LiveBlock, LiveBlocks
+from memprof.sources.native_rows import ROW, RowLabels, Rows
 from memprof.sources.places import PlaceOf, place_of
 from memprof.sources.protocol import Chunk, Counters, Interner
 from memprof.sources.search import Search
 from memprof.sources.stacks import DEPTH, is_own_file
-from memprof.sources.threadstate import NO_TASK, BackwardPass
 from memprof.sources.unread import plain_attributes
 from memprof.trace import (
     EMPTY,
@@ -39,38 +35,19 @@ from memprof.trace import (
     Column,
     Events,
     Label,
-    Phase,
     State,
 )
 
 __all__ = ["CpuAllocatorSource"]
 
 _DEVICE = "cpu"
-_ROW = np.dtype(
-    [
-        ("time_ns", "i8"),
-        ("address", "u8"),
-        ("size", "i8"),
-        ("node", "i8"),
-        ("kind", "i4"),
-        ("stack", "i4"),
-        ("label", "i4"),
-        ("task", "i4"),
-        ("epoch", "i4"),
-        ("thread", "i4"),
-    ]
-)
-"""As `Row` in ``memprof/native/cpu.cpp``."""
 _BLOCK = np.dtype(
     [("address", "u8"), ("size", "i8"), ("serial", "i8"), ("stack", "i4"), ("label", "i4")]
 )
-"""As `Block` there."""
-_IN_GRAPH = -2
-"""Instead of a graph task: no place of the program's is within the backward pass under way."""
+"""As `Block` in ``memprof/native/cpu.cpp``."""
 _LEARNING = 0.02
 """Share of the time that looking for owners between drains may take."""
 
-Rows = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
 
 
@@ -88,11 +65,10 @@ class CpuAllocatorSource:
         self._boundaries = boundaries
         self._native = native
         self._live = LiveBlocks(interner, boundaries, place, lambda device: device == _DEVICE)
-        self._stacks = _StackRows(interner, native.new_stacks)
-        self._labels = _RowLabels(interner, boundaries)
+        self._stacks = _StackRows(interner, native.cpu_new_stacks)
+        self._labels = RowLabels(interner, boundaries, native.label)
         self._search = Search(boundaries.unread)
         self._foreign = _ForeignStorages(native)
-        self._hooks: ExitStack | None = None
         self._pid = os.getpid()
         self._in_window = False
         self._ready: list[Chunk] = []
@@ -111,22 +87,21 @@ class CpuAllocatorSource:
         Raises:
             RuntimeError: the program has an allocator of its own that cannot be followed.
         """
-        self._native.start()
+        self._native.cpu_start()
 
     def close(self) -> None:
         """Put torch's allocator back; safe to call twice."""
         self._stop()
         if os.getpid() == self._pid:
-            self._native.stop()
+            self._native.cpu_stop()
         self._foreign.clear()
 
     def counters(self) -> Sequence[Counters]:
         """Bytes in use, also between windows; what other allocators made only in windows."""
         if self._in_window:  # another step from now on, and this thread is the loop's
-            self._labels.in_loop()
-            self._crossed()
+            self._labels.step_began()
             self._at_leisure(self._learn)
-        allocated, peak, lost, _ = self._native.counters()
+        allocated, peak, lost, _ = self._native.cpu_counters()
         self._lost = lost
         return [
             Counters(
@@ -147,13 +122,13 @@ class CpuAllocatorSource:
         self._at_leisure.reset()
         self._lost = 0
         self._start()
-        self._state = self._state_of(self._native.begin())
+        self._state = self._state_of(self._native.cpu_begin())
         self._live.sightings.start()
         return self._live.begin({_DEVICE: self._state}, anew=True)
 
     def pending_events(self) -> int:
         """Rows that wait; a free makes two events."""
-        return int(self._native.pending()) * 3 // 2
+        return int(self._native.cpu_pending()) * 3 // 2
 
     def drain(self) -> Sequence[Chunk]:
         """The events since the last drain, with owners."""
@@ -167,8 +142,8 @@ class CpuAllocatorSource:
         """Record no more; the state that the events lead to."""
         if not self._in_window:
             return {}
-        rows, blocks = self._native.take(True)  # noqa: FBT003 - a function in C
-        self._native.end()
+        rows, blocks = self._native.cpu_take(True)  # noqa: FBT003 - a function in C
+        self._native.cpu_end()
         self._stop()
         if os.getpid() != self._pid:
             return {}
@@ -186,7 +161,7 @@ class CpuAllocatorSource:
         if self._in_window:
             self._settle(with_state=True)
         else:
-            self._live.refresh({_DEVICE: self._state_of(self._native.living())})
+            self._live.refresh({_DEVICE: self._state_of(self._native.cpu_living())})
         return self._live.living(device)
 
     def label_of(self, row: int) -> Label:
@@ -204,48 +179,21 @@ class CpuAllocatorSource:
             )
         return [*notes, *([failure] if failure else [])]
 
-    # -- where the program is ------------------------------------------------------------------
-
     def _start(self) -> None:
-        from torch.nn.modules import module
-
         self._in_window = True
-        self._boundaries.watch_modules()
-        self._hooks = ExitStack()
-        self._hooks.callback(self._boundaries.unwatch_modules)
-        for handle in (
-            module.register_module_forward_pre_hook(self._crossed),
-            module.register_module_forward_hook(self._crossed, always_call=True),
-        ):
-            self._hooks.callback(handle.remove)
-        self._boundaries.crossings.append(self._crossed)
-        self._hooks.callback(self._boundaries.crossings.remove, self._crossed)
-        self._labels.begin()
-        self._crossed()
+        self._labels.start()
 
     def _stop(self) -> None:
         self._in_window = False
-        hooks, self._hooks = self._hooks, None
-        if hooks is not None:
-            hooks.close()
-
-    def _crossed(self, *_: Any) -> None:
-        """The calling thread is somewhere else from now on."""
-        try:
-            place = self._boundaries.place()
-            task = _IN_GRAPH if type(place) is BackwardPass else place.task
-            thread = self._native.label(place.row, task)
-            self._labels.crossed(thread, place.row)
-        except Exception as error:  # noqa: BLE001 - a missing label, not a broken job
-            self._notes.append(f"a boundary was missed: {type(error).__name__}: {error}")
+        self._labels.stop()
 
     # -- what was recorded ---------------------------------------------------------------------
 
     def _settle(self, *, with_state: bool = False) -> None:
-        self._crossed()  # a backward pass that has ended is noticed here
+        self._labels.crossed()  # a backward pass that has ended is noticed here
         self._look(thorough=False)
-        rows, blocks = self._native.take(with_state)
-        chunk = Chunk(_DEVICE, self._events(np.frombuffer(rows, _ROW)))
+        rows, blocks = self._native.cpu_take(with_state)
+        chunk = Chunk(_DEVICE, self._events(np.frombuffer(rows, ROW)))
         ends = {_DEVICE: self._state_of(blocks)} if with_state else {}
         self._ready += self._live.take([chunk], ends)
 
@@ -253,7 +201,7 @@ class CpuAllocatorSource:
         """An allocation is one event, a free two: torch's CPU allocator waits for nothing."""
         stack = self._stacks.rows_of(rows["stack"])
         label = self._labels.of(rows)
-        is_alloc = rows["kind"] == 1
+        is_alloc = rows["action"] == Action.ALLOC
         width = np.where(is_alloc, 1, 2)
         index = np.repeat(np.arange(len(rows)), width)
         first = np.cumsum(width) - width
@@ -315,7 +263,7 @@ class _ForeignStorages:
         if key in self._refs:
             return
         address = storage.data_ptr()
-        if address and self._native.foreign(True, address, size):  # noqa: FBT003
+        if address and self._native.cpu_foreign(True, address, size):  # noqa: FBT003
             self._addresses[key] = (address, size)
             self._refs[key] = weakref.ref(storage, partial(self._gone, key))
 
@@ -328,7 +276,7 @@ class _ForeignStorages:
         if self._refs.get(key) is ref:
             del self._refs[key]
             address, size = self._addresses.pop(key)
-            self._native.foreign(False, address, size)  # noqa: FBT003
+            self._native.cpu_foreign(False, address, size)  # noqa: FBT003
 
 
 class _StackRows:
@@ -360,118 +308,15 @@ class _StackRows:
         return row
 
 
-class _RowLabels:
-    """Labels of rows: what their thread said last, and the graph's node that ran."""
-
-    def __init__(self, interner: Interner, boundaries: Boundaries) -> None:
-        self._interner = interner
-        self._boundaries = boundaries
-        self._rows = LabelRows(interner)
-        self._loop_ident = 0
-        self._loop = -1
-        self._marks: tuple[list[int], list[int]] = ([], [])
-        """Times and labels of the loop's thread, for threads that say nothing themselves."""
-        self._passed: set[int] = set()
-        """Epochs in which a backward pass has run."""
-
-    def begin(self) -> None:
-        """A window opens, in the thread of the loop."""
-        self._marks = ([], [])
-        self._passed = set()
-        self.in_loop()
-
-    def in_loop(self) -> None:
-        """The calling thread is the one that the training loop runs in."""
-        self._loop_ident = threading.get_ident()
-
-    def crossed(self, thread: int, label: int) -> None:
-        """From now on the label holds in a thread of the native part's number."""
-        if threading.get_ident() == self._loop_ident:
-            self._loop = thread
-            self._marks[0].append(time.time_ns())
-            self._marks[1].append(label)
-
-    def of(self, rows: Rows) -> Column:
-        """The label of each row."""
-        label = rows["label"].astype(np.int64)
-        label = self._of_silent(rows, label)
-        in_graph = rows["task"] != NO_TASK
-        label = self._after_backward(rows, label, in_graph)
-        if in_graph.any():
-            label[in_graph] = self._in_graph(rows[in_graph], label[in_graph])
-        found: Column = label.astype(np.int32)
-        return found
-
-    def _of_silent(self, rows: Rows, label: Ints) -> Ints:
-        """Of threads that crossed no boundary: the loop's step, and without a stack its place."""
-        silent = rows["epoch"] == 0
-        times, labels = self._marks
-        if silent.any() and times:
-            at = np.searchsorted(np.asarray(times), rows["time_ns"][silent], side="right") - 1
-            loop = np.asarray(labels, dtype=np.int64)[np.maximum(at, 0)]
-            is_python = rows["stack"][silent] != 0
-            beside = self._moved(loop, Phase.OTHER, [""] * len(loop))
-            label[silent] = np.where(is_python, beside, loop)
-        self._marks = (times[-1:], labels[-1:])
-        return label
-
-    def _after_backward(self, rows: Rows, label: Ints, in_graph: npt.NDArray[np.bool_]) -> Ints:
-        """What follows a backward pass in the same place is no part of the loss any more."""
-        epochs = rows["epoch"]
-        first: dict[int, int] = dict.fromkeys(self._passed, -1)
-        where = np.flatnonzero(in_graph)
-        for at, epoch in zip(where[::-1].tolist(), epochs[where[::-1]].tolist(), strict=True):
-            if epoch not in self._passed:
-                first[epoch] = at
-        if not first:
-            return label
-        begun = np.asarray(list(first), dtype=np.int64)
-        order = np.argsort(begun)
-        begun, start = begun[order], np.asarray(list(first.values()), dtype=np.int64)[order]
-        at = np.minimum(np.searchsorted(begun, epochs), len(begun) - 1)
-        after = (begun[at] == epochs) & (np.arange(len(rows)) > start[at]) & ~in_graph
-        after &= self._rows.phases(label) == Phase.FORWARD
-        after &= np.asarray([not m for m in self._modules(label)], dtype=np.bool_)
-        label[after] = self._moved(label[after], Phase.OTHER, [""] * int(after.sum()))
-        self._passed = {int(begun[-1])}
-        return label
-
-    def _in_graph(self, rows: Rows, label: Ints) -> Ints:
-        """Of the node that ran; one that accumulates gradients belongs to the one before it."""
-        known = np.flatnonzero(rows["node"] >= 0)
-        node = rows["node"].copy()
-        if len(known):
-            last = known[np.maximum(np.searchsorted(known, np.arange(len(rows)), "right") - 1, 0)]
-            same = (rows["task"][last] == rows["task"]) & (last <= np.arange(len(rows)))
-            node = np.where(same, rows["node"][last], NOT_RECORDED)
-        numbers, which = np.unique(node, return_inverse=True)
-        modules = [self._boundaries.module_of_node(number) for number in numbers.tolist()]
-        return self._moved(label, Phase.BACKWARD, [modules[i] for i in which.reshape(-1).tolist()])
-
-    def _moved(self, label: Ints, phase: Phase, modules: Sequence[str]) -> Ints:
-        """The labels of the same step and annotation, with another phase and module."""
-        moved: dict[tuple[int, str], int] = {}
-        for key in set(zip(label.tolist(), modules, strict=True)):
-            at = self._rows.of(key[0])
-            moved[key] = self._interner.label(at.step, phase, key[1], at.annotation)
-        pairs = zip(label.tolist(), modules, strict=True)
-        return np.asarray([moved[pair] for pair in pairs], dtype=np.int64)
-
-    def _modules(self, label: Ints) -> list[str]:
-        rows, which = np.unique(label, return_inverse=True)
-        modules = [self._rows.of(row).module for row in rows.tolist()]
-        return [modules[i] for i in which.reshape(-1).tolist()]
-
-
 def _undone(blocks: bytes, rows: bytes) -> bytes:
     """The blocks as they were before some rows, which nobody will write."""
-    waiting = np.frombuffer(rows, _ROW)
+    waiting = np.frombuffer(rows, ROW)
     if not len(waiting):
         return blocks
     by_address = {int(one["address"]): one for one in np.frombuffer(blocks, _BLOCK)}
     for row in waiting[::-1]:
         address = int(row["address"])
-        if row["kind"] == 1:
+        if row["action"] == Action.ALLOC:
             by_address.pop(address, None)
         else:
             block = np.zeros((), _BLOCK)
