@@ -11,6 +11,7 @@ from memprof.options import Options
 from memprof.sources.boundaries import Boundaries
 from memprof.sources.cpu import CpuSource
 from memprof.sources.cpu_allocator import CpuAllocatorSource
+from memprof.sources.cuda_allocator import CudaAllocatorSource
 from memprof.sources.cudaowners import OwnedCudaSource
 from memprof.sources.host import HostSource
 from memprof.sources.nvml import NvmlSource
@@ -42,7 +43,7 @@ def event_sources(
         if source == "cpu":
             made.append(_cpu_source(interner, boundaries))
         elif source == "cuda" and torch.backends.cuda.is_built():
-            made.append(OwnedCudaSource(interner, boundaries))
+            made.append(_cuda_source(interner, boundaries))
         elif not isinstance(source, str) and hasattr(source, "drain"):
             made.append(cast("EventSource", source))
     return made
@@ -54,6 +55,14 @@ def _cpu_source(interner: Interner, boundaries: Boundaries) -> EventSource:
     if part is None:
         return CpuSource(interner, boundaries)
     return CpuAllocatorSource(interner, boundaries, part)
+
+
+def _cuda_source(interner: Interner, boundaries: Boundaries) -> EventSource:
+    """The recorder's entries as they happen where the native part has them, else snapshots."""
+    part = native.load() if native.wanted() is not False else None
+    if part is None or not hasattr(part, "cuda_attach"):
+        return OwnedCudaSource(interner, boundaries)
+    return CudaAllocatorSource(interner, boundaries, part)
 
 
 class Ticks:

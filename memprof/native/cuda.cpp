@@ -185,12 +185,15 @@ PyObject* pending(PyObject*, PyObject*) {
   return Py_BuildValue("(nL)", static_cast<Py_ssize_t>(rows.size()), static_cast<long long>(lost));
 }
 
+PyObject* as_text(const std::string& text) {
+  return PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
+}
+
 PyObject* list_of_frames() {
   PyObject* list = PyList_New(0);
   for (const auto& frame : new_frames) {
-    PyObject* one = Py_BuildValue("(s#s#L)", frame.funcname.data(),
-        static_cast<Py_ssize_t>(frame.funcname.size()), frame.filename.data(),
-        static_cast<Py_ssize_t>(frame.filename.size()), static_cast<long long>(frame.lineno));
+    PyObject* one = Py_BuildValue("(NNL)", as_text(frame.funcname), as_text(frame.filename),
+        static_cast<long long>(frame.lineno));
     if (one == nullptr || list == nullptr || PyList_Append(list, one) < 0) {
       Py_XDECREF(one);
       Py_CLEAR(list);

@@ -132,6 +132,27 @@ class LiveBlocks:
                 int(blocks.category[row]),
             )
 
+    def alive(self, device: str) -> Iterator[LiveBlock]:
+        """The same by the events alone; streams and pools are those of the window's beginning."""
+        lives = self._lives.get(device, Lives.build())
+        segments = self._states.get(device, State()).segments
+        order = np.argsort(segments.address, kind="stable")
+        starts = segments.address[order]
+        pools = self._pools()
+        place = np.searchsorted(starts, lives.address, side="right") - 1
+        for row, at in enumerate(place.tolist()):
+            address, size = int(lives.address[row]), int(lives.size[row])
+            inside = at >= 0 and address < starts[at] + segments.size[order[at]]
+            stream = int(segments.stream[order[at]]) if inside else 0
+            pool = pools[int(segments.pool[order[at]])] if inside else (0, 0)
+            yield LiveBlock(
+                Block(device, address, size, stream, pool),
+                size,
+                int(lives.stack[row]),
+                int(lives.label[row]),
+                int(lives.category[row]),
+            )
+
     def _begun(self, device: str, state: State, owners: Mapping[str, dict[int, Owner]]) -> State:
         known = _in_use(state.blocks)  # columns of its own
         before = self._lives.get(device, Lives.build())
