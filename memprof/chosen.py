@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from memprof import native
+from memprof.errors import MemprofError
 from memprof.options import Options
 from memprof.sources.boundaries import Boundaries
 from memprof.sources.cpu import CpuSource
@@ -34,32 +35,51 @@ def reading_sources(options: Options) -> list[ReadingSource]:
 
 
 def event_sources(
-    options: Options, interner: Interner, boundaries: Boundaries
+    options: Options,
+    interner: Interner,
+    boundaries: Boundaries,
+    note: Callable[[str, str, str], None],
 ) -> list[EventSource]:
-    """Those that record allocations; torch is imported, and may be built without CUDA."""
+    """Those that record allocations; torch is imported, and may be built without CUDA.
+
+    ``note`` is given a source, what it could not do and what to do about it.
+    """
     torch = sys.modules["torch"]
+    part = _native_part(note)
     made: list[EventSource] = []
     for source in options.sources:
         if source == "cpu":
-            made.append(_cpu_source(interner, boundaries))
+            made.append(_cpu_source(interner, boundaries, part))
         elif source == "cuda" and torch.backends.cuda.is_built():
-            made.append(_cuda_source(interner, boundaries))
+            made.append(_cuda_source(interner, boundaries, part))
         elif not isinstance(source, str) and hasattr(source, "drain"):
             made.append(cast("EventSource", source))
     return made
 
 
-def _cpu_source(interner: Interner, boundaries: Boundaries) -> EventSource:
+def _native_part(note: Callable[[str, str, str], None]) -> Any:
+    """The native part, built if it is asked for by name; None where it is not to be had."""
+    try:
+        wanted = native.wanted()
+        if wanted is False:
+            return None
+        if wanted:
+            native.build()
+        return native.load()
+    except (MemprofError, ImportError) as error:
+        note("native", str(getattr(error, "message", error)), getattr(error, "hint", ""))
+        return None
+
+
+def _cpu_source(interner: Interner, boundaries: Boundaries, part: Any) -> EventSource:
     """The allocator itself where the native part is built, else a dispatch mode."""
-    part = native.load() if native.wanted() is not False else None
     if part is None:
         return CpuSource(interner, boundaries)
     return CpuAllocatorSource(interner, boundaries, part)
 
 
-def _cuda_source(interner: Interner, boundaries: Boundaries) -> EventSource:
+def _cuda_source(interner: Interner, boundaries: Boundaries, part: Any) -> EventSource:
     """The recorder's entries as they happen where the native part has them, else snapshots."""
-    part = native.load() if native.wanted() is not False else None
     if part is None or not hasattr(part, "cuda_attach"):
         return OwnedCudaSource(interner, boundaries)
     return CudaAllocatorSource(interner, boundaries, part)

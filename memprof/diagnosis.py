@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import memprof
+from memprof import native
 from memprof.errors import MissingError
 from memprof.sources.nvml import Card, cards, driver_version
 from memprof.units import format_bytes
@@ -64,6 +65,7 @@ def diagnose(
         driver,
         *(_card(card) for card in seen),
         *_allocator(torch, environment),
+        *_native_part(torch),
         _start_hook(environment),
         _disk(Path(folder)),
     )
@@ -74,6 +76,24 @@ def diagnose(
         "host",
     ]
     return Diagnosis(facts, tuple(recordable))
+
+
+def _native_part(torch: Any) -> list[Fact]:
+    if torch is None:
+        return []
+    if not native.available():
+        hint = "memprof native builds it: windows cost less, and the CPU is seen whole"
+        return [Fact("native part", None, "not built for this torch", hint)]
+    parts = "CPU and CUDA" if native.has_cuda() else "CPU"
+    unused = native.wanted() is False
+    return [
+        Fact(
+            "native part",
+            None if unused else True,
+            f"built: {parts}{', not used' if unused else ''}",
+            "MEMPROF_NATIVE=0 is set" if unused else "",
+        )
+    ]
 
 
 def _import_torch() -> Any:

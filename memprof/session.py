@@ -104,7 +104,7 @@ class Session:
         self._boundaries = Boundaries(self.interner)
         self._boundaries.open(self.step_ended)
         self._boundaries.listeners.append(Ticks(self._tick))
-        sources = event_sources(self._options, self.interner, self._boundaries)
+        sources = event_sources(self._options, self.interner, self._boundaries, self.recording.note)
         for source in sources:
             if hasattr(source, "on_oom"):
                 source.on_oom = self._exhausted

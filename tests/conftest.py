@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,6 +63,9 @@ def torch_modes() -> dict[str, object]:
     import torch
     from torch.utils import _python_dispatch
 
+    from memprof import native
+
+    part = native.load() if native.is_loaded() else None
     # Older versions of torch do not tell; theirs are not looked at.
     saved = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
     return {
@@ -69,6 +73,7 @@ def torch_modes() -> dict[str, object]:
         "function modes": list(torch.overrides._get_current_function_mode_stack()),
         "saved-tensor hooks": saved(True),
         "profiler": torch.autograd._profiler_enabled(),
+        "CPU allocator": part is not None and part.cpu_is_installed(),
     }
 
 
@@ -105,6 +110,32 @@ def nothing_is_left_behind() -> Iterator[None]:
     assert process_hooks() == process
     patched = {n for n, value in patchable().items() if n in names and names[n] is not value}
     assert not patched
+
+
+# What somebody built on this machine is used by the tests that ask for it, and by no other.
+os.environ["MEMPROF_NATIVE"] = "0"
+
+
+@pytest.fixture(scope="session")
+def native_part() -> object:
+    """The native part for the torch of this Python, built where that is possible."""
+    pytest.importorskip("torch", reason="the native part is built for a torch")
+    from memprof import native
+    from memprof.errors import MissingError
+
+    os.environ.setdefault("MEMPROF_CACHE", str(Path(tempfile.gettempdir()) / "memprof-tests"))
+    try:
+        native.build()
+    except MissingError as missing:
+        pytest.skip(f"the native part cannot be built here: {missing}")
+    return native.load()
+
+
+@pytest.fixture
+def with_native(native_part: object, monkeypatch: pytest.MonkeyPatch) -> object:
+    """Recordings of this test use the native part."""
+    monkeypatch.setenv("MEMPROF_NATIVE", "1")
+    return native_part
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ COMMANDS = {
     "oom": ("oom", "Say why memory ran out, what filled it, what would have helped."),
     "what-if": ("what_if", "Replay a recording on another card or under other settings."),
     "replay": ("replay", "Check the allocator model against a recording."),
+    "native": ("native", "Build the part in C++ that makes recording cheap and complete."),
     "doctor": ("doctor", "Say what can be recorded here, and why not the rest."),
 }
 """Command: (module, help). The help stands here so that listing commands loads none of them."""

@@ -15,12 +15,14 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
 from memprof.errors import MissingError, SettingsError
 
-__all__ = ["available", "build", "folder", "load", "wanted"]
+__all__ = ["available", "build", "folder", "has_cuda", "is_loaded", "load", "wanted"]
 
 NAME = "memprof_native"
 _SOURCES = Path(__file__).parent
@@ -93,6 +95,17 @@ def load(name: str = NAME) -> ModuleType | None:
     return _loaded[name]
 
 
+def is_loaded() -> bool:
+    """Whether this process has loaded the part."""
+    return NAME in _loaded
+
+
+def has_cuda() -> bool:
+    """Whether the part that is built also records CUDA; False where none is built."""
+    part = load()
+    return part is not None and hasattr(part, "cuda_attach")
+
+
 def build() -> Path:
     """Compile the native part, unless it was before; the folder that it lies in.
 
@@ -105,7 +118,9 @@ def build() -> Path:
     if available():
         return place
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.TemporaryDirectory(dir=place) as scratch:
+    with _alone(place), tempfile.TemporaryDirectory(dir=place) as scratch:
+        if available():  # another process of the job was first
+            return place
         command = [sys.executable, str(_SOURCES / "build.py"), scratch]
         try:
             made = subprocess.run(
@@ -129,6 +144,19 @@ def build() -> Path:
             "without it memprof records through torch's own hooks",
         )
     return place
+
+
+@contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    """Inside, no other process builds the same: the ranks of a job all begin at once."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows: there each builds its own, the last one stays
+        yield
+        return
+    with (place / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _library(name: str) -> Path | None:

@@ -1,6 +1,6 @@
 """Compiles the native part for the torch of this Python, in a process of its own: see `memprof.native`.
 
-    python memprof/native/build.py FOLDER
+python memprof/native/build.py FOLDER
 """
 
 from __future__ import annotations

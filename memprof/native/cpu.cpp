@@ -214,6 +214,18 @@ Passing& passing() {
   return *allocator;
 }
 
+// Another recording numbers its stacks anew.
+void forget_stacks() {
+  for (const auto& frames : stacks) {
+    for (const Code& one : frames) {
+      Py_DECREF(one.code);
+    }
+  }
+  std::vector<std::vector<Code>>(1).swap(stacks);
+  stack_rows.clear();
+  stacks_taken = 1;
+}
+
 PyObject* start(PyObject*, PyObject*) {
   c10::Allocator* before = c10::GetCPUAllocator();
   if (before != &passing()) {
@@ -225,6 +237,7 @@ PyObject* start(PyObject*, PyObject*) {
       PyErr_SetString(PyExc_RuntimeError, "the program has changed its CPU allocator");
       return nullptr;
     }
+    forget_stacks();
     torchs = before;
     torchs_deleter = before->raw_deleter();
     {
@@ -254,6 +267,10 @@ PyObject* stop(PyObject*, PyObject*) {
   std::unordered_map<uint64_t, Block>().swap(blocks);
   bytes = peak = 0;
   Py_RETURN_NONE;
+}
+
+PyObject* is_installed(PyObject*, PyObject*) {
+  return PyBool_FromLong(c10::GetCPUAllocator() == &passing());
 }
 
 std::vector<Block> all_blocks() {
@@ -398,6 +415,7 @@ PyMethodDef cpu_methods[] = {
     {"cpu_start", start, METH_NOARGS,
      "Count what is allocated from now on; raises RuntimeError where that is not possible."},
     {"cpu_stop", stop, METH_NOARGS, "Put torch's allocator back and forget everything."},
+    {"cpu_is_installed", is_installed, METH_NOARGS, "Whether torch's allocations come by here."},
     {"cpu_begin", begin, METH_NOARGS,
      "Write rows from now on; the blocks in use at this moment."},
     {"cpu_end", end, METH_NOARGS, "Write no more rows, forget those that wait."},

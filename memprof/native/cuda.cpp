@@ -180,6 +180,18 @@ PyObject* end(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
+// Another recording numbers its frames, stacks and pools anew.
+PyObject* forget_tables(PyObject*, PyObject*) {
+  frame_rows.clear();
+  stack_rows.clear();
+  new_frames.clear();
+  new_stacks.clear();
+  const std::lock_guard<std::mutex> guard(mutex);
+  pool_rows.clear();
+  pools.clear();
+  Py_RETURN_NONE;
+}
+
 PyObject* pending(PyObject*, PyObject*) {
   const std::lock_guard<std::mutex> guard(mutex);
   return Py_BuildValue("(nL)", static_cast<Py_ssize_t>(rows.size()), static_cast<long long>(lost));
@@ -254,6 +266,8 @@ PyMethodDef cuda_methods[] = {
      "Have torch's CUDA allocator tell of each entry; it must be initialised. May be repeated."},
     {"cuda_begin", begin, METH_NOARGS, "Write rows from now on."},
     {"cuda_end", end, METH_NOARGS, "Write no more rows, forget those that wait."},
+    {"cuda_forget_tables", forget_tables, METH_NOARGS,
+     "Number frames, stacks and pools from 0 again; no window is open."},
     {"cuda_pending", pending, METH_NOARGS, "Rows that wait, and rows that were lost."},
     {"cuda_take", take, METH_NOARGS,
      "The rows since the last call; frames and stacks that are new, and all pools."},

@@ -40,6 +40,7 @@ class CudaAllocatorSource(OwnedCudaSource):
         """``native`` is the module that `memprof.native.load` gives."""
         super().__init__(interner, boundaries, torch, place)
         self._native = native
+        native.cuda_forget_tables()
         self._row_labels = RowLabels(interner, boundaries, native.label)
         self._tables = _Tables(interner)
         self._calls = HistoryCalls(self._torch, self._program_calls, self._program_called)
