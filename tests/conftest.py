@@ -113,7 +113,7 @@ def nothing_is_left_behind() -> Iterator[None]:
 
 
 # What somebody built on this machine is used by the tests that ask for it, and by no other.
-os.environ["MEMPROF_NATIVE"] = "0"
+os.environ.setdefault("MEMPROF_NATIVE", "0")
 
 
 @pytest.fixture(scope="session")

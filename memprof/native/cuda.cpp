@@ -29,11 +29,16 @@ using Entry = allocator::TraceEntry;
 using Pool = std::pair<unsigned long long, unsigned long long>;
 using Context = std::shared_ptr<c10::GatheredContext>;
 
+// A program may give every allocation a text of its own.
+constexpr size_t kMostTexts = 1u << 16;
+
 std::mutex mutex; // guards what follows, up to the next remark; taken under the device's lock
 std::vector<Row> rows; // `stack` is a row of `contexts` until `take`, -1: none
 std::vector<Context> contexts;
 std::map<Pool, int32_t> pool_rows;
 std::vector<Pool> pools;
+std::unordered_map<std::string, int32_t> metadata_rows;
+std::vector<std::string> metadata;
 int64_t lost = 0;
 
 std::atomic<bool> recording{false};
@@ -61,6 +66,28 @@ auto pool_of(const E& entry, int) -> decltype(entry.mempool_, Pool()) {
 template <class E>
 Pool pool_of(const E&, long) {
   return Pool(0, 0);
+}
+
+// Texts of `torch._C._cuda_setMemoryMetadata`, which came with torch 2.10.
+template <class E>
+auto metadata_of(const E& entry, int) -> decltype((entry.user_metadata_)) {
+  return entry.user_metadata_;
+}
+template <class E>
+const std::string& metadata_of(const E&, long) {
+  static const std::string none;
+  return none;
+}
+
+int32_t metadata_row(const std::string& text) {
+  if (text.empty() || (metadata.size() >= kMostTexts && !metadata_rows.count(text))) {
+    return 0;
+  }
+  const auto known = metadata_rows.emplace(text, static_cast<int32_t>(metadata.size() + 1));
+  if (known.second) {
+    metadata.push_back(text);
+  }
+  return known.first->second;
 }
 
 int32_t pool_row(const Pool& pool) {
@@ -95,7 +122,7 @@ void tracker(const Entry& entry) {
   rows.push_back({now_ns(), static_cast<uint64_t>(entry.addr_), static_cast<int64_t>(entry.size_),
       node, reinterpret_cast<uint64_t>(entry.stream_), static_cast<int32_t>(entry.action_), context,
       at.label, task, at.epoch, at.thread, static_cast<int32_t>(entry.device_),
-      pool_row(pool_of(entry, 0))});
+      pool_row(pool_of(entry, 0)), metadata_row(metadata_of(entry, 0)), 0});
 }
 
 int32_t frame_row(const torch::unwind::Frame& frame) {
@@ -189,6 +216,8 @@ PyObject* forget_tables(PyObject*, PyObject*) {
   const std::lock_guard<std::mutex> guard(mutex);
   pool_rows.clear();
   pools.clear();
+  metadata_rows.clear();
+  metadata.clear();
   Py_RETURN_NONE;
 }
 
@@ -217,6 +246,19 @@ PyObject* list_of_frames() {
   return list;
 }
 
+PyObject* list_of(const std::vector<std::string>& texts) {
+  PyObject* list = PyList_New(static_cast<Py_ssize_t>(texts.size()));
+  for (size_t i = 0; list != nullptr && i < texts.size(); ++i) {
+    PyObject* one = as_text(texts[i]);
+    if (one == nullptr) {
+      Py_CLEAR(list);
+    } else {
+      PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), one);
+    }
+  }
+  return list;
+}
+
 PyObject* list_of_stacks() {
   PyObject* list = PyList_New(0);
   for (const auto& frames : new_stacks) {
@@ -237,9 +279,11 @@ PyObject* take(PyObject*, PyObject*) {
   std::vector<Context> gathered;
   forget(taken, gathered);
   std::vector<Pool> known_pools;
+  std::vector<std::string> texts;
   {
     const std::lock_guard<std::mutex> guard(mutex);
     known_pools = pools;
+    texts = metadata;
   }
   try {
     const std::vector<int32_t> stacks = stacks_of(gathered);
@@ -250,9 +294,9 @@ PyObject* take(PyObject*, PyObject*) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
     return nullptr;
   }
-  return Py_BuildValue("(NNNN)", as_bytes(taken.data(), taken.size() * sizeof(Row)),
+  return Py_BuildValue("(NNNNN)", as_bytes(taken.data(), taken.size() * sizeof(Row)),
       list_of_frames(), list_of_stacks(),
-      as_bytes(known_pools.data(), known_pools.size() * sizeof(Pool)));
+      as_bytes(known_pools.data(), known_pools.size() * sizeof(Pool)), list_of(texts));
 }
 
 } // namespace
@@ -270,7 +314,7 @@ PyMethodDef cuda_methods[] = {
      "Number frames, stacks and pools from 0 again; no window is open."},
     {"cuda_pending", pending, METH_NOARGS, "Rows that wait, and rows that were lost."},
     {"cuda_take", take, METH_NOARGS,
-     "The rows since the last call; frames and stacks that are new, and all pools."},
+     "The rows since the last call; frames and stacks that are new, all pools and metadata."},
     {nullptr, nullptr, 0, nullptr}};
 
 } // namespace memprof

@@ -20,7 +20,7 @@ namespace memprof {
 
 constexpr int kOutsideOfGraph = -1;
 // 64 MiB of rows wait at most; after them the window has a gap.
-constexpr size_t kMostRows = (64u << 20) / 72;
+constexpr size_t kMostRows = (64u << 20) / 80;
 
 struct Row {
   int64_t time_ns; // since the Unix epoch
@@ -35,9 +35,11 @@ struct Row {
   int32_t epoch; // counts the calls of `label`, over all threads; 0: the thread made none
   int32_t thread;
   int32_t device;
-  int32_t pool; // row of the pools that are new; 0: the allocator's own
+  int32_t pool; // row of the pools, from 1 on; 0: the allocator's own
+  int32_t metadata; // row of the texts that the program gave to torch, from 1 on; 0: none
+  int32_t unused;
 };
-static_assert(sizeof(Row) == 72, "read by name in memprof/sources/native_rows.py");
+static_assert(sizeof(Row) == 80, "read by name in memprof/sources/native_rows.py");
 
 struct Here { // of a thread
   int32_t label = 0;

@@ -20,6 +20,7 @@ from memprof.sources.liveblocks import LiveBlock
 from memprof.sources.native_rows import ROW, RowLabels, Rows
 from memprof.sources.places import PlaceOf, place_of
 from memprof.sources.protocol import Chunk, Interner
+from memprof.sources.recorder import SHARED
 from memprof.sources.stacks import DEPTH, is_own_file
 from memprof.trace import EMPTY, Action, Events, State
 
@@ -46,6 +47,7 @@ class CudaAllocatorSource(OwnedCudaSource):
         self._calls = HistoryCalls(self._torch, self._program_calls, self._program_called)
         self._is_on = self._gathers = False
         self._lost = 0
+        self._texts: list[str] = []
 
     def counters(self) -> Sequence[Any]:
         """torch's own figures, as `OwnedCudaSource`."""
@@ -84,12 +86,15 @@ class CudaAllocatorSource(OwnedCudaSource):
         return self._live.begin(states, anew=anew)
 
     def end_window(self) -> Mapping[str, State]:
-        """Stop; the state at the window's end follows from its events."""
+        """Stop; the states are those after the last event."""
         self._settle()
+        states: Mapping[str, State] = {}
+        if self._is_on and self._recorder.can_see_blocks():
+            states = self._live.end(self._start_states())
         self._stop()
         self._in_window = False
         self._live.sightings.stop()
-        return {}
+        return states
 
     def living(self, device: str) -> Iterable[LiveBlock]:
         """The blocks in use on a device at this moment; plain values, they hold nothing."""
@@ -132,6 +137,7 @@ class CudaAllocatorSource(OwnedCudaSource):
     def _gather(self, *, on: bool) -> None:
         """Have torch gather stacks, without a ring; left alone where the program records itself."""
         if on and self._torch._C._cuda_isHistoryEnabled():
+            self._say(SHARED)
             return
         if on or self._gathers:
             self._gathers = on
@@ -146,6 +152,7 @@ class CudaAllocatorSource(OwnedCudaSource):
         """The program is about to start or stop its own recording: theirs begins with nothing."""
         if turns_on:
             self._gather(on=False)
+            self._say(SHARED)
 
     def _program_called(self, turns_on: bool) -> None:
         """It has; entries come as before, stacks as it asked for them."""
@@ -161,8 +168,9 @@ class CudaAllocatorSource(OwnedCudaSource):
             self._look()
             self._lost = int(self._native.cuda_pending()[1])
             with compiler_left_out(self._torch):
-                blob, frames, stacks, pools = self._native.cuda_take()
+                blob, frames, stacks, pools, texts = self._native.cuda_take()
             self._tables.add(frames, stacks, pools)
+            self._texts = texts
             rows = np.frombuffer(blob, ROW)
             rows = rows[rows["action"] != Action.SNAPSHOT]
             for device in np.unique(rows["device"]).tolist():
@@ -170,6 +178,10 @@ class CudaAllocatorSource(OwnedCudaSource):
                 self._taken.append(Chunk(f"cuda:{device}", events))
 
     def _events_of(self, rows: Rows) -> Events:
+        label = self._row_labels.of(rows)
+        if rows["metadata"].any():
+            texts = ["", *self._texts]
+            label = self._row_labels.annotated(label, [texts[i] for i in rows["metadata"].tolist()])
         events: Events = Events.build(
             len(rows),
             action=np.minimum(rows["action"], Action.OTHER),
@@ -178,7 +190,7 @@ class CudaAllocatorSource(OwnedCudaSource):
             stream=rows["stream"].astype(np.int64),
             time_us=rows["time_ns"] // 1000,
             stack=self._tables.stacks[rows["stack"]],
-            label=self._row_labels.of(rows),
+            label=label,
             pool=self._tables.pools[rows["pool"]],
         )
         return events

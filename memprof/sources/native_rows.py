@@ -34,6 +34,8 @@ ROW = np.dtype(
         ("thread", "i4"),
         ("device", "i4"),
         ("pool", "i4"),
+        ("metadata", "i4"),
+        ("unused", "i4"),
     ]
 )
 """As `Row` in ``memprof/native/rows.h``, where each column is explained."""
@@ -121,6 +123,14 @@ class RowLabels:
             label[in_graph] = self._in_graph(rows[in_graph], label[in_graph])
         found: Column = label.astype(np.int32)
         return found
+
+    def annotated(self, label: Column, texts: Sequence[str]) -> Column:
+        """The labels with what the program gave to torch as their annotation, where it did."""
+        annotated = label.copy()
+        for row in np.flatnonzero(np.asarray([bool(text) for text in texts])).tolist():
+            at = self._rows.of(int(label[row]))
+            annotated[row] = self._interner.label(at.step, at.phase, at.module, texts[row])
+        return annotated
 
     def _of_silent(self, rows: Rows, label: Ints) -> Ints:
         """Of threads that crossed no boundary: the loop's step, and without a stack its place."""

@@ -22,7 +22,7 @@ from memprof.sources.rings import Entry, Seen, new_entries, operations_in
 from memprof.sources.segments import leaves_out_traces, records_pinned
 from memprof.units import format_duration
 
-__all__ = ["Owner", "Recorder", "operations_of"]
+__all__ = ["SHARED", "Owner", "Recorder", "operations_of"]
 
 _ROW_US = 12.0
 """A snapshot takes 7 µs an entry (pytorch issue 172672), turning it into columns 5 (measured)."""
@@ -30,7 +30,7 @@ _THEIR_ROW_US = 30.0
 """The program may have asked for C++ frames, whose names take long to find."""
 _LEAST_ENTRIES = 1000
 """A window of fewer would hold less than a step of most programs."""
-_SHARED = "the program records memory history itself: it goes on undisturbed, and is shared"
+SHARED = "the program records memory history itself: it goes on undisturbed, and is shared"
 _HOST = (
     "the program records its pinned host memory, and torch has one switch for that and for CUDA's "
     "memory: counters only"
@@ -274,7 +274,7 @@ class Recorder:
         is_on = self._is_on()
         owner = Owner.PROGRAM if is_on else Owner.MEMPROF
         if is_on:
-            self._say(_SHARED)
+            self._say(SHARED)
         if not self._has_kept_up(owner):
             return
         if not (self._is_affordable() if is_on else self._has_room()):
@@ -380,7 +380,7 @@ class Recorder:
             elif self.owner is Owner.MEMPROF:
                 self._before_program = sum(self._counted.values())
                 self.owner = Owner.PROGRAM
-                self._say(_SHARED)
+                self._say(SHARED)
 
 
 def operations_of(stats: Mapping[str, Any]) -> int:

@@ -238,8 +238,8 @@ def test_more_rows_than_there_is_room_for_end_the_window(tmp_path, with_native):
         for _ in range(500_000):
             torch.empty(1)
         lost = with_native.cpu_counters()[2]
-        assert with_native.cpu_pending() == (64 << 20) // 72
-        assert lost == 1_000_000 - (64 << 20) // 72
+        assert with_native.cpu_pending() == (64 << 20) // 80
+        assert lost == 1_000_000 - (64 << 20) // 80
         with_native.cpu_end()
     finally:
         with_native.cpu_stop()
