@@ -9,9 +9,6 @@ from typing import Any, cast
 from memprof.options import Options
 from memprof.sources.boundaries import Boundaries
 from memprof.sources.cpu import CpuSource
-from memprof.sources.cudaowners import OwnedCudaSource
-from memprof.sources.host import HostSource
-from memprof.sources.nvml import NvmlSource
 from memprof.sources.protocol import EventSource, Interner, ReadingSource
 
 __all__ = ["Ticks", "event_sources", "reading_sources"]
@@ -19,6 +16,9 @@ __all__ = ["Ticks", "event_sources", "reading_sources"]
 
 def reading_sources(options: Options) -> list[ReadingSource]:
     """Those that the sampler reads."""
+    from memprof.sources.host import HostSource  # psutil: 6 ms, after recording has begun
+    from memprof.sources.nvml import NvmlSource
+
     made: list[ReadingSource] = []
     for source in options.sources:
         if source == "host":
@@ -40,6 +40,8 @@ def event_sources(
         if source == "cpu":
             made.append(CpuSource(interner, boundaries))
         elif source == "cuda" and torch.backends.cuda.is_built():
+            from memprof.sources.cudaowners import OwnedCudaSource  # where there is no CUDA: 10 ms
+
             made.append(OwnedCudaSource(interner, boundaries))
         elif not isinstance(source, str) and hasattr(source, "drain"):
             made.append(cast("EventSource", source))
