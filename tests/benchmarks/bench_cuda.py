@@ -51,7 +51,7 @@ from tests.results import write
 BETWEEN_AIM, WINDOW_AIM, STALL_AIM_S = 1.01, 1.2, 0.5
 BUDGET, ALLOWANCE_S = 0.01, 5.0
 """memprof's own defaults."""
-DEADLINE_S = 7 * 60
+LIMIT_S = 7 * 60.0
 """No further measurement begins after this; each program has its share of what is left."""
 GRACE_S = 60
 """Beyond its share, for what it began; then a program is ended."""
@@ -156,11 +156,7 @@ def window(
             searched_s = search.seconds - before_s
             searched_processor_s = search.processor_s - before_processor_s
     for kind, held in stalls.held.items():
-        known = bench.held.setdefault(kind, Held())
-        known.calls += held.calls
-        known.seconds += held.seconds
-        known.processor_s += held.processor_s
-        known.longest_s = max(known.longest_s, held.longest_s)
+        bench.held.setdefault(kind, Held()).add(held)
     return Taken(taken.clock - searched_s / count, taken.processor - searched_processor_s / count)
 
 
@@ -315,8 +311,10 @@ def show(program: str, found: Found) -> None:
         print(f"  {name:30} {told}  {found.ratio(name, PLAIN) or 0.0:7.3f} x")
     for kind, held in found.held.items():
         if held.calls:
-            told = f"longest {held.longest_s * 1e3:.0f} ms, {held.calls} take {held.seconds:.2f} s"
-            _judge(f"{program}: {kind}", told, held.longest_s <= STALL_AIM_S, f"{STALL_AIM_S} s")
+            longest_s = held.longest_s if found.by_clock else held.longest_processor_s
+            whole_s = held.seconds if found.by_clock else held.processor_s
+            told = f"longest {longest_s * 1e3:.0f} ms, {held.calls} take {whole_s:.2f} s"
+            _judge(f"{program}: {kind}", told, longest_s <= STALL_AIM_S, f"{STALL_AIM_S} s")
     if found.is_long:
         for name, allowance_s in ((WHOLE, ALLOWANCE_S), (TIGHT, 0.0)):
             _judge_budget(program, name, found, allowance_s)
@@ -428,6 +426,7 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true", help="tiny programs on the CPU")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="no measurement after that")
     parser.add_argument("--only", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     parser.add_argument(
         "--long-s",
@@ -436,7 +435,7 @@ def main() -> None:
         help="whole recordings of so long, for the claim of 1 %%",
     )
     parser.add_argument("--program", choices=PROGRAMS, help=argparse.SUPPRESS)
-    parser.add_argument("--share-s", type=float, default=DEADLINE_S, help=argparse.SUPPRESS)
+    parser.add_argument("--share-s", type=float, default=LIMIT_S, help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not options.dry_run and not torch.cuda.is_available():
@@ -445,7 +444,7 @@ def main() -> None:
     if options.program:
         run_one(options.program, options, options.result)
         return
-    deadline_s = time.monotonic() + DEADLINE_S
+    deadline_s = time.monotonic() + options.limit_s
     found: dict[str, Found] = {}
     with tempfile.TemporaryDirectory() as folder:
         for number, program in enumerate(options.only):

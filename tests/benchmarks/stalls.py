@@ -35,6 +35,15 @@ class Held:
     processor_s: float = 0.0
     """Of the thread that was held up."""
     longest_s: float = 0.0
+    longest_processor_s: float = 0.0
+
+    def add(self, other: Held) -> None:
+        """Count what another one holds, too."""
+        self.calls += other.calls
+        self.seconds += other.seconds
+        self.processor_s += other.processor_s
+        self.longest_s = max(self.longest_s, other.longest_s)
+        self.longest_processor_s = max(self.longest_processor_s, other.longest_processor_s)
 
 
 @dataclass
@@ -73,10 +82,7 @@ class Stalls:
             try:
                 return method(*args, **kwargs)
             finally:
-                took_s = time.perf_counter() - began_s
-                held.calls += 1
-                held.seconds += took_s
-                held.processor_s += time.thread_time() - processor_s
-                held.longest_s = max(held.longest_s, took_s)
+                took_s, used_s = time.perf_counter() - began_s, time.thread_time() - processor_s
+                held.add(Held(1, took_s, used_s, took_s, used_s))
 
         return timed

@@ -77,7 +77,8 @@ def parts() -> dict[str, Part]:
     claims = (f"{GPU}/probe.py", "labels", "peak", "bits", "compiled", "recompilations")
     claims += ("thread", "inference", "blocks", "operators", "stall")
     bench = "tests/benchmarks/bench_cuda.py"
-    short = (bench, "--seconds", "1.5", "--rounds", "2", "--only", "tiny", "gpt", "inference")
+    short = (bench, "--seconds", "1.5", "--rounds", "2", "--limit-s", "80")
+    short += ("--only", "tiny", "gpt", "inference")
     return {
         "facts": Part(((f"{GPU}/facts.py",),), 120),
         "truth": Part((claims, run_tests(*truth, processes=4)), 180, TESTS),
