@@ -39,6 +39,7 @@ from typing import NamedTuple
 import torch
 from cuda_programs import DRY, WANTED, Step, decoding, gpt, resnet, tiny
 from native_part import has_native_part, native_part
+from recordings import check
 from stalls import LEAK_SEARCH, Held, Stalls
 
 import memprof
@@ -155,6 +156,7 @@ def window(
             taken = bench.per_step(step, count)
             searched_s = search.seconds - before_s
             searched_processor_s = search.processor_s - before_processor_s
+    check(bench.run_path, "cuda:0" if bench.device == "cuda" else "cpu", count)
     for kind, held in stalls.held.items():
         bench.held.setdefault(kind, Held()).add(held)
     return Taken(taken.clock - searched_s / count, taken.processor - searched_processor_s / count)

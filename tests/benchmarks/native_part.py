@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from memprof.errors import MemprofError
+
 __all__ = ["has_native_part", "native_part"]
 
 _VARIABLE = "MEMPROF_NATIVE"
 
 
+@functools.cache
 def has_native_part() -> bool:
-    """Whether this memprof has one that works with this torch."""
+    """Whether this memprof has one for this torch; it is built if it can be, which is told if not."""
     if importlib.util.find_spec("memprof.native") is None:
         return False
-    return bool(importlib.import_module("memprof.native").available())
+    native = importlib.import_module("memprof.native")
+    if not native.available():
+        try:
+            native.build()
+        except MemprofError as error:
+            print(f"without the native part: {error}")
+    return bool(native.available())
 
 
 @contextmanager
