@@ -1,6 +1,7 @@
 # Every target makes its own .venv when it is missing, so any of them is the first command.
 #   PYTHON=python3.12 make test            chooses another interpreter for it
 #   make gpu READY= BIN=/path/to/venv/bin  uses an environment that is there already (stub too)
+# gpu and gpu-all do so by themselves where there is no .venv and python3 has torch.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -10,8 +11,21 @@ BIN := .venv/bin
 # A process for each core, up to four: each of them loads torch. SPREAD= runs one after another.
 SPREAD := -n auto --maxprocesses 4 --dist loadfile
 READY := .venv/.ready
-OUT := gpu-results
+OUT ?= gpu-results
 PARTS :=
+
+# A machine with a GPU may have a Python with torch and no network to make a .venv from.
+GPU_PYTHON := $(BIN)/python
+GPU_READY := $(READY)
+ifneq ($(filter gpu gpu-all,$(MAKECMDGOALS)),)
+ifeq ($(origin READY) $(origin BIN)$(wildcard .venv/bin/python),file file)
+ifeq ($(shell python3 -c 'import importlib.util as u; print(bool(u.find_spec("torch")))'),True)
+GPU_PYTHON := python3
+GPU_READY :=
+endif
+endif
+endif
+gpu gpu-all: export PYTHONPATH := $(CURDIR):$(CURDIR)/cli:$(CURDIR)/dashboards:$(PYTHONPATH)
 
 help:  ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -37,11 +51,11 @@ format: $(READY)  ## Rewrite the code in the house format, with the safe fixes o
 bench: $(READY)  ## Measure the cost of memprof beside what it is compared with
 	@set -e; for file in tests/benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file; done
 
-gpu: $(READY)  ## Run the tests that need a CUDA device
-	$(BIN)/python -m pytest tests/gpu
+gpu: $(GPU_READY)  ## Run the tests that need a CUDA device
+	$(GPU_PYTHON) -m pytest tests/gpu
 
-gpu-all: $(READY)  ## All that is wanted of a GPU in ten minutes, into OUT; PARTS=bench the rest
-	$(BIN)/python tests/gpu/everything.py $(OUT) $(PARTS)
+gpu-all: $(GPU_READY)  ## All that is wanted of a GPU in ten minutes, into OUT; PARTS=bench the rest
+	$(GPU_PYTHON) tests/gpu/everything.py $(OUT) $(PARTS)
 
 stub: $(READY)  ## Run them above a stub of CUDA, where torch was built with CUDA and there is no GPU
 	$(BIN)/python tests/cuda_stub -m pytest tests/gpu

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from memprof.collector import collector_paused
 from memprof.errors import (
     FileFormatError,
     MemprofError,
@@ -70,7 +71,8 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'memprof' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
+    with collector_paused():
+        value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
 

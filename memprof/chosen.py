@@ -11,11 +11,6 @@ from memprof.errors import MemprofError
 from memprof.options import Options
 from memprof.sources.boundaries import Boundaries
 from memprof.sources.cpu import CpuSource
-from memprof.sources.cpu_allocator import CpuAllocatorSource
-from memprof.sources.cuda_allocator import CudaAllocatorSource
-from memprof.sources.cudaowners import OwnedCudaSource
-from memprof.sources.host import HostSource
-from memprof.sources.nvml import NvmlSource
 from memprof.sources.protocol import EventSource, Interner, ReadingSource
 
 __all__ = ["Ticks", "event_sources", "reading_sources"]
@@ -23,6 +18,9 @@ __all__ = ["Ticks", "event_sources", "reading_sources"]
 
 def reading_sources(options: Options) -> list[ReadingSource]:
     """Those that the sampler reads."""
+    from memprof.sources.host import HostSource  # psutil: 6 ms, after recording has begun
+    from memprof.sources.nvml import NvmlSource
+
     made: list[ReadingSource] = []
     for source in options.sources:
         if source == "host":
@@ -75,13 +73,20 @@ def _cpu_source(interner: Interner, boundaries: Boundaries, part: Any) -> EventS
     """The allocator itself where the native part is built, else a dispatch mode."""
     if part is None:
         return CpuSource(interner, boundaries)
+    from memprof.sources.cpu_allocator import CpuAllocatorSource
+
     return CpuAllocatorSource(interner, boundaries, part)
 
 
 def _cuda_source(interner: Interner, boundaries: Boundaries, part: Any) -> EventSource:
     """The recorder's entries as they happen where the native part has them, else snapshots."""
+    # Imported here: where there is no CUDA they would cost 10 ms of a recording's start.
     if part is None or not hasattr(part, "cuda_attach"):
+        from memprof.sources.cudaowners import OwnedCudaSource
+
         return OwnedCudaSource(interner, boundaries)
+    from memprof.sources.cuda_allocator import CudaAllocatorSource
+
     return CudaAllocatorSource(interner, boundaries, part)
 
 

@@ -88,7 +88,7 @@ def header(devices: Sequence[DeviceInfo], options: Mapping[str, object], created
         memprof_version=__version__,
         torch_version=str(getattr(torch, "__version__", "")),
         python_version=platform.python_version(),
-        platform=platform.platform(),
+        platform=_platform(),
         argv=list(getattr(sys, "argv", None) or sys.orig_argv),
         cwd=_working_directory(),
         pid=os.getpid(),
@@ -98,6 +98,12 @@ def header(devices: Sequence[DeviceInfo], options: Mapping[str, object], created
         devices=list(devices),
         options=dict(options),
     )
+
+
+def _platform() -> str:
+    """The system, its version and the processor; `platform.platform` starts a process for it."""
+    about = platform.uname()
+    return f"{about.system}-{about.release}-{about.machine}"
 
 
 def _working_directory() -> str:

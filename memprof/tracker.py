@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Generic, Literal, TypeVar
 
+from memprof.collector import collector_paused
 from memprof.environment import DEFAULT_PATH, Rank, path_of_rank
 from memprof.importing import ImportWatch
 from memprof.options import SOURCES, Options, Source
@@ -168,7 +169,8 @@ class Tracker:
                 _active.note_second(self._path)
                 return self
             _take_what_was_left()
-            self._begin()
+            with collector_paused():
+                self._begin()
             _active = self
         return self
 
@@ -248,13 +250,13 @@ class Tracker:
         self._session = Session(path, self._options, lazy=self._lazy_path is not None)
         _watch_forks()
         atexit.register(self._at_exit)
-        self._session.open_samplers()
         # A lazy tracker is started by the import of torch itself, which is not over for Python yet.
         if self._lazy_path is not None or _is_imported("torch"):
             self._session.open_torch()
         else:
             self._watch = ImportWatch("torch", self._session.open_torch)
             self._watch.start()
+        self._session.open_samplers()  # last: a driver takes its time to answer
 
     def _path_of_rank(self) -> str:
         return path_of_rank(self._path, Rank.of(os.environ).rank)

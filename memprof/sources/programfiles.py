@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
-
-import psutil
+from typing import TYPE_CHECKING
 
 from memprof.digests import MOST_BYTES, MOST_FILES, digest_of
 from memprof.records import SourceFiles
+
+if TYPE_CHECKING:
+    import psutil
 
 __all__ = ["ProgramFiles", "code_since_s", "is_user_file"]
 
@@ -107,6 +109,8 @@ def code_since_s() -> float:
 
     A forked process has the code of the one that it was forked from, whose command it still bears.
     """
+    import psutil  # here, as it takes longer to import than recording may take to begin
+
     process = psutil.Process()
     command, began_s = process.cmdline(), _began_s(process)
     try:

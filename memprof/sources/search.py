@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import compress
 from typing import Any
 
 from memprof.sources.autograd import grad_fn_of
@@ -112,7 +113,7 @@ def _tensors(objects: list[Any], *more: type) -> list[Any]:
 
     kinds = {torch.UntypedStorage, *_subclasses(torch.Tensor), *more}
     try:
-        return [o for o in objects if type(o) in kinds]
+        return list(compress(objects, map(kinds.__contains__, map(type, objects))))
     except Exception:  # noqa: BLE001 - a metaclass can forbid to be hashed, or raise anything
         ids = set(map(id, kinds))
         return [o for o in objects if id(type(o)) in ids]

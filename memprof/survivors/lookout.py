@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from memprof.collector import collector_paused
 from memprof.records import Finding
 from memprof.sources.places import place_of
 from memprof.sources.protocol import EventSource
 from memprof.survivors.collections import Collections
-from memprof.survivors.watch import Announcement, LiveSource, Survivors
 from memprof.trace import Label
+
+if TYPE_CHECKING:
+    from memprof.survivors.watch import Announcement, LiveSource, Survivors
 
 __all__ = ["Lookout"]
 
@@ -36,13 +39,14 @@ class Lookout:
         self._note = note
         self._share = share
         self._survivors: Survivors | None = None
+        self._begin: Callable[[], Survivors] | None = None
         self._collections: Collections | None = None
         self._step = -1
 
     def open(self, sources: Sequence[EventSource], label_of: Callable[[int], Label]) -> None:
         """Begin to look at those sources that can say what is alive."""
         able: list[Any] = [one for one in sources if hasattr(one, "living")]
-        self._survivors = Survivors(lambda: _live(able, label_of), share=self._share)
+        self._begin = partial(_survivors, lambda: _live(able, label_of), self._share)
         if able:
             self._collections = Collections(*_frees_of(able))
             self._collections.open()
@@ -50,28 +54,30 @@ class Lookout:
     def step_ended(self, step: int) -> None:
         """After every step."""
         self._step = step
-        if self._survivors is not None:
-            self._guarded(self._survivors.step_ended, freed=self._is_full())
+        self._guarded(lambda survivors: survivors.step_ended(step), freed=self._is_full())
 
     def window_ended(self) -> None:
         """When new tensors are not seen any more for a while."""
-        if self._survivors is not None:
-            self._guarded(self._survivors.window_ended, freed=True)
+        self._guarded(lambda survivors: survivors.window_ended(self._step), freed=True)
 
     def close(self, *, quietly: bool = False) -> None:
         """A last look, unless ``quietly``; leaves nothing behind. Safe to call twice."""
-        if self._survivors is not None and not quietly:
-            self._guarded(self._survivors.last_look, freed=True)
+        if not quietly:
+            self._guarded(lambda survivors: survivors.last_look(self._step), freed=True)
         if self._collections is not None:
             self._collections.close()
-        self._survivors = self._collections = None
+        self._begin = self._survivors = self._collections = None
 
     def _is_full(self) -> bool:
         return self._collections is not None and len(self._collections) >= _COLLECTIONS
 
-    def _guarded(self, look: Callable[[int], Iterable[Announcement]], *, freed: bool) -> None:
+    def _guarded(self, look: Callable[[Survivors], Iterable[Announcement]], *, freed: bool) -> None:
+        if self._begin is None:
+            return
         try:
-            for one in look(self._step):
+            if self._survivors is None:
+                self._survivors = self._begin()
+            for one in look(self._survivors):
                 self._write(one.finding, one.message)
             if freed and self._collections is not None:
                 collected = self._collections.take(self._step)
@@ -96,7 +102,16 @@ def _frees_of(sources: Sequence[Any]) -> tuple[Callable[[], int], Callable[[], b
     )
 
 
+def _survivors(living: Callable[[], list[LiveSource]], share: float) -> Survivors:
+    with collector_paused():
+        from memprof.survivors.watch import Survivors  # 20 ms, after recording has begun
+
+    return Survivors(living, share=share)
+
+
 def _live(sources: Sequence[Any], label_of: Callable[[int], Label]) -> list[LiveSource]:
+    from memprof.survivors.watch import LiveSource
+
     return [
         LiveSource(
             info.device,

@@ -160,3 +160,15 @@ def tiny(s: Sizes) -> Step:
             y = y * 1.0001
 
     return step
+
+
+def decoding(s: Sizes) -> Step:
+    """A token of GPT-2 small in bf16 without gradients: hundreds of modules, and little work."""
+    model = Gpt(s).to(s.device, torch.bfloat16).eval()
+    tokens = torch.randint(s.gpt_words, (1, 1), device=s.device)
+
+    def step() -> None:
+        with torch.no_grad():
+            model(tokens)
+
+    return step

@@ -1,16 +1,74 @@
-"""What a machine with a GPU is, as far as the results made there depend on it; asserts nothing."""
+"""What a machine with a GPU is, as far as the results made there depend on it; asserts nothing.
+
+With ``--versions`` it starts CUDA and prints the versions alone, as one JSON object.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
 import subprocess
+import sys
 import traceback
 from collections.abc import Callable
+from datetime import datetime, timezone
 from importlib import metadata, util
+from pathlib import Path
 
-PACKAGES = ("torch", "triton", "numpy", "msgspec", "psutil", "nvidia-ml-py", "pytest", "rich")
+from tests.results import MEASURED, write
+
+PACKAGES = (
+    "torch",
+    "triton",
+    "numpy",
+    "msgspec",
+    "psutil",
+    "nvidia-ml-py",
+    "pytest",
+    "pytest-xdist",
+    "pytest-timeout",
+    "hypothesis",
+    "click",
+    "rich",
+    "plotly",
+    "ninja",
+)
+COMPILERS = ("gcc", "g++", "nvcc", "ninja")
+
+
+def versions() -> dict[str, object]:
+    """What every result depends on; starts CUDA.
+
+    Raises:
+        SystemExit: torch sees no CUDA device.
+    """
+    import torch
+
+    import memprof
+
+    if not torch.cuda.is_available():
+        sys.exit("torch sees no CUDA device")
+    torch.cuda.init()
+    return {
+        "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
+        "device": torch.cuda.get_device_name(),
+        "driver": _driver_version(),
+        "torch": torch.__version__,
+        "CUDA": torch.version.cuda,
+        "Python": platform.python_version(),
+        "memprof": memprof.__version__,
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
+    }
+
+
+def _driver_version() -> str:
+    try:
+        return Path("/sys/module/nvidia/version").read_text().strip()
+    except OSError:
+        return "none"
 
 
 def machine() -> None:
@@ -20,7 +78,8 @@ def machine() -> None:
             print(f"  {name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
             print(f"  {name} is not there")
-    print("  gcc:", shutil.which("gcc"), " torchvision:", util.find_spec("torchvision") is not None)
+    print("  compilers:", {name: shutil.which(name) for name in COMPILERS})
+    print("  torchvision:", util.find_spec("torchvision") is not None)
     print({k: v for k, v in os.environ.items() if k.startswith(("CUDA", "PYTORCH", "TORCH"))})
 
 
@@ -57,7 +116,9 @@ def memory_before_and_after_first_use() -> None:
         torch.cuda.synchronize()
         free, total = torch.cuda.mem_get_info()
         reserved = torch.cuda.memory_reserved()
-        print(f"{name}: {total - free - reserved} bytes outside torch, {reserved} reserved by it")
+        told = f"{total - free - reserved} bytes outside torch, {reserved} reserved by it"
+        print(f"{name}: {told}")
+        write(f"after the {name}", MEASURED, told)
     print(torch.cuda.get_device_properties(0), "total of the driver:", total)
 
 
@@ -76,6 +137,9 @@ def nvml() -> None:
 
 
 def main() -> None:
+    if sys.argv[1:] == ["--versions"]:
+        print(json.dumps(versions()))
+        return
     for fact in (machine, driver, memory_before_and_after_first_use, nvml):
         print(f"\n== {fact.__name__}", flush=True)
         try:

@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch", reason="needs torch and a CUDA device")
 import numpy as np  # noqa: E402
 
 import memprof  # noqa: E402
-from memprof.analysis.examination import examine  # noqa: E402
 from memprof.analysis.steps import step_of_event  # noqa: E402
 from memprof.loading import load  # noqa: E402
+from tests.gpu.devices import examined, recorded  # noqa: E402
 from tests.gpu.nets import WIDTH, Net  # noqa: E402
 
 pytestmark = [
@@ -73,9 +73,9 @@ def step(request):
     gc.collect()
 
 
-def test_a_compiled_model_is_recorded_as_torch_counts_it(tmp_path, step):
+def test_a_compiled_model_is_recorded_as_torch_counts_it(tmp_path, step, sources):
     live, peaks = [], []
-    with memprof.track(tmp_path / "run.json", sources=("cuda",), allowance_s=120):
+    with memprof.track(tmp_path / "run.json", sources=sources, allowance_s=120):
         for number in range(STEPS):
             torch.cuda.reset_peak_memory_stats()
             step(number)
@@ -84,7 +84,7 @@ def test_a_compiled_model_is_recorded_as_torch_counts_it(tmp_path, step):
             memprof.step()
     run = load(tmp_path / "run.json")
     assert run.footer.status == "ok"
-    (device,) = examine(run).devices
+    device = examined(run)
     assert device.steps.allocated[:STEPS].tolist() == live
     assert device.steps.peak_allocated[:STEPS].tolist() == peaks
     (window,) = device.windows
@@ -92,10 +92,10 @@ def test_a_compiled_model_is_recorded_as_torch_counts_it(tmp_path, step):
     assert window.line.allocated[ends].tolist() == live  # by the events alone
 
 
-def test_a_model_that_was_compiled_before_goes_on_under_memprof(tmp_path, step):
+def test_a_model_that_was_compiled_before_goes_on_under_memprof(tmp_path, step, sources):
     for number in range(4):
         step(number)
-    with memprof.track(tmp_path / "run.json", sources=("cuda",), allowance_s=120):
+    with memprof.track(tmp_path / "run.json", sources=sources, allowance_s=120):
         for number in range(STEPS):
             step(number)
             memprof.step()
@@ -104,5 +104,5 @@ def test_a_model_that_was_compiled_before_goes_on_under_memprof(tmp_path, step):
     run = load(tmp_path / "run.json")
     assert run.footer.status == "ok"
     assert run.footer.steps == STEPS
-    end = run.devices[0].windows[-1].end
+    end = recorded(run).windows[-1].end
     assert (end.allocated, end.reserved) == (live, reserved)

@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch", reason="needs torch and a CUDA device")
 import numpy as np  # noqa: E402
 
 import memprof  # noqa: E402
-from memprof.analysis.examination import examine  # noqa: E402
 from memprof.analysis.steps import step_of_event  # noqa: E402
 from memprof.loading import load  # noqa: E402
+from tests.gpu.devices import examined, recorded  # noqa: E402
 
 MIB = 1 << 20
 STEPS = 6
@@ -64,17 +64,17 @@ def in_two_streams():
 
 
 @pytest.mark.parametrize("job", [trained_by_adam, of_awkward_sizes, in_two_streams])
-def test_live_and_peak_bytes_equal_torchs_counters_at_every_step(tmp_path, job):
+def test_live_and_peak_bytes_equal_torchs_counters_at_every_step(tmp_path, sources, job):
     step = job()
     live, peaks = [], []
-    with memprof.track(tmp_path / "run.json", sources=("cuda",), allowance_s=60):
+    with memprof.track(tmp_path / "run.json", sources=sources, allowance_s=60):
         for _ in range(STEPS):
             torch.cuda.reset_peak_memory_stats()
             step()
             live.append(torch.cuda.memory_allocated())
             peaks.append(torch.cuda.max_memory_allocated())
             memprof.step()
-    (device,) = examine(load(tmp_path / "run.json")).devices
+    device = examined(load(tmp_path / "run.json"))
     assert device.steps.allocated[:STEPS].tolist() == live
     assert device.steps.peak_allocated[:STEPS].tolist() == peaks
     (window,) = device.windows
@@ -82,11 +82,11 @@ def test_live_and_peak_bytes_equal_torchs_counters_at_every_step(tmp_path, job):
     assert window.line.allocated[ends].tolist() == live  # by the events alone
 
 
-def test_the_state_at_the_windows_end_is_torchs(tmp_path):
+def test_the_state_at_the_windows_end_is_torchs(tmp_path, sources):
     step = of_awkward_sizes()
-    with memprof.track(tmp_path / "run.json", sources=("cuda",)):
+    with memprof.track(tmp_path / "run.json", sources=sources):
         step()
-    (device,) = load(tmp_path / "run.json").devices
+    device = recorded(load(tmp_path / "run.json"))
     stats = torch.cuda.memory_stats()
     end = device.windows[-1].end
     assert end.reserved == torch.cuda.memory_reserved()
@@ -95,23 +95,23 @@ def test_the_state_at_the_windows_end_is_torchs(tmp_path):
     assert int(end.blocks.requested.sum()) == stats["requested_bytes.all.current"]
 
 
-def test_between_windows_the_counters_of_every_step_are_torchs(tmp_path):
+def test_between_windows_the_counters_of_every_step_are_torchs(tmp_path, sources):
     step = trained_by_adam()
     live, reserved = [], []
-    with memprof.track(tmp_path / "run.json", sources=("cuda",), max_events=0):
+    with memprof.track(tmp_path / "run.json", sources=sources, max_events=0):
         for _ in range(STEPS):
             step()
             live.append(torch.cuda.memory_allocated())
             reserved.append(torch.cuda.memory_reserved())
             memprof.step()
-    steps = load(tmp_path / "run.json").devices[0].steps
+    steps = recorded(load(tmp_path / "run.json")).steps
     assert steps.allocated[-1] == live[-1]
     assert set(steps.allocated.tolist()) <= set(live)
     assert set(steps.reserved.tolist()) <= set(reserved)
 
 
 @pytest.mark.parametrize("allowance_s", [60.0, 0.0])
-def test_the_programs_own_peak_counters_read_as_without_memprof(tmp_path, allowance_s):
+def test_the_programs_own_peak_counters_read_as_without_memprof(tmp_path, sources, allowance_s):
     def peaks() -> tuple[int, int]:
         step = trained_by_adam()
         gc.collect()
@@ -128,12 +128,12 @@ def test_the_programs_own_peak_counters_read_as_without_memprof(tmp_path, allowa
     plain = peaks()
     gc.collect()
     torch.cuda.empty_cache()
-    with memprof.track(tmp_path / "run.json", sources=("cuda",), allowance_s=allowance_s):
+    with memprof.track(tmp_path / "run.json", sources=sources, allowance_s=allowance_s):
         tracked = peaks()
     assert tracked == plain
 
 
-def test_memory_that_memprof_itself_takes_on_the_device_is_none(tmp_path):
+def test_memory_that_memprof_itself_takes_on_the_device_is_none(tmp_path, sources):
     step = trained_by_adam()
     step()
     gc.collect()
@@ -142,7 +142,7 @@ def test_memory_that_memprof_itself_takes_on_the_device_is_none(tmp_path):
     gc.collect()
     one_step = torch.cuda.memory_stats()["allocation.all.allocated"] - before
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    with memprof.track(tmp_path / "run.json", sources=("cuda", "nvml")):
+    with memprof.track(tmp_path / "run.json", sources=sources):
         step()
         memprof.step()
     gc.collect()

@@ -15,6 +15,7 @@ from memprof.loading import load  # noqa: E402
 from memprof.sources.places import Block, place_of  # noqa: E402
 from memprof.sources.search import reads_saved  # noqa: E402
 from memprof.trace import Action, BlockState, Category  # noqa: E402
+from tests.gpu.devices import recorded  # noqa: E402
 
 KEPT: dict[str, object] = {}
 STEPS = 24
@@ -38,9 +39,9 @@ def operations() -> tuple[int, int]:
     return stats["allocation.all.allocated"], stats["allocation.all.freed"]
 
 
-def train(path, keep=lambda loss: None, steps=STEPS):
+def train(path, sources, keep=lambda loss: None, steps=STEPS):
     model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 8))
-    with memprof.track(path, sources=("cuda",), allowance_s=60):
+    with memprof.track(path, sources=sources, allowance_s=60):
         model = model.cuda()
         optimizer = torch.optim.Adam(model.parameters())
         for _ in range(steps):
@@ -107,9 +108,9 @@ def test_every_live_tensor_is_listed_with_its_device_and_bytes():
     assert {0, 3960} <= {one.hidden_bytes for one in listed}
 
 
-def test_blocks_at_the_end_have_the_owners_that_point_at_them(tmp_path):
-    run, model, optimizer = train(tmp_path / "run.json")
-    end = run.devices[0].windows[-1].end
+def test_blocks_at_the_end_have_the_owners_that_point_at_them(tmp_path, sources):
+    run, model, optimizer = train(tmp_path / "run.json", sources)
+    end = recorded(run).windows[-1].end
     used = end.blocks.take(end.blocks.state == BlockState.ACTIVE_ALLOCATED)
     owner = dict(zip(used.address.tolist(), used.category.tolist(), strict=True))
     for parameter in model.parameters():
@@ -118,11 +119,11 @@ def test_blocks_at_the_end_have_the_owners_that_point_at_them(tmp_path):
         assert owner[state["exp_avg"].data_ptr()] == Category.OPTIMIZER_STATE
 
 
-def test_gradients_and_activations_of_every_step_are_known(tmp_path):
-    run, _, _ = train(tmp_path / "run.json")
+def test_gradients_and_activations_of_every_step_are_known(tmp_path, sources):
+    run, _, _ = train(tmp_path / "run.json", sources)
     made = Counter(
         Category(int(category))
-        for window in run.devices[0].windows
+        for window in recorded(run).windows
         for action, category in zip(window.events.action, window.events.category, strict=True)
         if action == Action.ALLOC
     )
@@ -131,15 +132,17 @@ def test_gradients_and_activations_of_every_step_are_known(tmp_path):
     assert made[Category.INPUT] >= STEPS - 1
 
 
-def test_a_growing_list_of_cuda_tensors_is_named_while_the_job_runs(tmp_path):
+def test_a_growing_list_of_cuda_tensors_is_named_while_the_job_runs(tmp_path, sources):
     outputs: list[object] = []
-    run, _, _ = train(tmp_path / "run.json", lambda loss: outputs.append(loss.detach().clone()))
+    run, _, _ = train(
+        tmp_path / "run.json", sources, lambda loss: outputs.append(loss.detach().clone())
+    )
     found = [f for f in run.findings if f.finding == "holders" and f.device == "cuda:0"]
     assert any("outputs" in one.description for f in found for one in f.holders)
 
 
-def test_memory_of_a_captured_graph_says_whose_pool_it_lies_in(tmp_path):
-    with memprof.track(tmp_path / "run.json", sources=("cuda",), allowance_s=60):
+def test_memory_of_a_captured_graph_says_whose_pool_it_lies_in(tmp_path, sources):
+    with memprof.track(tmp_path / "run.json", sources=sources, allowance_s=60):
         graph, static = torch.cuda.CUDAGraph(), torch.ones(1 << 20, device="cuda")
         static * 2  # its kernel is loaded when the capture begins
         with torch.cuda.graph(graph):

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="needs torch and a CUDA device")
 import memprof  # noqa: E402
 from memprof.loading import load  # noqa: E402
 from memprof.trace import Action, Phase  # noqa: E402
+from tests.gpu.devices import recorded  # noqa: E402
 from tests.gpu.nets import WIDTH, Net  # noqa: E402
 
 WEIGHT = 4 * WIDTH * WIDTH
@@ -27,16 +28,16 @@ def trained(model, optimizer, steps: int = 3) -> None:
 
 def made_in(path):
     """(bytes, label) of every allocation of the first window."""
-    window = load(path).devices[0].windows[0]
+    window = recorded(load(path)).windows[0]
     rows = (window.events.action == Action.ALLOC).nonzero()[0]
     sizes, labels = window.events.size[rows].tolist(), window.events.label[rows].tolist()
     return [(size, window.label(row)) for size, row in zip(sizes, labels, strict=True)]
 
 
-def test_gradients_are_made_in_the_backward_pass_and_state_by_the_optimizer(tmp_path):
+def test_gradients_are_made_in_the_backward_pass_and_state_by_the_optimizer(tmp_path, sources):
     model = Net().cuda()
     optimizer = torch.optim.Adam(model.parameters(), foreach=False)
-    with memprof.track(tmp_path / "run.json", sources=("cuda",)):
+    with memprof.track(tmp_path / "run.json", sources=sources):
         trained(model, optimizer)
     made = made_in(tmp_path / "run.json")
     assert {label.phase for _, label in made} >= {Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
@@ -47,10 +48,10 @@ def test_gradients_are_made_in_the_backward_pass_and_state_by_the_optimizer(tmp_
     assert by_phase[Phase.FORWARD] == 0
 
 
-def test_activations_bear_the_path_of_their_module(tmp_path):
+def test_activations_bear_the_path_of_their_module(tmp_path, sources):
     model = Net().cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with memprof.track(tmp_path / "run.json", sources=("cuda",)):
+    with memprof.track(tmp_path / "run.json", sources=sources):
         trained(model, optimizer)
     activation = 4 * 32 * WIDTH
     made = [(s, x) for s, x in made_in(tmp_path / "run.json") if x.step == 1]
@@ -60,10 +61,10 @@ def test_activations_bear_the_path_of_their_module(tmp_path):
     assert backward == {"Net.first", "Net.second"}
 
 
-def test_metadata_that_the_program_gives_to_torch_is_the_annotation(tmp_path):
+def test_metadata_that_the_program_gives_to_torch_is_the_annotation(tmp_path, sources):
     if not hasattr(torch.cuda.memory, "_set_memory_metadata"):
         pytest.skip("this torch has no metadata of allocations")
-    with memprof.track(tmp_path / "run.json", sources=("cuda",)):
+    with memprof.track(tmp_path / "run.json", sources=sources):
         torch.cuda.memory._set_memory_metadata("theirs")
         kept = torch.empty(12345, dtype=torch.uint8, device="cuda")
         torch.cuda.memory._set_memory_metadata("")
@@ -72,21 +73,21 @@ def test_metadata_that_the_program_gives_to_torch_is_the_annotation(tmp_path):
     assert [label.annotation for label in labels] == ["theirs"]
 
 
-def test_blocks_of_every_stream_are_recorded(tmp_path):
+def test_blocks_of_every_stream_are_recorded(tmp_path, sources):
     side = torch.cuda.Stream()
-    with memprof.track(tmp_path / "run.json", sources=("cuda",)):
+    with memprof.track(tmp_path / "run.json", sources=sources):
         with torch.cuda.stream(side):
             kept = torch.ones(1 << 20, device="cuda")
         memprof.step()
-    window = load(tmp_path / "run.json").devices[0].windows[0]
+    window = recorded(load(tmp_path / "run.json")).windows[0]
     row = window.events.address.tolist().index(kept.data_ptr())
     assert window.events.stream[row] == side.cuda_stream
 
 
-def test_a_captured_graph_replays_as_before_and_its_pool_is_in_the_state(tmp_path):
+def test_a_captured_graph_replays_as_before_and_its_pool_is_in_the_state(tmp_path, sources):
     graph, static = torch.cuda.CUDAGraph(), torch.ones(256, 256, device="cuda")
     wanted = static @ static  # cuBLAS is ready when the capture begins
-    with memprof.track(tmp_path / "run.json", sources=("cuda",)):
+    with memprof.track(tmp_path / "run.json", sources=sources):
         with torch.cuda.graph(graph):
             out = static @ static
         graph.replay()
@@ -96,17 +97,17 @@ def test_a_captured_graph_replays_as_before_and_its_pool_is_in_the_state(tmp_pat
         assert torch.equal(out, wanted)
     run = load(tmp_path / "run.json")
     assert run.footer.status == "ok"
-    window = run.devices[0].windows[0]
+    window = recorded(run).windows[0]
     pools = {window.tables.pools[int(row)] for row in window.end.segments.pool}
     assert len(pools - {(0, 0)}) >= 1
     assert window.end.reserved == reserved
 
 
-def test_a_second_device_is_recorded_from_its_first_byte(tmp_path):
+def test_a_second_device_is_recorded_from_its_first_byte(tmp_path, sources):
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
     torch.ones(1, device="cuda:0")
-    with memprof.track(tmp_path / "run.json", sources=("cuda",)):
+    with memprof.track(tmp_path / "run.json", sources=sources):
         kept = torch.ones(1 << 20, device="cuda:1")
         memprof.step()
         memprof.step()
@@ -114,7 +115,7 @@ def test_a_second_device_is_recorded_from_its_first_byte(tmp_path):
     assert kept.data_ptr() in device.windows[0].events.address.tolist()
 
 
-def test_what_another_thread_makes_beside_the_forward_pass_is_no_modules(tmp_path):
+def test_what_another_thread_makes_beside_the_forward_pass_is_no_modules(tmp_path, sources):
     """A loader that brings batches to the device while the model runs."""
     asked, brought = threading.Event(), threading.Event()
     batch = 4 * 777 * 512
@@ -137,7 +138,7 @@ def test_what_another_thread_makes_beside_the_forward_pass_is_no_modules(tmp_pat
     here: list[torch.Tensor] = []
     model = torch.nn.Sequential(Net(), Waiting()).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with memprof.track(tmp_path / "run.json", sources=("cuda",)):
+    with memprof.track(tmp_path / "run.json", sources=sources):
         loader = threading.Thread(target=bring, args=(3,))
         loader.start()
         trained(model, optimizer)
@@ -146,11 +147,11 @@ def test_what_another_thread_makes_beside_the_forward_pass_is_no_modules(tmp_pat
     assert [(x.step, x.phase, x.module) for x in labels] == [(n, Phase.OTHER, "") for n in range(3)]
 
 
-def test_the_loop_may_run_in_a_thread_of_its_own(tmp_path):
+def test_the_loop_may_run_in_a_thread_of_its_own(tmp_path, sources):
     model = Net().cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loop = threading.Thread(target=trained, args=(model, optimizer))
-    with memprof.track(tmp_path / "run.json", sources=("cuda",)):
+    with memprof.track(tmp_path / "run.json", sources=sources):
         loop.start()
         loop.join()
     activation = 4 * 32 * WIDTH

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason="needs torch and a CUDA device")
 import memprof  # noqa: E402
 from memprof.analysis.oom import Cause, post_mortems  # noqa: E402
 from memprof.loading import load  # noqa: E402
+from memprof.trace import Phase  # noqa: E402
 
 MIB = 1 << 20
 ROOM = 2048 * MIB
@@ -33,14 +34,22 @@ def little_room():
     torch.cuda.empty_cache()
 
 
-def explained(path, job):
+def failed(path, sources, job):
+    """The post-mortem of a job that runs out of memory."""
+
     def tracked():
-        with memprof.track(path, sources=("cuda", "nvml")):
+        with memprof.track(path, sources=sources):
             job()
 
     with pytest.raises(torch.OutOfMemoryError):
         tracked()
     (told,) = post_mortems(load(path))
+    return told
+
+
+def explained(path, sources, job):
+    """The same of a job that makes its tensors in `floats`."""
+    told = failed(path, sources, job)
     assert told.failure.recorded == "event"
     assert told.asked_by.endswith("in floats")
     return told
@@ -54,26 +63,26 @@ def causes(told):
     return {weight.cause for weight in told.weights if weight.enough}
 
 
-def test_a_leak_is_a_leak(tmp_path, little_room):
+def test_a_leak_is_a_leak(tmp_path, sources, little_room):
     def job():
         kept = []
         for _ in range(1000):
             kept.append(floats(64))
             memprof.step()
 
-    assert Cause.LEAK in causes(explained(tmp_path / "run.json", job))
+    assert Cause.LEAK in causes(explained(tmp_path / "run.json", sources, job))
 
 
-def test_the_peak_of_one_step_is_no_leak_and_no_fragmentation(tmp_path, little_room):
+def test_the_peak_of_one_step_is_no_leak_and_no_fragmentation(tmp_path, sources, little_room):
     def job():
         kept = [floats(256) for _ in range(100)]
         del kept
 
-    found = causes(explained(tmp_path / "run.json", job))
+    found = causes(explained(tmp_path / "run.json", sources, job))
     assert not found & {Cause.LEAK, Cause.FRAGMENTATION}
 
 
-def test_fragmentation_is_fragmentation(tmp_path, little_room):
+def test_fragmentation_is_fragmentation(tmp_path, sources, little_room):
     def job():
         large, small = [], []
         for _ in range(90):  # each segment of 20 MiB is pinned by the 2 MiB at its end
@@ -82,13 +91,15 @@ def test_fragmentation_is_fragmentation(tmp_path, little_room):
         large.clear()
         floats(1024)
 
-    told = explained(tmp_path / "run.json", job)
+    told = explained(tmp_path / "run.json", sources, job)
     assert told.cause is Cause.FRAGMENTATION
     assert told.failure.unused >= 1024 * MIB
     assert any(rescue.kind == "settings" and rescue.fits for rescue in told.rescues.tried)
 
 
-def test_between_windows_a_recorded_step_tells_what_filled_the_device(tmp_path, little_room):
+def test_between_windows_a_recorded_step_tells_what_filled_the_device(
+    tmp_path, sources, little_room
+):
     def job():
         model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(8)]).cuda()
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
@@ -100,7 +111,7 @@ def test_between_windows_a_recorded_step_tells_what_filled_the_device(tmp_path, 
             kept.append(floats(24))
 
     def tracked():
-        with memprof.track(tmp_path / "run.json", sources=("cuda",), max_events=4000):
+        with memprof.track(tmp_path / "run.json", sources=sources, max_events=4000):
             job()
 
     with pytest.raises(torch.OutOfMemoryError):
@@ -114,6 +125,35 @@ def test_between_windows_a_recorded_step_tells_what_filled_the_device(tmp_path, 
     sites = {group.name.rpartition(" in ")[2]: group.bytes for group in told.sites}
     assert sites["floats"] >= 24 * MIB * (told.failure.label.step - 1)
     assert Cause.LEAK in causes(told)
+
+
+def test_a_failure_in_the_losss_backward_pass_is_one_and_names_its_activation(
+    tmp_path, sources, little_room
+):
+    """Where a language model fails: the loss is made outside modules, autograd calls no line."""
+    logits = 600 * MIB
+    width = 1024
+    rows = logits // (4 * width)
+    model = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU()).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch):
+        y = model(torch.ones(width, device="cuda").expand(batch, -1))
+        (y * y * 2).sum().backward()  # forward three of that size at once, backward four
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def job():
+        for batch in (8, 8, rows):
+            step(batch)
+
+    told = failed(tmp_path / "run.json", sources, job)
+    assert told.failure.recorded == "event"
+    assert (told.failure.label.step, told.failure.label.phase) == (2, Phase.BACKWARD)
+    by_category = {group.name: group.bytes for group in told.categories}
+    assert by_category["activation"] >= logits  # y, which y * y saved
+    assert by_category["temporary"] >= logits  # gradients on the way
+    assert by_category.get("unknown", 0) < 100 * MIB  # workspaces of cuBLAS
 
 
 @pytest.fixture
@@ -141,23 +181,23 @@ def other_process(monkeypatch):
 
 
 @pytest.mark.usefixtures("other_process")
-def test_memory_of_another_process_is_told_as_theirs(tmp_path):
+def test_memory_of_another_process_is_told_as_theirs(tmp_path, sources):
     asked = int(torch.cuda.get_device_properties(0).total_memory * 0.3) // MIB
-    told = explained(tmp_path / "run.json", lambda: floats(asked))
+    told = explained(tmp_path / "run.json", sources, lambda: floats(asked))
     assert told.cause is Cause.OTHERS
 
 
-def test_a_limit_is_told_as_what_kept_the_memory_away(tmp_path, little_room):
+def test_a_limit_is_told_as_what_kept_the_memory_away(tmp_path, sources, little_room):
     def job():
         floats(4096)
 
-    told = explained(tmp_path / "run.json", job)
+    told = explained(tmp_path / "run.json", sources, job)
     assert Cause.LIMIT in causes(told)
     assert any(rescue.kind == "limit" and rescue.fits for rescue in told.rescues.tried)
 
 
-def test_a_search_for_the_batch_size_has_a_record_of_each_failure(tmp_path, little_room):
-    with memprof.track(tmp_path / "run.json", sources=("cuda",)):
+def test_a_search_for_the_batch_size_has_a_record_of_each_failure(tmp_path, sources, little_room):
+    with memprof.track(tmp_path / "run.json", sources=sources):
         for mib in (8192, 4096, 512):
             try:
                 floats(mib)

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="needs torch and a CUDA device")
 import memprof  # noqa: E402
 from memprof.loading import load  # noqa: E402
 from memprof.trace import Action  # noqa: E402
+from tests.gpu.devices import recorded  # noqa: E402
 
 SIZES = (3 << 20, 5 << 20, 7 << 20)
 
@@ -35,7 +36,7 @@ def theirs(*args, **kwargs) -> None:
 
 def sizes_in(run) -> list[int]:
     found = []
-    for window in run.devices[0].windows:
+    for window in recorded(run).windows:
         made = window.events.size[window.events.action == Action.ALLOC].tolist()
         found += [size for size in made if size in SIZES]
     return found
@@ -48,11 +49,13 @@ def sizes_of_theirs() -> list[int]:
 
 @pytest.mark.parametrize("stacks", ["python", "all"])
 @pytest.mark.parametrize("context", ["state", "alloc", "all"])
-def test_a_history_that_runs_already_is_shared_and_goes_on(tmp_path, stacks, context, monkeypatch):
+def test_a_history_that_runs_already_is_shared_and_goes_on(
+    tmp_path, sources, stacks, context, monkeypatch
+):
     # All that this process did before may be in a history whose length torch does not tell.
     monkeypatch.setattr("memprof.sources.recorder._THEIR_ROW_US", 0.1)
     theirs("all", context=context, stacks=stacks, max_entries=1000)
-    with memprof.track(tmp_path / "run.json", sources=("cuda",)):
+    with memprof.track(tmp_path / "run.json", sources=sources):
         for size in SIZES[:2]:
             use(size)
             memprof.step()
@@ -64,8 +67,8 @@ def test_a_history_that_runs_already_is_shared_and_goes_on(tmp_path, stacks, con
     assert sizes_in(run) == list(SIZES[:2])
 
 
-def test_a_history_that_starts_and_stops_in_a_window_leaves_no_gap(tmp_path):
-    with memprof.track(tmp_path / "run.json", sources=("cuda",)):
+def test_a_history_that_starts_and_stops_in_a_window_leaves_no_gap(tmp_path, sources):
+    with memprof.track(tmp_path / "run.json", sources=sources):
         use(SIZES[0])
         theirs("all", max_entries=1000)
         use(SIZES[1])
@@ -76,11 +79,11 @@ def test_a_history_that_starts_and_stops_in_a_window_leaves_no_gap(tmp_path):
     assert not torch._C._cuda_isHistoryEnabled()
     run = load(tmp_path / "run.json")
     assert sizes_in(run) == list(SIZES)
-    assert len(run.devices[0].windows) == 1
+    assert len(recorded(run).windows) == 1
 
 
-def test_a_dump_in_the_middle_changes_nothing(tmp_path):
-    with memprof.track(tmp_path / "run.json", sources=("cuda",)):
+def test_a_dump_in_the_middle_changes_nothing(tmp_path, sources):
+    with memprof.track(tmp_path / "run.json", sources=sources):
         use(SIZES[0])
         torch.cuda.memory._dump_snapshot(str(tmp_path / "theirs.pickle"))
         use(SIZES[1])
@@ -88,14 +91,15 @@ def test_a_dump_in_the_middle_changes_nothing(tmp_path):
     assert sizes_in(load(tmp_path / "run.json")) == list(SIZES[:2])
 
 
-def test_a_ring_that_is_cleared_after_long_looks_loses_nothing(tmp_path, monkeypatch):
+def test_a_ring_that_is_cleared_after_long_looks_loses_nothing(tmp_path, sources, monkeypatch):
     monkeypatch.setattr("memprof.sources.recorder._ROW_US", 30.0)
     count = 20_000
-    with memprof.track(tmp_path / "run.json", sources=("cuda",), allowance_s=120):
+    with memprof.track(tmp_path / "run.json", sources=sources, allowance_s=120):
         for _ in range(20):
             for _ in range(count // 20):
                 use(SIZES[0])
             memprof.step()
     run = load(tmp_path / "run.json")
-    assert [note.message for note in run.notes] == []
+    # Whether a driver answers is another matter.
+    assert [note.message for note in run.notes if note.source != "nvml"] == []
     assert len(sizes_in(run)) == count
