@@ -306,7 +306,9 @@ class CudaSource:
         states = {f"cuda:{i}": State() for i in self._ordinals}
         began_us = _clock_us()
         with collector_paused():
-            for trace in traces_from_snapshot({"segments": segments_now(self._torch)}):
+            for trace in traces_from_snapshot(
+                {"segments": segments_now(self._torch)}, is_live=True
+            ):
                 if trace.device in states and trace.end is not None:
                     states[trace.device] = Remapped(self._interner, trace.tables).state(trace.end)
         blocks = sum(len(state.blocks) for state in states.values())
@@ -339,7 +341,7 @@ class CudaSource:
             snapshot = self._recorder.look()
             if snapshot is None:
                 return
-            traces = traces_from_snapshot(snapshot)
+            traces = traces_from_snapshot(snapshot, is_live=True)
             self._see_settings(traces)
             chunks = [self._chunk(t) for t in traces if not self._is_lost(t.device)]
             self._taken += [chunk for chunk in chunks if len(chunk.events)]
