@@ -18,7 +18,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import CodeType, TracebackType
 from typing import Any, TypeVar
 
@@ -77,7 +78,8 @@ class MainThread:
         if self._is_closed or os.getpid() != self._pid or _is_inside_memprof():
             return
         try:
-            self._call()
+            with _uncompiled():
+                self._call()
         except Exception as error:
             if _is_of_signal(error.__traceback__):
                 raise  # the program's, which is interrupted here as it would be in its own code
@@ -152,6 +154,21 @@ def _adder() -> Callable[[int], int] | None:
     except AttributeError:
         return None
     return functools.partial(add, is_true)
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Inside, torch.compile leaves alone what runs in the middle of a compiled function."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    from torch._C._dynamo import eval_frame
+
+    before = eval_frame.set_eval_frame(None)
+    try:
+        yield
+    finally:
+        eval_frame.set_eval_frame(before)
 
 
 def _is_inside_memprof() -> bool:
