@@ -234,12 +234,10 @@ def _state(segments: Sequence[Json], interner: _Interner) -> State:
             len(blocks),
             address=_block_addresses(segments, counts, sizes),
             size=sizes,
-            requested=integers(
-                [_requested(b) if s else 0 for b, s in zip(blocks, states, strict=True)]
-            ),
+            requested=_all_requested(blocks, states),
             state=states,
             segment=np.repeat(np.arange(len(segments)), counts),
-            stack=interner.stacks([_block_frames(b) for b in blocks]),
+            stack=interner.stacks(_all_frames(blocks)),
         ),
     )
     check_state(state)
@@ -264,6 +262,23 @@ def _block_addresses(segments: Sequence[Json], counts: list[int], size: Column) 
     offset = np.zeros(len(counts), dtype=np.int64)
     offset[filled] = start[filled] - before[first[filled]]
     return before + np.repeat(offset, counts)
+
+
+def _all_requested(blocks: Sequence[Json], states: Sequence[int]) -> Column:
+    """Bytes asked for of each block, 0 of those that nobody uses."""
+    try:
+        requested = integers([b["requested_size"] for b in blocks])
+    except (KeyError, TypeError):
+        in_use = zip(blocks, states, strict=True)
+        return integers([_requested(b) if state else 0 for b, state in in_use])
+    return np.where(np.equal(states, BlockState.INACTIVE), 0, requested)
+
+
+def _all_frames(blocks: Sequence[Json]) -> list[Any]:
+    frames = [b.get("frames") for b in blocks]
+    if None in frames and any("history" in b for b in blocks):
+        return [_block_frames(b) for b in blocks]
+    return frames
 
 
 def _requested(block: Json) -> int:

@@ -112,17 +112,18 @@ class Beat:
     def __init__(self, ask: Callable[[], object], interval_ms: float) -> None:
         """``ask`` runs on the thread: it must neither block nor call torch, nor raise."""
         self._ask, self._interval_s = ask, interval_ms / 1000
-        self._pid = os.getpid()
-        self._ended = threading.Event()
+        self._goes_on = threading.Lock()
+        """Held until the end. (An event has a lock inside that a fork could leave held.)"""
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin; safe to call twice. A closed one begins anew."""
         if self._thread is not None:
             return
-        self._ended = threading.Event()
+        self._goes_on = threading.Lock()
+        self._goes_on.acquire()
         self._thread = threading.Thread(
-            target=self._run, args=(self._ended,), name="memprof beat", daemon=True
+            target=self._run, args=(self._goes_on,), name="memprof beat", daemon=True
         )
         try:
             self._thread.start()
@@ -132,14 +133,14 @@ class Beat:
     def close(self) -> None:
         """Ask no more, and end the thread; safe to call twice, and in a forked child."""
         thread, self._thread = self._thread, None
-        if thread is None or os.getpid() != self._pid:
+        if thread is None:
             return
-        self._ended.set()
+        self._goes_on.release()
         if thread is not threading.current_thread():
             thread.join(self.PATIENCE_S)
 
-    def _run(self, ended: threading.Event) -> None:
-        while not ended.wait(self._interval_s):
+    def _run(self, goes_on: threading.Lock) -> None:
+        while not goes_on.acquire(timeout=self._interval_s):
             self._ask()
 
 
