@@ -19,7 +19,7 @@ from memprof.pickles import collector_paused
 from memprof.records import DeviceInfo
 from memprof.snapshot import traces_from_snapshot
 from memprof.sources.boundaries import Boundaries
-from memprof.sources.cudadevices import COUNTING, NATIVE, backend, used, uuid_of
+from memprof.sources.cudadevices import COUNTING, NATIVE, USED, backend, used, uuid_of
 from memprof.sources.main_thread import Beat, MainThread
 from memprof.sources.marks import MarkKeeper
 from memprof.sources.ooms import Exhausted, OomWatch
@@ -219,6 +219,7 @@ class CudaSource:
             if i not in self._infos:
                 self._infos[i] = self._info(i)
         self._ordinals = held
+        USED.add({info.device: info.uuid for info in self._infos.values() if info.uuid})
         self._until_look = _LOOK_AGAIN if held else 0
 
     def _info(self, ordinal: int) -> DeviceInfo:
