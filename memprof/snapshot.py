@@ -7,7 +7,8 @@ facts: the docstring of ``torch.cuda.memory._snapshot`` and PyTorch's ``memory_s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, repeat
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -48,6 +49,7 @@ Json: TypeAlias = "Mapping[str, Any]"
 LabelOf: TypeAlias = Callable[[str], Label]
 
 _ACTIONS = {action.name.lower(): int(action) for action in Action}
+_ACTION = itemgetter("action")
 _STATES = {
     "inactive": BlockState.INACTIVE,
     "active_allocated": BlockState.ACTIVE_ALLOCATED,
@@ -74,17 +76,20 @@ def load_snapshot(path: str | Path) -> tuple[Trace, ...]:
         raise FileFormatError(f"{path}: {error.message}", error.hint) from error
 
 
-def traces_from_snapshot(data: Any, label_of: LabelOf | None = None) -> tuple[Trace, ...]:
+def traces_from_snapshot(
+    data: Any, label_of: LabelOf | None = None, *, is_live: bool = False
+) -> tuple[Trace, ...]:
     """The same from the object that ``torch.cuda.memory._snapshot()`` returns.
 
     ``label_of`` turns an event's ``user_metadata`` into a label; by default it becomes the
-    label's annotation.
+    label's annotation. ``is_live`` says that torch made ``data`` in this process: then lists in it
+    are compared, for which a file could need forever; and annotations of ranges are left out.
 
     Raises:
         FileFormatError: ``data`` has not the shape of a snapshot.
     """
     try:
-        return _traces(data, label_of or _as_annotation)
+        return _traces(data, label_of or _as_annotation, is_live=is_live)
     except MemprofError:
         raise
     # One boundary for every way in which plain data can have the wrong shape.
@@ -101,7 +106,7 @@ def _as_annotation(metadata: str) -> Label:
     return Label(annotation=metadata)
 
 
-def _traces(data: Any, label_of: LabelOf) -> tuple[Trace, ...]:
+def _traces(data: Any, label_of: LabelOf, *, is_live: bool) -> tuple[Trace, ...]:
     if isinstance(data, list):  # the legacy form: the segments alone
         data = {"segments": data}
     if not isinstance(data, dict) or not isinstance(data.get("segments"), list):
@@ -113,13 +118,13 @@ def _traces(data: Any, label_of: LabelOf) -> tuple[Trace, ...]:
     _refuse_shared("devices share one list of events", filter(None, events.values()))
     if len(segments) + len(events) > MOST_DEVICES:
         raise _no_snapshot("more devices than any machine has")
-    interner = _Interner(label_of)
+    interner = _LiveInterner(label_of) if is_live else _Interner(label_of)
     parts = []
     for device in sorted({*segments, *(d for d, e in events.items() if e)}):
         columns, ordered = _events(events.get(device) or [], interner)
         parts.append((device, columns, ordered, _state(segments.get(device, []), interner)))
     settings = plain_settings(data.get("allocator_settings"))
-    annotations = _annotations(data.get("external_annotations") or [])
+    annotations = {} if is_live else _annotations(data.get("external_annotations") or [])
     tables = interner.tables()
     version = _oldest_version(data)
     return tuple(
@@ -159,14 +164,18 @@ def _events(entries: Sequence[Json], interner: _Interner) -> tuple[Events, bool]
     """The columns, and whether the entries were already in the order of their times."""
     columns = Events.build(
         len(entries),
-        action=[_ACTIONS.get(e["action"], Action.OTHER) for e in entries],
+        action=np.fromiter(
+            map(_ACTIONS.get, map(_ACTION, entries), repeat(int(Action.OTHER))),
+            np.uint8,
+            len(entries),
+        ),
         address=_addresses(entries),
         size=_integers(entries, "size", 0),
         stream=_integers(entries, "stream", 0),
         time_us=_integers(entries, "time_us", NOT_RECORDED),
-        stack=[interner.stack(e.get("frames")) for e in entries],
+        stack=interner.stacks([e.get("frames") for e in entries]),
         label=interner.labels(entries),
-        pool=[interner.pool(e.get("pool_id")) for e in entries],
+        pool=interner.events_pools(entries),
     )
     check_events(columns)
     times = columns.time_us
@@ -177,11 +186,18 @@ def _events(entries: Sequence[Json], interner: _Interner) -> tuple[Events, bool]
 
 
 def _integers(entries: Sequence[Json], key: str, missing: int) -> Column:
-    return integers([e.get(key, missing) for e in entries])
+    try:
+        return integers([e[key] for e in entries])
+    except KeyError:
+        return integers([e.get(key, missing) for e in entries])
 
 
 def _addresses(entries: Sequence[Json]) -> Column:
     """``addr``, which an ``oom`` event has not: it carries ``device_free``, where it is known."""
+    try:
+        return integers([e["addr"] for e in entries])
+    except KeyError:
+        pass  # some have none
     return integers(
         [
             e["addr"]
@@ -212,18 +228,16 @@ def _state(segments: Sequence[Json], interner: _Interner) -> State:
             pool=[interner.pool(s.get("segment_pool_id", (0, 0))) for s in segments],
             kind=[_KINDS.get(s.get("segment_type", ""), SegmentKind.UNKNOWN) for s in segments],
             expandable=[bool(s.get("is_expandable", False)) for s in segments],
-            stack=[interner.stack(s.get("frames")) for s in segments],
+            stack=interner.stacks([s.get("frames") for s in segments]),
         ),
         blocks=Blocks.build(
             len(blocks),
             address=_block_addresses(segments, counts, sizes),
             size=sizes,
-            requested=integers(
-                [_requested(b) if s else 0 for b, s in zip(blocks, states, strict=True)]
-            ),
+            requested=_all_requested(blocks, states),
             state=states,
             segment=np.repeat(np.arange(len(segments)), counts),
-            stack=[interner.stack(_block_frames(b)) for b in blocks],
+            stack=interner.stacks(_all_frames(blocks)),
         ),
     )
     check_state(state)
@@ -248,6 +262,23 @@ def _block_addresses(segments: Sequence[Json], counts: list[int], size: Column) 
     offset = np.zeros(len(counts), dtype=np.int64)
     offset[filled] = start[filled] - before[first[filled]]
     return before + np.repeat(offset, counts)
+
+
+def _all_requested(blocks: Sequence[Json], states: Sequence[int]) -> Column:
+    """Bytes asked for of each block, 0 of those that nobody uses."""
+    try:
+        requested = integers([b["requested_size"] for b in blocks])
+    except (KeyError, TypeError):
+        in_use = zip(blocks, states, strict=True)
+        return integers([_requested(b) if state else 0 for b, state in in_use])
+    return np.where(np.equal(states, BlockState.INACTIVE), 0, requested)
+
+
+def _all_frames(blocks: Sequence[Json]) -> list[Any]:
+    frames = [b.get("frames") for b in blocks]
+    if None in frames and any("history" in b for b in blocks):
+        return [_block_frames(b) for b in blocks]
+    return frames
 
 
 def _requested(block: Json) -> int:
@@ -316,11 +347,21 @@ class _Interner:
             self._frame_of_id[id(frame)] = row
         return row
 
-    def labels(self, events: Sequence[Json]) -> list[int]:
-        """The labels of all events; most snapshots have none, which one look at the keys tells."""
-        if not any("user_metadata" in e or "compile_context" in e for e in events):
-            return [EMPTY] * len(events)
-        return [self.label(e) for e in events]
+    def stacks(self, lists: Sequence[list[Json] | None]) -> Column:
+        """The stacks of many allocations."""
+        return np.fromiter(map(self.stack, lists), np.int32, len(lists))
+
+    def labels(self, events: Sequence[Json]) -> Column:
+        """The labels of all events; most have none, which a look at all their texts tells."""
+        if not self._are_labelled(events):
+            return np.zeros(len(events), np.int32)
+        return np.fromiter(map(self.label, events), np.int32, len(events))
+
+    def _are_labelled(self, events: Sequence[Json]) -> bool:
+        # Counting neither hashes nor walks through what is no text, and could be endlessly nested.
+        return [e.get("user_metadata", "") for e in events].count("") < len(events) or [
+            e.get("compile_context", "N/A") for e in events
+        ].count("N/A") < len(events)
 
     def label(self, event: Json) -> int:
         """The row of what the program, or else the compiler, called the event; 0 for nothing."""
@@ -338,6 +379,13 @@ class _Interner:
             self._label_of_text[text] = row
         return row
 
+    def events_pools(self, events: Sequence[Json]) -> Column:
+        """The pools of all events, which before 2.12 name none."""
+        pools = [e.get("pool_id") for e in events]
+        if pools.count(None) == len(pools):
+            return np.full(len(pools), NOT_RECORDED, np.int32)
+        return np.fromiter(map(self.pool, pools), np.int32, len(pools))
+
     def pool(self, pool: Sequence[int] | None) -> int:
         if pool is None:
             return NOT_RECORDED
@@ -351,6 +399,40 @@ class _Interner:
             labels=tuple(self._labels),
             pools=tuple(self._pools),
         )
+
+
+class _LiveInterner(_Interner):
+    """Of a snapshot that torch has just made: stacks come in the order of the program's loops.
+
+    So the one that came after this one the last time is tried first. Comparing two lists of the
+    same dicts takes a twentieth of comparing their ids.
+    """
+
+    def __init__(self, label_of: LabelOf) -> None:
+        super().__init__(label_of)
+        self._lists: dict[int, list[Json]] = {}
+        """Of each row a list that has its frames."""
+        self._next: dict[int, int] = {}
+        self._last = EMPTY
+
+    def stacks(self, lists: Sequence[list[Json] | None]) -> Column:
+        """An allocation's entries and its block have the same list, so each is looked at once."""
+        ids = list(map(id, lists))
+        rows = {
+            key: self._row(frames) for key, frames in dict(zip(ids, lists, strict=True)).items()
+        }
+        return np.fromiter(map(rows.__getitem__, ids), np.int32, len(ids))
+
+    def _row(self, frames: list[Json] | None) -> int:
+        if not frames:
+            return EMPTY
+        last = self._last
+        row = self._next.get(last, EMPTY)
+        if self._lists.get(row) != frames:
+            row = self._next[last] = self.stack(frames)
+            self._lists.setdefault(row, frames)
+        self._last = row
+        return row
 
 
 # -- the rest of the file ----------------------------------------------------------------------

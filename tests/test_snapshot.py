@@ -13,6 +13,7 @@ import pytest
 from memprof.analysis.timeline import timeline
 from memprof.errors import FileFormatError
 from memprof.loading import load
+from memprof.pickles import load_plain_pickle
 from memprof.snapshot import load_snapshot, traces_from_snapshot
 from memprof.testing import (
     SNAPSHOT_VERSIONS,
@@ -33,6 +34,7 @@ from memprof.trace import (
 )
 
 KIB, MIB = 1 << 10, 1 << 20
+RECORDED = Path(__file__).parent / "data"
 TRAIN = Frame("step", r"C:\Users\Zoë\train.py", 31)
 MODEL = Frame("forward", "/home/zoë/model.py", 8)
 
@@ -490,3 +492,31 @@ def test_a_real_snapshot_gives_its_own_sums_and_the_peak_that_plain_counting_giv
         )
         assert (np.diff(trace.events.time_us) >= 0).all()
     assert found == expected
+
+
+@pytest.mark.parametrize("name", sorted(p.name for p in RECORDED.glob("*.pickle.gz")))
+def test_what_torch_has_just_made_reads_as_a_file_of_it_does(name: str) -> None:
+    data = load_plain_pickle(RECORDED / name)
+    live, filed = traces_from_snapshot(data, is_live=True), traces_from_snapshot(data)
+    assert [t.tables for t in live] == [t.tables for t in filed]
+    for one, other in zip(live, filed, strict=True):
+        assert all(
+            getattr(one.events, n).tolist() == getattr(other.events, n).tolist()
+            for n in one.events.names()
+        )
+        assert one.end is not None
+        assert other.end is not None
+        assert one.end.blocks.stack.tolist() == other.end.blocks.stack.tolist()
+        assert one.end.segments.stack.tolist() == other.end.segments.stack.tolist()
+
+
+def test_a_stack_of_other_frames_after_a_known_one_is_told_from_it() -> None:
+    frames = [{"name": n, "filename": "f.py", "line": 1} for n in "abcd"]
+    sequence = [[0, 1], [0, 2], [0, 1], [0, 3], [0, 1], [0, 2], [], [0, 2], [0, 1, 2], [0, 2]]
+    entries = [
+        {"action": "alloc", "addr": 512 * i, "size": 1, "frames": [frames[f] for f in stack]}
+        for i, stack in enumerate(sequence)
+    ]
+    (trace,) = traces_from_snapshot({"segments": [], "device_traces": [entries]}, is_live=True)
+    names = [[frame.name for frame in trace.stack(row)] for row in trace.events.stack.tolist()]
+    assert names == [["abcd"[f] for f in stack] for stack in sequence]

@@ -19,7 +19,8 @@ from memprof.pickles import collector_paused
 from memprof.records import DeviceInfo
 from memprof.snapshot import traces_from_snapshot
 from memprof.sources.boundaries import Boundaries
-from memprof.sources.cudadevices import COUNTING, NATIVE, backend, used, uuid_of
+from memprof.sources.cudadevices import COUNTING, NATIVE, USED, backend, used, uuid_of
+from memprof.sources.main_thread import Beat, MainThread
 from memprof.sources.marks import MarkKeeper
 from memprof.sources.ooms import Exhausted, OomWatch
 from memprof.sources.places import PlaceOf, place_of
@@ -35,6 +36,8 @@ _LOOK_AGAIN = 50
 """Step ends between two looks for further devices that torch has begun to use."""
 _PASSING_US = 20_000
 """In a window the recorder's filling is looked at so often, at boundaries of modules."""
+_BEAT_MS = 15
+"""And so often where none is crossed, if the main thread runs Python."""
 
 
 @dataclass(slots=True)
@@ -80,6 +83,8 @@ class CudaSource:
         self._said: set[str] = set()
         self._backend = ""
         self._queued: Callable[[], None] | None = None
+        self._main_thread: MainThread | None = None
+        self._beat: Beat | None = None
         self._recorder = Recorder(
             self._torch, lambda: tuple(self._ordinals), self._take, self._say, self._clock_us
         )
@@ -119,7 +124,7 @@ class CudaSource:
         if self._recorder.is_filling():  # a drain may be put off for longer
             self._take()
         elif not self._in_window and self._backend == NATIVE:
-            self._recorder.noticed(sum(map(operations_of, stats.values())))
+            self._recorder.noticed({i: operations_of(one) for i, one in stats.items()})
         return tuple(self._counters(i, figures) for i, figures in stats.items())
 
     def begin_window(self) -> Mapping[str, State]:
@@ -214,6 +219,7 @@ class CudaSource:
             if i not in self._infos:
                 self._infos[i] = self._info(i)
         self._ordinals = held
+        USED.add({info.device: info.uuid for info in self._infos.values() if info.uuid})
         self._until_look = _LOOK_AGAIN if held else 0
 
     def _info(self, ordinal: int) -> DeviceInfo:
@@ -261,9 +267,28 @@ class CudaSource:
         is_on = self._recorder.begin()
         if is_on and not already:
             self._keeper.start()
+            self._start_beat()
         return is_on
 
+    def _start_beat(self) -> None:
+        """A loop that crosses no boundary is asked in its own thread, if that is the main one."""
+        self._stop_beat()
+        self._main_thread = MainThread(self._beaten)
+        self._beat = Beat(self._main_thread.request, _BEAT_MS)
+        self._beat.start()
+
+    def _beaten(self) -> None:
+        self._passing(time.time_ns() // 1000)
+
+    def _stop_beat(self) -> None:
+        beat, self._beat = self._beat, None
+        if beat is not None:
+            beat.close()
+        if self._main_thread is not None:
+            self._main_thread.close()
+
     def _stop(self) -> None:
+        self._stop_beat()
         self._keeper.stop()
         if os.getpid() == self._pid:
             self._recorder.end()
@@ -306,7 +331,9 @@ class CudaSource:
         states = {f"cuda:{i}": State() for i in self._ordinals}
         began_us = _clock_us()
         with collector_paused():
-            for trace in traces_from_snapshot({"segments": segments_now(self._torch)}):
+            for trace in traces_from_snapshot(
+                {"segments": segments_now(self._torch)}, is_live=True
+            ):
                 if trace.device in states and trace.end is not None:
                     states[trace.device] = Remapped(self._interner, trace.tables).state(trace.end)
         blocks = sum(len(state.blocks) for state in states.values())
@@ -339,7 +366,7 @@ class CudaSource:
             snapshot = self._recorder.look()
             if snapshot is None:
                 return
-            traces = traces_from_snapshot(snapshot)
+            traces = traces_from_snapshot(snapshot, is_live=True)
             self._see_settings(traces)
             chunks = [self._chunk(t) for t in traces if not self._is_lost(t.device)]
             self._taken += [chunk for chunk in chunks if len(chunk.events)]

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["COUNTING", "NATIVE", "backend", "used", "uuid_of"]
+__all__ = ["COUNTING", "NATIVE", "USED", "UsedDevices", "backend", "used", "uuid_of"]
 
 NATIVE = "native"
 COUNTING = (NATIVE, "cudaMallocAsync", "rocm")
@@ -23,6 +23,31 @@ def backend(torch: Any, environment: Mapping[str, str] = os.environ) -> str:
     if "PYTORCH_NO_CUDA_MEMORY_CACHING" in environment:
         return "uncached"
     return str(torch.cuda.get_allocator_backend())
+
+
+class UsedDevices:
+    """What a thread of the job last knew of the devices that torch has memory on.
+
+    A thread that samples must not ask torch itself: torch keeps the interpreter's lock while it
+    waits for the allocator's, which a retry before an out of memory error holds for seconds.
+    """
+
+    def __init__(self) -> None:
+        self.uuids: Mapping[str, str] = {}
+        """``"cuda:0"`` to the UUID; replaced, never changed."""
+
+    def add(self, uuids: Mapping[str, str]) -> None:
+        """Devices that came into use."""
+        if not uuids.items() <= self.uuids.items():
+            self.uuids = {**self.uuids, **uuids}
+
+    def forget(self) -> None:
+        """The recording is over."""
+        self.uuids = {}
+
+
+USED = UsedDevices()
+"""Of this process."""
 
 
 def used(torch: Any) -> list[int]:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from memprof.errors import MissingError
-from memprof.sources.cudadevices import used, uuid_of
+from memprof.sources.cudadevices import USED, used, uuid_of
+from memprof.sources.main_thread import MainThread
 from memprof.sources.protocol import Reading
 
 __all__ = [
@@ -68,8 +70,12 @@ class NvmlSource:
     name = "nvml"
 
     def __init__(self, uuids: Callable[[], Uuids] | None = None) -> None:
-        """``uuids`` says which devices to read; by default those that torch has memory on."""
-        self._uuids = uuids or cuda_uuids
+        """``uuids`` says which devices to read; by default those that torch has memory on.
+
+        These are asked for in the main thread, or handed over by the source of CUDA's events.
+        """
+        self._uuids = uuids or self._used
+        self._main_thread: MainThread | None = None
         self._nvml: Any = None
         self._handles: dict[str, Any] = {}
         self._names: dict[int, str] = {}
@@ -82,11 +88,15 @@ class NvmlSource:
             MissingError: there is no driver, or it does not answer.
         """
         self._nvml = _started()
+        self._main_thread = MainThread(_ask_torch)
 
     def close(self) -> None:
         """Let the library go; safe to call twice."""
         nvml, self._nvml = self._nvml, None
         self._handles.clear()
+        if self._main_thread is not None:
+            self._main_thread.close()
+            USED.forget()
         if nvml is not None:
             _ask(nvml, nvml.nvmlShutdown)
 
@@ -99,6 +109,13 @@ class NvmlSource:
             for device, uuid in self._uuids().items()
             if (handle := self._handle(uuid)) is not None
         )
+
+    def _used(self) -> Uuids:
+        if threading.current_thread() is threading.main_thread():
+            _ask_torch()
+        elif self._main_thread is not None:
+            self._main_thread.request()  # for the next time
+        return USED.uuids
 
     def _values(self, handle: Any) -> dict[str, float | int | None]:
         listed = _listed(self._nvml, handle)
@@ -131,7 +148,10 @@ class NvmlSource:
 
 
 def cuda_uuids() -> Uuids:
-    """The devices that torch holds memory on in this process; never initialises CUDA."""
+    """The devices that torch holds memory on in this process; never initialises CUDA.
+
+    To be asked for in a thread of the job only: it may wait for the allocator's lock.
+    """
     torch = sys.modules.get("torch")
     # While torch is being imported on another thread it has no `cuda` yet.
     cuda = getattr(torch, "cuda", None)
@@ -140,12 +160,26 @@ def cuda_uuids() -> Uuids:
     return {f"cuda:{i}": uuid for i in used(torch) if (uuid := uuid_of(torch, i)) is not None}
 
 
+def _ask_torch() -> None:
+    USED.uuids = cuda_uuids()
+
+
+def _uuid_of(device: str) -> str | None:
+    """Of a device that nobody may have asked for yet; no allocator is asked."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    if device in USED.uuids or cuda is None or not cuda.is_initialized():
+        return USED.uuids.get(device)
+    ordinal = int(device.removeprefix("cuda:"))
+    return uuid_of(torch, ordinal) if ordinal < cuda.device_count() else None
+
+
 def processes_on(device: str, uuids: Callable[[], Uuids] | None = None) -> tuple[ProcessUse, ...]:
     """The processes on a CUDA device (``"cuda:0"``), this one among them; none where NVML is not.
 
     A driver that cannot say gives no processes: who asks is in the middle of a failure.
     """
-    uuid = (uuids or cuda_uuids)().get(device)
+    uuid = uuids().get(device) if uuids else _uuid_of(device)
     if uuid is None:
         return ()
     try:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from statistics import median_high
 
-__all__ = ["LONGEST_US", "Pace"]
+__all__ = ["BLOCK_ROWS", "LONGEST_US", "Backoff", "Pace"]
 
 LONGEST_US = 500_000
 """The job is never held up for longer than this."""
 _AIM_US = 300_000
 """What a look should take at most: the rest is for writing down what it found."""
+BLOCK_ROWS = 0.3
+"""What a block of the heap takes of what an entry of the recorder does, stacks included."""
+_FIRST_GAP_US, _LONGEST_GAP_US = 10_000_000.0, 3_600_000_000.0
+"""Time after which it is tried again what would have taken too long; it doubles each time."""
 _ENOUGH_ROWS, _ENOUGH_US = 1000, 20_000
 """A look at fewer, in less time, is mostly what every look costs."""
 _FAR = 10
 
 
 class Pace:
-    """Time a row (an entry of the recorder, or a block of the heap): the median of some looks.
+    """Time a row, an entry of the recorder, of which a block is a part: the median of some looks.
 
     The first one that is slower than thought counts at once; a single slow one among others, such
     as a busy machine gives, does not.
@@ -39,7 +44,7 @@ class Pace:
         """What a row takes."""
         return median_high(self._looks)
 
-    def measured(self, rows: int, took_us: float) -> None:
+    def measured(self, rows: float, took_us: float) -> None:
         """A look at so many rows took so long."""
         if rows < _ENOUGH_ROWS and took_us < _ENOUGH_US:
             return
@@ -49,15 +54,59 @@ class Pace:
             return
         self._looks.append(row_us)
 
-    def forget_slowest(self) -> None:
-        """Be bolder the next time: who never looks again never learns that it has become fast."""
+    def grow_bolder(self) -> None:
+        """Forget the slowest look: who never looks again never learns that it has become fast.
+
+        Where only one is known, or thought, it may have been half as slow.
+        """
         if len(self._looks) > 1:
             self._looks.remove(max(self._looks))
+        else:
+            self._looks[0] /= 2
 
-    def room(self) -> int:
-        """Rows that a look may find."""
-        return int(_AIM_US / self.row_us)
+    def room(self, blocks: int = 0) -> int:
+        """Entries that a look may find where so many blocks are in use.
 
-    def duration_us(self, rows: int) -> float:
+        With very many blocks a look may take what it must, up to `LONGEST_US`; 0 beyond that.
+        """
+        for most_us in (_AIM_US, LONGEST_US):
+            room = int(most_us / self.row_us - BLOCK_ROWS * blocks)
+            if room >= _ENOUGH_ROWS:
+                return room
+        return max(0, room)
+
+    def duration_us(self, rows: float) -> float:
         """What a look at so many rows will probably take."""
         return rows * self.row_us
+
+
+class Backoff:
+    """When to try again what would have taken too long, or failed: after twice the time each."""
+
+    def __init__(self, clock_us: Callable[[], float]) -> None:
+        self._clock_us = clock_us
+        self._gap_us = _FIRST_GAP_US
+        self._until_us: float | None = None
+
+    def refuse(self) -> None:
+        """Not now."""
+        self._until_us = self._clock_us() + self._gap_us
+        self._gap_us = min(2 * self._gap_us, _LONGEST_GAP_US)
+
+    def postpone(self) -> None:
+        """It is being tried: it is no more refused, but the next refusal will last longer."""
+        self._until_us = None
+
+    def succeeded(self) -> None:
+        """It worked: the next refusal is a first one again."""
+        self._until_us, self._gap_us = None, _FIRST_GAP_US
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether it was refused, and not long enough ago."""
+        return self._until_us is not None and self._clock_us() < self._until_us
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it was refused, and long enough ago for another try."""
+        return self._until_us is not None and not self.is_refused

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import inspect
+import sys
 import threading
 import time
 from collections import Counter
@@ -17,15 +18,15 @@ from typing import Any
 
 from memprof.sources.frugal import compiler_left_out
 from memprof.sources.historycalls import HistoryCalls
-from memprof.sources.pace import LONGEST_US, Pace
+from memprof.sources.pace import BLOCK_ROWS, LONGEST_US, Backoff, Pace
 from memprof.sources.rings import Entry, Seen, new_entries, operations_in
 from memprof.sources.segments import leaves_out_traces, records_pinned
 from memprof.units import format_duration
 
 __all__ = ["SHARED", "Owner", "Recorder", "operations_of"]
 
-_ROW_US = 12.0
-"""A snapshot takes 7 µs an entry (pytorch issue 172672), turning it into columns 5 (measured)."""
+_ROW_US = 4.0
+"""Until one was measured: torch takes 0.6 to 1.2 µs an entry, what is done with it 1 to 3."""
 _THEIR_ROW_US = 30.0
 """The program may have asked for C++ frames, whose names take long to find."""
 _LEAST_ENTRIES = 1000
@@ -35,10 +36,8 @@ _HOST = (
     "the program records its pinned host memory, and torch has one switch for that and for CUDA's "
     "memory: counters only"
 )
-_FIRST_GAP_US, _LONGEST_GAP_US = 10_000_000.0, 3_600_000_000.0
-"""Time after which it is tried again what would have taken too long; it doubles each time."""
 _MOST_OVERFLOWS = 3
-"""Windows in a row; after them no other is tried."""
+"""Windows in a row; after them another is tried ever more rarely."""
 
 
 class Owner(enum.Enum):
@@ -75,8 +74,9 @@ class Recorder:
         """Held while entries are read and turned into events, by any thread of the job."""
         self._torch, self._ordinals, self._take, self._say = torch, ordinals, take, say
         self._clock_us = clock_us
-        self._gap_us = _FIRST_GAP_US
-        self._refused_until_us: float | None = None
+        self._too_dear = Backoff(clock_us)
+        self._too_fast = {owner: Backoff(clock_us) for owner in Owner}
+        self._blocks_too_dear = Backoff(clock_us)
         self._calls = HistoryCalls(torch, self._program_calls, self._program_called)
         self._paces = {Owner.MEMPROF: Pace(_ROW_US, 1), Owner.PROGRAM: Pace(_THEIR_ROW_US, 1)}
         self._overflows: Counter[Owner] = Counter()
@@ -84,6 +84,10 @@ class Recorder:
         self._counted: dict[int, int] = {}
         self._counted_before: dict[int, int] = {}
         """As the counters stood before and after the last look, or when counting began."""
+        self._counters: dict[int, int] = {}
+        self._before_reset: dict[int, int] = {}
+        self._was_reset = False
+        """Whether the program reset torch's counters since the last look: they count too little."""
         self._since_us = 0
         self._before_program = 0
         self._most: dict[int, int] = {}
@@ -91,7 +95,7 @@ class Recorder:
         """Entries that our ring holds."""
         self._room = 0
         """Entries that a look may find; less than it holds once looks proved to be slow."""
-        self._rows = 0
+        self._rows = 0.0
 
     # -- windows -------------------------------------------------------------------------------
 
@@ -112,28 +116,34 @@ class Recorder:
         """Stop recording, unless the recording is the program's; safe to call twice."""
         with self.lock:
             self._calls.close()
-            if self.owner is not Owner.NOBODY:
-                self._overflows[self.owner] = self._overflows[self.owner] + 1 if self.lost else 0
+            if self.owner is not Owner.NOBODY and self.lost:
+                self._overflows[self.owner] += 1
+            elif self.owner is not Owner.NOBODY:
+                self._overflows[self.owner] = 0
+                self._too_fast[self.owner].succeeded()
             if self.owner is Owner.MEMPROF:
                 self._record(None)
             self.owner = Owner.NOBODY
-            self._refused_until_us = None
 
     def forget(self) -> None:
         """In a forked child: the recording is the parent's."""
         self._calls.close()
         self.owner = Owner.NOBODY
 
-    def noticed(self, operations: int) -> None:
-        """Between windows: remember when the program was last seen not to record."""
+    def noticed(self, operations: Mapping[int, int]) -> None:
+        """Between windows: remember when the program was last seen not to record.
+
+        ``operations`` are those of each device, as `operations_of` has them.
+        """
+        grown = sum(self._grown(i, counted) for i, counted in operations.items())
         if not self._is_on():
-            self._before_program = operations
+            self._before_program = grown
             self._most.clear()
 
     def may_try_again(self) -> bool:
-        """Whether it was too dear to record, and long enough ago for another try."""
-        until_us = self._refused_until_us
-        return until_us is not None and self._clock_us() >= until_us
+        """Whether it could not be recorded, and long enough ago for another try."""
+        refusals = (self._too_dear, *self._too_fast.values())
+        return self.owner is Owner.NOBODY and any(refusal.is_due for refusal in refusals)
 
     @property
     def is_shared(self) -> bool:
@@ -169,11 +179,13 @@ class Recorder:
         with compiler_left_out(self._torch):
             snapshot = self._torch.cuda.memory._snapshot()
         rings = list(enumerate(snapshot["device_traces"]))
-        self._rows = sum(len(ring) for _, ring in rings)
-        self._rows += sum(len(segment["blocks"]) for segment in snapshot["segments"])
+        blocks = sum(len(segment["blocks"]) for segment in snapshot["segments"])
+        ranges = len(snapshot.get("external_annotations") or ())
+        self._rows = sum(len(ring) for _, ring in rings) + BLOCK_ROWS * (blocks + ranges)
         after = self._count()
         traces = [self._new(i, ring, before.get(i, 0), after.get(i, 0)) for i, ring in rings]
         self._counted_before, self._counted = before, after
+        self._was_reset = False
         if self.owner is Owner.MEMPROF and self._is_long() and self._counted == before:
             self._afresh()
         return {**snapshot, "device_traces": traces}
@@ -183,14 +195,27 @@ class Recorder:
 
         Why not is said. It is the program's own history that some versions bring along.
         """
-        return not self._sees_their_history() or self._is_affordable()
+        if self._sees_their_history():
+            return self._is_affordable()
+        pace, blocks = self._paces[Owner.MEMPROF], self._blocks()
+        duration_us = pace.duration_us(BLOCK_ROWS * blocks)
+        if duration_us <= LONGEST_US:
+            return True
+        self._say(
+            f"{blocks} blocks are in use, which a look would need about "
+            f"{format_duration(duration_us)} for: what lives between windows is not looked at"
+        )
+        if not self._blocks_too_dear.is_refused:
+            self._blocks_too_dear.refuse()
+            pace.grow_bolder()
+        return False
 
     def saw_blocks(self, took_us: float, blocks: int) -> None:
-        """What a look at the blocks alone took."""
+        """What a look at the blocks alone took, in a window or between two."""
         if self._sees_their_history():
             self._measured(Owner.PROGRAM, self._their_rows(), took_us)
         else:
-            self._measured(self.owner, blocks, took_us)
+            self._measured(Owner.MEMPROF, BLOCK_ROWS * blocks, took_us)
 
     def took(self, took_us: float) -> None:
         """What the last look took, all that was done with it included."""
@@ -200,15 +225,15 @@ class Recorder:
         is_theirs = self.owner is not Owner.MEMPROF and self._is_on()
         return is_theirs and not leaves_out_traces(self._torch)
 
-    def _measured(self, owner: Owner, rows: int, took_us: float) -> None:
+    def _measured(self, owner: Owner, rows: float, took_us: float) -> None:
         if owner is Owner.NOBODY:
             return
         pace = self._paces[owner]
         pace.measured(rows, took_us)
-        if owner is Owner.MEMPROF:
-            self._room = min(self._room, pace.room() - self._blocks())
+        if owner is Owner.MEMPROF and self.owner is Owner.MEMPROF:
+            self._room = min(self._room, pace.room(self._blocks()))
             self.is_over = self.is_over or self._room < _LEAST_ENTRIES
-        elif took_us > LONGEST_US:
+        elif owner is Owner.PROGRAM and took_us > LONGEST_US:
             self._say(
                 "reading the program's own memory history held the job up for "
                 f"{format_duration(took_us)}: it is not read again as long as it is so long"
@@ -225,6 +250,7 @@ class Recorder:
                 self._most[ordinal] = len(ring)
             least = before - self._counted.get(ordinal, 0)
             most = after - self._counted_before.get(ordinal, 0)
+            most = sys.maxsize if self._was_reset else most
             new = new_entries(seen, ring, least, most)
             is_lost = operations_in(new) < least
         else:
@@ -257,20 +283,19 @@ class Recorder:
         if rows > pace.room():
             self._say(
                 "the program's own memory history is too long to be read without holding the job "
-                f"up (about {rows} entries and blocks, {format_duration(pace.duration_us(rows))}): "
+                f"up (about {rows:.0f} entries, {format_duration(pace.duration_us(rows))}): "
                 "counters only"
             )
         return rows <= pace.room()
 
-    def _their_rows(self) -> int:
+    def _their_rows(self) -> float:
         grown, known = self.operations() - self._before_program, sum(self._most.values())
-        return (min(grown, known) if known else grown) + self._blocks()
+        return (min(grown, known) if known else grown) + BLOCK_ROWS * self._blocks()
 
     # -- starting and stopping -----------------------------------------------------------------
 
     def _start(self) -> None:
         self._begin_to_count()
-        self._refused_until_us = None
         is_on = self._is_on()
         owner = Owner.PROGRAM if is_on else Owner.MEMPROF
         if is_on:
@@ -278,8 +303,10 @@ class Recorder:
         if not self._has_kept_up(owner):
             return
         if not (self._is_affordable() if is_on else self._has_room()):
-            self._refuse(self._paces[owner])
+            self._too_dear.refuse()
+            self._paces[owner].grow_bolder()
             return
+        self._too_dear.succeeded()
         if not is_on and (self._calls.records_host or records_pinned(self._torch)):
             self._say(_HOST)
             return
@@ -287,37 +314,47 @@ class Recorder:
             self._record("all")
         self.owner = owner
 
-    def _refuse(self, pace: Pace) -> None:
-        self._refused_until_us = self._clock_us() + self._gap_us
-        self._gap_us = min(2 * self._gap_us, _LONGEST_GAP_US)
-        pace.forget_slowest()
-
     def _begin_to_count(self) -> None:
         self._seen.clear()
         self._since_us = time.time_ns() // 1000  # before counting: no less may have happened since
         self._counted = self._counted_before = self._count()
 
     def _has_kept_up(self, owner: Owner) -> bool:
-        if self._overflows[owner] < _MOST_OVERFLOWS:
+        """Whether windows hold what happens in them; after some that did not, one in a while."""
+        backoff = self._too_fast[owner]
+        if self._overflows[owner] < _MOST_OVERFLOWS or backoff.is_due:
+            backoff.postpone()
             return True
+        if not backoff.is_refused:
+            backoff.refuse()
         self._say(
             f"{_MOST_OVERFLOWS} windows overflowed: more is allocated between two looks than the "
-            "recorder may hold: counters only from now on"
+            "recorder may hold: mostly counters only from now on, and another try now and then"
         )
         return False
 
     def _has_room(self) -> bool:
         pace, blocks = self._paces[Owner.MEMPROF], self._blocks()
-        self._room = pace.room() - blocks
+        self._room = pace.room(blocks)
         if self._room < _LEAST_ENTRIES:
+            longest_us = pace.duration_us(BLOCK_ROWS * blocks + _LEAST_ENTRIES)
             self._say(
-                f"{blocks} blocks are in use, and a look takes {pace.row_us:.0f} µs for each of "
-                "them and of the events, which would hold the job up: counters only"
+                f"{blocks} blocks are in use, and a look at them and at some events would hold "
+                f"the job up for about {format_duration(longest_us)}: counters only"
             )
         return self._room >= _LEAST_ENTRIES
 
     def _count(self) -> dict[int, int]:
-        return {i: operations_of(self._stats(i)) for i in self._ordinals()}
+        return {i: self._grown(i, operations_of(self._stats(i))) for i in self._ordinals()}
+
+    def _grown(self, ordinal: int, counted: int) -> int:
+        """What a device's counters account for, also when the program sets them to 0."""
+        last = self._counters.get(ordinal, 0)
+        if counted < last:
+            self._before_reset[ordinal] = self._before_reset.get(ordinal, 0) + last
+            self._was_reset = True
+        self._counters[ordinal] = counted
+        return self._before_reset.get(ordinal, 0) + counted
 
     def _blocks(self) -> int:
         return sum(int(self._stats(i)["allocation"]["all"]["current"]) for i in self._ordinals())
@@ -331,7 +368,7 @@ class Recorder:
 
     def _afresh(self) -> None:
         """Clear our ring: what it held was read, and the next look is short again."""
-        if not self._clears():
+        if not self._knows("clear_history"):
             self._record(None)
         self._record("all")
         self._seen.clear()
@@ -339,18 +376,22 @@ class Recorder:
             self.lost.update(self._counted)
             self._gap("events were lost between two looks at torch's recorder")
 
-    def _clears(self) -> bool:
-        """Whether this torch can clear its ring while it records (2.8 and later)."""
+    def _knows(self, option: str) -> bool:
+        """Whether this torch has an argument; ``clear_history`` came with 2.8."""
         record = self._torch.cuda.memory._record_memory_history
-        return "clear_history" in inspect.signature(record).parameters
+        return option in inspect.signature(record).parameters
 
     def _record(self, enabled: str | None) -> None:
         options: dict[str, Any] = {}
         if enabled is not None:
             self._told = self._room
             options = {"context": "alloc", "stacks": "python", "max_entries": self._told}
-        if self._clears():
+        if self._knows("clear_history"):
             options["clear_history"] = True
+        # torch watches ranges that the program names, by a hook that only the thread that turned
+        # it on can take away, unless it is one of all threads.
+        if enabled is not None and self._knows("global_record_annotations"):
+            options["global_record_annotations"] = True
         with self._calls.own():
             self._torch.cuda.memory._record_memory_history(enabled, **options)
 

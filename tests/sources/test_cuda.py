@@ -223,7 +223,7 @@ def test_recording_uses_python_stacks_a_bound_and_a_clean_ring():
     torch = StandIn()
     source, _ = source_on(torch)
     source.begin_window()
-    assert torch.recording == {"context": "alloc", "stacks": "python", "max_entries": 25_000}
+    assert torch.recording == {"context": "alloc", "stacks": "python", "max_entries": 75_000}
     source.end_window()
     assert torch.calls == ["all", None]
 

@@ -165,6 +165,55 @@ def test_devices_that_are_made_visible_are_the_ones_that_are_read(driver, visibl
     assert answer(driver, VISIBLE, CUDA_VISIBLE_DEVICES=visible) == expected
 
 
+SAMPLED = """
+import sys, threading, time, types
+threads = set()
+def asked(value):
+    threads.add(threading.current_thread().name)
+    return value
+cuda = types.SimpleNamespace(
+    is_initialized=lambda: asked(True),
+    device_count=lambda: asked(2),
+    get_allocator_backend=lambda: asked("native"),
+    memory_reserved=lambda i: asked(1),
+    get_device_properties=lambda i: asked(types.SimpleNamespace(
+        uuid=["11111111-aaaa", "22222222-bbbb"][i])),
+)
+sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
+source = NvmlSource()
+source.open()
+devices = []
+def sample():
+    until = time.monotonic() + 5
+    while not devices and time.monotonic() < until:
+        devices.extend(r.device for r in source.read())
+        time.sleep(0.005)
+sampler = threading.Thread(target=sample, name="sampler")
+sampler.start()
+while sampler.is_alive():
+    pass
+found = [sorted(threads), devices]
+"""
+
+
+def test_the_thread_that_samples_never_asks_torch(driver):
+    assert answer(driver, SAMPLED) == [["MainThread"], ["cuda:0", "cuda:1"]]
+
+
+def test_a_device_that_ran_out_of_memory_is_known_without_its_allocator(driver):
+    code = (
+        VISIBLE
+        + """
+def refuse(i): raise RuntimeError("the allocator's lock is held")
+source.close()
+cuda.memory_reserved = refuse
+found = [[p.pid for p in processes_on(f"cuda:{i}")] for i in range(3)]
+found = [len(found[0]) > 0, found[2]]
+"""
+    )
+    assert answer(driver, code, CUDA_VISIBLE_DEVICES="0,1") == [True, []]
+
+
 def test_a_slice_has_its_own_memory_and_the_heat_and_power_of_its_card(driver):
     code = VISIBLE + "found = source.read()[0].values"
     assert answer(driver, code, CUDA_VISIBLE_DEVICES="MIG-33333333-cccc") == {
