@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memprof.windows import Climb, OverheadMeter, Policy, Reason, StepCost, WindowSchedule
+from memprof.windows import Climb, End, OverheadMeter, Policy, Reason, StepCost, WindowSchedule
 
 SECOND = 1_000_000
 LEVEL = 50 << 20
@@ -79,7 +79,7 @@ def test_a_run_whose_recording_costs_less_than_the_budget_is_recorded_whole_unti
     job.run(9_999)
     assert job.schedule.is_open
     job.run(1)
-    assert job.schedule.cut
+    assert job.schedule.end is End.EVENTS
     assert job.windows == [(Reason.START, 0, 10_000 * 1_003_000)]
 
 
@@ -192,9 +192,8 @@ def test_an_event_costs_what_it_made_steps_longer():
     meter = OverheadMeter()
     for i in range(40):
         in_window = i < 20
-        meter.step(
-            StepCost(12_000 if in_window else 10_000, 100 if in_window else 0, in_window, 3e3)
-        )
+        events = 100 if in_window else 0
+        meter.step(StepCost(12_000 if in_window else 10_000, events, in_window, 30.0 * events))
     assert meter.event_us == 20
     meter.hook(500)
     assert meter.total_us == 20 * 100 * 20 + 500
@@ -205,7 +204,8 @@ def test_one_slow_step_does_not_change_what_an_event_costs():
     for i in range(40):
         in_window = i < 20
         duration = 9_000_000 if i in (7, 30) else 12_000 if in_window else 10_000
-        meter.step(StepCost(duration, 100 if in_window else 0, in_window, 3e3))
+        events = 100 if in_window else 0
+        meter.step(StepCost(duration, events, in_window, 30.0 * events))
     assert meter.event_us == 20
 
 
