@@ -111,6 +111,7 @@ class Session:
         self._is_inside = False
         self._grid = 1
         self._waiting = 0
+        self._accounted_us = _clock_us()
         self._ends: set[End] = set()
         self._main_thread = MainThread(self._beat)
         self._beats = Beat(self._ask_for_a_beat, _BEAT_MS)
@@ -317,11 +318,15 @@ class Session:
         spent_us = use.spent_us
         if self._boundaries is not None:
             spent_us += _spent_us(self._boundaries)
+        now_us = _clock_us()  # estimates, too, cannot have taken more time than went by
+        elapsed_us, self._accounted_us = now_us - self._accounted_us, now_us
+        spent_us = min(spent_us, elapsed_us)
+        prior_us = min(use.prior_us, elapsed_us - spent_us)
         self.meter.hook(spent_us)
-        self.meter.events(use.events, use.prior_us)
+        self.meter.events(use.events, prior_us)
         self._hooks_in_step_us += spent_us
         self._events_in_step += use.events
-        self._prior_in_step_us += use.prior_us
+        self._prior_in_step_us += prior_us
         self._waiting = use.waiting
         self._schedule.events.take(use.events)
         self._schedule.bytes.take(use.bytes)

@@ -468,12 +468,12 @@ class WindowSchedule:
     def _ahead_us(self, before: int, meter: OverheadMeter) -> float:
         """What the first window will cost until it may end the next time.
 
-        In a job of several ranks that is at a multiple of a power of two, an eighth to a quarter of
+        In a job of several ranks that is at a multiple of a power of two, a quarter to a half of
         its steps: each rank's end holds up all the others, so they should come together.
         """
         if self._policy.ranks <= 1 or self.reason is not Reason.START:
             return 0.0
-        grid = _power_of_two(self._steps_in_window / 8)
+        grid = _power_of_two(self._steps_in_window / 4)
         if not self._has_crossed(before, grid):
             return -math.inf
         cost_us = meter.total_us - self._total_at_opening_us

@@ -10,6 +10,9 @@ __all__ = ["SampledTime"]
 _EVERY = 61
 """One call of so many is timed; a prime, so that a program with a period does not hide from it."""
 
+_FAR, _USUAL_NS = 10, 100_000
+"""A call that took so many times the mean was interrupted: by a collection, another program."""
+
 
 class SampledTime:
     """Adds up what is spent in a function of ours around a call of the program's.
@@ -39,7 +42,9 @@ class SampledTime:
 
     def ended(self, shifted_ns: int) -> None:
         """The function is about to return."""
-        self._own_ns += perf_counter_ns() - shifted_ns
+        own_ns = perf_counter_ns() - shifted_ns
+        most_ns = _FAR * (self._own_ns // self._timed) if self._timed else own_ns
+        self._own_ns += min(own_ns, max(most_ns, _USUAL_NS))
         self._timed += 1
 
     def take_us(self) -> float:
