@@ -93,8 +93,9 @@ def _cuda_source(interner: Interner, boundaries: Boundaries, part: Any) -> Event
 class Ticks:
     """A listener on boundaries that only wants to know that time passes."""
 
-    def __init__(self, tick: Callable[[], None]) -> None:
-        self._tick = tick
+    def __init__(self, tick: Callable[[], None], training: Callable[[], None]) -> None:
+        """``training`` is called instead of ``tick`` when an optimizer begins to step."""
+        self._tick, self._training = tick, training
 
     def backward_began(self) -> None:
         """Not looked at: events are being labelled, nothing may be drained now."""
@@ -109,8 +110,8 @@ class Ticks:
         """Not looked at: the next call or the optimizer comes soon."""
 
     def optimizer_begins(self, optimizer: Any) -> None:  # noqa: ARG002
-        """Time has passed."""
-        self._tick()
+        """Time has passed, and the program trains."""
+        self._training()
 
     def outermost_call(self, module: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG002
         """Time has passed."""

@@ -42,6 +42,7 @@ from memprof.records import (
     StepsRecord,
     TablesRecord,
     TraceRecord,
+    WindowRecord,
 )
 from memprof.run import DeviceRun, ReadingSeries, Run, Steps
 from memprof.runfile import Damage, decode_events, decode_state, read_records
@@ -147,6 +148,7 @@ class _Assembly:
         self._readings: dict[tuple[str, str, str], list[tuple[Column, Column]]] = {}
         self._findings: list[Finding] = []
         self._notes: list[Note] = []
+        self._ended: list[WindowRecord] = []
         self._files: list[SourceFiles] = []
         self._lost = 0
         self._damaged = 0
@@ -161,6 +163,7 @@ class _Assembly:
             Owners: self._add_owners,
             StateRecord: self._add_state,
             StepsRecord: self._add_steps,
+            WindowRecord: self._add_window,
             Readings: self._add_readings,
             Finding: self._add_finding,
             Note: self._notes.append,
@@ -288,6 +291,12 @@ class _Assembly:
         _check_device(record.device)
         self._steps.setdefault(record.device, []).append(steps)
 
+    def _add_window(self, record: WindowRecord) -> None:
+        steps = (record.first_step, record.last_step)
+        times = (record.start_us, record.end_us)
+        if all(-1 <= s <= _LAST_STEP for s in steps) and all(0 <= t < _LATEST_US for t in times):
+            self._ended.append(record)
+
     def _add_readings(self, record: Readings) -> None:
         times = integers(record.time_us)
         check_range("time", times, 0, _LATEST_US)
@@ -344,6 +353,7 @@ class _Assembly:
             ),
             notes=tuple(self._notes),
             footer=self._footer,
+            windows=tuple(self._ended),
             digests=digests(self._files),
         )
 

@@ -27,6 +27,7 @@ class Options:
     sample_interval_s: float = 1.0
     window_steps: int = 5
     max_events: int = 2_000_000
+    max_bytes: int = 64 << 20
     allowance_s: float = 5.0
     sources: Sequence[Source] = SOURCES
     on_finding: Callable[[Finding], None] | None = None
@@ -36,6 +37,7 @@ class Options:
         _check(self.sample_interval_s > 0, "sample_interval_s", self.sample_interval_s, "positive")
         _check(self.window_steps >= 1, "window_steps", self.window_steps, "at least 1")
         _check(self.max_events >= 0, "max_events", self.max_events, "0 or more")
+        _check(self.max_bytes >= 0, "max_bytes", self.max_bytes, "0 or more")
         _check(self.allowance_s >= 0, "allowance_s", self.allowance_s, "0 or more seconds")
         for source in self.sources:
             known = not isinstance(source, str) or source in SOURCES
@@ -49,6 +51,7 @@ class Options:
             allowance_us=round(self.allowance_s * 1e6),
             window_steps=self.window_steps,
             max_events=self.max_events,
+            max_bytes=self.max_bytes,
         )
 
     def as_record(self) -> dict[str, object]:
@@ -58,6 +61,7 @@ class Options:
             "sample_interval_s": self.sample_interval_s,
             "window_steps": self.window_steps,
             "max_events": self.max_events,
+            "max_bytes": self.max_bytes,
             "allowance_s": self.allowance_s,
             "sources": [s if isinstance(s, str) else s.name for s in self.sources],
         }
@@ -82,6 +86,7 @@ _VARIABLES: tuple[tuple[str, str, type[int | float]], ...] = (
     ("MEMPROF_SAMPLE_INTERVAL", "sample_interval_s", float),
     ("MEMPROF_WINDOW_STEPS", "window_steps", int),
     ("MEMPROF_MAX_EVENTS", "max_events", int),
+    ("MEMPROF_MAX_BYTES", "max_bytes", int),
     ("MEMPROF_ALLOWANCE", "allowance_s", float),
 )
 

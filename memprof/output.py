@@ -7,12 +7,26 @@ import threading
 from collections.abc import Callable
 
 from memprof.errors import MemprofError
-from memprof.records import Finding, Footer, Header, Readings, Record, StepsRecord, TraceRecord
+from memprof.records import (
+    Finding,
+    Footer,
+    Header,
+    Owners,
+    Readings,
+    Record,
+    SourceFiles,
+    StateRecord,
+    StepsRecord,
+    TablesRecord,
+    TraceRecord,
+)
 from memprof.runfile import RunWriter
 
 __all__ = ["Output"]
 
 _LOG = logging.getLogger("memprof")
+_LIMITED = (TraceRecord, StateRecord, Owners, TablesRecord, SourceFiles)
+"""What a window writes; the rest is little, and always written."""
 _MOST_HELD = 10_000
 """Records held before the file is opened; a process that never trains has readings only."""
 
@@ -38,6 +52,8 @@ class Output:
         self._held: list[Record] = []
         self._writer: RunWriter | None = None
         self._ended = False
+        self.window_bytes = 0
+        """Bytes of what windows have written: events, states, owners and tables."""
         if not lazy:
             self._writer = RunWriter(path(), header())
 
@@ -59,7 +75,7 @@ class Output:
             if self._writer is None and isinstance(record, (StepsRecord, TraceRecord, Finding)):
                 self._open()
             if self._writer is not None:
-                self._writer.write(record)
+                self._append(self._writer, record)
             elif not isinstance(record, Readings) or len(self._held) < _MOST_HELD:
                 self._held.append(record)
 
@@ -93,8 +109,13 @@ class Output:
             self._end(str(error))
             return
         for record in self._held:
-            self._writer.write(record)
+            self._append(self._writer, record)
         self._held.clear()
+
+    def _append(self, writer: RunWriter, record: Record) -> None:
+        length = writer.write(record)
+        if isinstance(record, _LIMITED):
+            self.window_bytes += length
 
     def _check(self) -> None:
         if self._writer is not None and self._writer.failure is not None and not self._ended:

@@ -18,16 +18,16 @@ from memprof.sources.programfiles import ProgramFiles
 from memprof.sources.protocol import Chunk, Counters, EventSource, Interner
 from memprof.trace import NOT_RECORDED, Events, State
 
-__all__ = ["Recording", "Seen"]
+__all__ = ["Recording", "Use"]
 
 _LOG = logging.getLogger("memprof")
 _DRAIN_SHARE = 0.05
 """Draining in a window may take so much of the time: a source whose drain is dear waits longer."""
 
-_EVENT_US = {"cuda": 3.0}
+_EVENT_US = {"cuda": 0.6}
+"""What torch's own recorder takes for an entry, which nobody times."""
 _DEAREST_EVENT_US = 30.0
-"""What recording an event costs before it was measured: a CPU tensor's (`docs/overhead.md`), or
-anybody else's."""
+"""The same of a source that does not time itself."""
 
 Answer = TypeVar("Answer")
 
@@ -39,16 +39,28 @@ class _Open:
     source: EventSource
     devices: tuple[DeviceInfo, ...] = ()
     drained: int = 0
+    counted: int = 0
+    """Events that `Recording.used` has told of."""
     drained_at_us: float = 0.0
     drain_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """Events recorded so far, and what they probably cost where that was not measured."""
+class Use:
+    """What recording used since it was last asked."""
 
     events: int
-    cost_us: float
+    """Drained or not; below 0 where more had been thought to wait than there was."""
+    waiting: int
+    """Of all events, those that wait in memory now."""
+    prior_us: float
+    """What these events probably cost, where no source times them."""
+    spent_us: float
+    """Time that sources measured themselves, beside the calls made here."""
+    bytes: int
+    """Written of what windows record."""
+    rows: int
+    """New rows of the interned tables."""
 
 
 @dataclass(slots=True)
@@ -68,6 +80,8 @@ class Recording:
     _written: dict[str, int] = field(default_factory=dict)
     """Events of the open window that were written, by device."""
     _totals: dict[str, int] = field(default_factory=dict)
+    _bytes: int = 0
+    _rows: int = 0
     _files: ProgramFiles = field(default_factory=ProgramFiles)
 
     def add(self, source: EventSource) -> None:
@@ -92,22 +106,29 @@ class Recording:
             found += self._ask(opened, opened.source.counters) or ()
         return found
 
-    def seen(self) -> Seen:
-        """Events recorded so far, drained or not."""
-        events, cost_us = 0, 0.0
+    def used(self) -> Use:
+        """What was used since the last call."""
+        events, waiting, prior_us = 0, 0, 0.0
         for opened in list(self._sources):
-            count = opened.drained + (self._ask(opened, opened.source.pending_events) or 0)
-            events += count
-            cost_us += count * _EVENT_US.get(opened.source.name, _DEAREST_EVENT_US)
-        return Seen(events, cost_us)
+            pending = self._ask(opened, opened.source.pending_events) or 0
+            new = opened.drained + pending - opened.counted
+            opened.counted += new
+            events, waiting = events + new, waiting + pending
+            if not getattr(opened.source, "is_timed", False):
+                prior_us += new * _EVENT_US.get(opened.source.name, _DEAREST_EVENT_US)
+        bytes_, rows = self.output.window_bytes, len(self.interner)
+        use = Use(
+            events, waiting, prior_us, self._spent_us(), bytes_ - self._bytes, rows - self._rows
+        )
+        self._bytes, self._rows = bytes_, rows
+        return use
 
     def is_over(self) -> bool:
         """Whether a source lost events of the open window, which only another can leave behind."""
         answers = [self._ask(o, o.source.is_over) for o in self._able("is_over")]
         return self.window != NOT_RECORDED and any(answers)
 
-    def spent_us(self) -> float:
-        """Time that sources took between the calls made here, since the last call."""
+    def _spent_us(self) -> float:
         return sum(self._ask(o, o.source.take_spent_us) or 0 for o in self._able("take_spent_us"))
 
     def _able(self, method: str) -> list[Any]:

@@ -30,19 +30,21 @@ __all__ = [
     "StepsRecord",
     "TablesRecord",
     "TraceRecord",
+    "WindowRecord",
     "breadth",
 ]
 
 _OF_RECORD = 4
 """Times as long as a list that it lies in must a dict of names be, to be what grows."""
 
-SCHEMA_VERSION = (1, 1)
+SCHEMA_VERSION = (1, 2)
 """(major, minor). A reader refuses a newer major version and ignores what a newer minor adds.
 
 History:
     1.0  first version (2026-11)
     1.1  `interim`; the footer tells step time, growth, bytes outside torch and failures (2026-11)
     1.1  `source_files`: digests of the program's own files (2026-11)
+    1.2  `window`: why a window opened and ended, and in which steps (2026-11)
 """
 
 
@@ -194,6 +196,26 @@ class StateRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="state", om
     """``"start"`` or ``"end"``."""
     segments: SegmentColumns = SegmentColumns()
     blocks: BlockColumns = BlockColumns()
+
+
+class WindowRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="window", omit_defaults=True):
+    """A window of every device has ended; one that a killed job was in has none."""
+
+    window: int
+    reason: str
+    """``start`` (recording begins with everything), ``regular``, ``growth``, ``fragmentation``."""
+    end: str
+    """Why it ended: ``steps`` (it was as long as it should be), a limit (``allowance``,
+    ``max_events``, ``max_bytes``, ``tables``: the tracker's own memory), ``reserve`` (the rest of
+    the allowance is kept for the first steps that train), ``gap`` (events were lost) or ``stop``
+    (the recording ended)."""
+    start_us: int
+    end_us: int
+    first_step: int = -1
+    """The steps that were under way as it began and ended."""
+    last_step: int = -1
+    in_step: bool = False
+    """It ended in the middle of ``last_step``, not with it."""
 
 
 class StepColumns(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -373,6 +395,7 @@ Record = (
     | TraceRecord
     | Owners
     | StateRecord
+    | WindowRecord
     | StepsRecord
     | Readings
     | Finding

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from memprof.records import DeviceInfo, Finding, Footer, Header, Note
+from memprof.records import DeviceInfo, Finding, Footer, Header, Note, WindowRecord
 from memprof.trace import NOT_RECORDED, Column, Columns, Trace, column
 
 __all__ = ["DeviceRun", "ReadingSeries", "Run", "Steps"]
@@ -79,6 +79,8 @@ class Run:
     findings: tuple[Finding, ...] = ()
     notes: Sequence[Note] = ()
     footer: Footer | None = None
+    windows: Sequence[WindowRecord] = ()
+    """Why windows opened and ended, in order; a file of schema 1.1 says nothing of it."""
     digests: Mapping[str, str] = field(default_factory=dict)
     """`digests.digest_of` the program's own source files as they ran, by name; not of all."""
     is_snapshot: bool = False

@@ -73,15 +73,16 @@ class RunWriter:
         self._sink: Sink | None = create_sink(self.path)
         self.flush()
 
-    def write(self, record: Record) -> None:
-        """Append one record; it reaches the operating system at the next `flush`."""
+    def write(self, record: Record) -> int:
+        """Append one record, which reaches the operating system at the next `flush`; its bytes."""
         if self._is_child():  # before the lock, which another thread may have held at the fork
-            return
+            return 0
         line = b",\n" + _encoded(record)
         with self._lock:
             self._buffer += line  # at one stroke: a finalizer may write in between
             if len(self._buffer) >= _BUFFER_BYTES:
                 self.flush()
+        return len(line)
 
     def flush(self) -> None:
         """Hand everything to the operating system: a process killed after this loses none of it."""

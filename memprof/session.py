@@ -1,4 +1,4 @@
-"""What happens while a tracker records: step ends, windows, drains, samples; all of it guarded.
+"""What happens while a tracker records: steps, windows, limits, drains, samples; all guarded.
 
 The tracker opens and closes it; it knows nothing of context managers and exit handlers.
 """
@@ -10,26 +10,31 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from memprof.chosen import Ticks, event_sources, reading_sources
-from memprof.environment import header, now_us
+from memprof.environment import Rank, header, now_us
 from memprof.errors import MemprofError
 from memprof.figures import Figures
 from memprof.interims import Interims
 from memprof.ooms import OomRecords
 from memprof.options import Options
 from memprof.output import Output
-from memprof.recording import Recording, Seen
-from memprof.records import DeviceInfo, Finding, Header, Readings
+from memprof.recording import Recording
+from memprof.records import DeviceInfo, Finding, Header, Readings, WindowRecord
 from memprof.sampler import Sampler
 from memprof.sources.boundaries import Boundaries
+from memprof.sources.main_thread import Beat, MainThread
 from memprof.sources.ooms import Exhausted
 from memprof.sources.protocol import Counters, Interner, ReadingSource
 from memprof.steprows import Span
 from memprof.trace import NOT_RECORDED
-from memprof.windows import OverheadMeter, StepCost, WindowSchedule
+from memprof.units import format_bytes, format_count, format_duration
+from memprof.windows import End, OverheadMeter, StepCost, WindowSchedule
 
 if TYPE_CHECKING:
     from memprof.survivors import Lookout
@@ -44,6 +49,27 @@ _LOOK_SHARE = 0.004
 """Between windows, looking at counters may take so much of the time; a look takes some 50 µs."""
 _FLUSH_IN_WINDOW_US = 100_000
 """In a window the last events before the job dies matter most."""
+_BEAT_MS = 100.0
+"""Limits are judged so often where a window is open and nothing of torch is crossed."""
+_BEATS_BETWEEN = 10
+"""Of these one is used between windows."""
+_MANY_WAITING = 50_000
+"""Events that may wait in memory, some 200 bytes each for CPU tensors, before they are written."""
+_CLOSED = (
+    "torch._dynamo",
+    "torch._export",
+    "torch._functorch",
+    "torch._inductor",
+    "torch._library",
+    "torch._ops",
+    "torch._subclasses",
+    "torch.export",
+    "torch.fx",
+)
+"""Where torch traces the program on tensors that are none, or has put its modes aside while it
+calls an operator: nothing is looked at or ended by time inside of these."""
+_OPEN = "torch._dynamo.eval_frame"
+"""Compiled code runs below it too."""
 
 
 class Session:
@@ -62,10 +88,11 @@ class Session:
         self.interner = Interner()
         self.recording = Recording(self.output, self.interner)
         self._ooms = OomRecords(self.recording, self.interner, self._add_finding, self._flush)
-        self.meter = OverheadMeter()
+        ranks = Rank.of(os.environ).world_size
+        self.meter = OverheadMeter(ranks)
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._schedule = WindowSchedule(options.policy, now_us())
+        self._schedule = WindowSchedule(replace(options.policy, ranks=ranks), now_us())
         self._boundaries: Boundaries | None = None
         self._lookout: Lookout | None = None
         self._sampler: Sampler | None = None
@@ -78,8 +105,17 @@ class Session:
         self._is_open = True
         self._step_began_us = now_us()
         self._hooks_in_step_us = 0.0
-        self._seen = Seen(0, 0.0)
+        self._events_in_step, self._prior_in_step_us = 0, 0.0
         self._flushed_us = now_us()
+        self._window_us, self._window_step = now_us(), 0
+        self._is_inside = False
+        self._grid = 1
+        self._waiting = 0
+        self._accounted_us = _clock_us()
+        self._ends: set[End] = set()
+        self._main_thread = MainThread(self._beat)
+        self._beats = Beat(self._ask_for_a_beat, _BEAT_MS)
+        self._beats_left_out = 0
 
     # -- opening and closing -------------------------------------------------------------------
 
@@ -98,32 +134,41 @@ class Session:
         """Hook into torch, which is imported, and begin the first window."""
         with self._lock:
             if self._is_open and self._pid == os.getpid():
+                began_us = _clock_us()
                 self._guarded(self._open_torch)
+                self._count_hook(began_us)
 
     def _open_torch(self) -> None:
         self._boundaries = Boundaries(self.interner)
         self._boundaries.open(self.step_ended)
-        self._boundaries.listeners.append(Ticks(self._tick))
+        self._boundaries.listeners.append(Ticks(self._tick, self._training_begins))
         sources = event_sources(self._options, self.interner, self._boundaries, self.recording.note)
         for source in sources:
             if hasattr(source, "on_oom"):
                 source.on_oom = self._exhausted
+            if hasattr(source, "on_full"):
+                source.on_full = self._source_is_full
             self.recording.add(source)
         self.recording.grow()
         self._write_header()
         if self._schedule.is_open:
-            self.recording.begin_window()
+            self._begin_window()
             self._lookout = _lookout(self._add_finding, self.recording.note, self._options.budget)
             self._lookout.open(sources, self._boundaries.label_of)
         self.output.flush()
+        self._beats.start()
         self._step_began_us = now_us()
 
     def close(self, status: str) -> None:
         """End the window, remove every hook, stop the thread, write the footer."""
         with self._lock:
             if self._is_open:
+                began_us = _clock_us()
                 self._guarded(self._close_torch)
+                self._count_hook(began_us)
             self._is_open = False
+            self._main_thread.close()
+            self._beats.close()
             self._close_boundaries()  # once more: a recording may have ended within a hook
             if self._sampler is not None and not self._sampler.stop():
                 self.recording.note("tracker", "a reading did not come back: the last are missing")
@@ -138,7 +183,8 @@ class Session:
         try:
             self._figures.see(self.recording.counters(), self._steps)
             if self.recording.window != NOT_RECORDED:
-                self.recording.end_window()
+                self._end_window(End.STOP, in_step=True)
+            self._account()
             if self.recording.grow():
                 self._write_header()
             if self._lookout is not None:
@@ -152,6 +198,7 @@ class Session:
     def disown(self) -> None:
         """In a forked child: the file and the thread are the parent's; only our hooks are here."""
         self._is_open = False
+        self._main_thread.close()
         self._close_lookout()
         self.recording.disown()
         if self._boundaries is not None:
@@ -175,9 +222,13 @@ class Session:
         self._steps += 1
         self._unseen += 1
         self._last_step = step
-        if self.recording.window == NOT_RECORDED and began_us < self._look_again_us:
+        if (
+            self.recording.window == NOT_RECORDED
+            and began_us < self._look_again_us
+            and (step + 1) % self._grid
+        ):
             return  # steps so short that a look at each would cost too much
-        with self._lock:
+        with self._lock, self._inside():
             self._guarded(self._look)
             spent_us = self._count_hook(began_us)
             self._look_again_us = _clock_us() + spent_us / _LOOK_SHARE
@@ -231,20 +282,27 @@ class Session:
             self._write_header()
         first = self._last_step - self._unseen + 1
         counters = self._count(Span(first, self._last_step, self._step_began_us, end_us))
-        cost = self._cost(end_us)
-        self.meter.step(cost)
+        self._account()
+        self.meter.step(self._cost(end_us))
         was_open = self._schedule.is_open
-        self._schedule.events_recorded(cost.events)
-        is_open = self._schedule.step_ended(end_us, self.meter, *_allocated_and_idle(counters))
+        is_open = self._schedule.step_ended(
+            end_us,
+            self.meter,
+            *_allocated_and_idle(counters),
+            step=self._last_step,
+            trains=self._boundaries is not None and self._boundaries.trains,
+        )
+        self._grid = self._schedule.grid(end_us)
         if is_open and self._lookout is not None:
             began_us = _clock_us()
             self._lookout.step_ended(self._last_step)
             self.meter.search(_clock_us() - began_us)
         if is_open != was_open or self.recording.is_over():
-            self._change_window(is_open=is_open)
+            self._change_window(is_open=is_open, in_step=False)
         self._write_now_and_then(end_us)
         self._unseen = 0
         self._hooks_in_step_us = 0.0
+        self._events_in_step, self._prior_in_step_us = 0, 0.0
         self._step_began_us = now_us()
 
     def _count(self, steps: Span) -> list[Counters]:
@@ -254,46 +312,178 @@ class Session:
             self._ooms.counted(figures.device, figures.ooms, steps.last)
         return counters
 
-    def _cost(self, end_us: int) -> StepCost:
-        before, self._seen = self._seen, self.recording.seen()
-        spent_us = self.recording.spent_us()
+    def _account(self) -> None:
+        """Take in what was used since the last time: of the clock, of the file and of memory."""
+        use = self.recording.used()
+        spent_us = use.spent_us
+        if self._boundaries is not None:
+            spent_us += _spent_us(self._boundaries)
+        now_us = _clock_us()  # estimates, too, cannot have taken more time than went by
+        elapsed_us, self._accounted_us = now_us - self._accounted_us, now_us
+        spent_us = min(spent_us, elapsed_us)
+        prior_us = min(use.prior_us, elapsed_us - spent_us)
         self.meter.hook(spent_us)
+        self.meter.events(use.events, prior_us)
         self._hooks_in_step_us += spent_us
+        self._events_in_step += use.events
+        self._prior_in_step_us += prior_us
+        self._waiting = use.waiting
+        self._schedule.events.take(use.events)
+        self._schedule.bytes.take(use.bytes)
+        self._schedule.rows.take(use.rows)
+
+    def _cost(self, end_us: int) -> StepCost:
         duration_us = end_us - self._step_began_us - round(self._hooks_in_step_us)
         return StepCost(
             duration_us=max(0, duration_us) // max(1, self._unseen),
-            events=max(0, self._seen.events - before.events),
+            events=self._events_in_step,
             in_window=self.recording.window != NOT_RECORDED,
-            prior_us=max(0.0, self._seen.cost_us - before.cost_us),
+            prior_us=self._prior_in_step_us,
         )
 
-    def _change_window(self, *, is_open: bool) -> None:
+    def _change_window(self, *, is_open: bool, in_step: bool) -> None:
         began_us = _clock_us()
         if is_open:
             if self.recording.window != NOT_RECORDED:  # it has a gap: another takes over
-                self.recording.end_window()
-            self.recording.begin_window()
-        else:
-            self.recording.end_window()
+                self._end_window(End.GAP, in_step=in_step)
+            self._begin_window()
+        elif self.recording.window != NOT_RECORDED:
+            self._end_window(self._schedule.end or End.STOP, in_step=in_step)
             self._interims.write(self._steps, self._devices)
             if self._lookout is not None:
                 self._lookout.window_ended()
         self.meter.edge(_clock_us() - began_us)
-        if not is_open and self._schedule.cut:
-            self.recording.note(
-                "tracker",
-                "a window was cut short: it held too many events",
-                "raise max_events to record more",
-            )
+
+    def _begin_window(self) -> None:
+        self._window_us, self._window_step = now_us(), self._last_step + 1
+        self.recording.begin_window()
+
+    def _end_window(self, end: End, *, in_step: bool) -> None:
+        window, reason = self.recording.window, self._schedule.opened_for
+        self.recording.end_window()
+        record = WindowRecord(
+            window=window,
+            reason=reason.value if reason is not None else "",
+            end=end.value,
+            start_us=self._window_us,
+            end_us=now_us(),
+            first_step=self._window_step,
+            last_step=self._last_step + in_step,
+            in_step=in_step,
+        )
+        self.output.write(record)
+        if end not in self._ends:
+            self._ends.add(end)
+            self._say_why(end, record)
+
+    def _say_why(self, end: End, record: WindowRecord) -> None:
+        """A note on the first window that a limit ended."""
+        options = self._options
+        limit, hint = {
+            End.ALLOWANCE: (
+                "the time that recording may take was used up: "
+                + format_duration(self._schedule.allowance_us),
+                "--allowance, or track(allowance_s=…), records more",
+            ),
+            End.RESERVE: (
+                (
+                    "half of the allowance was used up before three steps of training had been "
+                    "recorded, for which the rest is kept"
+                ),
+                "--allowance, or track(allowance_s=…), records more",
+            ),
+            End.EVENTS: (
+                f"it held half of the events that were left of {format_count(options.max_events)}",
+                "--max-events, or track(max_events=…), records more",
+            ),
+            End.BYTES: (
+                f"it took half of what was left of {format_bytes(options.max_bytes)} in the file",
+                "--max-bytes, or track(max_bytes=…), records more",
+            ),
+            End.TABLES: (
+                f"memprof's own tables held {format_count(len(self.interner))} rows in memory",
+                "",
+            ),
+        }.get(end, ("", ""))
+        is_worth_a_note = record.in_step or end is not End.ALLOWANCE
+        if limit and is_worth_a_note:
+            where = f"in step {record.last_step}" if record.in_step else f"with {record.last_step}"
+            self.recording.note("tracker", f"a window ended {where}: {limit}", hint)
+
+    # -- by time -------------------------------------------------------------------------------
+
+    def _ask_for_a_beat(self) -> None:
+        """On the beat's thread: the rest is the main thread's."""
+        self._beats_left_out += 1
+        if self.recording.window != NOT_RECORDED or self._beats_left_out >= _BEATS_BETWEEN:
+            self._beats_left_out = 0
+            self._main_thread.request()
+
+    def _beat(self) -> None:
+        """In the main thread, between two instructions of the program."""
+        if _is_closed(sys._getframe()):
+            return
+        if self._lock.acquire(blocking=False):  # else another thread is at it: the next beat
+            try:
+                self._pass_time(self._keep_within_limits)
+            finally:
+                self._lock.release()
 
     def _tick(self) -> None:
-        """In the middle of a long step: what waits in memory goes to disk now and then."""
-        if not self._is_open or self._pid != os.getpid():
+        """In the middle of a step, where a module is called."""
+        with self._lock:
+            self._pass_time(self._keep_within_limits)
+
+    def _training_begins(self) -> None:
+        """The same where an optimizer is about to step."""
+        with self._lock:
+            self._pass_time(self._keep_within_limits)
+            self._pass_time(self._resume)
+
+    def _source_is_full(self) -> None:
+        """The same where a source holds many events, in the thread that made them."""
+        with self._lock:
+            self._pass_time(self._keep_within_limits)
+
+    def _pass_time(self, action: Callable[[int], None]) -> None:
+        """Do something in the middle of a step, unless it is within something of our own."""
+        if not self._is_open or self._pid != os.getpid() or self._is_inside:
             return
         began_us = _clock_us()
-        with self._lock:
-            self._guarded(self._write_now_and_then, now_us())
+        with self._inside():
+            self._guarded(action, now_us())
             self._hooks_in_step_us += self._count_hook(began_us)
+
+    def _keep_within_limits(self, at_us: int) -> None:
+        """Write what waits, and end the window here where a limit is met."""
+        self._account()
+        if self._waiting >= _MANY_WAITING:
+            self.recording.drain()
+            self._account()
+        self._write_now_and_then(at_us)
+        self._judge(at_us)
+
+    def _judge(self, at_us: int) -> None:
+        """End the window here where a limit is met; begin one where no step does it."""
+        was_open = self.recording.window != NOT_RECORDED
+        is_open = self._schedule.time_passed(at_us, self.meter)
+        if self._is_open and is_open != was_open:
+            self._change_window(is_open=is_open, in_step=True)
+
+    def _resume(self, at_us: int) -> None:
+        was_open = self.recording.window != NOT_RECORDED
+        if self._schedule.training_begins(at_us, self.meter) and not was_open:
+            self._change_window(is_open=True, in_step=True)
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        was, self._is_inside = self._is_inside, True
+        try:
+            yield
+        finally:
+            self._is_inside = was
+
+    # -- writing now and then ------------------------------------------------------------------
 
     def _write_now_and_then(self, at_us: int) -> None:
         in_window = self.recording.window != NOT_RECORDED
@@ -327,6 +517,7 @@ class Session:
     def _abandon(self) -> None:
         """Take every hook away and record no more; what was written stays."""
         self._is_open = False
+        self._main_thread.close()
         self._close_lookout()
         for close in (self._close_boundaries, self.recording.close):
             try:
@@ -381,6 +572,21 @@ def _allocated_and_idle(counters: list[Counters]) -> tuple[int, int]:
     allocated = [c.allocated for c in counters if c.allocated >= 0]
     idle = [c.reserved - c.allocated for c in counters if min(c.reserved, c.allocated) >= 0]
     return sum(allocated) if allocated else -1, sum(idle) if idle else -1
+
+
+def _spent_us(boundaries: Any) -> float:
+    """What the hooks on modules took since they were asked last."""
+    return float(boundaries.take_spent_us()) if hasattr(boundaries, "take_spent_us") else 0.0
+
+
+def _is_closed(frame: FrameType | None) -> bool:
+    """Whether torch is in the middle of something that must not be disturbed, up the stack."""
+    while frame is not None:
+        name = frame.f_globals.get("__name__") or ""
+        if name.startswith(_CLOSED) and name != _OPEN:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _clock_us() -> float:

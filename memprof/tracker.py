@@ -36,13 +36,14 @@ Item = TypeVar("Item")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def track(
+def track(  # noqa: PLR0913 - each an option by its name
     path: str | os.PathLike[str] = DEFAULT_PATH,
     *,
     budget: float = 0.01,
     sample_interval_s: float = 1.0,
     window_steps: int = 5,
     max_events: int = 2_000_000,
+    max_bytes: int = 64 << 20,
     allowance_s: float = 5.0,
     sources: Sequence[Source] | None = None,
     on_finding: Callable[[Finding], None] | None = None,
@@ -60,6 +61,8 @@ def track(
         sample_interval_s: seconds between two readings of the driver and the host.
         window_steps: steps in a window after the first.
         max_events: events in the whole file.
+        max_bytes: bytes of events, states and tables in the whole file, before compression;
+            counters, findings and notes are always written.
         allowance_s: seconds that recording may take in any case; short runs are recorded whole.
         sources: of ``cpu``, ``cuda``, ``nvml``, ``host`` or your own; all by default.
         on_finding: called with each finding while the job runs.
@@ -72,6 +75,7 @@ def track(
         sample_interval_s=sample_interval_s,
         window_steps=window_steps,
         max_events=max_events,
+        max_bytes=max_bytes,
         allowance_s=allowance_s,
         sources=tuple(SOURCES if sources is None else sources),
         on_finding=on_finding,

@@ -7,12 +7,22 @@ closing windows, and the measuring itself, are `tracker`'s.
 from __future__ import annotations
 
 import enum
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-__all__ = ["Climb", "OverheadMeter", "Policy", "Reason", "StepCost", "WindowSchedule"]
+__all__ = [
+    "Climb",
+    "End",
+    "OverheadMeter",
+    "Policy",
+    "Quota",
+    "Reason",
+    "StepCost",
+    "WindowSchedule",
+]
 
 
 class Reason(str, enum.Enum):
@@ -27,6 +37,24 @@ class Reason(str, enum.Enum):
     """Reserved bytes that no tensor uses have begun to climb."""
 
 
+class End(str, enum.Enum):
+    """Why a window ended."""
+
+    STEPS = "steps"
+    """It had as many steps as it should have, or as much time where no step ends."""
+    RESERVE = "reserve"
+    """The rest of the allowance is kept for the first steps of training."""
+    ALLOWANCE = "allowance"
+    EVENTS = "max_events"
+    BYTES = "max_bytes"
+    TABLES = "tables"
+    """The stacks and labels that the tracker holds in memory."""
+    GAP = "gap"
+    """A source lost events; another window follows at once."""
+    STOP = "stop"
+    """Recording ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """What recording may cost."""
@@ -39,9 +67,15 @@ class Policy:
     """Steps in a window after the first. A survivor shows from the third step on."""
     max_events: int = 2_000_000
     """Events in the whole file. Each window may take half of what is left, so it never runs dry."""
+    max_bytes: int = 64 << 20
+    """Bytes of events, states and tables in the whole file, before compression; likewise."""
+    max_rows: int = 200_000
+    """Stacks, frames and labels in the tracker's memory, some 300 to 500 bytes each; likewise."""
     first_gap_us: int = 10_000_000
-    """Least time between the first window's end and the next; it doubles from window to window."""
+    """Least time between the first window's end and the next; it grows with the time gone by."""
     longest_gap_us: int = 3_600_000_000
+    ranks: int = 1
+    """Processes of the job, which wait for one another."""
 
     def allowed_us(self, elapsed_us: int) -> float:
         """Overhead that may have added up after ``elapsed_us``."""
@@ -50,21 +84,22 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What one step took, our own hooks at its end left out."""
+    """What one step took, our own hooks in it left out."""
 
     duration_us: int
     events: int
     """Events recorded in the step; 0 between windows."""
     in_window: bool
     prior_us: float = 0.0
-    """What these events probably cost, as long as that was not measured."""
+    """What these events probably cost, as far as no source measures it."""
 
 
 class OverheadMeter:
-    """Adds up what recording costs: hooks by the clock, events by comparing steps.
+    """Adds up what recording costs: by the clock where it is spent, the rest by comparing steps.
 
-    The cost of an event is a prior until there are enough steps with and without a window to
-    compare; then it is the difference of their median durations over the median number of events.
+    What nobody times (torch's own recorder, a source that does not measure itself) has a prior.
+    When there are enough steps with and without a window, the prior is corrected by the difference
+    of their median durations.
     """
 
     SAMPLES = 32
@@ -76,17 +111,25 @@ class OverheadMeter:
     """Steps between two comparisons, which take some 20 µs."""
     LEAST_EVENT_US = 0.2
     """Appending an event to a list; a noisy machine may show a window as faster than none."""
+    MOST = 4.0
+    """Times the prior that a comparison may find: more is another program on the machine."""
+    SLOWEST = 1.5
+    """Times its own cost that a rank is charged in a job of several: all wait for the slowest.
 
-    def __init__(self) -> None:
-        """Nothing has been measured yet."""
+    Of 64 ranks whose costs spread by a fifth the slowest takes 1.4 times the mean.
+    """
+
+    def __init__(self, ranks: int = 1) -> None:
+        """Nothing has been measured yet, in a job of so many processes."""
+        self._charged = self.SLOWEST if ranks > 1 else 1.0
         self._hooks_us = 0.0
-        self._events = 0
-        self._prior_us = 0.0
+        self._events = self._events_in_step = 0
+        self._prior_us = self._prior_in_step_us = 0.0
         self._edge_us = 0.0
-        self._searches_us = 0.0
-        self._measured_us: float | None = None
+        self._aside_us = 0.0
+        self._correction = 1.0
         self._steps = 0
-        self._inside: deque[StepCost] = deque(maxlen=self.SAMPLES)
+        self._inside: deque[tuple[StepCost, float]] = deque(maxlen=self.SAMPLES)
         self._outside: deque[int] = deque(maxlen=self.SAMPLES)
 
     def hook(self, duration_us: float) -> None:
@@ -96,55 +139,75 @@ class OverheadMeter:
     def edge(self, duration_us: float) -> None:
         """What opening or closing a window took; counted in the hook around it already."""
         self._edge_us = max(duration_us, self._edge_us / 2)
+        self._aside_us += duration_us
 
     def search(self, duration_us: float) -> None:
         """What a search for holders took; counted in the hook around it already."""
-        self._searches_us += duration_us
+        self._aside_us += duration_us
+
+    def events(self, count: int, prior_us: float) -> None:
+        """Events recorded since the last call, in the middle of a step."""
+        self._events += count
+        self._events_in_step += count
+        self._prior_us += prior_us
+        self._prior_in_step_us += prior_us
 
     def step(self, cost: StepCost) -> None:
-        """One step of the job."""
+        """One step of the job, with all of its events."""
         self._steps += 1
-        self._events += cost.events
-        self._prior_us += cost.prior_us
+        self._events += cost.events - self._events_in_step
+        self._prior_us += cost.prior_us - self._prior_in_step_us
+        self._events_in_step, self._prior_in_step_us = 0, 0.0
+        spent_us, self._aside_us = max(0.0, self._hooks_us - self._aside_us), self._hooks_us
         if self._steps <= self.WARM_UP:
             return
         if cost.in_window:
-            self._inside.append(cost)
+            self._inside.append((cost, spent_us))
         else:
             self._outside.append(cost.duration_us)
         if self._steps % self.EVERY == 0:
-            self._measured_us = self._compared()
+            self._correction = self._compared()
 
     @property
     def event_us(self) -> float:
-        """What recording one event costs."""
-        if self._measured_us is not None:
-            return self._measured_us
-        return self._prior_us / self._events if self._events else 0.0
+        """What recording one event costs, beyond what is timed."""
+        return self._correction * self._prior_us / self._events if self._events else 0.0
 
-    def _compared(self) -> float | None:
+    def _compared(self) -> float:
         if min(len(self._inside), len(self._outside)) < self.ENOUGH:
-            return None
-        events = median(cost.events for cost in self._inside)
-        extra = median(cost.duration_us for cost in self._inside) - median(self._outside)
-        return max(self.LEAST_EVENT_US, extra / events) if events else self.LEAST_EVENT_US
+            return self._correction
+        prior_us = median(cost.prior_us for cost, _ in self._inside)
+        if not prior_us:
+            return self._correction
+        events = median(cost.events for cost, _ in self._inside)
+        extra_us = median(cost.duration_us for cost, _ in self._inside) - median(self._outside)
+        return min(self.MOST, max(self.LEAST_EVENT_US * events, extra_us) / prior_us)
 
     @property
     def total_us(self) -> float:
         """Overhead so far."""
-        return self._hooks_us + self._events * self.event_us
+        return self._charged * (self._hooks_us + self._correction * self._prior_us)
 
     @property
-    def recording_us(self) -> float:
-        """The same without searches, which have an allowance of their own."""
-        return self.total_us - self._searches_us
+    def step_us(self) -> float:
+        """Median duration of a step without what recording it took; 0 before there was one."""
+        if self._outside:
+            return median(self._outside)
+        if not self._inside:
+            return 0.0
+        return median(
+            max(0.0, cost.duration_us - self._correction * cost.prior_us)
+            for cost, _ in self._inside
+        )
 
     def window_us(self, steps: int) -> float:
         """What a window of so many steps will probably cost; 0 before there was one."""
         if not self._inside:
             return 0.0
-        events = steps * median(cost.events for cost in self._inside)
-        return 2 * self._edge_us + events * self.event_us
+        step_us = median(
+            spent_us + self._correction * cost.prior_us for cost, spent_us in self._inside
+        )
+        return self._charged * (2 * self._edge_us + steps * step_us)
 
 
 class Climb:
@@ -193,32 +256,79 @@ def _kendall_tau(values: Sequence[int]) -> float:
     return 2 * score / (len(values) * (len(values) - 1))
 
 
+class Quota:
+    """A limit of the whole file that windows share: each may take half of what is left."""
+
+    def __init__(self, most: int) -> None:
+        """``most`` of it in all windows."""
+        self._left = most
+        self._in_window = 0
+
+    @property
+    def room(self) -> int:
+        """What the open window may still take."""
+        return self._left // 2 - self._in_window
+
+    def take(self, amount: int) -> None:
+        """The open window takes so much more."""
+        self._in_window += amount
+
+    def window_ended(self) -> None:
+        """What it took is gone."""
+        self._left -= self._in_window
+        self._in_window = 0
+
+
 class WindowSchedule:
-    """Whether a window should be open, asked at every step's end.
+    """Whether a window should be open, asked at every step's end, and by time in between.
 
     Recording begins in a window. It stays open while all recording so far cost less than the
-    start's share of the allowance (or of the budget, where that is more). Later windows are a few
-    steps long, open when the budget has room for them and ever more rarely; and at once, out of the
-    rest of the allowance, when memory begins to climb.
+    start's share of the allowance (or of the budget, where that is more). Half of that is kept for
+    the first steps that train: what runs before them (an evaluation, ``generate()``) ends the
+    window when it has used up the other half, and it opens again when training begins.
+
+    Later windows are a few steps long and open when the budget has room for them, at steps that
+    are multiples of a power of two: so the ranks of a job, which all wait for the slowest, open
+    them together without a word, and two runs of one program can be compared. The power grows with
+    the time gone by. They open at once, out of the rest of the allowance, when memory begins to
+    climb. Any window ends where a limit is met, be it in the middle of a step.
     """
 
     START_SHARE = 0.8
     """Of the allowance; the rest is kept for climbs."""
+    RESERVE = 0.5
+    """Of the start's share, for the first steps that train."""
+    TRAINED = 3
+    """Such steps, recorded whole: from the third on a survivor shows."""
+    GAP_SHARE = 0.25
+    """Of the time gone by, between two windows: so they come ever more rarely."""
+    CLIMB_STEPS = 16
+    """In a job of several ranks windows for a climb open at multiples of it, or of a power of two
+    that is more."""
+    UNSTEPPED_US = 1_000_000
+    """A window in which no step ends is so long, or as long as its steps should take."""
 
     def __init__(self, policy: Policy, now_us: int) -> None:
         """The first window opens at ``now_us``."""
-        self.reason: Reason | None = Reason.START if policy.max_events > 0 else None
+        self.events = Quota(policy.max_events)
+        self.bytes = Quota(policy.max_bytes)
+        self.rows = Quota(policy.max_rows)
+        self.reason: Reason | None = Reason.START if self._has_room() else None
         """Why a window is open; None when none is."""
-        self.cut = False
-        """Whether the window that closed last was cut because it held too many events."""
+        self.opened_for = self.reason
+        """Why the last one opened."""
+        self.end: End | None = None
+        """Why the last window ended; None while one is open."""
         self._policy = policy
         self._began_us = now_us
-        self._closed_us = now_us
-        self._gap_us = policy.first_gap_us
-        self._steps_in_window = 0
-        self._events_in_window = 0
-        self._events_before = 0
+        self._opened_us = self._closed_us = self._stepped_us = now_us
+        self._rate = 0.0
+        self._total_at_opening_us = 0.0
+        self._step = self._steps_in_window = self._trained = 0
+        self._is_whole = True
+        self._is_by_time = False
         self._climbs = {Reason.GROWTH: Climb(), Reason.FRAGMENTATION: Climb()}
+        self._climb: Reason | None = None
 
     @property
     def is_open(self) -> bool:
@@ -226,31 +336,85 @@ class WindowSchedule:
         return self.reason is not None
 
     @property
-    def room(self) -> int:
-        """Events that the open window may still take."""
-        return (self._policy.max_events - self._events_before) // 2 - self._events_in_window
+    def is_reserved(self) -> bool:
+        """Whether the window of the start waits for the program to train."""
+        return self.reason is None and self.end is End.RESERVE
+
+    @property
+    def allowance_us(self) -> int:
+        """Time that recording may take in any case."""
+        return self._policy.allowance_us
 
     def events_recorded(self, count: int) -> None:
         """Events that were drained from the open window."""
-        self._events_in_window += count
+        self.events.take(count)
 
     def step_ended(
-        self, now_us: int, meter: OverheadMeter, allocated: int = -1, idle: int = -1
+        self,
+        now_us: int,
+        meter: OverheadMeter,
+        allocated: int = -1,
+        idle: int = -1,
+        *,
+        step: int | None = None,
+        trains: bool = True,
     ) -> bool:
-        """Whether a window should be open from now on.
+        """Whether a window should be open from now on, after ``step`` (the next one, if not given).
 
         ``allocated`` are bytes of tensors, ``idle`` reserved bytes that no tensor uses; -1 where
-        they are not known.
+        they are not known. ``trains``: an optimizer or an explicit mark ended the step, no call.
         """
-        climbing = self._climbing(allocated, idle)
+        before, self._step = self._step, self._step + 1 if step is None else step + 1
+        self._stepped_us = now_us
+        self._climb = self._climbing(allocated, idle) or self._climb
         if self.reason is None:
-            self.reason = self._why_open(now_us, meter, climbing)
-            self._steps_in_window = 0
+            if self.is_reserved and trains:
+                self._resume(now_us, meter, whole=True)
+            else:
+                self._open(self._why_open(before, now_us, meter), now_us, meter)
         else:
             self._steps_in_window += 1
-            if self._should_close(now_us, meter):
-                self._close(now_us)
+            self._trained += trains and self._is_whole
+            self._is_whole = True
+            ahead_us = self._ahead_us(before, meter)
+            self._close_if(self._why_close(now_us, meter, ahead_us), now_us, meter)
         return self.is_open
+
+    def time_passed(self, now_us: int, meter: OverheadMeter) -> bool:
+        """The same in the middle of a step; one that lasts long may have to do without its end."""
+        if self.reason is not None:
+            self._close_if(self._why_close(now_us, meter), now_us, meter)
+        elif self._is_unstepped(now_us, meter):
+            self._open(self._why_open_by_time(now_us, meter), now_us, meter)
+            self._is_by_time, self._is_whole = self.is_open, False
+        return self.is_open
+
+    def training_begins(self, now_us: int, meter: OverheadMeter) -> bool:
+        """The same when an optimizer is about to step."""
+        if self.is_reserved:
+            self._resume(now_us, meter, whole=False)
+        return self.is_open
+
+    def window_lost(self, now_us: int, meter: OverheadMeter) -> bool:
+        """A source has lost events: whether another window should take over at once."""
+        reason = self.reason
+        self._close_if(End.GAP, now_us, meter)
+        self._open(reason if self._has_room() else None, now_us, meter)
+        return self.is_open
+
+    def closes_with(self, end: End, now_us: int, meter: OverheadMeter) -> None:
+        """The window is ended from outside."""
+        self._close_if(end, now_us, meter)
+
+    def grid(self, now_us: int) -> int:
+        """Regular windows begin at steps that are multiples of this power of two."""
+        elapsed_us = max(1, now_us - self._began_us)
+        return _power_of_two(self._gap_us(elapsed_us) * self._step / elapsed_us)
+
+    def _gap_us(self, elapsed_us: int) -> float:
+        """Least time between two windows, of the time gone by: the same for all ranks of a job."""
+        gap_us = max(elapsed_us * self.GAP_SHARE, self._policy.first_gap_us)
+        return min(gap_us, self._policy.longest_gap_us)
 
     def _climbing(self, allocated: int, idle: int) -> Reason | None:
         found = None
@@ -259,32 +423,115 @@ class WindowSchedule:
                 found = reason
         return found
 
-    def _why_open(
-        self, now_us: int, meter: OverheadMeter, climbing: Reason | None
-    ) -> Reason | None:
-        elapsed_us = now_us - self._began_us
-        expected_us = meter.total_us + meter.window_us(self._policy.window_steps)
-        if self.room <= 0:
+    def _why_open(self, before: int, now_us: int, meter: OverheadMeter) -> Reason | None:
+        if not self._has_room():
             return None
-        if climbing is not None and expected_us <= self._policy.allowed_us(elapsed_us):
-            return climbing
-        if now_us - self._closed_us < self._gap_us:
+        expected_us = meter.total_us + meter.window_us(self._policy.window_steps)
+        elapsed_us = now_us - self._began_us
+        climb = self._climb
+        if climb is not None and self._may_climb(before, now_us):
+            self._climb = None
+            if expected_us <= self._policy.allowed_us(elapsed_us):
+                return climb
+        if now_us - self._closed_us < self._policy.first_gap_us:
+            return None
+        if not self._has_crossed(before, self.grid(now_us)):
             return None
         return Reason.REGULAR if expected_us <= self._policy.budget * elapsed_us else None
 
-    def _should_close(self, now_us: int, meter: OverheadMeter) -> bool:
-        if self.room <= 0:
+    def _may_climb(self, before: int, now_us: int) -> bool:
+        if self._policy.ranks <= 1:
             return True
-        if self.reason is not Reason.START:
-            return self._steps_in_window >= self._policy.window_steps
-        allowed_us = self._policy.allowed_us(now_us - self._began_us)
-        return meter.recording_us > self.START_SHARE * allowed_us
+        elapsed_us = max(1, now_us - self._began_us)
+        steps = self._policy.first_gap_us * self._step / elapsed_us / 4
+        return self._has_crossed(before, _power_of_two(max(steps, self.CLIMB_STEPS)))
 
-    def _close(self, now_us: int) -> None:
-        self.cut = self.room <= 0
-        if self.reason is Reason.REGULAR:
-            self._gap_us = min(2 * self._gap_us, self._policy.longest_gap_us)
-        self.reason = None
+    def _has_crossed(self, before: int, grid: int) -> bool:
+        """Whether a multiple was among the steps since the last look; it may cover several."""
+        return self._step // grid != before // grid
+
+    def _is_unstepped(self, now_us: int, meter: OverheadMeter) -> bool:
+        """Whether no step has ended for so long that none is to be waited for."""
+        patience_us = max(self._policy.first_gap_us, 4 * meter.step_us)
+        return now_us - self._stepped_us >= patience_us
+
+    def _why_open_by_time(self, now_us: int, meter: OverheadMeter) -> Reason | None:
+        elapsed_us = now_us - self._began_us
+        if not self._has_room() or now_us - self._closed_us < self._gap_us(elapsed_us):
+            return None
+        expected_us = meter.total_us + self._rate * self._unstepped_us(meter)
+        return Reason.REGULAR if expected_us <= self._policy.budget * elapsed_us else None
+
+    def _unstepped_us(self, meter: OverheadMeter) -> float:
+        return max(self.UNSTEPPED_US, 2 * self._policy.window_steps * meter.step_us)
+
+    def _ahead_us(self, before: int, meter: OverheadMeter) -> float:
+        """What the first window will cost until it may end the next time.
+
+        In a job of several ranks that is at a multiple of a power of two, a quarter to a half of
+        its steps: each rank's end holds up all the others, so they should come together.
+        """
+        if self._policy.ranks <= 1 or self.reason is not Reason.START:
+            return 0.0
+        grid = _power_of_two(self._steps_in_window / 4)
+        if not self._has_crossed(before, grid):
+            return -math.inf
+        cost_us = meter.total_us - self._total_at_opening_us
+        return grid * cost_us / self._steps_in_window
+
+    def _why_close(self, now_us: int, meter: OverheadMeter, ahead_us: float = 0.0) -> End | None:
+        for quota, end in (
+            (self.events, End.EVENTS),
+            (self.bytes, End.BYTES),
+            (self.rows, End.TABLES),
+        ):
+            if quota.room <= 0:
+                return end
+        allowed_us = self._policy.allowed_us(now_us - self._began_us)
+        if self.reason is Reason.START:
+            return self._why_start_ends(self.START_SHARE * allowed_us, meter.total_us + ahead_us)
+        if self._steps_in_window >= self._policy.window_steps:
+            return End.STEPS
+        if self._is_by_time and now_us - self._opened_us >= self._unstepped_us(meter):
+            return End.STEPS
+        return End.ALLOWANCE if meter.total_us > allowed_us else None
+
+    def _why_start_ends(self, share_us: float, total_us: float) -> End | None:
+        if total_us > share_us:
+            return End.ALLOWANCE
+        left_us = share_us - self._total_at_opening_us
+        if self._trained < self.TRAINED and total_us > share_us - self.RESERVE * left_us:
+            return End.RESERVE
+        return None
+
+    def _resume(self, now_us: int, meter: OverheadMeter, *, whole: bool) -> None:
+        allowed_us = self._policy.allowed_us(now_us - self._began_us)
+        if self._has_room() and meter.total_us <= self.START_SHARE * allowed_us:
+            self._open(Reason.START, now_us, meter)
+            self._is_whole = whole
+
+    def _has_room(self) -> bool:
+        return all(quota.room > 0 for quota in (self.events, self.bytes, self.rows))
+
+    def _open(self, reason: Reason | None, now_us: int, meter: OverheadMeter) -> None:
+        if reason is None:
+            return
+        self.reason = self.opened_for = reason
+        self.end = None
+        self._opened_us, self._total_at_opening_us = now_us, meter.total_us
+        self._steps_in_window, self._is_whole, self._is_by_time = 0, True, False
+
+    def _close_if(self, end: End | None, now_us: int, meter: OverheadMeter) -> None:
+        if end is None or self.reason is None:
+            return
+        self.reason, self.end = None, end
         self._closed_us = now_us
-        self._events_before += self._events_in_window
-        self._events_in_window = 0
+        took_us = max(1, now_us - self._opened_us)
+        self._rate = max(0.0, meter.total_us - self._total_at_opening_us) / took_us
+        for quota in (self.events, self.bytes, self.rows):
+            quota.window_ended()
+
+
+def _power_of_two(least: float) -> int:
+    """The smallest that is not less."""
+    return 1 << max(0, (int(-(-least // 1)) - 1).bit_length())

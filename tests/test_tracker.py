@@ -131,7 +131,7 @@ def test_a_decorated_function_is_recorded_and_returns_what_it_returns(path):
 
     assert double(4, plus=1) == 9
     assert double.__name__ == "double"
-    assert kinds(path) == ["header", "header", "footer"]
+    assert kinds(path) == ["header", "header", "window", "footer"]
 
 
 def test_a_decorated_coroutine_is_recorded_while_it_runs(path):

@@ -23,6 +23,7 @@ __all__ = ["command"]
 @click.option("--sample-interval", type=float, help="Seconds between looks at driver and host. [1]")
 @click.option("--window-steps", type=int, help="Steps in a window after the first. [5]")
 @click.option("--max-events", type=int, help="Events in the whole file. [2000000]")
+@click.option("--max-bytes", type=int, help="Bytes of events in the whole file. [67108864]")
 @click.option("--allowance", type=float, help="Seconds recording may take in any case. [5]")
 @click.option("-q", "--quiet", is_flag=True, help="Do not say at the end what to type next.")
 @click.option("-m", "as_module", is_flag=True, help="Run a module, like python -m.")
@@ -33,6 +34,7 @@ def command(  # noqa: PLR0917 - click names them all
     sample_interval: float | None,
     window_steps: int | None,
     max_events: int | None,
+    max_bytes: int | None,
     allowance: float | None,
     quiet: bool,
     as_module: bool,
@@ -51,6 +53,7 @@ def command(  # noqa: PLR0917 - click names them all
         "sample_interval_s": sample_interval,
         "window_steps": window_steps,
         "max_events": max_events,
+        "max_bytes": max_bytes,
         "allowance_s": allowance,
     }
     options = {name: value for name, value in given.items() if value is not None}

@@ -10,6 +10,7 @@ from memprof.analysis.failures import Failure, times_out_of_memory
 from memprof.analysis.oom import asked_by
 from memprof.analysis.outside import PROCESS, beyond_torch, most, other_processes, series_of
 from memprof.analysis.owners import Group, top
+from memprof.analysis.recordedsteps import recorded_steps
 from memprof.analysis.steps import Growth, growth
 from memprof.run import Run
 from memprof.trace import NOT_RECORDED, Phase
@@ -50,6 +51,8 @@ class DeviceFigures:
     requested_bytes: int
     events: int
     steps: int
+    recorded_steps: int
+    """Of them, those that a window recorded to their end."""
     ooms: int
     """Failed requests, of traces or as the job told of them, whichever are more."""
     unused_reserved_bytes: int
@@ -77,6 +80,7 @@ def device_figures(device: DeviceExamination, run: Run, failure: Failure | None)
         requested_bytes=last.requested if last else NOT_RECORDED,
         events=device.device.events,
         steps=int(device.steps.last.max()) + 1 if len(device.steps) else 0,
+        recorded_steps=recorded_steps(device.steps)[0],
         ooms=times_out_of_memory(run, device.device),
         unused_reserved_bytes=_unused_reserved(device),
         total_bytes=device.device.info.total_bytes,

@@ -13,6 +13,7 @@ from memprof.analysis.examination import Examination
 from memprof.analysis.failures import Failure, failures, times_out_of_memory
 from memprof.analysis.findings import Found, Kind
 from memprof.analysis.oom import in_a_line
+from memprof.analysis.recordedsteps import in_words
 from memprof.analysis.sites import short_path
 from memprof.analysis.unseen import is_bare_state, unseen
 from memprof.records import Site
@@ -268,14 +269,17 @@ def _quiet(examination: Examination, main: DeviceFigures) -> Verdict:
         )
     else:
         then = f"`memprof what-if {source} --fit` finds the smallest card that it fits on"
-    return Verdict("ok", line, _trend(main), then)
+    return Verdict("ok", line, _trend(main, examination.run), then)
 
 
-def _trend(device: DeviceFigures) -> str:
+def _trend(device: DeviceFigures, run: Run) -> str:
     trend = device.growth
     if trend is None:
         if not device.steps:
             return "no step marks, so growth from step to step cannot be judged"
+        if device.recorded_steps < device.steps:
+            told = in_words(device.recorded_steps, device.steps, run)
+            return f"too little was counted to judge growth from step to step: {told}"
         steps = "one step is" if device.steps == 1 else f"{format_count(device.steps)} steps are"
         return f"{steps} too few to judge growth from step to step"
     if trend.bytes_per_step > _SMALLEST_BLOCK and trend.rising > _RISING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from memprof.analysis.examination import DeviceExamination, Examination, WindowExamination
+from memprof.analysis.recordedsteps import in_words, recorded_steps
 from memprof.analysis.steps import is_lone_request
 from memprof.run import Run
 from memprof.trace import EMPTY, NOT_RECORDED, Action
@@ -18,7 +19,7 @@ def unseen(examination: Examination) -> tuple[str, ...]:
     run, bare = examination.run, is_bare_state(examination.run)
     said = [f"{note.source}: {note.message}" for note in run.notes]
     for device in examination.devices:
-        told = [_final_state(run)] if bare and device.windows else _of_device(device)
+        told = [_final_state(run)] if bare and device.windows else _of_device(device, run)
         said += [f"{device.name}: {text}" for text in told]
     if run.is_snapshot and examination.devices:
         said.append(
@@ -41,7 +42,7 @@ def _final_state(run: Run) -> str:
     return f"no events, only the final state: {why}"
 
 
-def _of_device(device: DeviceExamination) -> list[str]:
+def _of_device(device: DeviceExamination, run: Run) -> list[str]:
     events = sum(len(window.trace.events) for window in device.windows)
     said = []
     if not events and device.windows:
@@ -54,9 +55,11 @@ def _of_device(device: DeviceExamination) -> list[str]:
         said.append(f"the allocator backend {device.device.info.backend} records no history")
     for window in device.windows:
         said += _of_window(window)
-    uncounted = _uncounted(device)
-    if uncounted:
-        said.append(uncounted)
+    recorded, total = recorded_steps(device.steps)
+    if events and recorded < total:
+        said.append(in_words(recorded, total, run))
+    if _is_uncounted(device):
+        said.append("between windows nothing was counted")
     elif len(device.windows) > 1:
         said.append(f"between its {len(device.windows)} windows only counters were kept")
     if any(window.trace.modelled for window in device.windows):
@@ -64,16 +67,12 @@ def _of_device(device: DeviceExamination) -> list[str]:
     return said
 
 
-def _uncounted(device: DeviceExamination) -> str:
-    """Steps without counters, as between windows on a CPU, which has none to ask."""
+def _is_uncounted(device: DeviceExamination) -> bool:
+    """Whether steps have no counters, as between windows on a CPU, which has none to ask."""
     steps = device.steps
     length = steps.last - steps.first + 1
     counted, total = int(length[steps.allocated >= 0].sum()), int(length.sum())
-    if not counted or counted == total:
-        return ""
-    return (
-        f"counted in {format_count(counted)} of {format_count(total)} steps, those in its windows"
-    )
+    return 0 < counted < total
 
 
 def _of_window(window: WindowExamination) -> list[str]:

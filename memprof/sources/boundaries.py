@@ -107,6 +107,11 @@ class Boundaries:
         """The step under way, from 0."""
         return self._steps.current
 
+    @property
+    def trains(self) -> bool:
+        """Whether an optimizer or an explicit mark has ended a step, and not just a call."""
+        return self._steps.explicit or self._steps.optimized
+
     def open(self, on_step: Callable[[int], None]) -> None:
         """Register the hooks; ``on_step(n)`` is called when step ``n`` has ended."""
         import torch
@@ -372,9 +377,9 @@ class Boundaries:
 
     def _optimizer_begins(self, optimizer: Any, wrapper: FrameType) -> None:
         self._steps.optimizer_began()
-        thread = self._threads.state
-        thread.after_forward = False
+        self._threads.state.after_forward = False
         self._tell(lambda one: one.optimizer_begins(optimizer))
+        thread = self._threads.state  # another, if a listener has begun a window
         drop_ended(thread.optimizers)
         steady = wrapper.f_back or wrapper
         calls = thread.calls

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from memprof.records import DeviceInfo
@@ -14,6 +15,7 @@ from memprof.sources.dispatch import (
     LEFT,
     Watch,
     direct_overload,
+    leave_soon,
     pop_left,
     skip_in_dynamo,
     spoils_compiled,
@@ -24,6 +26,7 @@ from memprof.sources.outliving import Outliving
 from memprof.sources.owners import Owner, gradient_storages, gradients, owned, owners, tensors_in
 from memprof.sources.protocol import Chunk, Counters, Interner
 from memprof.sources.rows import Batch
+from memprof.sources.sampled import SampledTime
 from memprof.sources.search import Search, cpu_storages
 from memprof.sources.stacks import StackCapture
 from memprof.sources.storages import ROW, Held, LiveStorages
@@ -37,6 +40,10 @@ _JUDGING = 0.02
 """Share of the time that looking for owners between drains may take."""
 _NO_TENSORS = frozenset((type(None), bool, int, float, complex))
 """What operators return that give no tensor back."""
+_MODE_US = 4.5
+"""What torch takes to call a mode that does nothing, for one operator (`docs/overhead.md`)."""
+_MANY, _PATIENCE_NS = 50_000, 100_000_000
+"""Events that wait, some 10 MB, and the time that they may, before the tracker is told."""
 _PASSING = (Category.UNKNOWN, Category.TEMPORARY)
 
 
@@ -44,6 +51,8 @@ class CpuSource:
     """Records the memory of CPU tensors; addresses are those of the storages."""
 
     name = "cpu"
+    is_timed = True
+    """What operators cost is measured here, see `take_spent_us`."""
 
     def __init__(self, interner: Interner, boundaries: Boundaries) -> None:
         self._interner = interner
@@ -65,6 +74,10 @@ class CpuSource:
         self._aside = False
         self._at_leisure = Leisure(_JUDGING)
         self._undecided = True
+        self._operators = SampledTime(_MODE_US)
+        self.on_full: Callable[[], None] | None = None
+        """Called within an operator when many events wait, or have waited for long."""
+        self._told_ns = 0
 
     def devices(self) -> Sequence[DeviceInfo]:
         """The CPU."""
@@ -136,6 +149,10 @@ class CpuSource:
         chunk = batch.chunk(_DEVICE, living, self._live.counted())
         self._events += len(chunk.events)
         return [chunk]
+
+    def take_spent_us(self) -> float:
+        """What watching the program's operators took since the last call, by samples."""
+        return self._operators.take_us()
 
     def end_window(self) -> Mapping[str, State]:
         """Stop; what is alive stays known until it dies."""
@@ -253,6 +270,7 @@ class CpuSource:
         overload = direct_overload()
         known = self._live.held.get
         note, frame_at = self._note, sys._getframe
+        operators = self._operators
 
         def dispatch(_mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if (
@@ -263,7 +281,12 @@ class CpuSource:
             ):
                 return NotImplemented  # a subclass goes first; its inner operators come back here
             call = func._op if type(func) is overload else func
+            timed = operators.began()
+            if timed:
+                timed = operators.called(timed)
             out = call(*args, **kwargs) if kwargs else call(*args)
+            if timed:
+                timed = operators.returned(timed)
             try:
                 kind = type(out)
                 if kind is tensor or kind is parameter:
@@ -277,9 +300,21 @@ class CpuSource:
                     self._mark_inputs(args)
             except Exception as error:  # noqa: BLE001  the job goes on whatever happens here
                 self._not_seen(func, error)
+            if timed:
+                operators.ended(timed)
+                self._tell_if_full()
             return out
 
         return dispatch
+
+    def _tell_if_full(self) -> None:
+        """Time passes in a program that has no steps too, and its events fill the memory."""
+        now_ns = time.monotonic_ns()
+        waits = now_ns - self._told_ns >= _PATIENCE_NS or self.pending_events() >= _MANY
+        if self.on_full is not None and self._watch is not None and waits:
+            self._told_ns = now_ns
+            self.on_full()
+            leave_soon()
 
     def _not_seen(self, func: Any, error: Exception) -> None:
         """Say once an operator whose result has no storage or could not be looked at."""

@@ -8,7 +8,17 @@ from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
 
-__all__ = ["LEFT", "Watch", "direct_overload", "pop_left", "skip_in_dynamo", "spoils_compiled"]
+from memprof.sources.main_thread import MainThread
+
+__all__ = [
+    "LEFT",
+    "Watch",
+    "direct_overload",
+    "leave_soon",
+    "pop_left",
+    "skip_in_dynamo",
+    "spoils_compiled",
+]
 
 LEFT = (
     "a window was ended in another thread than it began in: what watched that thread's operators "
@@ -68,14 +78,21 @@ class Watch:
     def pop(self) -> bool:
         """Take the mode from wherever it is on the stack, if that is the calling thread's.
 
-        Else it does nothing any more from now on, and `pop_left` takes it in its own thread.
+        Else it does nothing any more from now on, and `pop_left` takes it in its own thread. While
+        an operator is shown to it, torch has the mode aside: `leave_soon` takes it right after.
         """
-        if threading.get_ident() != self._thread:
-            self._kind.__torch_dispatch__ = _pass_on  # type: ignore[attr-defined]
-            _left.append(self)
-            return False
-        self._take()
-        return True
+        is_own = threading.get_ident() == self._thread
+        if is_own and self._is_on_the_stack():
+            self._take()
+            return True
+        self._kind.__torch_dispatch__ = _pass_on  # type: ignore[attr-defined]
+        _left.append(self)
+        return is_own
+
+    def _is_on_the_stack(self) -> bool:
+        from torch.utils import _python_dispatch as modes
+
+        return any(mode is self._mode for mode in modes._get_current_dispatch_mode_stack())
 
     def _take(self) -> None:
         for table in self._rules:
@@ -109,13 +126,37 @@ _left: list[Watch] = []
 def pop_left() -> None:
     """Take away what was left on the calling thread's stack of modes."""
     for watch in tuple(_left):
-        if watch._thread == threading.get_ident():
+        if watch._thread == threading.get_ident() and watch._is_on_the_stack():
             _left.remove(watch)
             watch._take()
 
 
 def _pass_on(_mode: Any, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
     return func(*args, **kwargs or {})
+
+
+class _Leaving(MainThread):
+    """Takes what was left on the main thread's stack as soon as torch has put it back there.
+
+    A call that comes too early, while the operator lasts, asks for the next.
+    """
+
+    def _run(self) -> None:
+        pop_left()
+        if any(watch._thread == threading.get_ident() for watch in _left):
+            self.request()
+
+
+_leaving = _Leaving(pop_left)
+
+
+def leave_soon() -> None:
+    """Take a mode that ended while an operator was shown to it, as soon as the operator returns.
+
+    Called at the end of that: each instruction of Python in between tries in vain.
+    """
+    if _left and threading.current_thread() is threading.main_thread():
+        _leaving.request()
 
 
 def _rule(operator: Any) -> Callable[..., Any]:

@@ -63,7 +63,9 @@ class EventSource(Protocol):
 
     A source that can lose events, or reads them by itself, has two more methods: ``is_over()``
     says whether the open window has a gap, so that another must take over, and ``take_spent_us()``
-    what it took outside the calls here since it was last asked.
+    what it took outside the calls here since it was last asked; where that covers what every event
+    costs the job, its attribute ``is_timed`` is true. One that keeps events in memory until it is
+    drained has an attribute ``on_full``, which it calls in the job's thread when many wait.
     """
 
     name: str
@@ -127,6 +129,10 @@ class Interner:
         self._labels = _numbering({(NOT_RECORDED, 0, "", ""): EMPTY})
         self._pools: dict[tuple[int, int], int] = _numbering({(0, 0): EMPTY})
         self._written: tuple[int, int, int, int] = (0, 1, 1, 1)
+
+    def __len__(self) -> int:
+        """Rows of all tables so far, which is what they hold in memory."""
+        return len(self._frames) + len(self._stacks) + len(self._labels) + len(self._pools)
 
     def frame(self, name: str, filename: str, line: int) -> int:
         """Row of a frame."""

@@ -6,13 +6,13 @@ import pytest
 
 from memprof.analysis.examination import examine
 from memprof.analysis.unseen import unseen
-from memprof.records import SCHEMA_VERSION, DeviceInfo, Header
+from memprof.records import SCHEMA_VERSION, DeviceInfo, Header, WindowRecord
 from memprof.run import DeviceRun, Run, Steps
 from memprof.testing import TraceBuilder
 from memprof.trace import NOT_RECORDED
 
 
-def said_of(rest: int, windows: int = 1) -> tuple[str, ...]:
+def said_of(rest: int, windows: int = 1, *ends: str) -> tuple[str, ...]:
     """Three steps in a window; in 4 to 99, which follow as one row, ``rest`` bytes were allocated."""
     trace = TraceBuilder(device="cpu").alloc(512, "x").free("x").build()
     steps = Steps.build(
@@ -23,16 +23,32 @@ def said_of(rest: int, windows: int = 1) -> tuple[str, ...]:
         window=[0, 0, 0, NOT_RECORDED],
     )
     device = DeviceRun("cpu", DeviceInfo("cpu", backend="cpu"), (trace,) * windows, steps)
-    return unseen(examine(Run("", Header(schema=SCHEMA_VERSION, created_us=0), (device,))))
+    header = Header(schema=SCHEMA_VERSION, created_us=0)
+    ended = tuple(WindowRecord(0, "start", end, 0, 1) for end in ends)
+    return unseen(examine(Run("", header, (device,), windows=ended)))
 
 
 @pytest.mark.parametrize("windows", [1, 2])
 def test_steps_without_counters_are_counted(windows):
     said = said_of(NOT_RECORDED, windows)
-    assert "cpu: counted in 3 of 99 steps, those in its windows" in said
+    assert "cpu: 3 of 99 steps were recorded" in said
+    assert "cpu: between windows nothing was counted" in said
     assert not any("only counters were kept" in one for one in said)
 
 
 def test_where_every_step_has_counters_only_single_allocations_are_missing():
-    assert not any("counted in" in one for one in said_of(512))
+    assert not any("nothing was counted" in one for one in said_of(512))
     assert "cpu: between its 2 windows only counters were kept" in said_of(512, 2)
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        ("allowance", "the allowance was used up; raise --allowance"),
+        ("max_events", "the file held as many events as a window may have; raise --max-events"),
+        ("max_bytes", "the file was as large as a window may make it; raise --max-bytes"),
+    ],
+)
+def test_the_limit_that_ended_recording_is_named(end, told):
+    said = said_of(NOT_RECORDED, 1, "gap", end, "steps")
+    assert f"cpu: 3 of 99 steps were recorded, then {told}" in said

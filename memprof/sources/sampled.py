@@ -1,0 +1,55 @@
+"""What calls that are far too many to be timed each take together: some of them are timed."""
+
+from __future__ import annotations
+
+import itertools
+from time import perf_counter_ns
+
+__all__ = ["SampledTime"]
+
+_EVERY = 61
+"""One call of so many is timed; a prime, so that a program with a period does not hide from it."""
+
+_FAR, _USUAL_NS = 10, 100_000
+"""A call that took so many times the mean was interrupted: by a collection, another program."""
+
+
+class SampledTime:
+    """Adds up what is spent in a function of ours around a call of the program's.
+
+    The function asks `began`, and where that is not 0 hands it to `called` and `returned` just
+    before and after the program's call, and what it gets to `ended`.
+    """
+
+    def __init__(self, around_us: float) -> None:
+        """``around_us`` is what each call costs outside the function: getting there and back."""
+        self._around_us = around_us
+        self._numbers = itertools.count(1)
+        self._taken = 0
+        self._own_ns = self._timed = 0
+
+    def began(self) -> int:
+        """The time, for one call in many; else 0."""
+        return 0 if next(self._numbers) % _EVERY else perf_counter_ns()
+
+    def called(self, began_ns: int) -> int:
+        """The program's own call is about to run."""
+        return began_ns - perf_counter_ns()
+
+    def returned(self, before_ns: int) -> int:
+        """It has run."""
+        return before_ns + perf_counter_ns()
+
+    def ended(self, shifted_ns: int) -> None:
+        """The function is about to return."""
+        own_ns = perf_counter_ns() - shifted_ns
+        most_ns = _FAR * (self._own_ns // self._timed) if self._timed else own_ns
+        self._own_ns += min(own_ns, max(most_ns, _USUAL_NS))
+        self._timed += 1
+
+    def take_us(self) -> float:
+        """What all calls took since this was last asked, the program's own left out."""
+        count = next(self._numbers) - 1 - self._taken
+        self._taken += count + 1
+        each_us = self._own_ns / self._timed / 1000 if self._timed else self._around_us
+        return count * (self._around_us + each_us)
