@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason="needs torch and a CUDA device")
 import memprof  # noqa: E402
 from memprof.analysis.oom import Cause, post_mortems  # noqa: E402
 from memprof.loading import load  # noqa: E402
+from memprof.options import SOURCES  # noqa: E402
 
 MIB = 1 << 20
 ROOM = 2048 * MIB
@@ -86,6 +87,51 @@ def test_fragmentation_is_fragmentation(tmp_path, little_room):
     assert told.cause is Cause.FRAGMENTATION
     assert told.failure.unused >= 1024 * MIB
     assert any(rescue.kind == "settings" and rescue.fits for rescue in told.rescues.tried)
+
+
+@pytest.mark.parametrize("sources", [("cuda", "nvml"), SOURCES])
+@pytest.mark.parametrize("with_gradients", [True, False])
+def test_in_a_forward_pass_the_activations_are_named(
+    tmp_path, little_room, sources, with_gradients
+):
+    class Big(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1024, 1024))
+
+        def forward(self, x):
+            return torch.relu(x @ self.weight)
+
+    def train():
+        model = torch.nn.Sequential(*[Big() for _ in range(5)]).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+        kept = []
+        for rows in (1000, 1000, 90_000):
+            batch = torch.ones(rows, 1024, device="cuda")
+            with torch.set_grad_enabled(with_gradients):
+                outputs = batch
+                for module in model:
+                    outputs = module(outputs)
+                    if not with_gradients:
+                        kept.append(outputs)
+            if with_gradients:
+                outputs.square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def tracked():
+        with memprof.track(tmp_path / "run.json", sources=sources):
+            train()
+
+    with pytest.raises(torch.OutOfMemoryError):
+        tracked()
+    (told,) = post_mortems(load(tmp_path / "run.json"))
+    held = {group.name: group.bytes for group in told.categories}
+    if with_gradients:
+        assert held["activation"] > 0.5 * told.failure.allocated
+        assert held.get("unknown", 0) < 0.1 * told.failure.allocated
+    else:
+        assert "activation" not in held
 
 
 def test_between_windows_a_recorded_step_tells_what_filled_the_device(tmp_path, little_room):
