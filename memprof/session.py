@@ -141,8 +141,8 @@ class Session:
                 self.recording.end_window()
             if self.recording.grow():
                 self._write_header()
-            if self._lookout is not None:
-                self._lookout.close()  # the job's own names are still there
+            # The job's own names are still there.
+            self.meter.hook(self._searched(lambda lookout: lookout.close()))
         finally:
             self._close_lookout()
             self.recording.close()
@@ -237,15 +237,23 @@ class Session:
         self._schedule.events_recorded(cost.events)
         is_open = self._schedule.step_ended(end_us, self.meter, *_allocated_and_idle(counters))
         if is_open and self._lookout is not None:
-            began_us = _clock_us()
-            self._lookout.step_ended(self._last_step)
-            self.meter.search(_clock_us() - began_us)
+            self._searched(lambda lookout: lookout.step_ended(self._last_step))
         if is_open != was_open or self.recording.is_over():
             self._change_window(is_open=is_open)
         self._write_now_and_then(end_us)
         self._unseen = 0
         self._hooks_in_step_us = 0.0
         self._step_began_us = now_us()
+
+    def _searched(self, look: Callable[[Lookout], None]) -> float:
+        """Let the lookout do its part, which is counted as a search; microseconds that it took."""
+        if self._lookout is None:
+            return 0.0
+        began_us = _clock_us()
+        look(self._lookout)
+        spent_us = _clock_us() - began_us
+        self.meter.search(spent_us)
+        return spent_us
 
     def _count(self, steps: Span) -> list[Counters]:
         counters = self.recording.counters()
@@ -268,7 +276,7 @@ class Session:
         )
 
     def _change_window(self, *, is_open: bool) -> None:
-        began_us = _clock_us()
+        began_us, searched_us = _clock_us(), 0.0
         if is_open:
             if self.recording.window != NOT_RECORDED:  # it has a gap: another takes over
                 self.recording.end_window()
@@ -276,9 +284,8 @@ class Session:
         else:
             self.recording.end_window()
             self._interims.write(self._steps, self._devices)
-            if self._lookout is not None:
-                self._lookout.window_ended()
-        self.meter.edge(_clock_us() - began_us)
+            searched_us = self._searched(lambda lookout: lookout.window_ended())
+        self.meter.edge(_clock_us() - began_us - searched_us)
         if not is_open and self._schedule.cut:
             self.recording.note(
                 "tracker",

@@ -162,7 +162,7 @@ def _with_graph(
 
     Outside every module the phase is forward only after a call with gradients (`Boundaries`).
     """
-    found = lives.graph.copy()
+    found: Column = lives.graph.copy()
     new = np.flatnonzero((lives.born >= 0) & (labels.phases(lives.label) == Phase.FORWARD))
     if not len(new):
         return found

@@ -156,7 +156,7 @@ class Sightings:
     def _places(self, tensor: Any) -> Iterator[Place]:
         return map(self._place, parts(tensor, self._unread))
 
-    def _add(self, device: str, owners: dict[int, Owner], **more: int) -> None:
+    def _add(self, device: str, owners: dict[int, Owner], **more: Any) -> None:
         seen = self._seen[device]
         if len(seen) < _MOST:
             seen.append(Sighting(time.time_ns() // 1000, owners, **more))

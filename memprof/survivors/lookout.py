@@ -42,7 +42,11 @@ class Lookout:
     def open(self, sources: Sequence[EventSource], label_of: Callable[[int], Label]) -> None:
         """Begin to look at those sources that can say what is alive."""
         able: list[Any] = [one for one in sources if hasattr(one, "living")]
-        self._survivors = Survivors(lambda: _live(able, label_of), share=self._share)
+        self._survivors = Survivors(
+            lambda: _live(able, label_of),
+            partial(self._note, "survivors"),
+            share=self._share,
+        )
         if able:
             self._collections = Collections(*_frees_of(able))
             self._collections.open()
