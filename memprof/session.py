@@ -10,7 +10,9 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memprof.chosen import Ticks, event_sources, reading_sources
@@ -76,6 +78,7 @@ class Session:
         self._unseen = 0
         self._look_again_us = 0.0
         self._is_open = True
+        self._late_ooms: deque[tuple[Exhausted, int, int]] = deque()
         self._step_began_us = now_us()
         self._hooks_in_step_us = 0.0
         self._seen = Seen(0, 0.0)
@@ -132,6 +135,7 @@ class Session:
             self.output.close(self._interims.footer(self._steps, self._devices, status))
 
     def _close_torch(self) -> None:
+        self._write_late_ooms()
         self._close_boundaries()  # may end a last step
         if self._unseen:
             self._look()
@@ -190,13 +194,28 @@ class Session:
 
     def _exhausted(self, what: Exhausted) -> None:
         """A device ran out of memory, on the thread whose request failed."""
-        is_ours = self._is_open and self._pid == os.getpid()
-        if not (is_ours and self._lock.acquire(timeout=_PATIENCE_S)):
+        if not (self._is_open and self._pid == os.getpid()):
+            return
+        if not self._lock.acquire(timeout=_PATIENCE_S):
+            self._late_ooms.append((_brief(what), self._last_step + 1, self._label()))
+            _LOG.warning("%s ran out of memory; told later, the recording is busy", what.device)
             return
         try:
+            self._guarded(self._write_late_ooms)
             self._guarded(self._ooms.observed, what, self._last_step + 1, self._label())
         finally:
             self._lock.release()
+
+    def _write_late_ooms(self) -> None:
+        """Failures of threads that could not wait any longer for their turn."""
+        while self._late_ooms:
+            what, step, label = self._late_ooms.popleft()
+            self._ooms.observed(what, step, label)
+            self.recording.note(
+                "tracker",
+                f"a failed allocation on {what.device} was recorded late and briefly: the thread "
+                f"waited {_PATIENCE_S:g} s for another that was writing",
+            )
 
     def _label(self) -> int:
         return self._boundaries.label() if self._boundaries is not None else 0
@@ -227,6 +246,7 @@ class Session:
     def _look(self) -> None:
         """Count at the end of a step, or of a few short ones; open or close a window."""
         end_us = now_us()
+        self._write_late_ooms()
         if self.recording.grow():
             self._write_header()
         first = self._last_step - self._unseen + 1
@@ -388,6 +408,11 @@ def _allocated_and_idle(counters: list[Counters]) -> tuple[int, int]:
     allocated = [c.allocated for c in counters if c.allocated >= 0]
     idle = [c.reserved - c.allocated for c in counters if min(c.reserved, c.allocated) >= 0]
     return sum(allocated) if allocated else -1, sum(idle) if idle else -1
+
+
+def _brief(what: Exhausted) -> Exhausted:
+    """The same without what is large or dear."""
+    return replace(what, live={}, held=None, owned={}, brief=True)
 
 
 def _clock_us() -> float:

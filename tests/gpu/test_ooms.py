@@ -89,6 +89,34 @@ def test_fragmentation_is_fragmentation(tmp_path, little_room):
     assert any(rescue.kind == "settings" and rescue.fits for rescue in told.rescues.tried)
 
 
+@pytest.mark.parametrize("max_events", [2_000_000, 0])
+def test_a_library_that_cannot_allocate_is_named_with_what_torch_kept_from_it(
+    tmp_path, little_room, max_events
+):
+    text = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+
+    def job():
+        kept = floats(300)
+        unused = floats(700)
+        del unused
+        memprof.step()
+        raise RuntimeError(text, kept.shape[0])
+
+    def tracked():
+        with memprof.track(tmp_path / "run.json", max_events=max_events):
+            job()
+
+    with pytest.raises(RuntimeError, match="CUBLAS_STATUS_ALLOC_FAILED"):
+        tracked()
+    (told,) = post_mortems(load(tmp_path / "run.json"))
+    assert told.failure.beside == "cuBLAS"
+    assert told.failure.unused >= 700 * MIB
+    assert told.cause in (Cause.RESERVED, Cause.OTHERS)
+    assert told.asked_by.endswith("in job")
+    lines = {group.name.rpartition(" in ")[2]: group.bytes for group in told.sites}
+    assert max_events == 0 or lines["floats"] >= 300 * MIB
+
+
 @pytest.mark.parametrize("sources", [("cuda", "nvml"), SOURCES])
 @pytest.mark.parametrize("with_gradients", [True, False])
 def test_in_a_forward_pass_the_activations_are_named(
