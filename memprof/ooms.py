@@ -71,8 +71,12 @@ class OomRecords:
     def left_the_block(self, error: BaseException | None, step: int, label: int) -> None:
         """An exception ends the recording; recorded here where no observer told of it."""
         what = from_exception(error)
-        if what is not None and what.time_us - self._last_us > _SAME_US:
-            self.observed(what, step, label)
+        if what is None or not (what.unobserved or what.time_us - self._last_us > _SAME_US):
+            return
+        if what.device != "cpu":
+            self._recording.at_failure(what)
+        what.device = what.device or "cuda:0"
+        self.observed(what, step, label)
 
     def counted(self, device: str, ooms: int, step: int) -> None:
         """torch's count at a step's end: failures that nobody told of get one record together."""
@@ -87,6 +91,8 @@ class OomRecords:
     def _moment(self, what: Exhausted, held: Trace, label: int) -> int:
         """Between windows: what the allocator held and the failed request, as a window; its number.
 
+        Nobody tells what a library asked for, so there is no request then.
+
         Of the request torch tells the size of the segment alone.
         """
         rows, end = Remapped(self._interner, held.tables), held.end
@@ -95,14 +101,18 @@ class OomRecords:
         category = [int(what.owned.get(address, Category.UNKNOWN)) for address in addresses]
         blocks = replace(state.blocks, category=np.array(category, dtype=np.uint8))
         free = what.facts.get("device_free")
-        request = Events.build(
-            1,
-            action=[int(Action.OOM)],
-            address=[free if isinstance(free, int) else NOT_RECORDED],
-            size=[_SMALL if what.requested == _SMALL_SEGMENT else what.requested],
-            time_us=[what.time_us],
-            stack=[self._stack(what.frames)],
-            label=[label],
+        request = (
+            Events.build(
+                1,
+                action=[int(Action.OOM)],
+                address=[free if isinstance(free, int) else NOT_RECORDED],
+                size=[_SMALL if what.requested == _SMALL_SEGMENT else what.requested],
+                time_us=[what.time_us],
+                stack=[self._stack(what.frames)],
+                label=[label],
+            )
+            if what.requested > 0
+            else Events.build()
         )
         return self._recording.write_moment(what.device, replace(state, blocks=blocks), request)
 
@@ -147,4 +157,8 @@ def _neighbours(device: str) -> dict[str, Any]:
 def _told(what: Exhausted) -> str:
     free = what.facts.get("device_free")
     left = f", {format_bytes(free)} free" if isinstance(free, int) else ""
-    return f"{what.device} ran out of memory: {format_bytes(what.requested)} asked{left}"
+    beside = what.facts.get("beside")
+    if beside:
+        return f"{what.device} ran out of memory: {beside} could not allocate{left}"
+    asked = f": {format_bytes(what.requested)} asked" if what.requested > 0 else ""
+    return f"{what.device} ran out of memory{asked}{left}"

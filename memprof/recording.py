@@ -9,11 +9,13 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from memprof.output import Output
 from memprof.records import DeviceInfo, Finding, Note, Owners
 from memprof.runfile import encode_state, encode_trace
+from memprof.sources.ooms import Exhausted
 from memprof.sources.programfiles import ProgramFiles
 from memprof.sources.protocol import Chunk, Counters, EventSource, Interner
 from memprof.trace import NOT_RECORDED, Events, State
@@ -166,6 +168,11 @@ class Recording:
                 opened.drained += len(chunk.events)
             opened.drained_at_us = _clock_us()
             opened.drain_us = opened.drained_at_us - began_us
+
+    def at_failure(self, what: Exhausted) -> None:
+        """Let the sources say what a device holds whose memory ran out without telling them."""
+        for opened in self._able("at_failure"):
+            self._ask(opened, partial(opened.source.at_failure, what))
 
     def end_window(self) -> None:
         """Drain a last time, stop recording events and flush."""

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -103,6 +104,7 @@ class Session:
         self._unseen = 0
         self._look_again_us = 0.0
         self._is_open = True
+        self._late_ooms: deque[tuple[Exhausted, int, int]] = deque()
         self._step_began_us = now_us()
         self._hooks_in_step_us = 0.0
         self._events_in_step, self._prior_in_step_us = 0, 0.0
@@ -177,6 +179,7 @@ class Session:
             self.output.close(self._interims.footer(self._steps, self._devices, status))
 
     def _close_torch(self) -> None:
+        self._write_late_ooms()
         self._close_boundaries()  # may end a last step
         if self._unseen:
             self._look()
@@ -187,8 +190,8 @@ class Session:
             self._account()
             if self.recording.grow():
                 self._write_header()
-            if self._lookout is not None:
-                self._lookout.close()  # the job's own names are still there
+            # The job's own names are still there.
+            self.meter.hook(self._searched(lambda lookout: lookout.close()))
         finally:
             self._close_lookout()
             self.recording.close()
@@ -241,13 +244,28 @@ class Session:
 
     def _exhausted(self, what: Exhausted) -> None:
         """A device ran out of memory, on the thread whose request failed."""
-        is_ours = self._is_open and self._pid == os.getpid()
-        if not (is_ours and self._lock.acquire(timeout=_PATIENCE_S)):
+        if not (self._is_open and self._pid == os.getpid()):
+            return
+        if not self._lock.acquire(timeout=_PATIENCE_S):
+            self._late_ooms.append((_brief(what), self._last_step + 1, self._label()))
+            _LOG.warning("%s ran out of memory; told later, the recording is busy", what.device)
             return
         try:
+            self._guarded(self._write_late_ooms)
             self._guarded(self._ooms.observed, what, self._last_step + 1, self._label())
         finally:
             self._lock.release()
+
+    def _write_late_ooms(self) -> None:
+        """Failures of threads that could not wait any longer for their turn."""
+        while self._late_ooms:
+            what, step, label = self._late_ooms.popleft()
+            self._ooms.observed(what, step, label)
+            self.recording.note(
+                "tracker",
+                f"a failed allocation on {what.device} was recorded late and briefly: the thread "
+                f"waited {_PATIENCE_S:g} s for another that was writing",
+            )
 
     def _label(self) -> int:
         return self._boundaries.label() if self._boundaries is not None else 0
@@ -278,6 +296,7 @@ class Session:
     def _look(self) -> None:
         """Count at the end of a step, or of a few short ones; open or close a window."""
         end_us = now_us()
+        self._write_late_ooms()
         if self.recording.grow():
             self._write_header()
         first = self._last_step - self._unseen + 1
@@ -294,9 +313,7 @@ class Session:
         )
         self._grid = self._schedule.grid(end_us)
         if is_open and self._lookout is not None:
-            began_us = _clock_us()
-            self._lookout.step_ended(self._last_step)
-            self.meter.search(_clock_us() - began_us)
+            self._searched(lambda lookout: lookout.step_ended(self._last_step))
         if is_open != was_open or self.recording.is_over():
             self._change_window(is_open=is_open, in_step=False)
         self._write_now_and_then(end_us)
@@ -304,6 +321,16 @@ class Session:
         self._hooks_in_step_us = 0.0
         self._events_in_step, self._prior_in_step_us = 0, 0.0
         self._step_began_us = now_us()
+
+    def _searched(self, look: Callable[[Lookout], None]) -> float:
+        """Let the lookout do its part, which is counted as a search; microseconds that it took."""
+        if self._lookout is None:
+            return 0.0
+        began_us = _clock_us()
+        look(self._lookout)
+        spent_us = _clock_us() - began_us
+        self.meter.search(spent_us)
+        return spent_us
 
     def _count(self, steps: Span) -> list[Counters]:
         counters = self.recording.counters()
@@ -342,7 +369,7 @@ class Session:
         )
 
     def _change_window(self, *, is_open: bool, in_step: bool) -> None:
-        began_us = _clock_us()
+        began_us, searched_us = _clock_us(), 0.0
         if is_open:
             if self.recording.window != NOT_RECORDED:  # it has a gap: another takes over
                 self._end_window(End.GAP, in_step=in_step)
@@ -350,9 +377,8 @@ class Session:
         elif self.recording.window != NOT_RECORDED:
             self._end_window(self._schedule.end or End.STOP, in_step=in_step)
             self._interims.write(self._steps, self._devices)
-            if self._lookout is not None:
-                self._lookout.window_ended()
-        self.meter.edge(_clock_us() - began_us)
+            searched_us = self._searched(lambda lookout: lookout.window_ended())
+        self.meter.edge(_clock_us() - began_us - searched_us)
 
     def _begin_window(self) -> None:
         self._window_us, self._window_step = now_us(), self._last_step + 1
@@ -587,6 +613,11 @@ def _is_closed(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _brief(what: Exhausted) -> Exhausted:
+    """The same without what is large or dear."""
+    return replace(what, live={}, held=None, owned={}, brief=True)
 
 
 def _clock_us() -> float:

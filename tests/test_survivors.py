@@ -15,7 +15,8 @@ from memprof.trace import Category, Label
 
 torch = pytest.importorskip("torch", reason="survivors are torch's tensors")
 
-from memprof.survivors import watch  # noqa: E402 - it imports torch
+from memprof.holding.climb import Climb  # noqa: E402 - it imports torch
+from memprof.survivors import searches, watch  # noqa: E402 - it imports torch
 from memprof.survivors.collections import Collections  # noqa: E402 - it imports torch
 from memprof.survivors.graphs import GraphGrowth, LongestGraph, longest_graph  # noqa: E402 - it imports torch
 from memprof.survivors.stalls import Stall  # noqa: E402 - it imports torch
@@ -194,12 +195,12 @@ def test_collections_that_free_something_are_timed():
 
 
 def test_an_error_in_a_search_ends_the_search_and_not_the_recording(tmp_path, monkeypatch):
-    from memprof.survivors import watch
 
     def fail(*args, **kwargs):
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(watch, "find_holders", fail)
+    monkeypatch.setattr(searches, "find_holders", fail)
+    monkeypatch.setattr(searches, "Climb", fail)
     kept = []
     run = record(lambda i: kept.append(torch.zeros(64)), tmp_path / "run.json", 20)
     assert any("the search has ended: RuntimeError: broken" in n.message for n in run.notes)
@@ -293,21 +294,22 @@ def test_a_container_that_is_kept_small_in_vain_is_said_to_leak_later(tmp_path):
 @pytest.fixture
 def slow(monkeypatch):
     """Every pass over the heap takes too long."""
-    monkeypatch.setattr(watch, "_SEARCH_S", 0.0)
+    for name in ("_WHOLE_S", "_WHOLE_AFTER_S", "_CHEAP_S"):
+        monkeypatch.setattr(searches, name, 0.0)
     monkeypatch.setattr(watch, "_SCAN_S", 0.0)
 
 
 @pytest.mark.usefixtures("slow")
 def test_a_search_that_takes_long_waits_until_the_leak_is_certain(tmp_path):
     outputs, heard, searched = [], [], []
-    find = watch.find_holders
 
-    def finding(targets, **options):
-        searched.append(len(outputs))
-        return find(targets, **options)
+    class Watched(Climb):
+        def __init__(self, *args, **options):
+            searched.append(len(outputs))
+            super().__init__(*args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watch, "find_holders", finding)
+        patch.setattr(searches, "Climb", Watched)
         run = record(
             lambda i: outputs.append(torch.zeros(1000)),
             tmp_path / "run.json",
@@ -317,6 +319,50 @@ def test_a_search_that_takes_long_waits_until_the_leak_is_certain(tmp_path):
     assert searched[0] == 24  # looks: 8, 12, 16 and 24; without the wait it would be 8
     assert "outputs" in heard[0].holders[0].description
     assert "outputs" in growing(run)[-1].holders[0].description
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_search_that_takes_long_is_gone_on_with_at_the_next_step_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(searches, "_SLICE_S", 0.0)
+    box, heard, slices = type("Box", (), {})(), [], []
+    box.model = {"meters": {"loss": []}}
+    proceed = Climb.proceed
+    monkeypatch.setattr(
+        Climb, "proceed", lambda self, limit_s: (slices.append(step[0]), proceed(self, limit_s))
+    )
+    step = [0]
+
+    def one(i):
+        step[0] = i
+        box.model["meters"]["loss"].append(torch.zeros(1000))
+
+    run = record(one, tmp_path / "run.json", 40, on_finding=heard.append)
+    # the leak is certain at the look after 24 steps; then a pass at each step's end
+    assert slices[:4] == [23, 24, 25, 26]
+    (found,) = heard
+    assert found.step >= 26
+    assert "box.model['meters']['loss']" in found.holders[0].description
+    assert growing(run)[-1].holders
+
+
+@pytest.mark.usefixtures("slow")
+def test_where_a_search_cannot_be_had_in_time_it_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "_LAST_S", 0.0)
+    monkeypatch.setattr(searches, "_SLICE_S", 0.0)
+    deep = []
+    for _ in range(40):
+        deep = [deep]
+
+    def step(i):
+        box = deep
+        for _ in range(40):
+            (box,) = box
+        box.append(torch.zeros(1000))
+
+    run = record(step, tmp_path / "run.json", 40)
+    (note,) = (n for n in run.notes if n.source == "survivors")
+    assert note.message.startswith("who holds some of what stays alive was not searched for")
+    assert growing(run)[-1].holders == []
 
 
 @pytest.mark.usefixtures("slow")

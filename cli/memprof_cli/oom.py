@@ -123,7 +123,7 @@ def _add(table: Table, title: str, groups: Sequence[OwnerGroup], whole: int) -> 
 
 def _request(told: PostMortem) -> Iterator[str]:
     failure = told.failure
-    if failure.requested < 0:
+    if failure.requested < 0 and not failure.beside:
         yield "not in the file"
         return
     where = [f"step {failure.label.step}"] if failure.label.step >= 0 else []
@@ -132,7 +132,16 @@ def _request(told: PostMortem) -> Iterator[str]:
     where += [failure.label.module] if failure.label.module else []
     when = f" ({', '.join(where)})" if where else ""
     by = f" by {told.asked_by}" if told.asked_by else ", by a line that was not recorded"
-    yield f"{format_bytes(failure.requested)}{by}{when}"
+    if failure.beside:
+        said = "reported at" if failure.asynchronous else "at"
+        at = f", {said} {told.asked_by}" if told.asked_by else ""
+        yield f"not told: {failure.call or failure.beside}{at}{when}"
+        if failure.asynchronous:
+            yield "(an error of CUDA's may come from an earlier call than the line that reports it)"
+    else:
+        yield f"{format_bytes(failure.requested)}{by}{when}"
+    if failure.rejected:
+        yield "(torch refused it in advance: set_per_process_memory_fraction and its settings)"
     facts = failure.told or {}
     if failure.alike is not None and failure.requested == failure.alike.asked:
         yield f"(what it asked for in step {failure.alike.step}: torch tells of the segment alone)"
@@ -193,6 +202,7 @@ def _help(told: PostMortem, file: Path) -> RenderableType:
     lines += [
         line for kind in dict.fromkeys(r.kind for r in fitting) for line in _kind(fitting, kind)
     ]
+    lines += [Text(one) for one in told.advice]
     failed = [r for r in told.rescues.tried if not r.fits]
     if failed:
         settings = [r for r in failed if r.kind == "settings"]
@@ -263,6 +273,7 @@ def _figures(told: PostMortem) -> dict[str, Any]:
         },
         "changes": [_rescue_figures(rescue) for rescue in told.rescues.tried],
         "unproven": told.rescues.unproven,
+        "advice": list(told.advice),
         "layouts": [
             {"change": x.change, "reserved_bytes": x.reserved, "saved_bytes": x.saved}
             for x in told.layouts
@@ -279,6 +290,9 @@ def _asked_figures(told: PostMortem) -> dict[str, Any]:
         "step": _or_none(failure.label.step),
         "phase": failure.label.phase.name.lower(),
         "module": failure.label.module,
+        "beside": failure.beside,
+        "call": failure.call,
+        "asynchronous": failure.asynchronous,
         "event": _or_none(failure.event) if failure.recorded == "event" else None,
         "window": _or_none(failure.window) if failure.recorded == "event" else None,
         "time_us": _or_none(failure.time_us),

@@ -91,6 +91,14 @@ class Failure:
     """Of a failure between windows: the recorded step that tells what ``seen`` holds."""
     live_categories: Mapping[str, int] = field(default_factory=dict)
     """Bytes by category, as the job saw them; for failures without a trace, as the next."""
+    beside: str = ""
+    """Who could not allocate, where it was not torch's allocator: ``cuBLAS``."""
+    call: str = ""
+    """The function that failed then: ``cublasCreate(handle)``; empty where it is not known."""
+    asynchronous: bool = False
+    """Something before may have caused it: the line that raised the error only reports it."""
+    rejected: bool = False
+    """torch refused the request in advance, because of the share that it may have."""
     live_stacks: tuple[tuple[tuple[Frame, ...], int], ...] = ()
     """What each stack held, as the job saw it; for failures without a trace."""
 
@@ -212,7 +220,8 @@ def _marks(device: DeviceRun) -> Iterator[tuple[int, int]]:
 
 def _is_later(finding: Finding, trace: Trace, mark: tuple[int, int]) -> bool:
     at_us = int(trace.events.time_us[mark[1]])
-    return finding.time_us > at_us + _SAME_MOMENT_US
+    of_another = finding.details.get("beside") or finding.details.get("rejected")
+    return finding.time_us > at_us + (0 if of_another else _SAME_MOMENT_US)
 
 
 def _looks(device: DeviceRun, known: Sequence[WindowExamination]) -> _Look:
@@ -337,8 +346,12 @@ def _of_finding(
         reserved=integer(facts, "reserved"),
         pending=integer(facts, "pending"),
         largest_free=integer(facts, "largest_free"),
-        free=integer(facts, "device_free"),
+        free=_free_then(run, device.device, finding),
         total=total,
+        beside=str(facts.get("beside") or ""),
+        call=str(facts.get("call") or ""),
+        asynchronous=facts.get("asynchronous") is True,
+        rejected=facts.get("rejected") is True,
         process_used=first_known(
             integer(facts, "process_used"),
             _reading(run, device.device, "process_used", finding.time_us),
@@ -349,6 +362,12 @@ def _of_finding(
         live_categories=live_categories(facts),
         live_stacks=live_stacks(tables, facts),
     )
+
+
+def _free_then(run: Run, device: str, finding: Finding) -> int:
+    """What the device had free, as torch was told, or as the driver said at the last look."""
+    told = integer(finding.details, "device_free")
+    return told if told >= 0 else _reading(run, device, "free", finding.time_us)
 
 
 def _seen_then(

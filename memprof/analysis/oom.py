@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memprof.analysis import beside
 from memprof.analysis.blocklines import blocks_by_size, callers
 from memprof.analysis.examination import Examination
 from memprof.analysis.failures import Failure, failures
@@ -48,6 +49,8 @@ class Cause(str, enum.Enum):
     """The step itself needs more than there is."""
     OTHERS = "others"
     """Other processes, or other libraries of this one, held what was missing."""
+    RESERVED = "reserved"
+    """torch held, without using it, what a library beside it needed."""
     LIMIT = "limit"
     """``set_per_process_memory_fraction`` kept torch from memory that was free."""
     UNKNOWN = "unknown"
@@ -91,6 +94,8 @@ class PostMortem:
     growth: Growth | None
     """Of allocated bytes at step ends before it happened."""
     rescues: Rescues
+    advice: tuple[str, ...]
+    """What would have left room to a library or the driver, the surest first; not replayed."""
     layouts: tuple[Layout, ...]
     """Of a final state alone: what its tensors would take otherwise."""
 
@@ -147,6 +152,7 @@ def _explained(run: Run, failure: Failure, workers: int | None) -> PostMortem:
         inferred=bool(seen and seen.owners.inferred) or failure.alike is not None,
         growth=trend,
         rescues=rescues(failure, workers),
+        advice=tuple(beside.advice_for(failure)) if failure.beside else (),
         layouts=layouts(seen.trace) if seen and failure.recorded == "state" else (),
     )
 
@@ -265,6 +271,8 @@ def _names(failure: Failure) -> str:
 def _judged(failure: Failure, weights: Sequence[Weight]) -> tuple[Cause, str]:
     if failure.recorded == "state":
         return Cause.UNKNOWN, _of_a_state(failure)
+    if failure.beside:
+        return _judged_beside(failure)
     enough = [weight for weight in weights if weight.enough]
     if enough:
         return enough[0].cause, enough[0].why
@@ -284,6 +292,17 @@ def _judged(failure: Failure, weights: Sequence[Weight]) -> tuple[Cause, str]:
         f"{lacking} were missing even with every unused byte, and nothing that earlier steps left "
         "or that others held would have made up for it"
     )
+
+
+def _judged_beside(failure: Failure) -> tuple[Cause, str]:
+    held = beside.held_by(failure)
+    if beside.is_reserved(failure):
+        return Cause.RESERVED, held
+    if beside.is_others(failure):
+        return Cause.OTHERS, held
+    if failure.allocated >= 0:
+        return Cause.PEAK, f"{held}; tensors held {format_bytes(failure.allocated)}"
+    return Cause.UNKNOWN, held
 
 
 def _without_a_limit(failure: Failure, weights: Sequence[Weight]) -> tuple[Cause, str]:
@@ -319,6 +338,7 @@ _IN_WORDS = {
     Cause.FRAGMENTATION: "because of fragmentation",
     Cause.PEAK: "at the peak of a single step",
     Cause.OTHERS: "because of memory held outside torch",
+    Cause.RESERVED: "because torch kept what it did not use",
     Cause.LIMIT: "because of the limit that the program set",
     Cause.UNKNOWN: "",
 }
@@ -328,11 +348,16 @@ def _line(failure: Failure, cause: Cause) -> str:
     if failure.recorded == "state":
         held, whole = format_bytes(failure.allocated), format_bytes(failure.reserved)
         return f"{failure.device} held {held} in tensors, {whole} reserved, at the snapshot"
-    return in_a_line(failure, _IN_WORDS[cause])
+    is_plain = failure.beside and cause is Cause.PEAK  # how much was asked is not known
+    return in_a_line(failure, "" if is_plain else _IN_WORDS[cause])
 
 
 def in_a_line(failure: Failure, because: str = "") -> str:
     """The device that ran out of memory, why, what was asked and what it had free."""
+    if failure.beside:
+        return f"{failure.device} ran out of memory {because}".rstrip() + (
+            f": {beside.what_failed(failure)}"
+        )
     asked = f": {format_bytes(failure.requested)} asked" if failure.requested >= 0 else ""
     free = f", {format_bytes(failure.free)} free on the device" if failure.free >= 0 else ""
     return f"{failure.device} ran out of memory {because}".rstrip() + asked + free

@@ -34,7 +34,7 @@ __all__ = [
     "spreads",
 ]
 
-_OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "MemoryError")
+_OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "MemoryError", "ALLOC_FAILED")
 _EACH = 8
 """Ranks up to which each is judged."""
 _MOST_JUDGED = 6

@@ -99,6 +99,10 @@ class _Try:
 
 def rescues(failure: Failure, workers: int | None = None) -> Rescues:
     """Every change that applies, replayed; cheapest first among those that help."""
+    if failure.beside:
+        return Rescues(
+            unproven=f"nobody tells how much {failure.beside} asked for, so nothing was replayed"
+        )
     if failure.recorded != "event" or failure.seen is None:
         return Rescues(unproven="no trace of the failed allocation, so nothing could be replayed")
     if failure.limit < 0:

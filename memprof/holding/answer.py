@@ -28,7 +28,16 @@ from memprof.records import Holder, Link
 from memprof.sources.places import Block, PlaceOf, place_of
 from memprof.sources.programfiles import is_user_file
 
-__all__ = ["find_holders", "holders", "links_of"]
+__all__ = [
+    "best_holders",
+    "find_holders",
+    "holders",
+    "keys_of",
+    "links_of",
+    "root_links",
+    "user_files",
+    "view_link",
+]
 
 _MOST_FILES = 64
 """Source files that are parsed at most to find a line: each costs some milliseconds, once."""
@@ -75,13 +84,22 @@ def find_holders(
         SettingsError: a target is something else.
     """
     blocks = BlockIndex([one for one in targets if type(one) is Block], place)
-    with plain_torch():
-        keys = [blocks.key_of[one] if type(one) is Block else _key(one) for one in targets]
+    keys = keys_of(targets, blocks)
     wanted = frozenset(key for key in keys if key > 0)
     ids = frozenset(id(one) for one, key in zip(targets, keys, strict=True) if key == id(one))
     with quiet():
         found = _found(Targets(wanted, ids, blocks), limit, Deadline(budget_s), graphs=graphs)
     return [found.get(key, ()) for key in keys]
+
+
+def keys_of(targets: Sequence[object], blocks: BlockIndex) -> list[int]:
+    """The key of each target; 0 for what is dead.
+
+    Raises:
+        SettingsError: one is nothing that holders can be looked for of.
+    """
+    with plain_torch():
+        return [blocks.key_of[one] if type(one) is Block else _key(one) for one in targets]
 
 
 def _key(target: object) -> int:
@@ -118,7 +136,7 @@ def _holders_of(search: Search, keys: Iterable[int], limit: int) -> dict[int, tu
     naming = Naming()
     kept = {key: search.references.get(key, []) for key in keys}
     search.resolve(one for references in kept.values() for one in references)
-    files = _user_files()
+    files = user_files()
     with reading_until(search.deadline.later(_FOR_LINES)):
         return _named_holders(search, kept, naming, limit, files)
 
@@ -138,7 +156,7 @@ def _named_holders(
             ((score(links, user=user), links) for links, user in chains if links),
             key=lambda one: one[0],
         )
-        found[key] = _best((links for _, links in ranked), limit, files)
+        found[key] = best_holders((links for _, links in ranked), limit, files)
         if not found[key]:
             lost.append(key)
     if lost:
@@ -177,7 +195,7 @@ def _too_early() -> list[Link]:
     return [link(LinkKind.UNKNOWN, "the search ended before it found an owner")]
 
 
-def _best(ranked: Iterable[list[Link]], limit: int, files: list[str]) -> tuple[Holder, ...]:
+def best_holders(ranked: Iterable[list[Link]], limit: int, files: list[str]) -> tuple[Holder, ...]:
     """The first ``limit`` holders that read differently."""
     best: dict[str, Holder] = {}
     for links in ranked:
@@ -193,15 +211,16 @@ def links_of(search: Search, reference: Reference, naming: Naming) -> tuple[list
     root, runs, paths = search.chain(reference)
     if root is None:
         return [], False
-    links = _root_links(root, runs[0][1]) if len(runs[0]) > 1 else []
+    links = root_links(root, runs[0][1]) if len(runs[0]) > 1 else []
     for at, run in enumerate(runs):
         links += naming.links(run[1:] if at == 0 else run)
         if at < len(paths):
             links += paths[at]
-    return tidy([*links, *_view_link(reference.value)]), root.user
+    return tidy([*links, *view_link(reference.value)]), root.user
 
 
-def _root_links(root: Root, value: object) -> list[Link]:
+def root_links(root: Root, value: object) -> list[Link]:
+    """The first link of a chain: the variable that ``value`` is."""
     name = root.name_of(value)
     if root.kind == "module":
         return [link(_global_kind(root, name), name, root.owner, root.filename)]
@@ -215,7 +234,7 @@ def _global_kind(root: Root, name: str) -> LinkKind:
     return LinkKind.NOTEBOOK if history and "_oh" in root.names else LinkKind.GLOBAL
 
 
-def _view_link(value: object) -> list[Link]:
+def view_link(value: object) -> list[Link]:
     """A link for a view that shows less than it keeps."""
     shown, kept = shown_and_kept(value)
     return (
@@ -225,7 +244,7 @@ def _view_link(value: object) -> list[Link]:
     )
 
 
-def _user_files() -> list[str]:
+def user_files() -> list[str]:
     """The user's source files in which a line may be looked for: those that run now come first."""
     roots = sorted(module_roots(user=True), key=lambda root: root.owner != "__main__")
     files = [*_running_files(), *(root.filename for root in roots if root.filename)]

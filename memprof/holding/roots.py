@@ -17,6 +17,7 @@ __all__ = [
     "Root",
     "frame_roots",
     "is_own",
+    "module_root",
     "module_roots",
     "source_line",
 ]
@@ -123,6 +124,11 @@ def module_roots(*, user: bool) -> list[Root]:
         if _is_user_module(name, variables) is user:
             roots.append(_module_root(name, variables))
     return roots
+
+
+def module_root(name: str, module: types.ModuleType) -> Root:
+    """The globals of one module."""
+    return _module_root(name, types.ModuleType.__getattribute__(module, "__dict__"))
 
 
 def _module_root(name: str, variables: dict[str, object]) -> Root:

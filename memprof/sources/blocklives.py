@@ -6,6 +6,7 @@ block is read from what the program's own objects pointed at, at moments that ar
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,7 @@ from memprof.trace import (
 )
 
 __all__ = [
+    "GradMode",
     "Lives",
     "Sighting",
     "final_of_dead",
@@ -57,6 +59,8 @@ class Lives(Columns):
     category: Column = column("u1")
     handed: Column = column("u1")
     """The category that was written last."""
+    graph: Column = column("u1")
+    """1 for what a forward pass made while gradients were wanted; 0 where not, or not known."""
     born: Column = column("i8", missing=NOT_RECORDED)
     died: Column = column("i8")
 
@@ -70,6 +74,18 @@ class Sighting:
     """By the address of a storage; a module may be left empty where it is not at hand."""
     recomputed: int = NOT_RECORDED
     """The step in which a forward pass was repeated, whose results a backward pass still needs."""
+    failed: bool = False
+    """Memory ran out here, and no event says so: a library or the driver told of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradMode:
+    """From a moment on the calls of one root module want gradients, or do not."""
+
+    time_us: int
+    root: str
+    """Path of the root module."""
+    enabled: bool
 
 
 def lives_of(before: Lives, events: Events, first: int) -> Lives:
@@ -105,9 +121,23 @@ def _ends(lives: Lives, address: Ints, freed: Ints, events: int) -> Ints:
     return died
 
 
-def settle(lives: Lives, events: Events, labels: LabelRows, seen: list[Sighting]) -> Lives:
-    """The lives with the categories that phases and sightings tell, and their owners' modules."""
-    lives = replaced(lives, category=lives.category.copy(), label=lives.label.copy())
+def settle(
+    lives: Lives,
+    events: Events,
+    labels: LabelRows,
+    seen: list[Sighting],
+    modes: Sequence[GradMode] = (),
+) -> Lives:
+    """The lives with the categories that phases and sightings tell, and their owners' modules.
+
+    ``modes`` say when forward passes wanted gradients, in the order of their times.
+    """
+    lives = replaced(
+        lives,
+        category=lives.category.copy(),
+        label=lives.label.copy(),
+        graph=_with_graph(lives, events, labels, modes),
+    )
     forward = labels.phases(lives.label) == Phase.FORWARD
     kept = forward & _lived_to(_backward_rows(events, labels), lives)
     lives.category[kept & (lives.category == Category.UNKNOWN)] = Category.ACTIVATION
@@ -118,7 +148,36 @@ def settle(lives: Lives, events: Events, labels: LabelRows, seen: list[Sighting]
             own(lives, one.owners, at, labels)
         else:
             _keep_for_backward(lives, one.recomputed, at, labels)
+    failed = [int(np.searchsorted(times, one.time_us, side="right")) for one in seen if one.failed]
+    failed += np.flatnonzero(events.action == Action.OOM).tolist()
+    there = _lived_to(np.array(sorted(failed), np.int64), lives) & (lives.graph == 1)
+    lives.category[there & (lives.category == Category.UNKNOWN)] = Category.ACTIVATION
     return lives
+
+
+def _with_graph(
+    lives: Lives, events: Events, labels: LabelRows, modes: Sequence[GradMode]
+) -> Column:
+    """What a forward pass with gradients made: where memory runs out in it no backward pass tells.
+
+    Outside every module the phase is forward only after a call with gradients (`Boundaries`).
+    """
+    found: Column = lives.graph.copy()
+    new = np.flatnonzero((lives.born >= 0) & (labels.phases(lives.label) == Phase.FORWARD))
+    if not len(new):
+        return found
+    times: dict[str, list[int]] = defaultdict(list)
+    enabled: dict[str, list[bool]] = defaultdict(lambda: [False])  # before the first: not known
+    for one in modes:
+        times[one.root].append(one.time_us)
+        enabled[one.root].append(one.enabled)
+    made_us = events.time_us[lives.born[new]]
+    for label in np.unique(lives.label[new]).tolist():
+        rows = lives.label[new] == label
+        root = labels.of(label).module.partition(".")[0]
+        place = np.searchsorted(np.array(times[root], np.int64), made_us[rows], side="right")
+        found[new[rows]] = np.array(enabled[root], np.uint8)[place] if root else 1
+    return found
 
 
 def own(lives: Lives, owners: Mapping[int, Owner], at: int, labels: LabelRows) -> None:

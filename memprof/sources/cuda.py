@@ -22,7 +22,7 @@ from memprof.sources.boundaries import Boundaries
 from memprof.sources.cudadevices import COUNTING, NATIVE, USED, backend, used, uuid_of
 from memprof.sources.main_thread import Beat, MainThread
 from memprof.sources.marks import MarkKeeper
-from memprof.sources.ooms import Exhausted, OomWatch
+from memprof.sources.ooms import Exhausted, OomWatch, ooms_counted
 from memprof.sources.places import PlaceOf, place_of
 from memprof.sources.protocol import Chunk, Counters, Interner
 from memprof.sources.recorder import Owner, Recorder, operations_of
@@ -173,6 +173,11 @@ class CudaSource:
         spent_us, self._spent_us = self._spent_us, 0.0
         return spent_us
 
+    def at_failure(self, what: Exhausted) -> None:
+        """Add what the device holds to a failure that torch's observer was not told of."""
+        if self._ooms is not None and self._is_initialized():
+            self._ooms.describe(what)
+
     def notes(self) -> Sequence[str]:
         """What was not seen, since the last call."""
         notes, self._notes = [*self._notes, *self._boundaries.notes()], []
@@ -256,7 +261,7 @@ class CudaSource:
             requested=_current(stats, "requested_bytes"),
             inactive_split=_current(stats, "inactive_split_bytes"),
             retries=stats.get("num_alloc_retries", NOT_RECORDED),
-            ooms=stats.get("num_ooms", NOT_RECORDED),
+            ooms=ooms_counted(stats),
         )
 
     # -- the recorder --------------------------------------------------------------------------

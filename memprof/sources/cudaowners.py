@@ -8,6 +8,7 @@ from typing import Any
 from memprof.sources.boundaries import Boundaries
 from memprof.sources.cuda import CudaSource
 from memprof.sources.liveblocks import LiveBlock, LiveBlocks
+from memprof.sources.ooms import Exhausted
 from memprof.sources.places import PlaceOf, place_of
 from memprof.sources.protocol import Chunk, Interner
 from memprof.sources.recorder import Owner
@@ -85,6 +86,12 @@ class OwnedCudaSource(CudaSource):
     def label_of(self, row: int) -> Label:
         """The label in a row, also of those that the program named itself."""
         return self._live.labels.of(row)
+
+    def at_failure(self, what: Exhausted) -> None:
+        """Also: what a forward pass holds now is waiting for a backward pass that never comes."""
+        super().at_failure(what)
+        if self._in_window:
+            self._live.sightings.failed()
 
     def notes(self) -> Sequence[str]:
         """What was not seen, since the last call."""

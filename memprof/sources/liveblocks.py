@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from memprof.sources.blocklives import (
     Lives,
-    Sighting,
     final_of_dead,
     lives_of,
     own,
@@ -101,12 +100,17 @@ class LiveBlocks:
         for chunk in chunks:
             events[chunk.device].append(chunk.events)
         owners, seen = self.sightings.owners(), self.sightings.take()
+        modes = self.sightings.take_modes()
         found = []
         for device in dict.fromkeys([*events, *ends]):
             sightings = [*seen.get("", ()), *seen.get(device, ())]
             joined = Events.concatenate(events[device])
+            before = self._lives.get(device, Lives.build())
+            known = replaced(before, born=np.full(len(before), NOT_RECORDED))
+            lives = lives_of(known, joined, self._told.get(device, 0))
+            lives = settle(lives, joined, self.labels, sightings, modes)
             found.append(
-                self._settled(device, joined, ends.get(device), sightings, owners.get(device, {}))
+                self._settled(device, joined, ends.get(device), lives, owners.get(device, {}))
             )
         return [one for one in found if len(one.events) or one.late_events or one.late_blocks]
 
@@ -164,6 +168,7 @@ class LiveBlocks:
                 known,
                 label=np.where(same, before.label[row], known.label),
                 category=np.where(same, before.category[row], known.category),
+                graph=np.where(same, before.graph[row], known.graph),
             )
         own(known, owners.get(device, {}), 0, self.labels)
         self._lives[device] = replaced(known, handed=known.category)
@@ -175,13 +180,10 @@ class LiveBlocks:
         device: str,
         events: Events,
         end: State | None,
-        seen: list[Sighting],
+        lives: Lives,
         owners: Mapping[int, Owner],
     ) -> Chunk:
         first = self._told.get(device, 0)
-        before = self._lives.get(device, Lives.build())
-        lives = lives_of(replaced(before, born=np.full(len(before), NOT_RECORDED)), events, first)
-        lives = settle(lives, events, self.labels, seen)
         own(lives, owners, len(events), self.labels)
         step, saved = self._boundaries.step, self.sightings.saved
         lives = self._kept.judged(device, lives, events, step, saved)

@@ -11,22 +11,22 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
 from memprof.snapshot import traces_from_snapshot
+from memprof.sources import oomtexts
 from memprof.sources.boundaries import Boundaries
 from memprof.sources.owners import Differentiated, owned, parts
 from memprof.sources.places import PlaceOf, place_of
 from memprof.sources.segments import segments_now
 from memprof.sources.unread import plain_attributes
 from memprof.trace import Category, Trace
-from memprof.units import parse_bytes
 
-__all__ = ["REST", "Exhausted", "OomWatch", "from_exception"]
+__all__ = ["REST", "Exhausted", "OomWatch", "from_exception", "ooms_counted"]
 
 _LOG = logging.getLogger("memprof")
 
@@ -39,12 +39,9 @@ _MOST_FRAMES = 64
 _MOST_STACKS = 200
 _MOST_BLOCKS = 200_000
 """Blocks above which a state is too dear to write in the middle of a failure."""
-_CUDA_ASKED = re.compile(r"Tried to allocate ([0-9.]+ [KMGT]?i?B)")
-_CUDA_DEVICE = re.compile(r"GPU (\d+) has a total capacity of ([0-9.]+ \w+) of which ([0-9.]+ \w+)")
 _WORKER = re.compile(r"Caught \w+ in (.+?)\.\n")
 """How torch begins the message of an error that it carries over from a worker or a replica."""
 _WORKER_FRAME = re.compile(r'  File "(.+)", line (\d+), in (.+)')
-_CPU_ASKED = re.compile(r"DefaultCPUAllocator: (?:can't|not enough) .*?(\d+) bytes")
 
 
 @dataclass(slots=True)
@@ -52,8 +49,10 @@ class Exhausted:
     """One failed allocation as the job saw it; ``facts`` go into the finding's details."""
 
     device: str
+    """Empty for the current one, where nothing says which of CUDA's it is."""
     requested: int
-    """Bytes; of the segment that torch wanted where only that is known (``facts`` say so)."""
+    """Bytes; of the segment that torch wanted where only that is known (``facts`` say so); 0 where
+    nothing says how many."""
     time_us: int
     frames: Frames
     facts: dict[str, object] = field(default_factory=dict)
@@ -65,6 +64,8 @@ class Exhausted:
     """What the blocks at these addresses are, as far as modules and optimizers refer to them."""
     brief: bool = False
     """The costly figures were left out: they were taken shortly before."""
+    unobserved: bool = False
+    """torch's observer is not told of such a failure: a library's, the driver's, a rejection."""
 
 
 class OomWatch:
@@ -118,6 +119,17 @@ class OomWatch:
         frames = _frames_above(sys._getframe(1))
         facts: dict[str, object] = {"segment_bytes": segment, "device_free": free, "limit": limit}
         what = Exhausted(f"cuda:{ordinal}", segment, time.time_ns() // 1000, frames, facts)
+        self._describe(what, ordinal)
+        self._told(what)
+
+    def describe(self, what: Exhausted) -> None:
+        """Put into ``what`` what the device holds, after a failure that torch did not tell of."""
+        if not what.device:
+            what.device = f"cuda:{int(self._torch.cuda.current_device())}"
+        self._describe(what, int(what.device.removeprefix("cuda:")))
+
+    def _describe(self, what: Exhausted, ordinal: int) -> None:
+        facts = what.facts
         began_s = time.monotonic()
         what.brief = began_s < self._rested_at_s.get(ordinal, 0.0)
         costly = () if what.brief else (partial(self._blocks, what), partial(self._owners, what))
@@ -129,7 +141,6 @@ class OomWatch:
         if not what.brief:
             ended_s = time.monotonic()
             self._rested_at_s[ordinal] = ended_s + REST * (ended_s - began_s)
-        self._told(what)
 
     def _counters(self, ordinal: int) -> dict[str, object]:
         stats = self._torch.cuda.memory_stats_as_nested_dict(ordinal)
@@ -141,7 +152,7 @@ class OomWatch:
             "reserved": stats["reserved_bytes"]["all"]["current"],
             "pending": max(active - allocated, 0),
             "device_total": int(total),
-            "ooms": stats.get("num_ooms", -1),
+            "ooms": ooms_counted(stats),
         }
 
     def _autocast(self, ordinal: int) -> dict[str, object]:  # noqa: ARG002 - it is the thread's
@@ -210,6 +221,15 @@ _attached: dict[int, Any] = {}
 """The attach functions that were called: torch has no way to take an observer back."""
 
 
+def ooms_counted(stats: Mapping[str, Any]) -> int:
+    """Requests that failed, by torch's counters, and those refused in advance (torch 2.12 on).
+
+    -1 where torch does not count.
+    """
+    failed: int = stats.get("num_ooms", -1)
+    return failed + stats.get("num_oom_rejections", 0) if failed >= 0 else failed
+
+
 def _observed(ordinal: int, segment: int, limit: int, free: int) -> None:
     """What torch calls; an exception here would replace the job's own."""
     for watch in tuple(_watching):
@@ -238,27 +258,30 @@ def _frames_above(frame: Any) -> Frames:
 def from_exception(error: BaseException | None) -> Exhausted | None:
     """What an out-of-memory error tells of itself; None where it is none.
 
-    ``torch.OutOfMemoryError`` says it in its message, the allocator of the host in that of a
-    ``RuntimeError``.
+    All of them are a ``RuntimeError``: ``torch.OutOfMemoryError``, ``torch.AcceleratorError``,
+    those of the host's allocator and of libraries.
     """
     text = str(error) if isinstance(error, RuntimeError) else ""
-    host, cuda = _CPU_ASKED.search(text), _CUDA_ASKED.search(text)
-    if error is None or (host is None and (cuda is None or "out of memory" not in text)):
+    said = oomtexts.read(text) if text else None
+    if error is None or said is None:
         return None
     frames, facts = _frames_of(error), dict[str, object]({"from": "exception"})
-    now_us = time.time_ns() // 1000
     worker = _WORKER.match(text)
     if worker is not None:  # its own traceback comes in the message
         facts["worker"] = worker[1]
         frames = _frames_in(text) + frames
-    if host is not None:
-        return Exhausted("cpu", int(host[1]), now_us, frames, facts)
-    assert cuda is not None
-    where = _CUDA_DEVICE.search(text)
-    if where is not None:
-        facts |= {"device_total": parse_bytes(where[2]), "device_free": parse_bytes(where[3])}
-    ordinal = where[1] if where is not None else "0"
-    return Exhausted(f"cuda:{ordinal}", parse_bytes(cuda[1]), now_us, frames, facts)
+    told = {
+        "device_total": said.total,
+        "device_free": said.free if said.total else 0,
+        "beside": said.beside,
+        "call": said.call,
+        "asynchronous": said.asynchronous,
+        "rejected": said.rejected,
+    }
+    facts |= {name: value for name, value in told.items() if value}
+    what = Exhausted(said.device, said.requested, time.time_ns() // 1000, frames, facts)
+    what.unobserved = not said.is_torch
+    return what
 
 
 def _frames_in(text: str) -> Frames:

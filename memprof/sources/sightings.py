@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from memprof.sources.blocklives import Sighting
+from memprof.sources.blocklives import GradMode, Sighting
 from memprof.sources.boundaries import Boundaries
 from memprof.sources.owners import Differentiated, Owner, gradients_of, owned, parts, tensors_in
 from memprof.sources.places import Place, PlaceOf
@@ -46,10 +46,16 @@ class Sightings:
         self._others = Differentiated(boundaries.unread)
         self._seen: dict[str, list[Sighting]] = defaultdict(list)
         self._steps: dict[int, int] = defaultdict(int)
+        self._modes: list[GradMode] = []
+        self._enabled: dict[str, bool] = {}
+        self._is_grad_enabled: Callable[[], bool] = lambda: False
 
     def start(self) -> None:
         """Listen from now on; may be called again."""
         if self not in self._boundaries.listeners:
+            from torch import is_grad_enabled
+
+            self._is_grad_enabled = is_grad_enabled
             self._boundaries.listeners.append(self)
 
     def stop(self) -> None:
@@ -58,11 +64,23 @@ class Sightings:
             self._boundaries.listeners.remove(self)
         self._seen.clear()
         self._steps.clear()
+        self._modes.clear()
+        self._enabled.clear()
 
     def take(self) -> dict[str, list[Sighting]]:
         """What was seen on each device since the last call; under ``""`` what holds for all."""
         seen, self._seen = self._seen, defaultdict(list)
         return seen
+
+    def take_modes(self) -> list[GradMode]:
+        """What is known of gradients being wanted; of what holds now, the next call tells again."""
+        modes = self._modes
+        self._modes = list({one.root: one for one in modes}.values())
+        return modes
+
+    def failed(self) -> None:
+        """Memory has run out at this moment, and no event of the recorder says so."""
+        self._add("", {}, failed=True)
 
     def owners(self) -> dict[str, dict[int, Owner]]:
         """Owner by device and address of all that modules and optimizers refer to now."""
@@ -111,12 +129,19 @@ class Sightings:
         owner = Owner(Category.GRADIENT, "")
         self._note((owner, one) for one in gradients_of(optimizer, self._unread))
 
-    def outermost_call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
+    def outermost_call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Tensors that go into a model and were not made by one are its input."""
+        self._note_mode(self._boundaries.modules.path(module))
         owner, inputs = Owner(Category.INPUT, ""), list(tensors_in((args, kwargs), self._unread))
         with plain_attributes():
             self._others.see(inputs)
         self._note((owner, tensor) for tensor in inputs)
+
+    def _note_mode(self, root: str) -> None:
+        enabled = self._is_grad_enabled()
+        if self._enabled.get(root) is not enabled and len(self._modes) < _MOST:
+            self._enabled[root] = enabled
+            self._modes.append(GradMode(time.time_ns() // 1000, root, enabled))
 
     def _note(self, found: Iterable[tuple[Owner, Any]]) -> None:
         try:
@@ -138,7 +163,7 @@ class Sightings:
     def _places(self, tensor: Any) -> Iterator[Place]:
         return map(self._place, parts(tensor, self._unread))
 
-    def _add(self, device: str, owners: dict[int, Owner], **recomputed: int) -> None:
+    def _add(self, device: str, owners: dict[int, Owner], **more: Any) -> None:
         seen = self._seen[device]
         if len(seen) < _MOST:
-            seen.append(Sighting(time.time_ns() // 1000, owners, **recomputed))
+            seen.append(Sighting(time.time_ns() // 1000, owners, **more))

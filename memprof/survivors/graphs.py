@@ -11,6 +11,7 @@ from typing import Any
 
 from memprof.holding.autograd import is_tensor_type, plain_torch
 from memprof.holding.heap import Deadline
+from memprof.holding.referrers import live_tensors
 from memprof.holding.search import quiet
 from memprof.sources.autograd import grad_fn_of
 
@@ -59,9 +60,9 @@ def longest_graph(budget_s: float = 0.1, *, young: bool = False) -> LongestGraph
 
 
 def _tensors(*, young: bool) -> list[Any]:
-    objects = gc.get_objects(generation=0) if young else gc.get_objects()
-    if young:
-        objects += gc.get_objects(generation=1)
+    if not young:
+        return live_tensors()
+    objects = gc.get_objects(generation=0) + gc.get_objects(generation=1)
     kinds = list(map(type, objects))
     keys = list(map(id, kinds))  # a metaclass may define ``__hash__``
     wanted = {

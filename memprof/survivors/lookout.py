@@ -46,7 +46,8 @@ class Lookout:
     def open(self, sources: Sequence[EventSource], label_of: Callable[[int], Label]) -> None:
         """Begin to look at those sources that can say what is alive."""
         able: list[Any] = [one for one in sources if hasattr(one, "living")]
-        self._begin = partial(_survivors, lambda: _live(able, label_of), self._share)
+        note = partial(self._note, "survivors")
+        self._begin = partial(_survivors, lambda: _live(able, label_of), note, self._share)
         if able:
             self._collections = Collections(*_frees_of(able))
             self._collections.open()
@@ -102,11 +103,13 @@ def _frees_of(sources: Sequence[Any]) -> tuple[Callable[[], int], Callable[[], b
     )
 
 
-def _survivors(living: Callable[[], list[LiveSource]], share: float) -> Survivors:
+def _survivors(
+    living: Callable[[], list[LiveSource]], note: Callable[[str], None], share: float
+) -> Survivors:
     with collector_paused():
         from memprof.survivors.watch import Survivors  # 20 ms, after recording has begun
 
-    return Survivors(living, share=share)
+    return Survivors(living, note, share=share)
 
 
 def _live(sources: Sequence[Any], label_of: Callable[[int], Label]) -> list[LiveSource]:

@@ -23,9 +23,10 @@ class Stall:
     per_block_s: float
     """Seconds of the processor for each block, as the last pass took them."""
 
-    def is_short(self) -> bool:
-        """Whether a pass would be over soon enough."""
-        return self.per_block_s * sys.getallocatedblocks() <= self.longest_s
+    def is_short(self, longest_s: float | None = None) -> bool:
+        """Whether a pass would be over soon enough; in ``longest_s`` where that is another time."""
+        most_s = self.longest_s if longest_s is None else longest_s
+        return self.per_block_s * sys.getallocatedblocks() <= most_s
 
     @contextmanager
     def measured(self) -> Iterator[None]:
@@ -33,4 +34,8 @@ class Stall:
         blocks = sys.getallocatedblocks()
         began_s = time.thread_time()
         yield
-        self.per_block_s = (time.thread_time() - began_s) / max(1, blocks)
+        self.took(time.thread_time() - began_s, blocks)
+
+    def took(self, duration_s: float, blocks: int = 0) -> None:
+        """What a pass took, over so many blocks; 0: as many as there are now."""
+        self.per_block_s = duration_s / max(1, blocks or sys.getallocatedblocks())

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
-from memprof.holding import find_holders
 from memprof.holding.search import quiet
 from memprof.holding.source import may_stop_growing
 from memprof.records import Finding, Holder, breadth
 from memprof.sources.places import PlaceOf, place_of
 from memprof.survivors.graphs import GraphGrowth, longest_graph
+from memprof.survivors.searches import Quarry, Searches, outline
 from memprof.survivors.stalls import Stall
 from memprof.survivors.suspects import Living, Suspect, residents, suspects
 from memprof.trace import Label
@@ -23,18 +22,22 @@ __all__ = ["Announcement", "LiveSource", "Survivors"]
 
 _FIRST_LOOK = 8
 """Steps before the first look; the others are after 12, 16, 24, 32, 48, 64, 96 …"""
-_MOST_HOLDERS = 3
 _FRESH_BIRTHS = 2.0
 """A stack is searched again when its survivors come from so many times more steps than before."""
 _ANNOUNCED_AFTER = 4
 """Looks in a row at which a stack's survivors had become more."""
 _ANNOUNCED_BIRTHS = 6
-_SEARCH_S, _SCAN_S = 0.5, 0.25
-"""The longest that a search for holders and a scan for graphs may hold the job up in passing; a
-leak that is to be announced is worth more, once."""
-_SEARCH_BLOCK_S, _SCAN_BLOCK_S = 3e-7, 1e-7
-"""What they take for each of the interpreter's blocks, before it was measured: 1.3 million blocks,
-350,000 objects, two cores, Python 3.11, 2026-11-21."""
+_SCAN_S = 0.15
+"""The longest that a scan for graphs may hold the job up in passing."""
+_SCAN_BLOCK_S = 1.5e-8
+"""What it takes for each of the interpreter's blocks, before it was measured: 10 million blocks, of
+4.2 million objects, Python 3.11, 2026-11-22."""
+_GRAPH_S = 0.3
+"""The longest that a search for the tensor may take that a growing graph hangs on."""
+_LAST_S = 0.5
+"""What the last look may take of a short run; of a long one, its share of the time."""
+_FOR_SEARCH = 0.75
+"""The part of it that is the search's; a pass may take a little longer, and graphs are scanned."""
 _ANNOUNCED_LATE = 8
 """The same where the program takes entries out of the container, or looks at how many there are."""
 
@@ -81,8 +84,10 @@ class Survivors:
 
     sources: Callable[[], Sequence[LiveSource]]
     """The devices at this moment: some come into use late."""
+    note: Callable[[str], None] = lambda _: None
+    """Told what was not searched for."""
     budget_s: float = 2.0
-    """Seconds that one search may take; all of them together take a share of the run (`share`)."""
+    """Seconds that all looks may take in any case, beyond that a share of the run (`share`)."""
     share: float = 0.01
     _steps: int = 0
     _began_s: float = field(default_factory=time.monotonic)
@@ -91,69 +96,137 @@ class Survivors:
     _announced: set[tuple[str, ...]] = field(default_factory=set)
     _graphs: GraphGrowth = field(default_factory=GraphGrowth)
     _graph_said: bool = False
-    _searching: Stall = field(default_factory=lambda: Stall(_SEARCH_S, _SEARCH_BLOCK_S))
+    _graph_holders: tuple[Holder, ...] = ()
+    _searches: Searches = field(init=False)
     _scanning: Stall = field(default_factory=lambda: Stall(_SCAN_S, _SCAN_BLOCK_S))
+
+    def __post_init__(self) -> None:
+        self._searches = Searches(self.note)
 
     def step_ended(self, step: int) -> list[Announcement]:
         """What can be said after ``step``."""
         self._steps += 1
-        return self.look(step) if _is_look(self._steps) and self._has_time() else []
+        found = self._gone_on(step) if self._searches.is_under_way else []
+        return [*found, *(self.look(step) if _is_look(self._steps) and self._has_time() else ())]
 
     def window_ended(self, step: int) -> list[Announcement]:
         """The same when what was recorded of new tensors ends, until the next window."""
         return self.look(step) if self._steps >= _FIRST_LOOK and self._has_time() else []
 
-    def look(self, step: int, *, last: bool = False) -> list[Announcement]:
+    def look(self, step: int) -> list[Announcement]:
         """Search for the holders of whatever has grown since the last look.
 
-        Where that takes long it is put off until a leak is certain, or to the ``last`` look.
+        Where that takes long it is done at the next step ends, bit by bit, and only for a leak that
+        is certain.
         """
         began_s = time.thread_time()
-        in_passing = not last and not self._searching.is_short()
+        is_busy = self._searches.is_under_way
         with quiet():  # a block that a collection frees in between would seem to have no owner
+            growing = self._growing(step)
+            fresh = [(source, one) for source, one, is_fresh in growing if is_fresh]
+            if not self._searches.is_cheap():
+                fresh = [(source, one) for source, one in fresh if self._is_certain(source, one)]
+            if fresh and not is_busy:
+                self._searches.begin([_quarry(*pair) for pair in fresh])
+            searched = self._taken()
             found = [
                 one
-                for source in self.sources()
-                for one in self._growing(source, step, in_passing=in_passing)
+                for source, suspect, _ in growing
+                if (one := self._said_of(source.device, suspect, step, searched)) is not None
             ]
-        found += self._host(step, young=not last and not self._scanning.is_short())
+        found += self._host(step, young=not self._scanning.is_short())
         self._spent_s += time.thread_time() - began_s
         return found
 
     def last_look(self, step: int) -> list[Announcement]:
-        """At the end of the recording: also who holds the largest bytes that nothing explains."""
-        found = self.look(step, last=True)
-        with quiet():
-            return [*found, *(one for source in self.sources() for one in self._rest(source, step))]
+        """At the end of the recording: also who holds the largest bytes that nothing explains.
 
-    def _rest(self, source: LiveSource, step: int) -> list[Announcement]:
-        known = {stack for device, stack in self._known if device == source.device}
-        living = residents(source.living(), source.label_of)
-        resting = [one for one in living if one.stack not in known]
-        return [
-            Announcement(_finding(source, one, step, holders, "resident"))
-            for one, holders in zip(resting, self._search(source, resting), strict=True)
-            if holders
+        All that was put off is searched for now, as far as it can be in half a second, or in the
+        share of a longer run that looks may take.
+        """
+        began_s = time.thread_time()
+        limit_s = max(_LAST_S, self.share * (time.monotonic() - self._began_s))
+        with quiet():
+            growing = self._growing(step)
+            fresh = [(source, one) for source, one, is_fresh in growing if is_fresh]
+            if not self._searches.is_cheap():  # what is known of them was told
+                fresh = [(source, one) for source, one in fresh if not self._holders(source, one)]
+            known = {(source.device, one.stack) for source, one, _ in growing} | set(self._known)
+            resting = [
+                (source, one)
+                for source in self.sources()
+                for one in residents(source.living(), source.label_of)
+                if (source.device, one.stack) not in known
+            ]
+            wanted = [_quarry(*pair) for pair in (*fresh, *resting)]
+            spent_s = time.thread_time() - began_s
+            self._searches.begin(wanted, _FOR_SEARCH * limit_s - spent_s, last=True)
+            taken = self._searches.take()
+        holders = {(one.device, one.suspect.stack): held for one, held in taken}
+        searched = self._noted(taken)
+        found = [
+            one
+            for source, suspect, _ in growing
+            if (one := self._said_of(source.device, suspect, step, searched)) is not None
         ]
+        found += self._host(step, young=not self._scanning.is_short())
+        found += [
+            Announcement(_finding(source.device, suspect, step, held, "resident"))
+            for source, suspect in resting
+            if (held := holders.get((source.device, suspect.stack), ()))
+        ]
+        return found
+
+    def _gone_on(self, step: int) -> list[Announcement]:
+        """A search that was interrupted, at the next step's end."""
+        began_s = time.thread_time()
+        with quiet():
+            self._searches.proceed()
+            taken = self._searches.take()
+        searched = self._noted(taken)
+        suspects_of = [(one.device, one.suspect) for one, _ in taken]
+        found = [self._said_of(device, one, step, searched) for device, one in suspects_of]
+        self._spent_s += time.thread_time() - began_s
+        return [one for one in found if one is not None]
 
     def _has_time(self) -> bool:
         elapsed_s = time.monotonic() - self._began_s
         return self._spent_s <= self.budget_s + self.share * elapsed_s
 
-    def _growing(self, source: LiveSource, step: int, *, in_passing: bool) -> list[Announcement]:
-        growing = suspects(source.living(), source.label_of, step)
-        fresh = [one for one in growing if self._is_fresh(source.device, one)]
-        if in_passing:
-            fresh = [one for one in fresh if self._is_certain(source.device, one)]
-        for one, holders in zip(fresh, self._search(source, fresh), strict=True):
-            known = self._known[source.device, one.stack]
-            known.searched, known.holders = one.births, holders
-        said = [(one, self._news(source, one)) for one in growing]
+    def _growing(self, step: int) -> list[tuple[LiveSource, Suspect, bool]]:
+        """What grows on every device, and whether it was not searched for yet as it is now."""
         return [
-            Announcement(self._finding(source, one, step), message)
-            for one, message in said
-            if message or one in fresh
+            (source, one, self._is_fresh(source.device, one))
+            for source in self.sources()
+            for one in suspects(source.living(), source.label_of, step)
         ]
+
+    def _taken(self) -> set[tuple[str, int]]:
+        return self._noted(self._searches.take())
+
+    def _noted(self, taken: Iterable[tuple[Quarry, tuple[Holder, ...]]]) -> set[tuple[str, int]]:
+        """Keep what was found; whose it is."""
+        searched = set()
+        for quarry, holders in taken:
+            key = quarry.device, quarry.suspect.stack
+            known = self._known.get(key)
+            if known is not None:  # it grows
+                known.searched = quarry.suspect.births
+                known.holders = holders or known.holders
+                searched.add(key)
+        return searched
+
+    def _said_of(
+        self, device: str, one: Suspect, step: int, searched: Iterable[tuple[str, int]]
+    ) -> Announcement | None:
+        """What is new of a stack: its holders, or that it surely grows; None where nothing is."""
+        if self._searches.is_pending(device, one.stack):
+            return None
+        message = self._news(device, one)
+        if not message and (device, one.stack) not in searched:
+            return None
+        holders = self._known[device, one.stack].holders
+        return Announcement(_finding(device, one, step, holders, "growth"), message)
 
     def _is_fresh(self, device: str, one: Suspect) -> bool:
         known = self._known.setdefault((device, one.stack), _Known())
@@ -162,26 +235,18 @@ class Survivors:
         known.births, known.first_step = one.births, one.first_step
         return one.births >= _FRESH_BIRTHS * known.searched
 
-    def _is_certain(self, device: str, one: Suspect) -> bool:
+    def _holders(self, source: LiveSource, one: Suspect) -> tuple[Holder, ...]:
+        return self._known[source.device, one.stack].holders
+
+    def _is_certain(self, source: LiveSource, one: Suspect) -> bool:
         """Whether it would be announced, were its holder known: once is a long search worth it."""
-        known = self._known[device, one.stack]
+        known = self._known[source.device, one.stack]
         return known.grown >= _ANNOUNCED_AFTER and not known.searched
 
-    def _search(self, source: LiveSource, wanted: Sequence[Suspect]) -> list[tuple[Holder, ...]]:
-        targets = list(dict.fromkeys(key for one in wanted for key in one.targets))
-        if not targets:
-            return [() for _ in wanted]
-        with self._searching.measured():
-            holders = find_holders(
-                targets, limit=_MOST_HOLDERS, budget_s=self.budget_s, place=source.place
-            )
-        found = dict(zip(targets, holders, strict=True))
-        return [_in_common([found[key] for key in one.targets]) for one in wanted]
-
-    def _news(self, source: LiveSource, one: Suspect) -> str:
+    def _news(self, device: str, one: Suspect) -> str:
         """What to say of a stack that has grown at several looks; empty where that was said."""
-        known = self._known[source.device, one.stack]
-        key = _outline(known.holders[0]) if known.holders else (source.device, str(one.stack))
+        known = self._known[device, one.stack]
+        key = outline(known.holders[0]) if known.holders else (device, str(one.stack))
         needed = _ANNOUNCED_LATE if _may_stop(known.holders) else _ANNOUNCED_AFTER
         sure = known.grown >= needed and one.births >= _ANNOUNCED_BIRTHS
         if not sure or key in self._announced or _is_bounded(known.holders):
@@ -189,17 +254,16 @@ class Survivors:
         self._announced.add(key)
         return _message(one, self._steps, known.holders)
 
-    def _finding(self, source: LiveSource, one: Suspect, step: int) -> Finding:
-        known = self._known[source.device, one.stack]
-        return _finding(source, one, step, known.holders, "growth")
-
     def _host(self, step: int, *, young: bool) -> list[Announcement]:
         with self._scanning.measured() if not young else nullcontext():
             longest = longest_graph(young=young)
         rate = self._graphs.add(step, longest)
         if not rate or longest.tensor is None:
             return []
-        holders = find_holders([longest.tensor], limit=_MOST_HOLDERS, budget_s=self.budget_s)[0]
+        if not self._graph_holders:
+            with quiet():
+                self._graph_holders = self._searches.holders_of(longest.tensor, _GRAPH_S)
+        holders = self._graph_holders
         finding = Finding(
             "host_growth",
             device="host",
@@ -224,8 +288,12 @@ def _is_look(steps: int) -> bool:
     return odd in (1, 3)
 
 
+def _quarry(source: LiveSource, one: Suspect) -> Quarry:
+    return Quarry(source.device, one, source.place)
+
+
 def _finding(
-    source: LiveSource, one: Suspect, step: int, holders: Sequence[Holder], reason: str
+    device: str, one: Suspect, step: int, holders: Sequence[Holder], reason: str
 ) -> Finding:
     details: dict[str, object] = {
         "reason": reason,
@@ -235,7 +303,7 @@ def _finding(
     }
     return Finding(
         "holders",
-        device=source.device,
+        device=device,
         step=step,
         time_us=_now_us(),
         stack=one.stack,
@@ -245,23 +313,6 @@ def _finding(
         holders=list(holders),
         details=details,
     )
-
-
-def _in_common(answers: Sequence[tuple[Holder, ...]]) -> tuple[Holder, ...]:
-    """The holders of several tensors, those of most of them first; each way of holding once."""
-    count = Counter(key for answer in answers for key in {_outline(one) for one in answer})
-    kept: dict[tuple[str, ...], tuple[int, int, Holder]] = {}
-    for answer in answers:
-        for rank, one in enumerate(answer):
-            kept.setdefault(_outline(one), (-count[_outline(one)], rank, one))
-    ranked = sorted(kept.values(), key=lambda entry: entry[:2])
-    return tuple(one for *_, one in ranked[:_MOST_HOLDERS])
-
-
-def _outline(holder: Holder) -> tuple[str, ...]:
-    """A chain without the places in containers, which differ from tensor to tensor."""
-    names = (f"{link.kind}:{'' if link.kind == 'item' else link.name}" for link in holder.links)
-    return tuple(names) or (holder.description,)
 
 
 def _is_bounded(holders: Sequence[Holder]) -> bool:

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason="needs torch and a CUDA device")
 import memprof  # noqa: E402
 from memprof.analysis.oom import Cause, post_mortems  # noqa: E402
 from memprof.loading import load  # noqa: E402
+from memprof.options import SOURCES  # noqa: E402
 from memprof.trace import Phase  # noqa: E402
 
 MIB = 1 << 20
@@ -95,6 +96,79 @@ def test_fragmentation_is_fragmentation(tmp_path, sources, little_room):
     assert told.cause is Cause.FRAGMENTATION
     assert told.failure.unused >= 1024 * MIB
     assert any(rescue.kind == "settings" and rescue.fits for rescue in told.rescues.tried)
+
+
+@pytest.mark.parametrize("max_events", [2_000_000, 0])
+def test_a_library_that_cannot_allocate_is_named_with_what_torch_kept_from_it(
+    tmp_path, little_room, max_events
+):
+    text = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+
+    def job():
+        kept = floats(300)
+        unused = floats(700)
+        del unused
+        memprof.step()
+        raise RuntimeError(text, kept.shape[0])
+
+    def tracked():
+        with memprof.track(tmp_path / "run.json", max_events=max_events):
+            job()
+
+    with pytest.raises(RuntimeError, match="CUBLAS_STATUS_ALLOC_FAILED"):
+        tracked()
+    (told,) = post_mortems(load(tmp_path / "run.json"))
+    assert told.failure.beside == "cuBLAS"
+    assert told.failure.unused >= 700 * MIB
+    assert told.cause in (Cause.RESERVED, Cause.OTHERS)
+    assert told.asked_by.endswith("in job")
+    lines = {group.name.rpartition(" in ")[2]: group.bytes for group in told.sites}
+    assert max_events == 0 or lines["floats"] >= 300 * MIB
+
+
+@pytest.mark.parametrize("sources", [("cuda", "nvml"), SOURCES])
+@pytest.mark.parametrize("with_gradients", [True, False])
+def test_in_a_forward_pass_the_activations_are_named(
+    tmp_path, little_room, sources, with_gradients
+):
+    class Big(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1024, 1024))
+
+        def forward(self, x):
+            return torch.relu(x @ self.weight)
+
+    def train():
+        model = torch.nn.Sequential(*[Big() for _ in range(5)]).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+        kept = []
+        for rows in (1000, 1000, 90_000):
+            batch = torch.ones(rows, 1024, device="cuda")
+            with torch.set_grad_enabled(with_gradients):
+                outputs = batch
+                for module in model:
+                    outputs = module(outputs)
+                    if not with_gradients:
+                        kept.append(outputs)
+            if with_gradients:
+                outputs.square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def tracked():
+        with memprof.track(tmp_path / "run.json", sources=sources):
+            train()
+
+    with pytest.raises(torch.OutOfMemoryError):
+        tracked()
+    (told,) = post_mortems(load(tmp_path / "run.json"))
+    held = {group.name: group.bytes for group in told.categories}
+    if with_gradients:
+        assert held["activation"] > 0.5 * told.failure.allocated
+        assert held.get("unknown", 0) < 0.1 * told.failure.allocated
+    else:
+        assert "activation" not in held
 
 
 def test_between_windows_a_recorded_step_tells_what_filled_the_device(

@@ -67,9 +67,9 @@ class Pretended(TorchDispatchMode):
             self._stand_in.free(self._dead.pop(), self._device)
 
 
-def recorded_device(monkeypatch: pytest.MonkeyPatch) -> Pretended:
+def recorded_device(monkeypatch: pytest.MonkeyPatch, capacity: int = 8 << 30) -> Pretended:
     """A device that `memprof.track` records, for tensors that pretend to lie on it."""
-    stand_in = TorchStandIn()
+    stand_in = TorchStandIn(capacity=capacity)
     mode = Pretended(stand_in)
     monkeypatch.setattr(
         session,

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from memprof.sources.blocklives import Lives, Sighting, final_of_dead, lives_of, own, settle
+from memprof.sources.blocklives import (
+    GradMode,
+    Lives,
+    Sighting,
+    final_of_dead,
+    lives_of,
+    own,
+    replaced,
+    settle,
+)
 from memprof.sources.labels import LabelRows
 from memprof.sources.owners import Owner
 from memprof.sources.protocol import Interner
@@ -41,9 +50,9 @@ class Stretch:
         )
 
 
-def categories(stretch: Stretch, seen=(), before=None) -> list[Category]:
+def categories(stretch: Stretch, seen=(), before=None, modes=()) -> list[Category]:
     lives = lives_of(before or Lives.build(), stretch.events, 0)
-    lives = settle(lives, stretch.events, stretch.labels, list(seen))
+    lives = settle(lives, stretch.events, stretch.labels, list(seen), modes)
     return [Category(int(c)) for c in final_of_dead(lives, stretch.events, stretch.labels)]
 
 
@@ -75,6 +84,55 @@ def test_an_allocation_without_a_stack_tells_that_the_backward_pass_runs():
 def test_a_forward_pass_without_a_backward_pass_leaves_no_activations():
     stretch = Stretch().add(ALLOC, 1, Phase.FORWARD).add(ALLOC, 2, Phase.OPTIMIZER)
     assert categories(stretch) == [Category.UNKNOWN, Category.UNKNOWN]
+
+
+def failing_forward(*, moment: bool = True) -> Stretch:
+    """A pass of one model, 2 is freed on the way; then a failure, if as an event of its own."""
+    stretch = Stretch().add(ALLOC, 1, Phase.OTHER)
+    for action, address in ((ALLOC, 2), (ALLOC, 3), (FREE, 2), (ALLOC, 4)):
+        stretch.add(action, address, Phase.FORWARD, module="Net.head")
+    stretch.add(ALLOC, 5, Phase.FORWARD)
+    if moment:
+        stretch.add(Action.OOM, 0, Phase.FORWARD, module="Net.head")
+    return stretch
+
+
+def test_what_lives_of_a_forward_pass_in_which_memory_runs_out_is_an_activation():
+    found = categories(failing_forward(), modes=[GradMode(1, "Net", True)])
+    kept = [Category.ACTIVATION] * 3
+    assert found == [Category.UNKNOWN, Category.TEMPORARY, *kept]
+
+
+def test_a_failure_that_no_event_tells_of_is_one_all_the_same():
+    stretch = failing_forward(moment=False)
+    modes = [GradMode(1, "Net", True)]
+    assert Category.ACTIVATION not in categories(stretch, modes=modes)
+    found = categories(stretch, [Sighting(5, {}, failed=True)], modes=modes)
+    assert found[2:] == [Category.ACTIVATION] * 3
+
+
+def test_without_gradients_nothing_is_an_activation_when_memory_runs_out():
+    modes = [GradMode(0, "Teacher", True), GradMode(1, "Net", False)]
+    found = categories(failing_forward(), modes=modes)
+    assert found[2:4] == [Category.UNKNOWN, Category.UNKNOWN]
+    turned_on = categories(failing_forward(), modes=[*modes, GradMode(4, "Net", True)])
+    assert turned_on[2:4] == [Category.UNKNOWN, Category.ACTIVATION]
+
+
+def test_where_nobody_said_whether_gradients_were_wanted_nothing_is_guessed():
+    assert categories(failing_forward())[2:4] == [Category.UNKNOWN, Category.UNKNOWN]
+
+
+def test_what_was_there_before_a_stretch_is_known_from_the_one_it_was_made_in():
+    first, later = failing_forward(moment=False), Stretch()
+    lives = lives_of(Lives.build(), first.events, 0)
+    lives = settle(lives, first.events, first.labels, [], [GradMode(1, "Net", True)])
+    later.interner = first.interner
+    later.add(Action.OOM, 0, Phase.FORWARD, module="Net.head")
+    left = lives.take(lives.died == len(first.events))
+    before = replaced(left, born=[-1] * len(left))
+    found = categories(later, before=before)
+    assert found == [Category.UNKNOWN, *[Category.ACTIVATION] * 3]
 
 
 def test_what_was_seen_at_a_moment_is_the_block_that_was_there_then():
