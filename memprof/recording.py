@@ -26,10 +26,8 @@ _LOG = logging.getLogger("memprof")
 _DRAIN_SHARE = 0.05
 """Draining in a window may take so much of the time: a source whose drain is dear waits longer."""
 
-_EVENT_US = {"cuda": 0.6}
-"""What torch's own recorder takes for an entry, which nobody times."""
 _DEAREST_EVENT_US = 30.0
-"""The same of a source that does not time itself."""
+"""What an event takes of a source that neither times itself nor says it (``event_us``)."""
 
 Answer = TypeVar("Answer")
 
@@ -117,7 +115,7 @@ class Recording:
             opened.counted += new
             events, waiting = events + new, waiting + pending
             if not getattr(opened.source, "is_timed", False):
-                prior_us += new * _EVENT_US.get(opened.source.name, _DEAREST_EVENT_US)
+                prior_us += new * getattr(opened.source, "event_us", _DEAREST_EVENT_US)
         bytes_, rows = self.output.window_bytes, len(self.interner)
         use = Use(
             events, waiting, prior_us, self._spent_us(), bytes_ - self._bytes, rows - self._rows

@@ -55,6 +55,8 @@ class CpuAllocatorSource:
     """Counts what torch's CPU allocator hands out; in windows it records each allocation."""
 
     name = "cpu"
+    event_us = 0.5
+    """What the allocator's hook takes for a row, which nobody times; see docs/overhead.md."""
 
     def __init__(
         self, interner: Interner, boundaries: Boundaries, native: Any, place: PlaceOf = place_of
