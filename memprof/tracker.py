@@ -24,6 +24,7 @@ from memprof.records import Finding
 from memprof.session import Session
 from memprof.sources.boundaries import annotate
 from memprof.sources.dispatch import pop_left
+from memprof.sources.main_thread import hands_on
 from memprof.sources.optimizers import remove_left
 
 __all__ = ["Tracker", "active", "annotate", "start", "step", "steps", "stop", "track"]
@@ -228,6 +229,7 @@ class Tracker:
         """Record every call of ``function``; the file holds the last one."""
         if inspect.iscoroutinefunction(function):
 
+            @hands_on
             @functools.wraps(function)
             async def recorded_async(*args: Any, **kwargs: Any) -> Any:
                 with Tracker(self._path, self._options):
@@ -235,6 +237,7 @@ class Tracker:
 
             return recorded_async  # type: ignore[return-value]
 
+        @hands_on
         @functools.wraps(function)
         def recorded(*args: Any, **kwargs: Any) -> Any:
             with Tracker(self._path, self._options):

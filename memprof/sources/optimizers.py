@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from types import FrameType
 from typing import Any
 
+from memprof.sources.main_thread import hands_on
+
 __all__ = ["KnownOptimizers", "OptimizerHooks", "remove_left", "watch_scalers"]
 
 _METHOD = "_maybe_opt_step"
@@ -147,6 +149,7 @@ def watch_scalers(stepped: Callable[[], int], skipped: Callable[[Any], None]) ->
         return lambda: None
     watching = [True]
 
+    @hands_on
     @functools.wraps(original)
     def maybe_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         before = stepped()
