@@ -38,7 +38,7 @@ def event_sources(
     made: list[EventSource] = []
     for source in options.sources:
         if source == "cpu":
-            made.append(CpuSource(interner, boundaries))
+            made.append(CpuSource(interner, boundaries, beside_cuda=options.names_cpu))
         elif source == "cuda" and torch.backends.cuda.is_built():
             made.append(OwnedCudaSource(interner, boundaries))
         elif not isinstance(source, str) and hasattr(source, "drain"):
@@ -48,6 +48,9 @@ def event_sources(
 
 class Ticks:
     """A listener on boundaries that only wants to know that time passes."""
+
+    is_metered = True
+    """What a tick takes is measured by whoever is told."""
 
     def __init__(self, tick: Callable[[], None]) -> None:
         self._tick = tick

@@ -112,6 +112,7 @@ class Session:
         self.recording.grow()
         self._write_header()
         if self._schedule.is_open:
+            self._boundaries.watch_modules()
             self.recording.begin_window()
             self._lookout = _lookout(self._add_finding, self.recording.note, self._options.budget)
             self._lookout.open(sources, self._boundaries.label_of)
@@ -269,6 +270,9 @@ class Session:
 
     def _change_window(self, *, is_open: bool) -> None:
         began_us = _clock_us()
+        if self._boundaries is not None and is_open != (self.recording.window != NOT_RECORDED):
+            watch = self._boundaries.watch_modules if is_open else self._boundaries.unwatch_modules
+            watch()
         if is_open:
             if self.recording.window != NOT_RECORDED:  # it has a gap: another takes over
                 self.recording.end_window()

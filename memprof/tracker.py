@@ -72,7 +72,7 @@ def track(
         window_steps=window_steps,
         max_events=max_events,
         allowance_s=allowance_s,
-        sources=tuple(SOURCES if sources is None else sources),
+        sources=SOURCES if sources is None else list(sources),
         on_finding=on_finding,
     )
     return Tracker(os.fspath(path), options)

@@ -10,11 +10,16 @@ from memprof.sources.protocol import Interner
 from memprof.sources.threadstate import Place
 from memprof.trace import EMPTY
 
-__all__ = ["StackCapture"]
+__all__ = ["StackCapture", "is_own"]
 
 _DEPTH = 64
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 _HIDDEN = (_PACKAGE + "/", _PACKAGE + "\\")
+
+
+def is_own(filename: str) -> bool:
+    """Whether a file is memprof's: its frames are no part of the program's stacks."""
+    return filename.startswith(_HIDDEN)
 
 
 class StackCapture:
@@ -76,7 +81,7 @@ class StackCapture:
         return known[1]
 
     def _new_frame(self, frame: FrameType, code: CodeType) -> int:
-        if code.co_filename.startswith(_HIDDEN):
+        if is_own(code.co_filename):
             return -1
         name = getattr(code, "co_qualname", code.co_name)
         return self._interner.frame(name, code.co_filename, frame.f_lineno or 0)
