@@ -47,7 +47,7 @@ def event_sources(
     made: list[EventSource] = []
     for source in options.sources:
         if source == "cpu":
-            made.append(_cpu_source(interner, boundaries, part))
+            made.append(_cpu_source(options, interner, boundaries, part))
         elif source == "cuda" and torch.backends.cuda.is_built():
             made.append(_cuda_source(interner, boundaries, part))
         elif not isinstance(source, str) and hasattr(source, "drain"):
@@ -69,10 +69,12 @@ def _native_part(note: Callable[[str, str, str], None]) -> Any:
         return None
 
 
-def _cpu_source(interner: Interner, boundaries: Boundaries, part: Any) -> EventSource:
+def _cpu_source(
+    options: Options, interner: Interner, boundaries: Boundaries, part: Any
+) -> EventSource:
     """The allocator itself where the native part is built, else a dispatch mode."""
     if part is None:
-        return CpuSource(interner, boundaries)
+        return CpuSource(interner, boundaries, beside_cuda=options.names_cpu)
     from memprof.sources.cpu_allocator import CpuAllocatorSource
 
     return CpuAllocatorSource(interner, boundaries, part)
@@ -92,6 +94,9 @@ def _cuda_source(interner: Interner, boundaries: Boundaries, part: Any) -> Event
 
 class Ticks:
     """A listener on boundaries that only wants to know that time passes."""
+
+    is_metered = True
+    """What a tick takes is measured by whoever is told."""
 
     def __init__(self, tick: Callable[[], None], training: Callable[[], None]) -> None:
         """``training`` is called instead of ``tick`` when an optimizer begins to step."""

@@ -30,6 +30,7 @@ class Options:
     max_bytes: int = 64 << 20
     allowance_s: float = 5.0
     sources: Sequence[Source] = SOURCES
+    """Where they are `SOURCES` itself, nobody has named them."""
     on_finding: Callable[[Finding], None] | None = None
 
     def __post_init__(self) -> None:
@@ -42,6 +43,11 @@ class Options:
         for source in self.sources:
             known = not isinstance(source, str) or source in SOURCES
             _check(known, "a source", source, f"one of {', '.join(SOURCES)}")
+
+    @property
+    def names_cpu(self) -> bool:
+        """Whether the CPU was asked for by name, and is not only one of the default sources."""
+        return self.sources is not SOURCES and "cpu" in self.sources
 
     @property
     def policy(self) -> Policy:

@@ -382,11 +382,15 @@ class Session:
 
     def _begin_window(self) -> None:
         self._window_us, self._window_step = now_us(), self._last_step + 1
+        if self._boundaries is not None:
+            self._boundaries.watch_modules()
         self.recording.begin_window()
 
     def _end_window(self, end: End, *, in_step: bool) -> None:
         window, reason = self.recording.window, self._schedule.opened_for
         self.recording.end_window()
+        if self._boundaries is not None:
+            self._boundaries.unwatch_modules()
         record = WindowRecord(
             window=window,
             reason=reason.value if reason is not None else "",

@@ -77,7 +77,7 @@ def track(  # noqa: PLR0913 - each an option by its name
         max_events=max_events,
         max_bytes=max_bytes,
         allowance_s=allowance_s,
-        sources=tuple(SOURCES if sources is None else sources),
+        sources=SOURCES if sources is None else list(sources),
         on_finding=on_finding,
     )
     return Tracker(os.fspath(path), options)

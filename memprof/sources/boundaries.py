@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import sys
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from functools import partial
 from types import FrameType
 from typing import Any, Protocol
 
 from memprof.sources.autograd import any_was_made
+from memprof.sources.compiling import CompileWatch, is_used
+from memprof.sources.dispatch import pop_left, skip_in_dynamo
+from memprof.sources.modulehooks import ModuleHooks
 from memprof.sources.modules import ModulePaths
 from memprof.sources.optimizers import OptimizerHooks
 from memprof.sources.protocol import Interner
-from memprof.sources.silence import silence
 from memprof.sources.steps import Steps
 from memprof.sources.threadstate import (
     NO_TASK,
@@ -35,14 +37,22 @@ from memprof.sources.threadstate import (
 from memprof.sources.unread import Unread
 from memprof.trace import EMPTY, NOT_RECORDED, Label, Phase
 
-__all__ = ["Boundaries", "Listener", "annotate"]
+__all__ = ["Boundaries", "Listener", "annotate", "annotation_changes"]
 
-_COMPILE_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks"
-"""Our hooks know of compiled modules; the program is not to be warned of what it did not do."""
+_UNSEEN_MODULES = (
+    "the program has hooks on modules and uses torch.compile, which would compile again where more "
+    "hooks are found: modules are not watched, so labels have no modules and inputs are unknown"
+)
+_TIMED_CALLS = 16
+"""Of so many calls of modules that lie in others one is timed."""
+_LONGEST_HOOK_US = 100.0
+"""A hook that takes longer has read or written what was recorded, which is measured there."""
 _ACCUMULATE_GRAD = 1 << 63
 """Nodes that store into ``.grad`` carry the greatest number; their module is the one before."""
 
 _annotation: contextvars.ContextVar[str] = contextvars.ContextVar("memprof", default="")
+annotation_changes: list[Callable[[], None]] = []
+"""Called in the thread whose annotation has changed; none of them may raise."""
 
 
 @contextlib.contextmanager
@@ -50,10 +60,17 @@ def annotate(name: str) -> Iterator[None]:
     """Name what is allocated inside; nested names are joined by ``/``. Also a decorator."""
     outer = _annotation.get()
     token = _annotation.set(f"{outer}/{name}" if outer else name)
+    _annotation_changed()
     try:
         yield
     finally:
         _annotation.reset(token)
+        _annotation_changed()
+
+
+def _annotation_changed() -> None:
+    for tell in tuple(annotation_changes):
+        tell()
 
 
 class Listener(Protocol):
@@ -97,7 +114,18 @@ class Boundaries:
         self._parallel: list[str] = []
         self._log: tuple[list[int], list[str]] = ([], [])
         self._watchers = self._passes = 0
-        self._module_hooks: ExitStack | None = None
+        self.on_entry: list[Callable[[], None]] = []
+        """Called when a module's call has begun and the moment's label is its own."""
+        self.on_exit: list[Callable[[Any], None]] = []
+        """Called when a module's call has ended, with what it returns."""
+        self.compilations: list[Callable[[], None]] = []
+        """Called in the thread that begins to compile, before torch.compile traces anything."""
+        self._module_hooks = ModuleHooks(self._before_module, self._after_module)
+        self._compilers = CompileWatch(self._compilation_began, self._compilation_ended)
+        self._is_hooked = self._gave_up = False
+        self._interruptions = 0
+        self._calls = self._calls_timed = 0
+        self._timed_us = self._exact_us = self._apart_us = 0.0
         self._failure = ""
         self._on_step: Callable[[int], None] | None = None
         self._steps = Steps(self._ended)
@@ -120,6 +148,7 @@ class Boundaries:
         self._steps = Steps(self._ended)
         self._torch_functions(torch)
         self._optimizers.open()
+        self._compilers.open()
         self._update_module_hooks()
 
     def close(self) -> None:
@@ -132,10 +161,38 @@ class Boundaries:
             self._on_step = None
             self._watchers = 0
             self._update_module_hooks()
+        self._compilers.close()
         self._optimizers.close()
 
+    @property
+    def counts_calls(self) -> bool:
+        """Whether steps end with calls of modules, which are seen where modules are watched."""
+        return not (self._steps.explicit or self._steps.optimized)
+
+    def skip(self, steps: int) -> None:
+        """Go on ``steps`` further, which ended while nobody counted; nobody is told of them.
+
+        An end that was found before, and whose step was open still, is told first.
+        """
+        self._steps.skip(steps)
+        self._threads.state.after_forward = False
+        self._rows.clear()
+
+    def take_spent_us(self) -> float:
+        """Time in hooks on modules since the last call, reckoned from those that were timed.
+
+        What the ends of steps take is not in it: it is measured where they are told.
+        """
+        each_us = self._timed_us / self._calls_timed if self._calls_timed else 0.0
+        spent_us = self._exact_us + each_us * self._calls
+        self._calls, self._exact_us = 0, 0.0
+        return spent_us
+
     def watch_modules(self) -> None:
-        """Keep module paths exact from now on, until `unwatch_modules`; calls may nest."""
+        """Keep module paths exact from now on, until `unwatch_modules`; calls may nest.
+
+        Outside of it there is no hook on modules, and their calls end no step.
+        """
         self._watchers += 1
         self._update_module_hooks()
 
@@ -256,8 +313,13 @@ class Boundaries:
 
     def _tell(self, tell: Callable[[Listener], None]) -> None:
         """Each listener by itself: what one of them raises keeps it from nobody else."""
-        for listener in self.listeners:
+        for listener in tuple(self.listeners):
+            began_ns = time.perf_counter_ns()
             self._guarded(tell, listener)
+            spent_us = (time.perf_counter_ns() - began_ns) / 1000
+            self._apart_us += spent_us
+            if not getattr(listener, "is_metered", False):
+                self._exact_us += spent_us
 
     def _torch_functions(self, torch: Any) -> None:
         """Functions that are looked up once; private ones may be missing in another version."""
@@ -279,43 +341,66 @@ class Boundaries:
             self._failure = f"torch {torch.__version__} does not tell {' nor '.join(missing)}"
 
     def _update_module_hooks(self) -> None:
-        steps = self._steps
-        needed = self._watchers > 0 or steps.open_end or not (steps.explicit or steps.optimized)
-        wanted = self._on_step is not None and needed
-        if wanted and self._module_hooks is None:
-            from torch.nn.modules import module
-
+        wanted = self._on_step is not None and self._watchers > 0 and not self._gave_up
+        if wanted and not self._is_hooked:
+            if self._compilers.look():
+                skip_in_dynamo()
+            if is_used() and self._gives_up():
+                return
             self._threads = Threads()  # calls that began unseen will end unseen
             self._parallel.clear()
-            self._module_hooks = ExitStack()
-            self._module_hooks.callback(silence(_COMPILE_WARNING))
-            pre = module.register_module_forward_pre_hook(self._pre_hook())
-            self._module_hooks.callback(pre.remove)
-            post = module.register_module_forward_hook(self._post_hook(), always_call=True)
-            self._module_hooks.callback(post.remove)
-        elif not wanted and self._module_hooks is not None:
-            self._module_hooks.close()
-            self._module_hooks = None
+            self._is_hooked = True
+            self._module_hooks.add()
+        elif not wanted and self._is_hooked:
+            self._is_hooked = False
+            self._module_hooks.remove()
 
-    def _pre_hook(self) -> Callable[[Any, Any], None]:
-        is_compiling = self._is_compiling
+    def _gives_up(self) -> bool:
+        """Whether hooks on modules would have compiled programs compiled again: none from now."""
+        if not self._gave_up and self._module_hooks.disturb_compiled():
+            self._gave_up = True
+            self._failure = self._failure or _UNSEEN_MODULES
+            self._update_module_hooks()
+        return self._gave_up
 
-        def before_module(module: Any, args: Any) -> None:
-            if is_compiling():  # a constant to torch.compile, which drops the rest
-                return
+    def _compilation_began(self) -> None:
+        self._guarded(skip_in_dynamo)
+        for begin in tuple(self.compilations):
+            self._guarded(begin)
+        if self._is_hooked:
+            began_ns = time.perf_counter_ns()
+            self._guarded(self._gives_up)
+            self._exact_us += (time.perf_counter_ns() - began_ns) / 1000
+        self._guarded(self._module_hooks.hide)
+
+    def _compilation_ended(self) -> None:
+        self._guarded(self._module_hooks.show)
+        self._interruptions += 1  # other threads' calls may have ended unseen
+
+    def _before_module(self, module: Any, args: Any) -> None:
+        if self._is_compiling():
+            return
+        self._calls += 1
+        if self._calls % _TIMED_CALLS:
             self._guarded(self._enter_module, module, args)
+        else:
+            self._timed(self._enter_module, module, args)
 
-        return before_module
-
-    def _post_hook(self) -> Callable[[Any, Any, Any], None]:
-        is_compiling = self._is_compiling
-
-        def after_module(module: Any, args: Any, output: Any) -> None:  # noqa: ARG001
-            if is_compiling():
-                return
+    def _after_module(self, module: Any, args: Any, output: Any) -> None:  # noqa: ARG002
+        if self._is_compiling():
+            return
+        if self._calls % _TIMED_CALLS:
             self._guarded(self._leave_module, module, output)
+        else:
+            self._timed(self._leave_module, module, output)
+            self._calls_timed += 1
 
-        return after_module
+    def _timed(self, function: Callable[..., None], *args: Any) -> None:
+        began_ns = time.perf_counter_ns()
+        apart_us = self._apart_us
+        self._guarded(function, *args)
+        spent_us = (time.perf_counter_ns() - began_ns) / 1000 - (self._apart_us - apart_us)
+        self._timed_us += min(spent_us, _LONGEST_HOOK_US)
 
     def _guarded(self, function: Callable[..., None], *args: Any) -> None:
         try:
@@ -326,10 +411,14 @@ class Boundaries:
     def _enter_module(self, module: Any, args: tuple[Any, ...]) -> None:
         thread = self._threads.state
         calls = thread.calls
-        frame = call_frame(sys._getframe(3))
+        frame = _caller(sys._getframe(1))
+        if thread.interruptions != self._interruptions:
+            thread.interruptions = self._interruptions
+            _drop_unseen(calls, frame)
         if not calls or calls[0].module_id == id(module):
             calls.clear()  # a root below itself: the call before was ended by a Ctrl-C
             drop_ended(thread.optimizers)
+            pop_left()
             kwargs = keywords_of(frame)
             self._steps.call_began(module, continues=any_was_made((args, kwargs)))
         path = self._path(module, thread)
@@ -341,6 +430,8 @@ class Boundaries:
         self._log = thread.log(self._sequence(), path)
         if type(module).__name__ == "DataParallel":
             self._parallel.append(path)
+        for mark in self.on_entry:
+            mark()
 
     def _path(self, module: Any, thread: ThreadState) -> str:
         prefix = ""
@@ -350,6 +441,13 @@ class Boundaries:
         return self.modules.path(module, calls[-1].module_id if calls else 0, prefix)
 
     def _leave_module(self, module: Any, output: Any) -> None:
+        try:
+            self._left(module, output)
+        finally:
+            for mark in tuple(self.on_exit):
+                mark(output)
+
+    def _left(self, module: Any, output: Any) -> None:
         thread = self._threads.state
         calls = thread.calls
         while calls and calls[-1].module_id != id(module):
@@ -405,4 +503,25 @@ class Boundaries:
         self._threads.state.after_forward = False
         self._rows.clear()
         if self._on_step is not None:
+            began_ns = time.perf_counter_ns()
             self._on_step(step)
+            self._apart_us += (time.perf_counter_ns() - began_ns) / 1000
+
+
+def _caller(frame: FrameType) -> Any:
+    """The frame of ``Module._call_impl``, from one of a hook that it has called."""
+    file = frame.f_code.co_filename
+    while frame.f_back is not None and frame.f_code.co_filename == file:
+        frame = frame.f_back
+    return call_frame(frame)
+
+
+def _drop_unseen(calls: list[Call], frame: FrameType | None) -> None:
+    """Forget calls whose ends were not seen because the hooks were away for a while."""
+    if not calls:
+        return
+    running = set()
+    while frame is not None:
+        running.add(id(frame))
+        frame = frame.f_back
+    calls[:] = [call for call in calls if call.frame_id in running]

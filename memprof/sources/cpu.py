@@ -15,7 +15,6 @@ from memprof.sources.dispatch import (
     LEFT,
     Watch,
     direct_overload,
-    leave_soon,
     pop_left,
     skip_in_dynamo,
     spoils_compiled,
@@ -44,6 +43,14 @@ _MODE_US = 4.5
 """What torch takes to call a mode that does nothing, for one operator (`docs/overhead.md`)."""
 _MANY, _PATIENCE_NS = 50_000, 100_000_000
 """Events that wait, some 10 MB, and the time that they may, before the tracker is told."""
+_SPOILS_COMPILED = (
+    "torch.compile is used, and before torch 2.9 a compiled program is compiled anew "
+    "where it is watched: tensors of the CPU were not seen from then on"
+)
+_BESIDE_CUDA = (
+    "the job uses CUDA: tensors of the CPU were not watched from then on, because watching them "
+    "would change what autograd does on the device; name cpu in track(sources=…) to have both"
+)
 _PASSING = (Category.UNKNOWN, Category.TEMPORARY)
 
 
@@ -54,7 +61,17 @@ class CpuSource:
     is_timed = True
     """What operators cost is measured here, see `take_spent_us`."""
 
-    def __init__(self, interner: Interner, boundaries: Boundaries) -> None:
+    def __init__(
+        self, interner: Interner, boundaries: Boundaries, *, beside_cuda: bool = True
+    ) -> None:
+        """Without ``beside_cuda`` nothing is watched once the job has initialised CUDA.
+
+        Under a dispatch mode autograd sums gradients that meet at a node out of place, and takes
+        other formulas: the job's own peak on the device, and bits of its gradients, would differ.
+        """
+        self._beside_cuda = beside_cuda
+        self._queued: Callable[[], None] | None = None
+        self._has_recorded = False
         self._interner = interner
         self._boundaries = boundaries
         self._stacks = StackCapture(interner)
@@ -80,23 +97,37 @@ class CpuSource:
         self._told_ns = 0
 
     def devices(self) -> Sequence[DeviceInfo]:
-        """The CPU."""
+        """The CPU; none where nothing was ever watched because the job had begun to use CUDA."""
+        if self._aside and not self._has_recorded:
+            return []
         return [DeviceInfo(device=_DEVICE, name="CPU", backend="cpu")]
 
     def open(self) -> None:
         """Check that torch can be watched here."""
-        import torch.utils._python_dispatch  # noqa: F401  fails here rather than in a window
+        import torch
+        import torch.utils._python_dispatch
 
         self._pid = os.getpid()
+        if not self._beside_cuda and not self._steps_aside():
+            self._queued = self._cuda_began
+            torch.cuda._lazy_call(self._queued)
 
     def close(self) -> None:
         """Undo `open`; leaves no mode and no weak reference."""
+        queued, self._queued = self._queued, None
+        if queued is not None:
+            import torch
+
+            calls = getattr(torch.cuda, "_queued_calls", [])
+            calls[:] = [entry for entry in calls if entry[0] is not queued]
         self._stop()
         self._live.clear()
 
     def counters(self) -> Sequence[Counters]:
         """Bytes of the storages that are known; outside a window new ones are not seen."""
         pop_left()
+        if self._leave_if_due() and not self._has_recorded:
+            return []
         if not self._recording:
             return [Counters(device=_DEVICE)]
         self._at_leisure(self._keep_up)
@@ -117,6 +148,7 @@ class CpuSource:
         if os.getpid() != self._pid or self._steps_aside():
             return {}
         self._events = 0
+        self._has_recorded = True
         self._look(thorough=True)
         for held in self._live.counted():
             held.event = NOT_RECORDED
@@ -161,7 +193,8 @@ class CpuSource:
         self._stop()
         if os.getpid() != self._pid:
             return {}
-        self._look(thorough=True)
+        if not self._aside:  # else what was made since then would be there without an event
+            self._look(thorough=True)
         return {_DEVICE: self._live.state()}
 
     def notes(self) -> Sequence[str]:
@@ -207,8 +240,8 @@ class CpuSource:
     def outermost_call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
         """Tensors that go into a model and were not made by one are its input."""
         own_thread = threading.get_ident() == self._thread
-        if self._steps_aside() and self._watch is not None and own_thread:
-            self._watch.pop()
+        if self._leave_if_due():
+            return
         self._since = min(self._since, next(self._live.serials))
         if not own_thread:
             self._elsewhere.called()
@@ -228,19 +261,45 @@ class CpuSource:
         return self._watch is not None and not self._aside
 
     def _steps_aside(self) -> bool:
-        """Whether nothing is to be watched any more, for the sake of compiled programs."""
-        if not self._aside and spoils_compiled():
-            self._aside = True
-            self._notes.append(
-                "torch.compile is used, and before torch 2.9 a compiled program is compiled anew "
-                "where it is watched: tensors of the CPU were not seen from then on"
-            )
+        """Whether nothing is to be watched any more, for the sake of the job."""
+        if not self._aside:
+            why = ""
+            if not self._beside_cuda and _uses_cuda():
+                why = _BESIDE_CUDA
+            elif spoils_compiled():
+                why = _SPOILS_COMPILED
+            if why:
+                self._aside = True
+                self._notes.append(why)
         return self._aside
+
+    def _leave_if_due(self) -> bool:
+        """Step aside in the middle of a window too; whether nothing is watched any more.
+
+        What was seen so far stays as it is, and ends of tensors are noted until the window's end.
+        """
+        was_aside = self._aside
+        if self._steps_aside() and not was_aside and self._watch is not None:
+            self._watch.pop()
+        return self._aside
+
+    def _cuda_began(self) -> None:
+        """Run by torch right after it initialised CUDA, before anything was allocated there."""
+        try:
+            if self._queued is not None and os.getpid() == self._pid:
+                self._leave_if_due()
+        except Exception as error:  # noqa: BLE001 - torch would raise it into the job
+            self._notes.append(f"the CPU was watched on beside CUDA: {error!r}")
+
+    def compilation_began(self) -> None:
+        """torch.compile is about to trace a function, in the calling thread."""
+        self._leave_if_due()
 
     def _start(self) -> None:
         self._thread = threading.get_ident()
         self._boundaries.watch_modules()
         self._boundaries.listeners.append(self)
+        self._boundaries.compilations.append(self.compilation_began)
         skip_in_dynamo()
         self._live.record(True)
         self._live.peak = self._live.bytes
@@ -252,12 +311,13 @@ class CpuSource:
     def _stop(self) -> None:
         if self._watch is None:
             return
-        if not self._watch.pop():
+        if not self._watch.pop() and self._watch.is_elsewhere:
             self._notes.append(LEFT)
         self._watch = None
         self._live.record(False)
         self._live.take_rows()
         self._boundaries.listeners.remove(self)
+        self._boundaries.compilations.remove(self.compilation_began)
         self._boundaries.unwatch_modules()
 
     def _dispatch(self) -> Any:
@@ -269,7 +329,7 @@ class CpuSource:
         below = torch._C._len_torch_dispatch_stack  # torch's own modes, which a subclass expects
         overload = direct_overload()
         known = self._live.held.get
-        note, frame_at = self._note, sys._getframe
+        note, frame_here = self._note, sys._getframe
         operators = self._operators
 
         def dispatch(_mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -280,6 +340,7 @@ class CpuSource:
                 and not below()
             ):
                 return NotImplemented  # a subclass goes first; its inner operators come back here
+            # Not `frame_here(1)`: on a thread of autograd's own there is no frame above this one.
             call = func._op if type(func) is overload else func
             timed = operators.began()
             if timed:
@@ -293,9 +354,9 @@ class CpuSource:
                     storage = out.untyped_storage()
                     held = known(storage._cdata)
                     if (held is None or held.size != storage.nbytes()) and out.is_cpu:
-                        note(storage, frame_at(1))
+                        note(storage, frame_here(0).f_back)
                 elif kind not in _NO_TENSORS:
-                    self._note_results(out, frame_at(1))
+                    self._note_results(out, frame_here(0).f_back)
                 if self._at_loss:
                     self._mark_inputs(args)
             except Exception as error:  # noqa: BLE001  the job goes on whatever happens here
@@ -314,7 +375,6 @@ class CpuSource:
         if self.on_full is not None and self._watch is not None and waits:
             self._told_ns = now_ns
             self.on_full()
-            leave_soon()
 
     def _not_seen(self, func: Any, error: Exception) -> None:
         """Say once an operator whose result has no storage or could not be looked at."""
@@ -426,3 +486,9 @@ class CpuSource:
         held = live.add(storage, EMPTY, label)
         if held is not None and self._recording:
             self._elsewhere.found(storage)
+
+
+def _uses_cuda() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_initialized())

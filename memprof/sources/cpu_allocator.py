@@ -24,7 +24,7 @@ from memprof.sources.native_rows import ROW, RowLabels, Rows
 from memprof.sources.places import PlaceOf, place_of
 from memprof.sources.protocol import Chunk, Counters, Interner
 from memprof.sources.search import Search
-from memprof.sources.stacks import DEPTH, is_own_file
+from memprof.sources.stacks import DEPTH, is_own
 from memprof.sources.unread import plain_attributes
 from memprof.trace import (
     EMPTY,
@@ -298,7 +298,7 @@ class _StackRows:
         return found
 
     def _row(self, frames: Sequence[tuple[CodeType, int]]) -> int:
-        rows = [self._frame(*frame) for frame in frames if not is_own_file(frame[0].co_filename)]
+        rows = [self._frame(*frame) for frame in frames if not is_own(frame[0].co_filename)]
         return self._interner.stack(tuple(rows[:DEPTH]))
 
     def _frame(self, code: CodeType, line: int) -> int:

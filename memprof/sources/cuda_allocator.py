@@ -21,7 +21,7 @@ from memprof.sources.native_rows import ROW, RowLabels, Rows
 from memprof.sources.places import PlaceOf, place_of
 from memprof.sources.protocol import Chunk, Interner
 from memprof.sources.recorder import SHARED
-from memprof.sources.stacks import DEPTH, is_own_file
+from memprof.sources.stacks import DEPTH, is_own
 from memprof.trace import EMPTY, Action, Events, State
 
 __all__ = ["CudaAllocatorSource"]
@@ -210,7 +210,7 @@ class _Tables:
     ) -> None:
         """Take in what is new; frames of memprof are left out of the stacks."""
         for name, filename, line in frames:
-            own = is_own_file(filename)
+            own = is_own(filename)
             self._frames.append(-1 if own else self._interner.frame(name, filename, line))
         new = [self._stack(np.frombuffer(stack, np.int32).tolist()) for stack in stacks]
         self.stacks = np.concatenate([self.stacks, np.asarray(new, dtype=np.int32)])

@@ -8,34 +8,19 @@ from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
 
-from memprof.sources.main_thread import MainThread
+from memprof.sources.compiling import is_used
+from memprof.sources.main_thread import Beat, MainThread
 
-__all__ = [
-    "LEFT",
-    "Watch",
-    "direct_overload",
-    "leave_soon",
-    "pop_left",
-    "skip_in_dynamo",
-    "spoils_compiled",
-]
+__all__ = ["LEFT", "Watch", "direct_overload", "pop_left", "skip_in_dynamo", "spoils_compiled"]
 
 LEFT = (
     "a window was ended in another thread than it began in: what watched that thread's operators "
     "is off, and leaves it with the next call of memprof there"
 )
 """The note for a `Watch` that `pop` could not take."""
-_CALLED = (
-    "boundaries",
-    "cpu",
-    "dispatch",
-    "modules",
-    "protocol",
-    "stacks",
-    "storages",
-    "threadstate",
-)
-"""Modules beside this one whose functions run within the program's operators and module calls."""
+_OURS = "memprof."
+_skipped: set[str] = set()
+"""Modules of memprof whose functions torch.compile was told to leave alone."""
 
 
 class Watch:
@@ -65,10 +50,12 @@ class Watch:
         self._mode = self._kind()
         self._rules: list[dict[Any, Any]] = []
         self._thread = 0
+        self._is_pushed = False
 
     def push(self) -> None:
         """Start in the calling thread, to be undone by `pop`."""
         self._thread = threading.get_ident()
+        self._is_pushed = True
         self._teach_higher_order_operators()
         above = _pop_user_modes()
         _push(self._mode)
@@ -76,32 +63,42 @@ class Watch:
             _push(mode)
 
     def pop(self) -> bool:
-        """Take the mode from wherever it is on the stack, if that is the calling thread's.
+        """Take the mode from wherever it is on the calling thread's stack; safe to call twice.
 
-        Else it does nothing any more from now on, and `pop_left` takes it in its own thread. While
-        an operator is shown to it, torch has the mode aside: `leave_soon` takes it right after.
+        It cannot be had from another thread, nor from within `dispatch`: there torch has put it
+        aside, and puts it back afterwards. Then it does nothing any more from now on, `pop_left`
+        takes it in its own thread, and the main thread by itself between two of its instructions.
         """
-        is_own = threading.get_ident() == self._thread
-        if is_own and self._is_on_the_stack():
-            self._take()
+        if not self._is_pushed:
+            return True
+        self._is_pushed = False
+        if self._take():
             return True
         self._kind.__torch_dispatch__ = _pass_on  # type: ignore[attr-defined]
         _left.append(self)
-        return is_own
+        if self._thread == threading.main_thread().ident:
+            _fetch_from_main()
+        return False
 
-    def _is_on_the_stack(self) -> bool:
-        from torch.utils import _python_dispatch as modes
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the calling thread is another one than the mode's."""
+        return threading.get_ident() != self._thread
 
-        return any(mode is self._mode for mode in modes._get_current_dispatch_mode_stack())
-
-    def _take(self) -> None:
+    def _take(self) -> bool:
+        """Whether the mode was on the calling thread's stack, and is no more."""
+        if self.is_elsewhere:
+            return False
+        modes = _pop_user_modes()
+        for mode in reversed(modes):
+            if mode is not self._mode:
+                _push(mode)
+        if not any(mode is self._mode for mode in modes):
+            return False
         for table in self._rules:
             table.pop(self._kind, None)
         self._rules.clear()
-        above = _pop_user_modes()
-        for mode in reversed(above):
-            if mode is not self._mode:
-                _push(mode)
+        return True
 
     def _teach_higher_order_operators(self) -> None:
         """Before torch 2.7 a higher-order operator refuses a mode that it has no rule for."""
@@ -120,43 +117,35 @@ class Watch:
 
 
 _left: list[Watch] = []
-"""Modes that were ended from other threads than theirs: torch lets none reach another's stack."""
+"""Modes that were ended where they could not be taken: elsewhere, or within an operator."""
+_FETCH_MS = 2.0
 
 
 def pop_left() -> None:
     """Take away what was left on the calling thread's stack of modes."""
     for watch in tuple(_left):
-        if watch._thread == threading.get_ident() and watch._is_on_the_stack():
+        if watch._take() and watch in _left:
             _left.remove(watch)
-            watch._take()
+
+
+def _fetch_from_main() -> None:
+    """Have the main thread take what was left on its stack, as soon as it runs other code."""
+    main = threading.main_thread().ident
+
+    def ask() -> None:
+        if any(watch._thread == main for watch in tuple(_left)):
+            fetch.request()
+        else:
+            fetch.close()
+            beat.close()
+
+    fetch = MainThread(pop_left)
+    beat = Beat(ask, _FETCH_MS)
+    beat.start()
 
 
 def _pass_on(_mode: Any, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
     return func(*args, **kwargs or {})
-
-
-class _Leaving(MainThread):
-    """Takes what was left on the main thread's stack as soon as torch has put it back there.
-
-    A call that comes too early, while the operator lasts, asks for the next.
-    """
-
-    def _run(self) -> None:
-        pop_left()
-        if any(watch._thread == threading.get_ident() for watch in _left):
-            self.request()
-
-
-_leaving = _Leaving(pop_left)
-
-
-def leave_soon() -> None:
-    """Take a mode that ended while an operator was shown to it, as soon as the operator returns.
-
-    Called at the end of that: each instruction of Python in between tries in vain.
-    """
-    if _left and threading.current_thread() is threading.main_thread():
-        _leaving.request()
 
 
 def _rule(operator: Any) -> Callable[..., Any]:
@@ -205,21 +194,26 @@ def spoils_compiled() -> bool:
 
     if hasattr(_python_dispatch, "is_in_any_mode_without_ignore_compile_internals"):
         return False
-    backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
-    return any(backend is not None for backend in list(backends.values()))
+    return is_used()
 
 
 def skip_in_dynamo() -> None:
     """Tell torch.compile, where it is loaded, that our own functions are not to be compiled."""
-    if "torch._dynamo" not in sys.modules:
+    if "torch._dynamo.eval_frame" not in sys.modules:
         return
     from torch._C._dynamo import eval_frame
 
-    skip: Any = getattr(eval_frame, "skip_code", None)
-    for name in _CALLED if skip is not None else ():
-        module = sys.modules[f"{__package__}.{name}"]
-        for code in _codes(vars(module).values(), module.__name__):
-            skip(code)
+    skip: Any = getattr(sys.modules["torch._dynamo.eval_frame"], "skip_code", None)
+    skip = skip or getattr(eval_frame, "skip_code", None)
+    for name, module in list(sys.modules.items()) if skip is not None else ():
+        if name.startswith(_OURS) and name not in _skipped and _is_loaded(module):
+            _skipped.add(name)
+            for code in _codes(vars(module).values(), name):
+                skip(code)
+
+
+def _is_loaded(module: Any) -> bool:
+    return not getattr(getattr(module, "__spec__", None), "_initializing", False)
 
 
 def _codes(values: Any, module: str) -> list[CodeType]:

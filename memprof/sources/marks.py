@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from memprof.sources.autograd import grad_fn_of
-from memprof.sources.boundaries import Boundaries
+from memprof.sources.boundaries import Boundaries, annotation_changes
 from memprof.sources.entries import NO_ENTRY, Entry, entry_here
 from memprof.trace import EMPTY, Column
 
@@ -95,7 +95,7 @@ class Marks:
 class MarkKeeper:
     """Marks every boundary that the job crosses in a window: modules, both ways, and optimizers.
 
-    Its hooks are registered after those of the boundaries, so they find the label already changed.
+    The boundaries call it when the label of the moment has changed.
     The backward pass is marked from the graph: each module's output begins the module's part of it.
     """
 
@@ -120,8 +120,6 @@ class MarkKeeper:
 
     def start(self) -> None:
         """Begin with no marks but one for this moment."""
-        from torch.nn.modules import module
-
         self.stop()
         self.marks = Marks()
         self._own = threading.local()
@@ -129,14 +127,16 @@ class MarkKeeper:
         self._boundaries.watch_modules()
         self._hooks = ExitStack()
         self._hooks.callback(self._boundaries.unwatch_modules)
-        for handle in (
-            module.register_module_forward_pre_hook(self._crossed),
-            module.register_module_forward_hook(self._module_ended, always_call=True),
+        for calls, ours in (
+            (self._boundaries.on_entry, self._guarded_mark),
+            (self._boundaries.on_exit, self._module_ended),
         ):
-            self._hooks.callback(handle.remove)
+            calls.append(ours)
+            self._hooks.callback(calls.remove, ours)
         # Not hooks on optimizers: torch goes through them while a step's end closes a window.
-        self._boundaries.crossings.append(self._guarded_mark)
-        self._hooks.callback(self._boundaries.crossings.remove, self._guarded_mark)
+        for calls in (self._boundaries.crossings, annotation_changes):
+            calls.append(self._guarded_mark)
+            self._hooks.callback(calls.remove, self._guarded_mark)
         self.mark()
 
     def stop(self) -> None:
@@ -171,10 +171,7 @@ class MarkKeeper:
             entry = self._own.entry = entry_here()
         return entry
 
-    def _crossed(self, *_: Any) -> None:
-        self._guarded_mark()
-
-    def _module_ended(self, module: Any, args: Any, output: Any) -> None:  # noqa: ARG002
+    def _module_ended(self, output: Any) -> None:
         self._guarded(self.mark)
         self._guarded(self._watch_backward, output)
 

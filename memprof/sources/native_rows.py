@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memprof.sources.boundaries import Boundaries
+from memprof.sources.boundaries import Boundaries, annotation_changes
 from memprof.sources.labels import LabelRows
 from memprof.sources.protocol import Interner
 from memprof.sources.threadstate import NO_TASK, BackwardPass
@@ -71,21 +71,20 @@ class RowLabels:
 
     def start(self) -> None:
         """Follow the places of every thread from now on; the calling one is the loop's."""
-        from torch.nn.modules import module
-
         self.stop()
         self._marks = ([], [])
         self._passed = set()
         self._boundaries.watch_modules()
         self._hooks = ExitStack()
         self._hooks.callback(self._boundaries.unwatch_modules)
-        for handle in (
-            module.register_module_forward_pre_hook(self._crossed),
-            module.register_module_forward_hook(self._crossed, always_call=True),
+        for calls, ours in (
+            (self._boundaries.on_entry, self.crossed),
+            (self._boundaries.on_exit, self._left),
+            (self._boundaries.crossings, self.crossed),
+            (annotation_changes, self.crossed),
         ):
-            self._hooks.callback(handle.remove)
-        self._boundaries.crossings.append(self._crossed)
-        self._hooks.callback(self._boundaries.crossings.remove, self._crossed)
+            calls.append(ours)
+            self._hooks.callback(calls.remove, ours)
         self.step_began()
 
     def stop(self) -> None:
@@ -110,7 +109,7 @@ class RowLabels:
         except Exception as error:  # noqa: BLE001 - a missing label, not a broken job
             self.failure = f"a boundary was missed: {type(error).__name__}: {error}"
 
-    def _crossed(self, *_: Any) -> None:
+    def _left(self, _output: Any) -> None:
         self.crossed()
 
     def of(self, rows: Rows) -> Column:

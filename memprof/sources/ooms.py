@@ -23,6 +23,7 @@ from memprof.sources.boundaries import Boundaries
 from memprof.sources.owners import Differentiated, owned, parts
 from memprof.sources.places import PlaceOf, place_of
 from memprof.sources.segments import segments_now
+from memprof.sources.stacks import is_own
 from memprof.sources.unread import plain_attributes
 from memprof.trace import Category, Trace
 
@@ -249,7 +250,7 @@ def _frames_above(frame: Any) -> Frames:
     found: list[tuple[str, str, int]] = []
     while frame is not None and len(found) < _MOST_FRAMES:
         code = frame.f_code
-        if code.co_filename != __file__:
+        if not is_own(code.co_filename):
             found.append((code.co_name, code.co_filename, frame.f_lineno))
         frame = frame.f_back
     return tuple(found)

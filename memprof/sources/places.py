@@ -35,7 +35,11 @@ def place_of(tensor: Any) -> Place:
 
     read = getattr(torch._C, "_data_address", None)
     try:
-        address = tensor.untyped_storage().data_ptr() if read is None else read(tensor)
+        if read is None:
+            storage = tensor.untyped_storage()
+            address = storage.data_ptr() if storage.nbytes() else 0
+        else:
+            address = read(tensor)
         return (_device_of(tensor), int(address)) if address else _NOWHERE
     except Exception:  # noqa: BLE001 - torch's, or whatever a subclass raises
         return _NOWHERE
@@ -44,10 +48,11 @@ def place_of(tensor: Any) -> Place:
 def storage_place(storage: Any) -> Place:
     """Where a storage begins that no tensor shows; nowhere if its memory was taken away.
 
-    torch.compile leaves storages of fake tensors about, and torch warns of whoever asks for theirs.
+    torch.compile leaves storages of fake tensors about: torch warns of whoever asks for the address
+    of those on the meta device, and torch 2.7 damages the heap at those that have no bytes.
     """
     try:
-        if storage.device.type == "meta":
+        if storage.device.type == "meta" or not storage.nbytes():
             return _NOWHERE
         return str(storage.device), int(storage.data_ptr())
     except (RuntimeError, NotImplementedError):

@@ -10,6 +10,7 @@ import numpy as np
 from memprof.sources.entries import entry_of
 from memprof.sources.marks import Marks
 from memprof.sources.protocol import Interner
+from memprof.sources.stacks import is_own
 from memprof.trace import (
     EMPTY,
     NOT_RECORDED,
@@ -31,14 +32,24 @@ class Remapped:
     """Rows of a snapshot's own tables as rows of the run's."""
 
     def __init__(self, interner: Interner, tables: Tables) -> None:
-        """Intern everything that the snapshot's tables hold."""
-        frames = [interner.frame(f.name, f.filename, f.line) for f in tables.frames]
+        """Intern everything that the snapshot's tables hold, but for frames of memprof.
+
+        What has no other frame has no stack of the program's: it came from a thread of autograd's.
+        """
+        own = {row for row, frame in enumerate(tables.frames) if is_own(frame.filename)}
+        stacks = tables.stacks
+        if own:
+            stacks = tuple(tuple(row for row in stack if row not in own) for stack in stacks)
+        frames = [
+            EMPTY if row in own else interner.frame(f.name, f.filename, f.line)
+            for row, f in enumerate(tables.frames)
+        ]
         self._stacks = np.asarray(
-            [interner.stack(tuple(frames[i] for i in stack)) for stack in tables.stacks], np.int32
+            [interner.stack(tuple(frames[i] for i in stack)) for stack in stacks], np.int32
         )
         self._interner = interner
         functions = [(f.filename, f.name) for f in tables.frames]
-        self._entries = [entry_of([functions[i] for i in stack]) for stack in tables.stacks]
+        self._entries = [entry_of([functions[i] for i in stack]) for stack in stacks]
         self._metadata = [label.annotation for label in tables.labels]
         # The last entry stands for NOT_RECORDED (-1).
         self._pools = np.asarray([*map(interner.pool, tables.pools), NOT_RECORDED], np.int32)
@@ -55,7 +66,7 @@ class Remapped:
         told = marks.at(events.time_us, device)
         if has_stacks:
             told = self._apart(told, events, marks, device)
-            bare = events.stack == EMPTY
+            bare = self._stacks[events.stack] == EMPTY
             told[bare] = self._in_backward(told[bare])
         labelled: Events = _with(
             events,

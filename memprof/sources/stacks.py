@@ -10,7 +10,7 @@ from memprof.sources.protocol import Interner
 from memprof.sources.threadstate import Place
 from memprof.trace import EMPTY
 
-__all__ = ["DEPTH", "StackCapture", "is_own_file"]
+__all__ = ["DEPTH", "StackCapture", "is_own"]
 
 DEPTH = 64
 """Frames of a stack that are recorded, the innermost first."""
@@ -18,8 +18,8 @@ _PACKAGE = str(Path(__file__).resolve().parent.parent)
 _HIDDEN = (_PACKAGE + "/", _PACKAGE + "\\")
 
 
-def is_own_file(filename: str) -> bool:
-    """Whether a frame's file is one of memprof's."""
+def is_own(filename: str) -> bool:
+    """Whether a file is memprof's: its frames are no part of the program's stacks."""
     return filename.startswith(_HIDDEN)
 
 
@@ -82,7 +82,7 @@ class StackCapture:
         return known[1]
 
     def _new_frame(self, frame: FrameType, code: CodeType) -> int:
-        if is_own_file(code.co_filename):
+        if is_own(code.co_filename):
             return -1
         name = getattr(code, "co_qualname", code.co_name)
         return self._interner.frame(name, code.co_filename, frame.f_lineno or 0)

@@ -99,6 +99,7 @@ class ThreadState:
         "after_forward",
         "backward",
         "calls",
+        "interruptions",
         "loop",
         "numbers",
         "optimizers",
@@ -110,6 +111,8 @@ class ThreadState:
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.optimizers: list[Stepping] = []
+        self.interruptions = 0
+        """How often the hooks on modules had been away when the last call began."""
         self.after_forward = False
         self.passes = 0
         """Backward passes on autograd's own threads that had begun as the forward pass ended."""

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from memprof.holding import find_holders, tensors
-from memprof.sources.places import Block, place_of
+from memprof.sources.places import Block, place_of, storage_place
 from tests.holding.marks import reads_saved
 
 KEPT: dict[str, object] = {}
@@ -172,3 +172,18 @@ def test_fake_tensors_are_listed_where_they_take_no_memory_and_symbolic_ones_not
     listed = {one.name: one.device for one in tensors(budget_s=30) if "KEPT" in one.name}
     assert listed == {kept("dict `KEPT` (2 items)"): "meta"}
     assert shapes.guards == []
+
+
+def test_the_address_of_a_storage_without_bytes_is_not_asked_for():
+    """On torch 2.7 asking one that torch.compile left behind damages the heap."""
+
+    class Storage:
+        device = torch.device("cuda", 0)
+
+        def nbytes(self):
+            return 0
+
+        def data_ptr(self):
+            raise AssertionError
+
+    assert storage_place(Storage()) == ("", 0)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
 import subprocess
 import sys
+import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ torch = pytest.importorskip("torch", reason="needs torch")
 from torch import nn  # noqa: E402
 from torch.utils import _python_dispatch  # noqa: E402
 
+from memprof.sources.cpu import CpuSource  # noqa: E402
 from memprof.trace import Action, Category  # noqa: E402
 from tests.sources.recording import CpuRecording  # noqa: E402
 
@@ -268,3 +272,89 @@ def test_where_a_compiled_program_would_suffer_nothing_is_watched_and_that_is_sa
     assert "torch.compile is used" in note
     assert recorder.source.begin_window() == {}
     assert recorder.source.notes() == []
+
+
+def test_results_on_a_thread_that_runs_no_python_above_are_seen(recorder):
+    """As on CUDA, where autograd calls operators from a thread of its own."""
+    recorder.begin()
+    dispatch = type(recorder.source._watch._mode).__torch_dispatch__
+    kept = []
+
+    def operator():
+        kept.append(torch.full((1000,), 1.0))
+        return tuple(kept)
+
+    running = _thread._count()
+    _thread.start_new_thread(partial(dispatch, None, operator, ()), ())  # its outermost frame
+    deadline = time.monotonic() + 30
+    while not kept or _thread._count() > running:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert 4000 in recorder.drain().events.size.tolist()
+    recorder.source.end_window()
+    assert recorder.source.notes() == []
+
+
+class OnCuda:
+    """Initialises CUDA as torch sees it, without a device."""
+
+    def __init__(self, monkeypatch):
+        self._is_initialized = False
+        self.queued = []
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: self._is_initialized)
+        monkeypatch.setattr(torch.cuda, "_lazy_call", lambda call: self.queued.append((call, [])))
+        monkeypatch.setattr(torch.cuda, "_queued_calls", self.queued)
+
+    def begin(self):
+        self._is_initialized = True
+        for call, _ in self.queued:
+            call()
+
+
+@pytest.fixture
+def by_default(monkeypatch):
+    it = Recorder()
+    it.source.close()
+    cuda = OnCuda(monkeypatch)
+    it.source = CpuSource(it.interner, it.boundaries, beside_cuda=False)
+    it.source.open()
+    yield it, cuda
+    it.close()
+    assert cuda.queued == []
+
+
+def test_by_default_nothing_is_watched_from_the_moment_on_that_the_job_uses_cuda(by_default):
+    recorder, cuda = by_default
+    recorder.begin()
+    before = torch.ones(100)
+    cuda.begin()
+    assert not _python_dispatch._get_current_dispatch_mode_stack()
+    after = torch.ones(300)
+    size = before.nbytes
+    del before
+    events = recorder.drain().events
+    assert events.size.tolist().count(size) == 3  # it came and went: both ends are known
+    assert after.nbytes not in events.size.tolist()
+    assert after.nbytes not in recorder.source.end_window()["cpu"].blocks.size.tolist()
+    (note,) = recorder.source.notes()
+    assert "the job uses CUDA" in note
+    assert recorder.source.begin_window() == {}
+    assert recorder.source.notes() == []
+
+
+def test_by_default_a_job_on_cuda_has_no_cpu_among_its_devices(by_default):
+    recorder, cuda = by_default
+    recorder.source.close()
+    cuda.begin()
+    recorder.source.open()
+    assert recorder.source.begin_window() == {}
+    assert (list(recorder.source.devices()), list(recorder.source.counters())) == ([], [])
+    (note,) = recorder.source.notes()
+    assert "the job uses CUDA" in note
+
+
+def test_a_program_that_names_the_cpu_has_it_watched_beside_cuda(recorder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    recorder.begin()
+    kept = torch.ones(1000)
+    assert kept.nbytes in recorder.drain().events.size.tolist()

@@ -12,11 +12,14 @@ torch = pytest.importorskip("torch", reason="phases and modules come from torch'
 from torch.utils import checkpoint  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
+from memprof.sources import cpu  # noqa: E402
 from memprof.sources.boundaries import Boundaries  # noqa: E402
 from memprof.sources.cuda import CudaSource  # noqa: E402
+from memprof.sources.marks import Marks  # noqa: E402
 from memprof.sources.protocol import Interner  # noqa: E402
+from memprof.sources.remapped import Remapped  # noqa: E402
 from memprof.testing.cuda import TorchStandIn  # noqa: E402
-from memprof.trace import Action, Label, Phase  # noqa: E402
+from memprof.trace import Action, Events, Frame, Label, Phase, Tables  # noqa: E402
 
 MIB = 1 << 20
 WIDTH, BATCH = 48, 5
@@ -278,3 +281,22 @@ def test_what_autograd_makes_before_it_reaches_a_module_is_of_the_backward_pass(
     labels = interner.tables().labels
     made = chunk.events.take(chunk.events.action == Action.ALLOC)
     assert [labels[row].phase for row in made.label] == [Phase.FORWARD, Phase.BACKWARD]
+
+
+def test_what_has_no_frame_but_memprofs_came_from_a_thread_of_autograds():
+    """Where a mode is on such a thread calls memprof, and torch's recorder sees that frame."""
+    interner = Interner()
+    own, theirs = Frame("dispatch", cpu.__file__, 1), Frame("step", "train.py", 2)
+    tables = Tables(frames=(own, theirs), stacks=((), (0,), (0, 1)), labels=(Label(),))
+    remapped = Remapped(interner, tables)
+    marks = Marks()
+    marks.add(0, interner.label(3, Phase.FORWARD, "Net", ""))
+    events = Events.build(
+        action=[Action.ALLOC] * 3, time_us=[1, 2, 3], stack=[0, 1, 2], label=[0] * 3, pool=[0] * 3
+    )
+    made = remapped.events(events, marks, 0, has_stacks=True)
+    found = interner.tables()
+    assert [found.stacks[row] for row in made.stack] == [(), (), (0,)]
+    assert [frame.filename for frame in found.frames] == ["train.py"]
+    backward, forward = Phase.BACKWARD, Phase.FORWARD
+    assert [found.labels[row].phase for row in made.label] == [backward, backward, forward]
