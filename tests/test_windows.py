@@ -348,7 +348,9 @@ def test_ranks_in_lockstep_pay_about_what_the_slowest_of_them_pays():
     now_us, job_us, own_us = 0, 0.0, [0.0] * ranks
     for _ in range(12_000):
         is_open = [one.is_open for one in schedules]
-        cost = [300_000 * s * noise.uniform(0.8, 1.2) * o for s, o in zip(speeds, is_open, strict=True)]
+        cost = [
+            300_000 * s * noise.uniform(0.8, 1.2) * o for s, o in zip(speeds, is_open, strict=True)
+        ]
         now_us += 300_000 + round(max(cost))
         edges = []
         for rank, (schedule, meter) in enumerate(zip(schedules, meters, strict=True)):

@@ -1,8 +1,8 @@
-"""The native part of the recorder: code in C++, built for the torch that is there when first asked for.
+"""The native part of the recorder: code in C++, built for the torch that is there.
 
 It is never needed. Without it the CPU is watched by a dispatch mode, and CUDA through snapshots of
-torch's recorder. A build is kept in a folder of the user's for each version of torch and Python, and
-is used from then on wherever it is found.
+torch's recorder. It is built when it is first asked for, kept in a folder of the user's for each
+version of torch and Python, and used from then on wherever it is found.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compiles the native part for the torch of this Python, in a process of its own: see `memprof.native`.
+"""Compiles the native part for the torch of this Python, in a process of its own.
 
 python memprof/native/build.py FOLDER
 """

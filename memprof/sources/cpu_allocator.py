@@ -1,7 +1,7 @@
-"""CPU memory through torch's allocator itself, by the native part: every allocation of every thread.
+"""CPU memory as torch's allocator gives it, by the native part: every allocation of every thread.
 
-Unlike a dispatch mode it leaves autograd alone, and sees temporaries inside operators and buffers of
-compiled graphs. Whose a block is, is learnt as on CUDA: from what points at its address.
+Unlike a dispatch mode it leaves autograd alone, and sees temporaries inside operators and buffers
+of compiled graphs. Whose a block is, is learnt as on CUDA: from what points at its address.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class CpuAllocatorSource:
         """Record no more; the state that the events lead to."""
         if not self._in_window:
             return {}
-        rows, blocks = self._native.cpu_take(True)  # noqa: FBT003 - a function in C
+        rows, blocks = self._native.cpu_take(True)
         self._native.cpu_end()
         self._stop()
         if os.getpid() != self._pid:
@@ -265,7 +265,7 @@ class _ForeignStorages:
         if key in self._refs:
             return
         address = storage.data_ptr()
-        if address and self._native.cpu_foreign(True, address, size):  # noqa: FBT003
+        if address and self._native.cpu_foreign(True, address, size):
             self._addresses[key] = (address, size)
             self._refs[key] = weakref.ref(storage, partial(self._gone, key))
 
@@ -278,7 +278,7 @@ class _ForeignStorages:
         if self._refs.get(key) is ref:
             del self._refs[key]
             address, size = self._addresses.pop(key)
-            self._native.cpu_foreign(False, address, size)  # noqa: FBT003
+            self._native.cpu_foreign(False, address, size)
 
 
 class _StackRows:

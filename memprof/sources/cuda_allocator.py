@@ -105,14 +105,14 @@ class CudaAllocatorSource(OwnedCudaSource):
 
     def notes(self) -> Sequence[str]:
         """What was not seen, since the last call."""
-        failure, self._row_labels.failure = self._row_labels.failure, ""
-        lost = []
+        notes = [*super().notes()]
         if self._lost:
-            lost = [
+            notes.append(
                 f"{self._lost} entries came faster than they could be written down; the window "
                 "ends there"
-            ]
-        return [*super().notes(), *lost, *([failure] if failure else [])]
+            )
+        failure, self._row_labels.failure = self._row_labels.failure, ""
+        return [*notes, *([failure] if failure else [])]
 
     # -- the recorder --------------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ class LiveBlocks:
         place: PlaceOf,
         records: Callable[[str], bool] = lambda device: device != "cpu",
     ) -> None:
-        """``place`` says where a tensor of the program lies, ``records`` which devices are meant."""
+        """``place`` says where a tensor lies, ``records`` which devices are meant."""
         self.labels = LabelRows(interner)
         self.sightings = Sightings(boundaries, place, records)
         self._kept = KeptBlocks(self.labels)

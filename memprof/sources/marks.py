@@ -127,16 +127,13 @@ class MarkKeeper:
         self._boundaries.watch_modules()
         self._hooks = ExitStack()
         self._hooks.callback(self._boundaries.unwatch_modules)
-        for calls, ours in (
-            (self._boundaries.on_entry, self._guarded_mark),
-            (self._boundaries.on_exit, self._module_ended),
-        ):
-            calls.append(ours)
-            self._hooks.callback(calls.remove, ours)
+        boundaries = self._boundaries
         # Not hooks on optimizers: torch goes through them while a step's end closes a window.
-        for calls in (self._boundaries.crossings, annotation_changes):
-            calls.append(self._guarded_mark)
-            self._hooks.callback(calls.remove, self._guarded_mark)
+        for changes in (boundaries.on_entry, boundaries.crossings, annotation_changes):
+            changes.append(self._guarded_mark)
+            self._hooks.callback(changes.remove, self._guarded_mark)
+        boundaries.on_exit.append(self._module_ended)
+        self._hooks.callback(boundaries.on_exit.remove, self._module_ended)
         self.mark()
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Rows that the native part wrote: their columns, and the labels of the places they were made in."""
+"""Rows that the native part wrote: their columns, and the labels of where they were made."""
 
 from __future__ import annotations
 
@@ -77,14 +77,12 @@ class RowLabels:
         self._boundaries.watch_modules()
         self._hooks = ExitStack()
         self._hooks.callback(self._boundaries.unwatch_modules)
-        for calls, ours in (
-            (self._boundaries.on_entry, self.crossed),
-            (self._boundaries.on_exit, self._left),
-            (self._boundaries.crossings, self.crossed),
-            (annotation_changes, self.crossed),
-        ):
-            calls.append(ours)
-            self._hooks.callback(calls.remove, ours)
+        boundaries = self._boundaries
+        for changes in (boundaries.on_entry, boundaries.crossings, annotation_changes):
+            changes.append(self.crossed)
+            self._hooks.callback(changes.remove, self.crossed)
+        boundaries.on_exit.append(self._left)
+        self._hooks.callback(boundaries.on_exit.remove, self._left)
         self.step_began()
 
     def stop(self) -> None:
@@ -118,14 +116,14 @@ class RowLabels:
         label = self._of_silent(rows, label)
         in_graph = rows["task"] != NO_TASK
         label = self._after_backward(rows, label, in_graph)
-        if in_graph.any():
+        if bool(in_graph.any()):
             label[in_graph] = self._in_graph(rows[in_graph], label[in_graph])
         found: Column = label.astype(np.int32)
         return found
 
     def annotated(self, label: Column, texts: Sequence[str]) -> Column:
         """The labels with what the program gave to torch as their annotation, where it did."""
-        annotated = label.copy()
+        annotated: Column = label.copy()
         for row in np.flatnonzero(np.asarray([bool(text) for text in texts])).tolist():
             at = self._rows.of(int(label[row]))
             annotated[row] = self._interner.label(at.step, at.phase, at.module, texts[row])
@@ -147,11 +145,9 @@ class RowLabels:
     def _after_backward(self, rows: Rows, label: Ints, in_graph: npt.NDArray[np.bool_]) -> Ints:
         """What follows a backward pass in the same place is no part of the loss any more."""
         epochs = rows["epoch"]
-        first: dict[int, int] = dict.fromkeys(self._passed, -1)
-        where = np.flatnonzero(in_graph)
-        for at, epoch in zip(where[::-1].tolist(), epochs[where[::-1]].tolist(), strict=True):
-            if epoch not in self._passed:
-                first[epoch] = at
+        where = np.flatnonzero(in_graph)[::-1]  # so that the first of each epoch stays
+        first = dict(zip(epochs[where].tolist(), where.tolist(), strict=True))
+        first |= dict.fromkeys(self._passed, -1)
         if not first:
             return label
         begun = np.asarray(list(first), dtype=np.int64)
