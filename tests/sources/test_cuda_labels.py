@@ -278,3 +278,26 @@ def test_what_autograd_makes_before_it_reaches_a_module_is_of_the_backward_pass(
     labels = interner.tables().labels
     made = chunk.events.take(chunk.events.action == Action.ALLOC)
     assert [labels[row].phase for row in made.label] == [Phase.FORWARD, Phase.BACKWARD]
+
+
+@pytest.mark.parametrize(
+    ("mode", "phase"),
+    [
+        (torch.no_grad, Phase.FORWARD),
+        (torch.inference_mode, Phase.FORWARD),
+        (torch.enable_grad, Phase.BACKWARD),
+    ],
+)
+def test_what_has_no_stack_where_no_graph_is_recorded_is_of_no_backward_pass(stepped, mode, phase):
+    stand_in, steps = stepped
+
+    def decode() -> None:
+        with stand_in.backward_thread():  # any thread without Python looks so
+            stand_in.alloc(MIB)
+
+    def step() -> None:
+        with mode():
+            Asking(decode)(torch.ones(1))
+
+    made = steps(step, 2)
+    assert [x.phase for x in made] == [phase, phase]
