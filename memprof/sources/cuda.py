@@ -223,8 +223,11 @@ class CudaSource:
         self._backend = self._backend or backend(self._torch)
         held = sorted({*self._infos, *used(self._torch)})
         for i in held:
-            if i not in self._infos:
+            known = self._infos.get(i)
+            if known is None:
                 self._infos[i] = self._info(i)
+            elif (fraction := self._fraction(i)) != known.memory_fraction:
+                self._infos[i] = replace(known, memory_fraction=fraction)
         self._ordinals = held
         USED.add({info.device: info.uuid for info in self._infos.values() if info.uuid})
         self._until_look = _LOOK_AGAIN if held else 0
@@ -246,6 +249,8 @@ class CudaSource:
         cuda = self._torch.cuda
         if self._backend not in COUNTING or not hasattr(cuda, "get_per_process_memory_fraction"):
             return 1.0
+        if cuda.current_device() == ordinal:
+            return float(cuda.get_per_process_memory_fraction(ordinal))
         with cuda.device(ordinal):  # torch 2.7 makes it the thread's current one and leaves it so
             return float(cuda.get_per_process_memory_fraction(ordinal))
 

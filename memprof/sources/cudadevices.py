@@ -13,16 +13,27 @@ COUNTING = (NATIVE, "cudaMallocAsync", "rocm")
 """Allocators whose counters torch can read; with others the call raises, or nothing is counted."""
 
 
+_READS_SWITCH = (2, 7)
+
+
 def backend(torch: Any, environment: Mapping[str, str] = os.environ) -> str:
     """The allocator in use: as torch names it, or ``rocm``, or ``uncached`` (each has its limits).
 
-    (The presence of the variable is what counts for torch, whatever its value.)
+    Since 2.7 torch reads the variable's value; before, that it is there was enough.
     """
     if getattr(getattr(torch, "version", None), "hip", None):
         return "rocm"
-    if "PYTORCH_NO_CUDA_MEMORY_CACHING" in environment:
+    switch = environment.get("PYTORCH_NO_CUDA_MEMORY_CACHING")
+    if switch == "1" or (switch is not None and _version_of(torch) < _READS_SWITCH):
         return "uncached"
     return str(torch.cuda.get_allocator_backend())
+
+
+def _version_of(torch: Any) -> tuple[int, ...]:
+    """Such as ``(2, 11)``; of one that tells none, the newest."""
+    parts = str(getattr(torch, "__version__", "")).split(".")[:2]
+    known = len(parts) == 2 and all(part.isdecimal() for part in parts)
+    return tuple(map(int, parts)) if known else _READS_SWITCH
 
 
 class UsedDevices:

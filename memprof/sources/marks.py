@@ -42,17 +42,26 @@ class Marks:
     """The device of the thread that made the mark; -1 from the thread of the training loop."""
     entry: list[Entry] = field(default_factory=list)
     """What that thread runs."""
+    with_gradients: list[bool] = field(default_factory=list)
+    """Whether that thread recorded a graph then, without which no backward pass follows."""
     loop: set[Entry] = field(default_factory=lambda: {NO_ENTRY})
     """What the threads run in which steps ended."""
 
     def add(
-        self, time_us: int, label: int, device: int = _EVERY_DEVICE, entry: Entry = NO_ENTRY
+        self,
+        time_us: int,
+        label: int,
+        device: int = _EVERY_DEVICE,
+        entry: Entry = NO_ENTRY,
+        *,
+        with_gradients: bool = True,
     ) -> None:
         """From this time on the label holds."""
         self.time_us.append(time_us)
         self.label.append(label)
         self.device.append(device)
         self.entry.append(entry)
+        self.with_gradients.append(with_gradients)
 
     def is_beside(self, entry: Entry) -> bool:
         """Whether a thread runs beside the loop's: the program's own, and not autograd's."""
@@ -69,8 +78,18 @@ class Marks:
             list(compress(self.label, chosen)),
             list(compress(self.device, chosen)),
             list(compress(self.entry, chosen)),
+            list(compress(self.with_gradients, chosen)),
             self.loop,
         )
+
+    def had_gradients(self, time_us: Column) -> Column:
+        """Whether the thread of the loop recorded a graph at each time; before a mark it did."""
+        rows = [row for row, device in enumerate(self.device) if device == _EVERY_DEVICE]
+        rows.sort(key=self.time_us.__getitem__)
+        times = np.asarray([self.time_us[row] for row in rows], dtype=np.int64)
+        states = np.asarray([True, *(self.with_gradients[row] for row in rows)], dtype=np.bool_)
+        found: Column = states[np.searchsorted(times, time_us, side="right")]
+        return found
 
     def at(self, time_us: Column, device: int = 0) -> Column:
         """The label at each time on a device; the empty one before the first mark.
@@ -154,7 +173,13 @@ class MarkKeeper:
             now_us = time.time_ns() // 1000
             in_loop = threading.get_ident() == self._loop
             device = _EVERY_DEVICE if in_loop else self._device()
-            self.marks.add(now_us, self._boundaries.label(), device, self._entry())
+            self.marks.add(
+                now_us,
+                self._boundaries.label(),
+                device,
+                self._entry(),
+                with_gradients=_has_gradients(),
+            )
             self._passing(now_us)
 
     def _in_loop(self) -> None:
@@ -209,6 +234,12 @@ class MarkKeeper:
             action(*arguments)
         except Exception:  # noqa: BLE001 - a missing mark is a wrong label, not a broken job
             self.stop()
+
+
+def _has_gradients() -> bool:
+    import torch
+
+    return torch.is_grad_enabled()
 
 
 def _is_compiling() -> bool:

@@ -300,3 +300,26 @@ def test_what_has_no_frame_but_memprofs_came_from_a_thread_of_autograds():
     assert [frame.filename for frame in found.frames] == ["train.py"]
     backward, forward = Phase.BACKWARD, Phase.FORWARD
     assert [found.labels[row].phase for row in made.label] == [backward, backward, forward]
+
+
+@pytest.mark.parametrize(
+    ("mode", "phase"),
+    [
+        (torch.no_grad, Phase.FORWARD),
+        (torch.inference_mode, Phase.FORWARD),
+        (torch.enable_grad, Phase.BACKWARD),
+    ],
+)
+def test_what_has_no_stack_where_no_graph_is_recorded_is_of_no_backward_pass(stepped, mode, phase):
+    stand_in, steps = stepped
+
+    def decode() -> None:
+        with stand_in.backward_thread():  # any thread without Python looks so
+            stand_in.alloc(MIB)
+
+    def step() -> None:
+        with mode():
+            Asking(decode)(torch.ones(1))
+
+    made = steps(step, 2)
+    assert [x.phase for x in made] == [phase, phase]

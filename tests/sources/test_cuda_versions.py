@@ -12,6 +12,7 @@ pytest.importorskip("torch", reason="the labels of CUDA events come from torch's
 
 from memprof.sources.boundaries import Boundaries
 from memprof.sources.cuda import CudaSource
+from memprof.sources.cudadevices import backend as backend_of
 from memprof.sources.cudadevices import uuid_of
 from memprof.sources.nvml import cuda_uuids
 from memprof.sources.protocol import Interner
@@ -127,7 +128,7 @@ def test_nothing_of_torch_is_called_but_what_is_listed(version, sources):
         "_queued_calls",
     }
     if VERSIONS.index(version) >= 2:
-        listed |= {"get_per_process_memory_fraction", "device"}
+        listed |= {"get_per_process_memory_fraction", "current_device", "device"}
     assert names == listed  # none of them waits for the device or initialises it
     assert [torch.calls[name] for name in FORBIDDEN] == [0, 0, 0, 0]
     assert not torch._C._cuda_isHistoryEnabled()
@@ -366,3 +367,48 @@ def test_the_driver_is_asked_for_the_devices_that_are_used(backend, monkeypatch)
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert cuda_uuids() == {"cuda:2": "stand-in-2"}
+
+
+@pytest.mark.parametrize(
+    ("version", "value", "expected"),
+    [
+        ("2.4.1+cu121", "0", "uncached"),
+        ("2.4.1+cu121", "", "uncached"),
+        ("2.4.1+cu121", None, "native"),
+        ("2.7.1+cu126", "0", "native"),
+        ("2.15.0+cu132", "", "native"),
+        ("2.15.0+cu132", "1", "uncached"),
+    ],
+)
+def test_a_switch_against_caching_is_read_as_torch_reads_it(version, value, expected):
+    torch = TorchStandIn()
+    torch.__version__ = version
+    environment = {} if value is None else {"PYTORCH_NO_CUDA_MEMORY_CACHING": value}
+    assert backend_of(torch, environment) == expected
+
+
+def test_a_fraction_that_the_program_sets_later_is_seen(monkeypatch):
+    torch = TorchStandIn()
+    torch.alloc(MIB)
+    source = CudaSource(interner := Interner(), Boundaries(interner), torch)
+    source.open()
+    assert [info.memory_fraction for info in source.devices()] == [1.0]
+    torch.cuda.set_per_process_memory_fraction(0.5)
+    for _ in range(60):
+        source.counters()
+    assert [info.memory_fraction for info in source.devices()] == [0.5]
+    source.close()
+
+
+def test_a_device_is_entered_only_where_it_is_not_the_current_one():
+    torch = TorchStandIn(devices=2)
+    torch.alloc(MIB, device=0)
+    torch.alloc(MIB, device=1)
+    entered = []
+    real = torch.cuda.device
+    torch.cuda.device = lambda ordinal: entered.append(ordinal) or real(ordinal)
+    source = CudaSource(interner := Interner(), Boundaries(interner), torch)
+    source.open()
+    source.close()
+    assert entered == [1]
+    assert torch.cuda.current_device() == 0
