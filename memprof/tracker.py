@@ -277,7 +277,10 @@ class Tracker:
 
     def _at_exit(self) -> None:
         if self._pid == os.getpid():
-            self.stop(status_of(_uncaught()))
+            error = _uncaught()
+            if error is not None:
+                self.failed(error)
+            self.stop(status_of(error))
 
     def disown(self) -> None:
         """In a forked child: leave the parent's file alone and take every hook away."""

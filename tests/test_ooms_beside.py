@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from contextlib import suppress
 
@@ -86,7 +89,7 @@ def test_between_windows_whole_segments_without_a_tensor_are_told_with_what_free
 
 
 def test_where_tensors_hold_the_card_a_smaller_batch_is_what_helps(recorded):
-    (told,) = post_mortems(recorded(TorchStandIn(capacity=2 << 30), filling(CUDA, 0)))
+    (told,) = post_mortems(recorded(TorchStandIn(capacity=100 * MIB, outside=0), filling(CUDA, 0)))
     assert told.cause is Cause.PEAK
     assert "tensors held 60 MiB" in told.why
     assert [one.partition(":")[0] for one in told.advice] == ["a smaller batch, or checkpointing"]
@@ -184,3 +187,38 @@ def test_a_thread_that_cannot_wait_leaves_its_failure_to_be_told_later(recorded,
     found = [f for f in run.findings if f.finding == "oom"]
     assert sorted(f.bytes for f in found) == [200 * MIB, 300 * MIB]
     assert any("recorded late and briefly" in note.message for note in run.notes)
+
+
+def test_where_nothing_of_what_is_known_fills_the_card_no_cause_is_named(recorded):
+    (told,) = post_mortems(recorded(TorchStandIn(capacity=2 << 30), filling(CUBLAS, 0)))
+    assert told.cause is Cause.UNKNOWN
+    assert told.why == "torch held 60 MiB"
+
+
+UNCAUGHT = f"""
+import torch
+x = torch.ones(1000)
+raise RuntimeError({CUBLAS!r})
+"""
+
+
+@pytest.mark.parametrize("way", ["variable", "command"])
+def test_an_error_that_ends_the_process_is_seen_too(tmp_path, way):
+    path, script = tmp_path / "run.json", tmp_path / "script.py"
+    script.write_text(UNCAUGHT)
+    command = [sys.executable, str(script)]
+    environment = dict(os.environ)
+    if way == "variable":
+        environment["MEMPROF"] = str(path)
+    else:
+        command[1:1] = ["-m", "memprof_cli", "run", "-o", str(path)]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 1
+    assert "CUBLAS_STATUS_ALLOC_FAILED" in done.stderr
+    (finding,) = (f for f in memprof.load(path).findings if f.finding == "oom")
+    assert (finding.details["beside"], finding.details["call"]) == (
+        "cuBLAS",
+        "cublasCreate(handle)",
+    )

@@ -12,7 +12,7 @@ from memprof.analysis.repacking import idle_bytes
 from memprof.analysis.whatif import OUTSIDE_TORCH
 from memprof.units import format_bytes
 
-__all__ = ["advice_for", "held_by", "is_others", "is_reserved", "what_failed"]
+__all__ = ["advice_for", "held_by", "is_full", "is_others", "is_reserved", "what_failed"]
 
 _ENOUGH = 64 << 20
 """Bytes with which such a request is likely to be served: a handle of cuBLAS with its kernels and
@@ -51,6 +51,12 @@ def is_reserved(failure: Failure) -> bool:
 def is_others(failure: Failure) -> bool:
     """Whether other processes held more than torch kept unused."""
     return _others(failure) >= max(_ENOUGH, failure.unused)
+
+
+def is_full(failure: Failure) -> bool:
+    """Whether tensors held most of what torch and they could have; its size may not be known."""
+    whole = failure.limit if failure.limit >= 0 else failure.total
+    return 2 * failure.allocated >= max(whole, 1)
 
 
 def advice_for(failure: Failure) -> Iterator[str]:

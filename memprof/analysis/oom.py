@@ -300,7 +300,7 @@ def _judged_beside(failure: Failure) -> tuple[Cause, str]:
         return Cause.RESERVED, held
     if beside.is_others(failure):
         return Cause.OTHERS, held
-    if failure.allocated >= 0:
+    if beside.is_full(failure):
         return Cause.PEAK, f"{held}; tensors held {format_bytes(failure.allocated)}"
     return Cause.UNKNOWN, held
 
