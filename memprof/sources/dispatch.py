@@ -9,6 +9,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from memprof.sources.main_thread import MainThread
+from memprof.sources.threadstate import NO_TASK
 
 __all__ = [
     "LEFT",
@@ -79,19 +80,23 @@ class Watch:
         """Take the mode from wherever it is on the stack, if that is the calling thread's.
 
         Else it does nothing any more from now on, and `pop_left` takes it in its own thread. While
-        an operator is shown to it, torch has the mode aside: `leave_soon` takes it right after.
+        an operator is shown to it, torch has the mode aside, and after a backward pass torch puts
+        back the stack that there was before: `leave_soon` takes it right after.
         """
         is_own = threading.get_ident() == self._thread
-        if is_own and self._is_on_the_stack():
+        if is_own and self._can_leave():
             self._take()
             return True
         self._kind.__torch_dispatch__ = _pass_on  # type: ignore[attr-defined]
         _left.append(self)
         return is_own
 
-    def _is_on_the_stack(self) -> bool:
+    def _can_leave(self) -> bool:
+        """Whether the stack has the mode, and is no copy as those of a backward pass are."""
         from torch.utils import _python_dispatch as modes
 
+        if _in_backward():
+            return False
         return any(mode is self._mode for mode in modes._get_current_dispatch_mode_stack())
 
     def _take(self) -> None:
@@ -126,13 +131,22 @@ _left: list[Watch] = []
 def pop_left() -> None:
     """Take away what was left on the calling thread's stack of modes."""
     for watch in tuple(_left):
-        if watch._thread == threading.get_ident() and watch._is_on_the_stack():
+        if watch._thread == threading.get_ident() and watch._can_leave():
             _left.remove(watch)
             watch._take()
 
 
 def _pass_on(_mode: Any, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    return func(*args, **kwargs or {})
+    out = func(*args, **kwargs or {})
+    leave_soon()
+    return out
+
+
+def _in_backward() -> bool:
+    import torch
+
+    graph_task = getattr(torch._C, "_current_graph_task_id", None)
+    return graph_task is not None and graph_task() != NO_TASK
 
 
 class _Leaving(MainThread):
@@ -143,7 +157,7 @@ class _Leaving(MainThread):
 
     def _run(self) -> None:
         pop_left()
-        if any(watch._thread == threading.get_ident() for watch in _left):
+        if not _in_backward() and any(one._thread == threading.get_ident() for one in _left):
             self.request()
 
 
@@ -155,7 +169,8 @@ def leave_soon() -> None:
 
     Called at the end of that: each instruction of Python in between tries in vain.
     """
-    if _left and threading.current_thread() is threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    if _left and is_main and not _in_backward():
         _leaving.request()
 
 
