@@ -103,7 +103,7 @@ def test_what_is_told_of_the_cost_is_neither_nothing_nor_more_than_the_run(path)
 
 def test_the_first_steps_are_recorded_though_an_evaluation_comes_first(path):
     model = torch.nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     with memprof.track(path, sources=("cpu",), allowance_s=4.0):
         for _ in range(1_000):
             small_operators(1_000)
@@ -142,7 +142,7 @@ def test_one_step_of_many_closures_keeps_to_the_limits(path):
 def test_the_report_says_how_many_steps_were_recorded_and_what_ended_that(path):
     with memprof.track(path, sources=("cpu",), allowance_s=600.0, max_events=1_000) as tracker:
         for step in range(30):
-            small_operators(10 if step < 2 else 2_000)
+            small_operators(12_000 if step == 2 else 10)
             tracker.step()
     summary = summarize(examine(load(path)))
     told = "2 of 30 steps were recorded, then the file held as many events as a window may have"
@@ -157,3 +157,22 @@ def test_nothing_stays_behind_where_a_window_ended_within_an_operator(path):
         assert not modes()
     gc.collect()
     assert not modes()
+
+
+def test_a_window_that_ends_in_a_backward_pass_leaves_no_mode_behind_it(path):
+    class Slow(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            small_operators(5_000)
+            return gradient * 2
+
+    weight = torch.ones(4, requires_grad=True)
+    with memprof.track(path, sources=("cpu",), allowance_s=600.0, max_events=2_000):
+        Slow.apply(weight).sum().backward()
+        small_operators(10)  # torch has put its stack back
+        assert not modes()
+    assert of_kind(path, "window")[0]["end"] == "max_events"

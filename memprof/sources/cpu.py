@@ -15,6 +15,7 @@ from memprof.sources.dispatch import (
     LEFT,
     Watch,
     direct_overload,
+    leave_soon,
     pop_left,
     skip_in_dynamo,
     spoils_compiled,
@@ -375,6 +376,7 @@ class CpuSource:
         if self.on_full is not None and self._watch is not None and waits:
             self._told_ns = now_ns
             self.on_full()
+            leave_soon()
 
     def _not_seen(self, func: Any, error: Exception) -> None:
         """Say once an operator whose result has no storage or could not be looked at."""

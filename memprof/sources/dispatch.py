@@ -9,9 +9,18 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from memprof.sources.compiling import is_used
-from memprof.sources.main_thread import Beat, MainThread
+from memprof.sources.main_thread import MainThread
+from memprof.sources.threadstate import NO_TASK
 
-__all__ = ["LEFT", "Watch", "direct_overload", "pop_left", "skip_in_dynamo", "spoils_compiled"]
+__all__ = [
+    "LEFT",
+    "Watch",
+    "direct_overload",
+    "leave_soon",
+    "pop_left",
+    "skip_in_dynamo",
+    "spoils_compiled",
+]
 
 LEFT = (
     "a window was ended in another thread than it began in: what watched that thread's operators "
@@ -66,8 +75,9 @@ class Watch:
         """Take the mode from wherever it is on the calling thread's stack; safe to call twice.
 
         It cannot be had from another thread, nor from within `dispatch`: there torch has put it
-        aside, and puts it back afterwards. Then it does nothing any more from now on, `pop_left`
-        takes it in its own thread, and the main thread by itself between two of its instructions.
+        aside, and puts it back afterwards; after a backward pass torch puts back the stack that
+        there was before. Then it does nothing any more from now on, `pop_left` takes it in its own
+        thread, and `leave_soon` from the main thread's.
         """
         if not self._is_pushed:
             return True
@@ -76,8 +86,6 @@ class Watch:
             return True
         self._kind.__torch_dispatch__ = _pass_on  # type: ignore[attr-defined]
         _left.append(self)
-        if self._thread == threading.main_thread().ident:
-            _fetch_from_main()
         return False
 
     @property
@@ -87,7 +95,7 @@ class Watch:
 
     def _take(self) -> bool:
         """Whether the mode was on the calling thread's stack, and is no more."""
-        if self.is_elsewhere:
+        if self.is_elsewhere or _in_backward():
             return False
         modes = _pop_user_modes()
         for mode in reversed(modes):
@@ -118,7 +126,6 @@ class Watch:
 
 _left: list[Watch] = []
 """Modes that were ended where they could not be taken: elsewhere, or within an operator."""
-_FETCH_MS = 2.0
 
 
 def pop_left() -> None:
@@ -128,24 +135,42 @@ def pop_left() -> None:
             _left.remove(watch)
 
 
-def _fetch_from_main() -> None:
-    """Have the main thread take what was left on its stack, as soon as it runs other code."""
-    main = threading.main_thread().ident
-
-    def ask() -> None:
-        if any(watch._thread == main for watch in tuple(_left)):
-            fetch.request()
-        else:
-            fetch.close()
-            beat.close()
-
-    fetch = MainThread(pop_left)
-    beat = Beat(ask, _FETCH_MS)
-    beat.start()
-
-
 def _pass_on(_mode: Any, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    return func(*args, **kwargs or {})
+    out = func(*args, **kwargs or {})
+    leave_soon()
+    return out
+
+
+def _in_backward() -> bool:
+    import torch
+
+    graph_task = getattr(torch._C, "_current_graph_task_id", None)
+    return graph_task is not None and graph_task() != NO_TASK
+
+
+class _Leaving(MainThread):
+    """Takes what was left on the main thread's stack as soon as torch has put it back there.
+
+    A call that comes too early, while the operator lasts, asks for the next.
+    """
+
+    def _run(self) -> None:
+        pop_left()
+        if not _in_backward() and any(not one.is_elsewhere for one in _left):
+            self.request()
+
+
+_leaving = _Leaving(pop_left)
+
+
+def leave_soon() -> None:
+    """Take a mode that ended while an operator was shown to it, as soon as the operator returns.
+
+    Called at the end of that: each instruction of Python in between tries in vain.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if _left and is_main and not _in_backward():
+        _leaving.request()
 
 
 def _rule(operator: Any) -> Callable[..., Any]:
