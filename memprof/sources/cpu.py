@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,13 @@ _JUDGING = 0.02
 """Share of the time that looking for owners between drains may take."""
 _NO_TENSORS = frozenset((type(None), bool, int, float, complex))
 """What operators return that give no tensor back."""
+_MOST_ROWS = 50_000 * ROW
+"""Numbers that may wait to be drained within a step; a row is some 400 bytes."""
+_TIMED_OPERATORS = 64
+"""Of so many operators one is timed."""
+_LONGEST_LOOK_US = 200.0
+_OPERATOR_US = 5.0
+"""What torch takes to hand an operator to a mode and back, which cannot be timed from within."""
 _SPOILS_COMPILED = (
     "torch.compile is used, and before torch 2.9 a compiled program is compiled anew "
     "where it is watched: tensors of the CPU were not seen from then on"
@@ -62,6 +70,10 @@ class CpuSource:
         other formulas: the job's own peak on the device, and bits of its gradients, would differ.
         """
         self._beside_cuda = beside_cuda
+        self.on_full: Callable[[], None] | None = None
+        """Called within an operator of the program when `_MOST_ROWS` wait; may drain or end."""
+        self._operators = self._timed = 0
+        self._timed_us = 0.0
         self._queued: Callable[[], None] | None = None
         self._has_recorded = False
         self._interner = interner
@@ -180,6 +192,12 @@ class CpuSource:
         if not self._aside:  # else what was made since then would be there without an event
             self._look(thorough=True)
         return {_DEVICE: self._live.state()}
+
+    def take_spent_us(self) -> float:
+        """Time in the program's operators since the last call, reckoned from those timed."""
+        each_us = self._timed_us / self._timed if self._timed else 0.0
+        count, self._operators = self._operators, 0
+        return count * (each_us + _OPERATOR_US)
 
     def notes(self) -> Sequence[str]:
         """What was not seen."""
@@ -312,8 +330,10 @@ class CpuSource:
         disabled = torch._C._disabled_torch_dispatch_impl
         below = torch._C._len_torch_dispatch_stack  # torch's own modes, which a subclass expects
         overload = direct_overload()
-        known = self._live.held.get
+        live = self._live
+        known = live.held.get
         note, frame_here = self._note, sys._getframe
+        clock_ns = time.perf_counter_ns
 
         def dispatch(_mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if (
@@ -326,6 +346,8 @@ class CpuSource:
             # Not `frame_here(1)`: on a thread of autograd's own there is no frame above this one.
             call = func._op if type(func) is overload else func
             out = call(*args, **kwargs) if kwargs else call(*args)
+            self._operators = count = self._operators + 1
+            began_ns = 0 if count % _TIMED_OPERATORS else clock_ns()
             try:
                 kind = type(out)
                 if kind is tensor or kind is parameter:
@@ -337,6 +359,11 @@ class CpuSource:
                     self._note_results(out, frame_here(0).f_back)
                 if self._at_loss:
                     self._mark_inputs(args)
+                if began_ns:
+                    self._timed_us += min((clock_ns() - began_ns) / 1000, _LONGEST_LOOK_US)
+                    self._timed += 1
+                if len(live.rows) >= _MOST_ROWS and self.on_full is not None:
+                    self.on_full()
             except Exception as error:  # noqa: BLE001  the job goes on whatever happens here
                 self._not_seen(func, error)
             return out

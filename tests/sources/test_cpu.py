@@ -19,6 +19,7 @@ from torch import nn  # noqa: E402
 from torch.utils import _python_dispatch  # noqa: E402
 
 from memprof.sources.cpu import CpuSource  # noqa: E402
+from memprof.sources.storages import ROW  # noqa: E402
 from memprof.trace import Action, Category  # noqa: E402
 from tests.sources.recording import CpuRecording  # noqa: E402
 
@@ -358,3 +359,32 @@ def test_a_program_that_names_the_cpu_has_it_watched_beside_cuda(recorder, monke
     recorder.begin()
     kept = torch.ones(1000)
     assert kept.nbytes in recorder.drain().events.size.tolist()
+
+
+def test_rows_are_bounded_where_nothing_is_crossed_and_the_window_may_end_there(
+    recorder, monkeypatch
+):
+    """`on_full` is called within an operator, while torch has put the mode aside."""
+    monkeypatch.setattr("memprof.sources.cpu._MOST_ROWS", 1000 * ROW)
+    recorder.begin()
+    drained, modes = [], []
+
+    def on_full():
+        drained.append(len(recorder.source.drain()[0].events))
+        if len(drained) == 3:
+            recorder.source.end_window()
+
+    recorder.source.on_full = on_full
+    one = torch.ones(1)
+    deadline = time.monotonic() + 60
+    for count in range(20_000):
+        one + 1
+        if not count % 100:
+            modes.append(len(_python_dispatch._get_current_dispatch_mode_stack()))
+    while _python_dispatch._get_current_dispatch_mode_stack():
+        assert time.monotonic() < deadline
+    assert len(drained) == 3
+    assert max(drained) <= 1600  # a freed tensor's row makes two events
+    assert (modes[0], modes[-1]) == (1, 0)
+    assert torch._C._len_torch_dispatch_stack() == 0
+    assert recorder.source.notes() == []
