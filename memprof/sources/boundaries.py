@@ -120,7 +120,7 @@ class Boundaries:
         """Called when a module's call has ended, with what it returns."""
         self.compilations: list[Callable[[], None]] = []
         """Called in the thread that begins to compile, before torch.compile traces anything."""
-        self._module_hooks = ModuleHooks(self._before_module, self._after_module)
+        self._module_hooks = ModuleHooks(self._pre_hook(), self._post_hook())
         self._compilers = CompileWatch(self._compilation_began, self._compilation_ended)
         self._is_hooked = self._gave_up = False
         self._interruptions = 0
@@ -184,7 +184,7 @@ class Boundaries:
         What the ends of steps take is not in it: it is measured where they are told.
         """
         each_us = self._timed_us / self._calls_timed if self._calls_timed else 0.0
-        spent_us = self._exact_us + each_us * self._calls
+        spent_us = self._exact_us + each_us * 2 * self._calls  # one hook before and one after
         self._calls, self._exact_us = 0, 0.0
         return spent_us
 
@@ -324,7 +324,6 @@ class Boundaries:
     def _torch_functions(self, torch: Any) -> None:
         """Functions that are looked up once; private ones may be missing in another version."""
         self._grad_enabled = torch.is_grad_enabled
-        self._is_compiling = torch.compiler.is_compiling
         missing = []
         graph_task = getattr(torch._C, "_current_graph_task_id", None)
         current_node = getattr(torch._C, "_current_autograd_node", None)
@@ -377,26 +376,36 @@ class Boundaries:
         self._guarded(self._module_hooks.show)
         self._interruptions += 1  # other threads' calls may have ended unseen
 
-    def _before_module(self, module: Any, args: Any) -> None:
-        if self._is_compiling():
-            return
-        self._calls += 1
-        if self._calls % _TIMED_CALLS:
-            self._guarded(self._enter_module, module, args)
-        else:
-            self._timed(self._enter_module, module, args)
+    def _pre_hook(self) -> Callable[[Any, Any], None]:
+        from torch.compiler import is_compiling
 
-    def _after_module(self, module: Any, args: Any, output: Any) -> None:  # noqa: ARG002
-        if self._is_compiling():
-            return
-        if self._calls % _TIMED_CALLS:
-            self._guarded(self._leave_module, module, output)
-        else:
-            self._timed(self._leave_module, module, output)
-            self._calls_timed += 1
+        def before_module(module: Any, args: Any) -> None:
+            if is_compiling():  # a constant to torch.compile, which drops the rest
+                return
+            self._calls += 1
+            if self._calls % _TIMED_CALLS:
+                self._guarded(self._enter_module, module, args)
+            else:
+                self._timed(self._enter_module, module, args)
+
+        return before_module
+
+    def _post_hook(self) -> Callable[[Any, Any, Any], None]:
+        from torch.compiler import is_compiling
+
+        def after_module(module: Any, args: Any, output: Any) -> None:  # noqa: ARG001
+            if is_compiling():
+                return
+            if self._calls % _TIMED_CALLS:
+                self._guarded(self._leave_module, module, output)
+            else:
+                self._timed(self._leave_module, module, output)
+
+        return after_module
 
     def _timed(self, function: Callable[..., None], *args: Any) -> None:
         began_ns = time.perf_counter_ns()
+        self._calls_timed += 1
         apart_us = self._apart_us
         self._guarded(function, *args)
         spent_us = (time.perf_counter_ns() - began_ns) / 1000 - (self._apart_us - apart_us)

@@ -27,9 +27,17 @@ LEFT = (
     "is off, and leaves it with the next call of memprof there"
 )
 """The note for a `Watch` that `pop` could not take."""
-_OURS = "memprof."
-_skipped: set[str] = set()
-"""Modules of memprof whose functions torch.compile was told to leave alone."""
+_CALLED = (
+    "boundaries",
+    "cpu",
+    "dispatch",
+    "modules",
+    "protocol",
+    "stacks",
+    "storages",
+    "threadstate",
+)
+"""Modules beside this one whose functions run within the program's operators and module calls."""
 
 
 class Watch:
@@ -223,22 +231,20 @@ def spoils_compiled() -> bool:
 
 
 def skip_in_dynamo() -> None:
-    """Tell torch.compile, where it is loaded, that our own functions are not to be compiled."""
-    if "torch._dynamo.eval_frame" not in sys.modules:
+    """Tell torch.compile, where it is loaded, that our own functions are not to be compiled.
+
+    From torch 2.5 on nothing is told: there it compiles our hooks, where it comes upon them, to
+    nothing.
+    """
+    if "torch._dynamo" not in sys.modules:
         return
     from torch._C._dynamo import eval_frame
 
-    skip: Any = getattr(sys.modules["torch._dynamo.eval_frame"], "skip_code", None)
-    skip = skip or getattr(eval_frame, "skip_code", None)
-    for name, module in list(sys.modules.items()) if skip is not None else ():
-        if name.startswith(_OURS) and name not in _skipped and _is_loaded(module):
-            _skipped.add(name)
-            for code in _codes(vars(module).values(), name):
-                skip(code)
-
-
-def _is_loaded(module: Any) -> bool:
-    return not getattr(getattr(module, "__spec__", None), "_initializing", False)
+    skip: Any = getattr(eval_frame, "skip_code", None)
+    for name in _CALLED if skip is not None else ():
+        module = sys.modules[f"{__package__}.{name}"]
+        for code in _codes(vars(module).values(), module.__name__):
+            skip(code)
 
 
 def _codes(values: Any, module: str) -> list[CodeType]:

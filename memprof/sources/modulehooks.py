@@ -95,7 +95,7 @@ class ModuleHooks:
         from torch.nn.modules import module
 
         own = {handle.id for handle in self._handles}
-        if any(key not in own for name in _TABLES for key in list(getattr(module, name, ()))):
+        if any(key not in own for name in _TABLES for key in list(getattr(module, name))):
             return True
         kind = torch.nn.Module
         modules = (one for one in gc.get_objects() if issubclass(type(one), kind))

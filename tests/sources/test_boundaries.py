@@ -412,3 +412,67 @@ def test_after_a_backward_pass_on_autograds_own_thread_the_loss_is_over(watched,
             pool.submit(device_thread, task).result()
             phases.append(watched.label.phase)
     assert phases == [Phase.FORWARD, Phase.BACKWARD, Phase.OTHER] * 3
+
+
+def module_hooks():
+    from torch.nn.modules import module
+
+    return {
+        name: len(table)
+        for name, table in vars(module).items()
+        if name.startswith("_global_") and table
+    }
+
+
+def test_no_module_is_hooked_where_none_is_watched_and_one_pair_is_where_they_are(watched):
+    assert module_hooks() == {
+        "_global_forward_hooks": 1,
+        "_global_forward_hooks_always_called": 1,
+        "_global_forward_pre_hooks": 1,
+    }
+    watched.boundaries.unwatch_modules()
+    assert module_hooks() == {}
+    assert watched.boundaries.counts_calls
+
+
+def test_steps_that_nobody_counted_are_skipped_and_an_open_one_is_told(watched):
+    model = nn.Linear(2, 2).eval()
+    with torch.no_grad():
+        model(torch.ones(1, 2))  # its end stays open until the next iteration
+        watched.boundaries.unwatch_modules()
+        for _ in range(7):
+            model(torch.ones(1, 2))
+        assert watched.ended == []
+        watched.boundaries.skip(7)
+        assert watched.ended == [0]
+        assert (watched.boundaries.step, watched.label.step) == (8, 8)
+        watched.boundaries.watch_modules()
+        model(torch.ones(1, 2))
+        model(torch.ones(1, 2))
+    assert watched.ended == [0, 8, 9]
+    assert watched.label.step == 10
+
+
+def test_time_in_hooks_is_reckoned_for_every_call_and_counted_once(watched, monkeypatch):
+    model = nn.Sequential(*[nn.Identity() for _ in range(31)])
+    clock = iter(range(0, 10**9, 1000))
+    monkeypatch.setattr("memprof.sources.boundaries.time.perf_counter_ns", lambda: next(clock))
+    model(torch.ones(1))
+    # 32 calls of 2 hooks; of those that are timed each takes one microsecond.
+    assert watched.boundaries.take_spent_us() == 64
+    assert watched.boundaries.take_spent_us() == 0
+
+
+def test_hooks_on_modules_are_hidden_from_torch_compile_and_come_back_in_their_places(watched):
+    from torch.nn.modules import module
+
+    watched.boundaries._module_hooks.hide()
+    assert module_hooks() == {}
+    other = module.register_module_forward_pre_hook(lambda *_: None)
+    watched.boundaries._module_hooks.show()
+    assert list(module._global_forward_pre_hooks)[1] == other.id
+    watched.boundaries._module_hooks.hide()
+    watched.boundaries.close()
+    watched.boundaries._module_hooks.show()
+    assert module_hooks() == {"_global_forward_pre_hooks": 1}
+    other.remove()

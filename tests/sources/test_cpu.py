@@ -358,3 +358,33 @@ def test_a_program_that_names_the_cpu_has_it_watched_beside_cuda(recorder, monke
     recorder.begin()
     kept = torch.ones(1000)
     assert kept.nbytes in recorder.drain().events.size.tolist()
+
+
+def test_rows_are_bounded_where_nothing_is_crossed_and_the_window_may_end_there(
+    recorder, monkeypatch
+):
+    """`on_full` is called within an operator, while torch has put the mode aside."""
+    monkeypatch.setattr("memprof.sources.cpu._MANY", 1000)
+    monkeypatch.setattr("memprof.sources.cpu._PATIENCE_NS", 60_000_000_000)
+    recorder.begin()
+    drained, modes = [], []
+
+    def on_full():
+        drained.append(len(recorder.source.drain()[0].events))
+        if len(drained) == 3:
+            recorder.source.end_window()
+
+    recorder.source.on_full = on_full
+    one = torch.ones(1)
+    deadline = time.monotonic() + 60
+    for count in range(20_000):
+        one + 1
+        if not count % 100:
+            modes.append(len(_python_dispatch._get_current_dispatch_mode_stack()))
+    while _python_dispatch._get_current_dispatch_mode_stack():
+        assert time.monotonic() < deadline
+    assert len(drained) == 3
+    assert max(drained) <= 1600  # it is asked at every 61st operator; a free makes two events
+    assert (modes[0], modes[-1]) == (1, 0)
+    assert torch._C._len_torch_dispatch_stack() == 0
+    assert recorder.source.notes() == []
