@@ -67,7 +67,9 @@ class Remapped:
         if has_stacks:
             told = self._apart(told, events, marks, device)
             # Where no graph is recorded it came from another thread, such as a decoder's.
-            bare = (self._stacks[events.stack] == EMPTY) & marks.apart()[0].had_gradients(events.time_us)
+            bare = (self._stacks[events.stack] == EMPTY) & marks.apart()[0].had_gradients(
+                events.time_us
+            )
             told[bare] = self._in_backward(told[bare])
         labelled: Events = _with(
             events,
