@@ -90,7 +90,7 @@ def outcome(how: str, path: str) -> tuple[str, str]:
 @pytest.mark.parametrize("how", HOWS)
 def test_what_is_compiled_in_a_window_is_compiled_once_and_nothing_is_left(tmp_path, how):
     (graphs, *rest), (plain_graphs, *plain_rest) = (
-        said.split(" ", 1) + [complaints]
+        [*said.split(" ", 1), complaints]
         for said, complaints in (outcome(how, str(tmp_path / "run.json")), outcome(how, ""))
     )
     assert rest == plain_rest
