@@ -118,6 +118,11 @@ class Session:
         self._main_thread = MainThread(self._beat)
         self._beats = Beat(self._ask_for_a_beat, _BEAT_MS)
         self._beats_left_out = 0
+        self._reckoned = 0
+        self._processor_us = 0.0
+        """Time of the processor when a window began or ended, or calls were reckoned last."""
+        self._busy_share = 0.0
+        """Of the time of the last window, for which the process had the processor."""
 
     # -- opening and closing -------------------------------------------------------------------
 
@@ -293,8 +298,11 @@ class Session:
             except Exception:  # noqa: BLE001 - it is the user's code, in the user's job
                 _LOG.warning("on_finding raised; the job goes on", exc_info=True)
 
-    def _look(self) -> None:
-        """Count at the end of a step, or of a few short ones; open or close a window."""
+    def _look(self, *, by_time: bool = False) -> None:
+        """Count at the end of a step, or of a few; open or close a window.
+
+        ``by_time``: the steps were reckoned from their duration, see `_count_by_time`.
+        """
         end_us = now_us()
         self._write_late_ooms()
         if self.recording.grow():
@@ -302,7 +310,8 @@ class Session:
         first = self._last_step - self._unseen + 1
         counters = self._count(Span(first, self._last_step, self._step_began_us, end_us))
         self._account()
-        self.meter.step(self._cost(end_us))
+        if not by_time:  # else nothing is known of how long each step took
+            self.meter.step(self._cost(end_us))
         was_open = self._schedule.is_open
         is_open = self._schedule.step_ended(
             end_us,
@@ -382,12 +391,16 @@ class Session:
 
     def _begin_window(self) -> None:
         self._window_us, self._window_step = now_us(), self._last_step + 1
+        self._processor_us = time.process_time() * 1e6
         if self._boundaries is not None:
             self._boundaries.watch_modules()
         self.recording.begin_window()
 
     def _end_window(self, end: End, *, in_step: bool) -> None:
         window, reason = self.recording.window, self._schedule.opened_for
+        took_us, processor_us = now_us() - self._window_us, time.process_time() * 1e6
+        self._busy_share = min(1.0, (processor_us - self._processor_us) / max(1, took_us))
+        self._processor_us = processor_us
         self.recording.end_window()
         if self._boundaries is not None:
             self._boundaries.unwatch_modules()
@@ -492,6 +505,41 @@ class Session:
             self._account()
         self._write_now_and_then(at_us)
         self._judge(at_us)
+        self._count_by_time(at_us)
+
+    def _count_by_time(self, at_us: int) -> None:
+        """Between windows, where calls of modules end the steps: go on by those that had time.
+
+        No hook is on modules there, because one costs every call of every module microseconds. How
+        long a call takes is known from the windows, and the processor's time says how much of the
+        time the process was at it: a server that waits makes none.
+        """
+        boundaries = self._boundaries
+        in_window = self.recording.window != NOT_RECORDED
+        if in_window or boundaries is None or not boundaries.counts_calls:
+            return
+        step_us, elapsed_us = self.meter.step_us, at_us - self._step_began_us
+        if not step_us or not self._busy_share:
+            return
+        processor_us = time.process_time() * 1e6 - self._processor_us
+        busy_share = min(1.0, max(0.0, processor_us) / max(1, elapsed_us) / self._busy_share)
+        steps = int(busy_share * elapsed_us / step_us)
+        if steps < 1:
+            return
+        boundaries.skip(steps)
+        self._steps += steps
+        self._unseen += steps
+        self._last_step += steps
+        if not self._reckoned:
+            self.recording.note(
+                "tracker",
+                "between windows calls of modules are not counted: how many there were is reckoned "
+                f"from their duration, {format_duration(step_us)}",
+                "mark them yourself with memprof.step()",
+            )
+        self._reckoned += steps
+        self._look(by_time=True)
+        self._processor_us = time.process_time() * 1e6
 
     def _judge(self, at_us: int) -> None:
         """End the window here where a limit is met; begin one where no step does it."""

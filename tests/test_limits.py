@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from pathlib import Path
 from typing import Any
 
@@ -176,3 +177,26 @@ def test_a_window_that_ends_in_a_backward_pass_leaves_no_mode_behind_it(path):
         small_operators(10)  # torch has put its stack back
         assert not modes()
     assert of_kind(path, "window")[0]["end"] == "max_events"
+
+
+def test_between_windows_calls_are_reckoned_and_nothing_is_hooked_to_modules(path):
+    from torch.nn.modules import module
+
+    model = torch.nn.Linear(8, 8).eval()
+    calls, hooks = 0, []
+    deadline = time.monotonic() + 60
+    with memprof.track(path, sources=("cpu",), allowance_s=2.0) as tracker, torch.no_grad():
+        while time.monotonic() < deadline:
+            model(torch.ones(2, 8))
+            calls += 1
+            if not modes():
+                hooks.append(len(module._global_forward_hooks))
+                if tracker._session._reckoned:
+                    break
+    assert set(hooks) == {0}
+    (note,) = [one for one in load(path).notes if "is reckoned from their duration" in one.message]
+    assert note.hint == "mark them yourself with memprof.step()"
+    (window,) = of_kind(path, "window")
+    (device,) = load(path).devices
+    assert int(device.steps.last[-1]) > window["last_step"]
+    assert int(device.steps.last[-1]) < 20 * calls
