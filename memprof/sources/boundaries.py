@@ -393,7 +393,7 @@ class Boundaries:
         spent_us = (time.perf_counter_ns() - began_ns) / 1000 - (self._apart_us - apart_us)
         self._timed_us += min(spent_us, _LONGEST_HOOK_US)
 
-    def _guarded(self, function: Callable[..., None], *args: Any) -> None:
+    def _guarded(self, function: Callable[..., object], *args: Any) -> None:
         try:
             function(*args)
         except Exception as error:  # noqa: BLE001  the job goes on whatever happens here

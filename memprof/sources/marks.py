@@ -127,12 +127,11 @@ class MarkKeeper:
         self._boundaries.watch_modules()
         self._hooks = ExitStack()
         self._hooks.callback(self._boundaries.unwatch_modules)
-        for calls, ours in (
-            (self._boundaries.on_entry, self._guarded_mark),
-            (self._boundaries.on_exit, self._module_ended),
-        ):
-            calls.append(ours)
-            self._hooks.callback(calls.remove, ours)
+        entry, exit_ = self._boundaries.on_entry, self._boundaries.on_exit
+        entry.append(self._guarded_mark)
+        self._hooks.callback(entry.remove, self._guarded_mark)
+        exit_.append(self._module_ended)
+        self._hooks.callback(exit_.remove, self._module_ended)
         # Not hooks on optimizers: torch goes through them while a step's end closes a window.
         self._boundaries.crossings.append(self._guarded_mark)
         self._hooks.callback(self._boundaries.crossings.remove, self._guarded_mark)
