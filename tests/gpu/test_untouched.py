@@ -1,0 +1,135 @@
+"""Under the default sources a job on a GPU does to the byte and the bit what it does alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch and a CUDA device")
+
+import memprof  # noqa: E402
+from memprof.loading import load  # noqa: E402
+from memprof.trace import Action, Phase  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+MIB = 1 << 20
+
+
+def fan_in():
+    """A step in whose backward pass four gradients meet at one node."""
+    weight = torch.nn.Parameter(torch.ones(8 * MIB // 4, device="cuda"))
+
+    def step():
+        x = weight * 1.0
+        sum((x * float(i)).sum() for i in range(1, 5)).backward()
+        weight.grad = None
+
+    return step
+
+
+def figures(step):
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    step()
+    count = torch.cuda.memory_stats()["allocation.all.allocated"] - before
+    return torch.cuda.max_memory_allocated(), count
+
+
+def test_gradients_that_meet_take_the_memory_that_they_take_without_memprof(tmp_path):
+    step = fan_in()
+    step()
+    plain = figures(step)
+    with memprof.track(tmp_path / "run.json", allowance_s=60):
+        step()
+        assert figures(step) == plain
+    assert figures(step) == plain
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("name", ["prod", "cumprod", "fan-in"])
+def test_gradients_are_bit_equal(tmp_path, name):
+    functions = {
+        "prod": lambda x: x.prod(1),
+        "cumprod": lambda x: x.cumprod(1),
+        "fan-in": lambda x: x.sin() + x.cos() + x.tanh(),
+    }
+
+    def gradient():
+        torch.manual_seed(1)
+        x = (torch.rand(16, 16, device="cuda") + 0.5).requires_grad_()
+        functions[name](x).sum().backward()
+        return x.grad.cpu()
+
+    plain = gradient()
+    with memprof.track(tmp_path / "run.json", allowance_s=60):
+        assert torch.equal(gradient(), plain)
+
+
+def phases(path, sources):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+    model.cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    target = torch.zeros(16, dtype=torch.long, device="cuda")
+    with memprof.track(path, sources=sources, allowance_s=60):
+        for _ in range(4):
+            output = model(torch.ones(16, 64, device="cuda"))
+            torch.nn.functional.cross_entropy(output, target).backward()  # outside every module
+            optimizer.step()
+            optimizer.zero_grad()
+    run = load(path)
+    (window,) = run.device("cuda:0").windows
+    made = window.events.take(window.events.action == Action.ALLOC)
+    labels = [window.label(row) for row in made.label.tolist()]
+    found = [
+        (label.phase, label.module, size)
+        for label, size in zip(labels, made.size.tolist(), strict=True)
+        if label.step in (1, 2)
+    ]
+    return run, found
+
+
+def test_by_default_a_loss_outside_every_module_is_labelled_as_cuda_alone_labels_it(tmp_path):
+    _, alone = phases(tmp_path / "cuda.json", ("cuda",))
+    run, found = phases(tmp_path / "all.json", None)
+    assert found == alone
+    assert Phase.BACKWARD in {phase for phase, _, _ in found}
+    assert [device.device for device in run.devices] == ["cuda:0"]
+    (note,) = [note for note in run.notes if note.source == "cpu"]
+    assert "the job uses CUDA" in note.message
+
+
+COMPILED = """
+import sys, torch, memprof
+from contextlib import nullcontext
+layer = torch.nn.Linear(16, 16).cuda()
+
+@torch.compile(backend="aot_eager", dynamic=False, fullgraph=True)
+def f(x):
+    return layer(x).relu()
+
+def epoch():
+    for rows in (8, 16, 24, 32, 40):
+        f(torch.ones(rows, 16, device="cuda")).sum().backward()
+
+with memprof.track(sys.argv[1], allowance_s=60) if sys.argv[1] else nullcontext():
+    epoch()
+    epoch()
+epoch()
+print(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+"""
+
+
+def test_a_whole_graph_near_the_recompile_limit_is_compiled_as_often_and_nothing_is_said(tmp_path):
+    def outcome(path):
+        command = [sys.executable, "-c", COMPILED, path]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout, done.stderr
+
+    plain = outcome("")
+    assert outcome(str(tmp_path / "run.json")) == plain
+    assert plain[0] == "5\n"
