@@ -28,7 +28,7 @@ from memprof.sources.protocol import Chunk, Counters, Interner
 from memprof.sources.recorder import Owner, Recorder, operations_of
 from memprof.sources.remapped import Remapped, with_stacks_of
 from memprof.sources.segments import segments_now
-from memprof.trace import NOT_RECORDED, State, Trace
+from memprof.trace import NOT_RECORDED, Label, State, Trace
 
 __all__ = ["CudaSource"]
 
@@ -36,6 +36,8 @@ _LOOK_AGAIN = 50
 """Step ends between two looks for further devices that torch has begun to use."""
 _PASSING_US = 20_000
 """In a window the recorder's filling is looked at so often, at boundaries of modules."""
+_CLOCKS_DIFFER_US = 10_000
+"""By less than this torch's clock is behind ours."""
 _BEAT_MS = 15
 """And so often where none is crossed, if the main thread runs Python."""
 
@@ -85,6 +87,7 @@ class CudaSource:
         self._said: set[str] = set()
         self._backend = ""
         self._queued: Callable[[], None] | None = None
+        self._labels: list[Label] = []
         self._main_thread: MainThread | None = None
         self._beat: Beat | None = None
         self._recorder = Recorder(
@@ -375,6 +378,7 @@ class CudaSource:
             began_us = _clock_us()
             if self._recorder.owner is not Owner.NOBODY:
                 self._look()
+            looked_us = time.time_ns() // 1000 - _CLOCKS_DIFFER_US
             snapshot = self._recorder.look()
             if snapshot is None:
                 return
@@ -382,6 +386,7 @@ class CudaSource:
             self._see_settings(traces)
             chunks = [self._chunk(t) for t in traces if not self._is_lost(t.device)]
             self._taken += [chunk for chunk in chunks if len(chunk.events)]
+            self._keeper.marks.forget_before(looked_us)
             self._recorder.took(_clock_us() - began_us)
 
     def _see_settings(self, traces: Sequence[Trace]) -> None:
@@ -399,7 +404,7 @@ class CudaSource:
         return _ordinal(device) in self._recorder.lost
 
     def _chunk(self, trace: Trace) -> Chunk:
-        tables = Remapped(self._interner, trace.tables)
+        tables = Remapped(self._interner, trace.tables, self._labels)
         device, own = _ordinal(trace.device), not self._recorder.is_shared
         events = tables.events(trace.events, self._keeper.marks, device, has_stacks=own)
         if trace.end is not None:

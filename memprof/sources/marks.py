@@ -63,6 +63,24 @@ class Marks:
         self.entry.append(entry)
         self.with_gradients.append(with_gradients)
 
+    def forget_before(self, time_us: int) -> None:
+        """Drop what no event from this time on can be labelled by.
+
+        Of each thread the last mark before it stays. Other threads may add marks meanwhile: each
+        list loses the same rows of its beginning in one piece.
+        """
+        count = min(map(len, self._columns()))
+        times = self.time_us[:count]
+        last = {
+            (self.device[row], self.entry[row]): row for row in range(count) if times[row] < time_us
+        }
+        rows = sorted({*last.values(), *(row for row in range(count) if times[row] >= time_us)})
+        for column in self._columns():
+            column[:count] = [column[row] for row in rows]
+
+    def _columns(self) -> tuple[list[Any], ...]:
+        return self.time_us, self.label, self.device, self.entry, self.with_gradients
+
     def is_beside(self, entry: Entry) -> bool:
         """Whether a thread runs beside the loop's: the program's own, and not autograd's."""
         return entry not in self.loop

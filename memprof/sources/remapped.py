@@ -31,11 +31,15 @@ __all__ = ["Remapped", "with_stacks_of"]
 class Remapped:
     """Rows of a snapshot's own tables as rows of the run's."""
 
-    def __init__(self, interner: Interner, tables: Tables) -> None:
+    def __init__(
+        self, interner: Interner, tables: Tables, labels: list[Label] | None = None
+    ) -> None:
         """Intern everything that the snapshot's tables hold, but for frames of memprof.
 
         What has no other frame has no stack of the program's: it came from a thread of autograd's.
+        ``labels`` are the run's as far as they were looked at before, and grow here.
         """
+        self._known: list[Label] = [] if labels is None else labels
         own = {row for row, frame in enumerate(tables.frames) if is_own(frame.filename)}
         stacks = tables.stacks
         if own:
@@ -65,11 +69,15 @@ class Remapped:
         """
         told = marks.at(events.time_us, device)
         if has_stacks:
-            told = self._apart(told, events, marks, device)
+            ours, theirs = marks.apart()
+            beside = np.asarray([marks.is_beside(e) for e in self._entries], np.bool_)[events.stack]
+            if len(theirs.label):
+                told = ours.at(events.time_us, device)
+            if beside.any():
+                own_thread = theirs.at(events.time_us[beside], device)
+                told[beside] = self._beside(told[beside], own_thread)
             # Where no graph is recorded it came from another thread, such as a decoder's.
-            bare = (self._stacks[events.stack] == EMPTY) & marks.apart()[0].had_gradients(
-                events.time_us
-            )
+            bare = (self._stacks[events.stack] == EMPTY) & ours.had_gradients(events.time_us)
             told[bare] = self._in_backward(told[bare])
         labelled: Events = _with(
             events,
@@ -82,41 +90,34 @@ class Remapped:
     def _labels(self, metadata: Column, told: Column) -> Column:
         if not metadata.any():
             return told
-        known = self._interner.tables().labels
         return _by_pair(
             metadata,
             told,
             lambda text, row: (
-                self._annotated(known[row], self._metadata[text]) if self._metadata[text] else row
+                self._annotated(self._label(row), self._metadata[text])
+                if self._metadata[text]
+                else row
             ),
         )
 
-    def _apart(self, told: Column, events: Events, marks: Marks, device: int) -> Column:
-        """What a thread beside the loop's makes is not the module's that the loop is in."""
-        of_stack = np.asarray([marks.is_beside(entry) for entry in self._entries], dtype=np.bool_)
-        beside = of_stack[events.stack]
-        ours, theirs = marks.apart()
-        if len(theirs.label):
-            told = ours.at(events.time_us, device)
-        if beside.any():
-            own = theirs.at(events.time_us[beside], device)
-            told[beside] = self._beside(told[beside], own)
-        return told
+    def _label(self, row: int) -> Label:
+        if row >= len(self._known):
+            self._known += self._interner.labels(len(self._known))
+        return self._known[row]
 
     def _beside(self, loop: Column, own: Column) -> Column:
-        known = self._interner.tables().labels
+        """What a thread beside the loop's makes is not the module's that the loop is in."""
 
         def label(at: int, row: int) -> int:
-            step, is_now = known[at].step, row != EMPTY and known[row].step == known[at].step
+            step = self._label(at).step
+            is_now = row != EMPTY and self._label(row).step == step
             return row if is_now else self._interner.label(step, Phase.OTHER, "", "")
 
         return _by_pair(loop, own, label)
 
     def _in_backward(self, rows: Column) -> Column:
-        known = self._interner.tables().labels if len(rows) else ()
-
         def label(row: int) -> int:
-            at = known[row]
+            at = self._label(row)
             phase = Phase.BACKWARD if at.phase is Phase.FORWARD else at.phase
             return self._interner.label(at.step, phase, at.module, at.annotation)
 

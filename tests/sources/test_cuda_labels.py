@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="phases and modules come from torch's hooks")
@@ -15,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from memprof.sources import cpu  # noqa: E402
 from memprof.sources.boundaries import Boundaries  # noqa: E402
 from memprof.sources.cuda import CudaSource  # noqa: E402
+from memprof.sources.entries import NO_ENTRY  # noqa: E402
 from memprof.sources.marks import Marks  # noqa: E402
 from memprof.sources.protocol import Interner  # noqa: E402
 from memprof.sources.remapped import Remapped  # noqa: E402
@@ -227,6 +230,7 @@ def stepped() -> Iterator:
         made = (chunk.events.action == Action.ALLOC) & (chunk.events.size == MIB)
         return [labels[row] for row in chunk.events.label[made]]
 
+    steps.keeper = source._keeper
     yield stand_in, steps
     source.close()
     boundaries.close()
@@ -323,3 +327,32 @@ def test_what_has_no_stack_where_no_graph_is_recorded_is_of_no_backward_pass(ste
 
     made = steps(step, 2)
     assert [x.phase for x in made] == [phase, phase]
+
+
+def test_marks_that_no_event_needs_any_more_are_dropped_and_the_others_hold() -> None:
+    beside = ("file.py", "load")
+    marks = Marks()
+    for time_us, label, device, entry in (
+        (10, 1, -1, NO_ENTRY), (20, 2, 0, NO_ENTRY), (30, 3, -1, NO_ENTRY), (35, 4, -1, beside),
+        (40, 5, -1, NO_ENTRY), (50, 6, 1, NO_ENTRY), (60, 7, -1, NO_ENTRY), (70, 8, 0, NO_ENTRY),
+    ):  # fmt: skip
+        marks.add(time_us, label, device, entry, with_gradients=label != 5)
+    times = np.asarray([45, 55, 65, 75])
+    before = [(part.at(times, d).tolist(), part.had_gradients(times).tolist())
+              for part in (marks, *marks.apart()) for d in (0, 1, 2)]  # fmt: skip
+    marks.forget_before(45)
+    assert marks.label == [2, 4, 5, 6, 7, 8]
+    assert before == [(part.at(times, d).tolist(), part.had_gradients(times).tolist())
+                      for part in (marks, *marks.apart()) for d in (0, 1, 2)]  # fmt: skip
+
+
+def test_a_long_window_keeps_the_marks_of_a_few_looks_only(stepped):
+    stand_in, steps = stepped
+    alone = Alone(stand_in)
+    kept = []
+    for _ in range(4):
+        steps(lambda: alone(torch.ones(1)), 50)
+        kept.append(len(steps.keeper.marks.label))
+        time.sleep(0.02)
+    assert kept[0] >= 100
+    assert kept[-1] <= kept[0] + 10
