@@ -47,7 +47,7 @@ def event_sources(
     made: list[EventSource] = []
     for source in options.sources:
         if source == "cpu":
-            made.append(_cpu_source(options, interner, boundaries, part))
+            made.append(_cpu_source(options, interner, boundaries, part, note))
         elif source == "cuda" and torch.backends.cuda.is_built():
             made.append(_cuda_source(interner, boundaries, part))
         elif not isinstance(source, str) and hasattr(source, "drain"):
@@ -70,14 +70,29 @@ def _native_part(note: Callable[[str, str, str], None]) -> Any:
 
 
 def _cpu_source(
-    options: Options, interner: Interner, boundaries: Boundaries, part: Any
+    options: Options,
+    interner: Interner,
+    boundaries: Boundaries,
+    part: Any,
+    note: Callable[[str, str, str], None],
 ) -> EventSource:
     """The allocator itself where the native part is built, else a dispatch mode."""
-    if part is None:
+    if part is None or not _can_follow(part, note):
         return CpuSource(interner, boundaries, beside_cuda=options.names_cpu)
     from memprof.sources.cpu_allocator import CpuAllocatorSource
 
     return CpuAllocatorSource(interner, boundaries, part)
+
+
+def _can_follow(part: Any, note: Callable[[str, str, str], None]) -> bool:
+    """Whether torch's CPU allocator can be listened to; why not is noted."""
+    try:
+        part.cpu_start()
+    except RuntimeError as error:
+        note("native", f"the CPU is watched without the native part: {error}", "")
+        return False
+    part.cpu_stop()
+    return True
 
 
 def _cuda_source(interner: Interner, boundaries: Boundaries, part: Any) -> EventSource:
