@@ -21,7 +21,9 @@ def recorder(monkeypatch, tmp_path) -> Callable[..., memprof.Run]:
     def record(stand_in: TorchStandIn, job, **options) -> memprof.Run:
         monkeypatch.setattr(
             "memprof.session.event_sources",
-            lambda options, interner, boundaries: [CudaSource(interner, boundaries, stand_in)],
+            lambda options, interner, boundaries, _note: [
+                CudaSource(interner, boundaries, stand_in)
+            ],
         )
         path = tmp_path / "run.json"
         with suppress(StandInOutOfMemoryError), memprof.track(path, sources=("cuda",), **options):

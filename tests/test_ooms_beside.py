@@ -33,7 +33,9 @@ def recorded(monkeypatch, tmp_path):
         monkeypatch.setattr(
             session,
             "event_sources",
-            lambda options, interner, boundaries: [OwnedCudaSource(interner, boundaries, stand_in)],
+            lambda options, interner, boundaries, _note: [
+                OwnedCudaSource(interner, boundaries, stand_in)
+            ],
         )
         path = tmp_path / "run.json"
         with suppress(RuntimeError), memprof.track(path, sources=("cuda",), **options):

@@ -23,7 +23,9 @@ def told(monkeypatch, tmp_path):
     def record(stand_in: TorchStandIn, job) -> list[tuple[int, str]]:
         monkeypatch.setattr(
             "memprof.session.event_sources",
-            lambda options, interner, boundaries: [CudaSource(interner, boundaries, stand_in)],
+            lambda options, interner, boundaries, _note: [
+                CudaSource(interner, boundaries, stand_in)
+            ],
         )
         with memprof.track(tmp_path / "run.json", sources=("cuda",), allowance_s=60):
             job()

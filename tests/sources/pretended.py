@@ -74,7 +74,7 @@ def recorded_device(monkeypatch: pytest.MonkeyPatch, capacity: int = 8 << 30) ->
     monkeypatch.setattr(
         session,
         "event_sources",
-        lambda _, interner, boundaries: [
+        lambda _, interner, boundaries, _note: [
             OwnedCudaSource(interner, boundaries, stand_in, mode.place)
         ],
     )
