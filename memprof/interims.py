@@ -36,20 +36,25 @@ class Interims:
     def write(self, steps: int, devices: Sequence[DeviceInfo]) -> None:
         """An interim summary, after so many steps."""
         self._last_us = at_us = now_us()
-        spent_us, step_us = round(self._meter.total_us), self._figures.step_us
+        spent_us, step_us = self._spent_us(at_us), self._figures.step_us
         record = Interim(at_us, steps, self._summaries(devices), spent_us, step_us)
         self._recording.output.write(record)
 
     def footer(self, steps: int, devices: Sequence[DeviceInfo], status: str) -> Footer:
         """The last one; ``status`` says how the run ended."""
+        at_us = now_us()
         return Footer(
-            ended_us=now_us(),
+            ended_us=at_us,
             steps=steps,
             devices=self._summaries(devices),
-            overhead_us=round(self._meter.total_us),
+            overhead_us=self._spent_us(at_us),
             status=status,
             step_us=self._figures.step_us,
         )
+
+    def _spent_us(self, at_us: int) -> int:
+        """What recording took; samples of what is short may come to more than there was time."""
+        return min(round(self._meter.total_us), at_us - self._began_us)
 
     def _summaries(self, devices: Sequence[DeviceInfo]) -> list[DeviceSummary]:
         return self._figures.summaries(self._recording.total_events, self._ooms.times, devices)

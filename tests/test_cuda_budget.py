@@ -28,9 +28,7 @@ class SlowJob:
         monkeypatch.setattr("memprof.session.now_us", lambda: int(self.now_us))
         monkeypatch.setattr(
             "memprof.session.event_sources",
-            lambda options, interner, boundaries, _note: [
-                CudaSource(interner, boundaries, self.torch)
-            ],
+            lambda _, interner, boundaries, __: [CudaSource(interner, boundaries, self.torch)],
         )
         self.torch.cuda.memory._snapshot = self._slow(self.torch.cuda.memory._snapshot)
         self.torch.cuda.memory_snapshot = self._slow(self.torch.cuda.memory_snapshot)

@@ -169,7 +169,7 @@ def test_everything_is_on_disk_before_the_error_goes_on(monkeypatch, tmp_path):
     stand_in = TorchStandIn(capacity=100 * MIB)
     monkeypatch.setattr(
         "memprof.session.event_sources",
-        lambda options, interner, boundaries, _note: [CudaSource(interner, boundaries, stand_in)],
+        lambda _, interner, boundaries, __: [CudaSource(interner, boundaries, stand_in)],
     )
     path = tmp_path / "run.json"
     with memprof.track(path, sources=("cuda",)):
@@ -193,7 +193,7 @@ from memprof.testing.cuda import StandInOutOfMemoryError, TorchStandIn
 import torch
 
 stand_in = TorchStandIn(capacity=100 << 20)
-memprof.session.event_sources = lambda options, interner, boundaries, _note: [
+memprof.session.event_sources = lambda _, interner, boundaries, __: [
     CudaSource(interner, boundaries, stand_in)
 ]
 

@@ -33,9 +33,7 @@ def recorded(monkeypatch, tmp_path):
         monkeypatch.setattr(
             session,
             "event_sources",
-            lambda options, interner, boundaries, _note: [
-                OwnedCudaSource(interner, boundaries, stand_in)
-            ],
+            lambda _, interner, boundaries, __: [OwnedCudaSource(interner, boundaries, stand_in)],
         )
         path = tmp_path / "run.json"
         with suppress(RuntimeError), memprof.track(path, sources=("cuda",), **options):

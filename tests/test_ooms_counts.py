@@ -23,9 +23,7 @@ def told(monkeypatch, tmp_path):
     def record(stand_in: TorchStandIn, job) -> list[tuple[int, str]]:
         monkeypatch.setattr(
             "memprof.session.event_sources",
-            lambda options, interner, boundaries, _note: [
-                CudaSource(interner, boundaries, stand_in)
-            ],
+            lambda _, interner, boundaries, __: [CudaSource(interner, boundaries, stand_in)],
         )
         with memprof.track(tmp_path / "run.json", sources=("cuda",), allowance_s=60):
             job()

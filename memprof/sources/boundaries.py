@@ -318,7 +318,7 @@ class Boundaries:
             self._guarded(tell, listener)
             spent_us = (time.perf_counter_ns() - began_ns) / 1000
             self._apart_us += spent_us
-            if not getattr(listener, "is_metered", False):
+            if not vars(type(listener)).get("is_metered", False):
                 self._exact_us += spent_us
 
     def _torch_functions(self, torch: Any) -> None:

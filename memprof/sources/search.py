@@ -10,7 +10,7 @@ from functools import partial
 from itertools import compress
 from typing import Any
 
-from memprof.sources.autograd import grad_fn_of
+from memprof.sources.autograd import grad_fn_of, gradient_of
 from memprof.sources.owners import Differentiated, is_plain, storages, tensors_in
 from memprof.sources.unread import Unread
 
@@ -55,6 +55,8 @@ class Search:
         known = objects_with_tensors()
         self.differentiated.see(known)
         yield from _storages(known, self._unread)
+        # A gradient that Python has never looked at is no object yet.
+        yield from _storages(self._unread.within(_gradient, known), self._unread)
         graphs = SavedTensors(known, self._unread)
         saved = set()
         for storage in _storages(graphs, self._unread):
@@ -133,6 +135,15 @@ def _subclasses(kind: type) -> set[type]:
     for child in children:
         found |= _subclasses(child)
     return found
+
+
+def _gradient(item: Any) -> Iterator[Any]:
+    import torch
+
+    if isinstance(item, torch.Tensor):
+        gradient = gradient_of(item)
+        if gradient is not None:
+            yield gradient
 
 
 def _storages(found: Iterable[Any], unread: Unread) -> Iterator[Any]:

@@ -37,5 +37,10 @@ class Stall:
         self.took(time.thread_time() - began_s, blocks)
 
     def took(self, duration_s: float, blocks: int = 0) -> None:
-        """What a pass took, over so many blocks; 0: as many as there are now."""
-        self.per_block_s = duration_s / max(1, blocks or sys.getallocatedblocks())
+        """What a pass took, over so many blocks; 0: as many as there are now.
+
+        It counts as half as long again as was thought at most: one pass on a busy machine must not
+        keep all later ones from being made.
+        """
+        measured_s = duration_s / max(1, blocks or sys.getallocatedblocks())
+        self.per_block_s = min(measured_s, 1.5 * self.per_block_s)

@@ -103,7 +103,7 @@ def run(monkeypatch, tmp_path):
         monkeypatch.setattr("memprof.sources.pace._AIM_US", 1e12)
         monkeypatch.setattr(
             "memprof.session.event_sources",
-            lambda options, interner, boundaries, _note: [CudaSource(interner, boundaries, torch)],
+            lambda _, interner, boundaries, __: [CudaSource(interner, boundaries, torch)],
         )
         script = tmp_path / f"job{len(list(tmp_path.glob('*.py')))}.py"
         script.write_text(source)

@@ -44,6 +44,7 @@ def test_every_option_reaches_the_recording(folder):
         "--sample-interval": ("sample_interval_s", 0.5),
         "--window-steps": ("window_steps", 7),
         "--max-events": ("max_events", 1000),
+        "--max-bytes": ("max_bytes", 1 << 20),
         "--allowance": ("allowance_s", 2.5),
     }
     words = [text for name, (_, value) in options.items() for text in (name, str(value))]

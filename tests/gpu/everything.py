@@ -73,7 +73,7 @@ def run_tests(*names: str, processes: int = 1, longest_test_s: int = TEST_S) -> 
 
 def parts() -> dict[str, Part]:
     """All parts by name, the most valuable first."""
-    truth = ("test_counters", "test_labels", "test_holders", "test_disturbance")
+    truth = ("test_counters", "test_labels", "test_holders", "test_disturbance", "test_untouched")
     claims = (f"{GPU}/probe.py", "labels", "peak", "bits", "compiled", "recompilations")
     claims += ("thread", "inference", "blocks", "operators", "stall")
     bench = "tests/benchmarks/bench_cuda.py"

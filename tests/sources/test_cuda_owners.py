@@ -87,7 +87,8 @@ def test_windows_that_end_with_an_optimizers_step_raise_nothing_into_the_job(tmp
     run = recorded(tmp_path, device, lambda: train(12), max_events=400, window_steps=1)
     assert run.footer is not None
     assert run.footer.status == "ok"
-    assert "a window was cut short: it held too many events" in [n.message for n in run.notes]
+    ended = "it held half of the events that were left of 400"
+    assert any(note.message.endswith(ended) for note in run.notes)
 
 
 @pytest.mark.skipif(not reads_saved(), reason="this torch does not tell what graphs save")
