@@ -45,7 +45,7 @@ def modes() -> list[Any]:
     [
         ({"max_events": 20_000}, "max_events"),
         ({"max_bytes": 1 << 20}, "max_bytes"),
-        ({"allowance_s": 0.2}, "reserve"),
+        ({"allowance_s": 1.0}, "reserve"),
     ],
     ids=str,
 )
