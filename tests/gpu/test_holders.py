@@ -150,6 +150,6 @@ def test_memory_of_a_captured_graph_says_whose_pool_it_lies_in(tmp_path, sources
         target = block(out)
         del out
         memprof.step()
-    (found,) = find_holders([target._replace(pool=(1, 0))])
+    (found,) = find_holders([target._replace(pool=(1, 0))], budget_s=60.0)
     assert "no Python owner found" in found[0].description
     assert "private pool of a CUDA graph" in found[0].description
