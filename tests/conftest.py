@@ -112,6 +112,19 @@ def nothing_is_left_behind() -> Iterator[None]:
     assert not patched
 
 
+@pytest.fixture(autouse=True)
+def searches_of_any_heap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Holders are searched for in the whole heap, which is that of all tests of this process.
+
+    A program's is a tenth of it; tests of how long a search may take set their own limits.
+    """
+    if "torch" in sys.modules:
+        from memprof.survivors import searches
+
+        for limit in ("_WHOLE_S", "_WHOLE_AFTER_S", "_BUDGET_S"):
+            monkeypatch.setattr(searches, limit, 60.0)
+
+
 # What somebody built on this machine is used by the tests that ask for it, and by no other.
 os.environ.setdefault("MEMPROF_NATIVE", "0")
 

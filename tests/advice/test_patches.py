@@ -55,6 +55,8 @@ CASES = (*WASTE, *LEAKS)
 
 RECORD = """
 import importlib.util, os, sys, torch, torch.distributed, memprof
+from memprof.survivors import searches
+searches._WHOLE_S = searches._WHOLE_AFTER_S = 60.0  # however busy the machine is
 for path in sys.argv[1:]:
     if os.fork():  # each program in a process of its own: nothing of one is in another's peak
         assert os.wait()[1] == 0, path
@@ -74,7 +76,8 @@ def record(folder: Path, sources: dict[str, str]) -> dict[str, tuple[Found, ...]
     for case, source in sources.items():
         paths[case].write_text(source)
     command = [sys.executable, "-W", "ignore", "-c", RECORD, *map(str, paths.values())]
-    subprocess.run(command, check=True, env={"OMP_NUM_THREADS": "1", "PYTHONPATH": _root()})
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": _root(), "MEMPROF_NATIVE": "0"}
+    subprocess.run(command, check=True, env=environment)
     return {case: _examined(path.with_suffix(".json")) for case, path in paths.items()}
 
 
