@@ -19,13 +19,14 @@ from memprof.survivors.suspects import Suspect
 __all__ = ["Quarry", "Searches", "outline"]
 
 _MOST_HOLDERS = 3
-_WHOLE_S = 0.3
-"""The longest that a search of the whole heap may hold the job up in passing; what takes longer is
-climbed, pass by pass, …"""
+_WHOLE_S = 0.45
+"""The longest that a search of the whole heap may be expected to hold the job up; what would take
+longer is climbed, pass by pass, …"""
 _WHOLE_AFTER_S = 0.45
 """… and what was not explained so is searched for once more, if that takes no longer than this."""
-_BUDGET_S = 0.45
-"""What is not found by then is not looked for any longer: the estimate was wrong."""
+_BUDGET_S = 0.9
+"""What is not found by then is not looked for any longer: the estimate was wrong. A busy machine
+may take twice as long, and an answer that is cut off names the wrong holder."""
 _SLICE_S = 0.15
 """The time for passes at one step's end; a single pass of 4 million objects takes 0.08 s, and
 looking up where it stopped 0.1 s."""
