@@ -1,0 +1,31 @@
+import functools
+import torch
+from torch import nn
+
+
+def build(width=192, blocks=4):
+    layers = [m for _ in range(blocks) for m in (nn.Linear(width, width), nn.Tanh())]
+    return nn.Sequential(*layers)
+
+
+class Retaining:
+    def __init__(self):
+        self.net, self.loss = build(blocks=8), None
+        self.opt = torch.optim.SGD(self.net.parameters(), lr=1e-3)
+
+    def step(self):
+        loss = self.net(torch.randn(512, 192)).square().mean()
+        loss.backward(retain_graph=True)
+        self.opt.step()
+        self.opt.zero_grad()
+        self.loss = loss
+
+
+def main(path, steps=24):
+    import memprof
+
+    with memprof.track(path, sources=["cpu"]) as tracker:
+        job = Retaining()
+        for _ in range(steps):
+            job.step()
+            tracker.step()
