@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from memprof.analysis.failures import Failure
+from memprof.analysis.failures import NO_STACKS, Failure
 from memprof.analysis.oom import Cause, PostMortem, post_mortems
 from memprof.analysis.owners import Group as OwnerGroup
 from memprof.analysis.rescues import Rescue
@@ -107,8 +107,9 @@ def _owners(told: PostMortem) -> RenderableType:
         _add(table, title, groups, whole)
     if not table.row_count:
         return Text("not recorded: no trace of that moment, and no list by the job")
-    alike = told.failure.alike
-    return table if alike is None else Group(table, Text(alike.line, style="dim"))
+    if not told.failure.between_windows:
+        return table
+    return Group(table, Text(NO_STACKS, style="dim"))
 
 
 def _add(table: Table, title: str, groups: Sequence[OwnerGroup], whole: int) -> None:
@@ -143,9 +144,7 @@ def _request(told: PostMortem) -> Iterator[str]:
     if failure.rejected:
         yield "(torch refused it in advance: set_per_process_memory_fraction and its settings)"
     facts = failure.told or {}
-    if failure.alike is not None and failure.requested == failure.alike.asked:
-        yield f"(what it asked for in step {failure.alike.step}: torch tells of the segment alone)"
-    elif "segment_bytes" in facts and (facts.get("moment") or failure.recorded == "finding"):
+    if "segment_bytes" in facts and (facts.get("moment") or failure.recorded == "finding"):
         yield "(the segment that torch wanted for it: it tells no more outside a window)"
     worker = facts.get("worker")
     if isinstance(worker, str):
@@ -264,7 +263,7 @@ def _figures(told: PostMortem) -> dict[str, Any]:
         "held": _held_figures(failure),
         "filled_by": {
             "inferred": told.inferred,
-            "told_by": _told_by(failure),
+            "between_windows": failure.between_windows,
             "category": _groups(told.categories),
             "module": _groups(told.modules),
             "line": _groups(told.sites),
@@ -312,14 +311,6 @@ def _held_figures(failure: Failure) -> dict[str, Any]:
     ]
     held["elsewhere"] = [{"device": d, "reserved_bytes": size} for d, size in failure.elsewhere]
     return held
-
-
-def _told_by(failure: Failure) -> dict[str, Any] | None:
-    """The recorded step that tells what the blocks of a failure between windows were."""
-    alike = failure.alike
-    if alike is None:
-        return None
-    return {"window": alike.window, "step": alike.step, "share": round(alike.share, 4)}
 
 
 def _groups(groups: Sequence[OwnerGroup]) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from memprof.analysis.failures import Failure
+from memprof.analysis.failures import NO_STACKS, Failure
 from memprof.analysis.oom import PostMortem
 from memprof.analysis.rescues import Rescue
 from memprof.units import format_bytes, format_count
@@ -48,8 +48,7 @@ def _card(told: PostMortem) -> str:
 
 
 def _source(told: PostMortem) -> str:
-    alike = told.failure.alike
-    return f'<p class="hint">{escaped(alike.line, 400)}</p>' if alike is not None else ""
+    return f'<p class="hint">{escaped(NO_STACKS)}</p>' if told.failure.between_windows else ""
 
 
 def _facts(told: PostMortem) -> Iterator[str]:

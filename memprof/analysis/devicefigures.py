@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from memprof.analysis.examination import DeviceExamination, WindowExamination, alive_at_peak
-from memprof.analysis.failures import Failure, times_out_of_memory
-from memprof.analysis.oom import asked_by
+from memprof.analysis.failures import times_out_of_memory
 from memprof.analysis.outside import PROCESS, beyond_torch, most, other_processes, series_of
 from memprof.analysis.owners import Group, top
 from memprof.analysis.recordedsteps import recorded_steps
@@ -67,7 +65,7 @@ class DeviceFigures:
     peak: PeakMoment | None
 
 
-def device_figures(device: DeviceExamination, run: Run, failure: Failure | None) -> DeviceFigures:
+def device_figures(device: DeviceExamination, run: Run) -> DeviceFigures:
     """The figures of a device, and its peak; ``failure`` is the last time it ran out of memory."""
     window = device.peak_window
     last = device.windows[-1].trace.end if device.windows else None
@@ -90,28 +88,7 @@ def device_figures(device: DeviceExamination, run: Run, failure: Failure | None)
             for series in other_processes(run, device.name)
         },
         growth=growth(device.steps),
-        peak=_peak(device.windows, window, failure) if window else None,
-    )
-
-
-def _peak(
-    windows: Sequence[WindowExamination], window: WindowExamination, failure: Failure | None
-) -> PeakMoment:
-    """A failure between windows is told by the recorded step that was like it."""
-    number = windows.index(window)
-    if failure is None or failure.alike is None or failure.seen is None:
-        return _peak_moment(window, number)
-    if failure.window != number:
-        return _peak_moment(window, number)
-    label = failure.label
-    return replace(
-        _peak_moment(failure.seen, number),
-        event=failure.event,
-        step=label.step,
-        phase=label.phase.name.lower(),
-        module=label.module,
-        site=asked_by(failure.stack),
-        inferred=True,
+        peak=_peak_moment(window, device.windows.index(window)) if window else None,
     )
 
 

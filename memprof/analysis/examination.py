@@ -14,7 +14,14 @@ from memprof.analysis.timeline import Timeline, timeline
 from memprof.run import DeviceRun, Run, Steps
 from memprof.trace import NOT_RECORDED, Action, Trace
 
-__all__ = ["DeviceExamination", "Examination", "WindowExamination", "alive_at_peak", "examine"]
+__all__ = [
+    "DeviceExamination",
+    "Examination",
+    "WindowExamination",
+    "alive_at_peak",
+    "examine",
+    "examine_window",
+]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,13 +108,16 @@ def examine(run: Run) -> Examination:
 
 
 def _examine_device(device: DeviceRun, is_snapshot: bool) -> DeviceExamination:
-    windows = []
-    for recorded in device.windows:
-        trace = recorded if is_snapshot else _with_exact_sizes(recorded)
-        line = timeline(trace)
-        windows.append(WindowExamination(trace, line, owners(trace, line.lives)))
+    windows = [examine_window(trace, exact=not is_snapshot) for trace in device.windows]
     steps = device_steps(device, tuple(window.line for window in windows))
     return DeviceExamination(device, tuple(windows), steps)
+
+
+def examine_window(recorded: Trace, *, exact: bool = True) -> WindowExamination:
+    """One trace with its timeline and owners; ``exact`` with the bytes that each block took."""
+    trace = _with_exact_sizes(recorded) if exact else recorded
+    line = timeline(trace)
+    return WindowExamination(trace, line, owners(trace, line.lives))
 
 
 def _with_exact_sizes(trace: Trace) -> Trace:
@@ -117,7 +127,7 @@ def _with_exact_sizes(trace: Trace) -> Trace:
     snapshot is counted as its events stand, requests rounded up: it may hold millions of events,
     and it may contradict itself; `memprof replay` is there for the rest.
     """
-    if trace.modelled or not (trace.events.action == Action.ALLOC).any():
+    if trace.modelled or not np.isin(trace.events.action, (Action.ALLOC, Action.OOM)).any():
         return trace
     return exact_sizes(trace)
 

@@ -14,8 +14,7 @@ import numpy as np
 
 from memprof.allocator import segment_map
 from memprof.allocator.rounding import SMALL_SIZE
-from memprof.analysis.examination import Examination, WindowExamination
-from memprof.analysis.likeness import Likeness, examined, likeness
+from memprof.analysis.examination import Examination, WindowExamination, examine_window
 from memprof.analysis.oomfacts import (
     Neighbour,
     first_known,
@@ -27,7 +26,6 @@ from memprof.analysis.oomfacts import (
 )
 from memprof.analysis.owners import owners
 from memprof.analysis.steps import is_lone_request, ooms, step_of_event
-from memprof.analysis.telling import told_by
 from memprof.analysis.timeline import timeline
 from memprof.records import Finding
 from memprof.run import DeviceRun, ReadingSeries, Run
@@ -43,10 +41,12 @@ from memprof.trace import (
     Trace,
 )
 
-__all__ = ["Failure", "Neighbour", "failures", "times_out_of_memory"]
+__all__ = ["NO_STACKS", "Failure", "Neighbour", "failures", "times_out_of_memory"]
 
 _Look: TypeAlias = "Callable[[Trace], WindowExamination]"
 
+NO_STACKS = "memory ran out between two windows, where no stacks are recorded: raise `budget`"
+"""What is said of a failure between windows where its lines would stand."""
 _SAME_MOMENT_US = 5_000_000
 """A finding is written this soon after its event; a snapshot of a large job takes seconds."""
 
@@ -87,8 +87,8 @@ class Failure:
     """What the job's own finding says beyond this, such as live bytes by owner."""
     seen: WindowExamination | None = None
     """The trace that it is in, with exact sizes."""
-    alike: Likeness | None = None
-    """Of a failure between windows: the recorded step that tells what ``seen`` holds."""
+    between_windows: bool = False
+    """No stacks were recorded there: of what was held the blocks are known, and no lines."""
     live_categories: Mapping[str, int] = field(default_factory=dict)
     """Bytes by category, as the job saw them; for failures without a trace, as the next."""
     beside: str = ""
@@ -227,15 +227,13 @@ def _is_later(finding: Finding, trace: Trace, mark: tuple[int, int]) -> bool:
 def _looks(device: DeviceRun, known: Sequence[WindowExamination]) -> _Look:
     """Examines a window of the device, if that was not done before."""
     by_trace = {id(trace): seen for trace, seen in zip(device.windows, known, strict=False)}
-    return lambda trace: by_trace.get(id(trace)) or examined(trace)
+    return lambda trace: by_trace.get(id(trace)) or examine_window(trace)
 
 
 def _of_event(
     run: Run, device: DeviceRun, look: _Look, window: int, event: int, times: int
 ) -> Failure:
-    seen, windows = look(device.windows[window]), device.windows
-    alike = likeness(windows, window, event, look) if _is_moment(seen.trace) else None
-    seen = examined(told_by(alike, seen.trace, event)) if alike is not None else seen
+    seen = look(device.windows[window])
     trace, line = seen.trace, seen.line
     events, held = trace.events, segment_map(trace, event)
     largest, apart = _free_for(held, trace, event)
@@ -264,7 +262,7 @@ def _of_event(
         process_used=_reading(run, device.device, "process_used", at_us),
         fraction=device.info.memory_fraction,
         seen=seen,
-        alike=alike,
+        between_windows=_is_moment(trace),
     )
 
 

@@ -149,7 +149,7 @@ def _explained(run: Run, failure: Failure, workers: int | None) -> PostMortem:
         sites=lines,
         blocks=blocks_by_size(failure, alive),
         callers=callers(failure, alive),
-        inferred=bool(seen and seen.owners.inferred) or failure.alike is not None,
+        inferred=bool(seen and seen.owners.inferred),
         growth=trend,
         rescues=rescues(failure, workers),
         advice=tuple(beside.advice_for(failure)) if failure.beside else (),

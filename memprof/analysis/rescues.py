@@ -24,12 +24,11 @@ from memprof.allocator import (
 from memprof.allocator.settings import NO_LIMIT
 from memprof.analysis.configurations import untried
 from memprof.analysis.failures import Failure
-from memprof.analysis.grounds import Ground, ground_of
 from memprof.analysis.leftovers import Moment, freed, left_behind, main_site, stale_gradients
 from memprof.analysis.precision import Precision, computes_in, halving, weight_copies
 from memprof.analysis.recomputation import recomputable
 from memprof.analysis.replays import Job, fitted, played
-from memprof.analysis.scaling import BatchSlope, batch_slope
+from memprof.analysis.scaling import BatchSlope, batch_slope, resized
 from memprof.analysis.whatif import CARDS, OUTSIDE_TORCH
 from memprof.trace import Action, Trace
 from memprof.units import format_bytes, format_percent
@@ -122,20 +121,18 @@ def rescues(failure: Failure, workers: int | None = None) -> Rescues:
             "follow this recording, so nothing can be shown by it"
         )
     settings, unproven = _settings_tries(failure, failure.seen.trace, program, limit)
+    moment = Moment.at(failure.seen, failure.event)
     tries = [
         *settings,
         *_room_tries(failure, program, limit),
-        *_leak_tries(Moment.at(failure.seen, failure.event), program, limit),
+        *_leak_tries(moment, program, limit),
     ]
-    ground = ground_of(failure, failure.seen)
-    if ground is None:
-        found = _replayed(program, tries, workers)
-    else:
-        resizable = not ground.afresh or _fails_afresh(program, limit, failure.event)
-        tries += _early_tries(ground, program, limit)
-        tries += _short_tries(failure, ground, program, limit) if resizable else ()
-        found = _replayed(program, tries, workers)
-        found += _batch(ground, program, limit) if resizable else ()
+    if failure.event > 0:  # of a lone request nothing before it is known
+        tries += _early_tries(moment, program, limit)
+        tries += _short_tries(failure, moment, program, limit)
+    found = _replayed(program, tries, workers)
+    if failure.event > 0:
+        found += _batch(moment, program, limit)
     found.append(_card(failure, program))
     return Rescues(
         tuple(sorted(found, key=lambda r: (not r.fits, _CHEAPEST.index(r.kind)))), unproven
@@ -214,21 +211,20 @@ def _leak_tries(moment: Moment, program: Program, limit: int) -> Iterator[_Try]:
         yield _Try("free", text, limit, program.settings, freed(moment, rows))
 
 
-def _early_tries(ground: Ground, program: Program, limit: int) -> Iterator[_Try]:
+def _early_tries(moment: Moment, program: Program, limit: int) -> Iterator[_Try]:
     """What the step itself could have freed before."""
-    moment, settings = ground.moment, program.settings
-    size = moment.seen.line.lives.size
+    settings, size = program.settings, moment.seen.line.lives.size
     rows = stale_gradients(moment)
     if len(rows):
         held = format_bytes(int(size[rows].sum()))
         first = int(np.searchsorted(moment.steps, moment.step)) - 1
         text = f"zero_grad(set_to_none=True) before the forward pass ({held})"
-        changes = ground.without(rows, np.full(len(rows), first))
-        yield _Try("free", text, limit, settings, changes, assumes=ground.assumes)
+        changes = freed(moment, rows, np.full(len(rows), first))
+        yield _Try("free", text, limit, settings, changes)
     for unit in recomputable(moment):
         text = f"checkpoint {unit.name} ({format_bytes(unit.bytes)} of activations)"
-        changes = ground.without(unit.rows, unit.ends)
-        yield _Try("checkpoint", text, limit, settings, changes, assumes=ground.assumes)
+        changes = freed(moment, unit.rows, unit.ends)
+        yield _Try("checkpoint", text, limit, settings, changes)
 
 
 def _room_tries(failure: Failure, program: Program, limit: int) -> Iterator[_Try]:
@@ -244,23 +240,21 @@ def _room_tries(failure: Failure, program: Program, limit: int) -> Iterator[_Try
         yield _Try("limit", text, room, replace(program.settings, memory_fraction=None))
 
 
-def _short_tries(failure: Failure, ground: Ground, program: Program, limit: int) -> Iterator[_Try]:
+def _short_tries(failure: Failure, moment: Moment, program: Program, limit: int) -> Iterator[_Try]:
     """Activations of half the size, with autocast's copies of the weights taken from the card."""
-    precision, halved = computes_in(failure), halving(ground.moment)
+    precision, halved = computes_in(failure), halving(moment)
     if precision is Precision.SHORT or not halved.any():
         return
-    copies = weight_copies(ground.moment)
+    copies = weight_copies(moment)
     counted = f", {format_bytes(copies)} of cast weights counted" if copies else ""
     unsure = "the activations are float32 (the file does not say)"
-    assumed = (unsure if precision is Precision.UNKNOWN else "", ground.assumes)
     yield _Try(
         "bf16",
         f'torch.autocast("{_kind(failure.device)}", dtype=torch.bfloat16){counted}',
         max(limit - copies, 0),
         program.settings,
-        afresh=ground.afresh,
-        program=ground.resized(program, np.where(halved, 0.5, 1.0)),
-        assumes="; ".join(filter(None, assumed)),
+        program=resized(program, np.where(halved, 0.5, 1.0)),
+        assumes=unsure if precision is Precision.UNKNOWN else "",
     )
 
 
@@ -268,35 +262,31 @@ def _kind(device: str) -> str:
     return device.partition(":")[0]
 
 
-def _batch(ground: Ground, program: Program, limit: int) -> Iterator[Rescue]:
+def _batch(moment: Moment, program: Program, limit: int) -> Iterator[Rescue]:
     """The largest batch, in per cent of the failed one, with which the request is served."""
-    slope = batch_slope(ground.moment)
+    slope = batch_slope(moment)
     if slope is None:
         return
     low, high, best = 0, 100, None
     while high - low > 1:
         percent = (low + high) // 2
-        outcome = _with_batch(ground, program, slope, percent, limit)
+        outcome = _with_batch(program, slope, percent, limit)
         if outcome.fits:
             low, best = percent, outcome
         else:
             high = percent
     if best is None:
-        low, best = 1, _with_batch(ground, program, slope, 1, limit)
+        low, best = 1, _with_batch(program, slope, 1, limit)
     name = (
         f"a batch of at most {low} % of this one" if best.fits else "a smaller batch, even of 1 %"
     )
     text = f"{name} ({format_bytes(slope.live // 100)} for each per cent of it{_measured(slope)})"
     assumed = "" if slope.measured else _PROPORTIONAL
-    assumed = "; ".join(filter(None, (assumed, ground.assumes)))
     yield _rescue(_Try("batch", text, limit, program.settings, assumes=assumed), best)
 
 
-def _with_batch(
-    ground: Ground, program: Program, slope: BatchSlope, percent: int, limit: int
-) -> Outcome:
-    resized_program = ground.resized(program, slope.factors(percent / 100))
-    return play(resized_program, capacity=limit, afresh=ground.afresh)
+def _with_batch(program: Program, slope: BatchSlope, percent: int, limit: int) -> Outcome:
+    return play(resized(program, slope.factors(percent / 100)), capacity=limit)
 
 
 def _measured(slope: BatchSlope) -> str:

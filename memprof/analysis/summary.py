@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from memprof.analysis.devicefigures import DeviceFigures, device_figures
 from memprof.analysis.examination import Examination
-from memprof.analysis.failures import Failure, failures, times_out_of_memory
+from memprof.analysis.failures import NO_STACKS, Failure, failures, times_out_of_memory
 from memprof.analysis.findings import Found, Kind
 from memprof.analysis.oom import in_a_line
 from memprof.analysis.recordedsteps import in_words
@@ -82,9 +82,7 @@ def summarize(examination: Examination, findings: Sequence[Found] = ()) -> Summa
     """The summary of a run, given what was found wrong with it, best first."""
     run = examination.run
     failed = _failures(examination)
-    devices = tuple(
-        device_figures(device, run, failed.get(device.name)) for device in examination.devices
-    )
+    devices = tuple(device_figures(device, run) for device in examination.devices)
     ended = run.footer.ended_us if run.footer else 0
     return Summary(
         source=run.source,
@@ -122,8 +120,8 @@ def _failures(examination: Examination) -> dict[str, Failure]:
 
 def _told_otherwise(failed: Mapping[str, Failure]) -> Iterator[str]:
     for name, failure in failed.items():
-        if failure.alike is not None:
-            yield f"{name}: when memory ran out {failure.alike.line}"
+        if failure.between_windows:
+            yield f"{name}: {NO_STACKS}"
 
 
 # -- the verdict -------------------------------------------------------------------------------
