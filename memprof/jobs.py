@@ -17,9 +17,9 @@ from memprof.analysis.launches import Launch, command_of, gaps, launches
 from memprof.analysis.ranks import Rank, chosen, deviations, footer_of, rank_rows, spreads
 from memprof.analysis.together import shared
 from memprof.errors import MemprofError
-from memprof.findings import findings
 from memprof.loading import load, looks_like_run
 from memprof.records import Footer, Header
+from memprof.rules.findings import findings
 from memprof.run import Run
 from memprof.runends import read_ends
 

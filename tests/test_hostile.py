@@ -26,9 +26,9 @@ from memprof.analysis.summary import summarize
 from memprof.analysis.timeline import grouped, samples
 from memprof.analysis.whatif import replay
 from memprof.errors import MemprofError
-from memprof.findings import findings
 from memprof.loading import load
 from memprof.records import Finding, Note, Readings
+from memprof.rules.findings import findings
 from memprof.run import Run
 from memprof.testing import (
     SNAPSHOT_VERSIONS,

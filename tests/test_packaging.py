@@ -95,7 +95,7 @@ def test_a_wheel_says_that_it_is_typed(wheel):
 @needs_hatchling
 def test_a_wheel_carries_the_page_about_every_fix(installed):
     then = (
-        "from memprof.advice import FIXES; from memprof.advice.pages import page;"
+        "from memprof.advice.vocabulary import FIXES; from memprof.advice.pages import page;"
         "print(all(page(fix).startswith(f'# `{fix}`') for fix in FIXES))"
     )
     assert start(installed, then=then) == ["True"]

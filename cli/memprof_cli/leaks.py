@@ -20,8 +20,8 @@ from memprof.analysis.sites import short_path
 from memprof.analysis.summary import without_remedy
 from memprof.analysis.unseen import is_bare_state
 from memprof.errors import MemprofError
-from memprof.findings import findings
 from memprof.records import Holder, Site
+from memprof.rules.findings import findings
 from memprof.run import DeviceRun, Run
 from memprof.units import format_bytes, format_count, format_percent
 from memprof_cli.sources import opened, source_option

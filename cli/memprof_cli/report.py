@@ -16,8 +16,8 @@ from memprof.analysis.jobreport import JobReport
 from memprof.analysis.oom import PostMortem, post_mortems
 from memprof.analysis.summary import Summary, summarize
 from memprof.analysis.whatif import DeviceWhatIf, replay
-from memprof.findings import findings
 from memprof.jobs import files_of, gathered, job_report
+from memprof.rules.findings import findings
 from memprof.trace import Action
 from memprof.units import parse_bytes
 from memprof_cli.limits import fail_above, job_peaks, peaks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -104,3 +105,7 @@ class Found:
     remedies: tuple[Remedy, ...] = ()
     series: Series | None = None
     evidence: Evidence = field(default_factory=Evidence)
+    rule: str = ""
+    """The name of the rule that matched, where it is one of `memprof.rules`."""
+    match: Any = None
+    """What that rule matched, for its words and its advice."""

@@ -40,6 +40,8 @@ class Scene:
     device: str
     window: int
     seen: WindowExamination
+    host: Scene | None = None
+    """The host's window of the same run, where tensors of the CPU were recorded beside a device."""
 
     @property
     def trace(self) -> Trace:

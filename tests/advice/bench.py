@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 
-from memprof.advice import advise
 from memprof.analysis.findings import Evidence, Found, Kind
 from memprof.analysis.scene import site_at
 from memprof.digests import digest_of
 from memprof.loading import load
 from memprof.records import Holder, Link, SourceFiles
+from memprof.rules.remedies import advise
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Frame, Phase
 

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 import memprof.advice
-from memprof.advice import FIXES
+from memprof.advice.vocabulary import FIXES
 
 FOLDER = Path(memprof.advice.__file__).parent
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.advice import FIXES, allocator
+from memprof.advice.vocabulary import FIXES, allocator
 from memprof.analysis.findings import Kind
 from tests.advice.bench import LOOP, Bench, fixes
 

@@ -14,8 +14,8 @@ import memprof
 from memprof.analysis.examination import examine
 from memprof.analysis.findings import Found, Remedy
 from memprof.analysis.scene import Scene
-from memprof.findings import findings
 from memprof.loading import load
+from memprof.rules.findings import findings
 from memprof.run import Run
 from memprof.sources.cuda import CudaSource
 from memprof.testing.cuda import TorchStandIn
@@ -123,7 +123,7 @@ def remedy(found: tuple[Found, ...], fix: str) -> Remedy:
 
 
 def patterns(found: tuple[Found, ...]) -> set[object]:
-    return {one.evidence.facts.get("pattern") for one in found}
+    return {one.rule for one in found}
 
 
 def peak(run: Run) -> int:
@@ -140,8 +140,8 @@ def test_without_the_call_the_cache_is_filled_once(run):
     assert offered.code == "torch.cuda.empty_cache()"
     recorded, torch = run(diffs.patched(EMPTYING, offered.patch))
     assert torch.calls["empty_cache"] == 0
-    assert "cache_emptied" in patterns(found)
-    assert "cache_emptied" not in patterns(findings(recorded))
+    assert "cache-emptied" in patterns(found)
+    assert "cache-emptied" not in patterns(findings(recorded))
     events = recorded.devices[0].windows[0].events
     assert (events.action == Action.SEGMENT_ALLOC).sum() == 1
 

@@ -17,7 +17,7 @@ from memprof.advice.vocabulary import PATCHED
 from memprof.analysis.examination import examine
 from memprof.analysis.findings import Found, Kind, Remedy
 from memprof.analysis.scene import Scene
-from memprof.findings import findings
+from memprof.rules.findings import findings
 
 pytest.importorskip("torch", reason="the programs that are patched train with torch")
 
@@ -151,7 +151,7 @@ def test_after_the_patch_the_waste_is_not_there(case, before, after):
     assert case in after, "no patch was offered"
     patterns = _patterns(before[case], case.split("/")[0])
     assert patterns
-    assert not patterns & {one.evidence.facts.get("pattern") for one in after[case]}
+    assert not patterns & {one.rule for one in after[case]}
 
 
 @pytest.mark.slow
@@ -182,7 +182,7 @@ def _stem(case: str) -> str:
 
 def _patterns(found: tuple[Found, ...], fix: str) -> set[object]:
     return {
-        one.evidence.facts.get("pattern")
+        one.rule
         for one in found
         if any(r.fix == fix and r.patch for r in one.remedies)
     }

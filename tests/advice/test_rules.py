@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from memprof.advice import FIXES
 from memprof.advice.source import growing, is_cut_off
+from memprof.advice.vocabulary import FIXES
 from memprof.analysis.findings import Kind
 from memprof.analysis.program import program_of
 from memprof.records import Holder, Link

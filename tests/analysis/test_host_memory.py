@@ -9,9 +9,9 @@ from memprof.analysis.examination import examine
 from memprof.analysis.findings import Kind
 from memprof.analysis.host_memory import host_memory
 from memprof.analysis.summary import summarize
-from memprof.findings import findings
 from memprof.loading import load
 from memprof.records import Readings
+from memprof.rules.findings import findings
 from memprof.testing import TraceBuilder, step_columns, write_run
 
 MIB, GIB = 1 << 20, 1 << 30

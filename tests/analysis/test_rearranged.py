@@ -11,8 +11,8 @@ pytest.importorskip("torch", reason="the programs train with torch")
 
 from memprof.analysis.examination import examine
 from memprof.analysis.scene import Scene
-from memprof.findings import findings
 from memprof.loading import load
+from memprof.rules.findings import findings
 
 SPEC = importlib.util.spec_from_file_location(
     "arranged_programs", Path(__file__).with_name("arranged_programs.py")

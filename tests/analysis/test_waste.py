@@ -5,8 +5,8 @@ import pytest
 from memprof.analysis.examination import examine
 from memprof.analysis.findings import Kind
 from memprof.analysis.gradmode import without_gradients
-from memprof.analysis.waste import waste, waste_of
 from memprof.loading import load
+from memprof.rules.wasted import waste_of
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Category, Frame, Phase
 
@@ -58,11 +58,11 @@ class Job:
 
     def found(self, path):
         write_run(path, self.trace.build())
-        return waste(load(path))
+        return waste_of(examine(load(path)))
 
 
 def patterns(found):
-    return [one.evidence.facts["pattern"] for one in found]
+    return [one.rule for one in found]
 
 
 @pytest.fixture
@@ -87,9 +87,9 @@ def test_gradients_that_are_zeroed_instead_of_dropped_are_found(job, tmp_path):
         job.forward(step, size=512 * KIB)
         job.backward(step, gradients=False)
     found = job.found(tmp_path / "run.json")
-    (held,) = [one for one in found if one.evidence.facts["pattern"] == "held_gradients"]
+    (held,) = [one for one in found if one.rule == "held-gradients"]
     assert held.bytes == 4 * 256 * KIB + (1 + 2 + 3) * KIB
-    assert held.evidence.facts["peak_before"] - held.evidence.facts["peak_after"] == held.bytes
+    assert held.match.saving.bytes == held.bytes
 
 
 def test_gradients_of_an_accumulation_are_meant(job, tmp_path):
@@ -98,7 +98,7 @@ def test_gradients_of_an_accumulation_are_meant(job, tmp_path):
         job.backward(step, gradients=step % 4 == 0)
         if step % 4 == 3:
             job.drop_gradients(step - 3)
-    assert "held_gradients" not in patterns(job.found(tmp_path / "run.json"))
+    assert "held-gradients" not in patterns(job.found(tmp_path / "run.json"))
 
 
 def test_a_copy_of_the_parameters_is_found_and_weighed_by_a_replay(job, tmp_path):
@@ -108,10 +108,10 @@ def test_a_copy_of_the_parameters_is_found_and_weighed_by_a_replay(job, tmp_path
         job.forward(step)
         job.backward(step)
         job.drop_gradients(step)
-    found = {one.evidence.facts["pattern"]: one for one in job.found(tmp_path / "run.json")}
-    copy = found["copy_of_model"]
-    facts = copy.evidence.facts
-    assert copy.bytes == 4 * 256 * KIB + 6 * KIB == facts["peak_before"] - facts["peak_after"]
+    found = {one.rule: one for one in job.found(tmp_path / "run.json")}
+    copy = found["copy-of-model"]
+    saving = copy.match.saving
+    assert copy.bytes == 4 * 256 * KIB + 6 * KIB == saving.bytes
     assert copy.site.line == 40
 
 
@@ -136,7 +136,7 @@ def test_low_precision_copies_of_weights_that_stay_are_autocast_s_cache(job, tmp
         job.alloc(64 * KIB, f"x{step}", 11)
         job.trace.free(f"x{step}")
     found = job.found(tmp_path / "run.json")
-    assert patterns(found)[0] == "autocast_cache"
+    assert patterns(found)[0] == "autocast-cache"
     assert found[0].evidence.facts["copies"] == 4
 
 
@@ -148,7 +148,7 @@ def test_graphs_of_earlier_steps_in_a_bounded_pool_are_found(job, tmp_path):
             for layer in range(4):
                 job.trace.free(f"a{layer}.{step - 5}")
     found = job.found(tmp_path / "run.json")
-    assert patterns(found)[0] == "old_graphs"
+    assert patterns(found)[0] == "old-graphs"
     assert found[0].bytes >= 5 * 4 * 128 * KIB
 
 
@@ -162,8 +162,8 @@ def test_gradients_that_no_optimizer_clears_are_told_from_those_that_one_does(jo
             job.trace.free(f"a{layer}.{step}")
         job.trace.label(step=step, phase=Phase.OTHER)
         job.trace.free(f"g3.{step}")
-    found = {one.evidence.facts["pattern"]: one for one in job.found(tmp_path / "run.json")}
-    unused = found["unused_gradients"]
+    found = {one.rule: one for one in job.found(tmp_path / "run.json")}
+    unused = found["unused-gradients"]
     assert unused.bytes == 3 * 256 * KIB + 3 * KIB
     assert unused.evidence.facts["same_root"] is True
 
@@ -176,7 +176,7 @@ def test_a_forward_pass_that_keeps_its_activations_for_no_backward_is_found(job,
         for layer in range(4):
             job.trace.free(f"a{layer}.{step}")
         job.trace.free(f"sum{step}")
-    assert "evaluation_graph" in patterns(job.found(tmp_path / "run.json"))
+    assert "evaluation-graph" in patterns(job.found(tmp_path / "run.json"))
 
 
 def test_activations_that_outlive_the_backward_pass_are_a_retained_graph(job, tmp_path):
@@ -188,7 +188,7 @@ def test_activations_that_outlive_the_backward_pass_are_a_retained_graph(job, tm
         if step:
             for layer in range(4):
                 job.trace.free(f"a{layer}.{step - 1}")
-    assert "retained_graph" in patterns(job.found(tmp_path / "run.json"))
+    assert "retained-graph" in patterns(job.found(tmp_path / "run.json"))
 
 
 def test_temporaries_of_a_multi_tensor_optimizer_at_the_peak_are_found(job, tmp_path):
@@ -200,9 +200,9 @@ def test_temporaries_of_a_multi_tensor_optimizer_at_the_peak_are_found(job, tmp_
         for number in range(8):
             job.trace.free(f"t{number}.{step}")
     found = job.found(tmp_path / "run.json")
-    assert patterns(found)[0] == "optimizer_temporaries"
-    facts = found[0].evidence.facts
-    assert facts["peak_before"] - facts["peak_after"] == 6 * 256 * KIB  # one tensor needs two
+    assert patterns(found)[0] == "optimizer-temporaries"
+    saving = found[0].match.saving
+    assert saving.bytes == 6 * 256 * KIB  # one tensor needs two
 
 
 def test_what_is_freed_only_when_its_replacement_exists_lingers(job, tmp_path):
@@ -215,13 +215,13 @@ def test_what_is_freed_only_when_its_replacement_exists_lingers(job, tmp_path):
                 job.trace.free(f"big{part}.{step - 1}")
     found = job.found(tmp_path / "run.json")
     assert patterns(found)[0] == "lingering"
-    facts = found[0].evidence.facts
-    assert facts["peak_before"] - facts["peak_after"] >= 3 * 512 * KIB
+    saving = found[0].match.saving
+    assert saving.bytes >= 3 * 512 * KIB
 
 
 def test_an_empty_run_has_no_waste(tmp_path):
     write_run(tmp_path / "run.json", TraceBuilder(device="cpu").build())
-    assert waste(load(tmp_path / "run.json")) == ()
+    assert waste_of(examine(load(tmp_path / "run.json"))) == ()
 
 
 def test_the_cache_emptied_in_every_step_is_flagged_where_the_allocator_is_real(tmp_path):
@@ -233,7 +233,7 @@ def test_the_cache_emptied_in_every_step_is_flagged_where_the_allocator_is_real(
     (found,) = [
         one
         for one in waste_of(examine(load(tmp_path / "run.json")))
-        if one.evidence.facts["pattern"] == "cache_emptied"
+        if one.rule == "cache-emptied"
     ]
     assert found.kind is Kind.WASTE
     assert found.bytes == 8 * MIB
@@ -280,7 +280,7 @@ def test_what_a_forward_pass_hands_out_of_many_modules_is_no_graph(job, tmp_path
         job.trace.label(step=step, phase=Phase.OTHER)
         for layer in range(4):
             job.trace.free(f"out{layer}.{step}")
-    assert "evaluation_graph" not in patterns(job.found(tmp_path / "run.json"))
+    assert "evaluation-graph" not in patterns(job.found(tmp_path / "run.json"))
 
 
 def test_buffers_that_gradients_are_views_of_are_neither_unused_nor_held(job, tmp_path):
@@ -295,7 +295,7 @@ def test_buffers_that_gradients_are_views_of_are_neither_unused_nor_held(job, tm
         job.trace.label(step=step, phase=Phase.OTHER)
         job.trace.free(f"small{step}")
     found = patterns(job.found(tmp_path / "run.json"))
-    assert not {"unused_gradients", "held_gradients"} & set(found)
+    assert not {"unused-gradients", "held-gradients"} & set(found)
 
 
 def validated(job, *, dropped_before):
@@ -315,17 +315,17 @@ def validated(job, *, dropped_before):
 
 def test_gradients_that_wait_through_a_validation_are_held_for_nothing(job, tmp_path):
     found = validated(job, dropped_before=False).found(tmp_path / "run.json")
-    (held,) = [one for one in found if one.evidence.facts["pattern"] == "held_gradients"]
+    (held,) = [one for one in found if one.rule == "held-gradients"]
     gradients = sum(256 * KIB + layer * 1024 for layer in range(4))
     assert held.bytes == gradients
-    peak = held.evidence.facts["peak_before"]
+    peak = held.match.saving.before
     assert peak == 2 * gradients + 2 * MIB  # the model, its gradients, the output
-    assert held.evidence.facts["peak_after"] == peak - gradients
+    assert held.match.saving.after == peak - gradients
 
 
 def test_gradients_dropped_before_a_validation_are_no_waste(job, tmp_path):
     found = validated(job, dropped_before=True).found(tmp_path / "run.json")
-    assert "held_gradients" not in [one.evidence.facts["pattern"] for one in found]
+    assert "held-gradients" not in [one.rule for one in found]
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.analysis.waste import waste
+from memprof.analysis.examination import examine
 from memprof.loading import load
+from memprof.rules.wasted import waste_of
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Category, Frame, Phase
 
@@ -36,8 +37,8 @@ class Program:
     def found(self, pattern):
         out = self.path.with_suffix(".json")
         write_run(out, self.trace.build())
-        found = waste(load(out))
-        return next((f for f in found if f.evidence.facts["pattern"] == pattern), None)
+        found = waste_of(examine(load(out)))
+        return next((f for f in found if f.rule == pattern), None)
 
 
 TEACHER = """\
@@ -65,7 +66,7 @@ def test_gradients_that_a_function_drops_when_it_returns_were_there_to_the_end(t
         program.free(f"g.student.{step}")
     program.label(STEPS)
     program.free("g.teacher", "w.teacher", "w.student")  # the function's names are gone
-    unused = program.found("unused_gradients")
+    unused = program.found("unused-gradients")
     assert (unused.bytes, unused.evidence.facts["modules"]) == (256 * KIB, "`teacher`")
 
 
@@ -110,8 +111,9 @@ def test_parts_beside_what_they_were_joined_into_are_found(train, tmp_path):
         program.free(f"t{step}", f"batch{step}", *parts)
     joined = program.found("joined")
     facts = joined.evidence.facts
+    saving = joined.match.saving
     assert (joined.bytes, joined.site.line, joined.evidence.allocs.size) == (4 * MIB, 3, 8)
-    assert facts["peak_before"] - facts["peak_after"] == 4 * MIB
+    assert saving.bytes == 4 * MIB
     # Where training comes on top, the list need only be emptied once it has been joined.
     assert facts["drop"] is (train > 4 * MIB)
 
@@ -192,7 +194,7 @@ def switched(tmp_path, *, dropped, same=True):
             else:
                 program.alloc(16 * KIB, f"t{layer}.{step}", "step", inner=(INIT,))
                 program.free(f"t{layer}.{step}")
-    return program.found("second_states")
+    return program.found("second-states")
 
 
 def test_state_of_an_optimizer_that_another_has_followed_is_found(tmp_path):
@@ -218,11 +220,11 @@ def test_a_model_made_double_takes_twice_what_it_would_in_float(name, tmp_path):
         program.label(step, Phase.FORWARD, "net")
         program.alloc(MIB, f"a{step}", "model(x)")
         program.free(f"a{step}")
-    found = program.found("double_precision")
+    found = program.found("double-precision")
     assert (found is not None) is (name == "double")
     if found is not None:
-        facts = found.evidence.facts
-        assert (facts["peak_before"], facts["peak_after"]) == (2 * MIB, MIB)
+        saving = found.match.saving
+        assert (saving.before, saving.after) == (2 * MIB, MIB)
 
 
 MODULE = """\
@@ -240,8 +242,8 @@ class Bias(nn.Module):
 @pytest.mark.parametrize(
     ("read", "pattern"),
     [
-        ("self.table[t]", "unread_buffer"),
-        ("self.distance[:t]", "large_buffer"),
+        ("self.table[t]", "unread-buffer"),
+        ("self.distance[:t]", "large-buffer"),
         ("self.distance + t", None),
         ("getattr(self, t)", None),
     ],
@@ -254,7 +256,7 @@ def test_a_buffer_is_too_large_where_a_slice_or_nothing_of_it_is_read(read, patt
         program.label(step, Phase.FORWARD, "net")
         program.alloc(MIB, f"a{step}", "return")
         program.free(f"a{step}")
-    for other in ("unread_buffer", "large_buffer"):
+    for other in ("unread-buffer", "large-buffer"):
         assert (program.found(other) is not None) is (other == pattern)
 
 
@@ -297,7 +299,7 @@ def test_a_frozen_model_keeps_no_graph_for_a_gradient_that_nothing_reads(
         program.free(*(f"a{layer}.{step}" for layer in range(4)), f"h{step}")
         program.label(step)
         program.free(f"g{step}")
-    frozen = program.found("frozen_graph")
+    frozen = program.found("frozen-graph")
     assert (frozen is not None) is found
     if frozen is not None:
         assert frozen.bytes == 4 * MIB
@@ -326,10 +328,10 @@ def test_a_chain_of_operations_is_told_at_its_function_with_what_all_of_it_takes
     program = Program(tmp_path, CHAIN)
     in_each_step(program, "smoothed", ("softmax", "log(", "log(", "return"))
     found = program.found("largest")
-    facts = found.evidence.facts
+    saving = found.match.saving
     assert (found.bytes, found.site.line) == (8 * MIB, 2)
     assert found.title.endswith("are 4 tensors of one size")
-    assert (facts["peak_before"], facts["peak_after"]) == (8 * MIB, 0)
+    assert (saving.before, saving.after) == (8 * MIB, 0)
 
 
 SCORES = """\
@@ -344,9 +346,9 @@ def test_what_repeats_smaller_tensors_is_told_with_what_goes_without(tmp_path):
     program = Program(tmp_path, SCORES)
     in_each_step(program, "scores", ("q =", "d =", "return", "return"))
     found = program.found("repeated")
-    facts = found.evidence.facts
+    saving = found.match.saving
     assert (found.bytes, found.site.line) == (8 * MIB, 2)
-    assert (facts["peak_before"], facts["peak_after"]) == (8 * MIB, 4 * MIB)
+    assert (saving.before, saving.after) == (8 * MIB, 4 * MIB)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from memprof.advice import FIXES, pages
+from memprof.advice.vocabulary import FIXES, pages
 from memprof_cli import main
 from memprof_cli.explain import command
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from memprof.advice import advise
 from memprof.analysis.clusters import outline
 from memprof.analysis.examination import Examination, examine
 from memprof.analysis.findings import Found, Kind
@@ -14,7 +13,8 @@ from memprof.analysis.host_memory import host_memory
 from memprof.analysis.leaks import leaks
 from memprof.analysis.pinned import pinned
 from memprof.analysis.reserves import fragmentation, non_torch
-from memprof.analysis.waste import waste_of
+from memprof.rules.remedies import advise
+from memprof.rules.wasted import waste_of
 from memprof.run import Run
 
 __all__ = ["findings"]

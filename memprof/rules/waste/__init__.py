@@ -1,0 +1,1 @@
+"""Rules about bytes that are there for no use without growing."""
