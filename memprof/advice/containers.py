@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from memprof.advice.callers import handed_over
 from memprof.advice.case import NO_FIGURE, Case, Proposal, says
-from memprof.advice.patch import after, before, diff, replaced
-from memprof.advice.source import (
+from memprof.advice.source_facts import handed_over
+from memprof.analysis.suspicion import Pattern
+from memprof.records import Holder, Link, breadth
+from memprof.source_code.idioms import (
     Growing,
     alias_of,
     checks_for_key,
@@ -18,9 +19,8 @@ from memprof.advice.source import (
     last_name,
     memoizer,
 )
-from memprof.analysis.program import FUNCTIONS, Place, bound_names
-from memprof.analysis.suspicion import Pattern
-from memprof.records import Holder, Link, breadth
+from memprof.source_code.patch import after, before, diff, replaced
+from memprof.source_code.program import FUNCTIONS, Place, bound_names
 from memprof.units import format_bytes
 
 __all__ = ["rules"]

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from memprof.analysis.large import grows_by_copy
-from memprof.analysis.program import calls_in, place_of
 from memprof.analysis.savings import Cuts, Saving
 from memprof.analysis.scene import Bools, Ints, Scene
 from memprof.analysis.suspicion import Pattern, Suspicion
+from memprof.source_code.program import calls_in, place_of
 from memprof.trace import Category
 
 __all__ = ["doubled"]

@@ -9,9 +9,9 @@ from itertools import takewhile
 
 import numpy as np
 
-from memprof.analysis.program import Place, bound_names, called_name, calls_in, place_of
 from memprof.analysis.scene import Bools, Ints, Scene
 from memprof.analysis.suspicion import Pattern, Suspicion
+from memprof.source_code.program import Place, bound_names, called_name, calls_in, place_of
 from memprof.trace import Category, Phase
 
 __all__ = ["grows_by_copy", "large"]

@@ -16,8 +16,8 @@ from memprof.allocator import Changes, Program, exact_sizes
 from memprof.analysis.examination import WindowExamination
 from memprof.analysis.leftovers import Moment
 from memprof.analysis.owners import OWNED, owners
-from memprof.analysis.sites import FrameKind, frame_kind
 from memprof.analysis.timeline import timeline
+from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import (
     EMPTY,
     NOT_RECORDED,

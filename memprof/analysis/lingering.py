@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.analysis.bindings import STORING, Binding, binding_of, handed_on
-from memprof.analysis.program import (
+from memprof.analysis.savings import Saving
+from memprof.analysis.scene import Bools, Ints, Scene
+from memprof.analysis.suspicion import Pattern, Suspicion
+from memprof.source_code.bindings import STORING, Binding, binding_of, handed_on
+from memprof.source_code.program import (
     FUNCTIONS,
     bound_names,
     calls_in,
     loaded_names,
     place_of,
 )
-from memprof.analysis.savings import Saving
-from memprof.analysis.scene import Bools, Ints, Scene
-from memprof.analysis.suspicion import Pattern, Suspicion
 from memprof.trace import Category, Frame, Phase
 
 __all__ = ["kept_exception", "lingering", "successors"]

@@ -9,7 +9,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memprof.analysis.program import (
+from memprof.analysis.rearranged import block_names, checkpointed, one_at_a_time
+from memprof.analysis.scene import Bools, Ints, Scene
+from memprof.analysis.suspicion import Pattern, Suspicion
+from memprof.source_code.program import (
     FUNCTIONS,
     Place,
     bound_names,
@@ -18,9 +21,6 @@ from memprof.analysis.program import (
     place_of,
     root_name,
 )
-from memprof.analysis.rearranged import block_names, checkpointed, one_at_a_time
-from memprof.analysis.scene import Bools, Ints, Scene
-from memprof.analysis.suspicion import Pattern, Suspicion
 from memprof.trace import Action, Category, Frame, Phase
 
 __all__ = ["peaks", "retried"]

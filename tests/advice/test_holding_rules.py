@@ -7,10 +7,10 @@ import os
 
 import pytest
 
-from memprof.advice.source import accumulated, growing
 from memprof.analysis.findings import Kind
-from memprof.analysis.program import program_of
 from memprof.records import Link
+from memprof.source_code.idioms import accumulated, growing
+from memprof.source_code.program import program_of
 from tests.advice.bench import LOOP, Bench, fixes
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from memprof.advice import FIXES
-from memprof.advice.source import growing, is_cut_off
 from memprof.analysis.findings import Kind
-from memprof.analysis.program import program_of
 from memprof.records import Holder, Link
+from memprof.source_code.idioms import growing, is_cut_off
+from memprof.source_code.program import program_of
 from tests.advice.bench import LOOP, Bench, fixes
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "fixes"

@@ -4,9 +4,9 @@ import pytest
 
 from memprof.analysis.examination import examine
 from memprof.analysis.findings import Kind
-from memprof.analysis.gradmode import without_gradients
 from memprof.analysis.waste import waste, waste_of
 from memprof.loading import load
+from memprof.source_code.grad_mode import without_gradients
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Category, Frame, Phase
 

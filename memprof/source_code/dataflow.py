@@ -10,8 +10,7 @@ import ast
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from memprof.advice.syntax import BINDING, LOOPING, Scopes, Syntax, parameters, syntax_of
-from memprof.analysis.program import (
+from memprof.source_code.program import (
     FUNCTIONS,
     Place,
     Program,
@@ -21,6 +20,7 @@ from memprof.analysis.program import (
     calls_in,
     root_name,
 )
+from memprof.source_code.scopes import BINDING, LOOPING, Scopes, Syntax, parameters, syntax_of
 
 __all__ = ["Flow", "flow_from", "flow_into", "flow_of"]
 

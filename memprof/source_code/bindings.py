@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from memprof.analysis.program import (
+from memprof.source_code.program import (
     FUNCTIONS,
     LOOPS,
     Place,

@@ -9,18 +9,16 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memprof.analysis.program import (
+from memprof.source_code.program import (
     FUNCTIONS,
     Place,
-    Program,
     bound_names,
     called_name,
     calls_in,
-    loaded_names,
-    root_name,
 )
 
 __all__ = [
+    "FILLING",
     "OPTIMIZERS",
     "Growing",
     "accumulated",
@@ -29,7 +27,6 @@ __all__ = [
     "emptied_by",
     "growing",
     "grown_by_concatenation",
-    "handed_to",
     "is_autograd_function",
     "is_cut_off",
     "keyword",
@@ -57,7 +54,7 @@ OPTIMIZERS = frozenset(
 )
 """Optimizers of torch that have a multi-tensor implementation."""
 
-_GROWING = frozenset(("append", "appendleft", "add", "extend", "insert", "put", "put_nowait"))
+FILLING = frozenset(("append", "appendleft", "add", "extend", "insert", "put", "put_nowait"))
 _CUTTING = frozenset(("detach", "detach_", "item", "tolist", "numpy"))
 _CONCATENATING = ("cat", "concat", "concatenate", "vstack", "hstack", "stack")
 
@@ -78,7 +75,7 @@ def growing(place: Place | None) -> Growing | None:
     if place is None:
         return None
     statement = place.statement
-    for call in calls_in(statement, *_GROWING):
+    for call in calls_in(statement, *FILLING):
         if isinstance(call.func, ast.Attribute) and call.args:
             values = tuple(call.args[-1:] if called_name(call) == "insert" else call.args)
             return Growing(ast.unparse(call.func.value), values, keyed=False)
@@ -287,53 +284,6 @@ def alias_of(place: Place, target: str) -> Place | None:
             if plain and ast.unparse(node.value) == target:
                 return place.program.place(node)
     return None
-
-
-def handed_to(place: Place) -> Iterator[tuple[Place, ast.expr]]:
-    """Later statements of a function that hand on what a statement bound, to what stores it.
-
-    Those are calls of functions of the same file that put the parameter into a container, and
-    containers that grow by the name itself; each with the argument.
-    """
-    names = {t.id for t in bound_names(place.statement) if isinstance(t, ast.Name)}
-    for node in ast.walk(place.scope):
-        if not isinstance(node, ast.stmt) or node.lineno <= place.line:
-            continue
-        if not isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign, ast.Return)):
-            continue
-        where = place.program.place(node)
-        for call in calls_in(node):
-            for position, argument in enumerate(call.args):
-                if not isinstance(argument, ast.Name) or argument.id not in names:
-                    continue
-                grows = called_name(call) in _GROWING
-                if where is not None and (grows or _keeps(place.program, call, position)):
-                    yield where, argument
-
-
-def _keeps(program: Program, call: ast.Call, position: int) -> bool:
-    """Whether a function of this file stores its argument at ``position`` in a container."""
-    method = isinstance(call.func, ast.Attribute)
-    for function in program.functions(called_name(call)):
-        arguments = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
-        if method and arguments[:1] in (["self"], ["cls"]):
-            arguments = arguments[1:]
-        if position >= len(arguments):
-            continue
-        if any(arguments[position] in _stored_names(node) for node in ast.walk(function)):
-            return True
-    return False
-
-
-def _stored_names(node: ast.AST) -> set[str]:
-    """The names that a node puts into a container, an item or an attribute."""
-    if isinstance(node, ast.Call) and called_name(node) in _GROWING:
-        return set().union(*map(loaded_names, node.args))
-    if isinstance(node, ast.Assign):
-        targets = bound_names(node)
-        if any(isinstance(t, (ast.Subscript, ast.Attribute)) and root_name(t) for t in targets):
-            return loaded_names(node.value)
-    return set()
 
 
 def read_by_itself(place: Place) -> Iterator[tuple[str, list[ast.expr]]]:
