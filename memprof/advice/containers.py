@@ -10,7 +10,7 @@ from memprof.advice.source_facts import handed_over
 from memprof.analysis.suspicion import Pattern
 from memprof.records import Holder, Link, breadth
 from memprof.source_code.idioms import (
-    Growing,
+    Filling,
     alias_of,
     checks_for_key,
     emptied_by,
@@ -232,7 +232,7 @@ def _of_models(case: Case, holder: Holder) -> Place | None:
     return None
 
 
-def _grown(case: Case) -> Iterator[tuple[Holder, Place, Growing]]:
+def _grown(case: Case) -> Iterator[tuple[Holder, Place, Filling]]:
     """Holders with the statement that fills their container."""
     for holder in case.found.holders:
         place = case.place_of(holder)

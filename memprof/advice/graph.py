@@ -13,7 +13,7 @@ from memprof.analysis.clusters import THROUGH_GRAPH
 from memprof.analysis.findings import Kind
 from memprof.source_code.call_sites import Handed
 from memprof.source_code.idioms import (
-    accumulated,
+    accumulation,
     growing,
     is_autograd_function,
     keyword,
@@ -60,15 +60,16 @@ def _near(case: Case) -> list[Place]:
 def _running_sum(case: Case) -> Iterator[Proposal]:
     """``total = total + loss``."""
     for place in _near(case):
-        value = accumulated(place)
-        if value is None or not (case.graph or case.found.kind is Kind.HOST_GROWTH):
+        added = accumulation(place)
+        if added is None or not (case.graph or case.found.kind is Kind.HOST_GROWTH):
             continue
+        value = added.value
         if is_python_number(value, case.everywhere) or _is_residual(place, value):
             continue
         host = case.found.kind is Kind.HOST_GROWTH
         what = "graph nodes in host memory" if host else "every step's activations"
         why = f"The sum hangs on the graph of every `{ast.unparse(value)}` added and keeps {what}"
-        total = ast.unparse(bound_names(place.statement)[0])
+        total = ast.unparse(added.total)
         if goes_backward(place, total, case.everywhere):
             yield Proposal(
                 "detach",
@@ -202,7 +203,7 @@ def _history(case: Case) -> Iterator[Proposal]:
         if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or statement.value is None:
             continue
         kept = [t for t in bound_names(statement) if isinstance(t, ast.Attribute)]
-        if not kept or accumulated(place) is not None or is_autograd_function(place):
+        if not kept or accumulation(place) is not None or is_autograd_function(place):
             continue
         if any(read_by_itself(place)):
             continue
@@ -269,8 +270,8 @@ def _carried(case: Case) -> Iterator[Proposal]:
 
 
 def _is_sum(place: Place) -> bool:
-    value = accumulated(place)
-    return value is not None and not _is_residual(place, value)
+    added = accumulation(place)
+    return added is not None and not _is_residual(place, added.value)
 
 
 def _between_steps(case: Case, place: Place, name: str, reads: list[ast.expr]) -> str:

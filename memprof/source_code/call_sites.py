@@ -6,7 +6,6 @@ import ast
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from memprof.source_code.idioms import FILLING
 from memprof.source_code.program import (
     Place,
     Program,
@@ -16,13 +15,14 @@ from memprof.source_code.program import (
     loaded_names,
     root_name,
 )
+from memprof.source_code.verbs import FILLING
 
 __all__ = ["Handed", "handed_over", "handed_to"]
 
 _DEEPEST = 3
 """Functions that hand their own parameter on, from the user's call down to what keeps it."""
 
-_OF_CONTAINERS = FILLING | {"get", "set", "update"}
+_OF_CONTAINERS = FILLING | {"get", "set"}
 """Names of containers' own methods: calls elsewhere may be of anything."""
 
 Handed = tuple[Place, ast.expr]

@@ -16,6 +16,13 @@ from memprof.source_code.program import (
     called_name,
     calls_in,
 )
+from memprof.source_code.verbs import (
+    FACTORIES,
+    NUMBER_FUNCTIONS,
+    SAME_VALUES,
+    TEXT_FUNCTIONS,
+    TO_NUMBER,
+)
 
 __all__ = [
     "goes_backward",
@@ -32,23 +39,6 @@ __all__ = [
     "used_as_tensor",
     "values_of",
 ]
-
-_FACTORIES = frozenset(
-    (
-        *("arange", "as_tensor", "empty", "empty_like", "eye", "from_numpy", "full", "full_like"),
-        *("linspace", "ones", "ones_like", "rand", "rand_like", "randint", "randn", "randn_like"),
-        *("randperm", "tensor", "zeros", "zeros_like"),
-    )
-)
-"""Functions of torch that return a tensor without a graph."""
-_KEEPING = frozenset(
-    (
-        *("bfloat16", "bool", "clone", "contiguous", "cpu", "cuda", "double", "expand", "flatten"),
-        *("float", "half", "int", "long", "permute", "repeat", "reshape", "squeeze", "to"),
-        *("transpose", "unsqueeze", "view"),
-    )
-)
-"""Methods of tensors whose result is a tensor of the same numbers."""
 
 
 def is_fresh_tensor(place: Place, name: str, but: ast.stmt) -> bool:
@@ -180,10 +170,10 @@ def _is_fresh(value: ast.expr | None) -> bool:
     """``torch.zeros(…)``, on its way to a device or a shape, too."""
     if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
         return False
-    if value.func.attr in _KEEPING:
+    if value.func.attr in SAME_VALUES:
         return _is_fresh(value.func.value)
     of_torch = ast.unparse(value.func.value) == "torch"
-    return of_torch and value.func.attr in _FACTORIES and not _requires(value)
+    return of_torch and value.func.attr in FACTORIES and not _requires(value)
 
 
 def _requires(call: ast.Call) -> bool:
@@ -212,7 +202,6 @@ def _asks_for_gradient(node: ast.AST) -> bool:
     return isinstance(node, ast.Name) and node.id == "Parameter"
 
 
-_TO_PYTHON = frozenset(("item", "float", "int", "len", "bool", "str", "tolist"))
 _OF_TENSORS = frozenset(("T", "data", "device", "dtype", "grad", "grad_fn", "mT", "ndim", "shape"))
 """Attributes that tensors have as well; others are read of objects that a model returns."""
 
@@ -238,7 +227,7 @@ def is_reduction(value: ast.AST | None) -> bool:
 def is_python_number(value: ast.expr, programs: Sequence[Program]) -> bool:
     """Whether a value is no tensor: ``loss.item()``, or a call of what returns nothing else."""
     called = called_name(value)
-    if called in _TO_PYTHON or isinstance(value, ast.Constant):
+    if _returns_number(value):
         return True
     functions = [f for program in programs for f in program.functions(called)]
     returned = [
@@ -248,9 +237,20 @@ def is_python_number(value: ast.expr, programs: Sequence[Program]) -> bool:
         if isinstance(node, ast.Return)
     ]
     return bool(called and returned) and all(
-        one is not None and (called_name(one) in _TO_PYTHON or isinstance(one, ast.Constant))
-        for one in returned
+        one is not None and _returns_number(one) for one in returned
     )
+
+
+def _returns_number(value: ast.expr) -> bool:
+    """Whether an expression is a constant, ``x.item()``, or a builtin's number: ``float(x)``.
+
+    ``x.float()`` is a tensor of another type.
+    """
+    if not isinstance(value, ast.Call):
+        return isinstance(value, ast.Constant)
+    if isinstance(value.func, ast.Attribute):
+        return value.func.attr in TO_NUMBER
+    return called_name(value) in NUMBER_FUNCTIONS | TEXT_FUNCTIONS
 
 
 def last_binding(place: Place, name: ast.Name) -> Place | None:
