@@ -13,9 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from memprof.advice.merging import merged
 from memprof.analysis.findings import Found, Kind, Remedy
-from memprof.analysis.located import not_here
 from memprof.analysis.sites import short_path
 from memprof.analysis.summary import without_remedy
 from memprof.analysis.unseen import is_bare_state
@@ -23,6 +21,8 @@ from memprof.errors import MemprofError
 from memprof.records import Holder, Site
 from memprof.rules.findings import findings
 from memprof.run import DeviceRun, Run
+from memprof.source_code.locate import not_here
+from memprof.source_code.merge_patches import merged
 from memprof.units import format_bytes, format_count, format_percent
 from memprof_cli.sources import opened, source_option
 from memprof_cli.terminal import terminal

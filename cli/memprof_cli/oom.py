@@ -17,8 +17,9 @@ from memprof.analysis.failures import NO_STACKS, Failure
 from memprof.analysis.oom import Cause, PostMortem, post_mortems
 from memprof.analysis.owners import Group as OwnerGroup
 from memprof.analysis.rescues import Rescue
-from memprof.analysis.sites import FrameKind, frame_kind, site_name
+from memprof.analysis.sites import site_name
 from memprof.loading import load
+from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Phase
 from memprof.units import format_bytes, format_count, format_percent
 from memprof_cli.terminal import terminal

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from memprof.analysis.located import located
 from memprof.loading import load
 from memprof.run import Run
+from memprof.source_code.locate import located
 
 __all__ = ["opened", "source_option"]
 

@@ -10,10 +10,11 @@ import numpy.typing as npt
 
 from memprof.analysis.examination import DeviceExamination
 from memprof.analysis.owners import Owners
-from memprof.analysis.sites import FrameKind, Sites, frame_kind, site_name
+from memprof.analysis.sites import Sites, site_name
 from memprof.analysis.timeline import Timeline
 from memprof.analysis.unseen import is_bare_state
 from memprof.run import DeviceRun, Run, Steps
+from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import NOT_RECORDED, Frame, Tables, Trace
 from memprof_dashboards.text import visible
 

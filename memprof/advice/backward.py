@@ -6,12 +6,13 @@ import ast
 from collections.abc import Iterator
 
 from memprof.advice.case import Case, Proposal
-from memprof.advice.flow import flow_from
-from memprof.advice.origin import takes_no_gradient, trains_besides
-from memprof.advice.patch import before, diff, without_keyword, wrapped
-from memprof.advice.safety import goes_backward, is_object, serves_training, survives_call
-from memprof.advice.source import OPTIMIZERS, growing, handed_to, keyword, read_by_itself
-from memprof.analysis.program import (
+from memprof.advice.source_facts import serves_training
+from memprof.analysis.suspicion import Pattern
+from memprof.source_code.call_sites import handed_to
+from memprof.source_code.dataflow import flow_from
+from memprof.source_code.idioms import OPTIMIZERS, growing, keyword, read_by_itself
+from memprof.source_code.patch import before, diff, without_keyword, wrapped
+from memprof.source_code.program import (
     Place,
     Program,
     bound_names,
@@ -19,7 +20,13 @@ from memprof.analysis.program import (
     calls_in,
     loaded_names,
 )
-from memprof.analysis.suspicion import Pattern
+from memprof.source_code.values import (
+    goes_backward,
+    is_object,
+    survives_call,
+    takes_no_gradient,
+    trains_besides,
+)
 from memprof.units import format_bytes
 
 __all__ = ["piled_up", "rules", "under_no_grad"]
@@ -88,7 +95,7 @@ def _learned_later(case: Case, place: Place, argument: ast.expr) -> bool:
     grown = growing(place)
     if grown is not None:
         return goes_backward(place, grown.container, case.everywhere)
-    return not survives_call(case, place, argument, number=False)
+    return not survives_call(place, argument, case.everywhere, number=False)
 
 
 def _called_from(case: Case) -> Place | None:

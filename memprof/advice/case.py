@@ -8,10 +8,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from memprof.advice.source import growing, is_cut_off
 from memprof.analysis.clusters import THROUGH_GRAPH
 from memprof.analysis.findings import Found, Kind
-from memprof.analysis.program import (
+from memprof.analysis.savings import Saving
+from memprof.records import Holder
+from memprof.run import Run
+from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.idioms import growing, is_cut_off
+from memprof.source_code.program import (
     Place,
     Program,
     calls_in,
@@ -19,10 +23,6 @@ from memprof.analysis.program import (
     imported_by,
     program_of,
 )
-from memprof.analysis.savings import Saving
-from memprof.analysis.sites import FrameKind, frame_kind
-from memprof.records import Holder
-from memprof.run import Run
 from memprof.trace import Frame, Phase, Trace
 
 __all__ = ["NO_FIGURE", "Case", "Proposal", "says"]

@@ -6,10 +6,10 @@ import ast
 from collections.abc import Iterator
 
 from memprof.advice.case import Case, Proposal
-from memprof.advice.source import growing, last_name
-from memprof.analysis.program import calls_in
-from memprof.analysis.sites import FrameKind, frame_kind
 from memprof.records import Holder
+from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.idioms import growing, last_name
+from memprof.source_code.program import calls_in
 
 __all__ = ["rules"]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from memprof.advice.callers import handed_over
 from memprof.advice.case import NO_FIGURE, Case, Proposal, says
-from memprof.advice.patch import after, before, diff, replaced
-from memprof.advice.source import (
-    Growing,
+from memprof.advice.source_facts import handed_over
+from memprof.analysis.suspicion import Pattern
+from memprof.records import Holder, Link, breadth
+from memprof.source_code.idioms import (
+    Filling,
     alias_of,
     checks_for_key,
     emptied_by,
@@ -18,9 +19,8 @@ from memprof.advice.source import (
     last_name,
     memoizer,
 )
-from memprof.analysis.program import FUNCTIONS, Place, bound_names
-from memprof.analysis.suspicion import Pattern
-from memprof.records import Holder, Link, breadth
+from memprof.source_code.patch import after, before, diff, replaced
+from memprof.source_code.program import FUNCTIONS, Place, bound_names
 from memprof.units import format_bytes
 
 __all__ = ["rules"]
@@ -232,7 +232,7 @@ def _of_models(case: Case, holder: Holder) -> Place | None:
     return None
 
 
-def _grown(case: Case) -> Iterator[tuple[Holder, Place, Growing]]:
+def _grown(case: Case) -> Iterator[tuple[Holder, Place, Filling]]:
     """Holders with the statement that fills their container."""
     for holder in case.found.holders:
         place = case.place_of(holder)

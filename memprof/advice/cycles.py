@@ -6,11 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from memprof.advice.case import Case, Proposal, says
-from memprof.advice.patch import diff, replaced, with_keyword, wrapped
-from memprof.advice.source import is_autograd_function, keyword
 from memprof.analysis.findings import Kind
-from memprof.analysis.program import FUNCTIONS, Place, bound_names, calls_in, loaded_names
 from memprof.records import Holder
+from memprof.source_code.idioms import is_autograd_function, keyword
+from memprof.source_code.patch import diff, replaced, with_keyword, wrapped
+from memprof.source_code.program import FUNCTIONS, Place, bound_names, calls_in, loaded_names
 
 __all__ = ["rules"]
 

@@ -6,12 +6,12 @@ import ast
 from collections.abc import Iterator
 
 from memprof.advice.case import Case, Proposal, says
-from memprof.advice.patch import diff, replaced
-from memprof.advice.safety import is_raised
-from memprof.advice.source import growing
 from memprof.analysis.lingering import kept_exception
-from memprof.analysis.program import Place, bound_names
 from memprof.analysis.suspicion import Pattern
+from memprof.source_code.idioms import growing
+from memprof.source_code.patch import diff, replaced
+from memprof.source_code.program import Place, bound_names
+from memprof.source_code.values import is_raised
 from memprof.units import format_bytes
 
 __all__ = ["rules"]

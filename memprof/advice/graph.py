@@ -7,30 +7,29 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from memprof.advice.backward import piled_up, under_no_grad
-from memprof.advice.callers import Handed, handed_over
 from memprof.advice.case import Case, Proposal
-from memprof.advice.origin import is_fresh_tensor
-from memprof.advice.patch import diff, wrapped
-from memprof.advice.safety import (
-    goes_backward,
-    is_number,
-    is_object,
-    is_python_number,
-    makes_number,
-    survives_call,
-    used_as_tensor,
-)
-from memprof.advice.source import (
-    accumulated,
+from memprof.advice.source_facts import handed_over, is_number, makes_number
+from memprof.analysis.clusters import THROUGH_GRAPH
+from memprof.analysis.findings import Kind
+from memprof.source_code.call_sites import Handed
+from memprof.source_code.idioms import (
+    accumulation,
     growing,
     is_autograd_function,
     keyword,
     read_by_itself,
     reads_name,
 )
-from memprof.analysis.clusters import THROUGH_GRAPH
-from memprof.analysis.findings import Kind
-from memprof.analysis.program import Place, bound_names, calls_in, loaded_names
+from memprof.source_code.patch import diff, wrapped
+from memprof.source_code.program import Place, bound_names, calls_in, loaded_names
+from memprof.source_code.values import (
+    goes_backward,
+    is_fresh_tensor,
+    is_object,
+    is_python_number,
+    survives_call,
+    used_as_tensor,
+)
 from memprof.units import format_percent
 
 __all__ = ["rules"]
@@ -61,15 +60,16 @@ def _near(case: Case) -> list[Place]:
 def _running_sum(case: Case) -> Iterator[Proposal]:
     """``total = total + loss``."""
     for place in _near(case):
-        value = accumulated(place)
-        if value is None or not (case.graph or case.found.kind is Kind.HOST_GROWTH):
+        added = accumulation(place)
+        if added is None or not (case.graph or case.found.kind is Kind.HOST_GROWTH):
             continue
-        if is_python_number(case, value) or _is_residual(place, value):
+        value = added.value
+        if is_python_number(value, case.everywhere) or _is_residual(place, value):
             continue
         host = case.found.kind is Kind.HOST_GROWTH
         what = "graph nodes in host memory" if host else "every step's activations"
         why = f"The sum hangs on the graph of every `{ast.unparse(value)}` added and keeps {what}"
-        total = ast.unparse(bound_names(place.statement)[0])
+        total = ast.unparse(added.total)
         if goes_backward(place, total, case.everywhere):
             yield Proposal(
                 "detach",
@@ -80,7 +80,7 @@ def _running_sum(case: Case) -> Iterator[Proposal]:
             return
         number = makes_number(case, place)
         number = is_number(case, place, value) if number is None else number
-        plain = number is not False and not used_as_tensor(case, place, total)
+        plain = number is not False and not used_as_tensor(place, total, case.everywhere)
         if plain:
             yield Proposal(
                 "item",
@@ -124,7 +124,7 @@ def _kept_results(case: Case) -> Iterator[Proposal]:
         kept = f"`{grown.container}` keeps `{ast.unparse(value)}`"
         learned = goes_backward(place, grown.container, case.everywhere)
         places = _places_to_cut(case, place, value)
-        tensors = used_as_tensor(case, place, grown.container)
+        tensors = used_as_tensor(place, grown.container, case.everywhere)
         cuts = [cut for cut in _cuts(case) if not (tensors and cut[0] == "item")]
         for (fix, suffix, certainty, why), (where, what) in zip(cuts, places, strict=False):
             number = is_number(case, where, what)
@@ -133,7 +133,7 @@ def _kept_results(case: Case) -> Iterator[Proposal]:
             tensor = _is_plain(what) or (where is place and _takes_tensors(case))
             sure = open_ and tensor and not learned and (fix != "item" or number is True)
             if where is not place:
-                sure = sure and survives_call(case, where, what, number=fix == "item")
+                sure = sure and survives_call(where, what, case.everywhere, number=fix == "item")
             patch = diff(where.program, *wrapped(what, suffix)) if sure else ""
             remains = case.kept_itself if fix == "detach" else 0.0
             sureness = 0.9 if tensors else certainty
@@ -203,7 +203,7 @@ def _history(case: Case) -> Iterator[Proposal]:
         if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or statement.value is None:
             continue
         kept = [t for t in bound_names(statement) if isinstance(t, ast.Attribute)]
-        if not kept or accumulated(place) is not None or is_autograd_function(place):
+        if not kept or accumulation(place) is not None or is_autograd_function(place):
             continue
         if any(read_by_itself(place)):
             continue
@@ -270,8 +270,8 @@ def _carried(case: Case) -> Iterator[Proposal]:
 
 
 def _is_sum(place: Place) -> bool:
-    value = accumulated(place)
-    return value is not None and not _is_residual(place, value)
+    added = accumulation(place)
+    return added is not None and not _is_residual(place, added.value)
 
 
 def _between_steps(case: Case, place: Place, name: str, reads: list[ast.expr]) -> str:

@@ -6,11 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from memprof.advice.case import NO_FIGURE, Case, Proposal
-from memprof.advice.patch import diff, with_keyword, without_keyword
 from memprof.advice.reducer import unviewed, viewed
-from memprof.advice.source import OPTIMIZERS, keyword
-from memprof.analysis.program import Place, bound_names, loaded_names
 from memprof.analysis.suspicion import Pattern
+from memprof.source_code.idioms import OPTIMIZERS, keyword
+from memprof.source_code.patch import diff, with_keyword, without_keyword
+from memprof.source_code.program import Place, bound_names, loaded_names
 from memprof.units import format_bytes
 
 __all__ = ["rules"]

@@ -5,15 +5,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from memprof.advice.callers import Handed, handed_over
 from memprof.advice.case import NO_FIGURE, Case, Proposal, says
-from memprof.advice.origin import values_of
-from memprof.advice.patch import diff, with_keyword, wrapped
-from memprof.advice.source import OPTIMIZERS, growing, last_name
+from memprof.advice.source_facts import handed_over
 from memprof.analysis.clusters import THROUGH_GRAPH
-from memprof.analysis.program import Place, assigned, bound_names, calls_in
 from memprof.analysis.suspicion import Pattern
 from memprof.records import Holder
+from memprof.source_code.call_sites import Handed
+from memprof.source_code.idioms import OPTIMIZERS, growing, last_name
+from memprof.source_code.patch import diff, with_keyword, wrapped
+from memprof.source_code.program import Place, assigned, bound_names, calls_in
+from memprof.source_code.values import values_of
 from memprof.units import format_bytes
 
 __all__ = ["rules"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 
 from memprof.advice.case import Case
-from memprof.advice.patch import diff, with_keyword
-from memprof.advice.source import keyword
-from memprof.analysis.program import Place, Program, bound_names, calls_in
+from memprof.source_code.idioms import keyword
+from memprof.source_code.patch import diff, with_keyword
+from memprof.source_code.program import Place, Program, bound_names, calls_in
 
 __all__ = ["unviewed", "viewed"]
 

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from memprof.analysis.failures import Failure
 from memprof.analysis.owners import Group
-from memprof.analysis.sites import NO_SITE, FrameKind, frame_kind, site_name
+from memprof.analysis.sites import NO_SITE, site_name
+from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import EMPTY, Frame
 from memprof.units import format_bytes, format_count
 

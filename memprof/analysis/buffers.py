@@ -7,9 +7,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memprof.analysis.program import Place, Program, bound_names, calls_in, loaded_names, place_of
 from memprof.analysis.scene import Scene
 from memprof.analysis.suspicion import Pattern, Suspicion
+from memprof.source_code.program import (
+    Place,
+    Program,
+    bound_names,
+    calls_in,
+    loaded_names,
+    place_of,
+)
 from memprof.trace import Category
 
 __all__ = ["large_buffers"]

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memprof.analysis.large import grows_by_copy
-from memprof.analysis.program import calls_in, place_of
 from memprof.analysis.savings import Cuts, Saving
 from memprof.analysis.scene import Bools, Ints, Scene
 from memprof.analysis.suspicion import Pattern, Suspicion
+from memprof.source_code.idioms import enlarged_copy
+from memprof.source_code.program import calls_in, place_of
+from memprof.source_code.verbs import JOINING
 from memprof.trace import Category
 
 __all__ = ["doubled"]
 
-_JOINING = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
 _LEAST_JOINED = 0.1
 """Share of the peak that the joined tensor has."""
 _FEWEST_PARTS = 3
@@ -68,9 +68,9 @@ def _joined(scene: Scene) -> Iterator[Suspicion]:
 
 def _joins(scene: Scene, row: int) -> bool:
     place = place_of(scene.frame_of(row))
-    if place is None or grows_by_copy(place.statement):
+    if place is None or enlarged_copy(place.statement):
         return False
-    return bool(calls_in(place.statement, *_JOINING))
+    return bool(calls_in(place.statement, *JOINING))
 
 
 def _parts(scene: Scene, row: int) -> Ints:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memprof.analysis.program import Place, Program, called_name, loaded_names
 from memprof.analysis.scene import Bools, Ints, Scene
 from memprof.analysis.suspicion import Pattern, Suspicion
+from memprof.source_code.program import Place, Program, called_name, loaded_names
 from memprof.trace import Category, Phase
 
 __all__ = ["frozen"]

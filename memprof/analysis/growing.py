@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.analysis.growth import WARM_UP, Rise, floor, rise
-from memprof.analysis.sites import NO_SITE, FrameKind, frame_kind, sites
+from memprof.analysis.sites import NO_SITE, sites
 from memprof.analysis.survival import Survival
+from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import EMPTY, Category, Frame, Tables
 
 __all__ = ["AGE", "Growing", "growing"]

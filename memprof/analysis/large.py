@@ -9,12 +9,14 @@ from itertools import takewhile
 
 import numpy as np
 
-from memprof.analysis.program import Place, bound_names, called_name, calls_in, place_of
 from memprof.analysis.scene import Bools, Ints, Scene
 from memprof.analysis.suspicion import Pattern, Suspicion
+from memprof.source_code.idioms import enlarged_copy
+from memprof.source_code.program import Place, called_name, calls_in, place_of
+from memprof.source_code.verbs import CONVERTING, REPEATING
 from memprof.trace import Category, Phase
 
-__all__ = ["grows_by_copy", "large"]
+__all__ = ["large"]
 
 _LARGE = 0.2
 _LEAST_ONE = 0.1
@@ -26,11 +28,7 @@ _ELEMENTWISE = re.compile(
 )
 _AFTERWARDS = (Phase.BACKWARD, Phase.OPTIMIZER)
 """No line of the program combines anything there; its stack may end in one that does, besides."""
-_CONCATENATING = ("cat", "concat", "concatenate", "vstack", "hstack")
-_NAMED = (ast.Name, ast.Attribute, ast.Subscript)
 _PRODUCTS = ("matmul", "bmm", "baddbmm", "mm", "einsum")
-_REPEATING = ("repeat", "repeat_interleave", "tile")
-_CONVERTING = ("float", "double", "to", "type")
 _COMPUTING = ("softmax", "log_softmax", "cross_entropy")
 _SHORT = re.compile(r"autocast|bfloat16|bf16|float16|fp16|\.half\(")
 
@@ -112,12 +110,12 @@ def _statement(scene: Scene, row: int) -> Place | None:
 
 
 def _kind_of_large(scene: Scene, row: int, place: Place | None) -> tuple[Pattern, float, str]:
-    if place is not None and grows_by_copy(place.statement):
+    if place is not None and enlarged_copy(place.statement):
         return Pattern.GROWN_BY_COPY, 0.7, "are copied into a larger tensor again and again"
     side = _outer_product(scene, row, place)
     if side:
         return Pattern.BROADCAST, 0.8, f"come of broadcasting {side} values against {side}"
-    if place is not None and calls_in(place.statement, *_REPEATING):
+    if place is not None and calls_in(place.statement, *REPEATING):
         return Pattern.REPEATED, 0.5, "come of repeating a smaller tensor"
     narrow = _half_as_large(scene, row) and not _is_made_by_a_module(scene, row)
     if narrow and place is not None and _widens(scene, place):
@@ -131,7 +129,7 @@ def _widens(scene: Scene, place: Place) -> bool:
     A softmax that is twice as large as some other tensor is else that by chance.
     """
     calls = calls_in(place.statement, *_COMPUTING)
-    if calls_in(place.statement, *_CONVERTING) or any(
+    if calls_in(place.statement, *CONVERTING) or any(
         k.arg == "dtype" for c in calls for k in c.keywords
     ):
         return True
@@ -141,7 +139,7 @@ def _widens(scene: Scene, place: Place) -> bool:
 def _repeating(scene: Scene) -> Bools:
     """Per site: whether its statement repeats a tensor."""
     places = [place_of(frame) for frame in scene.seen.owners.sites.frames]
-    found = [p is not None and bool(calls_in(p.statement, *_REPEATING)) for p in places]
+    found = [p is not None and bool(calls_in(p.statement, *REPEATING)) for p in places]
     return np.array(found, dtype=bool)
 
 
@@ -150,16 +148,6 @@ def _is_made_by_a_module(scene: Scene, row: int) -> bool:
     line = scene.frame_of(row)
     inside = takewhile(lambda frame: frame != line, scene.stack(row))
     return any("_call_impl" in frame.name for frame in inside)
-
-
-def grows_by_copy(statement: ast.stmt) -> bool:
-    """Whether a statement enlarges what it copies: ``x = torch.cat((x, new))``."""
-    targets = {ast.unparse(t) for t in bound_names(statement)}
-    for call in calls_in(statement, *_CONCATENATING):
-        read = {ast.unparse(n) for n in ast.walk(call) if isinstance(n, _NAMED)}
-        if targets & read:
-            return True
-    return False
 
 
 def _outer_product(scene: Scene, row: int, place: Place | None) -> int:

@@ -25,11 +25,12 @@ from memprof.analysis.cycles import Collected, collected, freed_by_collector
 from memprof.analysis.findings import Evidence, Found, Kind, Series
 from memprof.analysis.growing import Growing, growing
 from memprof.analysis.owners import CATEGORY_NAMES
-from memprof.analysis.program import code_of
-from memprof.analysis.sites import NO_SITE, FrameKind, frame_kind, site_name, sites
+from memprof.analysis.sites import NO_SITE, site_name, sites
 from memprof.analysis.survival import Survival, survival
 from memprof.records import Holder, Site
 from memprof.run import DeviceRun, Run
+from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.program import code_of
 from memprof.trace import Category, Frame, Phase
 from memprof.units import format_bytes
 

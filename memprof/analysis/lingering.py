@@ -8,17 +8,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.analysis.bindings import STORING, Binding, binding_of, handed_on
-from memprof.analysis.program import (
+from memprof.analysis.savings import Saving
+from memprof.analysis.scene import Bools, Ints, Scene
+from memprof.analysis.suspicion import Pattern, Suspicion
+from memprof.source_code.bindings import Binding, binding_of, handed_on
+from memprof.source_code.program import (
     FUNCTIONS,
     bound_names,
     calls_in,
     loaded_names,
     place_of,
 )
-from memprof.analysis.savings import Saving
-from memprof.analysis.scene import Bools, Ints, Scene
-from memprof.analysis.suspicion import Pattern, Suspicion
+from memprof.source_code.verbs import FILLING
 from memprof.trace import Category, Frame, Phase
 
 __all__ = ["kept_exception", "lingering", "successors"]
@@ -179,7 +180,7 @@ def _stores_exception(handler: ast.ExceptHandler) -> ast.stmt | None:
                 continue
             values = [statement.value]
             if isinstance(statement, ast.Expr):  # errors.append(error)
-                kept = calls_in(statement, *STORING)
+                kept = calls_in(statement, *FILLING)
                 values = [argument for call in kept for argument in call.args]
             if any(_is_exception(value, handler.name) for value in values):
                 return statement

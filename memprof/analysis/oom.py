@@ -19,11 +19,12 @@ from memprof.analysis.leftovers import Moment, left_behind, main_site
 from memprof.analysis.owners import Group, top
 from memprof.analysis.repacking import Layout, idle_bytes, layouts
 from memprof.analysis.rescues import Rescues, rescues
-from memprof.analysis.sites import NO_SITE, FrameKind, frame_kind, site_name
+from memprof.analysis.sites import NO_SITE, site_name
 from memprof.analysis.steps import Growth, growth
 from memprof.analysis.whatif import OUTSIDE_TORCH
 from memprof.errors import MissingError
 from memprof.run import Run
+from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Frame
 from memprof.units import format_bytes, format_count
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memprof.analysis.gradmode import without_gradients
 from memprof.analysis.savings import Cuts
 from memprof.analysis.scene import Bools, Ints, Scene
 from memprof.analysis.suspicion import Pattern, Suspicion
+from memprof.source_code.grad_mode import without_gradients
 from memprof.trace import Action, Category, Phase
 
 __all__ = ["passes"]

@@ -9,7 +9,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memprof.analysis.program import (
+from memprof.analysis.rearranged import block_names, checkpointed, one_at_a_time
+from memprof.analysis.scene import Bools, Ints, Scene
+from memprof.analysis.suspicion import Pattern, Suspicion
+from memprof.source_code.idioms import added_by, filling, is_partly_cut
+from memprof.source_code.program import (
     FUNCTIONS,
     Place,
     bound_names,
@@ -18,9 +22,6 @@ from memprof.analysis.program import (
     place_of,
     root_name,
 )
-from memprof.analysis.rearranged import block_names, checkpointed, one_at_a_time
-from memprof.analysis.scene import Bools, Ints, Scene
-from memprof.analysis.suspicion import Pattern, Suspicion
 from memprof.trace import Action, Category, Frame, Phase
 
 __all__ = ["peaks", "retried"]
@@ -220,7 +221,7 @@ def _sum_of_losses(place: Place) -> Place | None:
         return None
     started = _flows_into_backward(place.scope, loop.end_lineno or 0)
     for statement in ast.walk(loop):
-        if isinstance(statement, ast.stmt) and _accumulated(statement) in started:
+        if isinstance(statement, ast.stmt) and _collecting(statement) in started:
             return place.program.place(statement)
     return None
 
@@ -245,9 +246,8 @@ def _goes_on(place: Place, loop: ast.AST) -> bool:
 
 def _added(statement: ast.stmt) -> ast.AST:
     """``loss(x)`` of ``total = total + loss(x)``; any other statement as it is."""
-    if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.BinOp):
-        return statement.value.right if _accumulated(statement) else statement
-    return statement
+    added = added_by(statement) if isinstance(statement, ast.Assign) else None
+    return added.value if added is not None and _collecting(statement) else statement
 
 
 def _flows_into_backward(scope: ast.AST, line: int) -> set[str]:
@@ -264,19 +264,20 @@ def _flows_into_backward(scope: ast.AST, line: int) -> set[str]:
     return names
 
 
-def _accumulated(statement: ast.stmt) -> str:
-    """``total`` of ``total = total + loss`` or ``total += loss``; what ``.append`` appends to."""
-    if calls_in(statement, "item", "float", "tolist", "detach"):
-        return ""  # a number, without a graph
-    if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add):
-        return "" if isinstance(statement.value, ast.Constant) else root_name(statement.target)
-    if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.BinOp):
-        targets = [ast.unparse(t) for t in bound_names(statement)]
-        left = ast.unparse(statement.value.left)
-        return left if left in targets else ""
-    if isinstance(statement, ast.Expr):
-        return next((root_name(call.func) for call in calls_in(statement, "append")), "")
-    return ""
+def _collecting(statement: ast.stmt) -> str:
+    """``total`` of ``total += loss``, ``losses`` of ``losses.append(loss)``; else empty.
+
+    Empty as well where numbers without a graph are added.
+    """
+    if isinstance(statement, (ast.For, ast.AsyncFor, ast.While, ast.If, ast.With, ast.Try)):
+        return ""  # what stands in its body is looked at by itself
+    added, filled = added_by(statement), filling(statement)
+    if added is not None:
+        plain = isinstance(added.value, ast.Constant) or is_partly_cut(added.value)
+        return "" if plain else root_name(added.total)
+    if filled is None or filled.keyed or any(map(is_partly_cut, filled.values)):
+        return ""
+    return filled.container.partition(".")[0].partition("[")[0]
 
 
 def _repeated_blocks(scene: Scene) -> Iterator[Suspicion]:

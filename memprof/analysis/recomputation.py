@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.analysis.leftovers import Moment
-from memprof.analysis.sites import FrameKind, frame_kind, short_path
+from memprof.analysis.sites import short_path
+from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Category, Frame, Phase
 
 __all__ = ["Unit", "recomputable"]

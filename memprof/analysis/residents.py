@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memprof.analysis.bindings import binding_of
-from memprof.analysis.program import Program
 from memprof.analysis.savings import Saving
 from memprof.analysis.scene import Bools, Ints, Scene
 from memprof.analysis.suspicion import Pattern, Suspicion
+from memprof.source_code.bindings import binding_of
+from memprof.source_code.program import Program
 from memprof.trace import Category, Phase
 
 __all__ = ["residents"]

@@ -14,12 +14,12 @@ import numpy.typing as npt
 from memprof.analysis.examination import WindowExamination
 from memprof.analysis.lifetimes import Lifetimes
 from memprof.analysis.owners import OWNED
-from memprof.analysis.program import Program, code_of, program_of
 from memprof.analysis.savings import Cuts, Saving, replayed
-from memprof.analysis.sites import FrameKind, frame_kind
 from memprof.analysis.steps import step_of_event
 from memprof.analysis.timeline import Peak
 from memprof.records import Site
+from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.program import Program, code_of, program_of
 from memprof.trace import Frame, Phase, Trace
 
 __all__ = ["Bools", "Ints", "Scene"]

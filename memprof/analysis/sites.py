@@ -5,30 +5,20 @@ Only names and paths are looked at, so stacks recorded on another machine or sys
 
 from __future__ import annotations
 
-import enum
 import re
-import sys
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
+from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Frame, Tables
 
-__all__ = ["NO_SITE", "FrameKind", "Sites", "frame_kind", "short_path", "site_name", "sites"]
+__all__ = ["NO_SITE", "Sites", "short_path", "site_name", "sites"]
 
 NO_SITE = Frame("", "", 0)
 """The site of an event whose stack was not recorded."""
 
-_PACKAGES = re.compile(r"/(?:site|dist)-packages/([^/]+)")
-_STDLIB = re.compile(r"/lib(?:64)?/python\d[^/]*/(?!site-packages|dist-packages)")
-_WINDOWS_STDLIB = re.compile(r"/[Ll]ib/([A-Za-z_]\w*)(?:\.py$|/)")
-_TORCH_TREE = re.compile(r"/torch/(?:[a-z_]+/)*_?[a-z]\w*\.py$")
-_OWN = re.compile(
-    r"/memprof/(?:launch|tracker|autostart|sampler|holding/\w+|sources/\w+|testing/\w+)\.py$|/memprof_cli/"
-)
-_NATIVE_FILE = re.compile(r"\.(?:cpp|cc|cxx|c|cu|cuh|h|hpp|inc|S|o|so[.\d]*)$")
 _NATIVE_NOISE = re.compile(
     r"unwind|CapturedTraceback|gather_with_cpp|CachingAllocator|::malloc|raw_alloc|"
     r"^c10::|StorageImpl|at::detail::empty|empty_generic|_empty_|empty_cuda|empty_strided|"
@@ -39,44 +29,6 @@ _NATIVE_TELLING = re.compile(r"^torch::autograd::generated::\w+::|^at::_ops::\w+
 _ARGUMENTS = re.compile(r"\((?!anonymous).*$")
 _EXECUTED = "<string>"
 """Text given to `exec` (and what dataclasses make): the line that runs it can be read."""
-_HIDDEN = ("<frozen ", "<__array_function__")
-
-
-class FrameKind(enum.IntEnum):
-    """How near a frame is to the person who reads the report; higher is nearer."""
-
-    HIDDEN = 0
-    """Import machinery and memprof itself."""
-    NATIVE = 1
-    """C++ and CUDA."""
-    STDLIB = 2
-    TORCH = 3
-    LIBRARY = 4
-    """Another installed package."""
-    USER = 5
-
-
-@lru_cache(maxsize=65536)
-def frame_kind(filename: str) -> FrameKind:
-    """What kind of code a file is, by its path alone."""
-    path = filename.replace("\\", "/")
-    if not path or path == "??" or _NATIVE_FILE.search(path):
-        return FrameKind.NATIVE
-    if path.startswith(_HIDDEN) or _OWN.search(path):
-        return FrameKind.HIDDEN
-    package = _PACKAGES.search(path)
-    if package:
-        return FrameKind.TORCH if package[1] in ("torch", "functorch") else FrameKind.LIBRARY
-    if path.startswith("<eval_with_key>") or "/torchinductor_" in path or _TORCH_TREE.search(path):
-        return FrameKind.TORCH
-    return FrameKind.STDLIB if _is_stdlib(path) else FrameKind.USER
-
-
-def _is_stdlib(path: str) -> bool:
-    if _STDLIB.search(path):
-        return True
-    windows = _WINDOWS_STDLIB.search(path)
-    return windows is not None and windows[1] in sys.stdlib_module_names
 
 
 @dataclass(frozen=True, slots=True, eq=False)

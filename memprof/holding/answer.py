@@ -13,7 +13,6 @@ from memprof.errors import SettingsError
 from memprof.holding.arrays import held_by_arrays
 from memprof.holding.autograd import is_tensor_type, plain_torch
 from memprof.holding.chains import holder_of, score
-from memprof.holding.filesread import reading_until
 from memprof.holding.garbage import Unreached
 from memprof.holding.heap import Deadline
 from memprof.holding.kinds import LinkKind, link
@@ -25,6 +24,7 @@ from memprof.holding.targets import BlockIndex, Targets, storage_key
 from memprof.holding.tidying import tidy
 from memprof.holding.unowned import with_what_is_known
 from memprof.records import Holder, Link
+from memprof.source_code.find_line import reading_until
 from memprof.sources.places import Block, PlaceOf, place_of
 from memprof.sources.programfiles import is_user_file
 
@@ -137,7 +137,7 @@ def _holders_of(search: Search, keys: Iterable[int], limit: int) -> dict[int, tu
     kept = {key: search.references.get(key, []) for key in keys}
     search.resolve(one for references in kept.values() for one in references)
     files = user_files()
-    with reading_until(search.deadline.later(_FOR_LINES)):
+    with reading_until(search.deadline.later(_FOR_LINES).check):
         return _named_holders(search, kept, naming, limit, files)
 
 

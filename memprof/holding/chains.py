@@ -9,7 +9,9 @@ import msgspec
 
 from memprof.holding.kinds import LinkKind, is_field, most_telling
 from memprof.holding.roots import source_line
-from memprof.holding.source import (
+from memprof.holding.words import describe
+from memprof.records import Holder, Link, breadth
+from memprof.source_code.find_line import (
     assigned_in_class,
     assigned_in_function,
     called_at,
@@ -19,8 +21,6 @@ from memprof.holding.source import (
     passed_at,
     saved_at,
 )
-from memprof.holding.words import describe
-from memprof.records import Holder, Link, breadth
 from memprof.sources.programfiles import is_user_file
 
 __all__ = ["holder_of", "score"]

@@ -20,7 +20,6 @@ from typing import Any
 from memprof.holding.answer import best_holders, keys_of, root_links, user_files, view_link
 from memprof.holding.autograd import is_symbolic, plain_torch
 from memprof.holding.chains import score
-from memprof.holding.filesread import reading_until
 from memprof.holding.heap import CHUNK, Deadline, addresses
 from memprof.holding.kinds import LinkKind, link
 from memprof.holding.naming import Naming
@@ -30,6 +29,7 @@ from memprof.holding.targets import BlockIndex, Targets
 from memprof.holding.tidying import tidy
 from memprof.holding.unowned import with_what_is_known
 from memprof.records import Holder, Link
+from memprof.source_code.find_line import reading_until
 from memprof.sources.places import Block, PlaceOf, place_of
 
 __all__ = ["Climb"]
@@ -202,7 +202,7 @@ class Climb:
 
     def _answer(self, moment: _Moment) -> None:
         naming, files = Naming(), user_files()
-        with reading_until(Deadline(_FOR_LINES_S)):
+        with reading_until(Deadline(_FOR_LINES_S).check):
             for target, key in self._targets.items():
                 chains = []
                 for way in self._ways(key):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memprof.holding.kinds import LinkKind, link
-from memprof.holding.source import registered_at
 from memprof.records import Link
+from memprof.source_code.find_line import registered_at
 
 __all__ = ["tidy"]
 

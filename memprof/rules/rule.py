@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from memprof.advice.case import Case
 from memprof.analysis.findings import Kind
-from memprof.analysis.program import Place
 from memprof.analysis.savings import Saving
 from memprof.analysis.scene import Scene
+from memprof.source_code.program import Place
 
 __all__ = ["EVERY_OTHER", "Advice", "Match", "WasteRule"]
 

@@ -8,8 +8,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from memprof.holding.search import quiet
-from memprof.holding.source import may_stop_growing
 from memprof.records import Finding, Holder, breadth
+from memprof.source_code.find_line import may_stop_growing
 from memprof.sources.places import PlaceOf, place_of
 from memprof.survivors.graphs import GraphGrowth, longest_graph
 from memprof.survivors.searches import Quarry, Searches, outline

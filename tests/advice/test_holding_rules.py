@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import os
 
 import pytest
 
-from memprof.advice.source import accumulated, growing
 from memprof.analysis.findings import Kind
-from memprof.analysis.program import program_of
 from memprof.records import Link
 from tests.advice.bench import LOOP, Bench, fixes
 
@@ -132,37 +129,6 @@ def test_a_cycle_is_told_by_two_of_its_links(bench):
         "break_cycle": "callback.trainer = self",
         "weakref": "self.callbacks = callbacks",
     }
-
-
-@pytest.mark.parametrize(
-    ("statement", "container", "values", "keyed"),
-    [
-        ("kept += [x]", "kept", ["x"], False),
-        ("self.kept = self.kept + [x]", "self.kept", ["x"], False),
-        ("self.kept = [*self.kept, x]", "self.kept", ["x"], False),
-        ("kept[len(kept):] = [x]", "kept", ["x"], False),
-        ("kept.update({name: x})", "kept", ["x"], True),
-        ("kept.update(dict(zip(names, x)))", "kept", ["dict(zip(names, x))"], True),
-    ],
-)
-def test_a_container_grows_in_many_ways(statement, container, values, keyed, tmp_path):
-    file = tmp_path / "grown.py"
-    file.write_text(statement)
-    place = program_of(str(file)).at(1)
-    found = growing(place)
-    assert (found.container, [ast.unparse(v) for v in found.values], found.keyed) == (
-        container,
-        values,
-        keyed,
-    )
-    assert accumulated(place) is None
-
-
-@pytest.mark.parametrize("statement", ["meter.update(x)", "total = total + x", "a = [b, x]"])
-def test_what_only_looks_like_a_container_does_not_grow(statement, tmp_path):
-    file = tmp_path / "plain.py"
-    file.write_text(statement)
-    assert growing(program_of(str(file)).at(1)) is None
 
 
 METACLASS = """\

@@ -181,8 +181,4 @@ def _stem(case: str) -> str:
 
 
 def _patterns(found: tuple[Found, ...], fix: str) -> set[object]:
-    return {
-        one.rule
-        for one in found
-        if any(r.fix == fix and r.patch for r in one.remedies)
-    }
+    return {one.rule for one in found if any(r.fix == fix and r.patch for r in one.remedies)}

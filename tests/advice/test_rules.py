@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from memprof.advice.source import growing, is_cut_off
 from memprof.advice.vocabulary import FIXES
 from memprof.analysis.findings import Kind
-from memprof.analysis.program import program_of
 from memprof.records import Holder, Link
 from tests.advice.bench import LOOP, Bench, fixes
 
@@ -211,27 +209,6 @@ def test_a_line_that_is_no_whole_statement_is_not_advised_on_without_its_file(be
     bench.file.unlink()
     bench.lines = ["append"]
     assert fixes(bench.advise("append", holder)) == ["del_ref"]
-
-
-@pytest.mark.parametrize(
-    ("value", "cut_off"),
-    [
-        ("x.mean().detach()", True),
-        ("x.detach().clone()", True),
-        ("loss.item()", True),
-        ("x.data", True),
-        ("x.detach()[0]", True),
-        ("kept", True),
-        ("both", False),
-        ("x.detach().mul(w)", False),
-        ("net(x.detach())", False),
-        ("x", False),
-    ],
-)
-def test_what_has_no_graph_by_its_own_words(bench, value, cut_off):
-    text = f"def step(x, w):\n    kept = x.detach()\n    both = w\n    both = x.detach()\n    a.append({value})\n"
-    place = program_of(str(bench.write(text).file)).at(5)
-    assert is_cut_off(place, growing(place).values[-1]) is cut_off
 
 
 def test_a_tensor_that_is_detached_where_it_is_kept_is_not_to_be_detached(bench):

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from memprof.advice.patch import diff, with_keyword
-from memprof.advice.safety import goes_backward, is_object, is_raised
 from memprof.analysis.findings import Evidence, Found, Kind
-from memprof.analysis.program import calls_in, program_of
 from memprof.analysis.scene import site_at
 from memprof.loading import load
 from memprof.records import Holder, Link
 from memprof.rules.remedies import advise
+from memprof.source_code.patch import diff, with_keyword
+from memprof.source_code.program import calls_in, program_of
+from memprof.source_code.values import goes_backward, is_object, is_raised
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Frame, Phase
 

@@ -4,9 +4,9 @@ import pytest
 
 from memprof.analysis.examination import examine
 from memprof.analysis.findings import Kind
-from memprof.analysis.gradmode import without_gradients
 from memprof.loading import load
 from memprof.rules.wasted import waste_of
+from memprof.source_code.grad_mode import without_gradients
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Category, Frame, Phase
 
@@ -231,9 +231,7 @@ def test_the_cache_emptied_in_every_step_is_flagged_where_the_allocator_is_real(
         trace.alloc(8 * MIB, f"x{step}", stack=(TRAIN,)).free(f"x{step}").empty_cache()
     write_run(tmp_path / "run.json", trace.build())
     (found,) = [
-        one
-        for one in waste_of(examine(load(tmp_path / "run.json")))
-        if one.rule == "cache-emptied"
+        one for one in waste_of(examine(load(tmp_path / "run.json"))) if one.rule == "cache-emptied"
     ]
     assert found.kind is Kind.WASTE
     assert found.bytes == 8 * MIB

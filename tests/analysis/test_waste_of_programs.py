@@ -368,3 +368,45 @@ def test_a_softmax_twice_as_large_as_another_tensor_widens_none_by_itself(line, 
         program.alloc(4 * MIB, f"att{step}", "att =")
         program.free(f"att{step}", f"half{step}")
     assert (program.found("upcast") is not None) is upcast
+
+
+PARTS = """\
+def main():
+    for batch in data:
+        total = start()
+        for part in batch:
+            loss = net(part)
+            {add}
+        {start}.backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("add", "start", "summed"),
+    [
+        ("total = total + loss", "total", True),
+        ("total = loss + total", "total", True),
+        ("total -= loss", "total", True),
+        ("total += [loss]", "sum(total)", True),
+        ("total.append(loss)", "sum(total)", True),
+        ("total.push(loss)", "sum(total)", True),
+        ("total = total + loss.float()", "total", True),
+        ("total = total + float(loss)", "total", False),
+        ("total = total + loss.item()", "total", False),
+        ("pass  # total = total + loss", "total", False),
+    ],
+)
+def test_a_sum_of_losses_is_found_however_it_is_written(add, start, summed, tmp_path):
+    program = Program(tmp_path, PARTS.format(add=add, start=start))
+    for step in range(STEPS):
+        names = []
+        for part in range(3):
+            for module in "ab":
+                program.label(step, Phase.FORWARD, f"Net.{module}")
+                names.append(f"{module}{part}.{step}")
+                inner = (Frame("forward", f"/venv/site-packages/{module}.py", 1),)
+                program.alloc(MIB, names[-1], "loss =", Category.ACTIVATION, inner=inner)
+        program.label(step, Phase.BACKWARD)
+        program.free(*names)
+    found = program.found("summed_losses")
+    assert (found is not None and "sum_line" in found.evidence.facts) is summed

@@ -9,15 +9,15 @@ import subprocess
 import pytest
 from click.testing import CliRunner
 
-from memprof.advice.patch import diff, replaced
 from memprof.analysis.examination import examine
 from memprof.analysis.findings import Found, Kind, Remedy
-from memprof.analysis.program import program_of
 from memprof.analysis.summary import summarize
 from memprof.errors import MemprofError
 from memprof.loading import load
 from memprof.records import Site
 from memprof.rules.findings import findings
+from memprof.source_code.patch import diff, replaced
+from memprof.source_code.program import program_of
 from memprof.testing import TraceBuilder, save_snapshot, segments_only, snapshot, write_run
 from memprof.trace import Frame
 from memprof_cli.leaks import command

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from memprof.holding import filesread, find_holders, garbage, holders
-from memprof.holding.filesread import forget, index_of, reading_until
+from memprof.holding import find_holders, garbage, holders
 from memprof.holding.heap import Deadline
-from memprof.holding.sourceindex import Index, read_index
+from memprof.source_code import find_line
+from memprof.source_code.find_line import forget, index_of, reading_until
+from memprof.source_code.line_index import Index, read_index
 
 KEPT: dict[str, object] = {}
 ENDED_EARLY = "the search ended before it found an owner"
@@ -48,7 +49,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(filename)
         return read_index(filename)
 
-    monkeypatch.setattr(filesread, "read_index", counted)
+    monkeypatch.setattr(find_line, "read_index", counted)
     return names
 
 
@@ -72,7 +73,7 @@ def test_no_file_is_read_when_the_time_is_over_but_known_ones_are_used(
     files: list[str], read: list[str]
 ) -> None:
     index_of(files[0])
-    with reading_until(Deadline(0.0)):
+    with reading_until(Deadline(0.0).check):
         assert index_of(files[0]).filled["kept"]
         assert index_of(files[1]).filled == {}
     assert read == files[:1]

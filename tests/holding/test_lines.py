@@ -18,16 +18,16 @@ import torch
 from torch import nn
 
 from memprof.holding import find_holders, holders
-from memprof.holding.filesread import forget
 from memprof.holding.heap import Deadline
-from memprof.holding.source import (
+from memprof.records import Holder
+from memprof.source_code.find_line import (
     assigned_in_function,
     called_at,
     filled_at,
+    forget,
     grown_at,
     passed_at,
 )
-from memprof.records import Holder
 from tests.holding.marks import reads_saved
 
 KEPT: dict[str, object] = {}

@@ -9,6 +9,15 @@ import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from memprof.source_code.verbs import (
+    FILLING,
+    NUMBER_FUNCTIONS,
+    TAKING,
+    TEXT_FUNCTIONS,
+    TO_NUMBER,
+    VIEWING,
+)
+
 __all__ = [
     "EMPTIED",
     "FILLED",
@@ -19,31 +28,9 @@ __all__ = [
     "read_index",
 ]
 
-_GROWING = frozenset(
-    [
-        "append",
-        "appendleft",
-        "add",
-        "extend",
-        "extendleft",
-        "update",
-        "insert",
-        "setdefault",
-        "put",
-        "put_nowait",
-        "push",
-    ]
-)
-_PARTS = frozenset(
-    ["chunk", "diagonal", "narrow", "select", "split", "tensor_split", "unbind", "unfold"]
-)
-"""Functions that take a part of a tensor without copying it."""
-_TAKING = frozenset(
-    ["pop", "popleft", "popitem", "clear", "remove", "discard", "get", "get_nowait"]
-)
-"""Methods that take something out, or ask first whether it is there."""
-_TO_NUMBER = frozenset(["item", "tolist", "numpy", "cpu"])
-_PLAIN = frozenset(["float", "int", "str", "len", "repr"])
+_OFF_DEVICE = TO_NUMBER | {"cpu", "numpy"}
+"""Methods whose result is no tensor of the device."""
+_PLAIN = NUMBER_FUNCTIONS | TEXT_FUNCTIONS
 _MAX_CHARS = 400_000
 """Longer files are not read: a million characters take some three seconds."""
 FILLED, _ASSIGNED, _IN_INIT, EMPTIED = range(4)  # how telling a line is: the lowest wins
@@ -272,7 +259,7 @@ class _Reader:
             self._fill("." + name, rank, node.lineno, value, place)
         if not isinstance(node.func, ast.Attribute):
             return
-        if called in _GROWING:
+        if called in FILLING:
             first = node.args[-1] if node.args else None
             self._fill(_name(node.func.value), FILLED, node.lineno, first, place)
         if called == "save_for_backward":
@@ -309,7 +296,7 @@ def _attribute_set(node: ast.Call, called: str) -> tuple[str, ast.expr | None]:
 def _looked_after(node: ast.AST) -> Iterator[ast.AST]:
     """Containers that a node takes from, counts, shortens or searches for a key."""
     if isinstance(node, ast.Call):
-        if isinstance(node.func, ast.Attribute) and node.func.attr in _TAKING:
+        if isinstance(node.func, ast.Attribute) and node.func.attr in TAKING:
             yield node.func.value
     elif isinstance(node, ast.Delete):
         yield from (t.value for t in node.targets if isinstance(t, ast.Subscript))
@@ -376,7 +363,7 @@ def _is_part(value: ast.expr | None) -> bool:
     """Whether an expression is a part of a tensor: ``x[0]``, ``x.split(2)``."""
     called = value.func if isinstance(value, ast.Call) else None
     return isinstance(value, ast.Subscript) or (
-        isinstance(called, ast.Attribute) and called.attr in _PARTS
+        isinstance(called, ast.Attribute) and called.attr in VIEWING
     )
 
 
@@ -384,7 +371,7 @@ def _is_number(value: ast.expr) -> bool:
     """Whether an expression surely holds no device tensor: ``x.item()``, ``float(x)``, a string."""
     if isinstance(value, ast.Call):
         if isinstance(value.func, ast.Attribute):
-            return value.func.attr in _TO_NUMBER
+            return value.func.attr in _OFF_DEVICE
         return isinstance(value.func, ast.Name) and value.func.id in _PLAIN
     return isinstance(value, (ast.JoinedStr, ast.Constant))
 

@@ -1,12 +1,13 @@
-"""What the program says that a value is made of: where it is sure, and only there."""
+"""What a value is made of and what the program does with it: where the source is sure."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
 
-from memprof.advice.source import OPTIMIZERS, is_cut_off, keyword
-from memprof.analysis.program import (
+from memprof.source_code.dataflow import flow_into, flow_of
+from memprof.source_code.idioms import OPTIMIZERS, is_cut_off, keyword
+from memprof.source_code.program import (
     FUNCTIONS,
     Place,
     Program,
@@ -15,25 +16,29 @@ from memprof.analysis.program import (
     called_name,
     calls_in,
 )
-
-__all__ = ["is_fresh_tensor", "takes_no_gradient", "trains_besides", "values_of"]
-
-_FACTORIES = frozenset(
-    (
-        *("arange", "as_tensor", "empty", "empty_like", "eye", "from_numpy", "full", "full_like"),
-        *("linspace", "ones", "ones_like", "rand", "rand_like", "randint", "randn", "randn_like"),
-        *("randperm", "tensor", "zeros", "zeros_like"),
-    )
+from memprof.source_code.verbs import (
+    FACTORIES,
+    NUMBER_FUNCTIONS,
+    SAME_VALUES,
+    TEXT_FUNCTIONS,
+    TO_NUMBER,
 )
-"""Functions of torch that return a tensor without a graph."""
-_KEEPING = frozenset(
-    (
-        *("bfloat16", "bool", "clone", "contiguous", "cpu", "cuda", "double", "expand", "flatten"),
-        *("float", "half", "int", "long", "permute", "repeat", "reshape", "squeeze", "to"),
-        *("transpose", "unsqueeze", "view"),
-    )
-)
-"""Methods of tensors whose result is a tensor of the same numbers."""
+
+__all__ = [
+    "goes_backward",
+    "is_fresh_tensor",
+    "is_object",
+    "is_python_number",
+    "is_raised",
+    "is_reduction",
+    "last_binding",
+    "starts_backward",
+    "survives_call",
+    "takes_no_gradient",
+    "trains_besides",
+    "used_as_tensor",
+    "values_of",
+]
 
 
 def is_fresh_tensor(place: Place, name: str, but: ast.stmt) -> bool:
@@ -165,10 +170,10 @@ def _is_fresh(value: ast.expr | None) -> bool:
     """``torch.zeros(…)``, on its way to a device or a shape, too."""
     if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
         return False
-    if value.func.attr in _KEEPING:
+    if value.func.attr in SAME_VALUES:
         return _is_fresh(value.func.value)
     of_torch = ast.unparse(value.func.value) == "torch"
-    return of_torch and value.func.attr in _FACTORIES and not _requires(value)
+    return of_torch and value.func.attr in FACTORIES and not _requires(value)
 
 
 def _requires(call: ast.Call) -> bool:
@@ -195,3 +200,126 @@ def _asks_for_gradient(node: ast.AST) -> bool:
     if isinstance(node, ast.Attribute):
         return node.attr == "grad" and isinstance(node.ctx, ast.Load)
     return isinstance(node, ast.Name) and node.id == "Parameter"
+
+
+_OF_TENSORS = frozenset(("T", "data", "device", "dtype", "grad", "grad_fn", "mT", "ndim", "shape"))
+"""Attributes that tensors have as well; others are read of objects that a model returns."""
+
+
+def starts_backward(place: Place, name: str) -> bool:
+    """Whether the function calls ``name.backward()`` without a gradient: it is one number then."""
+    calls = calls_in(place.scope, "backward")
+    return any(
+        not call.args
+        and all(keyword.arg not in ("gradient", None) for keyword in call.keywords)
+        and isinstance(call.func, ast.Attribute)
+        and ast.unparse(call.func.value) == name
+        for call in calls
+    )
+
+
+def is_reduction(value: ast.AST | None) -> bool:
+    """``x.mean()``, ``x.sum()``: without a dimension the result is one number."""
+    bare = isinstance(value, ast.Call) and not value.args and not value.keywords
+    return bare and called_name(value) in ("mean", "sum") if value is not None else False
+
+
+def is_python_number(value: ast.expr, programs: Sequence[Program]) -> bool:
+    """Whether a value is no tensor: ``loss.item()``, or a call of what returns nothing else."""
+    called = called_name(value)
+    if _returns_number(value):
+        return True
+    functions = [f for program in programs for f in program.functions(called)]
+    returned = [
+        node.value
+        for function in functions
+        for node in ast.walk(function)
+        if isinstance(node, ast.Return)
+    ]
+    return bool(called and returned) and all(
+        one is not None and _returns_number(one) for one in returned
+    )
+
+
+def _returns_number(value: ast.expr) -> bool:
+    """Whether an expression is a constant, ``x.item()``, or a builtin's number: ``float(x)``.
+
+    ``x.float()`` is a tensor of another type.
+    """
+    if not isinstance(value, ast.Call):
+        return isinstance(value, ast.Constant)
+    if isinstance(value.func, ast.Attribute):
+        return value.func.attr in TO_NUMBER
+    return called_name(value) in NUMBER_FUNCTIONS | TEXT_FUNCTIONS
+
+
+def last_binding(place: Place, name: ast.Name) -> Place | None:
+    """The last statement of the function, before this one, that binds a name."""
+    found: Place | None = None
+    for node in ast.walk(place.scope):
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.lineno < place.line:
+            binds = any(isinstance(t, ast.Name) and t.id == name.id for t in bound_names(node))
+            if binds and (found is None or node.lineno > found.line):
+                found = place.program.place(node)
+    return found
+
+
+def is_object(place: Place, value: ast.expr) -> bool:
+    """Whether the function reads attributes or entries of a value, or goes through it.
+
+    So it does with what a model returns that is no tensor: an object, a dict, a tuple.
+    """
+    names = {ast.unparse(target) for target in bound_names(place.statement)} | {ast.unparse(value)}
+    called = {id(call.func) for call in calls_in(place.scope)}
+    for node in ast.walk(place.scope):
+        inner = getattr(node, "value", None)
+        if any(ast.unparse(one) in names for one in _taken_apart(node)):
+            return True
+        if not isinstance(inner, ast.expr) or ast.unparse(inner) not in names:
+            continue
+        if isinstance(node, ast.Attribute) and id(node) not in called:
+            return node.attr not in _OF_TENSORS
+        key = node.slice if isinstance(node, ast.Subscript) else None
+        if isinstance(key, ast.Constant) and isinstance(key.value, (str, int)):
+            return True
+    return False
+
+
+def _taken_apart(node: ast.AST) -> list[ast.expr]:
+    """What a node goes through one by one: in a loop, in ``zip``, into several names."""
+    if isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
+        return [node.iter]
+    if isinstance(node, ast.Starred):
+        return [node.value]
+    if isinstance(node, ast.Assign) and any(isinstance(t, ast.Tuple) for t in node.targets):
+        return [node.value]
+    if isinstance(node, ast.Call) and called_name(node) in ("enumerate", "list", "tuple", "zip"):
+        return node.args
+    return []
+
+
+def goes_backward(place: Place, text: str, programs: Sequence[Program] = ()) -> bool:
+    """Whether a backward pass may start from what an expression names, or from what comes of it."""
+    return flow_of(programs, place, text, through=True).learned
+
+
+def used_as_tensor(place: Place, text: str, programs: Sequence[Program]) -> bool:
+    """Whether the program may do with what a name holds what it cannot do with a number."""
+    return flow_of(programs, place, text, through=False).more_than_shown
+
+
+def survives_call(
+    place: Place, argument: ast.expr, programs: Sequence[Program], *, number: bool
+) -> bool:
+    """Whether the function that a call hands a tensor to can do with a detached one, or a number.
+
+    Without a graph nothing can be learned from it; a number is no tensor.
+    """
+    if flow_into(programs, place, argument, through=True).learned:
+        return False
+    return not (number and flow_into(programs, place, argument, through=False).more_than_shown)
+
+
+def is_raised(place: Place, text: str, programs: Sequence[Program] = ()) -> bool:
+    """Whether an exception that a name holds may be raised, or asked for more than its text."""
+    return flow_of(programs, place, text, through=False).more_than_shown

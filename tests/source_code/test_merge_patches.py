@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
-from memprof.advice.merging import merged
-from memprof.advice.patch import after, before, diff, removed, replaced, wrapped
-from memprof.analysis.program import calls_in, program_of
+from memprof.source_code.merge_patches import merged
+from memprof.source_code.patch import after, before, diff, removed, replaced, wrapped
+from memprof.source_code.program import calls_in, program_of
 
 
 @pytest.fixture

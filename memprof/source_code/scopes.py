@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from memprof.analysis.program import FUNCTIONS, Program, called_name
+from memprof.source_code.program import FUNCTIONS, Program, called_name
 
 __all__ = ["BINDING", "LOOPING", "Scopes", "Syntax", "parameters", "syntax_of"]
 

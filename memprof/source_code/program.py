@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from memprof.analysis.sites import FrameKind, frame_kind
 from memprof.digests import MOST_BYTES, digest_of
+from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Frame
 
 __all__ = [

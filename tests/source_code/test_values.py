@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.advice.origin import is_fresh_tensor
-from memprof.analysis.program import program_of
+from memprof.source_code.program import program_of
+from memprof.source_code.values import is_fresh_tensor
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from memprof.analysis.program import (
+from memprof.source_code.program import (
     FUNCTIONS,
     LOOPS,
     Place,
@@ -15,13 +15,10 @@ from memprof.analysis.program import (
     place_of,
     root_name,
 )
+from memprof.source_code.verbs import FILLING
 from memprof.trace import Frame
 
-__all__ = ["STORING", "Binding", "binding_of", "handed_on", "is_read_before"]
-
-STORING = frozenset(
-    ["append", "appendleft", "add", "extend", "insert", "put", "put_nowait", "push", "update"]
-)
+__all__ = ["Binding", "binding_of", "handed_on", "is_read_before"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +91,7 @@ def _stores(statement: ast.stmt, name: str) -> bool:
     kept = [t for t in bound_names(statement) if isinstance(t, (ast.Attribute, ast.Subscript))]
     if kept and isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None:
         return _passes(statement.value, name)
-    if isinstance(statement, ast.Expr) and called_name(statement.value) in STORING:
+    if isinstance(statement, ast.Expr) and called_name(statement.value) in FILLING:
         call = statement.value
         assert isinstance(call, ast.Call)
         return any(_passes(argument, name) for argument in call.args)

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from memprof.advice.patch import (
+from memprof.source_code.patch import (
     after,
     before,
     diff,
@@ -15,7 +15,7 @@ from memprof.advice.patch import (
     without_keyword,
     wrapped,
 )
-from memprof.analysis.program import calls_in, program_of
+from memprof.source_code.program import calls_in, program_of
 
 
 def program(tmp_path, text):

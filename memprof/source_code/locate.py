@@ -13,10 +13,10 @@ from typing import TypeVar
 
 import msgspec
 
-from memprof.analysis.sites import FrameKind, frame_kind
 from memprof.digests import MOST_BYTES, digest_of
 from memprof.records import Finding, Holder, Link
 from memprof.run import Run
+from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Frame, Tables, Trace
 
 __all__ = ["located", "not_here"]

@@ -6,7 +6,7 @@ import ast
 import difflib
 from dataclasses import dataclass
 
-from memprof.analysis.program import Program, lines_of
+from memprof.source_code.program import Program, lines_of
 
 __all__ = [
     "Edit",

@@ -5,11 +5,11 @@ import textwrap
 import pytest
 
 from memprof.advice.case import Case
-from memprof.advice.flow import flow_into, flow_of
 from memprof.analysis.findings import Found, Kind
-from memprof.analysis.program import calls_in, program_of
 from memprof.loading import load
 from memprof.records import Site
+from memprof.source_code.dataflow import flow_into, flow_of
+from memprof.source_code.program import calls_in, program_of
 from memprof.testing import TraceBuilder, write_run
 
 

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
-from memprof.holding.filesread import index_of
-from memprof.holding.sourceindex import EMPTIED, FILLED, NO_TENSOR, Bound, Fill, Index
+from memprof.source_code.line_index import (
+    EMPTIED,
+    FILLED,
+    NO_TENSOR,
+    Bound,
+    Fill,
+    Index,
+    read_index,
+)
 
 __all__ = [
     "assigned_in_class",
@@ -14,12 +23,50 @@ __all__ = [
     "called_at",
     "creates_graph_at",
     "filled_at",
+    "forget",
     "grown_at",
+    "index_of",
     "may_stop_growing",
     "passed_at",
+    "reading_until",
     "registered_at",
     "saved_at",
 ]
+
+_MOST = 256
+"""Files that are remembered: several times those that one search looks through."""
+
+_known: dict[str, Index] = {}
+_thread = threading.local()
+
+
+@contextmanager
+def reading_until(is_over: Callable[[], bool]) -> Iterator[None]:
+    """Let this thread read no further file once ``is_over()``; those that were read stay."""
+    _thread.is_over = is_over
+    try:
+        yield
+    finally:
+        _thread.is_over = None
+
+
+def forget() -> None:
+    """Read every file again that is asked for from now on."""
+    _known.clear()
+
+
+def index_of(filename: str) -> Index:
+    """The index of a file, as `read_index` makes it; empty where the time is over for that."""
+    index = _known.get(filename)
+    if index is not None:
+        return index
+    is_over: Callable[[], bool] | None = getattr(_thread, "is_over", None)
+    if is_over is not None and is_over():
+        return Index()
+    while len(_known) >= _MOST:
+        _known.pop(next(iter(_known)), None)
+    index = _known[filename] = read_index(filename)
+    return index
 
 
 def filled_at(

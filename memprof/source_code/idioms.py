@@ -1,4 +1,4 @@
-"""What the rules ask of the user's source: growing containers, sums, caches, custom Functions.
+"""Idioms that a statement may be: a container filled, a sum, a cache, a custom Function, a copy.
 
 Only syntax is looked at; names that mean something are torch's and Python's, never the user's.
 """
@@ -9,29 +9,40 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memprof.analysis.program import (
+from memprof.source_code.program import (
     FUNCTIONS,
     Place,
-    Program,
     bound_names,
     called_name,
     calls_in,
-    loaded_names,
-    root_name,
+)
+from memprof.source_code.verbs import (
+    ALSO_OF_TENSORS,
+    CUTTING,
+    FILLING,
+    FILLING_BY_KEY,
+    JOINING,
+    NUMBER_FUNCTIONS,
+    TEXT_FUNCTIONS,
+    adds_in_place,
 )
 
 __all__ = [
     "OPTIMIZERS",
-    "Growing",
-    "accumulated",
+    "Accumulation",
+    "Filling",
+    "accumulation",
+    "added_by",
     "alias_of",
     "checks_for_key",
     "emptied_by",
+    "enlarged_copy",
+    "filling",
     "growing",
     "grown_by_concatenation",
-    "handed_to",
     "is_autograd_function",
     "is_cut_off",
+    "is_partly_cut",
     "keyword",
     "last_name",
     "memoizer",
@@ -57,14 +68,10 @@ OPTIMIZERS = frozenset(
 )
 """Optimizers of torch that have a multi-tensor implementation."""
 
-_GROWING = frozenset(("append", "appendleft", "add", "extend", "insert", "put", "put_nowait"))
-_CUTTING = frozenset(("detach", "detach_", "item", "tolist", "numpy"))
-_CONCATENATING = ("cat", "concat", "concatenate", "vstack", "hstack", "stack")
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Growing:
-    """A statement that puts a value into a container."""
+class Filling:
+    """A statement that puts values into a container."""
 
     container: str
     """As written: ``self.outputs``."""
@@ -73,31 +80,67 @@ class Growing:
     """By a key (``cache[n] = …``), not at the end."""
 
 
-def growing(place: Place | None) -> Growing | None:
+@dataclass(frozen=True, slots=True, eq=False)
+class Accumulation:
+    """A statement that adds a value to what it adds to again in the next round."""
+
+    total: ast.expr
+    value: ast.expr
+
+
+def growing(place: Place | None) -> Filling | None:
     """The container that a statement grows; None where it grows none."""
-    if place is None:
-        return None
-    statement = place.statement
-    for call in calls_in(statement, *_GROWING):
-        if isinstance(call.func, ast.Attribute) and call.args:
-            values = tuple(call.args[-1:] if called_name(call) == "insert" else call.args)
-            return Growing(ast.unparse(call.func.value), values, keyed=False)
-    for call in calls_in(statement, "update"):
-        values = tuple(value for argument in call.args for value in _entries(argument))
-        if isinstance(call.func, ast.Attribute) and values:
-            return Growing(ast.unparse(call.func.value), values, keyed=True)
+    return filling(place.statement) if place is not None else None
+
+
+def filling(statement: ast.stmt) -> Filling | None:
+    """The container that a statement puts something into, and what; None for other statements."""
+    for call in calls_in(statement):
+        filled = _filled_by(call, statement)
+        if filled is not None:
+            return filled
     for target in bound_names(statement):
         if isinstance(target, ast.Subscript) and isinstance(statement, ast.Assign):
             inside = isinstance(target.slice, ast.Slice)
             items = _items(statement.value) if inside else ()
-            return Growing(ast.unparse(target.value), items or (statement.value,), keyed=not inside)
+            return Filling(ast.unparse(target.value), items or (statement.value,), keyed=not inside)
     return _rebuilt(statement)
 
 
-def _rebuilt(statement: ast.stmt) -> Growing | None:
+def _filled_by(call: ast.Call, statement: ast.stmt) -> Filling | None:
+    """What a call of a container's method puts into it: ``kept.push(x)``; None for others."""
+    name = called_name(call)
+    if name not in FILLING or not isinstance(call.func, ast.Attribute) or not call.args:
+        return None
+    if name in ALSO_OF_TENSORS and _result_of(statement) is not call:
+        return None  # ``y = x.add(z)`` computes
+    container = ast.unparse(_container(call.func.value))
+    if name == "update":  # else a method of the program's own: ``meter.update(x)``
+        values = tuple(value for argument in call.args for value in _entries(argument))
+    elif name == "setdefault":
+        values = tuple(value for value in call.args[1:2] if not _is_empty(value))
+    else:
+        values = tuple(call.args[-1:] if name == "insert" else call.args)
+    return Filling(container, values, keyed=name in FILLING_BY_KEY) if values else None
+
+
+def _result_of(statement: ast.stmt) -> ast.expr | None:
+    """The expression of a statement that drops its result, ``await`` taken off."""
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return value.value if isinstance(value, ast.Await) else value
+
+
+def _container(receiver: ast.expr) -> ast.expr:
+    """``groups`` of ``groups.setdefault(key, [])``: the mapping that an entry of is filled."""
+    if isinstance(receiver, ast.Call) and called_name(receiver) == "setdefault":
+        return receiver.func.value if isinstance(receiver.func, ast.Attribute) else receiver
+    return receiver
+
+
+def _rebuilt(statement: ast.stmt) -> Filling | None:
     """``kept += [x]``, ``kept = kept + [x]`` and ``kept = [*kept, x]``."""
     if isinstance(statement, ast.AugAssign) and (items := _items(statement.value)):
-        return Growing(ast.unparse(statement.target), items, keyed=False)
+        return Filling(ast.unparse(statement.target), items, keyed=False)
     if not isinstance(statement, ast.Assign):
         return None
     texts = {ast.unparse(target) for target in bound_names(statement)}
@@ -110,7 +153,7 @@ def _rebuilt(statement: ast.stmt) -> Growing | None:
         own = [ast.unparse(one) for one in starred if ast.unparse(one) in texts]
         items = tuple(one for one in value.elts if not isinstance(one, ast.Starred)) if own else ()
         kept = own[0] if own else ""
-    return Growing(kept, items, keyed=False) if items else None
+    return Filling(kept, items, keyed=False) if items else None
 
 
 def _items(value: ast.expr) -> tuple[ast.expr, ...]:
@@ -130,34 +173,60 @@ def _entries(argument: ast.expr) -> tuple[ast.expr, ...]:
     return (argument,) if made else ()
 
 
-def accumulated(place: Place | None) -> ast.expr | None:
-    """``loss`` of ``total += loss`` and of ``total = total + loss``; None for other statements."""
-    if place is None:
-        return None
-    statement = place.statement
-    if _rebuilt(statement) is not None:  # a list, not a sum
+def accumulation(place: Place | None) -> Accumulation | None:
+    """The sum that a statement adds to, and what it adds; None for other statements.
+
+    ``total += loss``, ``total -= loss``, ``total = total + loss`` from either side,
+    ``total.add_(loss)``; a list that is added to (``kept += [x]``) is a container, no sum.
+    """
+    return added_by(place.statement) if place is not None else None
+
+
+def added_by(statement: ast.stmt) -> Accumulation | None:
+    """What `accumulation` says of a statement alone."""
+    if _rebuilt(statement) is not None:
         return None
     if isinstance(statement, ast.AugAssign) and isinstance(statement.op, (ast.Add, ast.Sub)):
-        return statement.value
+        return Accumulation(statement.target, statement.value)
     if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.BinOp):
-        texts = {ast.unparse(target) for target in bound_names(statement)}
-        if ast.unparse(statement.value.left) in texts:
-            return statement.value.right
-        if ast.unparse(statement.value.right) in texts:
-            return statement.value.left
+        return _added_to_itself(statement, statement.value)
+    call = _result_of(statement)
+    if isinstance(call, ast.Call) and adds_in_place(called_name(call)) and call.args:
+        assert isinstance(call.func, (ast.Attribute, ast.Name))
+        if isinstance(call.func, ast.Attribute):
+            return Accumulation(call.func.value, call.args[0])
+    return None
+
+
+def _added_to_itself(statement: ast.Assign, value: ast.BinOp) -> Accumulation | None:
+    if not isinstance(value.op, (ast.Add, ast.Sub)):
+        return None
+    targets = {ast.unparse(target): target for target in bound_names(statement)}
+    for own, other in ((value.left, value.right), (value.right, value.left)):
+        if ast.unparse(own) in targets:
+            return Accumulation(targets[ast.unparse(own)], other)
     return None
 
 
 def grown_by_concatenation(place: Place | None) -> str:
     """``x`` of ``x = torch.cat((x, new))``; empty for other statements."""
-    if place is None:
-        return ""
-    texts = {ast.unparse(target) for target in bound_names(place.statement)}
-    for call in calls_in(place.statement, *_CONCATENATING):
-        for node in ast.walk(call):
-            named = isinstance(node, (ast.Name, ast.Attribute, ast.Subscript))
-            if named and ast.unparse(node) in texts:
-                return ast.unparse(node)
+    return enlarged_copy(place.statement) if place is not None else ""
+
+
+def enlarged_copy(statement: ast.stmt) -> str:
+    """``x`` of a statement that replaces it by a larger copy; empty for other statements.
+
+    Joined with others (``x = torch.stack((x, new))``), padded, or ``x = np.append(x, new)``.
+    """
+    texts = {ast.unparse(target) for target in bound_names(statement)}
+    for call in calls_in(statement, *JOINING, "append", "pad"):
+        if called_name(call) == "append" and len(call.args) < 2:
+            continue  # a list's
+        for argument in call.args:
+            for node in ast.walk(argument):
+                named = isinstance(node, (ast.Name, ast.Attribute, ast.Subscript))
+                if named and ast.unparse(node) in texts:
+                    return ast.unparse(node)
     return ""
 
 
@@ -184,9 +253,11 @@ def _ends_graph(value: ast.expr) -> bool:
     """
     while isinstance(value, (ast.Call, ast.Attribute, ast.Subscript)):
         if isinstance(value, ast.Call):
+            if isinstance(value.func, ast.Name):
+                return value.func.id in NUMBER_FUNCTIONS | TEXT_FUNCTIONS
             if not isinstance(value.func, ast.Attribute):
                 return False
-            if value.func.attr in _CUTTING:
+            if value.func.attr in CUTTING:
                 return True
             if value.args and not all(isinstance(a, ast.Constant) for a in value.args):
                 return False
@@ -196,6 +267,14 @@ def _ends_graph(value: ast.expr) -> bool:
         else:
             value = value.value
     return False
+
+
+def is_partly_cut(value: ast.AST) -> bool:
+    """Whether some part of a value is a number or a detached tensor: ``loss.item() * n``."""
+    return any(
+        called_name(call) in (CUTTING if isinstance(call.func, ast.Attribute) else NUMBER_FUNCTIONS)
+        for call in calls_in(value)
+    )
 
 
 def last_name(expression: str) -> str:
@@ -235,6 +314,11 @@ def _emptied_names(statement: ast.stmt) -> set[str]:
 def _all_empty(value: ast.expr) -> bool:
     if isinstance(value, ast.Tuple) and value.elts:
         return all(_all_empty(item) for item in value.elts)
+    return _is_empty(value)
+
+
+def _is_empty(value: ast.expr) -> bool:
+    """Whether an expression is an empty list, tuple or dict as it is written."""
     if isinstance(value, (ast.List, ast.Tuple)):
         return not value.elts
     return isinstance(value, ast.Dict) and not value.keys
@@ -287,53 +371,6 @@ def alias_of(place: Place, target: str) -> Place | None:
             if plain and ast.unparse(node.value) == target:
                 return place.program.place(node)
     return None
-
-
-def handed_to(place: Place) -> Iterator[tuple[Place, ast.expr]]:
-    """Later statements of a function that hand on what a statement bound, to what stores it.
-
-    Those are calls of functions of the same file that put the parameter into a container, and
-    containers that grow by the name itself; each with the argument.
-    """
-    names = {t.id for t in bound_names(place.statement) if isinstance(t, ast.Name)}
-    for node in ast.walk(place.scope):
-        if not isinstance(node, ast.stmt) or node.lineno <= place.line:
-            continue
-        if not isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign, ast.Return)):
-            continue
-        where = place.program.place(node)
-        for call in calls_in(node):
-            for position, argument in enumerate(call.args):
-                if not isinstance(argument, ast.Name) or argument.id not in names:
-                    continue
-                grows = called_name(call) in _GROWING
-                if where is not None and (grows or _keeps(place.program, call, position)):
-                    yield where, argument
-
-
-def _keeps(program: Program, call: ast.Call, position: int) -> bool:
-    """Whether a function of this file stores its argument at ``position`` in a container."""
-    method = isinstance(call.func, ast.Attribute)
-    for function in program.functions(called_name(call)):
-        arguments = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
-        if method and arguments[:1] in (["self"], ["cls"]):
-            arguments = arguments[1:]
-        if position >= len(arguments):
-            continue
-        if any(arguments[position] in _stored_names(node) for node in ast.walk(function)):
-            return True
-    return False
-
-
-def _stored_names(node: ast.AST) -> set[str]:
-    """The names that a node puts into a container, an item or an attribute."""
-    if isinstance(node, ast.Call) and called_name(node) in _GROWING:
-        return set().union(*map(loaded_names, node.args))
-    if isinstance(node, ast.Assign):
-        targets = bound_names(node)
-        if any(isinstance(t, (ast.Subscript, ast.Attribute)) and root_name(t) for t in targets):
-            return loaded_names(node.value)
-    return set()
 
 
 def read_by_itself(place: Place) -> Iterator[tuple[str, list[ast.expr]]]:

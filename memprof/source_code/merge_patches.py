@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from memprof.advice.patch import patched_file, unified
-from memprof.analysis.program import lines_of, program_of
+from memprof.source_code.patch import patched_file, unified
+from memprof.source_code.program import lines_of, program_of
 
 __all__ = ["Merged", "merged"]
 

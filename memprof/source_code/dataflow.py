@@ -10,8 +10,7 @@ import ast
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from memprof.advice.syntax import BINDING, LOOPING, Scopes, Syntax, parameters, syntax_of
-from memprof.analysis.program import (
+from memprof.source_code.program import (
     FUNCTIONS,
     Place,
     Program,
@@ -21,20 +20,29 @@ from memprof.analysis.program import (
     calls_in,
     root_name,
 )
+from memprof.source_code.scopes import BINDING, LOOPING, Scopes, Syntax, parameters, syntax_of
+from memprof.source_code.verbs import (
+    CONTAINER_METHODS,
+    CUTTING,
+    FILLING,
+    HANDING_OUT,
+    LEARNING,
+    NUMBER_FUNCTIONS,
+    OF_NO_BUILTIN,
+    TEXT_FUNCTIONS,
+)
 
 __all__ = ["Flow", "flow_from", "flow_into", "flow_of"]
 
-_GROWING = frozenset(("append", "appendleft", "extend", "extendleft", "insert", "setdefault"))
-_GIVING = frozenset(("copy", "get", "items", "pop", "popitem", "popleft", "setdefault", "values"))
-_OF_CONTAINERS = _GROWING | _GIVING | {"clear", "count", "keys", "remove", "reverse", "update"}
-"""Methods that containers have and tensors do not, or not for a tensor of one number."""
 _PASSING = frozenset(
     (
         *("abs", "dict", "enumerate", "iter", "list", "max", "min", "next"),
         *("reversed", "round", "sorted", "sum", "tuple", "zip"),
     )
 )
-_ENDING = frozenset(("bool", "float", "format", "int", "len", "print", "repr", "str"))
+_ENDING = NUMBER_FUNCTIONS | TEXT_FUNCTIONS
+_CONTENT = (FILLING - OF_NO_BUILTIN - {"put"}) | {"count", "remove"}
+"""Methods that take a number, or a text, as well as a tensor."""
 _NUMBERS = frozenset(("json", "math", "np", "numpy", "statistics"))
 """Modules whose functions take numbers, and tensors only as numbers."""
 _TELLING = frozenset(
@@ -45,8 +53,6 @@ _TELLING = frozenset(
     )
 )
 """Methods of loggers, progress bars and files, which show a number or a text."""
-_CUTTING = frozenset(("detach", "item", "numpy", "tolist"))
-_LEARNING = frozenset(("backward", "grad"))
 _UNDEFINED_FOR_ZERO = (ast.Div, ast.FloorDiv, ast.Mod)
 
 _Key = tuple[int, str]
@@ -100,7 +106,7 @@ class Flow:
             return True
 
     def _starts(self, node: ast.AST, scopes: Scopes) -> bool:
-        if not isinstance(node, ast.Call) or called_name(node) not in _LEARNING:
+        if not isinstance(node, ast.Call) or called_name(node) not in LEARNING:
             return False
         return any(self.carries(one, scopes) for one in (_receiver(node), *_passed(node)))
 
@@ -126,10 +132,10 @@ class Flow:
         of_receiver = receiver is not None and self.carries(receiver, scopes)
         passed = any(self.carries(one, scopes) for one in _passed(call))
         if self.through:
-            ends = name in _CUTTING or (receiver is None and name in _ENDING)
+            ends = name in CUTTING or (receiver is None and name in _ENDING)
             return (of_receiver or passed) and not ends
         if receiver is not None:
-            return of_receiver and name in _GIVING
+            return of_receiver and name in HANDING_OUT
         return passed and name in _PASSING
 
     def _key(self, node: ast.expr | None, scopes: Scopes) -> _Key | None:
@@ -181,7 +187,7 @@ class Flow:
         if not carried:
             return
         receiver, name = _receiver(call), called_name(call)
-        if receiver is not None and name in _GROWING | {"update", "add", "put"}:
+        if receiver is not None and name in FILLING:
             self.give(receiver, scopes)
         self.enter(call, carried)
 
@@ -201,7 +207,7 @@ class Flow:
 
     def _asks(self, node: ast.AST, scopes: Scopes) -> bool:
         if isinstance(node, ast.Attribute):
-            return node.attr not in _OF_CONTAINERS and self.carries(node.value, scopes)
+            return node.attr not in CONTAINER_METHODS and self.carries(node.value, scopes)
         if isinstance(node, ast.Raise):
             return self.carries(node.exc, scopes) or self.carries(node.cause, scopes)
         if isinstance(node, ast.Lambda):
@@ -235,7 +241,7 @@ class Flow:
             return False
         if receiver is None:
             return name not in _PASSING | _ENDING or "key" in words
-        if name in _GROWING | {"update", "remove", "count"}:
+        if name in _CONTENT:
             return False
         if root_name(receiver) in _NUMBERS or name == "format":
             return False

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from memprof.analysis.located import located, not_here
-from memprof.analysis.program import code_of, place_of
 from memprof.digests import MOST_BYTES, digest_of
 from memprof.loading import load
 from memprof.records import Finding, Holder, Link, SourceFiles
+from memprof.source_code.locate import located, not_here
+from memprof.source_code.program import code_of, place_of
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Frame
 

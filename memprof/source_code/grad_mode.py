@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from memprof.analysis.program import FUNCTIONS, Place, called_name, place_of
+from memprof.source_code.program import FUNCTIONS, Place, called_name, place_of
 from memprof.trace import Frame
 
 __all__ = ["without_gradients"]

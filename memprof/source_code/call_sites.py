@@ -1,0 +1,159 @@
+"""Calls that hand a value to the function that keeps it, and where a function hands it on."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from memprof.source_code.program import (
+    Place,
+    Program,
+    bound_names,
+    called_name,
+    calls_in,
+    loaded_names,
+    root_name,
+)
+from memprof.source_code.verbs import FILLING
+
+__all__ = ["Handed", "handed_over", "handed_to"]
+
+_DEEPEST = 3
+"""Functions that hand their own parameter on, from the user's call down to what keeps it."""
+
+_OF_CONTAINERS = FILLING | {"get", "set"}
+"""Names of containers' own methods: calls elsewhere may be of anything."""
+
+Handed = tuple[Place, ast.expr]
+"""The statement of a call, and the argument in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """The calls among which a value's way into a function is looked for."""
+
+    programs: Sequence[Program]
+    first: frozenset[int]
+    """Identities of the functions whose calls come first."""
+    owners: Collection[str]
+    """Names by which the object whose method is called may be known."""
+
+
+def handed_over(
+    place: Place | None,
+    value: ast.expr | None,
+    programs: Sequence[Program],
+    *,
+    first: Sequence[ast.AST] = (),
+    owners: Collection[str] = (),
+) -> Handed | None:
+    """The call that a kept value comes from, where it is a parameter of the function around.
+
+    Of ``meter.update(loss)`` for ``self.total += value`` in ``update``. Calls in the functions
+    ``first`` come first. None where the value is made right there, or no call is found.
+    """
+    search = _Search(programs, frozenset(map(id, first)), owners)
+    handed: Handed | None = None
+    for _ in range(_DEEPEST):
+        outer = _call_of(search, place, value)
+        if outer is None:
+            break
+        handed = outer
+        place, value = handed
+    return handed
+
+
+def _call_of(search: _Search, place: Place | None, value: ast.expr | None) -> Handed | None:
+    function = place.function if place is not None else None
+    if place is None or function is None or not isinstance(value, ast.Name):
+        return None
+    names = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
+    keywords = [a.arg for a in function.args.kwonlyargs]
+    method = place.class_ is not None and names[:1] in (["self"], ["cls"])
+    if value.id not in [*names[method:], *keywords]:
+        return None
+    called = function.name
+    if called == "__init__" and place.class_ is not None:
+        called = place.class_.name
+    position = names.index(value.id) - method if value.id in names else -1
+    return next(_arguments(search, place, called, position, value.id), None)
+
+
+def _arguments(
+    search: _Search, place: Place, called: str, position: int, name: str
+) -> Iterator[Handed]:
+    """Calls of ``called``, those in the functions that come first at the front, with arguments."""
+    calls = [
+        (call, where)
+        for program in search.programs
+        for call in calls_in(program.tree, called)
+        if (where := program.at(call.lineno)) is not None and where.scope is not place.scope
+    ]
+    if called in _OF_CONTAINERS:
+        calls = [(call, where) for call, where in calls if _is_of(search, place, call, where)]
+    calls.sort(key=lambda pair: id(pair[1].scope) not in search.first)
+    for call, where in calls:
+        passed = [k.value for k in call.keywords if k.arg == name]
+        if 0 <= position < len(call.args):
+            passed += [call.args[position]]
+        if passed and not isinstance(passed[0], (ast.Constant, ast.Starred)):
+            yield where, passed[0]
+
+
+def _is_of(search: _Search, place: Place, call: ast.Call, where: Place) -> bool:
+    """Whether a call is of the method around ``place``: by ``self``, or by a name that holds it."""
+    receiver = call.func.value if isinstance(call.func, ast.Attribute) else None
+    if receiver is None:
+        return place.class_ is None
+    text = ast.unparse(receiver)
+    if text in ("self", "cls"):
+        return where.class_ is place.class_
+    return text.rsplit(".", maxsplit=1)[-1] in search.owners
+
+
+def handed_to(place: Place) -> Iterator[tuple[Place, ast.expr]]:
+    """Later statements of a function that hand on what a statement bound, to what stores it.
+
+    Those are calls of functions of the same file that put the parameter into a container, and
+    containers that grow by the name itself; each with the argument.
+    """
+    names = {t.id for t in bound_names(place.statement) if isinstance(t, ast.Name)}
+    for node in ast.walk(place.scope):
+        if not isinstance(node, ast.stmt) or node.lineno <= place.line:
+            continue
+        if not isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign, ast.Return)):
+            continue
+        where = place.program.place(node)
+        for call in calls_in(node):
+            for position, argument in enumerate(call.args):
+                if not isinstance(argument, ast.Name) or argument.id not in names:
+                    continue
+                grows = called_name(call) in FILLING
+                if where is not None and (grows or _keeps(place.program, call, position)):
+                    yield where, argument
+
+
+def _keeps(program: Program, call: ast.Call, position: int) -> bool:
+    """Whether a function of this file stores its argument at ``position`` in a container."""
+    method = isinstance(call.func, ast.Attribute)
+    for function in program.functions(called_name(call)):
+        arguments = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
+        if method and arguments[:1] in (["self"], ["cls"]):
+            arguments = arguments[1:]
+        if position >= len(arguments):
+            continue
+        if any(arguments[position] in _stored_names(node) for node in ast.walk(function)):
+            return True
+    return False
+
+
+def _stored_names(node: ast.AST) -> set[str]:
+    """The names that a node puts into a container, an item or an attribute."""
+    if isinstance(node, ast.Call) and called_name(node) in FILLING:
+        return set().union(*map(loaded_names, node.args))
+    if isinstance(node, ast.Assign):
+        targets = bound_names(node)
+        if any(isinstance(t, (ast.Subscript, ast.Attribute)) and root_name(t) for t in targets):
+            return loaded_names(node.value)
+    return set()

@@ -1,0 +1,129 @@
+"""The verbs of Python's containers, of torch and of numpy, by what a call of them does.
+
+The one table that every reader of the user's source asks. Names alone stand here, no syntax: it is
+used inside the job as well, where nothing may be imported for it.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ALSO_OF_TENSORS",
+    "CONTAINER_METHODS",
+    "CONVERTING",
+    "CUTTING",
+    "EMPTYING",
+    "FACTORIES",
+    "FILLING",
+    "FILLING_BY_KEY",
+    "HANDING_OUT",
+    "JOINING",
+    "LEARNING",
+    "NUMBER_FUNCTIONS",
+    "OF_NO_BUILTIN",
+    "REPEATING",
+    "SAME_VALUES",
+    "TAKING",
+    "TEXT_FUNCTIONS",
+    "TO_NUMBER",
+    "VIEWING",
+    "adds_in_place",
+    "changes_in_place",
+]
+
+FILLING_BY_KEY = frozenset(("setdefault", "update"))
+"""Methods that put entries into a mapping."""
+
+FILLING = FILLING_BY_KEY | {
+    *("add", "append", "appendleft", "extend", "extendleft", "insert", "push"),
+    *("put", "put_nowait"),
+}
+"""Methods that put something into a container: a list, a deque, a set, a queue, a mapping."""
+
+ALSO_OF_TENSORS = frozenset(("add", "put"))
+"""Those of them that tensors have as well, where they compute a new tensor."""
+
+OF_NO_BUILTIN = frozenset(("push",))
+"""Those of them that no class of Python's has: what others do with a value is not known."""
+
+EMPTYING = frozenset(("clear", "discard", "get_nowait", "pop", "popitem", "popleft", "remove"))
+"""Methods that take something out of a container."""
+
+TAKING = EMPTYING | {"get"}
+"""Methods that take something out, or ask first whether it is there."""
+
+HANDING_OUT = frozenset(
+    ("copy", "get", "get_nowait", "items", "pop", "popitem", "popleft", "setdefault", "values")
+)
+"""Methods that return what a container holds."""
+
+CONTAINER_METHODS = (
+    (FILLING - ALSO_OF_TENSORS)
+    | EMPTYING
+    | HANDING_OUT
+    | {
+        *("count", "index", "keys", "reverse", "sort"),
+    }
+)
+"""Methods that containers have and tensors do not, or not for a tensor of one number."""
+
+TO_NUMBER = frozenset(("item", "tolist"))
+"""Methods of tensors that return Python numbers."""
+
+CUTTING = TO_NUMBER | {"detach", "detach_", "numpy"}
+"""Methods whose result hangs on no autograd graph."""
+
+NUMBER_FUNCTIONS = frozenset(("bool", "complex", "float", "int", "len"))
+"""Builtin functions that return a number, of a tensor too."""
+
+TEXT_FUNCTIONS = frozenset(("format", "print", "repr", "str"))
+"""Builtin functions that make a text, or show one."""
+
+LEARNING = frozenset(("backward", "grad"))
+"""Calls from which a backward pass starts."""
+
+JOINING = frozenset(
+    (
+        *("cat", "concat", "concatenate", "stack", "vstack", "hstack", "dstack"),
+        *("column_stack", "row_stack"),
+    )
+)
+"""Functions of torch and numpy that copy several tensors into one."""
+
+REPEATING = frozenset(("repeat", "repeat_interleave", "tile"))
+"""Calls that copy one tensor several times."""
+
+CONVERTING = frozenset(("double", "float", "to", "type"))
+"""Methods of tensors that may return a copy in a wider type."""
+
+VIEWING = frozenset(
+    ("chunk", "diagonal", "narrow", "select", "split", "tensor_split", "unbind", "unfold")
+)
+"""Calls that return a part of a tensor without copying it."""
+
+FACTORIES = frozenset(
+    (
+        *("arange", "as_tensor", "empty", "empty_like", "eye", "from_numpy", "full", "full_like"),
+        *("linspace", "ones", "ones_like", "rand", "rand_like", "randint", "randn", "randn_like"),
+        *("randperm", "tensor", "zeros", "zeros_like"),
+    )
+)
+"""Functions of torch that return a tensor without a graph."""
+
+SAME_VALUES = frozenset(
+    (
+        *("bfloat16", "bool", "clone", "contiguous", "cpu", "cuda", "double", "expand", "flatten"),
+        *("float", "half", "int", "long", "permute", "repeat", "reshape", "squeeze", "to"),
+        *("transpose", "unsqueeze", "view"),
+    )
+)
+"""Methods of tensors whose result is a tensor of the same values."""
+
+
+def changes_in_place(method: str) -> bool:
+    """Return whether a method is one of torch's in place: ``add_``, ``copy_``, ``zero_``."""
+    return method.endswith("_") and not method.startswith("_")
+
+
+def adds_in_place(method: str) -> bool:
+    """Return whether a method adds to the tensor that it is called on."""
+    return method in ("add_", "sub_")

@@ -1,0 +1,181 @@
+"""Idioms: containers that are filled, sums, copies that grow, values without a graph."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from memprof.source_code.find_line import filled_at, forget
+from memprof.source_code.idioms import (
+    accumulation,
+    enlarged_copy,
+    growing,
+    is_cut_off,
+    is_partly_cut,
+)
+from memprof.source_code.program import program_of
+from memprof.source_code.verbs import CONTAINER_METHODS, FILLING
+
+
+@pytest.fixture
+def place_in(tmp_path):
+    """The statement at a line of a text."""
+
+    def place_in(text, line=1):
+        file = tmp_path / "program.py"
+        file.write_text(text)
+        return program_of(str(file)).at(line)
+
+    return place_in
+
+
+@pytest.mark.parametrize(
+    ("statement", "container", "values", "keyed"),
+    [
+        ("kept.append(x)", "kept", ["x"], False),
+        ("kept.push(x)", "kept", ["x"], False),
+        ("kept.put_nowait(x)", "kept", ["x"], False),
+        ("kept.extendleft(xs)", "kept", ["xs"], False),
+        ("kept.insert(0, x)", "kept", ["x"], False),
+        ("kept.add(x)", "kept", ["x"], False),
+        ("await kept.put(x)", "kept", ["x"], False),
+        ("kept.setdefault(key, x)", "kept", ["x"], True),
+        ("kept.setdefault(key, []).append(x)", "kept", ["x"], False),
+        ("kept += [x]", "kept", ["x"], False),
+        ("self.kept = self.kept + [x]", "self.kept", ["x"], False),
+        ("self.kept = [*self.kept, x]", "self.kept", ["x"], False),
+        ("kept[len(kept):] = [x]", "kept", ["x"], False),
+        ("kept.update({name: x})", "kept", ["x"], True),
+        ("kept.update(dict(zip(names, x)))", "kept", ["dict(zip(names, x))"], True),
+    ],
+)
+def test_a_container_grows_in_many_ways(statement, container, values, keyed, place_in):
+    place = place_in(statement)
+    filled = growing(place)
+    assert (filled.container, [ast.unparse(v) for v in filled.values], filled.keyed) == (
+        container,
+        values,
+        keyed,
+    )
+    assert accumulation(place) is None
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "meter.update(x)",
+        "total = total + x",
+        "a = [b, x]",
+        "y = x.add(z)",
+        "y = torch.add(x, z)",
+        "y = x.put(index, z)",
+        "kept.setdefault(key, [])",
+        "x = y  # kept.append(x)",
+    ],
+)
+def test_what_only_looks_like_a_container_does_not_grow(statement, place_in):
+    assert growing(place_in(statement)) is None
+
+
+@pytest.mark.parametrize("method", sorted(FILLING - {"setdefault", "update"}))
+def test_the_search_for_holders_and_the_rules_know_the_same_methods_that_fill(
+    method, place_in, tmp_path
+):
+    place = place_in(f"x = []\nkept.{method}(x)\n", 2)
+    forget()
+    assert filled_at(place.program.filename, "kept") == 2
+    assert growing(place).container == "kept"
+
+
+@pytest.mark.parametrize(
+    ("statement", "total", "value"),
+    [
+        ("t += loss", "t", "loss"),
+        ("t -= loss", "t", "loss"),
+        ("t = t + loss", "t", "loss"),
+        ("t = loss + t", "t", "loss"),
+        ("t = t - loss", "t", "loss"),
+        ("self.t = loss(x) + self.t", "self.t", "loss(x)"),
+        ("t.add_(loss)", "t", "loss"),
+        ("t.sub_(loss)", "t", "loss"),
+    ],
+)
+def test_a_sum_is_the_same_however_it_is_written(statement, total, value, place_in):
+    added = accumulation(place_in(statement))
+    assert (ast.unparse(added.total), ast.unparse(added.value)) == (total, value)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "t += [x]",
+        "t *= x",
+        "t = t * x",
+        "t = a + b",
+        "t = u.add_(x)",
+        "t.mul_(x)",
+        "t = x  # t + x",
+    ],
+)
+def test_what_is_no_sum(statement, place_in):
+    assert accumulation(place_in(statement)) is None
+
+
+@pytest.mark.parametrize(
+    ("statement", "enlarged"),
+    [
+        ("x = torch.cat((x, new))", "x"),
+        ("x = torch.stack((x, new))", "x"),
+        ("x = torch.dstack([x, new])", "x"),
+        ("self.x = F.pad(self.x, (0, 1))", "self.x"),
+        ("x = np.append(x, new)", "x"),
+        ("y = torch.cat((x, new))", ""),
+        ("x = x.append(new)", ""),
+        ("x = f(x)  # torch.cat((x, new))", ""),
+    ],
+)
+def test_a_copy_that_grows_is_the_same_by_every_function(statement, enlarged, place_in):
+    assert enlarged_copy(place_in(statement).statement) == enlarged
+
+
+@pytest.mark.parametrize(
+    ("value", "cut"),
+    [
+        ("loss.item() * n", True),
+        ("float(loss) + 1", True),
+        ("loss.float()", False),
+        ("f(x.detach())", True),
+        ("loss", False),
+    ],
+)
+def test_a_number_among_what_is_added(value, cut):
+    assert is_partly_cut(ast.parse(value, mode="eval").body) is cut
+
+
+def test_methods_that_tensors_have_too_do_not_prove_a_container():
+    assert not {"add", "put", "view", "sum", "detach"} & CONTAINER_METHODS
+
+
+@pytest.mark.parametrize(
+    ("value", "cut_off"),
+    [
+        ("x.mean().detach()", True),
+        ("x.detach().clone()", True),
+        ("loss.item()", True),
+        ("x.data", True),
+        ("x.detach()[0]", True),
+        ("kept", True),
+        ("both", False),
+        ("x.detach().mul(w)", False),
+        ("net(x.detach())", False),
+        ("x", False),
+        ("float(x)", True),
+        ("x.float()", False),
+        ("str(x)", True),
+    ],
+)
+def test_what_has_no_graph_by_its_own_words(place_in, value, cut_off):
+    text = f"def step(x, w):\n    kept = x.detach()\n    both = w\n    both = x.detach()\n    a.append({value})\n"
+    place = place_in(text, 5)
+    assert is_cut_off(place, growing(place).values[-1]) is cut_off
