@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from memprof.analysis.growth import WARM_UP, theil_sen
 from memprof.trace import NOT_RECORDED
+from memprof.views.trend import WARM_UP, theil_sen
 
 __all__ = ["StepSample"]
 

@@ -9,11 +9,11 @@ import pytest
 pytest.importorskip("torch", reason="a recording needs torch")
 
 import memprof
-from memprof.analysis.examination import examine
 from memprof.analysis.leaks import leaks
 from memprof.loading import load
 from memprof.sources.cuda import CudaSource
 from memprof.testing.cuda import TorchStandIn
+from memprof.views.examination import examine
 
 MIB = 1 << 20
 STEPS = 30

@@ -19,11 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memprof.analysis.examination import Examination, examine
-from memprof.analysis.inference import infer
 from memprof.analysis.oom import PostMortem, post_mortems
 from memprof.analysis.summary import summarize
-from memprof.analysis.timeline import grouped, samples
 from memprof.analysis.whatif import replay
 from memprof.errors import MemprofError
 from memprof.loading import load
@@ -39,6 +36,9 @@ from memprof.testing import (
     write_run,
 )
 from memprof.trace import Annotation, Category, Frame, Phase, Trace
+from memprof.views.examination import Examination, examine
+from memprof.views.infer_category import infer
+from memprof.views.timeline import grouped, samples
 from memprof_dashboards import Reported
 from memprof_dashboards.page import page
 
@@ -341,10 +341,10 @@ def test_an_annotation_with_endless_digits_is_only_a_name() -> None:
     )
     from dataclasses import replace
 
-    from memprof.analysis.steps import device_steps
-    from memprof.analysis.timeline import timeline
     from memprof.records import DeviceInfo
     from memprof.run import DeviceRun
+    from memprof.views.steps import device_steps
+    from memprof.views.timeline import timeline
 
     marked = replace(trace, annotations=line)
     device = DeviceRun("cuda:0", DeviceInfo("cuda:0"), (marked,))

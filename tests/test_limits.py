@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import memprof
-from memprof.analysis.examination import examine
 from memprof.analysis.summary import summarize
 from memprof.loading import load
+from memprof.views.examination import examine
 
 torch = pytest.importorskip("torch", reason="there is nothing to record without torch")
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memprof.analysis.timeline import timeline
 from memprof.digests import MOST_FILES
 from memprof.errors import FileFormatError
 from memprof.loading import load
@@ -17,6 +16,7 @@ from memprof.records import Finding, Note, Owners, Readings, SourceFiles
 from memprof.run import Run
 from memprof.testing import TraceBuilder, save_snapshot, snapshot, step_columns, write_run
 from memprof.trace import Category, Frame, Label, Phase, Trace
+from memprof.views.timeline import timeline
 
 KIB, MIB = 1 << 10, 1 << 20
 STACK = [Frame("forward", "model.py", 3), Frame("main", "train.py", 9)]

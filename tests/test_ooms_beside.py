@@ -15,11 +15,11 @@ pytest.importorskip("torch", reason="a recording needs torch")
 
 import memprof
 from memprof import session
-from memprof.analysis.examination import examine
 from memprof.analysis.oom import Cause, post_mortems
 from memprof.analysis.summary import summarize
 from memprof.sources.cudaowners import OwnedCudaSource
 from memprof.testing.cuda import StandInOutOfMemoryError, TorchStandIn
+from memprof.views.examination import examine
 from memprof_cli import main
 
 MIB = 1 << 20

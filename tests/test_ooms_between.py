@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("torch", reason="a recording needs torch")
 
-from memprof.analysis.examination import examine
 from memprof.analysis.oom import Cause, post_mortems
 from memprof.analysis.summary import summarize
 from memprof.testing.cuda import TorchStandIn
+from memprof.views.examination import examine
 from memprof_cli import main
 from tests.exhausting import MIB, Training, fragmented, peaking, recorder
 

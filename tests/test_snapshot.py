@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memprof.analysis.timeline import timeline
 from memprof.errors import FileFormatError
 from memprof.loading import load
 from memprof.pickles import load_plain_pickle
@@ -32,6 +31,7 @@ from memprof.trace import (
     SegmentKind,
     Trace,
 )
+from memprof.views.timeline import timeline
 
 KIB, MIB = 1 << 10, 1 << 20
 RECORDED = Path(__file__).parent / "data"

@@ -14,7 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 from memprof.analysis.findings import Found, Kind, Remedy
-from memprof.analysis.sites import short_path
 from memprof.analysis.summary import without_remedy
 from memprof.analysis.unseen import is_bare_state
 from memprof.errors import MemprofError
@@ -24,6 +23,7 @@ from memprof.run import DeviceRun, Run
 from memprof.source_code.locate import not_here
 from memprof.source_code.merge_patches import merged
 from memprof.units import format_bytes, format_count, format_percent
+from memprof.views.sites import short_path
 from memprof_cli.sources import opened, source_option
 from memprof_cli.terminal import terminal
 

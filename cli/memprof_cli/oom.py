@@ -15,13 +15,13 @@ from rich.text import Text
 
 from memprof.analysis.failures import NO_STACKS, Failure
 from memprof.analysis.oom import Cause, PostMortem, post_mortems
-from memprof.analysis.owners import Group as OwnerGroup
 from memprof.analysis.rescues import Rescue
-from memprof.analysis.sites import site_name
 from memprof.loading import load
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Phase
 from memprof.units import format_bytes, format_count, format_percent
+from memprof.views.owners import Group as OwnerGroup
+from memprof.views.sites import site_name
 from memprof_cli.terminal import terminal
 
 __all__ = ["command"]
@@ -294,7 +294,7 @@ def _asked_figures(told: PostMortem) -> dict[str, Any]:
         "call": failure.call,
         "asynchronous": failure.asynchronous,
         "event": _or_none(failure.event) if failure.recorded == "event" else None,
-        "window": _or_none(failure.window) if failure.recorded == "event" else None,
+        "window": _or_none(failure.number) if failure.recorded == "event" else None,
         "time_us": _or_none(failure.time_us),
         "stack": [{"name": f.name, "filename": f.filename, "line": f.line} for f in failure.stack],
     }

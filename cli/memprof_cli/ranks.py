@@ -13,8 +13,8 @@ from rich.text import Text
 from memprof.analysis.jobreport import JobReport
 from memprof.analysis.jobwords import heading, how_far, judged, roll_call, spread, sums, who
 from memprof.analysis.ranks import MEASURES
-from memprof.analysis.sites import short_path
 from memprof.analysis.together import Shared
+from memprof.views.sites import short_path
 from memprof_cli.terminal import terminal
 
 __all__ = ["job_json", "print_job"]

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import click
 
-from memprof.analysis.examination import Examination, examine
 from memprof.analysis.findings import Found
 from memprof.analysis.jobreport import JobReport
 from memprof.analysis.oom import PostMortem, post_mortems
@@ -20,6 +19,7 @@ from memprof.jobs import files_of, gathered, job_report
 from memprof.rules.findings import findings
 from memprof.trace import Action
 from memprof.units import parse_bytes
+from memprof.views.examination import Examination, examine
 from memprof_cli.limits import fail_above, job_peaks, peaks
 from memprof_cli.progress import progress
 from memprof_cli.ranks import job_json, print_job

@@ -13,9 +13,9 @@ from rich.text import Text
 
 from memprof.analysis.devicefigures import DeviceFigures, PeakMoment
 from memprof.analysis.findings import Found
-from memprof.analysis.owners import Group as OwnerGroup
 from memprof.analysis.summary import Summary, Verdict
 from memprof.units import format_bytes, format_count, format_duration, format_percent
+from memprof.views.owners import Group as OwnerGroup
 from memprof_cli.terminal import terminal
 
 __all__ = ["print_summary", "summaries_json"]

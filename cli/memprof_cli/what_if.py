@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 
 from memprof.allocator import MODELLED, OutOfMemory
-from memprof.analysis.sites import site_name, sites
 from memprof.analysis.whatif import (
     AFRESH,
     DEFAULTS,
@@ -25,6 +24,7 @@ from memprof.analysis.whatif import (
 )
 from memprof.trace import Trace
 from memprof.units import format_bytes, format_count
+from memprof.views.sites import site_name, sites
 from memprof_cli.terminal import terminal
 
 __all__ = ["command"]

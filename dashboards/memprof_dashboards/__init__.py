@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from memprof.analysis.sites import short_path
 from memprof.errors import MemprofError
 from memprof.run import Run
+from memprof.views.sites import short_path
 from memprof_dashboards.page import Reported, page, report_of
 from memprof_dashboards.shell import saved
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import msgspec
 
 from memprof.analysis.findings import Found, Remedy
-from memprof.analysis.sites import short_path
 from memprof.records import Holder, Link, Site
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Frame
 from memprof.units import format_bytes, format_count, format_percent
+from memprof.views.sites import short_path
 from memprof_dashboards.pages import anchor, fix_pages
 from memprof_dashboards.text import coded, escaped, visible
 

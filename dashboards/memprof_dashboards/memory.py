@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from memprof.analysis.owners import Grouping, Owners
-from memprof.analysis.steps import step_of_event
-from memprof.analysis.timeline import grouped, samples
 from memprof.analysis.unseen import is_bare_state
 from memprof.trace import NOT_RECORDED, Action, Category, Phase
+from memprof.views.owners import Grouping, Owners
+from memprof.views.steps import step_of_event
+from memprof.views.timeline import grouped, samples
 from memprof_dashboards.colors import CATEGORY_COLORS, GROUP_COLORS, OTHER_COLOR, STACKING
 from memprof_dashboards.text import visible
 from memprof_dashboards.views import DeviceView, WindowView

@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from memprof.analysis.sites import NO_SITE, short_path, site_name
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Frame, Tables
+from memprof.views.sites import NO_SITE, short_path, site_name
 from memprof_dashboards.text import visible
 from memprof_dashboards.views import DeviceView, WindowView
 

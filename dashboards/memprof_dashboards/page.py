@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import msgspec
 
-from memprof.analysis.examination import Examination, examine
 from memprof.analysis.findings import Found
 from memprof.analysis.oom import PostMortem
-from memprof.analysis.owners import CATEGORY_NAMES, PHASE_NAMES
-from memprof.analysis.sites import short_path, sites
 from memprof.analysis.summary import Summary, summarize
 from memprof.analysis.whatif import DeviceWhatIf
 from memprof.run import Run
 from memprof.trace import Category, Phase, Tables
+from memprof.views.examination import Examination, examine
+from memprof.views.owners import CATEGORY_NAMES, PHASE_NAMES
+from memprof.views.sites import short_path, sites
 from memprof_dashboards import assets, findings, header, postmortem, whatif
 from memprof_dashboards.colors import CATEGORY_COLORS, OTHER_COLOR, PHASE_COLORS
 from memprof_dashboards.memory import MemoryFigure, memory_figure

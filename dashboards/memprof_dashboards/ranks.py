@@ -9,8 +9,8 @@ import msgspec
 from memprof.analysis.jobreport import JobReport
 from memprof.analysis.jobwords import heading, how_far, judged, roll_call, spread, sums, who
 from memprof.analysis.ranks import MEASURES, Spread
-from memprof.analysis.sites import short_path
 from memprof.analysis.together import Shared
+from memprof.views.sites import short_path
 from memprof_dashboards import assets
 from memprof_dashboards.shell import saved, shell
 from memprof_dashboards.text import coded, escaped, visible

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.allocator.ranges import RangeSet
-from memprof.analysis.lifetimes import lifetimes
 from memprof.trace import Action, Blocks, BlockState, Column, Events, Segments, State, Trace
+from memprof.views.lifetimes import lifetimes
 from memprof_dashboards.views import DeviceView, WindowView
 
 __all__ = ["SegmentMap", "segment_maps", "segments_at"]

@@ -8,14 +8,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from memprof.analysis.examination import DeviceExamination
-from memprof.analysis.owners import Owners
-from memprof.analysis.sites import Sites, site_name
-from memprof.analysis.timeline import Timeline
 from memprof.analysis.unseen import is_bare_state
 from memprof.run import DeviceRun, Run, Steps
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import NOT_RECORDED, Frame, Tables, Trace
+from memprof.views.examination import DeviceExamination
+from memprof.views.owners import Owners
+from memprof.views.sites import Sites, site_name
+from memprof.views.timeline import Timeline
 from memprof_dashboards.text import visible
 
 __all__ = ["DeviceView", "StackBook", "StackTable", "WindowView", "device_view", "origin_us"]

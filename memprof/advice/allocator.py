@@ -11,7 +11,6 @@ from memprof.advice.case import Case, Proposal
 from memprof.allocator import parse_settings
 from memprof.analysis.configurations import brings
 from memprof.analysis.findings import Kind
-from memprof.analysis.savings import Saving
 from memprof.analysis.suspicion import Pattern
 from memprof.analysis.whatif import replay
 from memprof.errors import MemprofError
@@ -19,6 +18,7 @@ from memprof.source_code.patch import diff, removed
 from memprof.source_code.program import Program, root_name
 from memprof.trace import EMPTY, BlockState, State
 from memprof.units import format_bytes
+from memprof.views.peak_without import Saving
 
 __all__ = ["rules"]
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from memprof.analysis.clusters import THROUGH_GRAPH
 from memprof.analysis.findings import Found, Kind
-from memprof.analysis.savings import Saving
 from memprof.records import Holder
 from memprof.run import Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
@@ -24,6 +23,7 @@ from memprof.source_code.program import (
     program_of,
 )
 from memprof.trace import Frame, Phase, Trace
+from memprof.views.peak_without import Saving
 
 __all__ = ["NO_FIGURE", "Case", "Proposal", "says"]
 

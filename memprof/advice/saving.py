@@ -7,11 +7,11 @@ from functools import lru_cache
 import numpy as np
 
 from memprof.analysis.findings import Found, Kind
-from memprof.analysis.savings import Cuts, Saving, replayed
-from memprof.analysis.steps import step_of_event
-from memprof.analysis.timeline import Timeline, timeline
 from memprof.run import Run
 from memprof.trace import Trace
+from memprof.views.peak_without import Cuts, Saving, replayed
+from memprof.views.steps import step_of_event
+from memprof.views.timeline import Timeline, timeline
 
 __all__ = ["saving_of", "timeline_of"]
 

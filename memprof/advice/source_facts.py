@@ -8,13 +8,13 @@ import numpy as np
 
 from memprof.advice.case import Case
 from memprof.advice.saving import timeline_of
-from memprof.analysis.sites import sites
-from memprof.analysis.steps import step_of_event
 from memprof.source_code import call_sites
 from memprof.source_code.call_sites import Handed
 from memprof.source_code.program import Place
 from memprof.source_code.values import is_reduction, last_binding, starts_backward
 from memprof.trace import Action, Phase
+from memprof.views.sites import sites
+from memprof.views.steps import step_of_event
 
 __all__ = ["handed_over", "is_number", "makes_number", "serves_training"]
 

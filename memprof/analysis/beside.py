@@ -61,7 +61,7 @@ def is_full(failure: Failure) -> bool:
 
 def advice_for(failure: Failure) -> Iterator[str]:
     """What would have left room, the surest first; each only where there is something to be had."""
-    trace = failure.seen.trace if failure.seen is not None else None
+    trace = failure.window.trace if failure.window is not None else None
     end = trace.end if trace is not None and not len(trace.events) else None
     idle = idle_bytes(end) if end is not None else 0
     if idle >= _ENOUGH:

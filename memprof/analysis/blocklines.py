@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.analysis.failures import Failure
-from memprof.analysis.owners import Group
-from memprof.analysis.sites import NO_SITE, site_name
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import EMPTY, Frame
 from memprof.units import format_bytes, format_count
+from memprof.views.owners import Group
+from memprof.views.sites import NO_SITE, site_name
 
 __all__ = ["blocks_by_size", "callers"]
 
@@ -28,9 +28,9 @@ _DEEPEST = 6
 
 def blocks_by_size(failure: Failure, alive: npt.NDArray[np.bool_]) -> tuple[Group, ...]:
     """Live blocks by size, where stacks do not tell what most bytes are."""
-    if failure.seen is None or not alive.any():
+    if failure.window is None or not alive.any():
         return ()
-    lives = failure.seen.line.lives
+    lives = failure.window.lives
     size, told = lives.size[alive], lives.stack[alive] != EMPTY
     if size[told].sum() > _TOLD * size.sum():
         return ()
@@ -50,10 +50,10 @@ def _of_size(size: int, count: int) -> str:
 
 def callers(failure: Failure, alive: npt.NDArray[np.bool_]) -> tuple[Group, ...]:
     """Where the lines were called from, as far out as they begin to differ."""
-    if failure.seen is None or not alive.any():
+    if failure.window is None or not alive.any():
         return ()
-    lives, trace = failure.seen.line.lives, failure.seen.trace
-    lines = len(np.unique(failure.seen.owners.site.of[alive]))
+    lives, trace = failure.window.lives, failure.window.trace
+    lines = len(np.unique(failure.window.owners.site.of[alive]))
     rows = lives.stack[alive]
     sizes, counts = np.bincount(rows, lives.size[alive]), np.bincount(rows)
     stacks = {int(row): _user_functions(trace.stack(int(row))) for row in np.unique(rows)}

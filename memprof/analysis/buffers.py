@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memprof.analysis.scene import Scene
 from memprof.analysis.suspicion import Pattern, Suspicion
 from memprof.source_code.program import (
     Place,
@@ -18,32 +17,33 @@ from memprof.source_code.program import (
     place_of,
 )
 from memprof.trace import Category
+from memprof.views.window import Window
 
 __all__ = ["large_buffers"]
 
 _LEAST_SHARE = 0.15
 
 
-def large_buffers(scene: Scene) -> Iterator[Suspicion]:
+def large_buffers(window: Window) -> Iterator[Suspicion]:
     """Buffers that make much of the peak, of which the program reads a slice, or one not at all."""
-    mask = scene.at_peak & (scene.category == Category.BUFFER)
-    if scene.share(scene.bytes_of(mask)) < _LEAST_SHARE:
+    mask = window.at_peak & (window.category == Category.BUFFER)
+    if window.share(window.bytes_of(mask)) < _LEAST_SHARE:
         return
-    row = scene.main_site(mask)
-    place = place_of(scene.frame_of(row))
+    row = window.main_site(mask)
+    place = place_of(window.frame_of(row))
     if place is None:
         return
-    unread = _unread(scene, place)
+    unread = _unread(window, place)
     if unread:
-        own = mask & (scene.site == scene.site[row])
+        own = mask & (window.site == window.site[row])
         yield Suspicion(
             Pattern.UNREAD_BUFFER,
             row,
             np.flatnonzero(own),
             0.6,
-            f"are a buffer of `{scene.module_name(row)}` that nothing reads, `{unread}`",
-            scene.bytes_of(own),
-            scene.replayed(scene.whole(np.flatnonzero(own))),
+            f"are a buffer of `{window.module_name(row)}` that nothing reads, `{unread}`",
+            window.bytes_of(own),
+            window.replayed(window.whole(np.flatnonzero(own))),
             {"buffer": unread},
         )
         return
@@ -54,14 +54,14 @@ def large_buffers(scene: Scene) -> Iterator[Suspicion]:
             row,
             np.flatnonzero(mask),
             0.5,
-            f"are buffers of `{scene.module_name(row)}`, of which a slice is read",
-            scene.bytes_of(mask),
+            f"are buffers of `{window.module_name(row)}`, of which a slice is read",
+            window.bytes_of(mask),
             None,
             {"buffer": name},
         )
 
 
-def _unread(scene: Scene, place: Place) -> str:
+def _unread(window: Window, place: Place) -> str:
     """The buffer that a statement makes, where none of the program's files mentions it again.
 
     Not where its class has another base than a module's own: that one may read it.
@@ -76,7 +76,7 @@ def _unread(scene: Scene, place: Place) -> str:
         )
         own = call in calls_in(place.statement, "register_buffer")
         name = _registered(call)
-        if name and (own or made & values) and _mentions(scene, name) == 1:
+        if name and (own or made & values) and _mentions(window, name) == 1:
             return name
     return ""
 
@@ -86,13 +86,13 @@ def _registered(call: ast.Call) -> str:
     return name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else ""
 
 
-def _mentions(scene: Scene, name: str) -> int:
+def _mentions(window: Window, name: str) -> int:
     """How often the program's files name an attribute, or have its name as a text.
 
     Many times where an attribute is asked for by a name that is put together.
     """
     found = 0
-    for program in scene.programs:
+    for program in window.programs:
         for node in ast.walk(program.tree):
             found += isinstance(node, ast.Attribute) and node.attr == name
             found += isinstance(node, ast.Constant) and node.value == name

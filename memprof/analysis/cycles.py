@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.analysis.growing import AGE
-from memprof.analysis.survival import Survival
 from memprof.records import Finding
 from memprof.run import DeviceRun
 from memprof.trace import EMPTY
+from memprof.views.survivors import Survival
 
 __all__ = ["Collected", "collected", "freed_by_collector"]
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memprof.analysis.examination import DeviceExamination, WindowExamination, alive_at_peak
 from memprof.analysis.failures import times_out_of_memory
 from memprof.analysis.outside import PROCESS, beyond_torch, most, other_processes, series_of
-from memprof.analysis.owners import Group, top
 from memprof.analysis.recordedsteps import recorded_steps
-from memprof.analysis.steps import Growth, growth
 from memprof.run import Run
 from memprof.trace import NOT_RECORDED, Phase
+from memprof.views.examination import DeviceExamination, alive_at_peak
+from memprof.views.owners import Group, top
+from memprof.views.steps import Growth, growth
+from memprof.views.window import Window
 
 __all__ = ["DeviceFigures", "PeakMoment", "device_figures"]
 
@@ -108,7 +109,7 @@ def _outside_torch(device: DeviceExamination, run: Run) -> int:
     return max(used - device.peak_reserved, 0) if used >= 0 else NOT_RECORDED
 
 
-def _peak_moment(window: WindowExamination, number: int) -> PeakMoment:
+def _peak_moment(window: Window, number: int) -> PeakMoment:
     line, trace, who = window.line, window.trace, window.owners
     event, alive = line.peak_allocated.event, alive_at_peak(window)
     label = trace.label(int(trace.events.label[event])) if event >= 0 else None

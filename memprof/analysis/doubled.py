@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memprof.analysis.savings import Cuts, Saving
-from memprof.analysis.scene import Bools, Ints, Scene
 from memprof.analysis.suspicion import Pattern, Suspicion
 from memprof.source_code.idioms import enlarged_copy
 from memprof.source_code.program import calls_in, place_of
 from memprof.source_code.verbs import JOINING
 from memprof.trace import Category
+from memprof.views.peak_without import Cuts, Saving
+from memprof.views.window import Bools, Ints, Window
 
 __all__ = ["doubled"]
 
@@ -28,30 +28,30 @@ _MODULE_FILE = "/torch/nn/modules/module.py"
 _LEAST_DOUBLE = 0.9
 
 
-def doubled(scene: Scene) -> Iterator[Suspicion]:
+def doubled(window: Window) -> Iterator[Suspicion]:
     """What one copy, or half the width, would do for."""
-    if scene.peak.event < 0:
+    if window.peak.event < 0:
         return
-    yield from _joined(scene)
-    yield from _second_states(scene)
-    yield from _double_precision(scene)
+    yield from _joined(window)
+    yield from _second_states(window)
+    yield from _double_precision(window)
 
 
-def _joined(scene: Scene) -> Iterator[Suspicion]:
+def _joined(window: Window) -> Iterator[Suspicion]:
     """A tensor at the peak that a line joined from parts that are there as well."""
-    lives = scene.lives
-    large = scene.at_peak & ~scene.owned & (lives.alloc >= 0)
-    large &= lives.size >= _LEAST_JOINED * scene.peak.bytes
+    lives = window.lives
+    large = window.at_peak & ~window.owned & (lives.alloc >= 0)
+    large &= lives.size >= _LEAST_JOINED * window.peak.bytes
     for row in np.flatnonzero(large)[::-1].tolist():
-        if not _joins(scene, row):
+        if not _joins(window, row):
             continue
-        parts = _parts(scene, row)
-        at_peak = parts[scene.at_peak[parts]]
+        parts = _parts(window, row)
+        at_peak = parts[window.at_peak[parts]]
         if len(at_peak) < _FEWEST_PARTS:
             continue
-        joined, every = _all_joined(scene, row)
-        dropped = scene.replayed(scene.ended(every, lives.alloc[joined] + 1))
-        filled = scene.replayed(_filled(scene, joined, every))
+        joined, every = _all_joined(window, row)
+        dropped = window.replayed(window.ended(every, lives.alloc[joined] + 1))
+        filled = window.replayed(_filled(window, joined, every))
         drop = bool(dropped.bytes >= 0.8 * filled.bytes)
         yield Suspicion(
             Pattern.JOINED,
@@ -66,20 +66,20 @@ def _joined(scene: Scene) -> Iterator[Suspicion]:
         return
 
 
-def _joins(scene: Scene, row: int) -> bool:
-    place = place_of(scene.frame_of(row))
+def _joins(window: Window, row: int) -> bool:
+    place = place_of(window.frame_of(row))
     if place is None or enlarged_copy(place.statement):
         return False
     return bool(calls_in(place.statement, *JOINING))
 
 
-def _parts(scene: Scene, row: int) -> Ints:
+def _parts(window: Window, row: int) -> Ints:
     """Tensors of one line, there when ``row`` was made, that are together as large as it is."""
-    lives = scene.lives
-    before = ~scene.owned & (lives.alloc < lives.alloc[row]) & (lives.free > lives.alloc[row])
+    lives = window.lives
+    before = ~window.owned & (lives.alloc < lives.alloc[row]) & (lives.free > lives.alloc[row])
     wanted = int(lives.requested[row])
-    for site in np.unique(scene.site[before]):
-        rows = np.flatnonzero(before & (scene.site == site))
+    for site in np.unique(window.site[before]):
+        rows = np.flatnonzero(before & (window.site == site))
         if len(rows) >= _FEWEST_PARTS and int(lives.requested[rows].sum()) == wanted:
             return rows
         alike: Ints = rows[lives.requested[rows] * _times(lives.requested[rows]) == wanted]
@@ -95,20 +95,20 @@ def _times(sizes: Ints) -> Ints:
     return often
 
 
-def _all_joined(scene: Scene, row: int) -> tuple[Ints, Ints]:
+def _all_joined(window: Window, row: int) -> tuple[Ints, Ints]:
     """Every part that the same stack joins, and beside it the row of what it is joined into."""
-    same = np.flatnonzero(scene.lives.stack == scene.lives.stack[row])
-    found = [(joined, _parts(scene, joined)) for joined in same.tolist()]
+    same = np.flatnonzero(window.lives.stack == window.lives.stack[row])
+    found = [(joined, _parts(window, joined)) for joined in same.tolist()]
     joined = [np.full(len(parts), one, dtype=np.int64) for one, parts in found]
     return np.concatenate(joined), np.concatenate([parts for _, parts in found])
 
 
-def _filled(scene: Scene, joined: Ints, parts: Ints) -> Cuts:
+def _filled(window: Window, joined: Ints, parts: Ints) -> Cuts:
     """No parts, but what they are joined into from the first of them on."""
-    lives = scene.lives
+    lives = window.lives
     results = np.unique(joined)
     first = np.array([lives.alloc[parts[joined == one]].min() for one in results], dtype=np.int64)
-    whole = scene.whole(parts)
+    whole = window.whole(parts)
     return Cuts(
         np.concatenate([whole.rows, results]),
         np.concatenate([whole.start, lives.alloc[results]]),
@@ -116,59 +116,61 @@ def _filled(scene: Scene, joined: Ints, parts: Ints) -> Cuts:
     )
 
 
-def _second_states(scene: Scene) -> Iterator[Suspicion]:
+def _second_states(window: Window) -> Iterator[Suspicion]:
     """State of an optimizer for parameters of which another one has made state later."""
-    frames = scene.trace.tables.frames
+    frames = window.trace.tables.frames
     torch_s = [bool(_OPTIMIZER_FILE.search(f.filename.replace("\\", "/"))) for f in frames]
-    stacks = np.array([any(torch_s[i] for i in s) for s in scene.trace.tables.stacks])
-    state = (scene.category == Category.OPTIMIZER_STATE) & scene.at_peak
-    state &= stacks[scene.lives.stack] & (scene.lives.requested > _LEAST_STATE)
-    steps = np.unique(scene.made_in[state]).tolist()
+    stacks = np.array([any(torch_s[i] for i in s) for s in window.trace.tables.stacks])
+    state = (window.category == Category.OPTIMIZER_STATE) & window.at_peak
+    state &= stacks[window.lives.stack] & (window.lives.requested > _LEAST_STATE)
+    steps = np.unique(window.made_in[state]).tolist()
     for number, step in enumerate(steps):
-        older = state & (scene.made_in == step)
-        newer = state & np.isin(scene.made_in, steps[number + 1 :])
-        keys = set(_keys(scene, newer))
-        twice = np.array([key in keys for key in _keys(scene, older)], dtype=bool)
+        older = state & (window.made_in == step)
+        newer = state & np.isin(window.made_in, steps[number + 1 :])
+        keys = set(_keys(window, newer))
+        twice = np.array([key in keys for key in _keys(window, older)], dtype=bool)
         rows = np.flatnonzero(older)
-        replaced = 2 * scene.bytes_of(older) < scene.bytes_of(newer)  # it is on its way out
+        replaced = 2 * window.bytes_of(older) < window.bytes_of(newer)  # it is on its way out
         if not twice.any() or twice.mean() < _LEAST_COMMON or replaced:
             continue
         yield Suspicion(
             Pattern.SECOND_STATES,
-            scene.main_site(older),
+            window.main_site(older),
             rows,
             0.55,
             "are state of one optimizer for parameters that a later one has state for as well",
-            scene.bytes_of(older),
-            scene.replayed(scene.ended(rows, np.full(len(rows), _first_made(scene, newer)))),
+            window.bytes_of(older),
+            window.replayed(window.ended(rows, np.full(len(rows), _first_made(window, newer)))),
         )
         return
 
 
-def _first_made(scene: Scene, rows: Bools) -> int:
-    return int(scene.lives.alloc[rows].min())
+def _first_made(window: Window, rows: Bools) -> int:
+    return int(window.lives.alloc[rows].min())
 
 
-def _keys(scene: Scene, rows: Bools) -> list[tuple[int, int]]:
+def _keys(window: Window, rows: Bools) -> list[tuple[int, int]]:
     """Module and bytes of each row: of its parameter, as a state has its parameter's size."""
-    return list(zip(scene.module[rows].tolist(), scene.lives.requested[rows].tolist(), strict=True))
+    return list(
+        zip(window.module[rows].tolist(), window.lives.requested[rows].tolist(), strict=True)
+    )
 
 
-def _double_precision(scene: Scene) -> Iterator[Suspicion]:
+def _double_precision(window: Window) -> Iterator[Suspicion]:
     """A model that ``.double()`` has converted: all that is computed with it is twice as wide."""
-    frames = scene.trace.tables.frames
+    frames = window.trace.tables.frames
     casts = [f.name.rpartition(".")[2] == "double" and
              f.filename.replace("\\", "/").endswith(_MODULE_FILE) for f in frames]  # fmt: skip
-    stacks = np.array([any(casts[i] for i in s) for s in scene.trace.tables.stacks])
-    parameters = scene.at_peak & (scene.category == Category.PARAMETER)
-    cast = parameters & stacks[scene.lives.stack]
-    if not cast.any() or scene.bytes_of(cast) < _LEAST_DOUBLE * scene.bytes_of(parameters):
+    stacks = np.array([any(casts[i] for i in s) for s in window.trace.tables.stacks])
+    parameters = window.at_peak & (window.category == Category.PARAMETER)
+    cast = parameters & stacks[window.lives.stack]
+    if not cast.any() or window.bytes_of(cast) < _LEAST_DOUBLE * window.bytes_of(parameters):
         return
-    peak = scene.peak.bytes
+    peak = window.peak.bytes
     yield Suspicion(
         Pattern.DOUBLE_PRECISION,
-        scene.main_site(cast),
-        np.flatnonzero(scene.at_peak),
+        window.main_site(cast),
+        np.flatnonzero(window.at_peak),
         0.55,
         "are in double precision",
         peak,

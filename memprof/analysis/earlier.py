@@ -6,10 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.allocator import Changes, Program
-from memprof.analysis.sites import site_name, sites
-from memprof.analysis.steps import step_of_event
 from memprof.errors import MissingError
 from memprof.trace import Action, Frame, Trace
+from memprof.views.sites import site_name, sites
+from memprof.views.steps import step_of_event
 
 __all__ = ["freed_each_step", "matching_stacks"]
 

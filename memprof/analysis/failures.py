@@ -14,7 +14,6 @@ import numpy as np
 
 from memprof.allocator import segment_map
 from memprof.allocator.rounding import SMALL_SIZE
-from memprof.analysis.examination import Examination, WindowExamination, examine_window
 from memprof.analysis.oomfacts import (
     Neighbour,
     first_known,
@@ -24,9 +23,6 @@ from memprof.analysis.oomfacts import (
     live_stacks,
     neighbours,
 )
-from memprof.analysis.owners import owners
-from memprof.analysis.steps import is_lone_request, ooms, step_of_event
-from memprof.analysis.timeline import timeline
 from memprof.records import Finding
 from memprof.run import DeviceRun, ReadingSeries, Run
 from memprof.trace import (
@@ -40,10 +36,15 @@ from memprof.trace import (
     State,
     Trace,
 )
+from memprof.views.examination import Examination
+from memprof.views.owners import owners
+from memprof.views.steps import is_lone_request, ooms, step_of_event
+from memprof.views.timeline import timeline
+from memprof.views.window import Window
 
 __all__ = ["NO_STACKS", "Failure", "Neighbour", "failures", "times_out_of_memory"]
 
-_Look: TypeAlias = "Callable[[Trace], WindowExamination]"
+_Look: TypeAlias = "Callable[[Trace], Window]"
 
 NO_STACKS = "memory ran out between two windows, where no stacks are recorded: raise `budget`"
 """What is said of a failure between windows where its lines would stand."""
@@ -60,7 +61,8 @@ class Failure:
     """``event``: in a trace; ``finding``: by the job alone; ``state``: only what was held."""
     times: int = 1
     """How often the device ran out in the whole recording; this is the last time."""
-    window: int = NOT_RECORDED
+    number: int = NOT_RECORDED
+    """Of the window that it is in, among those of the device."""
     event: int = NOT_RECORDED
     time_us: int = NOT_RECORDED
     requested: int = NOT_RECORDED
@@ -85,7 +87,7 @@ class Failure:
     """The run's other devices, and what torch had reserved on each, as near then as is known."""
     told: Mapping[str, Any] | None = None
     """What the job's own finding says beyond this, such as live bytes by owner."""
-    seen: WindowExamination | None = None
+    window: Window | None = None
     """The trace that it is in, with exact sizes."""
     between_windows: bool = False
     """No stacks were recorded there: of what was held the blocks are known, and no lines."""
@@ -156,7 +158,9 @@ def failures(run: Run, examination: Examination | None = None) -> tuple[Failure,
     exact = examination.devices if examination is not None and not run.is_snapshot else ()
     known = {device.name: device.windows for device in exact}
     devices = [(device, known.get(device.device, ())) for device in run.devices]
-    found = [f for device, seen in devices if (f := _of_device(run, device, seen)) is not None]
+    found = [
+        f for device, windows in devices if (f := _of_device(run, device, windows)) is not None
+    ]
     if not found and not any(device.events > _bare(device) for device in run.devices):
         found = [f for device in run.devices if (f := _of_state(device)) is not None]
     found = [replace(f, elsewhere=_elsewhere(run, f)) for f in found]
@@ -196,7 +200,7 @@ def _findings(run: Run, device: DeviceRun) -> list[Finding]:
     return [f for f in run.findings if f.finding == "oom" and f.device == device.device]
 
 
-def _of_device(run: Run, device: DeviceRun, known: Sequence[WindowExamination]) -> Failure | None:
+def _of_device(run: Run, device: DeviceRun, known: Sequence[Window]) -> Failure | None:
     told = _findings(run, device)
     marks = list(_marks(device))
     if not marks and not told:
@@ -224,17 +228,17 @@ def _is_later(finding: Finding, trace: Trace, mark: tuple[int, int]) -> bool:
     return finding.time_us > at_us + (0 if of_another else _SAME_MOMENT_US)
 
 
-def _looks(device: DeviceRun, known: Sequence[WindowExamination]) -> _Look:
+def _looks(device: DeviceRun, known: Sequence[Window]) -> _Look:
     """Examines a window of the device, if that was not done before."""
-    by_trace = {id(trace): seen for trace, seen in zip(device.windows, known, strict=False)}
-    return lambda trace: by_trace.get(id(trace)) or examine_window(trace)
+    by_trace = {id(trace): window for trace, window in zip(device.windows, known, strict=False)}
+    return lambda trace: by_trace.get(id(trace)) or Window.of(trace)
 
 
 def _of_event(
-    run: Run, device: DeviceRun, look: _Look, window: int, event: int, times: int
+    run: Run, device: DeviceRun, look: _Look, number: int, event: int, times: int
 ) -> Failure:
-    seen = look(device.windows[window])
-    trace, line = seen.trace, seen.line
+    window = look(device.windows[number])
+    trace, line = window.trace, window.line
     events, held = trace.events, segment_map(trace, event)
     largest, apart = _free_for(held, trace, event)
     at_us = int(events.time_us[event])
@@ -246,7 +250,7 @@ def _of_event(
         device=device.device,
         recorded="event",
         times=times,
-        window=window,
+        number=number,
         event=event,
         time_us=at_us,
         requested=int(events.size[event]),
@@ -261,7 +265,7 @@ def _of_event(
         total=device.info.total_bytes or NOT_RECORDED,
         process_used=_reading(run, device.device, "process_used", at_us),
         fraction=device.info.memory_fraction,
-        seen=seen,
+        window=window,
         between_windows=_is_moment(trace),
     )
 
@@ -327,15 +331,15 @@ def _of_finding(
         label = Label(finding.step, label.phase, label.module, label.annotation)
     facts = finding.details
     total = first_known(integer(facts, "device_total"), device.info.total_bytes)
-    window, event, seen = _seen_then(device, look, finding)
-    traced = int(seen.line.allocated[event + 1]) if seen is not None else NOT_RECORDED
+    number, event, window = _window_then(device, look, finding)
+    traced = int(window.line.allocated[event + 1]) if window is not None else NOT_RECORDED
     return Failure(
         device=device.device,
         recorded="finding",
         times=times,
-        window=window,
+        number=number,
         event=event,
-        seen=seen,
+        window=window,
         time_us=finding.time_us,
         requested=finding.bytes or NOT_RECORDED,
         stack=tables.stack(finding.stack) if tables is not None and finding.stack != EMPTY else (),
@@ -368,16 +372,16 @@ def _free_then(run: Run, device: str, finding: Finding) -> int:
     return told if told >= 0 else _reading(run, device, "free", finding.time_us)
 
 
-def _seen_then(
+def _window_then(
     device: DeviceRun, look: _Look, finding: Finding
-) -> tuple[int, int, WindowExamination | None]:
+) -> tuple[int, int, Window | None]:
     """The window that was open then, and its last event before; without one, -1 and None."""
-    window = integer(finding.details, "window")
-    if not 0 <= window < len(device.windows):
+    number = integer(finding.details, "window")
+    if not 0 <= number < len(device.windows):
         return NOT_RECORDED, NOT_RECORDED, None
-    seen = look(device.windows[window])
-    times_us = seen.trace.events.time_us
-    return window, int(np.searchsorted(times_us, finding.time_us, side="right")) - 1, seen
+    window = look(device.windows[number])
+    times_us = window.trace.events.time_us
+    return number, int(np.searchsorted(times_us, finding.time_us, side="right")) - 1, window
 
 
 def _joined(failure: Failure, finding: Finding) -> Failure:
@@ -405,12 +409,12 @@ def _of_state(device: DeviceRun) -> Failure | None:
         device=device.device,
         recorded="state",
         times=0,
-        window=device.windows.index(trace),
+        number=device.windows.index(trace),
         event=len(trace.events) - 1,
         allocated=trace.end.allocated,
         reserved=trace.end.reserved,
         pending=_bytes(trace.end, BlockState.ACTIVE_PENDING_FREE),
         largest_free=_largest_free(trace.end),
         total=device.info.total_bytes or NOT_RECORDED,
-        seen=WindowExamination(trace, line, owners(trace, line.lives)),
+        window=Window(trace, line, owners(trace, line.lives), device.device),
     )

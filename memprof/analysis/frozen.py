@@ -7,72 +7,72 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memprof.analysis.scene import Bools, Ints, Scene
 from memprof.analysis.suspicion import Pattern, Suspicion
 from memprof.source_code.program import Place, Program, called_name, loaded_names
 from memprof.trace import Category, Phase
+from memprof.views.window import Bools, Ints, Window
 
 __all__ = ["frozen"]
 
 _LEAST_SHARE = 0.1
 
 
-def frozen(scene: Scene) -> Iterator[Suspicion]:
+def frozen(window: Window) -> Iterator[Suspicion]:
     """Activations of what runs before anything that is trained, kept for an input's gradient.
 
     Only where a statement of the program asks for such a gradient, and none reads it.
     """
-    rows = _ahead_of_training(scene)
-    mask = np.zeros(len(scene.lives), dtype=bool)
+    rows = _ahead_of_training(window)
+    mask = np.zeros(len(window.lives), dtype=bool)
     mask[rows] = True
-    at_peak = mask & scene.at_peak
-    if not len(rows) or scene.share(scene.bytes_of(at_peak)) < _LEAST_SHARE:
+    at_peak = mask & window.at_peak
+    if not len(rows) or window.share(window.bytes_of(at_peak)) < _LEAST_SHARE:
         return
-    row = scene.main_site(at_peak)
-    asked = next((p for program in scene.programs for p in _asked_in_vain(program)), None)
+    row = window.main_site(at_peak)
+    asked = next((p for program in window.programs for p in _asked_in_vain(program)), None)
     if asked is None:
         return
-    after = np.append(scene.lives.alloc[rows[1:]], scene.lives.alloc[rows[-1:]])
+    after = np.append(window.lives.alloc[rows[1:]], window.lives.alloc[rows[-1:]])
     yield Suspicion(
         Pattern.FROZEN_GRAPH,
         row,
         rows,
         0.75,
         "are activations of modules that take no gradient, kept for that of their input",
-        scene.bytes_of(at_peak),
-        scene.replayed(scene.ended(rows, after)),
+        window.bytes_of(at_peak),
+        window.replayed(window.ended(rows, after)),
         {"asked_file": asked.program.filename, "asked_line": asked.line},
     )
 
 
-def _ahead_of_training(scene: Scene) -> Ints:
+def _ahead_of_training(window: Window) -> Ints:
     """Activations of each step's forward passes up to the first module that has a gradient."""
-    has_gradient = (scene.category == Category.GRADIENT) & (scene.module > 0)
-    trained = np.unique(scene.module[has_gradient | _states(scene)])
-    parameters = scene.category == Category.PARAMETER
-    untrained = np.setdiff1d(scene.module[parameters], np.append(trained, 0))
+    has_gradient = (window.category == Category.GRADIENT) & (window.module > 0)
+    trained = np.unique(window.module[has_gradient | _states(window)])
+    parameters = window.category == Category.PARAMETER
+    untrained = np.setdiff1d(window.module[parameters], np.append(trained, 0))
     if not len(trained) or not len(untrained):
         return np.zeros(0, dtype=np.int64)
-    module_of_label = _module_of_label(scene)
-    events = np.flatnonzero(np.isin(module_of_label[scene.trace.events.label], trained))
+    module_of_label = _module_of_label(window)
+    events = np.flatnonzero(np.isin(module_of_label[window.trace.events.label], trained))
     first: dict[int, int] = {}
-    for event in events[scene.phase_of_event[events] == Phase.FORWARD].tolist():
-        first.setdefault(int(scene.step_of_event[event]), event)
-    made = scene.category == Category.ACTIVATION
-    made &= (scene.phase == Phase.FORWARD) & (scene.module > 0)
+    for event in events[window.phase_of_event[events] == Phase.FORWARD].tolist():
+        first.setdefault(int(window.step_of_event[event]), event)
+    made = window.category == Category.ACTIVATION
+    made &= (window.phase == Phase.FORWARD) & (window.module > 0)
     rows = np.flatnonzero(made)
-    begins = np.array([first.get(int(step), -1) for step in scene.made_in[rows]], dtype=np.int64)
-    return rows[scene.lives.alloc[rows] < begins]
+    begins = np.array([first.get(int(step), -1) for step in window.made_in[rows]], dtype=np.int64)
+    return rows[window.lives.alloc[rows] < begins]
 
 
-def _states(scene: Scene) -> Bools:
-    states: Bools = (scene.category == Category.OPTIMIZER_STATE) & (scene.module > 0)
+def _states(window: Window) -> Bools:
+    states: Bools = (window.category == Category.OPTIMIZER_STATE) & (window.module > 0)
     return states
 
 
-def _module_of_label(scene: Scene) -> Ints:
-    at = {name: number for number, name in enumerate(scene.seen.owners.module.names)}
-    labels = scene.trace.tables.labels
+def _module_of_label(window: Window) -> Ints:
+    at = {name: number for number, name in enumerate(window.owners.module.names)}
+    labels = window.trace.tables.labels
     return np.array([at.get(label.module, 0) for label in labels], dtype=np.int64)
 
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memprof.analysis.growth import WARM_UP, Rise, floor, rise
-from memprof.analysis.sites import NO_SITE, sites
-from memprof.analysis.survival import Survival
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import EMPTY, Category, Frame, Tables
+from memprof.views.sites import NO_SITE, sites
+from memprof.views.survivors import Survival
+from memprof.views.trend import WARM_UP, Rise, floor, rise
 
 __all__ = ["AGE", "Growing", "growing"]
 

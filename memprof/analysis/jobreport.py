@@ -9,10 +9,10 @@ from statistics import median_low
 
 from memprof.analysis.findings import Kind
 from memprof.analysis.ranks import MEASURES, Deviation, Rank, Spread, is_rising
-from memprof.analysis.sites import short_path
 from memprof.analysis.summary import Verdict
 from memprof.analysis.together import Shared
 from memprof.units import format_bytes, format_count, format_duration
+from memprof.views.sites import short_path
 
 __all__ = [
     "JobReport",

@@ -9,12 +9,12 @@ from itertools import takewhile
 
 import numpy as np
 
-from memprof.analysis.scene import Bools, Ints, Scene
 from memprof.analysis.suspicion import Pattern, Suspicion
 from memprof.source_code.idioms import enlarged_copy
 from memprof.source_code.program import Place, called_name, calls_in, place_of
 from memprof.source_code.verbs import CONVERTING, REPEATING
 from memprof.trace import Category, Phase
+from memprof.views.window import Bools, Ints, Window
 
 __all__ = ["large"]
 
@@ -33,33 +33,33 @@ _COMPUTING = ("softmax", "log_softmax", "cross_entropy")
 _SHORT = re.compile(r"autocast|bfloat16|bf16|float16|fp16|\.half\(")
 
 
-def large(scene: Scene) -> Iterator[Suspicion]:
+def large(window: Window) -> Iterator[Suspicion]:
     """The largest tensor that is no part of a model, if it makes much of the peak."""
-    if scene.peak.event < 0:
+    if window.peak.event < 0:
         return
-    mask = scene.at_peak & ~scene.owned & (scene.category != Category.INPUT)
-    mask &= scene.freed_in - scene.made_in < _RESIDENT
+    mask = window.at_peak & ~window.owned & (window.category != Category.INPUT)
+    mask &= window.freed_in - window.made_in < _RESIDENT
     if not mask.any():
         return
-    row = scene.largest(mask)
+    row = window.largest(mask)
     # Results and gradients of its size came of it; the first of them is where it began.
     # A block may be larger than asked for, where its rest was too small to split off.
-    size = scene.lives.requested[row]
-    alike = ~scene.owned & (scene.lives.requested == size) & (scene.category != Category.INPUT)
-    nbytes = scene.bytes_of(alike & scene.at_peak)
-    if scene.share(nbytes) < _LARGE or scene.share(int(size)) < _LEAST_ONE:
+    size = window.lives.requested[row]
+    alike = ~window.owned & (window.lives.requested == size) & (window.category != Category.INPUT)
+    nbytes = window.bytes_of(alike & window.at_peak)
+    if window.share(nbytes) < _LARGE or window.share(int(size)) < _LEAST_ONE:
         return
-    row = int(np.flatnonzero(alike & (scene.made_in == scene.made_in[row]))[0])
-    pattern, certainty, what = _kind_of_large(scene, row, _statement(scene, row))
+    row = int(np.flatnonzero(alike & (window.made_in == window.made_in[row]))[0])
+    pattern, certainty, what = _kind_of_large(window, row, _statement(window, row))
     if pattern is Pattern.BROADCAST:
-        rows = np.flatnonzero(alike & (scene.made_in >= 0))
+        rows = np.flatnonzero(alike & (window.made_in >= 0))
     elif pattern is Pattern.REPEATED:
-        rows = np.flatnonzero(alike & _repeating(scene)[scene.site])
+        rows = np.flatnonzero(alike & _repeating(window)[window.site])
     elif pattern is Pattern.LARGEST:
-        row, rows = _chain(scene, row, alike, nbytes)
+        row, rows = _chain(window, row, alike, nbytes)
     else:
-        rows = np.flatnonzero(scene.lives.stack == scene.lives.stack[row])
-    there = np.flatnonzero(alike & scene.at_peak)
+        rows = np.flatnonzero(window.lives.stack == window.lives.stack[row])
+    there = np.flatnonzero(alike & window.at_peak)
     if pattern is Pattern.LARGEST and len(there) > 1:
         what = f"are {len(there)} tensors of one size"
     yield Suspicion(
@@ -69,61 +69,61 @@ def large(scene: Scene) -> Iterator[Suspicion]:
         certainty,
         what,
         nbytes,
-        scene.replayed(scene.whole(rows)),
+        window.replayed(window.whole(rows)),
         {"tensors": len(there)},
     )
 
 
-def _chain(scene: Scene, row: int, alike: Bools, nbytes: int) -> tuple[int, Ints]:
+def _chain(window: Window, row: int, alike: Bools, nbytes: int) -> tuple[int, Ints]:
     """What its stack makes; if the peak does not depend on that, the like of one function.
 
     A chain of operations, or a pass through several modules, has several of them at any moment.
     """
-    rows = np.flatnonzero(scene.lives.stack == scene.lives.stack[row])
-    if 2 * scene.replayed(scene.whole(rows)).bytes >= nbytes:
+    rows = np.flatnonzero(window.lives.stack == window.lives.stack[row])
+    if 2 * window.replayed(window.whole(rows)).bytes >= nbytes:
         return row, rows
-    frames = scene.seen.owners.sites.frames
+    frames = window.owners.sites.frames
     numbers: dict[tuple[str, str], int] = {}
     of_site = [numbers.setdefault((f.filename, f.name), len(numbers)) for f in frames]
-    function = np.array(of_site, dtype=np.int64)[scene.site]
-    passing = alike & ~(_by_modules(scene) & (scene.category == Category.ACTIVATION))
-    if not (passing & scene.at_peak).any():
+    function = np.array(of_site, dtype=np.int64)[window.site]
+    passing = alike & ~(_by_modules(window) & (window.category == Category.ACTIVATION))
+    if not (passing & window.at_peak).any():
         return row, rows
-    there = passing & scene.at_peak
-    main = int(np.bincount(function[there], weights=scene.lives.size[there]).argmax())
-    chain = np.flatnonzero(passing & (function == main) & (scene.made_in >= 0))
-    of_step = chain[scene.made_in[chain] == scene.made_in[row]]
+    there = passing & window.at_peak
+    main = int(np.bincount(function[there], weights=window.lives.size[there]).argmax())
+    chain = np.flatnonzero(passing & (function == main) & (window.made_in >= 0))
+    of_step = chain[window.made_in[chain] == window.made_in[row]]
     return int(of_step[0]) if len(of_step) else row, chain
 
 
-def _by_modules(scene: Scene) -> Bools:
+def _by_modules(window: Window) -> Bools:
     """Whether a module that the user's line calls made it, and no function on the line itself."""
-    stacks = np.unique(scene.lives.stack)
-    made = np.zeros(len(scene.trace.tables.stacks), dtype=bool)
+    stacks = np.unique(window.lives.stack)
+    made = np.zeros(len(window.trace.tables.stacks), dtype=bool)
     for stack in stacks.tolist():
-        made[stack] = _is_made_by_a_module(scene, int(np.argmax(scene.lives.stack == stack)))
-    return made[scene.lives.stack]
+        made[stack] = _is_made_by_a_module(window, int(np.argmax(window.lives.stack == stack)))
+    return made[window.lives.stack]
 
 
-def _statement(scene: Scene, row: int) -> Place | None:
-    return place_of(scene.frame_of(row))
+def _statement(window: Window, row: int) -> Place | None:
+    return place_of(window.frame_of(row))
 
 
-def _kind_of_large(scene: Scene, row: int, place: Place | None) -> tuple[Pattern, float, str]:
+def _kind_of_large(window: Window, row: int, place: Place | None) -> tuple[Pattern, float, str]:
     if place is not None and enlarged_copy(place.statement):
         return Pattern.GROWN_BY_COPY, 0.7, "are copied into a larger tensor again and again"
-    side = _outer_product(scene, row, place)
+    side = _outer_product(window, row, place)
     if side:
         return Pattern.BROADCAST, 0.8, f"come of broadcasting {side} values against {side}"
     if place is not None and calls_in(place.statement, *REPEATING):
         return Pattern.REPEATED, 0.5, "come of repeating a smaller tensor"
-    narrow = _half_as_large(scene, row) and not _is_made_by_a_module(scene, row)
-    if narrow and place is not None and _widens(scene, place):
+    narrow = _half_as_large(window, row) and not _is_made_by_a_module(window, row)
+    if narrow and place is not None and _widens(window, place):
         return Pattern.UPCAST, 0.7, "are a wider copy of a tensor that is there too"
     return Pattern.LARGEST, 0.35, "are one tensor"
 
 
-def _widens(scene: Scene, place: Place) -> bool:
+def _widens(window: Window, place: Place) -> bool:
     """Whether a statement converts a tensor, or what it calls does so in a program of short types.
 
     A softmax that is twice as large as some other tensor is else that by chance.
@@ -133,30 +133,30 @@ def _widens(scene: Scene, place: Place) -> bool:
         k.arg == "dtype" for c in calls for k in c.keywords
     ):
         return True
-    return bool(calls) and any(_SHORT.search(program.text) for program in scene.programs)
+    return bool(calls) and any(_SHORT.search(program.text) for program in window.programs)
 
 
-def _repeating(scene: Scene) -> Bools:
+def _repeating(window: Window) -> Bools:
     """Per site: whether its statement repeats a tensor."""
-    places = [place_of(frame) for frame in scene.seen.owners.sites.frames]
+    places = [place_of(frame) for frame in window.owners.sites.frames]
     found = [p is not None and bool(calls_in(p.statement, *REPEATING)) for p in places]
     return np.array(found, dtype=bool)
 
 
-def _is_made_by_a_module(scene: Scene, row: int) -> bool:
+def _is_made_by_a_module(window: Window, row: int) -> bool:
     """Whether a module that the line calls made the tensor, and no function on the line itself."""
-    line = scene.frame_of(row)
-    inside = takewhile(lambda frame: frame != line, scene.stack(row))
+    line = window.frame_of(row)
+    inside = takewhile(lambda frame: frame != line, window.stack(row))
     return any("_call_impl" in frame.name for frame in inside)
 
 
-def _outer_product(scene: Scene, row: int, place: Place | None) -> int:
+def _outer_product(window: Window, row: int, place: Place | None) -> int:
     """``n`` where the tensor has n × n values and two tensors of n values went in; 0 where not."""
-    if place is None or not _combines(place.statement) or scene.phase[row] in _AFTERWARDS:
+    if place is None or not _combines(place.statement) or window.phase[row] in _AFTERWARDS:
         return 0
-    requested = int(scene.lives.requested[row])
-    before = ~scene.owned & (scene.lives.alloc < scene.lives.alloc[row])
-    there = scene.lives.requested[before & (scene.lives.free > scene.lives.alloc[row])]
+    requested = int(window.lives.requested[row])
+    before = ~window.owned & (window.lives.alloc < window.lives.alloc[row])
+    there = window.lives.requested[before & (window.lives.free > window.lives.alloc[row])]
     for width, operand in ((4, 4), (2, 2), (8, 8), (1, 4), (1, 8)):
         side: int = round((requested / width) ** 0.5)
         fits = side > _LEAST_SIDE and side * side * width == requested
@@ -189,9 +189,9 @@ def _is_product(expression: ast.expr) -> bool:
     return any(at) or bool(calls_in(expression, *_PRODUCTS))
 
 
-def _half_as_large(scene: Scene, row: int) -> bool:
+def _half_as_large(window: Window, row: int) -> bool:
     """Whether a tensor of half its bytes, made before it, is there at the peak as well."""
-    requested = scene.lives.requested
-    half = scene.at_peak & (2 * requested == requested[row])
-    half &= scene.lives.alloc < scene.lives.alloc[row]
-    return bool((half & ~scene.owned).any())
+    requested = window.lives.requested
+    half = window.at_peak & (2 * requested == requested[row])
+    half &= window.lives.alloc < window.lives.alloc[row]
+    return bool((half & ~window.owned).any())

@@ -24,15 +24,15 @@ from memprof.analysis.clusters import (
 from memprof.analysis.cycles import Collected, collected, freed_by_collector
 from memprof.analysis.findings import Evidence, Found, Kind, Series
 from memprof.analysis.growing import Growing, growing
-from memprof.analysis.owners import CATEGORY_NAMES
-from memprof.analysis.sites import NO_SITE, site_name, sites
-from memprof.analysis.survival import Survival, survival
 from memprof.records import Holder, Site
 from memprof.run import DeviceRun, Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import code_of
 from memprof.trace import Category, Frame, Phase
 from memprof.units import format_bytes
+from memprof.views.owners import CATEGORY_NAMES
+from memprof.views.sites import NO_SITE, site_name, sites
+from memprof.views.survivors import Survival, survival
 
 __all__ = ["leaks", "site_of_frame"]
 

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.allocator import Changes
-from memprof.analysis.examination import WindowExamination
-from memprof.analysis.owners import OWNED
-from memprof.analysis.steps import step_of_event
 from memprof.trace import NOT_RECORDED, Category, Phase
+from memprof.views.owners import OWNED
+from memprof.views.steps import step_of_event
+from memprof.views.window import Window
 
 __all__ = ["Moment", "freed", "left_behind", "main_site", "stale_gradients"]
 
@@ -28,7 +28,7 @@ _LEAST_STEPS = 3
 class Moment:
     """A window up to one event, with the step of every event and of every lifetime."""
 
-    seen: WindowExamination
+    window: Window
     event: int
     steps: Ints
     """The step of every event: as labelled, else counted by forward passes after backward ones."""
@@ -36,24 +36,24 @@ class Moment:
     """The step that made each lifetime; -1 where not known."""
 
     @classmethod
-    def at(cls, seen: WindowExamination, event: int) -> Moment:
+    def at(cls, window: Window, event: int) -> Moment:
         """The moment right after ``event``."""
-        steps = step_of_event(seen.trace)
+        steps = step_of_event(window.trace)
         if not len(steps) or int(steps[-1]) < 0:
-            steps = _steps_by_phase(seen)
-        lives = seen.line.lives
-        labels = np.array([label.step for label in seen.trace.tables.labels], dtype=np.int64)
+            steps = _steps_by_phase(window)
+        lives = window.lives
+        labels = np.array([label.step for label in window.trace.tables.labels], dtype=np.int64)
         by_label = labels[lives.label]
         made = lives.alloc >= 0
         made_in = by_label.copy()
         if len(steps):
             made_in[made] = np.where(by_label[made] >= 0, by_label[made], steps[lives.alloc[made]])
-        return cls(seen, event, steps, made_in)
+        return cls(window, event, steps, made_in)
 
     @property
     def alive(self) -> npt.NDArray[np.bool_]:
         """Which lifetimes are allocated at the moment."""
-        return self.seen.line.lives.alive_at(self.event)
+        return self.window.lives.alive_at(self.event)
 
     @property
     def step(self) -> int:
@@ -61,12 +61,12 @@ class Moment:
         return int(self.steps[self.event]) if self.event < len(self.steps) else NOT_RECORDED
 
 
-def _steps_by_phase(seen: WindowExamination) -> Ints:
+def _steps_by_phase(window: Window) -> Ints:
     """A step begins with the first forward allocation after a backward or optimizer one."""
-    lives, events = seen.line.lives, len(seen.trace.events)
+    lives, events = window.lives, len(window.trace.events)
     made = np.flatnonzero(lives.alloc >= 0)
     order = made[np.argsort(lives.alloc[made])]
-    phase = seen.owners.phase.of[order]
+    phase = window.owners.phase.of[order]
     passes = np.isin(phase, (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER))
     rows, phase = order[passes], phase[passes]
     begins = np.flatnonzero((phase[1:] == Phase.FORWARD) & (phase[:-1] != Phase.FORWARD)) + 1
@@ -83,8 +83,8 @@ def left_behind(moment: Moment) -> Ints:
     Parts of the model and of the optimizer are not meant; what was there before the window counts
     where its stack goes on leaving things in it.
     """
-    lives, alive = moment.seen.line.lives, moment.alive
-    owned = np.isin(moment.seen.owners.category.of, OWNED)
+    lives, alive = moment.window.lives, moment.alive
+    owned = np.isin(moment.window.owners.category.of, OWNED)
     past = alive & ~owned & (moment.made_in >= 0) & (moment.made_in < moment.step - 1)
     rows = np.flatnonzero(past)
     if not len(rows):
@@ -98,7 +98,7 @@ def left_behind(moment: Moment) -> Ints:
 
 def main_site(moment: Moment, rows: Ints) -> str:
     """The line that made most bytes of ``rows``; at how many others the rest was made."""
-    grouping, lives = moment.seen.owners.site, moment.seen.line.lives
+    grouping, lives = moment.window.owners.site, moment.window.lives
     total = np.bincount(grouping.of[rows], weights=lives.size[rows])
     others = int((total > 0).sum()) - 1
     lines = f" and {others} other lines" if others > 1 else " and another line" if others else ""
@@ -107,7 +107,7 @@ def main_site(moment: Moment, rows: Ints) -> str:
 
 def freed(moment: Moment, rows: Ints, after: Ints | None = None) -> Changes:
     """The program with ``rows`` freed after an event each, else at the end of their own step."""
-    lives = moment.seen.line.lives
+    lives = moment.window.lives
     made = lives.alloc[rows] >= 0
     own = rows[made]
     if after is None:
@@ -119,14 +119,14 @@ def freed(moment: Moment, rows: Ints, after: Ints | None = None) -> Changes:
 
 def stale_gradients(moment: Moment) -> Ints:
     """Rows of gradients of an earlier step that the optimizer has used, alive in a forward pass."""
-    seen, lives = moment.seen, moment.seen.line.lives
-    phases = np.array([int(label.phase) for label in seen.trace.tables.labels], dtype=np.int64)
-    of_event = phases[seen.trace.events.label]
+    window, lives = moment.window, moment.window.lives
+    phases = np.array([int(label.phase) for label in window.trace.tables.labels], dtype=np.int64)
+    of_event = phases[window.trace.events.label]
     if moment.step < 0 or int(of_event[moment.event]) != Phase.FORWARD:
         return np.zeros(0, dtype=np.int64)
     used = np.flatnonzero(of_event[: moment.event] == Phase.OPTIMIZER)
     if not len(used) or int(moment.steps[used[-1]]) >= moment.step:
         return np.zeros(0, dtype=np.int64)
-    gradient = seen.owners.category.of == int(Category.GRADIENT)
+    gradient = window.owners.category.of == int(Category.GRADIENT)
     rows = gradient & moment.alive & (lives.alloc >= 0) & (lives.alloc < int(used[-1]))
     return np.flatnonzero(rows)

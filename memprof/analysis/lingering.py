@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.analysis.savings import Saving
-from memprof.analysis.scene import Bools, Ints, Scene
 from memprof.analysis.suspicion import Pattern, Suspicion
 from memprof.source_code.bindings import Binding, binding_of, handed_on
 from memprof.source_code.program import (
@@ -21,6 +19,8 @@ from memprof.source_code.program import (
 )
 from memprof.source_code.verbs import FILLING
 from memprof.trace import Category, Frame, Phase
+from memprof.views.peak_without import Saving
+from memprof.views.window import Bools, Ints, Window
 
 __all__ = ["kept_exception", "lingering", "successors"]
 
@@ -38,26 +38,26 @@ class _Replaced:
     next_alloc: Ints
 
 
-def lingering(scene: Scene) -> Iterator[Suspicion]:
+def lingering(window: Window) -> Iterator[Suspicion]:
     """Values that live on in a name until the name is bound again."""
-    found = _replaced(scene)
+    found = _replaced(window)
     if not len(found.rows):
         return
-    candidates = [*_by_rebinding(scene, found), *_through_other_pass(scene, found)]
+    candidates = [*_by_rebinding(window, found), *_through_other_pass(window, found)]
     candidates.sort(key=lambda s: -s.certainty * (s.saving.bytes if s.saving else 0))
     yield from candidates[:2]
 
 
-def successors(scene: Scene) -> tuple[Ints, Ints]:
+def successors(window: Window) -> tuple[Ints, Ints]:
     """Rows made in steps, and the row that the same stack made in its next step; -1 for none.
 
     Where a stack makes several in a step, the n-th one is followed by the n-th one.
     """
-    lives = scene.lives
-    rows = np.flatnonzero((lives.alloc >= 0) & (scene.made_in >= 0))
+    lives = window.lives
+    rows = np.flatnonzero((lives.alloc >= 0) & (window.made_in >= 0))
     if not len(rows):
         return rows, rows
-    stack, step = lives.stack[rows].astype(np.int64), scene.made_in[rows]
+    stack, step = lives.stack[rows].astype(np.int64), window.made_in[rows]
     order = np.lexsort((lives.alloc[rows], step, stack))
     rows, stack, step = rows[order], stack[order], step[order]
     begins = np.ones(len(rows), dtype=bool)
@@ -72,13 +72,13 @@ def successors(scene: Scene) -> tuple[Ints, Ints]:
     return rows, following
 
 
-def _replaced(scene: Scene) -> _Replaced:
-    rows, following = successors(scene)
+def _replaced(window: Window) -> _Replaced:
+    rows, following = successors(window)
     rows, following = rows[following >= 0], following[following >= 0]
-    lives = scene.lives
+    lives = window.lives
     next_alloc = lives.alloc[following]
-    late = (lives.free[rows] > next_alloc) & (scene.freed_in[rows] == scene.made_in[following])
-    late &= ~np.isin(scene.category[rows], _INHERENT)
+    late = (lives.free[rows] > next_alloc) & (window.freed_in[rows] == window.made_in[following])
+    late &= ~np.isin(window.category[rows], _INHERENT)
     late &= _usually(lives.stack[rows], late)
     return _Replaced(rows[late], next_alloc[late])
 
@@ -91,65 +91,65 @@ def _usually(stack: Ints, late: Bools) -> Bools:
     return usual
 
 
-def _by_rebinding(scene: Scene, found: _Replaced) -> Iterator[Suspicion]:
+def _by_rebinding(window: Window, found: _Replaced) -> Iterator[Suspicion]:
     """Ended when the replacement began to exist, and if nothing reads it, at the step's end."""
     rows = found.rows
     # Both are there for a moment even in ``x = f(x)``: that much is needed.
     over = found.next_alloc + 1
-    saving, certainty = scene.replayed(scene.ended(rows, over)), 0.75
-    useless = rows[(over <= scene.peak.event) & (scene.lives.free[rows] > scene.peak.event)]
-    anchor = scene.main_site(_mask(scene, useless if len(useless) else rows))
-    binding = _binding(scene, useless if len(useless) else rows, anchor)
-    starts = [scene.first_event.get(int(step) + 1, -1) for step in scene.made_in[rows]]
+    saving, certainty = window.replayed(window.ended(rows, over)), 0.75
+    useless = rows[(over <= window.peak.event) & (window.lives.free[rows] > window.peak.event)]
+    anchor = window.main_site(_mask(window, useless if len(useless) else rows))
+    binding = _binding(window, useless if len(useless) else rows, anchor)
+    starts = [window.first_event.get(int(step) + 1, -1) for step in window.made_in[rows]]
     if min(starts) >= 0 and not (binding is not None and binding.needs_old):
-        at_end = scene.replayed(scene.ended(rows, np.array(starts, dtype=np.int64) - 1))
+        at_end = window.replayed(window.ended(rows, np.array(starts, dtype=np.int64) - 1))
         if at_end.bytes > 1.5 * saving.bytes:
             saving, certainty = at_end, 0.6 if binding is not None else 0.45
-    yield _suspicion(scene, rows, anchor, saving, certainty, binding)
+    yield _suspicion(window, rows, anchor, saving, certainty, binding)
 
 
-def _binding(scene: Scene, rows: Ints, anchor: int) -> Binding | None:
+def _binding(window: Window, rows: Ints, anchor: int) -> Binding | None:
     """The binding of the largest tensors; of the first stack that has one."""
-    order = rows[np.argsort(-scene.lives.size[rows], kind="stable")]
-    stacks = [scene.lives.stack[anchor], *scene.lives.stack[order[:200]]]
+    order = rows[np.argsort(-window.lives.size[rows], kind="stable")]
+    stacks = [window.lives.stack[anchor], *window.lives.stack[order[:200]]]
     for stack in dict.fromkeys(int(s) for s in stacks):
-        binding = binding_of(scene.trace.stack(stack))
+        binding = binding_of(window.trace.stack(stack))
         if binding is not None:
             return binding
     return None
 
 
 def _suspicion(
-    scene: Scene,
+    window: Window,
     rows: Ints,
     anchor: int,
     saving: Saving,
     certainty: float,
     binding: Binding | None,
 ) -> Suspicion:
-    at_peak = rows[scene.at_peak[rows]]
+    at_peak = rows[window.at_peak[rows]]
     facts: dict[str, float | int | str | bool] = {}
     name = ""
     if binding is not None:
         facts |= {"target": binding.target, "binding_file": binding.place.program.filename}
         facts |= {"binding_line": binding.place.line, "needs_old": binding.needs_old}
         name = f" in `{binding.target}`"
-    facts["raises"] = _is_raised_through(scene.user_frames(scene.stack(anchor)))
-    facts["model"] = bool(scene.owned[rows].sum() * 2 > len(rows))
+    facts["raises"] = _is_raised_through(window.user_frames(window.stack(anchor)))
+    facts["model"] = bool(window.owned[rows].sum() * 2 > len(rows))
     return Suspicion(
         Pattern.LINGERING,
         anchor,
         rows,
         certainty,
         f"live on{name} until their replacement is there",
-        scene.bytes_of(_mask(scene, at_peak)) or saving.bytes,
+        window.bytes_of(_mask(window, at_peak)) or saving.bytes,
         saving,
         facts,
     )
 
 
-def _mask(scene: Scene, rows: Ints) -> Bools:
-    mask = np.zeros(len(scene.lives), dtype=bool)
+def _mask(window: Window, rows: Ints) -> Bools:
+    mask = np.zeros(len(window.lives), dtype=bool)
     mask[rows] = True
     return mask
 
@@ -209,48 +209,48 @@ def _inside(node: ast.AST, line: int) -> bool:
     return getattr(node, "lineno", 0) <= line <= (getattr(node, "end_lineno", None) or 0)
 
 
-def _through_other_pass(scene: Scene, found: _Replaced) -> Iterator[Suspicion]:
+def _through_other_pass(window: Window, found: _Replaced) -> Iterator[Suspicion]:
     """What is there at the peak, in a call made later from a function that no longer reads it."""
-    rows = found.rows[scene.at_peak[found.rows]]
-    rows = rows[scene.freed_in[rows] > scene.step_of_event[max(scene.peak.event, 0)]]
-    rows = rows[~_backward_between(scene, rows, scene.peak.event)]
-    stack = scene.trace.stack(int(scene.trace.events.stack[scene.peak.event]))
+    rows = found.rows[window.at_peak[found.rows]]
+    rows = rows[window.freed_in[rows] > window.step_of_event[max(window.peak.event, 0)]]
+    rows = rows[~_backward_between(window, rows, window.peak.event)]
+    stack = window.trace.stack(int(window.trace.events.stack[window.peak.event]))
     kept: list[int] = []
     place = None
     for row in rows.tolist():
-        keeper = _unread_later(scene.stack(row), stack)
+        keeper = _unread_later(window.stack(row), stack)
         if keeper is not None:
             kept.append(row)
             place = place or keeper
     if not kept or place is None:
         return
     picked = np.array(kept, dtype=np.int64)
-    gone = np.full(len(picked), scene.peak.event - 1)
-    saving = _until_peak_passes(scene, picked, gone)
-    yield _suspicion(scene, picked, scene.main_site(_mask(scene, picked)), saving, 0.8, place)
+    gone = np.full(len(picked), window.peak.event - 1)
+    saving = _until_peak_passes(window, picked, gone)
+    yield _suspicion(window, picked, window.main_site(_mask(window, picked)), saving, 0.8, place)
 
 
-def _until_peak_passes(scene: Scene, rows: Ints, gone: Ints) -> Saving:
+def _until_peak_passes(window: Window, rows: Ints, gone: Ints) -> Saving:
     """The peak without them, and without their like in the other steps."""
-    stacks = np.unique(scene.lives.stack[rows])
-    alike = np.flatnonzero(np.isin(scene.lives.stack, stacks) & (scene.made_in >= 0))
-    offset = gone[0] - int(scene.lives.alloc[rows].max())
-    last = np.zeros(int(scene.made_in.max()) + 2, dtype=np.int64)
-    np.maximum.at(last, scene.made_in[alike], scene.lives.alloc[alike])
-    ends = last[scene.made_in[alike]] + offset
-    return scene.replayed(scene.ended(alike, ends))
+    stacks = np.unique(window.lives.stack[rows])
+    alike = np.flatnonzero(np.isin(window.lives.stack, stacks) & (window.made_in >= 0))
+    offset = gone[0] - int(window.lives.alloc[rows].max())
+    last = np.zeros(int(window.made_in.max()) + 2, dtype=np.int64)
+    np.maximum.at(last, window.made_in[alike], window.lives.alloc[alike])
+    ends = last[window.made_in[alike]] + offset
+    return window.replayed(window.ended(alike, ends))
 
 
-def _backward_between(scene: Scene, rows: Ints, event: int) -> Bools:
+def _backward_between(window: Window, rows: Ints, event: int) -> Bools:
     """Whether a backward pass ran after the rows were made and goes on beyond ``event``."""
-    backward = np.flatnonzero(scene.phase_of_event == Phase.BACKWARD)
+    backward = np.flatnonzero(window.phase_of_event == Phase.BACKWARD)
     after = np.searchsorted(backward, event)
-    before_free = np.searchsorted(backward, scene.lives.free[rows])
+    before_free = np.searchsorted(backward, window.lives.free[rows])
     same_step = np.zeros(len(rows), dtype=bool)
     for at, row in enumerate(rows.tolist()):
         later = backward[after : before_free[at]]
-        steps = scene.step_of_event[later]
-        same_step[at] = bool((steps == scene.made_in[row]).any())
+        steps = window.step_of_event[later]
+        same_step[at] = bool((steps == window.made_in[row]).any())
     return same_step
 
 

@@ -13,20 +13,20 @@ import numpy as np
 
 from memprof.analysis import beside
 from memprof.analysis.blocklines import blocks_by_size, callers
-from memprof.analysis.examination import Examination
 from memprof.analysis.failures import Failure, failures
 from memprof.analysis.leftovers import Moment, left_behind, main_site
-from memprof.analysis.owners import Group, top
 from memprof.analysis.repacking import Layout, idle_bytes, layouts
 from memprof.analysis.rescues import Rescues, rescues
-from memprof.analysis.sites import NO_SITE, site_name
-from memprof.analysis.steps import Growth, growth
 from memprof.analysis.whatif import OUTSIDE_TORCH
 from memprof.errors import MissingError
 from memprof.run import Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Frame
 from memprof.units import format_bytes, format_count
+from memprof.views.examination import Examination
+from memprof.views.owners import Group, top
+from memprof.views.sites import NO_SITE, site_name
+from memprof.views.steps import Growth, growth
 
 __all__ = ["Cause", "PostMortem", "Weight", "in_a_line", "post_mortems"]
 
@@ -131,10 +131,10 @@ def _explained(run: Run, failure: Failure, workers: int | None) -> PostMortem:
     trend = growth(steps)
     weights = tuple(sorted(_weights(failure, trend), key=lambda w: (not w.enough, -w.bytes)))
     cause, why = _judged(failure, weights)
-    seen = failure.seen
-    alive = seen.line.lives.alive_at(failure.event) if seen else np.zeros(0, dtype=bool)
-    sizes = seen.line.lives.size if seen else np.zeros(0, dtype=np.int64)
-    groupings = (seen.owners.category, seen.owners.module, seen.owners.site) if seen else ()
+    window = failure.window
+    alive = window.lives.alive_at(failure.event) if window else np.zeros(0, dtype=bool)
+    sizes = window.lives.size if window else np.zeros(0, dtype=np.int64)
+    groupings = (window.owners.category, window.owners.module, window.owners.site) if window else ()
     told = [tuple(top(grouping, sizes, alive, _TOP)) for grouping in groupings]
     categories, modules, lines = told or _told(failure)
     return PostMortem(
@@ -150,11 +150,11 @@ def _explained(run: Run, failure: Failure, workers: int | None) -> PostMortem:
         sites=lines,
         blocks=blocks_by_size(failure, alive),
         callers=callers(failure, alive),
-        inferred=bool(seen and seen.owners.inferred),
+        inferred=bool(window and window.owners.inferred),
         growth=trend,
         rescues=rescues(failure, workers),
         advice=tuple(beside.advice_for(failure)) if failure.beside else (),
-        layouts=layouts(seen.trace) if seen and failure.recorded == "state" else (),
+        layouts=layouts(window.trace) if window and failure.recorded == "state" else (),
     )
 
 
@@ -207,10 +207,10 @@ def _in_pieces(failure: Failure) -> str:
 
 def _leak_weights(failure: Failure, trend: Growth | None, shortage: int) -> Iterator[Weight]:
     traced = 0
-    if failure.seen is not None and failure.recorded == "event":
-        moment = Moment.at(failure.seen, failure.event)
+    if failure.window is not None and failure.recorded == "event":
+        moment = Moment.at(failure.window, failure.event)
         rows = left_behind(moment)
-        traced = int(failure.seen.line.lives.size[rows].sum())
+        traced = int(failure.window.lives.size[rows].sum())
         if traced:
             steps = len(np.unique(moment.made_in[rows]))
             yield Weight(
@@ -317,7 +317,7 @@ def _without_a_limit(failure: Failure, weights: Sequence[Weight]) -> tuple[Cause
 
 def _of_a_state(failure: Failure) -> str:
     unused, largest = format_bytes(failure.unused), format_bytes(failure.largest_free)
-    end = failure.seen.trace.end if failure.seen else None
+    end = failure.window.trace.end if failure.window else None
     idle = idle_bytes(end) if end is not None else 0
     if idle >= _SCATTERED * failure.reserved:
         then = (

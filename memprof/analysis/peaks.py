@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from memprof.analysis.rearranged import block_names, checkpointed, one_at_a_time
-from memprof.analysis.scene import Bools, Ints, Scene
 from memprof.analysis.suspicion import Pattern, Suspicion
 from memprof.source_code.idioms import added_by, filling, is_partly_cut
 from memprof.source_code.program import (
@@ -23,6 +22,7 @@ from memprof.source_code.program import (
     root_name,
 )
 from memprof.trace import Action, Category, Frame, Phase
+from memprof.views.window import Bools, Ints, Window
 
 __all__ = ["peaks", "retried"]
 
@@ -35,96 +35,96 @@ _LEAST_BLOCKS = 4
 _LEAST_ACTIVATIONS = 0.3
 
 
-def peaks(scene: Scene) -> Iterator[Suspicion]:
+def peaks(window: Window) -> Iterator[Suspicion]:
     """Each reason why the highest moment is as high as it is."""
-    if scene.peak.event < 0:
+    if window.peak.event < 0:
         return
-    yield from _optimizer_temporaries(scene)
-    yield from _retry(scene)
-    summed = list(_summed(scene))
+    yield from _optimizer_temporaries(window)
+    yield from _retry(window)
+    summed = list(_summed(window))
     yield from summed
     if not summed:
-        yield from _repeated_blocks(scene)
-    yield from _buckets(scene)
-    yield from _workspace(scene)
+        yield from _repeated_blocks(window)
+    yield from _buckets(window)
+    yield from _workspace(window)
 
 
-def _mask(scene: Scene, rows: Ints) -> Bools:
-    mask = np.zeros(len(scene.lives), dtype=bool)
+def _mask(window: Window, rows: Ints) -> Bools:
+    mask = np.zeros(len(window.lives), dtype=bool)
     mask[rows] = True
     return mask
 
 
-def _stacks_with(scene: Scene, pattern: re.Pattern[str], *, by_name: bool) -> Bools:
+def _stacks_with(window: Window, pattern: re.Pattern[str], *, by_name: bool) -> Bools:
     """Per lifetime: whether a frame of its stack has such a name, or such a file."""
-    frames = scene.trace.tables.frames
+    frames = window.trace.tables.frames
     hits = [bool(pattern.search(f.name if by_name else f.filename.replace("\\", "/")))
             for f in frames]  # fmt: skip
-    stacks = np.array([any(hits[i] for i in stack) for stack in scene.trace.tables.stacks])
-    found: Bools = stacks[scene.lives.stack]
+    stacks = np.array([any(hits[i] for i in stack) for stack in window.trace.tables.stacks])
+    found: Bools = stacks[window.lives.stack]
     return found
 
 
-def _optimizer_temporaries(scene: Scene) -> Iterator[Suspicion]:
-    temporary = (scene.phase == Phase.OPTIMIZER) & ~scene.owned
-    temporary &= _stacks_with(scene, _MULTI_TENSOR, by_name=True)
-    mask = temporary & scene.at_peak
+def _optimizer_temporaries(window: Window) -> Iterator[Suspicion]:
+    temporary = (window.phase == Phase.OPTIMIZER) & ~window.owned
+    temporary &= _stacks_with(window, _MULTI_TENSOR, by_name=True)
+    mask = temporary & window.at_peak
     if not mask.any():
         return
     rows = np.flatnonzero(temporary)
-    order = np.lexsort((-scene.lives.size[rows], scene.made_in[rows]))
-    rows, steps = rows[order], scene.made_in[rows[order]]
+    order = np.lexsort((-window.lives.size[rows], window.made_in[rows]))
+    rows, steps = rows[order], window.made_in[rows[order]]
     place = np.arange(len(rows)) - np.searchsorted(steps, steps)
     spared = rows[place >= _NEEDED_AT_ONCE]
     yield Suspicion(
         Pattern.OPTIMIZER_TEMPORARIES,
-        scene.main_site(mask),
+        window.main_site(mask),
         np.flatnonzero(mask),
         0.9,
         "are temporaries of an optimizer that updates all parameters at once",
-        scene.bytes_of(mask),
-        scene.replayed(scene.whole(spared)),
+        window.bytes_of(mask),
+        window.replayed(window.whole(spared)),
     )
 
 
-def _retry(scene: Scene) -> Iterator[Suspicion]:
+def _retry(window: Window) -> Iterator[Suspicion]:
     """The peak comes inside an ``except`` whose ``try`` made tensors that are still there."""
-    now = scene.trace.stack(int(scene.trace.events.stack[scene.peak.event]))
+    now = window.trace.stack(int(window.trace.events.stack[window.peak.event]))
     found = retried(now)
     if found is None:
         return
     frame, try_, handler = found
     failed = [
         row
-        for row in np.flatnonzero(scene.at_peak & ~scene.owned).tolist()
-        if any(_in_body(f, frame, try_) for f in scene.stack(row))
+        for row in np.flatnonzero(window.at_peak & ~window.owned).tolist()
+        if any(_in_body(f, frame, try_) for f in window.stack(row))
     ]
     if not failed:
         return
     rows = np.array(failed, dtype=np.int64)
-    stacks = np.unique(scene.lives.stack[rows])
-    alike = np.flatnonzero(np.isin(scene.lives.stack, stacks) & ~scene.owned)
-    first = {step: scene.lives.alloc[rows].max() for step in scene.made_in[rows].tolist()}
-    last = _last_of_try(scene, alike)
+    stacks = np.unique(window.lives.stack[rows])
+    alike = np.flatnonzero(np.isin(window.lives.stack, stacks) & ~window.owned)
+    first = {step: window.lives.alloc[rows].max() for step in window.made_in[rows].tolist()}
+    last = _last_of_try(window, alike)
     yield Suspicion(
         Pattern.RETRY,
-        scene.main_site(_mask(scene, rows)),
+        window.main_site(_mask(window, rows)),
         rows,
         0.95 if first else 0.9,
         "belong to the failed try, whose exception is still being handled",
-        int(scene.lives.size[rows].sum()),
-        scene.replayed(scene.ended(alike, last)),
+        int(window.lives.size[rows].sum()),
+        window.replayed(window.ended(alike, last)),
         {"handler_file": frame.filename, "handler_line": handler.lineno},
     )
 
 
-def _last_of_try(scene: Scene, rows: Ints) -> Ints:
+def _last_of_try(window: Window, rows: Ints) -> Ints:
     """Per row, the last event at which the same step made one of those rows."""
     last: dict[int, int] = {}
     for row in rows.tolist():
-        step = int(scene.made_in[row])
-        last[step] = max(last.get(step, -1), int(scene.lives.alloc[row]))
-    return np.array([last[int(s)] for s in scene.made_in[rows]], dtype=np.int64)
+        step = int(window.made_in[row])
+        last[step] = max(last.get(step, -1), int(window.lives.alloc[row]))
+    return np.array([last[int(s)] for s in window.made_in[rows]], dtype=np.int64)
 
 
 def retried(stack: tuple[Frame, ...]) -> tuple[Frame, ast.Try, ast.ExceptHandler] | None:
@@ -151,56 +151,56 @@ def _in_body(frame: Frame, around: Frame, try_: ast.Try) -> bool:
     return try_.body[0].lineno <= frame.line <= last
 
 
-def _summed(scene: Scene) -> Iterator[Suspicion]:
+def _summed(window: Window) -> Iterator[Suspicion]:
     """One line called one module several times in the step, and all its activations are there."""
-    made = scene.made_in == scene.step_of_event[scene.peak.event]
-    made &= scene.category == Category.ACTIVATION
-    times, rows, first = _passes(scene, np.flatnonzero(made & (scene.module > 0)))
+    made = window.made_in == window.step_of_event[window.peak.event]
+    made &= window.category == Category.ACTIVATION
+    times, rows, first = _passes(window, np.flatnonzero(made & (window.module > 0)))
     # One line may well make two tensors (`table(x) + arange(n)`); repeated passes repeat the most.
-    if times < 2 or 2 * scene.bytes_of(_mask(scene, rows)) < scene.bytes_of(made):
+    if times < 2 or 2 * window.bytes_of(_mask(window, rows)) < window.bytes_of(made):
         return
-    activations = made & scene.at_peak
+    activations = made & window.at_peak
     if not activations.any():
         return
-    loops = _looping_frames(scene.stack(int(rows[0])))
+    loops = _looping_frames(window.stack(int(rows[0])))
     if not loops:
         return
-    key = int(scene.lives.stack[first]), int(scene.module[first])
+    key = int(window.lives.stack[first]), int(window.module[first])
     summing = next((place for loop in loops if (place := _sum_of_losses(loop)) is not None), None)
     facts: dict[str, float | int | str | bool] = {"times": times}
     if summing is not None:
         facts |= {"sum_file": summing.program.filename, "sum_line": summing.line}
     yield Suspicion(
         Pattern.SUMMED_LOSSES,
-        scene.main_site(_mask(scene, rows)),
+        window.main_site(_mask(window, rows)),
         np.flatnonzero(activations),
         0.85 if summing is not None else 0.3,
         f"are activations of {times} passes through the same module before one backward pass",
-        scene.bytes_of(activations),
-        one_at_a_time(scene, key) if summing is not None else checkpointed(scene, key),
+        window.bytes_of(activations),
+        one_at_a_time(window, key) if summing is not None else checkpointed(window, key),
         facts,
     )
 
 
-def _passes(scene: Scene, rows: Ints) -> tuple[int, Ints, int]:
+def _passes(window: Window, rows: Ints) -> tuple[int, Ints, int]:
     """How often most of the rows' bytes were made by the same stacks in the same modules, and they.
 
     And the first row that each pass makes once; -1 where nothing is made twice. A line that runs
     several times in a pass does so a multiple of that. An operator with several results makes them
     at once: that is one time.
     """
-    events = scene.trace.events
+    events = window.trace.events
     allocs = np.flatnonzero(events.action == Action.ALLOC)
     runs = np.cumsum(np.diff(events.stack[allocs], prepend=-1) != 0)
-    run = runs[np.searchsorted(allocs, scene.lives.alloc[rows])]
-    keys = list(zip(scene.lives.stack[rows].tolist(), scene.module[rows].tolist(), strict=True))
+    run = runs[np.searchsorted(allocs, window.lives.alloc[rows])]
+    keys = list(zip(window.lives.stack[rows].tolist(), window.module[rows].tolist(), strict=True))
     times = Counter(key for key, _ in set(zip(keys, run.tolist(), strict=True)))
     of_row = np.array([times[key] for key in keys], dtype=np.int64)
-    sizes = scene.lives.size[rows]
+    sizes = window.lives.size[rows]
     shared = {t: int(sizes[of_row % t == 0].sum()) for t in set(times.values()) if t > 1}
     passes = max(shared, key=lambda t: (shared[t], t), default=1)
     once = rows[of_row == passes]
-    first = int(once[scene.lives.alloc[once].argmin()]) if passes > 1 else -1
+    first = int(once[window.lives.alloc[once].argmin()]) if passes > 1 else -1
     return passes, rows[of_row % passes == 0], first
 
 
@@ -280,61 +280,61 @@ def _collecting(statement: ast.stmt) -> str:
     return filled.container.partition(".")[0].partition("[")[0]
 
 
-def _repeated_blocks(scene: Scene) -> Iterator[Suspicion]:
+def _repeated_blocks(window: Window) -> Iterator[Suspicion]:
     """Activations of many modules at the peak: checkpointing keeps one block's at a time."""
-    mask = scene.at_peak & (scene.category == Category.ACTIVATION) & (scene.module > 0)
-    nbytes = scene.bytes_of(mask)
-    if scene.share(nbytes) < _LEAST_ACTIVATIONS:
+    mask = window.at_peak & (window.category == Category.ACTIVATION) & (window.module > 0)
+    nbytes = window.bytes_of(mask)
+    if window.share(nbytes) < _LEAST_ACTIVATIONS:
         return
-    names = block_names(scene)
-    inside = {names[module] for module in np.unique(scene.module[mask])}
+    names = block_names(window)
+    inside = {names[module] for module in np.unique(window.module[mask])}
     blocks = {name for name in inside if "." in name} or inside  # a root around blocks is none
     if len(blocks) < _LEAST_BLOCKS:
         return
     yield Suspicion(
         Pattern.ACTIVATIONS,
-        scene.main_site(mask),
+        window.main_site(mask),
         np.flatnonzero(mask),
         0.5,
         f"are activations of {len(blocks)} blocks, kept for the backward pass",
         nbytes,
-        checkpointed(scene),
+        checkpointed(window),
         {"blocks": len(blocks)},
     )
 
 
-def _buckets(scene: Scene) -> Iterator[Suspicion]:
-    mask = scene.at_peak & ~scene.owned & _stacks_with(scene, _REDUCER, by_name=False)
-    mask &= scene.freed_in - scene.made_in >= 2
-    parameters = scene.bytes_of(scene.at_peak & (scene.category == Category.PARAMETER))
-    if not mask.any() or not 0.9 < scene.bytes_of(mask) / max(parameters, 1) < 1.3:
+def _buckets(window: Window) -> Iterator[Suspicion]:
+    mask = window.at_peak & ~window.owned & _stacks_with(window, _REDUCER, by_name=False)
+    mask &= window.freed_in - window.made_in >= 2
+    parameters = window.bytes_of(window.at_peak & (window.category == Category.PARAMETER))
+    if not mask.any() or not 0.9 < window.bytes_of(mask) / max(parameters, 1) < 1.3:
         return
     # As views of the buckets each gradient is copied there, and is gone before the next is made.
-    copied = (scene.category == Category.GRADIENT) & (scene.phase == Phase.BACKWARD)
+    copied = (window.category == Category.GRADIENT) & (window.phase == Phase.BACKWARD)
     gradients = np.flatnonzero(copied)  # in the order in which they were made
-    made = scene.lives.alloc[gradients]
+    made = window.lives.alloc[gradients]
     yield Suspicion(
         Pattern.BUCKETS,
-        scene.main_site(mask),
+        window.main_site(mask),
         np.flatnonzero(mask),
         0.85,
         "are the reducer's buckets, a second copy of every gradient",
-        scene.bytes_of(mask),
-        scene.replayed(scene.ended(gradients, np.append(made[1:], made[-1:]))),
+        window.bytes_of(mask),
+        window.replayed(window.ended(gradients, np.append(made[1:], made[-1:]))),
     )
 
 
-def _workspace(scene: Scene) -> Iterator[Suspicion]:
-    mask = scene.at_peak & ~scene.owned & _stacks_with(scene, _WORKSPACE, by_name=True)
+def _workspace(window: Window) -> Iterator[Suspicion]:
+    mask = window.at_peak & ~window.owned & _stacks_with(window, _WORKSPACE, by_name=True)
     if not mask.any():
         return
     rows = np.flatnonzero(mask)
     yield Suspicion(
         Pattern.WORKSPACE,
-        scene.main_site(mask),
+        window.main_site(mask),
         rows,
         0.7,
         "are workspaces of cuDNN or cuBLAS",
-        scene.bytes_of(mask),
-        scene.replayed(scene.whole(rows)),
+        window.bytes_of(mask),
+        window.replayed(window.whole(rows)),
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memprof.analysis.findings import Evidence, Found, Kind
-from memprof.analysis.steps import device_steps
-from memprof.analysis.timeline import timeline
 from memprof.records import Finding, Site
 from memprof.run import DeviceRun, Run
 from memprof.units import format_bytes, format_percent
+from memprof.views.steps import device_steps
+from memprof.views.timeline import timeline
 
 __all__ = ["pinned"]
 

@@ -72,7 +72,7 @@ def computes_in(failure: Failure) -> Precision:
     weights = dtypes.get("parameter") if isinstance(dtypes, dict) else None
     if told.get("autocast") or (isinstance(weights, dict) and _mostly_short(weights)):
         return Precision.SHORT
-    if failure.seen is not None and _casts(failure.seen.trace.tables):
+    if failure.window is not None and _casts(failure.window.trace.tables):
         return Precision.SHORT
     # Outside a forward pass autocast is off whether the job uses it or not.
     in_forward = failure.label.phase is Phase.FORWARD and told.get("autocast") == ""
@@ -102,7 +102,7 @@ def halving(moment: Moment) -> npt.NDArray[np.bool_]:
 
     Inputs stay as they are, and so does what autocast computes in float32.
     """
-    lives, trace = moment.seen.line.lives, moment.seen.trace
+    lives, trace = moment.window.lives, moment.window.trace
     kept = np.array([_kept_long(trace.tables, stack) for stack in trace.tables.stacks])
     rows = of_the_passes(moment) & ~kept[lives.stack]
     events = np.zeros(len(trace.events), dtype=bool)
@@ -118,6 +118,6 @@ def _kept_long(tables: Tables, stack: tuple[int, ...]) -> bool:
 
 def weight_copies(moment: Moment) -> int:
     """Bytes of the casts of all weights that autocast keeps to the end of a forward pass."""
-    lives, owners = moment.seen.line.lives, moment.seen.owners
+    lives, owners = moment.window.lives, moment.window.owners
     weights = moment.alive & (owners.category.of == int(Category.PARAMETER))
     return int(lives.size[weights].sum()) // 2

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memprof.analysis.examination import DeviceExamination, examine
 from memprof.analysis.failures import times_out_of_memory
 from memprof.analysis.outliers import outliers
 from memprof.analysis.outside import beyond_torch, most
-from memprof.analysis.steps import growth
 from memprof.records import DeviceSummary, Footer, Header
 from memprof.run import Run, Steps
 from memprof.trace import NOT_RECORDED
+from memprof.views.examination import DeviceExamination, examine
+from memprof.views.steps import growth
 
 __all__ = [
     "MEASURES",

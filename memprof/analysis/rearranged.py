@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memprof.analysis.savings import Cuts, Saving
-from memprof.analysis.scene import Bools, Ints, Scene
 from memprof.trace import Category, Phase
+from memprof.views.peak_without import Cuts, Saving
+from memprof.views.window import Bools, Ints, Window
 
 __all__ = ["block_names", "checkpointed", "one_at_a_time"]
 
@@ -20,9 +20,9 @@ _FEW_ROWS = 2
 """Activations a block, below which single blocks leave nothing to make again."""
 
 
-def block_names(scene: Scene) -> list[str]:
+def block_names(window: Window) -> list[str]:
     """Per module: the repeated block that it is in; its root where it is in none."""
-    return [_block(name) for name in scene.seen.owners.module.names]
+    return [_block(name) for name in window.owners.module.names]
 
 
 def _block(module: str) -> str:
@@ -32,7 +32,7 @@ def _block(module: str) -> str:
     return parts[0] if cut is None else ".".join(parts[: cut + 1])
 
 
-def checkpointed(scene: Scene, key: tuple[int, int] | None = None) -> Saving:
+def checkpointed(window: Window, key: tuple[int, int] | None = None) -> Saving:
     """With the output of each block kept, and the rest made again in its backward pass.
 
     Blocks of one operator each are taken together: √n of n at a time (Chen et al. 2016). With a
@@ -41,13 +41,13 @@ def checkpointed(scene: Scene, key: tuple[int, int] | None = None) -> Saving:
     rows: list[Ints] = []
     start: list[Ints] = []
     end: list[Ints] = []
-    backward = np.flatnonzero(scene.phase_of_event == Phase.BACKWARD)
-    free = scene.lives.free
-    steps = _blocks_of_steps(scene) if key is None else _passes_of_steps(scene, *key)
+    backward = np.flatnonzero(window.phase_of_event == Phase.BACKWARD)
+    free = window.lives.free
+    steps = _blocks_of_steps(window) if key is None else _passes_of_steps(window, *key)
     for blocks in steps:
         frees = np.sort(np.concatenate([free[block] for block in blocks]))
         for block in blocks:
-            over = int(scene.lives.alloc[block[-1]])  # its output is made last, and stays
+            over = int(window.lives.alloc[block[-1]])  # its output is made last, and stays
             at = int(np.searchsorted(backward, over))
             if at == len(backward) or len(block) < _FEW_ROWS:
                 continue
@@ -58,21 +58,21 @@ def checkpointed(scene: Scene, key: tuple[int, int] | None = None) -> Saving:
             rows.append(block[:-1])
             start.append(np.full(len(block) - 1, over))
             end.append(np.full(len(block) - 1, again))
-    return _replayed(scene, rows, start, end)
+    return _replayed(window, rows, start, end)
 
 
-def _blocks_of_steps(scene: Scene) -> Iterator[list[Ints]]:
+def _blocks_of_steps(window: Window) -> Iterator[list[Ints]]:
     """For every step the activations of each block, in the order in which they were made."""
-    names = block_names(scene)
+    names = block_names(window)
     numbers = np.unique(names, return_inverse=True)[1]
     repeated = np.array([name != name.split(".", maxsplit=1)[0] or "#" in name for name in names])
-    mask = (scene.category == Category.ACTIVATION) & (scene.module > 0)
-    if (mask & repeated[scene.module]).any():
-        mask &= repeated[scene.module]
-    activations = np.flatnonzero(mask & (scene.made_in >= 0))
-    for step in np.unique(scene.made_in[activations]):
-        rows = activations[scene.made_in[activations] == step]
-        block = numbers[scene.module[rows]]
+    mask = (window.category == Category.ACTIVATION) & (window.module > 0)
+    if (mask & repeated[window.module]).any():
+        mask &= repeated[window.module]
+    activations = np.flatnonzero(mask & (window.made_in >= 0))
+    for step in np.unique(window.made_in[activations]):
+        rows = activations[window.made_in[activations] == step]
+        block = numbers[window.module[rows]]
         order = np.unique(block, return_index=True)[1]
         rank = np.zeros(len(names), dtype=np.int64)
         rank[block[np.sort(order)]] = np.arange(len(order))
@@ -81,37 +81,37 @@ def _blocks_of_steps(scene: Scene) -> Iterator[list[Ints]]:
         yield [rows[segment == one] for one in np.unique(segment)]
 
 
-def _passes_of_steps(scene: Scene, stack: int, module: int) -> Iterator[list[Ints]]:
+def _passes_of_steps(window: Window, stack: int, module: int) -> Iterator[list[Ints]]:
     """The same by passes, of which each begins where ``stack`` makes a tensor in ``module``."""
-    activations = np.flatnonzero(scene.category == Category.ACTIVATION)
-    for begins, made in _beginnings(scene, stack, module):
+    activations = np.flatnonzero(window.category == Category.ACTIVATION)
+    for begins, made in _beginnings(window, stack, module):
         rows = activations[made[activations]]
-        number = np.searchsorted(begins, scene.lives.alloc[rows], side="right")
+        number = np.searchsorted(begins, window.lives.alloc[rows], side="right")
         yield [rows[number == one] for one in np.unique(number)]
 
 
-def _beginnings(scene: Scene, stack: int, module: int) -> Iterator[tuple[Ints, Bools]]:
+def _beginnings(window: Window, stack: int, module: int) -> Iterator[tuple[Ints, Bools]]:
     """For every step the events at which its passes begin, and whether it made each lifetime."""
-    lives = scene.lives
-    marks = np.flatnonzero((lives.stack == stack) & (scene.module == module) & (lives.alloc >= 0))
-    for step in np.unique(scene.made_in[marks]):
-        yield lives.alloc[marks[scene.made_in[marks] == step]], scene.made_in == step
+    lives = window.lives
+    marks = np.flatnonzero((lives.stack == stack) & (window.module == module) & (lives.alloc >= 0))
+    for step in np.unique(window.made_in[marks]):
+        yield lives.alloc[marks[window.made_in[marks] == step]], window.made_in == step
 
 
-def one_at_a_time(scene: Scene, key: tuple[int, int]) -> Saving:
+def one_at_a_time(window: Window, key: tuple[int, int]) -> Saving:
     """With a backward pass after each forward pass, and not one for the sum of their losses.
 
     ``key`` is the stack and the module of a tensor that each pass makes once, near its beginning.
     The gradients are there from the first backward pass on.
     """
-    lives, freed = scene.lives, _freed_by_backward(scene)
-    gradients = (scene.category == Category.GRADIENT) & (scene.phase == Phase.BACKWARD)
+    lives, freed = window.lives, _freed_by_backward(window)
+    gradients = (window.category == Category.GRADIENT) & (window.phase == Phase.BACKWARD)
     rows: list[Ints] = []
     start: list[Ints] = []
     end: list[Ints] = []
-    for begins, made in _beginnings(scene, *key):
+    for begins, made in _beginnings(window, *key):
         for category in (Category.ACTIVATION, Category.INPUT):
-            own = np.flatnonzero(made & freed & (scene.category == category))
+            own = np.flatnonzero(made & freed & (window.category == category))
             following = np.searchsorted(begins, lives.alloc[own], side="right")
             # An input is there before the pass that it is for begins.
             following += category == Category.INPUT
@@ -124,17 +124,17 @@ def one_at_a_time(scene: Scene, key: tuple[int, int]) -> Saving:
             rows.append(own)
             start.append(lives.alloc[own])
             end.append(np.full(len(own), int(begins[1]) - 1))
-    return _replayed(scene, rows, start, end)
+    return _replayed(window, rows, start, end)
 
 
-def _freed_by_backward(scene: Scene) -> Bools:
+def _freed_by_backward(window: Window) -> Bools:
     """Freed in a backward pass: what its graph alone kept."""
-    phases = np.append(scene.phase_of_event, Phase.UNKNOWN)
-    freed: Bools = phases[scene.lives.free] == Phase.BACKWARD
+    phases = np.append(window.phase_of_event, Phase.UNKNOWN)
+    freed: Bools = phases[window.lives.free] == Phase.BACKWARD
     return freed
 
 
-def _replayed(scene: Scene, rows: list[Ints], start: list[Ints], end: list[Ints]) -> Saving:
+def _replayed(window: Window, rows: list[Ints], start: list[Ints], end: list[Ints]) -> Saving:
     if not rows:
-        return Saving(scene.peak.bytes, scene.peak.bytes)
-    return scene.replayed(Cuts(np.concatenate(rows), np.concatenate(start), np.concatenate(end)))
+        return Saving(window.peak.bytes, window.peak.bytes)
+    return window.replayed(Cuts(np.concatenate(rows), np.concatenate(start), np.concatenate(end)))

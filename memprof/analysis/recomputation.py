@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.analysis.leftovers import Moment
-from memprof.analysis.sites import short_path
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Category, Frame, Phase
+from memprof.views.sites import short_path
 
 __all__ = ["Unit", "recomputable"]
 
@@ -43,7 +43,7 @@ def recomputable(moment: Moment) -> list[Unit]:
     A module that is still in its forward pass, or whose backward pass has begun (something of it
     was freed), keeps everything. Of each other one its last allocation stays: its output.
     """
-    labelled = any(label.module for label in moment.seen.trace.tables.labels)
+    labelled = any(label.module for label in moment.window.trace.tables.labels)
     groups: dict[str, list[Ints]] = {}
     for name, rows in _module_calls(moment) if labelled else _function_calls(moment):
         groups.setdefault(name, []).append(rows)
@@ -52,7 +52,7 @@ def recomputable(moment: Moment) -> list[Unit]:
 
 
 def _unit(moment: Moment, name: str, calls: list[Ints]) -> Unit | None:
-    lives, rows, ends = moment.seen.line.lives, [], []
+    lives, rows, ends = moment.window.lives, [], []
     for call in calls:
         kept = call[:-1]
         if len(kept):
@@ -66,13 +66,13 @@ def _unit(moment: Moment, name: str, calls: list[Ints]) -> Unit | None:
 
 def _module_calls(moment: Moment) -> Iterator[tuple[str, Ints]]:
     """Activations of the step's forward pass that are alive, by call of a module, in order."""
-    lives, seen, mine = moment.seen.line.lives, moment.seen, _activations(moment)
-    labels = seen.trace.tables.labels
+    lives, window, mine = moment.window.lives, moment.window, _activations(moment)
+    labels = window.trace.tables.labels
     by_module: dict[str, list[int]] = {}
     for row in np.flatnonzero(mine & moment.alive).tolist():
         for path in _numbered(labels[int(lives.label[row])].module):
             by_module.setdefault(path, []).append(row)
-    running = labels[int(seen.trace.events.label[moment.event])].module
+    running = labels[int(window.trace.events.label[moment.event])].module
     begun = _begun(moment, mine & ~moment.alive)
     for path, rows in by_module.items():
         inside = running == path or running.startswith(f"{path}.")
@@ -82,10 +82,10 @@ def _module_calls(moment: Moment) -> Iterator[tuple[str, Ints]]:
 
 def _activations(moment: Moment) -> npt.NDArray[np.bool_]:
     """What the current step's forward pass made, as far as it may be kept for the backward pass."""
-    lives, seen = moment.seen.line.lives, moment.seen
+    lives, window = moment.window.lives, moment.window
     kinds = (int(Category.ACTIVATION), int(Category.UNKNOWN))
-    mine = np.isin(seen.owners.category.of, kinds)
-    mine &= seen.owners.phase.of == int(Phase.FORWARD)
+    mine = np.isin(window.owners.category.of, kinds)
+    mine &= window.owners.phase.of == int(Phase.FORWARD)
     mine &= (lives.alloc >= 0) & (lives.alloc < moment.event)
     if moment.step >= 0:
         mine &= moment.made_in == moment.step
@@ -94,9 +94,9 @@ def _activations(moment: Moment) -> npt.NDArray[np.bool_]:
 
 def _begun(moment: Moment, gone: npt.NDArray[np.bool_]) -> set[str]:
     """Modules of which a backward pass has freed something."""
-    lives, seen = moment.seen.line.lives, moment.seen
-    labels = seen.trace.tables.labels
-    freed_by = seen.trace.events.label[np.minimum(lives.free, len(seen.trace.events) - 1)]
+    lives, window = moment.window.lives, moment.window
+    labels = window.trace.tables.labels
+    freed_by = window.trace.events.label[np.minimum(lives.free, len(window.trace.events) - 1)]
     found: set[str] = set()
     for row in np.flatnonzero(gone).tolist():
         if labels[int(freed_by[row])].phase == Phase.BACKWARD:
@@ -125,7 +125,7 @@ def _function_calls(moment: Moment) -> Iterator[tuple[str, Ints]]:
     A call begins where the first of the function's stacks comes again; the last one still runs if
     the function is on the stack of the moment.
     """
-    trace, lives = moment.seen.trace, moment.seen.line.lives
+    trace, lives = moment.window.trace, moment.window.lives
     running = _functions(trace.stack(int(trace.events.stack[moment.event])))
     if not running:
         return

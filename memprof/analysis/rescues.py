@@ -102,11 +102,11 @@ def rescues(failure: Failure, workers: int | None = None) -> Rescues:
         return Rescues(
             unproven=f"nobody tells how much {failure.beside} asked for, so nothing was replayed"
         )
-    if failure.recorded != "event" or failure.seen is None:
+    if failure.recorded != "event" or failure.window is None:
         return Rescues(unproven="no trace of the failed allocation, so nothing could be replayed")
     if failure.limit < 0:
         return Rescues(unproven="the file does not say how much the device had free")
-    program = _up_to(failure.seen.trace, failure.event)
+    program = _up_to(failure.window.trace, failure.event)
     limit = min(failure.limit, program.capacity)
     refused_early = failure.limit - limit > max(_SLACK, _SLACK_SHARE * failure.limit)
     outcome = play(program, capacity=limit)
@@ -120,8 +120,8 @@ def rescues(failure: Failure, workers: int | None = None) -> Rescues:
             unproven="replayed as recorded, an earlier request fails already: the model does not "
             "follow this recording, so nothing can be shown by it"
         )
-    settings, unproven = _settings_tries(failure, failure.seen.trace, program, limit)
-    moment = Moment.at(failure.seen, failure.event)
+    settings, unproven = _settings_tries(failure, failure.window.trace, program, limit)
+    moment = Moment.at(failure.window, failure.event)
     tries = [
         *settings,
         *_room_tries(failure, program, limit),
@@ -206,14 +206,14 @@ def _settings_tries(
 def _leak_tries(moment: Moment, program: Program, limit: int) -> Iterator[_Try]:
     rows = left_behind(moment)
     if len(rows):
-        held = format_bytes(int(moment.seen.line.lives.size[rows].sum()))
+        held = format_bytes(int(moment.window.lives.size[rows].sum()))
         text = f"free what earlier steps left at {main_site(moment, rows)} ({held})"
         yield _Try("free", text, limit, program.settings, freed(moment, rows))
 
 
 def _early_tries(moment: Moment, program: Program, limit: int) -> Iterator[_Try]:
     """What the step itself could have freed before."""
-    settings, size = program.settings, moment.seen.line.lives.size
+    settings, size = program.settings, moment.window.lives.size
     rows = stale_gradients(moment)
     if len(rows):
         held = format_bytes(int(size[rows].sum()))

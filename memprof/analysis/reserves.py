@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.analysis.findings import Evidence, Found, Kind, Series
-from memprof.analysis.growth import WARM_UP, theil_sen
 from memprof.analysis.outside import reserved_then, series_of
 from memprof.records import Site
 from memprof.run import DeviceRun, ReadingSeries, Run, Steps
 from memprof.units import format_bytes, format_percent
+from memprof.views.trend import WARM_UP, theil_sen
 
 __all__ = ["fragmentation", "keeps_rising", "non_torch"]
 

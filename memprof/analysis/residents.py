@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memprof.analysis.savings import Saving
-from memprof.analysis.scene import Bools, Ints, Scene
 from memprof.analysis.suspicion import Pattern, Suspicion
 from memprof.source_code.bindings import binding_of
 from memprof.source_code.program import Program
 from memprof.trace import Category, Phase
+from memprof.views.peak_without import Saving
+from memprof.views.window import Bools, Ints, Window
 
 __all__ = ["residents"]
 
@@ -27,42 +27,42 @@ _LOADING = re.compile(r"/torch/serialization\.py$|/safetensors/")
 _RESTING = frozenset(("load_state_dict", "save", "print", "len", "deepcopy", "is_tensor"))
 
 
-def residents(scene: Scene) -> Iterator[Suspicion]:
+def residents(window: Window) -> Iterator[Suspicion]:
     """Long-lived bytes that no category explains."""
-    if len(scene.steps) < _FEWEST_STEPS:
+    if len(window.steps) < _FEWEST_STEPS:
         return
-    free = ~scene.owned & scene.at_peak & (scene.freed_in > scene.made_in)
-    yield from _loaded(scene)
-    yield from _copies(scene)
-    yield from _autocast_cache(scene, free & _long(scene))
-    yield from _old_graphs(scene, _long(scene))
-    yield from _unused_gradients(scene)
-    yield from _unexplained(scene, free & _long(scene))
+    free = ~window.owned & window.at_peak & (window.freed_in > window.made_in)
+    yield from _loaded(window)
+    yield from _copies(window)
+    yield from _autocast_cache(window, free & _long(window))
+    yield from _old_graphs(window, _long(window))
+    yield from _unused_gradients(window)
+    yield from _unexplained(window, free & _long(window))
 
 
-def _long(scene: Scene) -> Bools:
-    long: Bools = scene.freed_in - scene.made_in >= _LONG
+def _long(window: Window) -> Bools:
+    long: Bools = window.freed_in - window.made_in >= _LONG
     return long
 
 
-def _without(scene: Scene, mask: Bools) -> Saving:
-    return scene.replayed(scene.whole(np.flatnonzero(mask)))
+def _without(window: Window, mask: Bools) -> Saving:
+    return window.replayed(window.whole(np.flatnonzero(mask)))
 
 
-def _loaded(scene: Scene) -> Iterator[Suspicion]:
+def _loaded(window: Window) -> Iterator[Suspicion]:
     """What was loaded from files and is no model's own: kept for the whole run, or for the peak."""
-    stacks = scene.trace.tables.stacks
+    stacks = window.trace.tables.stacks
     loading = np.array(
-        [any(_LOADING.search(scene.trace.tables.frames[i].filename.replace("\\", "/")) for i in s)
+        [any(_LOADING.search(window.trace.tables.frames[i].filename.replace("\\", "/")) for i in s)
          for s in stacks]
     )  # fmt: skip
-    loaded = ~scene.owned & scene.at_peak & loading[scene.lives.stack]
-    mask = loaded & _long(scene) & (scene.freed_in > scene.made_in)
+    loaded = ~window.owned & window.at_peak & loading[window.lives.stack]
+    mask = loaded & _long(window) & (window.freed_in > window.made_in)
     passing = not mask.any()
     mask = loaded if passing else mask
     if not mask.any():
         return
-    row = scene.main_site(mask)
+    row = window.main_site(mask)
     yield Suspicion(
         Pattern.LOADED,
         row,
@@ -71,14 +71,14 @@ def _loaded(scene: Scene) -> Iterator[Suspicion]:
         "were loaded from files and are there at once"
         if passing
         else "were loaded from a file and are still there beside the model",
-        scene.bytes_of(mask),
-        _without(scene, mask),
-        {**_binding_facts(scene, row), "passing": passing},
+        window.bytes_of(mask),
+        _without(window, mask),
+        {**_binding_facts(window, row), "passing": passing},
     )
 
 
-def _binding_facts(scene: Scene, row: int) -> dict[str, float | int | str | bool]:
-    binding = binding_of(scene.stack(row))
+def _binding_facts(window: Window, row: int) -> dict[str, float | int | str | bool]:
+    binding = binding_of(window.stack(row))
     if binding is None:
         return {}
     place = binding.place
@@ -89,17 +89,17 @@ def _binding_facts(scene: Scene, row: int) -> dict[str, float | int | str | bool
     }
 
 
-def _copies(scene: Scene) -> Iterator[Suspicion]:
+def _copies(window: Window) -> Iterator[Suspicion]:
     """Sites whose tensors at a step's end have the sizes of the parameters, one for one."""
-    requested = scene.lives.requested
-    there = scene.lives.alive_at(scene.first_event[int(scene.steps[-1])] - 1)
-    free = there & ~scene.owned
-    wanted = Counter(requested[there & (scene.category == Category.PARAMETER)].tolist())
+    requested = window.lives.requested
+    there = window.lives.alive_at(window.first_event[int(window.steps[-1])] - 1)
+    free = there & ~window.owned
+    wanted = Counter(requested[there & (window.category == Category.PARAMETER)].tolist())
     total = sum(size * count for size, count in wanted.items())
     if len(wanted) < 2 or not total:
         return
-    for site in np.unique(scene.site[free]):
-        mask = free & (scene.site == site)
+    for site in np.unique(window.site[free]):
+        mask = free & (window.site == site)
         sizes = Counter(requested[mask].tolist())
         if any(size not in sizes for size in wanted):
             continue  # activations may well be as large as the largest weights
@@ -108,9 +108,9 @@ def _copies(scene: Scene) -> Iterator[Suspicion]:
         copies = max(1, round(own / total))
         if common < 0.9 * total or abs(own - copies * total) > 0.1 * total:
             continue
-        row = scene.largest(mask)
-        facts = _binding_facts(scene, row)
-        facts["rests"] = _rests(scene, row)
+        row = window.largest(mask)
+        facts = _binding_facts(window, row)
+        facts["rests"] = _rests(window, row)
         if "target" in facts and not facts["rests"]:
             continue  # an average or a reference that the program computes with
         yield Suspicion(
@@ -119,15 +119,15 @@ def _copies(scene: Scene) -> Iterator[Suspicion]:
             np.flatnonzero(mask),
             0.8 if facts["rests"] else 0.35,
             "are a copy of the model's parameters",
-            scene.bytes_of(mask),
-            _without(scene, ~scene.owned & (scene.site == site)),
+            window.bytes_of(mask),
+            _without(window, ~window.owned & (window.site == site)),
             facts,
         )
 
 
-def _rests(scene: Scene, row: int) -> bool:
+def _rests(window: Window, row: int) -> bool:
     """Whether the program only stores the copy, saves it or loads it back: no arithmetic on it."""
-    binding = binding_of(scene.stack(row))
+    binding = binding_of(window.stack(row))
     if binding is None:
         return False
     name = binding.target.split("[")[0].split(".")[-1]
@@ -154,12 +154,12 @@ def _reads(program: Program, name: str) -> Iterator[bool]:
             yield True
 
 
-def _autocast_cache(scene: Scene, free: Bools) -> Iterator[Suspicion]:
+def _autocast_cache(window: Window, free: Bools) -> Iterator[Suspicion]:
     """Half-size copies of parameters, made in their module's forward and kept over steps."""
-    parameter = scene.category == Category.PARAMETER
-    weights = Counter(_keys(scene, np.flatnonzero(parameter), 1))
-    candidates = np.flatnonzero(free & (scene.phase == Phase.FORWARD))
-    keys = _keys(scene, candidates, 2)
+    parameter = window.category == Category.PARAMETER
+    weights = Counter(_keys(window, np.flatnonzero(parameter), 1))
+    candidates = np.flatnonzero(free & (window.phase == Phase.FORWARD))
+    keys = _keys(window, candidates, 2)
     # The cache has one copy of a weight; more of that size are activations that look like it.
     copies = Counter(keys)
     rows = [
@@ -172,34 +172,34 @@ def _autocast_cache(scene: Scene, free: Bools) -> Iterator[Suspicion]:
     picked = np.array(rows, dtype=np.int64)
     yield Suspicion(
         Pattern.AUTOCAST_CACHE,
-        int(picked[np.argmax(scene.lives.size[picked])]),
+        int(picked[np.argmax(window.lives.size[picked])]),
         picked,
         0.9,
         "are low-precision copies of weights that autocast keeps",
-        int(scene.lives.size[picked].sum()),
-        scene.replayed(scene.whole(picked)),
+        int(window.lives.size[picked].sum()),
+        window.replayed(window.whole(picked)),
         {"copies": len(rows)},
     )
 
 
-def _keys(scene: Scene, rows: Ints, times: int) -> list[tuple[int, int]]:
+def _keys(window: Window, rows: Ints, times: int) -> list[tuple[int, int]]:
     """Module, and so many times the bytes, of each row."""
-    requested = times * scene.lives.requested[rows]
-    return list(zip(scene.module[rows].tolist(), requested.tolist(), strict=True))
+    requested = times * window.lives.requested[rows]
+    return list(zip(window.module[rows].tolist(), requested.tolist(), strict=True))
 
 
-def _old_graphs(scene: Scene, long: Bools) -> Iterator[Suspicion]:
-    mask = long & (scene.category == Category.ACTIVATION)
-    if not mask.any() or _grows(scene, mask):
+def _old_graphs(window: Window, long: Bools) -> Iterator[Suspicion]:
+    mask = long & (window.category == Category.ACTIVATION)
+    if not mask.any() or _grows(window, mask):
         return
-    at_peak = mask & scene.at_peak
-    if len(set(scene.module[at_peak].tolist())) < 2:
+    at_peak = mask & window.at_peak
+    if len(set(window.module[at_peak].tolist())) < 2:
         return  # results that were kept, not what lies between them
-    row = scene.main_site(at_peak)
-    steps = len(np.unique(scene.made_in[at_peak]))
+    row = window.main_site(at_peak)
+    steps = len(np.unique(window.made_in[at_peak]))
     rows = np.flatnonzero(mask)
     at = np.array(
-        [scene.first_event.get(int(s) + 1, scene.events) - 1 for s in scene.made_in[rows]]
+        [window.first_event.get(int(s) + 1, window.events) - 1 for s in window.made_in[rows]]
     )
     yield Suspicion(
         Pattern.OLD_GRAPHS,
@@ -207,66 +207,66 @@ def _old_graphs(scene: Scene, long: Bools) -> Iterator[Suspicion]:
         np.flatnonzero(at_peak),
         0.8,
         f"are activations of {steps} earlier steps whose graphs are still held",
-        scene.bytes_of(at_peak),
-        scene.replayed(scene.ended(rows, at)),
-        {"steps": steps, **_binding_facts(scene, row)},
+        window.bytes_of(at_peak),
+        window.replayed(window.ended(rows, at)),
+        {"steps": steps, **_binding_facts(window, row)},
     )
 
 
-def _grows(scene: Scene, mask: Bools) -> bool:
+def _grows(window: Window, mask: Bools) -> bool:
     """Whether there is much more of it at the end than in the middle: then it is a leak."""
-    steps = scene.steps
-    middle = scene.first_event[int(steps[len(steps) // 2])]
-    last = scene.first_event[int(steps[-1])]
-    half, end = (scene.bytes_of(mask & scene.lives.alive_at(event)) for event in (middle, last))
+    steps = window.steps
+    middle = window.first_event[int(steps[len(steps) // 2])]
+    last = window.first_event[int(steps[-1])]
+    half, end = (window.bytes_of(mask & window.lives.alive_at(event)) for event in (middle, last))
     return bool(end > _GROWS * half)
 
 
-def _unused_gradients(scene: Scene) -> Iterator[Suspicion]:
+def _unused_gradients(window: Window) -> Iterator[Suspicion]:
     """Gradients that stay while an optimizer clears others, or that lack state as others have."""
-    gradient = scene.category == Category.GRADIENT
-    gradient &= scene.phase == Phase.BACKWARD  # else a buffer that gradients are views of
-    forever = gradient & scene.stays
+    gradient = window.category == Category.GRADIENT
+    gradient &= window.phase == Phase.BACKWARD  # else a buffer that gradients are views of
+    forever = gradient & window.stays
     if not forever.any():
         return
-    cleared = set(scene.module[gradient & ~forever].tolist())
-    state = set(scene.module[scene.category == Category.OPTIMIZER_STATE].tolist())
+    cleared = set(window.module[gradient & ~forever].tolist())
+    state = set(window.module[window.category == Category.OPTIMIZER_STATE].tolist())
     others = cleared | state
     if not others:
         return
-    unused = {int(m) for m in np.unique(scene.module[forever]) if int(m) not in others}
-    mask = forever & np.isin(scene.module, list(unused))
+    unused = {int(m) for m in np.unique(window.module[forever]) if int(m) not in others}
+    mask = forever & np.isin(window.module, list(unused))
     if not mask.any():
         return
-    backward = (scene.phase == Phase.BACKWARD) & np.isin(scene.module, list(unused))
-    row = _forward_site(scene, unused, scene.largest(mask))
-    names = sorted(scene.seen.owners.module.names[m] for m in unused)
+    backward = (window.phase == Phase.BACKWARD) & np.isin(window.module, list(unused))
+    row = _forward_site(window, unused, window.largest(mask))
+    names = sorted(window.owners.module.names[m] for m in unused)
     yield Suspicion(
         Pattern.UNUSED_GRADIENTS,
         row,
         np.flatnonzero(mask),
         0.8,
         f"are gradients of {_common(names)} that no optimizer here uses or clears",
-        scene.bytes_of(mask & scene.at_peak),
-        _without(scene, mask | backward),
+        window.bytes_of(mask & window.at_peak),
+        _without(window, mask | backward),
         {
             "modules": _common(names),
-            "same_root": bool({n.split(".")[0] for n in names} & _roots(scene, others)),
+            "same_root": bool({n.split(".")[0] for n in names} & _roots(window, others)),
         },
     )
 
 
-def _roots(scene: Scene, modules: set[int]) -> set[str]:
-    return {scene.seen.owners.module.names[m].split(".")[0] for m in modules if m}
+def _roots(window: Window, modules: set[int]) -> set[str]:
+    return {window.owners.module.names[m].split(".")[0] for m in modules if m}
 
 
-def _forward_site(scene: Scene, modules: set[int], otherwise: int) -> int:
+def _forward_site(window: Window, modules: set[int], otherwise: int) -> int:
     """The row of the largest activation of those modules and their neighbours: of their graph."""
-    names = scene.seen.owners.module.names
+    names = window.owners.module.names
     around = _prefix([names[m] for m in modules])
     near = [at for at, name in enumerate(names) if f"{name}.".startswith(f"{around}.")]
-    mask = (scene.category == Category.ACTIVATION) & np.isin(scene.module, near)
-    return scene.main_site(mask) if around and mask.any() else otherwise
+    mask = (window.category == Category.ACTIVATION) & np.isin(window.module, near)
+    return window.main_site(mask) if around and mask.any() else otherwise
 
 
 def _prefix(names: list[str]) -> str:
@@ -285,19 +285,19 @@ def _common(names: list[str]) -> str:
     return f"`{prefix}`" if prefix else f"`{names[0]}` and {len(names) - 1} other modules"
 
 
-def _unexplained(scene: Scene, free: Bools) -> Iterator[Suspicion]:
+def _unexplained(window: Window, free: Bools) -> Iterator[Suspicion]:
     """Much that is no part of a model and stays for the whole run: data, results, old values."""
-    mask = free & scene.stays & (scene.category != Category.ACTIVATION)
-    if scene.share(scene.bytes_of(mask)) < _LARGE_RESIDENT_SHARE:
+    mask = free & window.stays & (window.category != Category.ACTIVATION)
+    if window.share(window.bytes_of(mask)) < _LARGE_RESIDENT_SHARE:
         return
-    row = scene.main_site(mask)
+    row = window.main_site(mask)
     yield Suspicion(
         Pattern.RESIDENT,
         row,
         np.flatnonzero(mask),
         0.3,
         "stay over the steps and are no part of a model",
-        scene.bytes_of(mask),
-        _without(scene, mask),
-        _binding_facts(scene, row),
+        window.bytes_of(mask),
+        _without(window, mask),
+        _binding_facts(window, row),
     )

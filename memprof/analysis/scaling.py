@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from memprof.allocator import Program
 from memprof.analysis.leftovers import Moment
-from memprof.analysis.steps import ooms
 from memprof.trace import Action, Category, Phase
+from memprof.views.steps import ooms
 
 __all__ = ["BatchSlope", "batch_slope", "of_the_passes", "resized", "share_of_request"]
 
@@ -73,7 +73,7 @@ def of_the_passes(moment: Moment) -> Mask:
     What has the very size of a parameter, or half of it, is taken for a gradient or a cast copy of
     it, so it is left out: better to promise too little of a smaller batch than too much.
     """
-    lives, owners = moment.seen.line.lives, moment.seen.owners
+    lives, owners = moment.window.lives, moment.window.owners
     category, phase = owners.category.of, owners.phase.of
     mine = category == int(Category.ACTIVATION)
     mine |= np.isin(category, _MADE_BY_PASSES) & np.isin(phase, _PASSES)
@@ -85,8 +85,8 @@ def of_the_passes(moment: Moment) -> Mask:
 
 def batch_slope(moment: Moment) -> BatchSlope | None:
     """What follows the batch up to a failed request; None where nothing is known to."""
-    lives, events = moment.seen.line.lives, moment.seen.trace.events
-    inputs = moment.seen.owners.category.of == int(Category.INPUT)
+    lives, events = moment.window.lives, moment.window.trace.events
+    inputs = moment.window.owners.category.of == int(Category.INPUT)
     follows = of_the_passes(moment) | (inputs & (lives.alloc >= 0))
     rows = np.flatnonzero((lives.alloc >= 0) & (lives.alloc <= moment.event))
     rows = rows[np.argsort(lives.alloc[rows])]
@@ -109,7 +109,7 @@ def share_of_request(moment: Moment, share: Floats) -> float:
     ``share`` has a figure for every lifetime. A request without any like it is the passes' where
     its label says so.
     """
-    lives, trace = moment.seen.line.lives, moment.seen.trace
+    lives, trace = moment.window.lives, moment.window.trace
     served = np.flatnonzero((lives.alloc >= 0) & (lives.alloc < moment.event))
     row = int(trace.events.label[moment.event])
     for alike in (lives.stack == trace.events.stack[moment.event], lives.label == row):
@@ -139,9 +139,9 @@ class _Calls:
 
     @classmethod
     def of(cls, moment: Moment, rows: Ints) -> _Calls:
-        lives, events = moment.seen.line.lives, moment.seen.trace.events
+        lives, events = moment.window.lives, moment.window.trace.events
         failed = np.zeros(len(events), dtype=np.int64)
-        failed[ooms(moment.seen.trace)] = 1
+        failed[ooms(moment.window.trace)] = 1
         pairs = np.stack([moment.steps, np.cumsum(failed) - failed], 1)
         attempts = np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1)
         attempt, place = attempts[lives.alloc[rows]], _places(moment)[rows]
@@ -184,7 +184,7 @@ class _Calls:
         """
         passes = share[self.rows[own]] > 0
         rows, other_rows = self.rows[own[passes]], self.rows[others[passes]]
-        asked = np.maximum(self.moment.seen.line.lives.requested, 1)
+        asked = np.maximum(self.moment.window.lives.requested, 1)
         mine, theirs = asked[rows], asked[other_rows]
         differ = mine != theirs
         if differ.sum() < _LEAST_MATCHED or abs(theirs - mine).sum() < _DIFFERENT * mine.sum():
@@ -201,7 +201,7 @@ class _Calls:
 
     def _learn(self, share: Floats, own: Ints, others: Ints, ratio: float) -> None:
         """What did not change with the batch does not follow it; the rest as much as it did."""
-        asked = np.maximum(self.moment.seen.line.lives.requested, 1)
+        asked = np.maximum(self.moment.window.lives.requested, 1)
         changed = 1 - asked[self.rows[others]] / asked[self.rows[own]]
         seen = np.clip(changed / (1 - ratio), 0.0, 1.0)
         order = np.argsort(self.key[own])
@@ -221,7 +221,7 @@ def _agree(ratios: Floats, ratio: float) -> bool:
 
 def _places(moment: Moment) -> Ints:
     """A number for the stack, phase and module of every lifetime."""
-    trace, lives = moment.seen.trace, moment.seen.line.lives
+    trace, lives = moment.window.trace, moment.window.lives
     names = [(int(label.phase), label.module) for label in trace.tables.labels]
     index = {name: number for number, name in enumerate(dict.fromkeys(names))}
     module = np.array([index[name] for name in names], dtype=np.int64)[lives.label]

@@ -9,17 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from memprof.analysis.devicefigures import DeviceFigures, device_figures
-from memprof.analysis.examination import Examination
 from memprof.analysis.failures import NO_STACKS, Failure, failures, times_out_of_memory
 from memprof.analysis.findings import Found, Kind
 from memprof.analysis.oom import in_a_line
 from memprof.analysis.recordedsteps import in_words
-from memprof.analysis.sites import short_path
 from memprof.analysis.unseen import is_bare_state, unseen
 from memprof.records import Site
 from memprof.run import Run
 from memprof.trace import NOT_RECORDED
 from memprof.units import format_bytes, format_count
+from memprof.views.examination import Examination
+from memprof.views.sites import short_path
 
 __all__ = [
     "RECORD",

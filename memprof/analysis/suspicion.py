@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from memprof.analysis.savings import Saving
+from memprof.views.peak_without import Saving
 
 __all__ = ["Pattern", "Suspicion"]
 

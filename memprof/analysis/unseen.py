@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from memprof.analysis.examination import DeviceExamination, Examination, WindowExamination
 from memprof.analysis.recordedsteps import in_words, recorded_steps
-from memprof.analysis.steps import is_lone_request
 from memprof.run import Run
 from memprof.trace import EMPTY, NOT_RECORDED, Action
 from memprof.units import format_bytes, format_count, format_percent
+from memprof.views.examination import DeviceExamination, Examination
+from memprof.views.steps import is_lone_request
+from memprof.views.window import Window
 
 __all__ = ["is_bare_state", "unseen"]
 
@@ -75,9 +76,9 @@ def _is_uncounted(device: DeviceExamination) -> bool:
     return 0 < counted < total
 
 
-def _of_window(window: WindowExamination) -> list[str]:
+def _of_window(window: Window) -> list[str]:
     said = []
-    trace, lives = window.trace, window.line.lives
+    trace, lives = window.trace, window.lives
     said += _before_recording(window)
     if trace.reordered:
         said.append("the ring buffer was rotated: events were put back in order of their times")
@@ -101,8 +102,8 @@ def _of_window(window: WindowExamination) -> list[str]:
     return said
 
 
-def _before_recording(window: WindowExamination) -> list[str]:
-    lives = window.line.lives
+def _before_recording(window: Window) -> list[str]:
+    lives = window.lives
     early = lives.alloc == NOT_RECORDED
     trace = window.trace
     if trace.modelled or not early.any() or not len(trace.events) or is_lone_request(trace):
@@ -118,9 +119,9 @@ def _before_recording(window: WindowExamination) -> list[str]:
     return said
 
 
-def _lost_frees(window: WindowExamination) -> int:
+def _lost_frees(window: Window) -> int:
     """Allocations that no event ends and that the final state, which is authoritative, lacks."""
-    trace, lives = window.trace, window.line.lives
+    trace, lives = window.trace, window.lives
     made = lives.alloc >= 0
     if trace.end is None or trace.modelled or not made.any():
         return 0

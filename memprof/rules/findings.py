@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from memprof.analysis.clusters import outline
-from memprof.analysis.examination import Examination, examine
 from memprof.analysis.findings import Found, Kind
 from memprof.analysis.host_growth import host_growth
 from memprof.analysis.host_memory import host_memory
@@ -16,6 +15,7 @@ from memprof.analysis.reserves import fragmentation, non_torch
 from memprof.rules.remedies import advise
 from memprof.rules.wasted import waste_of
 from memprof.run import Run
+from memprof.views.examination import Examination, examine
 
 __all__ = ["findings"]
 

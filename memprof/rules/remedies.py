@@ -22,12 +22,12 @@ from memprof.advice.pages import explained_by
 from memprof.advice.saving import saving_of
 from memprof.advice.vocabulary import PATCHED
 from memprof.analysis.findings import Found, Remedy
-from memprof.analysis.savings import Saving
 from memprof.rules.collection import rule_named
 from memprof.rules.rule import Advice
 from memprof.run import Run
 from memprof.source_code.patch import patched_file
 from memprof.source_code.program import program_of
+from memprof.views.peak_without import Saving
 
 __all__ = ["advise"]
 

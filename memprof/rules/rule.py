@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from memprof.advice.case import Case
 from memprof.analysis.findings import Kind
-from memprof.analysis.savings import Saving
-from memprof.analysis.scene import Scene
 from memprof.source_code.program import Place
+from memprof.views.peak_without import Saving
+from memprof.views.window import Window
 
 __all__ = ["EVERY_OTHER", "Advice", "Match", "WasteRule"]
 
@@ -79,7 +79,7 @@ class WasteRule(ABC, Generic[AnyMatch]):
     """Rules that say it better where both match the same tensors; `EVERY_OTHER` for all."""
 
     @abstractmethod
-    def matches(self, window: Scene) -> Iterator[AnyMatch]:
+    def matches(self, window: Window) -> Iterator[AnyMatch]:
         """Every occurrence in a window."""
 
     @abstractmethod

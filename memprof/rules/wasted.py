@@ -11,22 +11,22 @@ import numpy as np
 from memprof.analysis.buffers import large_buffers
 from memprof.analysis.churn import churn
 from memprof.analysis.doubled import doubled
-from memprof.analysis.examination import Examination
 from memprof.analysis.findings import Evidence, Found, Kind
 from memprof.analysis.frozen import frozen
 from memprof.analysis.large import large
 from memprof.analysis.lingering import lingering
-from memprof.analysis.owners import CATEGORY_NAMES
 from memprof.analysis.passes import passes
 from memprof.analysis.peaks import peaks
 from memprof.analysis.residents import residents
-from memprof.analysis.scene import Scene
 from memprof.analysis.suspicion import Pattern, Suspicion
 from memprof.records import Holder
 from memprof.rules.collection import waste_rules
 from memprof.rules.rule import EVERY_OTHER, Match
 from memprof.run import Run
 from memprof.units import format_bytes, format_percent
+from memprof.views.examination import Examination
+from memprof.views.owners import CATEGORY_NAMES
+from memprof.views.window import Window
 
 __all__ = ["waste_of"]
 
@@ -49,7 +49,7 @@ _HELD = (
     Pattern.RETAINED_GRAPH,
 )
 """Patterns of which it matters who holds the tensors."""
-_DETECTORS: tuple[Callable[[Scene], Iterator[Suspicion]], ...] = (
+_DETECTORS: tuple[Callable[[Window], Iterator[Suspicion]], ...] = (
     residents,
     large_buffers,
     lingering,
@@ -66,7 +66,7 @@ _DETECTORS: tuple[Callable[[Scene], Iterator[Suspicion]], ...] = (
 class _Candidate:
     """A match of one rule in one window, on its way to a finding."""
 
-    window: Scene
+    window: Window
     rule: str
     match: Match
     title: str
@@ -104,20 +104,20 @@ def waste_of(examination: Examination) -> tuple[Found, ...]:
     return tuple(_found(one, examination.run) for one in sorted(chosen, key=lambda one: one.rank))
 
 
-def _peak_windows(examination: Examination) -> list[Scene]:
+def _peak_windows(examination: Examination) -> list[Window]:
     """Of every device the window with its peak."""
-    scenes = [
-        Scene(device.name, device.windows.index(window), window)
+    windows = [
+        window
         for device in examination.devices
         if (window := device.peak_window) is not None
         and window.line.peak_allocated.bytes
         and len(window.trace.events)
     ]
-    host = next((scene for scene in scenes if scene.device == "cpu"), None)
-    return [replace(scene, host=None if scene is host else host) for scene in scenes]
+    host = next((window for window in windows if window.device == "cpu"), None)
+    return [window if window is host else replace(window, host=host) for window in windows]
 
 
-def _candidates(window: Scene) -> list[_Candidate]:
+def _candidates(window: Window) -> list[_Candidate]:
     found = [_of_suspicion(window, one) for detect in _DETECTORS for one in detect(window)]
     found += [
         _Candidate(
@@ -135,7 +135,7 @@ def _candidates(window: Scene) -> list[_Candidate]:
     return [one for one in found if one.share >= _LEAST_SHARE]
 
 
-def _of_suspicion(window: Scene, one: Suspicion) -> _Candidate:
+def _of_suspicion(window: Window, one: Suspicion) -> _Candidate:
     """What a detector that is no rule yet hands back, as a candidate."""
     match = Match(one.row, one.rows, one.nbytes, one.saving, tentative=one.certainty < _TENTATIVE)
     holes = one.pattern is Pattern.FRAGMENTATION
@@ -200,7 +200,7 @@ def _found(one: _Candidate, run: Run) -> Found:
         module=window.module_name(match.row),
         category=CATEGORY_NAMES[int(window.category[match.row])],
         holders=_holders(one, run),
-        evidence=Evidence(window.window, made[made >= 0], one.facts),
+        evidence=Evidence(window.number, made[made >= 0], one.facts),
         rule=one.rule,
         match=match,
     )

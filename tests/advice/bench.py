@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 
 from memprof.analysis.findings import Evidence, Found, Kind
-from memprof.analysis.scene import site_at
 from memprof.digests import digest_of
 from memprof.loading import load
 from memprof.records import Holder, Link, SourceFiles
 from memprof.rules.remedies import advise
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Frame, Phase
+from memprof.views.window import site_at
 
 
 class Bench:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.advice.vocabulary import FIXES, allocator
+from memprof.advice import allocator
+from memprof.advice.vocabulary import FIXES
 from memprof.analysis.findings import Kind
 from tests.advice.bench import LOOP, Bench, fixes
 

@@ -11,15 +11,14 @@ import pytest
 pytest.importorskip("torch", reason="a recording needs torch")
 
 import memprof
-from memprof.analysis.examination import examine
 from memprof.analysis.findings import Found, Remedy
-from memprof.analysis.scene import Scene
 from memprof.loading import load
 from memprof.rules.findings import findings
 from memprof.run import Run
 from memprof.sources.cuda import CudaSource
 from memprof.testing.cuda import TorchStandIn
 from memprof.trace import Action
+from memprof.views.examination import examine
 
 SPEC = importlib.util.spec_from_file_location("diffs", Path(__file__).with_name("diffs.py"))
 diffs = importlib.util.module_from_spec(SPEC)
@@ -129,7 +128,7 @@ def patterns(found: tuple[Found, ...]) -> set[object]:
 def peak(run: Run) -> int:
     """The most bytes allocated in the steps after the first ones."""
     device = examine(run).devices[0]
-    return Scene(device.name, 0, device.windows[0]).peak.bytes
+    return device.windows[0].peak.bytes
 
 
 def test_without_the_call_the_cache_is_filled_once(run):

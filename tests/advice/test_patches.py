@@ -14,10 +14,9 @@ if sys.platform == "win32":
 
 from memprof import load
 from memprof.advice.vocabulary import PATCHED
-from memprof.analysis.examination import examine
 from memprof.analysis.findings import Found, Kind, Remedy
-from memprof.analysis.scene import Scene
 from memprof.rules.findings import findings
+from memprof.views.examination import examine
 
 pytest.importorskip("torch", reason="the programs that are patched train with torch")
 
@@ -86,7 +85,7 @@ def _examined(path: Path) -> tuple[Found, ...]:
     run = load(path)
     examination = examine(run)
     device = examination.devices[0]
-    PEAKS[path] = Scene(device.name, 0, device.windows[0]).peak.bytes
+    PEAKS[path] = device.windows[0].peak.bytes
     return findings(run, examination)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from memprof.analysis.findings import Evidence, Found, Kind
-from memprof.analysis.scene import site_at
 from memprof.loading import load
 from memprof.records import Holder, Link
 from memprof.rules.remedies import advise
@@ -18,6 +17,7 @@ from memprof.source_code.program import calls_in, program_of
 from memprof.source_code.values import goes_backward, is_object, is_raised
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Frame, Phase
+from memprof.views.window import site_at
 
 GRAPH = (Link("autograd_node", "AddBackward0"), Link("saved_tensor", "self"))
 

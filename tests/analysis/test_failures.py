@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from memprof.analysis.examination import examine
 from memprof.analysis.failures import failures
 from memprof.analysis.oom import post_mortems
 from memprof.analysis.summary import Summary, summarize
@@ -17,6 +16,7 @@ from memprof.records import Finding
 from memprof.run import Run
 from memprof.testing import TraceBuilder, save_snapshot, snapshot, write_run
 from memprof.trace import Frame, Trace
+from memprof.views.examination import examine
 
 MIB = 1 << 20
 MODEL = (Frame("build", "/home/me/train.py", 3),)
@@ -108,7 +108,7 @@ def test_an_examination_at_hand_changes_nothing_of_what_is_told(tmp_path: Path) 
     run = load(write_run(tmp_path / "r", quiet(), builder.oom(30 * MIB, device_free=4).build()))
     examination = examine(run)
     (alone,), (shared,) = failures(run), failures(run, examination)
-    assert shared.seen is examination.devices[0].windows[1]
+    assert shared.window is examination.devices[0].windows[1]
     figures = [
         "window",
         "event",
@@ -141,8 +141,8 @@ def test_a_failure_is_seen_in_the_window_that_was_open_whatever_other_devices_ha
     more = [told("cuda:1", window=2, allocated=0), told("cuda:0", window=1, allocated=0)]
     path = write_run(tmp_path / "r", *windows, more=more)
     found = {f.device: f for f in failures(renumbered(path, {("cuda:1", 1): 2}))}
-    assert (found["cuda:1"].window, found["cuda:1"].allocated) == (1, 6 * MIB)
-    assert (found["cuda:0"].window, found["cuda:0"].allocated) == (1, 1 * MIB)
+    assert (found["cuda:1"].number, found["cuda:1"].allocated) == (1, 6 * MIB)
+    assert (found["cuda:0"].number, found["cuda:0"].allocated) == (1, 1 * MIB)
 
 
 @pytest.mark.parametrize("window", [1, 99, -1, "2", None, 1.5, [0]])
@@ -155,4 +155,4 @@ def test_a_window_that_is_not_in_the_file_is_not_taken_for_another(
     run = renumbered(path, {("cuda:1", 1): 2})
     assert run.findings[0].details["window"] == -1
     (failure,) = failures(run)
-    assert (failure.window, failure.seen) == (-1, None)
+    assert (failure.number, failure.window) == (-1, None)

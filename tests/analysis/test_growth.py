@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memprof.analysis.growth import floor, rise, theil_sen
+from memprof.views.trend import floor, rise, theil_sen
 
 
 def series(*values):

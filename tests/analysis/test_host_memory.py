@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from memprof.analysis.examination import examine
 from memprof.analysis.findings import Kind
 from memprof.analysis.host_memory import host_memory
 from memprof.analysis.summary import summarize
@@ -13,6 +12,7 @@ from memprof.loading import load
 from memprof.records import Readings
 from memprof.rules.findings import findings
 from memprof.testing import TraceBuilder, step_columns, write_run
+from memprof.views.examination import examine
 
 MIB, GIB = 1 << 20, 1 << 30
 STEPS = 40

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from memprof.analysis.inference import infer
-from memprof.analysis.lifetimes import lifetimes
-from memprof.analysis.owners import owners
 from memprof.testing.traces import TraceBuilder
 from memprof.trace import Annotation, Category, Frame, Label, Phase, Tables, Trace
+from memprof.views.infer_category import infer
+from memprof.views.lifetimes import lifetimes
+from memprof.views.owners import owners
 
 KIB = 1024
 TORCH = "/env/lib/python3.12/site-packages/torch"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from memprof.analysis.examination import examine
 from memprof.analysis.outside import beyond_torch, most, other_processes, reserved_then
 from memprof.analysis.summary import summarize
 from memprof.loading import load
 from memprof.records import Readings
 from memprof.testing import TraceBuilder, step_columns, write_run
+from memprof.views.examination import examine
 
 MIB = 1 << 20
 

@@ -9,10 +9,9 @@ import pytest
 
 pytest.importorskip("torch", reason="the programs train with torch")
 
-from memprof.analysis.examination import examine
-from memprof.analysis.scene import Scene
 from memprof.loading import load
 from memprof.rules.findings import findings
+from memprof.views.examination import examine
 
 SPEC = importlib.util.spec_from_file_location(
     "arranged_programs", Path(__file__).with_name("arranged_programs.py")
@@ -30,7 +29,7 @@ def recorded(tmp_path):
         programs.record(path, kind, mended)
         run = load(path)
         device = examine(run).devices[0]
-        return run, Scene(device.name, 0, device.windows[0]).peak.bytes
+        return run, device.windows[0].peak.bytes
 
     return recorded
 

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from memprof.allocator import play, program_of
-from memprof.analysis.examination import WindowExamination
 from memprof.analysis.leftovers import Moment
 from memprof.analysis.oom import post_mortems
-from memprof.analysis.owners import owners
 from memprof.analysis.precision import halving, weight_copies
 from memprof.analysis.scaling import batch_slope, resized
-from memprof.analysis.timeline import timeline
 from memprof.loading import load
 from memprof.records import Finding
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Action, Category, Frame, Phase, Trace
+from memprof.views.owners import owners
+from memprof.views.timeline import timeline
+from memprof.views.window import Window
 
 MIB = 1 << 20
 LINE = (Frame("forward", "/home/me/train.py", 7),)
@@ -26,7 +26,7 @@ LINE = (Frame("forward", "/home/me/train.py", 7),)
 
 def last_moment(trace: Trace) -> Moment:
     line = timeline(trace)
-    seen = WindowExamination(trace, line, owners(trace, line.lives))
+    seen = Window(trace, line, owners(trace, line.lives))
     return Moment.at(seen, len(trace.events) - 1)
 
 

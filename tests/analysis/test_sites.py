@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.analysis.sites import NO_SITE, short_path, site_name, sites
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Frame, Tables
+from memprof.views.sites import NO_SITE, short_path, site_name, sites
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from memprof.analysis.steps import Growth, device_steps, growth, ooms, step_of_event
-from memprof.analysis.timeline import timeline
 from memprof.records import DeviceInfo
 from memprof.run import DeviceRun, Steps
 from memprof.testing import TraceBuilder
 from memprof.trace import NOT_RECORDED, Annotation, Trace
+from memprof.views.steps import Growth, device_steps, growth, ooms, step_of_event
+from memprof.views.timeline import timeline
 
 KIB, MIB = 1 << 10, 1 << 20
 

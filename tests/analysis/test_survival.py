@@ -9,7 +9,6 @@ import numpy as np
 from memprof.analysis.findings import Kind
 from memprof.analysis.leaks import leaks
 from memprof.analysis.reserves import fragmentation, non_torch
-from memprof.analysis.survival import OUTLIVED, survival
 from memprof.records import SCHEMA_VERSION, DeviceInfo, Finding, Header, Holder, Link
 from memprof.run import DeviceRun, ReadingSeries, Run, Steps
 from memprof.trace import (
@@ -24,6 +23,7 @@ from memprof.trace import (
     Tables,
     Trace,
 )
+from memprof.views.survivors import OUTLIVED, survival
 
 LINE = Frame("step", "/home/me/train.py", 7)
 TABLES = Tables(

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memprof.analysis.lifetimes import block_bytes, lifetimes
-from memprof.analysis.owners import owners, top
-from memprof.analysis.timeline import Peak, grouped, samples, timeline
 from memprof.testing import TraceBuilder
 from memprof.trace import NOT_RECORDED, Action, Category, Frame, Phase, Trace
+from memprof.views.lifetimes import block_bytes, lifetimes
+from memprof.views.owners import owners, top
+from memprof.views.timeline import Peak, grouped, samples, timeline
 
 KIB, MIB = 1 << 10, 1 << 20
 

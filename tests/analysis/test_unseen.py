@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.analysis.examination import examine
 from memprof.analysis.unseen import unseen
 from memprof.records import SCHEMA_VERSION, DeviceInfo, Header, WindowRecord
 from memprof.run import DeviceRun, Run, Steps
 from memprof.testing import TraceBuilder
 from memprof.trace import NOT_RECORDED
+from memprof.views.examination import examine
 
 
 def said_of(rest: int, windows: int = 1, *ends: str) -> tuple[str, ...]:

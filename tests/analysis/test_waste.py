@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.analysis.examination import examine
 from memprof.analysis.findings import Kind
 from memprof.loading import load
 from memprof.rules.wasted import waste_of
 from memprof.source_code.grad_mode import without_gradients
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Category, Frame, Phase
+from memprof.views.examination import examine
 
 KIB = 1 << 10
 MIB = 1 << 20

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.analysis.examination import examine
 from memprof.loading import load
 from memprof.rules.wasted import waste_of
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Category, Frame, Phase
+from memprof.views.examination import examine
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -408,5 +408,5 @@ def test_a_sum_of_losses_is_found_however_it_is_written(add, start, summed, tmp_
                 program.alloc(MIB, names[-1], "loss =", Category.ACTIVATION, inner=inner)
         program.label(step, Phase.BACKWARD)
         program.free(*names)
-    found = program.found("summed_losses")
+    found = program.found("summed-losses")
     assert (found is not None and "sum_line" in found.evidence.facts) is summed

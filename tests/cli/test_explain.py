@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from memprof.advice.vocabulary import FIXES, pages
+from memprof.advice import pages
+from memprof.advice.vocabulary import FIXES
 from memprof_cli import main
 from memprof_cli.explain import command
 

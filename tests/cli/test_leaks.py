@@ -9,7 +9,6 @@ import subprocess
 import pytest
 from click.testing import CliRunner
 
-from memprof.analysis.examination import examine
 from memprof.analysis.findings import Found, Kind, Remedy
 from memprof.analysis.summary import summarize
 from memprof.errors import MemprofError
@@ -20,6 +19,7 @@ from memprof.source_code.patch import diff, replaced
 from memprof.source_code.program import program_of
 from memprof.testing import TraceBuilder, save_snapshot, segments_only, snapshot, write_run
 from memprof.trace import Frame
+from memprof.views.examination import examine
 from memprof_cli.leaks import command
 
 leaks = importlib.import_module("memprof_cli.leaks")

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from memprof.analysis.examination import examine
 from memprof.analysis.summary import summarize
 from memprof.loading import load
 from memprof.testing import TraceBuilder, save_snapshot, snapshot, step_columns, write_run
 from memprof.trace import Frame
 from memprof.units import format_bytes
+from memprof.views.examination import examine
 from memprof_dashboards import Reported, write
 from tests.dashboards.browser import Browser
 from tests.dashboards.recordings import HOSTILE, MIB, START_US, STEPS, recorded, training

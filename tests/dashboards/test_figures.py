@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memprof.analysis.examination import examine
 from memprof.loading import load
 from memprof.records import Readings
 from memprof.run import Run
 from memprof.testing import TraceBuilder, step_columns, write_run
 from memprof.trace import Action, Category, Phase, Trace
+from memprof.views.examination import examine
 from memprof_dashboards.memory import MemoryFigure, memory_figure
 from memprof_dashboards.owners import Tree, owners_figures
 from memprof_dashboards.readings import readings_figure

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from memprof.analysis.examination import DeviceExamination, examine
 from memprof.run import DeviceRun, Run
+from memprof.views.examination import DeviceExamination, examine
 
 __all__ = ["DEVICE", "examined", "recorded"]
 

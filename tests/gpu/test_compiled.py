@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch", reason="needs torch and a CUDA device")
 import numpy as np  # noqa: E402
 
 import memprof  # noqa: E402
-from memprof.analysis.steps import step_of_event  # noqa: E402
 from memprof.loading import load  # noqa: E402
+from memprof.views.steps import step_of_event  # noqa: E402
 from tests.gpu.devices import examined, recorded  # noqa: E402
 from tests.gpu.nets import WIDTH, Net  # noqa: E402
 

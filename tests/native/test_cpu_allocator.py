@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import memprof
-from memprof.analysis.examination import examine
 from memprof.loading import load
 from memprof.trace import Action, Category, Phase
+from memprof.views.examination import examine
 
 torch = pytest.importorskip("torch", reason="the allocator is torch's")
 nn = torch.nn

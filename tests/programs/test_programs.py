@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from memprof.analysis.examination import DeviceExamination, alive_at_peak, examine
-from memprof.analysis.owners import top
 from memprof.loading import load
+from memprof.views.examination import DeviceExamination, alive_at_peak, examine
+from memprof.views.owners import top
 
 HERE = Path(__file__).parent
 DEMO = HERE.parents[1] / "docs" / "examples" / "train_gpt.py"

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from memprof.advice.case import Case
-from memprof.analysis.scene import Bools, Scene
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.units import format_bytes
+from memprof.views.window import Bools, Window
 
 __all__ = ["RULE"]
 
@@ -25,7 +25,7 @@ class HostCopy(WasteRule[Match]):
     summary = "the same data lies on the device and on the host"
     fixes = ("del_ref",)
 
-    def matches(self, window: Scene) -> Iterator[Match]:
+    def matches(self, window: Window) -> Iterator[Match]:
         """Large tensors that stay, for each of which the host has one of its size."""
         if window.host is None:
             return
@@ -58,7 +58,7 @@ class HostCopy(WasteRule[Match]):
         yield Advice("del_ref", why, case.site)
 
 
-def _resident(window: Scene) -> Bools:
+def _resident(window: Window) -> Bools:
     """Large, no part of a model, and there to the end over several steps."""
     resident: Bools = window.stays & ~window.owned & (window.lives.requested >= _LEAST_BYTES)
     return resident

@@ -1,7 +1,4 @@
-"""One window seen for what is wrong with it: steps, phases and places of every lifetime.
-
-The detectors of waste share it; what each of them looks for is theirs.
-"""
+"""One window of a device: the trace with its lifetimes, steps, phases, owners and lines."""
 
 from __future__ import annotations
 
@@ -11,18 +8,18 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from memprof.analysis.examination import WindowExamination
-from memprof.analysis.lifetimes import Lifetimes
-from memprof.analysis.owners import OWNED
-from memprof.analysis.savings import Cuts, Saving, replayed
-from memprof.analysis.steps import step_of_event
-from memprof.analysis.timeline import Peak
+from memprof.allocator import exact_sizes
 from memprof.records import Site
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import Program, code_of, program_of
-from memprof.trace import Frame, Phase, Trace
+from memprof.trace import Action, Frame, Phase, Trace
+from memprof.views.lifetimes import Lifetimes
+from memprof.views.owners import OWNED, Owners, owners
+from memprof.views.peak_without import Cuts, Saving, replayed
+from memprof.views.steps import step_of_event
+from memprof.views.timeline import Peak, Timeline, timeline
 
-__all__ = ["Bools", "Ints", "Scene"]
+__all__ = ["Bools", "Ints", "Window"]
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -33,25 +30,41 @@ _STAYING = 2
 """Step ends that the last step's own tensors, and those it replaces, do not outlive."""
 
 
-@dataclass(eq=False)
-class Scene:
-    """A window of one device; columns have an entry per lifetime unless they say otherwise."""
+@dataclass(frozen=True, eq=False)
+class Window:
+    """A recorded trace with all that is derived from it, each thing once, when it is asked for.
 
-    device: str
-    window: int
-    seen: WindowExamination
-    host: Scene | None = None
+    Columns have an entry for each lifetime unless they say otherwise.
+    """
+
+    trace: Trace
+    """The recording."""
+    line: Timeline
+    """Bytes after every event."""
+    owners: Owners
+    """Category, phase, module and line of every lifetime."""
+    device: str = ""
+    number: int = -1
+    """Its place among the device's windows; -1 where it is none of them."""
+    host: Window | None = None
     """The host's window of the same run, where tensors of the CPU were recorded beside a device."""
 
-    @property
-    def trace(self) -> Trace:
-        """The recording."""
-        return self.seen.trace
+    @classmethod
+    def of(cls, recorded: Trace, number: int = -1, *, exact: bool = True) -> Window:
+        """The window of a trace; ``exact`` replays the bytes that each block took.
+
+        Runs are short of events and their figures must equal torch's own counters to the byte. A
+        plain snapshot is counted as its events stand, requests rounded up: it may hold millions of
+        events, and it may contradict itself; `memprof replay` is there for the rest.
+        """
+        trace = _with_exact_sizes(recorded) if exact else recorded
+        line = timeline(trace)
+        return cls(trace, line, owners(trace, line.lives), recorded.device, number)
 
     @property
     def lives(self) -> Lifetimes:
         """Its lifetimes."""
-        return self.seen.line.lives
+        return self.line.lives
 
     @property
     def events(self) -> int:
@@ -74,21 +87,21 @@ class Scene:
 
         Before an optimizer has stepped, a program's module calls are taken for its steps.
         """
-        allocated = self.seen.line.allocated
+        allocated = self.line.allocated
         highest = len(allocated) - 1 - int(allocated[self.first_entry :][::-1].argmax())
         return Peak(int(allocated[highest]), highest - 1)
 
     def replayed(self, cuts: Cuts) -> Saving:
         """That peak with and without the bytes in ``cuts``."""
-        return replayed(self.seen.line, cuts, self.first_entry)
+        return replayed(self.line, cuts, self.first_entry)
 
     def whole(self, rows: Ints) -> Cuts:
         """Lifetimes that do not happen at all."""
-        return Cuts.whole(self.seen.line, rows)
+        return Cuts.whole(self.line, rows)
 
     def ended(self, rows: Ints, at: Ints) -> Cuts:
         """Lifetimes that end at an event each, where that is before their own end."""
-        return Cuts.ended(self.seen.line, rows, at)
+        return Cuts.ended(self.line, rows, at)
 
     @cached_property
     def at_peak(self) -> Bools:
@@ -146,12 +159,12 @@ class Scene:
     @cached_property
     def phase(self) -> Ints:
         """The phase that made it, recorded or inferred."""
-        return self.seen.owners.phase.of
+        return self.owners.phase.of
 
     @cached_property
     def category(self) -> Ints:
         """Whose bytes they are, recorded or inferred."""
-        return self.seen.owners.category.of
+        return self.owners.category.of
 
     @cached_property
     def owned(self) -> Bools:
@@ -161,12 +174,12 @@ class Scene:
     @cached_property
     def site(self) -> Ints:
         """Row in ``seen.owners.sites.frames``."""
-        return self.seen.owners.site.of
+        return self.owners.site.of
 
     @cached_property
     def module(self) -> Ints:
         """Row in ``seen.owners.module.names``."""
-        return self.seen.owners.module.of
+        return self.owners.module.of
 
     @cached_property
     def programs(self) -> tuple[Program, ...]:
@@ -216,9 +229,16 @@ class Scene:
 
     def frame_of(self, row: int) -> Frame:
         """The frame of that line."""
-        return self.seen.owners.sites.frames[int(self.site[row])]
+        return self.owners.sites.frames[int(self.site[row])]
 
 
 def site_at(frame: Frame) -> Site:
     """A frame as a site; ``code`` is empty where the file that ran is not here."""
     return Site(frame.filename, frame.line, frame.name, code_of(frame))
+
+
+def _with_exact_sizes(trace: Trace) -> Trace:
+    """With the bytes that each block took, which only a replay knows where no split was made."""
+    if trace.modelled or not np.isin(trace.events.action, (Action.ALLOC, Action.OOM)).any():
+        return trace
+    return exact_sizes(trace)

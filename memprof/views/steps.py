@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memprof.analysis.timeline import Timeline
 from memprof.run import DeviceRun, Steps
 from memprof.trace import NOT_RECORDED, Action, Trace
 from memprof.units import format_bytes
+from memprof.views.timeline import Timeline
 
 __all__ = ["Growth", "device_steps", "growth", "is_lone_request", "step_of_event"]
 

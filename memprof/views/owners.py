@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memprof.analysis.inference import infer
-from memprof.analysis.lifetimes import Lifetimes
-from memprof.analysis.sites import Sites, site_name, sites
 from memprof.trace import Category, Phase, Trace
+from memprof.views.infer_category import infer
+from memprof.views.lifetimes import Lifetimes
+from memprof.views.sites import Sites, site_name, sites
 
 __all__ = ["OWNED", "Group", "Grouping", "Owners", "owners", "top"]
 

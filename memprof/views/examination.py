@@ -7,30 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memprof.allocator import exact_sizes
-from memprof.analysis.owners import Owners, owners
-from memprof.analysis.steps import device_steps
-from memprof.analysis.timeline import Timeline, timeline
 from memprof.run import DeviceRun, Run, Steps
-from memprof.trace import NOT_RECORDED, Action, Trace
+from memprof.trace import NOT_RECORDED, Trace
+from memprof.views.steps import device_steps
+from memprof.views.window import Window
 
 __all__ = [
     "DeviceExamination",
     "Examination",
-    "WindowExamination",
     "alive_at_peak",
     "examine",
-    "examine_window",
 ]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class WindowExamination:
-    """One trace with its timeline and the owners of its lifetimes."""
-
-    trace: Trace
-    line: Timeline
-    owners: Owners
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +25,7 @@ class DeviceExamination:
     """One device: its windows, and its steps with what the traces add to the counters."""
 
     device: DeviceRun
-    windows: tuple[WindowExamination, ...]
+    windows: tuple[Window, ...]
     steps: Steps
 
     @property
@@ -47,7 +34,7 @@ class DeviceExamination:
         return self.device.device
 
     @property
-    def peak_window(self) -> WindowExamination | None:
+    def peak_window(self) -> Window | None:
         """The window with the highest allocated bytes."""
         return max(self.windows, key=lambda w: w.line.peak_allocated.bytes, default=None)
 
@@ -108,30 +95,14 @@ def examine(run: Run) -> Examination:
 
 
 def _examine_device(device: DeviceRun, is_snapshot: bool) -> DeviceExamination:
-    windows = [examine_window(trace, exact=not is_snapshot) for trace in device.windows]
+    windows = [
+        Window.of(trace, number, exact=not is_snapshot)
+        for number, trace in enumerate(device.windows)
+    ]
     steps = device_steps(device, tuple(window.line for window in windows))
     return DeviceExamination(device, tuple(windows), steps)
 
 
-def examine_window(recorded: Trace, *, exact: bool = True) -> WindowExamination:
-    """One trace with its timeline and owners; ``exact`` with the bytes that each block took."""
-    trace = _with_exact_sizes(recorded) if exact else recorded
-    line = timeline(trace)
-    return WindowExamination(trace, line, owners(trace, line.lives))
-
-
-def _with_exact_sizes(trace: Trace) -> Trace:
-    """With the bytes that each block took, which only a replay knows where no split was made.
-
-    Runs are short of events and their figures must equal torch's own counters to the byte. A plain
-    snapshot is counted as its events stand, requests rounded up: it may hold millions of events,
-    and it may contradict itself; `memprof replay` is there for the rest.
-    """
-    if trace.modelled or not np.isin(trace.events.action, (Action.ALLOC, Action.OOM)).any():
-        return trace
-    return exact_sizes(trace)
-
-
-def alive_at_peak(window: WindowExamination) -> npt.NDArray[np.bool_]:
+def alive_at_peak(window: Window) -> npt.NDArray[np.bool_]:
     """Mask of the lifetimes that are allocated at the window's peak."""
     return window.line.lives.alive_at(window.line.peak_allocated.event)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memprof.analysis.lifetimes import Lifetimes, lifetimes
-from memprof.analysis.steps import device_steps, step_of_event
-from memprof.analysis.timeline import timeline
 from memprof.run import DeviceRun
 from memprof.trace import EMPTY, NOT_RECORDED, Category, Column, Columns, Tables, Trace, column
+from memprof.views.lifetimes import Lifetimes, lifetimes
+from memprof.views.steps import device_steps, step_of_event
+from memprof.views.timeline import timeline
 
 __all__ = ["OUTLIVED", "Survival", "survival"]
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memprof.analysis.lifetimes import Lifetimes, lifetimes
 from memprof.trace import NOT_RECORDED, Action, State, Trace
+from memprof.views.lifetimes import Lifetimes, lifetimes
 
 __all__ = ["Peak", "Timeline", "grouped", "samples", "timeline"]
 

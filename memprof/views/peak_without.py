@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memprof.analysis.timeline import Timeline
+from memprof.views.timeline import Timeline
 
 __all__ = ["Cuts", "Saving", "replayed"]
 

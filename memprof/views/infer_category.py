@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memprof.analysis.lifetimes import Lifetimes
 from memprof.trace import EMPTY, Action, Annotation, Category, Frame, Phase, Tables, Trace
+from memprof.views.lifetimes import Lifetimes
 
 __all__ = ["Inferred", "infer"]
 
