@@ -29,7 +29,7 @@ from memprof.source_code.values import (
 )
 from memprof.units import format_bytes
 
-__all__ = ["piled_up", "rules", "under_no_grad"]
+__all__ = ["piled_up", "retaining", "rules", "under_no_grad"]
 
 _STEPPING = ("backward", "grad", "step", "enable_grad", "set_grad_enabled")
 
@@ -37,24 +37,14 @@ _STEPPING = ("backward", "grad", "step", "enable_grad", "set_grad_enabled")
 def rules(case: Case) -> Iterator[Proposal]:
     """``no_grad``, ``no_retain_graph``, ``freeze_params``, ``early_backward``, ``detach``."""
     yield from _of_pattern(case)
-    if case.grows or case.pattern == Pattern.RETAINED_GRAPH.value:
-        yield from _retained(case)
+    if case.grows:
+        yield from retaining(case)
 
 
 def _of_pattern(case: Case) -> Iterator[Proposal]:
     nbytes = format_bytes(case.found.bytes)
-    if case.pattern == Pattern.EVALUATION_GRAPH.value:
-        why = f"{nbytes} of activations wait for a backward pass that does not come."
-        patch = under_no_grad(case)
-        yield Proposal("no_grad", 0.9, why, case.site, patch=patch)
-        yield Proposal(
-            "inference_mode", 0.6, f"{why} Inference mode saves a little more.", case.site
-        )
     if case.pattern == Pattern.OLD_GRAPHS.value:
         yield from _old_graphs(case)
-    if case.pattern == Pattern.RETAINED_GRAPH.value:
-        why = f"{nbytes} of activations outlive the backward pass, held by the loss or the output."
-        yield Proposal("del_ref", 0.6, why, case.site)
     if case.pattern == Pattern.UNUSED_GRADIENTS.value:
         yield from _unused_gradients(case)
     if case.pattern == Pattern.FROZEN_GRAPH.value:
@@ -160,7 +150,7 @@ def _frozen_graph(case: Case) -> Iterator[Proposal]:
     yield Proposal("no_grad", 0.7, f"Or run those modules under `torch.no_grad()`: {why}.", site)
 
 
-def _retained(case: Case) -> Iterator[Proposal]:
+def retaining(case: Case) -> Iterator[Proposal]:
     """``backward(retain_graph=True)``, where that is what keeps the tensors."""
     if case.grows and not piled_up(case):
         return

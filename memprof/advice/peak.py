@@ -9,7 +9,7 @@ from memprof.advice.case import NO_FIGURE, Case, Proposal
 from memprof.advice.reducer import unviewed, viewed
 from memprof.analysis.suspicion import Pattern
 from memprof.source_code.idioms import OPTIMIZERS, keyword
-from memprof.source_code.patch import diff, with_keyword, without_keyword
+from memprof.source_code.patch import diff, with_keyword
 from memprof.source_code.program import Place, bound_names, loaded_names
 from memprof.units import format_bytes
 
@@ -26,8 +26,6 @@ def rules(case: Case) -> Iterator[Proposal]:
         yield from _activations(case, nbytes)
     elif pattern == Pattern.OPTIMIZER_TEMPORARIES.value:
         yield from _optimizer(case, nbytes)
-    elif pattern == Pattern.HELD_GRADIENTS.value:
-        yield from _gradients(case, nbytes)
     elif pattern == Pattern.LARGE_BUFFER.value:
         yield from _buffer(case, nbytes)
     elif pattern == Pattern.UNREAD_BUFFER.value:
@@ -95,29 +93,6 @@ def _constructions(case: Case) -> Iterator[tuple[Place, ast.Call]]:
 def _asks_for_foreach(call: ast.Call) -> bool | None:
     value = keyword(call, "foreach")
     return bool(value.value) if isinstance(value, ast.Constant) else None
-
-
-def _gradients(case: Case, nbytes: str) -> Iterator[Proposal]:
-    why = f"{nbytes} of gradients lie there while the forward pass builds its activations"
-    for call, place in case.calls("zero_grad"):
-        value = keyword(call, "set_to_none")
-        if isinstance(value, ast.Constant) and value.value is False:
-            yield Proposal(
-                "set_to_none",
-                0.95,
-                f"{why}: `set_to_none=False` fills them with zeros instead of dropping them.",
-                place,
-                patch=diff(place.program, without_keyword(call, "set_to_none")),
-            )
-            return
-    for _, place in case.calls("zero_grad"):
-        yield Proposal(
-            "set_to_none", 0.8, f"{why}: call it right after the optimizer's step.", place
-        )
-        return
-    yield Proposal(
-        "set_to_none", 0.7, f"{why}: nothing drops them; `zero_grad()` after the step.", case.site
-    )
 
 
 def _buffer(case: Case, nbytes: str) -> Iterator[Proposal]:

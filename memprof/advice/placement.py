@@ -40,9 +40,6 @@ def rules(case: Case) -> Iterator[Proposal]:
         yield from _joined(case, nbytes)
     if case.pattern == Pattern.SECOND_STATES.value:
         yield from _second_states(case, nbytes)
-    if case.pattern == Pattern.TWINS.value:
-        why = f"The same {nbytes} are on the device and on the host"
-        yield Proposal("del_ref", 0.7, f"{why}: drop one of the two.", case.site)
     if case.pattern == Pattern.UPCAST.value:
         why = f"A wider copy of {nbytes} is made of a tensor that is there as well"
         yield Proposal(

@@ -15,7 +15,6 @@ from memprof.analysis.findings import Evidence, Found, Kind
 from memprof.analysis.frozen import frozen
 from memprof.analysis.large import large
 from memprof.analysis.lingering import lingering
-from memprof.analysis.passes import passes
 from memprof.analysis.peaks import peaks
 from memprof.analysis.residents import residents
 from memprof.analysis.suspicion import Pattern, Suspicion
@@ -46,14 +45,12 @@ _HELD = (
     Pattern.LOADED,
     Pattern.RESIDENT,
     Pattern.JOINED,
-    Pattern.RETAINED_GRAPH,
 )
 """Patterns of which it matters who holds the tensors."""
 _DETECTORS: tuple[Callable[[Window], Iterator[Suspicion]], ...] = (
     residents,
     large_buffers,
     lingering,
-    passes,
     frozen,
     peaks,
     doubled,
@@ -140,8 +137,6 @@ def _of_suspicion(window: Window, one: Suspicion) -> _Candidate:
     match = Match(one.row, one.rows, one.nbytes, one.saving, tentative=one.certainty < _TENTATIVE)
     holes = one.pattern is Pattern.FRAGMENTATION
     yields_to = EVERY_OTHER if one.certainty < _LESS else ()
-    if one.pattern is Pattern.HELD_GRADIENTS:
-        yields_to = ("unused-gradients",)
     return _Candidate(
         window,
         one.pattern.value.replace("_", "-"),

@@ -1,0 +1,193 @@
+"""held-gradients: gradients that are done with are there while a forward pass runs."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.advice.case import Case
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.idioms import keyword
+from memprof.source_code.patch import diff, without_keyword
+from memprof.trace import Category, Phase
+from memprof.units import format_bytes
+from memprof.views.peak_without import Cuts
+from memprof.views.window import Bools, Ints, Window
+
+__all__ = ["RULE"]
+
+_MOST_STEPS = 0.6
+"""Share of the steps in which it must be so: an evaluation now and then is no habit."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held(Match):
+    """Gradients, and when they are in the way."""
+
+    across_steps: bool = False
+    """They are the last step's, in the next step's forward pass; else the same step's, whose
+    backward pass is over when another forward pass (a validation) makes the peak."""
+
+
+class HeldGradients(WasteRule[Held]):
+    """Gradients stay until the next `zero_grad`, and the activations come on top of them."""
+
+    name = "held-gradients"
+    summary = "gradients are still there while the next forward pass runs"
+    fixes = ("set_to_none",)
+    yields_to = ("unused-gradients",)
+
+    def matches(self, window: Window) -> Iterator[Held]:
+        """Gradients of the step before in most steps, or of the same step at its peak."""
+        yield from _of_the_step_before(window)
+        yield from _of_the_same_step(window)
+
+    def title(self, match: Held) -> str:
+        """Say which forward pass they are in the way of."""
+        if match.across_steps:
+            return "are gradients of the step before, there while the next forward pass runs"
+        return "are gradients that the step is done with, there while another forward pass runs"
+
+    def advice(self, match: Held, case: Case) -> Iterator[Advice]:
+        """Drop them right after the optimizer's step."""
+        nbytes = format_bytes(match.nbytes)
+        why = f"{nbytes} of gradients lie there while the forward pass builds its activations"
+        calls = list(case.calls("zero_grad"))
+        for call, place in calls:
+            value = keyword(call, "set_to_none")
+            if isinstance(value, ast.Constant) and value.value is False:
+                yield Advice(
+                    "set_to_none",
+                    f"{why}: `set_to_none=False` fills them with zeros instead of dropping them.",
+                    place,
+                    patch=diff(place.program, without_keyword(call, "set_to_none")),
+                )
+                return
+        if calls:
+            late = f"{why}: call it right after the optimizer's step."
+            yield Advice("set_to_none", late, calls[0][1])
+            return
+        none = f"{why}: nothing drops them; `zero_grad()` after the step."
+        yield Advice("set_to_none", none, case.site)
+
+
+def _of_the_step_before(window: Window) -> Iterator[Held]:
+    """Gradients of earlier steps that are there when a backward pass begins, in most steps."""
+    begins = _backward_begins(window)
+    if len(begins) < 3:
+        return
+    lives = window.lives
+    crossing = window.freed_in > window.made_in  # the others cannot be there in a later step
+    # Made elsewhere than in a backward pass it is a buffer that gradients are views of, and meant.
+    crossing &= window.phase == Phase.BACKWARD
+    gradients = np.flatnonzero((window.category == Category.GRADIENT) & crossing)
+    if not len(gradients):
+        return
+    held = np.zeros(len(gradients), dtype=np.int64)
+    renewed = _renewed(window)
+    rows, start, end = [], [], []
+    for step, event in begins.items():
+        alive = (lives.alloc[gradients] < window.first_event[step]) & (
+            lives.free[gradients] > event
+        )
+        held += alive
+        there = gradients[alive]
+        rows.append(there)
+        start.append(np.full(len(there), window.first_event[step] - 1))
+        keys = zip(window.module[there].tolist(), lives.requested[there].tolist(), strict=True)
+        end.append(np.array([renewed.get((step, *key), event) for key in keys], dtype=np.int64))
+    kept = _regular(window, gradients, held, len(begins))
+    if not len(kept):
+        return
+    cuts = Cuts(np.concatenate(rows), np.concatenate(start), np.concatenate(end))
+    mask = np.zeros(len(lives), dtype=bool)
+    mask[kept] = True
+    yield Held(
+        row=window.main_site(mask),
+        rows=kept,
+        nbytes=window.bytes_of(mask & window.at_peak),
+        saving=window.replayed(cuts),
+        across_steps=True,
+    )
+
+
+def _of_the_same_step(window: Window) -> Iterator[Held]:
+    """Gradients that are done with when the peak comes, in a forward pass after the backward one.
+
+    As in a validation at the end of a step, where `zero_grad` comes at the beginning of the next.
+    """
+    peak, lives = window.peak.event, window.lives
+    if not window.is_phase(peak, Phase.FORWARD):
+        return
+    busy = np.isin(window.phase_of_event, [int(Phase.BACKWARD), int(Phase.OPTIMIZER)])
+    steps = window.step_of_event[:-1]
+    last = np.full(int(steps.max()) + 2, -1, dtype=np.int64)
+    np.maximum.at(last, steps[busy], np.flatnonzero(busy))
+    step = int(steps[peak])
+    if not 0 <= last[step] < peak:
+        return
+    begins = _backward_begins(window)
+    renewed = np.array([begins.get(int(s) + 1, window.events) for s in window.made_in])
+    gradients = (window.category == Category.GRADIENT) & (window.phase == Phase.BACKWARD)
+    rows = np.flatnonzero(gradients & (window.made_in >= 0) & (lives.free <= renewed))
+    rows = rows[lives.free[rows] > last[window.made_in[rows]]]
+    at_peak = rows[window.at_peak[rows] & (window.made_in[rows] == step)]
+    if not len(at_peak):
+        return
+    mask = np.zeros(len(lives), dtype=bool)
+    mask[at_peak] = True
+    yield Held(
+        row=window.main_site(mask),
+        rows=rows,
+        nbytes=window.bytes_of(mask),
+        saving=window.replayed(window.ended(rows, last[window.made_in[rows]])),
+        across_steps=False,
+    )
+
+
+def _backward_begins(window: Window) -> dict[int, int]:
+    """The first event of the first backward pass of every step but the first."""
+    found: dict[int, int] = {}
+    for event in np.flatnonzero(window.phase_of_event == Phase.BACKWARD).tolist():
+        found.setdefault(int(window.step_of_event[event]), event)
+    first = min(found, default=0)
+    return {step: event for step, event in found.items() if step > first}
+
+
+def _renewed(window: Window) -> dict[tuple[int, int, int], int]:
+    """When a gradient's new value has been added to it, by step, module and bytes.
+
+    Without the old gradient, the new value would have become the gradient itself.
+    """
+    lives = window.lives
+    new = (window.phase == Phase.BACKWARD) & ~window.owned & (lives.free < window.events)
+    rows = np.flatnonzero(new & (window.module > 0))
+    keys = zip(
+        window.made_in[rows].tolist(),
+        window.module[rows].tolist(),
+        lives.requested[rows].tolist(),
+        strict=True,
+    )
+    return dict(zip(keys, lives.free[rows].tolist(), strict=True))
+
+
+def _regular(window: Window, gradients: Ints, held: Ints, steps: int) -> Ints:
+    """Gradients that are held in most steps: by one long life, or by a life in every step."""
+    long = held >= _MOST_STEPS * steps
+    stacks = window.lives.stack[gradients]
+    by_stack = np.bincount(stacks, weights=held)
+    every = window.lives.stack[window.category == Category.GRADIENT]
+    made = np.bincount(every, minlength=len(by_stack))[: len(by_stack)]
+    of_each_step = (held > 0) & (by_stack >= _MOST_STEPS * made)[stacks]
+    # Micro-batches: a life that ends after a few steps is an accumulation, and meant.
+    freed = window.freed_in[gradients] - window.made_in[gradients]
+    to_the_end = (window.lives.free[gradients] == window.events) | (long & window.stays[gradients])
+    meant: Bools = (freed > 1) & ~to_the_end
+    regular: Ints = gradients[(long | of_each_step) & ~meant]
+    return regular
+
+
+RULE = HeldGradients()
