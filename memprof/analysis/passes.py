@@ -9,7 +9,7 @@ import numpy as np
 from memprof.analysis.savings import Cuts
 from memprof.analysis.scene import Bools, Ints, Scene
 from memprof.analysis.suspicion import Pattern, Suspicion
-from memprof.source_code.grad_mode import without_gradients
+from memprof.source_code.torch_modes import without_gradients
 from memprof.trace import Action, Category, Phase
 
 __all__ = ["passes"]

@@ -6,7 +6,7 @@ from memprof.analysis.examination import examine
 from memprof.analysis.findings import Kind
 from memprof.analysis.waste import waste, waste_of
 from memprof.loading import load
-from memprof.source_code.grad_mode import without_gradients
+from memprof.source_code.torch_modes import without_gradients
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Category, Frame, Phase
 
