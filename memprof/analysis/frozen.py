@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from memprof.analysis.suspicion import Pattern, Suspicion
-from memprof.source_code.program import Place, Program, called_name, loaded_names
+from memprof.source_code.dataflow import Flow, flow_of
+from memprof.source_code.program import Place, Program, called_name, calls_in, loaded_names
+from memprof.source_code.scopes import qualified_name
+from memprof.source_code.values import values_of
+from memprof.source_code.verbs import LEARNING
 from memprof.trace import Category, Phase
 from memprof.views.window import Bools, Ints, Window
 
@@ -29,7 +33,7 @@ def frozen(window: Window) -> Iterator[Suspicion]:
     if not len(rows) or window.share(window.bytes_of(at_peak)) < _LEAST_SHARE:
         return
     row = window.main_site(at_peak)
-    asked = next((p for program in window.programs for p in _asked_in_vain(program)), None)
+    asked = next(_asked_in_vain(window.programs), None)
     if asked is None:
         return
     after = np.append(window.lives.alloc[rows[1:]], window.lives.alloc[rows[-1:]])
@@ -76,19 +80,16 @@ def _module_of_label(window: Window) -> Ints:
     return np.array([at.get(label.module, 0) for label in labels], dtype=np.int64)
 
 
-def _asked_in_vain(program: Program) -> Iterator[Place]:
+def _asked_in_vain(programs: Sequence[Program]) -> Iterator[Place]:
     """``images.requires_grad_(True)``, ``x.requires_grad = True``, with no ``.grad`` of it read."""
-    reads = {
-        ast.unparse(n.value)
-        for n in ast.walk(program.tree)
-        if isinstance(n, ast.Attribute) and n.attr == "grad" and isinstance(n.ctx, ast.Load)
-    }
-    for node in ast.walk(program.tree):
+    for program, node in ((one, node) for one in programs for node in ast.walk(one.tree)):
         name = _asked_of(node)
-        if name and name not in reads and not _is_used_for_it(program, name):
-            place = program.place(node) if isinstance(node, ast.stmt) else None
-            if place is not None:
-                yield place
+        place = program.place(node) if name and isinstance(node, ast.stmt) else None
+        if place is None or _is_parameter(place, name):
+            continue
+        flow = flow_of(programs, place, name, through=False)
+        if not flow.lost and not _serves(flow, place):
+            yield place
 
 
 def _asked_of(node: ast.AST) -> str:
@@ -113,24 +114,68 @@ def _asked_of(node: ast.AST) -> str:
     return ""
 
 
-def _is_used_for_it(program: Program, name: str) -> bool:
-    """Whether a name is given to ``autograd.grad`` or an optimizer, or stands for a parameter.
+def _is_parameter(place: Place, name: str) -> bool:
+    """Whether a name goes through parameters: of a module, or of an optimizer's groups."""
+    for node in ast.walk(place.scope):
+        if isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)) and any(
+            isinstance(one, ast.Name) and one.id == name for one in ast.walk(node.target)
+        ):
+            sources: list[ast.expr | None] = [node.iter]
+            for read in loaded_names(node.iter):
+                sources += values_of(place, read)
+            if any(one is not None and _gives_parameters(one) for one in sources):
+                return True
+    return False
 
-    What is thawed is a loop's variable over parameters, or is never handed to anything.
+
+def _gives_parameters(value: ast.expr) -> bool:
+    groups = (isinstance(n, ast.Attribute) and n.attr == "param_groups" for n in ast.walk(value))
+    return bool(calls_in(value, "parameters", "named_parameters")) or any(groups)
+
+
+def _serves(flow: Flow, place: Place) -> bool:
+    """Whether the gradient that a name asks for is read, or an optimizer may read it.
+
+    So it may where the tensor is handed to no call at all: it is thawed for others.
     """
     handed = False
-    for node in ast.walk(program.tree):
-        if isinstance(node, (ast.For, ast.comprehension)) and ast.unparse(node.target) == name:
-            if "param" in ast.unparse(node.iter):
+    for node, scopes in flow.source.nodes:
+        if isinstance(node, ast.Attribute) and node.attr == "grad":
+            if isinstance(node.ctx, ast.Load) and flow.carries(node.value, scopes):
                 return True
-        elif isinstance(node, ast.Call) and name in _argument_names(node):
-            handed = True
-            last = called_name(node)
-            if last in ("grad", "backward", "Parameter") or last[:1].isupper():
+        elif isinstance(node, ast.Call):
+            passed = [*node.args, *(keyword.value for keyword in node.keywords)]
+            carried = [one for one in passed if flow.carries(one, scopes)]
+            handed = handed or bool(carried)
+            if carried and _takes_gradients(flow, place, node, carried):
                 return True
     return not handed
 
 
-def _argument_names(call: ast.Call) -> set[str]:
-    arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
-    return set().union(*map(loaded_names, arguments))
+def _takes_gradients(flow: Flow, place: Place, call: ast.Call, carried: list[ast.expr]) -> bool:
+    """Whether a call learns by what it is given: ``autograd.grad``, a parameter, an optimizer.
+
+    An optimizer that is not torch's is told by a class of the program that derives from torch's,
+    or by what it is given: a list that the tensor is in.
+    """
+    if called_name(call) in LEARNING:
+        return True
+    where = next((p for program in flow.source.programs if (p := program.place(call))), place)
+    name = qualified_name(where, call.func)
+    if name.startswith("torch."):
+        return name.startswith("torch.optim.") or name.endswith(".Parameter")
+    classes = [
+        class_
+        for program in flow.source.programs
+        for class_ in program.classes()
+        if class_.name == called_name(call)
+    ]
+    if classes:
+        return any(
+            qualified_name(inside, base).startswith("torch.optim.")
+            for class_ in classes
+            for program in flow.source.programs
+            if (inside := program.place(class_)) is not None
+            for base in class_.bases
+        )
+    return bool(name) and any(isinstance(one, (ast.List, ast.Tuple)) for one in carried)

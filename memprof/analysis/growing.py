@@ -5,7 +5,6 @@ What a group is called, and which groups are one leak, is decided in `leaks`.
 
 from __future__ import annotations
 
-import linecache
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.idioms import copies_collection, joins_tensors
+from memprof.source_code.program import place_of
 from memprof.trace import EMPTY, Category, Frame, Tables
-from memprof.views.sites import NO_SITE, sites
+from memprof.views.sites import sites
 from memprof.views.survivors import Survival
 from memprof.views.trend import WARM_UP, Rise, floor, rise
 
@@ -33,18 +34,9 @@ _LEAST_GROWN = 8
 """Steps in a row in which a tensor was replaced by a larger one."""
 _BOUNDED_HISTORY = re.compile(r"/torch/optim/lbfgs\.py$")
 """L-BFGS keeps ``history_size`` directions, 100 by default, and no more."""
-_JOINING = re.compile(
-    r"\b(?:cat|concat|concatenate|hstack|vstack|dstack|column_stack|row_stack|append|pad)\b"
-)
-"""Functions that make a larger tensor of an old one and a new part."""
-_COPYING = re.compile(r"(?:^|[._])(?:deep_?copy|copy|clone)(?:_|$)")
-"""Functions that copy what they are given, by the last part of their names."""
-_COPIES_ALL = re.compile(r"\bdeepcopy\(|\.clone\(\).*\bfor\b")
-"""Lines that copy a whole collection."""
+_COPY_MODULE = re.compile(r"/lib(?:64)?/(?:python\d[^/]*/)?copy\.py$", re.IGNORECASE)
 _NEARLY_ALL = 0.8
 """Of the steps after the first: in so many a copied collection has become larger."""
-_INNERMOST = 6
-"""Frames in which a copying function is looked for: `copy.deepcopy` of a list of lists is deep."""
 _ONE_EACH = (Category.GRADIENT, Category.OPTIMIZER_STATE)
 
 
@@ -213,21 +205,19 @@ def _is_history(frames: tuple[Frame, ...]) -> bool:
 
 
 def _joins(tables: Tables, stack: int) -> bool:
-    """Whether the line of a stack (the user's, or C++ of torch's) joins tensors."""
-    frames = tables.stack(stack)
-    site = sites(tables).frames[int(sites(tables).of_stack[stack])]
-    native = any("at::native::cat" in frame.name for frame in frames)
-    return native or (site != NO_SITE and bool(_JOINING.search(_statement(site))))
+    """Whether the statement of a stack (the user's, or C++ of torch's) joins tensors."""
+    if any("at::native::cat" in frame.name for frame in tables.stack(stack)):
+        return True
+    place = place_of(sites(tables).frames[int(sites(tables).of_stack[stack])])
+    return place is not None and joins_tensors(place.statement)
 
 
 def _copies(tables: Tables, stack: int) -> bool:
-    """Whether a stack runs through a function, or a line of the user's, that copies a whole."""
-    names = [frame.name for frame in tables.stack(stack)[:_INNERMOST]]
-    site = sites(tables).frames[int(sites(tables).of_stack[stack])]
-    by_name = any(_COPYING.search(name.split(".<locals>")[0].strip("_")) for name in names)
-    return by_name or (site != NO_SITE and bool(_COPIES_ALL.search(_statement(site))))
-
-
-def _statement(site: Frame) -> str:
-    """The line of a site; empty where the source that ran is not at hand."""
-    return "" if site.changed else linecache.getline(site.filename, site.line)
+    """Whether a stack runs through Python's `copy`, or a statement that copies a collection."""
+    for frame in tables.stack(stack):
+        if frame_kind(frame.filename) is FrameKind.USER:
+            break
+        if _COPY_MODULE.search(frame.filename.replace("\\", "/")):
+            return True
+    place = place_of(sites(tables).frames[int(sites(tables).of_stack[stack])])
+    return place is not None and copies_collection(place)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from itertools import takewhile
 
@@ -12,6 +11,9 @@ import numpy as np
 from memprof.analysis.suspicion import Pattern, Suspicion
 from memprof.source_code.idioms import enlarged_copy
 from memprof.source_code.program import Place, called_name, calls_in, place_of
+from memprof.source_code.scopes import qualified_name
+from memprof.source_code.torch_modes import under_autocast
+from memprof.source_code.values import values_of
 from memprof.source_code.verbs import CONVERTING, REPEATING
 from memprof.trace import Category, Phase
 from memprof.views.window import Bools, Ints, Window
@@ -23,14 +25,14 @@ _LEAST_ONE = 0.1
 _RESIDENT = 2
 """Steps from which on something is kept rather than computed."""
 _LEAST_SIDE = 16
-_ELEMENTWISE = re.compile(
-    r"loss$|^(?:criterion|sub|add|mul|div|eq|ne|isclose|where|maximum|minimum)$"
+_ELEMENTWISE = frozenset(
+    ("add", "div", "eq", "isclose", "maximum", "minimum", "mul", "ne", "sub", "where")
 )
 _AFTERWARDS = (Phase.BACKWARD, Phase.OPTIMIZER)
 """No line of the program combines anything there; its stack may end in one that does, besides."""
 _PRODUCTS = ("matmul", "bmm", "baddbmm", "mm", "einsum")
-_COMPUTING = ("softmax", "log_softmax", "cross_entropy")
-_SHORT = re.compile(r"autocast|bfloat16|bf16|float16|fp16|\.half\(")
+_IN_FLOAT32 = ("softmax", "log_softmax", "cross_entropy")
+"""Functions that autocast runs in float32, whatever it is given."""
 
 
 def large(window: Window) -> Iterator[Suspicion]:
@@ -118,22 +120,22 @@ def _kind_of_large(window: Window, row: int, place: Place | None) -> tuple[Patte
     if place is not None and calls_in(place.statement, *REPEATING):
         return Pattern.REPEATED, 0.5, "come of repeating a smaller tensor"
     narrow = _half_as_large(window, row) and not _is_made_by_a_module(window, row)
-    if narrow and place is not None and _widens(window, place):
+    if narrow and place is not None and _widens(window, row, place):
         return Pattern.UPCAST, 0.7, "are a wider copy of a tensor that is there too"
     return Pattern.LARGEST, 0.35, "are one tensor"
 
 
-def _widens(window: Window, place: Place) -> bool:
-    """Whether a statement converts a tensor, or what it calls does so in a program of short types.
+def _widens(window: Window, row: int, place: Place) -> bool:
+    """Whether a statement converts a tensor, or calls what does so under autocast.
 
     A softmax that is twice as large as some other tensor is else that by chance.
     """
-    calls = calls_in(place.statement, *_COMPUTING)
+    calls = calls_in(place.statement, *_IN_FLOAT32)
     if calls_in(place.statement, *CONVERTING) or any(
         k.arg == "dtype" for c in calls for k in c.keywords
     ):
         return True
-    return bool(calls) and any(_SHORT.search(program.text) for program in window.programs)
+    return bool(calls) and under_autocast(window.stack(row))
 
 
 def _repeating(window: Window) -> Bools:
@@ -152,7 +154,7 @@ def _is_made_by_a_module(window: Window, row: int) -> bool:
 
 def _outer_product(window: Window, row: int, place: Place | None) -> int:
     """``n`` where the tensor has n × n values and two tensors of n values went in; 0 where not."""
-    if place is None or not _combines(place.statement) or window.phase[row] in _AFTERWARDS:
+    if place is None or not _combines(place) or window.phase[row] in _AFTERWARDS:
         return 0
     requested = int(window.lives.requested[row])
     before = ~window.owned & (window.lives.alloc < window.lives.alloc[row])
@@ -165,12 +167,12 @@ def _outer_product(window: Window, row: int, place: Place | None) -> int:
     return 0
 
 
-def _combines(statement: ast.stmt) -> bool:
+def _combines(place: Place) -> bool:
     """Element by element: ``a - b``, ``a == b``, a loss of two tensors; no matrix product.
 
     Nor one that is scaled or masked, as ``q @ k.mT / sqrt(d)`` is.
     """
-    for node in ast.walk(statement):
+    for node in ast.walk(place.statement):
         if isinstance(node, ast.BinOp) and not isinstance(node.op, (ast.MatMult, ast.FloorDiv)):
             sides = (node.left, node.right)
             scaled = not isinstance(node.op, ast.Sub) and any(map(_is_product, sides))
@@ -178,9 +180,21 @@ def _combines(statement: ast.stmt) -> bool:
                 return True
         if isinstance(node, ast.Compare):
             return True
-        if isinstance(node, ast.Call) and _ELEMENTWISE.search(called_name(node)):
+        if isinstance(node, ast.Call) and (
+            called_name(node) in _ELEMENTWISE or _is_loss(place, node)
+        ):
             return True
     return False
+
+
+def _is_loss(place: Place, call: ast.Call) -> bool:
+    """``F.mse_loss(a, b)``, or a call of what is made by ``nn.MSELoss()`` or its like."""
+    if qualified_name(place, call.func).startswith("torch.") and called_name(call).endswith(
+        "_loss"
+    ):
+        return True
+    made = values_of(place, ast.unparse(call.func))
+    return any(one is not None and called_name(one).endswith("Loss") for one in made)
 
 
 def _is_product(expression: ast.expr) -> bool:

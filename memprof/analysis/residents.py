@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ import numpy as np
 
 from memprof.analysis.suspicion import Pattern, Suspicion
 from memprof.source_code.bindings import binding_of
-from memprof.source_code.program import Program
+from memprof.source_code.dataflow import flow_of
 from memprof.trace import Category, Phase
 from memprof.views.peak_without import Saving
 from memprof.views.window import Bools, Ints, Window
@@ -24,7 +23,10 @@ _FEWEST_STEPS = 4
 _GROWS = 1.4
 _LARGE_RESIDENT_SHARE = 0.3
 _LOADING = re.compile(r"/torch/serialization\.py$|/safetensors/")
-_RESTING = frozenset(("load_state_dict", "save", "print", "len", "deepcopy", "is_tensor"))
+_RESTING = frozenset(
+    ("deepcopy", "is_tensor", "isinstance", "len", "load_state_dict", "print", "save", "type")
+)
+"""Calls that compute nothing with the weights that they are given."""
 
 
 def residents(window: Window) -> Iterator[Suspicion]:
@@ -130,28 +132,8 @@ def _rests(window: Window, row: int) -> bool:
     binding = binding_of(window.stack(row))
     if binding is None:
         return False
-    name = binding.target.split("[")[0].split(".")[-1]
-    return not any(_reads(binding.place.program, name))
-
-
-def _reads(program: Program, name: str) -> Iterator[bool]:
-    """One entry for every place where a name or attribute is used for more than storing it."""
-    resting: set[int] = set()
-    for node in ast.walk(program.tree):
-        if isinstance(node, ast.Call):
-            called = node.func
-            last = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-            if last in _RESTING:
-                resting |= {id(n) for argument in node.args for n in ast.walk(argument)}
-        if isinstance(node, ast.Compare):
-            resting |= {id(n) for n in ast.walk(node)}
-        if isinstance(node, ast.Return) and node.value is not None:
-            resting |= {id(n) for n in ast.walk(node.value)}
-    for node in ast.walk(program.tree):
-        own = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-        read = own == name and isinstance(getattr(node, "ctx", None), ast.Load)
-        if read and id(node) not in resting:
-            yield True
+    flow = flow_of(window.programs, binding.place, binding.target, through=False)
+    return not flow.used_beyond(_RESTING)
 
 
 def _autocast_cache(window: Window, free: Bools) -> Iterator[Suspicion]:

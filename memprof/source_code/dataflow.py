@@ -20,7 +20,16 @@ from memprof.source_code.program import (
     calls_in,
     root_name,
 )
-from memprof.source_code.scopes import BINDING, LOOPING, Scopes, Syntax, parameters, syntax_of
+from memprof.source_code.scopes import (
+    BINDING,
+    COMPREHENSIONS,
+    LOOPING,
+    Scopes,
+    Syntax,
+    enclosing_function,
+    parameters,
+    syntax_of,
+)
 from memprof.source_code.verbs import (
     CONTAINER_METHODS,
     CUTTING,
@@ -28,18 +37,18 @@ from memprof.source_code.verbs import (
     HANDING_OUT,
     LEARNING,
     NUMBER_FUNCTIONS,
+    OF_MODULES,
     OF_NO_BUILTIN,
     TEXT_FUNCTIONS,
 )
 
 __all__ = ["Flow", "flow_from", "flow_into", "flow_of"]
 
-_PASSING = frozenset(
-    (
-        *("abs", "dict", "enumerate", "iter", "list", "max", "min", "next"),
-        *("reversed", "round", "sorted", "sum", "tuple", "zip"),
-    )
-)
+_HOLDING = frozenset(("dict", "enumerate", "iter", "list", "next", "reversed", "tuple", "zip"))
+"""Builtin functions whose result holds what they are given."""
+_PASSING = _HOLDING | {"abs", "max", "min", "round", "sorted", "sum"}
+_SWITCHING = frozenset(("cpu", "eval", "requires_grad_", "to", "train"))
+"""Methods of modules and tensors that compute nothing with the values."""
 _ENDING = NUMBER_FUNCTIONS | TEXT_FUNCTIONS
 _CONTENT = (FILLING - OF_NO_BUILTIN - {"put"}) | {"count", "remove"}
 """Methods that take a number, or a text, as well as a tensor."""
@@ -99,6 +108,31 @@ class Flow:
         """Whether something is asked of it that a number, or a text, may not be able to do."""
         return self._any(self._asks)
 
+    def used_beyond(self, calls: frozenset[str]) -> bool:
+        """Whether it is computed with, or handed to a call that is neither of ``calls`` nor known.
+
+        To store it, to compare it, and to hand it to a function of the program is no use by itself.
+        """
+        return self._any(lambda node, scopes: self._uses(node, scopes, calls))
+
+    def _uses(self, node: ast.AST, scopes: Scopes, calls: frozenset[str]) -> bool:
+        if isinstance(node, ast.Attribute):
+            resting = CONTAINER_METHODS | OF_MODULES | _SWITCHING | calls
+            return node.attr not in resting and self.carries(node.value, scopes)
+        if isinstance(node, ast.BinOp):
+            return self.carries(node.left, scopes) or self.carries(node.right, scopes)
+        if isinstance(node, ast.AugAssign):
+            return self.carries(node.target, scopes) or self.carries(node.value, scopes)
+        if not isinstance(node, ast.Call) or called_name(node) in calls:
+            return False
+        name, receiver = called_name(node), _receiver(node)
+        if receiver is None and self.carries(node.func, scopes):
+            return True  # a model that is called
+        if not any(self.carries(one, scopes) for one in _passed(node)):
+            return False
+        stores = name in (CONTAINER_METHODS if receiver is not None else _HOLDING)
+        return not (stores or self.source.functions.get(name))
+
     def _any(self, asked: Callable[[ast.AST, Scopes], bool]) -> bool:
         try:
             return self.lost or any(asked(node, scopes) for node, scopes in self.source.nodes)
@@ -123,7 +157,8 @@ class Flow:
         if isinstance(node, ast.BinOp) and isinstance(node.left, (ast.Constant, ast.JoinedStr)):
             formats = not isinstance(getattr(node.left, "value", ""), (int, float))
             return not formats and self.carries(node.right, scopes)
-        return any(self.carries(one, scopes) for one in _parts(node))
+        inner = (*scopes, node) if isinstance(node, COMPREHENSIONS) else scopes
+        return any(self.carries(one, inner) for one in _parts(node))
 
     def _returns(self, call: ast.Call, scopes: Scopes) -> bool:
         name, receiver = called_name(call), _receiver(call)
@@ -135,7 +170,7 @@ class Flow:
             ends = name in CUTTING or (receiver is None and name in _ENDING)
             return (of_receiver or passed) and not ends
         if receiver is not None:
-            return of_receiver and name in HANDING_OUT
+            return of_receiver and name in HANDING_OUT | OF_MODULES
         return passed and name in _PASSING
 
     def _key(self, node: ast.expr | None, scopes: Scopes) -> _Key | None:
@@ -174,8 +209,8 @@ class Flow:
 
     def _given_back(self, scopes: Scopes) -> None:
         """A function returns it: whoever calls that has it, or reads it as a property."""
-        function = scopes[-1] if scopes else None
-        if not isinstance(function, FUNCTIONS):
+        function = enclosing_function(scopes)
+        if function is None:
             return
         self.given.add(function.name)
         if any("property" in ast.unparse(one) for one in function.decorator_list):
@@ -211,7 +246,7 @@ class Flow:
         if isinstance(node, ast.Raise):
             return self.carries(node.exc, scopes) or self.carries(node.cause, scopes)
         if isinstance(node, ast.Lambda):
-            return self.carries(node.body, scopes)
+            return self.carries(node.body, (*scopes, node))
         if isinstance(node, ast.BinOp):
             zero = isinstance(node.op, _UNDEFINED_FOR_ZERO) and self.carries(node.right, scopes)
             whole = isinstance(node.op, ast.MatMult) and self.carries(node, scopes)
@@ -224,8 +259,8 @@ class Flow:
 
     def _is_called(self, scopes: Scopes) -> bool:
         """Whether the innermost function is called or read by name in the program, all of it."""
-        function = scopes[-1] if scopes else None
-        if not isinstance(function, FUNCTIONS):
+        function = enclosing_function(scopes)
+        if function is None:
             return False
         if (_ATTRIBUTE, function.name) in self.keys:
             return True

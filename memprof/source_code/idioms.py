@@ -15,9 +15,12 @@ from memprof.source_code.program import (
     bound_names,
     called_name,
     calls_in,
+    own_calls,
 )
+from memprof.source_code.scopes import COMPREHENSIONS, qualified_name
 from memprof.source_code.verbs import (
     ALSO_OF_TENSORS,
+    COPYING,
     CUTTING,
     FILLING,
     FILLING_BY_KEY,
@@ -35,6 +38,7 @@ __all__ = [
     "added_by",
     "alias_of",
     "checks_for_key",
+    "copies_collection",
     "emptied_by",
     "enlarged_copy",
     "filling",
@@ -43,6 +47,7 @@ __all__ = [
     "is_autograd_function",
     "is_cut_off",
     "is_partly_cut",
+    "joins_tensors",
     "keyword",
     "last_name",
     "memoizer",
@@ -228,6 +233,33 @@ def enlarged_copy(statement: ast.stmt) -> str:
                 if named and ast.unparse(node) in texts:
                     return ast.unparse(node)
     return ""
+
+
+def joins_tensors(statement: ast.stmt) -> bool:
+    """Whether a statement's own calls make a larger tensor of several, or of one by padding."""
+    for call in own_calls(statement):
+        if called_name(call) in JOINING | {"pad"}:
+            return True
+        if called_name(call) == "append" and len(call.args) > 1:  # numpy's
+            return True
+    return False
+
+
+def copies_collection(place: Place) -> bool:
+    """Whether a statement copies all of a collection: ``[x.clone() for x in xs]``, ``deepcopy``.
+
+    Or one item after the other, in a loop inside a function.
+    """
+    for call in own_calls(place.statement, *COPYING):
+        name = qualified_name(place, call.func)
+        if called_name(call) == "deepcopy" or name.startswith("copy."):
+            return True
+        within = [n for n in ast.walk(place.statement) if isinstance(n, COMPREHENSIONS)]
+        if any(call in calls_in(comprehension) for comprehension in within):
+            return True
+        if isinstance(place.loop, (ast.For, ast.AsyncFor)) and place.function is not None:
+            return True
+    return False
 
 
 def is_cut_off(place: Place, value: ast.expr) -> bool:

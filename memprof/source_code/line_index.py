@@ -9,6 +9,7 @@ import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from memprof.source_code.parse import syntax_tree
 from memprof.source_code.verbs import (
     FILLING,
     NUMBER_FUNCTIONS,
@@ -98,9 +99,8 @@ def read_index(filename: str) -> Index:
     index = Index()
     if not text or len(text) > _MAX_CHARS:
         return index
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
+    tree = syntax_tree(text)
+    if tree is None:
         return index
     _Reader(index, lines, _flags(filename)).read(tree)
     return index

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from memprof.source_code.parse import syntax_tree
 from memprof.source_code.patch import patched_file, unified
 from memprof.source_code.program import lines_of, program_of
 
@@ -62,7 +62,7 @@ def merged(patches: Iterable[str], root: Path) -> Merged:
         for changes in patched:
             joined = sorted({*taken, *changes})
             made_of = "" if _overlap(taken, changes) else _changed(program.text, joined)
-            if made_of and _parses(made_of):
+            if made_of and syntax_tree(made_of) is not None:
                 taken, text, made = joined, made_of, made + 1
             else:
                 left_out += 1
@@ -108,11 +108,3 @@ def _changed(text: str, changes: Sequence[_Change]) -> str:
     for change in reversed(changes):
         lines[change.first : change.last] = change.lines
     return "".join(lines)
-
-
-def _parses(text: str) -> bool:
-    try:
-        ast.parse(text)
-    except (SyntaxError, ValueError):
-        return False
-    return True

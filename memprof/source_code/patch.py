@@ -6,6 +6,7 @@ import ast
 import difflib
 from dataclasses import dataclass
 
+from memprof.source_code.parse import syntax_tree
 from memprof.source_code.program import Program, lines_of
 
 __all__ = [
@@ -167,9 +168,7 @@ def diff(program: Program, *edits: Edit | None) -> str:
     if not made or len(made) < len(edits) or program.is_excerpt or _is_crowded(program, made):
         return ""
     text = edited(program, made)
-    try:
-        ast.parse(text)
-    except (SyntaxError, ValueError):
+    if syntax_tree(text) is None:
         return ""
     return unified(program.text, text, program.filename, program.filename)
 

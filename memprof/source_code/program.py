@@ -15,6 +15,7 @@ from pathlib import Path
 
 from memprof.digests import MOST_BYTES, digest_of
 from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.parse import syntax_tree
 from memprof.trace import Frame
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "imported_by",
     "lines_of",
     "loaded_names",
+    "own_calls",
     "place_of",
     "program_of",
     "root_name",
@@ -138,7 +140,7 @@ def program_of(filename: str) -> Program | None:
         status = path.stat()
         if status.st_size > MOST_BYTES:
             return None
-        return _parsed(filename, status.st_mtime_ns, status.st_size)
+        return _read(filename, status.st_mtime_ns, status.st_size)
     except OSError:
         return None
 
@@ -181,11 +183,8 @@ def excerpt(filename: str, line: int, code: str) -> Program | None:
     """
     if not 0 < line < _MOST_LINES or frame_kind(filename) is not FrameKind.USER:
         return None
-    try:
-        tree = ast.parse(code.strip())
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-    if len(tree.body) != 1 or hasattr(tree.body[0], "body"):
+    tree = syntax_tree(code.strip())
+    if tree is None or len(tree.body) != 1 or hasattr(tree.body[0], "body"):
         return None
     ast.increment_lineno(tree, line - 1)
     lines = (*[""] * (line - 1), code.strip())
@@ -193,15 +192,27 @@ def excerpt(filename: str, line: int, code: str) -> Program | None:
 
 
 @lru_cache(maxsize=128)
-def _parsed(filename: str, modified_ns: int, _size: int) -> Program | None:
+def _read(filename: str, modified_ns: int, _size: int) -> Program | None:
     try:
         content = Path(filename).read_bytes()
         text = content.decode("utf-8")  # line ends as they are
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except ValueError:
+        return None
+    digest = digest_of(content)
+    tree = _tree(filename, digest, text)
+    if tree is None:
         return None
     lines = tuple(line.rstrip("\r\n") for line in lines_of(text))
-    return Program(filename, text, lines, tree, modified_ns // 1000, digest_of(content))
+    return Program(filename, text, lines, tree, modified_ns // 1000, digest)
+
+
+@lru_cache(maxsize=128)
+def _tree(_filename: str, _digest: str, text: str) -> ast.Module | None:
+    """The tree of a file, parsed once for its digest however often it is written anew.
+
+    Of each file name its own, because whoever follows a value tells functions by their identity.
+    """
+    return syntax_tree(text)
 
 
 def lines_of(text: str) -> list[str]:
@@ -263,6 +274,17 @@ def calls_in(node: ast.AST, *names: str) -> list[ast.Call]:
     found = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
     picked = [c for c in found if not names or called_name(c) in names]
     return sorted(picked, key=lambda c: (c.lineno, c.col_offset))
+
+
+def own_calls(statement: ast.stmt, *names: str) -> list[ast.Call]:
+    """The calls of a statement itself, of those names where some are given: none of its body."""
+    nested = [part for part in ast.iter_child_nodes(statement) if _is_nested(part)]
+    inside = {id(call) for part in nested for call in calls_in(part)}
+    return [call for call in calls_in(statement, *names) if id(call) not in inside]
+
+
+def _is_nested(node: ast.AST) -> bool:
+    return isinstance(node, (ast.stmt, ast.ExceptHandler, ast.match_case))
 
 
 def root_name(node: ast.AST) -> str:

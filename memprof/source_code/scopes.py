@@ -1,20 +1,39 @@
-"""The syntax of a program's files, laid out for what follows values through them."""
+"""Scopes and names of the user's files: whose variable a name is, and what an import stands for.
+
+Python's own compiler says which names are local to a function (`symtable`); nothing is guessed.
+"""
 
 from __future__ import annotations
 
 import ast
+import builtins
+import symtable
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from memprof.source_code.program import FUNCTIONS, Program, called_name
+from memprof.source_code.program import FUNCTIONS, Place, Program, assigned, called_name
 
-__all__ = ["BINDING", "LOOPING", "Scopes", "Syntax", "parameters", "syntax_of"]
+__all__ = [
+    "BINDING",
+    "COMPREHENSIONS",
+    "LOOPING",
+    "Scopes",
+    "Syntax",
+    "enclosing_function",
+    "parameters",
+    "qualified_name",
+    "syntax_of",
+]
 
 Scopes = tuple[ast.AST, ...]
-"""The functions around a node, outermost first."""
+"""The functions, lambdas and comprehensions around a node, outermost first."""
 LOOPING = (ast.For, ast.AsyncFor, ast.comprehension)
 BINDING = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_SCOPES = (*FUNCTIONS, ast.Lambda, *COMPREHENSIONS)
+_DEEPEST = 8
+"""Names that stand for one another, until a qualified name is given up."""
 
 
 @dataclass(eq=False)
@@ -25,7 +44,7 @@ class Syntax:
 
     @cached_property
     def nodes(self) -> list[tuple[ast.AST, Scopes]]:
-        """Every node with the functions around it, outermost first."""
+        """Every node with the scopes around it, outermost first."""
         return [pair for program in self.programs for pair in _walked(program.tree, ())]
 
     @cached_property
@@ -36,15 +55,15 @@ class Syntax:
 
     @cached_property
     def functions(self) -> dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]]:
-        """By name; a class stands for its ``__init__``."""
-        found: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = {}
+        """Functions by name; a class stands for its ``__init__``."""
+        by_name: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = {}
         for node, _ in self.nodes:
             if isinstance(node, FUNCTIONS):
-                found.setdefault(node.name, []).append(node)
+                by_name.setdefault(node.name, []).append(node)
             if isinstance(node, ast.ClassDef):
                 made = [n for n in node.body if isinstance(n, FUNCTIONS) and n.name == "__init__"]
-                found.setdefault(node.name, []).extend(made)
-        return found
+                by_name.setdefault(node.name, []).extend(made)
+        return by_name
 
     @cached_property
     def called(self) -> set[str]:
@@ -54,27 +73,22 @@ class Syntax:
     @cached_property
     def of_torch(self) -> set[str]:
         """Names that torch or a part of it is imported by."""
-        found: set[str] = set()
+        names = {"torch"}
         for node, _ in self.nodes:
             if isinstance(node, (ast.Import, ast.ImportFrom)):
-                of = getattr(node, "module", None)
-                names = [(of or a.name, a.asname or a.name) for a in node.names]
-                found |= {name.split(".")[0] for of, name in names if of.startswith("torch")}
-        return found | {"torch"}
+                module = getattr(node, "module", None)
+                for alias in node.names:
+                    if (module or alias.name).startswith("torch"):
+                        names.add((alias.asname or alias.name).split(".")[0])
+        return names
 
     @cached_property
     def bound(self) -> dict[int, set[str]]:
-        """The variables of every function."""
-        found: dict[int, set[str]] = {}
-        outer: dict[int, set[str]] = {}
-        for node, scopes in self.nodes:
-            for function in scopes[-1:]:
-                names = found.setdefault(id(function), set(parameters(function)))
-                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                    names.add(node.id)
-                if isinstance(node, (ast.Global, ast.Nonlocal)):
-                    outer.setdefault(id(function), set()).update(node.names)
-        return {scope: names - outer.get(scope, set()) for scope, names in found.items()}
+        """The variables of every scope, by its identity."""
+        names: dict[int, set[str]] = {}
+        for program in self.programs:
+            names |= _locals(program)
+        return names
 
 
 @lru_cache(maxsize=4)
@@ -88,14 +102,121 @@ def _walked(node: ast.AST, scopes: Scopes) -> Iterator[tuple[ast.AST, Scopes]]:
     while waiting:
         node, scopes = waiting.pop()
         yield node, scopes
-        inner = (*scopes, node) if isinstance(node, FUNCTIONS) else scopes
+        inner = (*scopes, node) if isinstance(node, _SCOPES) else scopes
         waiting += [(child, inner) for child in ast.iter_child_nodes(node)]
+
+
+def enclosing_function(scopes: Scopes) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """The innermost function with a name of its own; None at the top of a file."""
+    return next((scope for scope in reversed(scopes) if isinstance(scope, FUNCTIONS)), None)
+
+
+@lru_cache(maxsize=256)
+def _locals(program: Program) -> dict[int, set[str]]:
+    """The local names of every function, lambda and comprehension of a file, by its identity."""
+    tables = _tables(program)
+    names: dict[int, set[str]] = {}
+    for node in ast.walk(program.tree):
+        if isinstance(node, (*FUNCTIONS, ast.Lambda)):
+            name = getattr(node, "name", "lambda")
+            local = tables.get((name, node.lineno), set())
+            names[id(node)] = local | set(parameters(node))
+        elif isinstance(node, COMPREHENSIONS):
+            targets = [one for part in node.generators for one in ast.walk(part.target)]
+            names[id(node)] = {one.id for one in targets if isinstance(one, ast.Name)}
+    return names
+
+
+def _tables(program: Program) -> dict[tuple[str, int], set[str]]:
+    """The local names by the name and the line of their function; of none where it cannot run."""
+    tables: dict[tuple[str, int], set[str]] = {}
+    try:
+        waiting = [symtable.symtable(program.text, program.filename, "exec")]
+    except (SyntaxError, ValueError, RecursionError):
+        return tables
+    while waiting:
+        table = waiting.pop()
+        waiting += table.get_children()
+        if isinstance(table, symtable.Function):
+            local = tables.setdefault((table.get_name(), table.get_lineno()), set())
+            local.update(s.get_name() for s in table.get_symbols() if s.is_local())
+    return tables
 
 
 def parameters(function: ast.AST) -> Iterator[str]:
     """The names of a function's parameters."""
-    if not isinstance(function, FUNCTIONS):
+    if not isinstance(function, (*FUNCTIONS, ast.Lambda)):
         return
     spec = function.args
     named = (*spec.posonlyargs, *spec.args, *spec.kwonlyargs, spec.vararg, spec.kwarg)
     yield from (one.arg for one in named if one is not None)
+
+
+def qualified_name(place: Place, expression: ast.expr) -> str:
+    """``torch.optim.AdamW`` for what a file imports or names otherwise; empty for other values.
+
+    Names are looked up where the statement at ``place`` would find them; a name that is assigned
+    an import once (``optim = torch.optim``) stands for that.
+    """
+    functions = [node for node in place.around if isinstance(node, FUNCTIONS)]
+    local = _locals(place.program)
+    names: list[str] = []
+    for _ in range(_DEEPEST):
+        while isinstance(expression, ast.Attribute):
+            names.insert(0, expression.attr)
+            expression = expression.value
+        if not isinstance(expression, ast.Name):
+            return ""
+        name = expression.id
+        scope = next((f for f in reversed(functions) if name in local[id(f)]), None)
+        known = _meanings(place.program)
+        meanings = known[id(scope) if scope is not None else 0].get(name, [])
+        if not meanings and scope is None and not hasattr(builtins, name):
+            meanings = [f"{one.removesuffix('*')}{name}" for one in map(str, known[0].get("*", []))]
+        if len(meanings) != 1:
+            return ""
+        meaning = meanings[0]
+        if isinstance(meaning, str):
+            return ".".join([meaning, *names])
+        expression = meaning
+    return ""
+
+
+@lru_cache(maxsize=256)
+def _meanings(program: Program) -> dict[int, dict[str, list[str | ast.expr]]]:
+    """What names are bound to in each scope (0: the file): a dotted import, or an expression.
+
+    A name that is bound in another way as well has two meanings, and so none.
+    """
+    meanings: dict[int, dict[str, list[str | ast.expr]]] = {0: {}}
+    members = {id(node) for class_ in program.classes() for node in class_.body}
+    for node, scopes in _walked(program.tree, ()):
+        function = enclosing_function(scopes)
+        known = meanings.setdefault(id(function) if function is not None else 0, {})
+        if isinstance(node, FUNCTIONS):
+            meanings.setdefault(id(node), {})
+            for name in parameters(node):
+                meanings[id(node)].setdefault(name, []).append(ast.Constant(name))
+        for name, meaning in _bound_by(node) if id(node) not in members else ():
+            if meaning not in known.setdefault(name, []):
+                known[name].append(meaning)
+    return meanings
+
+
+def _bound_by(node: ast.AST) -> Iterator[tuple[str, str | ast.expr]]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            first = alias.name.split(".")[0]
+            yield (alias.asname, alias.name) if alias.asname else (first, first)
+    elif isinstance(node, ast.ImportFrom):
+        for alias in node.names:
+            yield alias.asname or alias.name, f"{'.' * node.level}{node.module or ''}.{alias.name}"
+    elif isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+        yield node.name, ast.Constant(node.name)
+    elif isinstance(node, BINDING):
+        for target, value in assigned(node):
+            if isinstance(target, ast.Name):
+                yield target.id, value if value is not None else target
+    elif isinstance(node, LOOPING):
+        targets = [one for one in ast.walk(node.target) if isinstance(one, ast.Name)]
+        yield from ((one.id, ast.Constant(None)) for one in targets)

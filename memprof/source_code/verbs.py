@@ -10,6 +10,7 @@ __all__ = [
     "ALSO_OF_TENSORS",
     "CONTAINER_METHODS",
     "CONVERTING",
+    "COPYING",
     "CUTTING",
     "EMPTYING",
     "FACTORIES",
@@ -19,6 +20,7 @@ __all__ = [
     "JOINING",
     "LEARNING",
     "NUMBER_FUNCTIONS",
+    "OF_MODULES",
     "OF_NO_BUILTIN",
     "REPEATING",
     "SAME_VALUES",
@@ -56,6 +58,9 @@ HANDING_OUT = frozenset(
 )
 """Methods that return what a container holds."""
 
+OF_MODULES = frozenset(("named_parameters", "parameters", "state_dict"))
+"""Methods of modules that return the tensors which they hold."""
+
 CONTAINER_METHODS = (
     (FILLING - ALSO_OF_TENSORS)
     | EMPTYING
@@ -88,6 +93,9 @@ JOINING = frozenset(
     )
 )
 """Functions of torch and numpy that copy several tensors into one."""
+
+COPYING = frozenset(("clone", "copy", "deepcopy"))
+"""Calls that return a copy of what they are given, or called on."""
 
 REPEATING = frozenset(("repeat", "repeat_interleave", "tile"))
 """Calls that copy one tensor several times."""

@@ -5,7 +5,7 @@ import pytest
 from memprof.analysis.findings import Kind
 from memprof.loading import load
 from memprof.rules.wasted import waste_of
-from memprof.source_code.grad_mode import without_gradients
+from memprof.source_code.torch_modes import without_gradients
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Category, Frame, Phase
 from memprof.views.examination import examine

@@ -77,10 +77,18 @@ def test_gradients_that_a_function_drops_when_it_returns_were_there_to_the_end(t
         ("    table = x @ w - y", True),
         ("    table = q @ k.mT / math.sqrt(c // heads)", False),
         ("    table = torch.einsum('nd,md->nm', q, k) * scale", False),
+        ("    table = F.mse_loss(a, b)", True),
+        ("    table = huber_loss(a, b)", True),
+        ("    table = run.saved_loss(a)", False),
+        ("    table = torch.sub(a, b)", True),
+        ("    distance = nn.SmoothL1Loss()\n    table = distance(a, b)", True),
+        ("    criterion = nn.Linear(n, n)\n    table = criterion(a)", False),
+        ("    table = criterion(a)", False),
     ],
 )
 def test_a_scaled_product_of_matrices_is_no_broadcasting(line, broadcast, tmp_path):
-    program = Program(tmp_path, f"def main():\n{line}\n")
+    imports = "import torch.nn.functional as F; from torch.nn.functional import huber_loss\n"
+    program = Program(tmp_path, f"{imports}def main():\n{line}\n")
     for step in range(STEPS):
         program.label(step)
         program.alloc(1024 * 4, f"a{step}", "def main")
@@ -261,6 +269,8 @@ def test_a_buffer_is_too_large_where_a_slice_or_nothing_of_it_is_read(read, patt
 
 
 PROBE = """\
+import torch; from torch.optim import AdamW as Made; from bnb.optim import Adam8bit
+class Own(torch.optim.Optimizer): ...
 def main():
     for images in data:
         {ask}
@@ -279,6 +289,20 @@ def main():
         ("images.requires_grad_(True)", "show(images.grad)", False),
         ("images.requires_grad_(True)", "torch.autograd.grad(loss, images)", False),
         ("images.normal_()", "step()", False),
+        ("images.requires_grad_(True)", "Probe(images)", True),
+        ("images.requires_grad_(True)", "opt = torch.optim.LBFGS([images])", False),
+        ("images.requires_grad_(True)", "opt = Made([images])", False),
+        ("images.requires_grad_(True)", "opt = Own([images])", False),
+        ("images.requires_grad_(True)", "opt = Adam8bit([images])", False),
+        ("images.requires_grad_(True)", "weight = torch.nn.Parameter(images)", False),
+        ("images.requires_grad_(True)", "pass  # images.grad", True),
+        ("for images in net.parameters(): images.requires_grad_(True)", "show(images)", False),
+        ("for images in params: images.requires_grad_(True)", "show(images)", True),
+        (
+            "images.requires_grad_(True)",
+            "other()\ndef other():\n    images = w\n    show(images.grad)",
+            True,
+        ),
     ],
 )
 def test_a_frozen_model_keeps_no_graph_for_a_gradient_that_nothing_reads(
@@ -303,7 +327,7 @@ def test_a_frozen_model_keeps_no_graph_for_a_gradient_that_nothing_reads(
     assert (frozen is not None) is found
     if frozen is not None:
         assert frozen.bytes == 4 * MIB
-        assert frozen.evidence.facts["asked_line"] == 3
+        assert frozen.evidence.facts["asked_line"] == 5
 
 
 def in_each_step(program, function, lines):
@@ -352,22 +376,77 @@ def test_what_repeats_smaller_tensors_is_told_with_what_goes_without(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "upcast"),
+    ("text", "upcast"),
     [
-        ("att = (q @ k.mT).softmax(-1)", False),
-        ("att = (q @ k.mT).softmax(-1, dtype=torch.float32)", True),
-        ("att = softmax(half)  # under autocast", True),
-        ("att = half.float()", True),
+        ("def main():\n    att = (q @ k.mT).softmax(-1)\n", False),
+        ("def main():\n    att = (q @ k.mT).softmax(-1, dtype=torch.float32)\n", True),
+        ("def main():\n    att = half.float()\n", True),
+        ("def main():\n    att = softmax(half)  # TODO: try fp16, or autocast\n", False),
+        ('def main():\n    att = softmax(half)\n    log("bf16")\n', False),
+        ("import torch\ndef main():\n    with torch.autocast('cuda'):\n        att = softmax(x)\n", True),
+        ("from torch.amp import autocast as cast\n@cast('cuda')\ndef main():\n    att = softmax(x)\n", True),
+        ("import torch\ndef main():\n    with torch.autocast('cuda', enabled=False):\n        att = softmax(x)\n", False),
+        ("import torch\ndef f():\n    with torch.autocast('cuda'):\n        g()\ndef main():\n    att = softmax(x)\n", False),
+        ("def main(fabric):\n    with fabric.autocast():\n        att = softmax(x)\n", True),
+        ("def autocast(x): ...\ndef main():\n    with autocast(1):\n        att = softmax(x)\n", False),
     ],
-)
-def test_a_softmax_twice_as_large_as_another_tensor_widens_none_by_itself(line, upcast, tmp_path):
-    program = Program(tmp_path, f"def main():\n    {line}\n")
+)  # fmt: skip
+def test_a_softmax_twice_as_large_as_another_tensor_widens_none_by_itself(text, upcast, tmp_path):
+    program = Program(tmp_path, text)
     for step in range(STEPS):
         program.label(step)
         program.alloc(2 * MIB, f"half{step}", "def main")
         program.alloc(4 * MIB, f"att{step}", "att =")
         program.free(f"att{step}", f"half{step}")
     assert (program.found("upcast") is not None) is upcast
+
+
+COPY = """\
+import copy, torch
+
+def main(model, data):
+    for x in data:
+        model(x).backward()
+        {name} = copy.deepcopy(model.state_dict())
+        {use}
+"""
+
+
+@pytest.mark.parametrize("name", ["best", "xs", "self.kept"])
+@pytest.mark.parametrize(
+    ("use", "rests"),
+    [
+        ("model.load_state_dict({name})", True),
+        ("torch.save({name}, 'file')", True),
+        ("if {name} is None: pass", True),
+        ("restore(model, {name})\ndef restore(net, state):\n    net.load_state_dict(state)", True),
+        (
+            "pass\ndef other(results):\n    best = xs = min(results)\n    both = best * 2 + xs\n    return both",
+            True,
+        ),
+        ("pass  # {name} * 2", True),
+        ("y = {name}['w'] * 0.9", False),
+        ("for v in {name}.values():\n            v.mul_(0.9)", False),
+        ("again = {name}\n        evaluate(again)", False),
+        ("blend(model, {name})\ndef blend(net, state):\n    return state['w'] + net.w", False),
+    ],
+)
+def test_a_copy_of_a_model_rests_by_what_is_done_to_it_and_not_by_its_name(
+    name, use, rests, tmp_path
+):
+    program = Program(tmp_path, COPY.format(name=name, use=use.format(name=name)))
+    for layer in range(4):
+        program.label(0, module=f"Net.{layer}")
+        program.alloc(256 * KIB + layer * 1024, f"w{layer}", "def main", Category.PARAMETER)
+    program.label(0)
+    for layer in range(4):
+        program.alloc(256 * KIB + layer * 1024, f"copy{layer}", "deepcopy(")
+    for step in range(STEPS):
+        program.label(step)
+        program.alloc(64 * KIB, f"x{step}", "model(x)")
+        program.free(f"x{step}")
+    copy = program.found("copy_of_model")
+    assert (copy is not None) is rests
 
 
 PARTS = """\

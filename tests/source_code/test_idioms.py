@@ -9,10 +9,12 @@ import pytest
 from memprof.source_code.find_line import filled_at, forget
 from memprof.source_code.idioms import (
     accumulation,
+    copies_collection,
     enlarged_copy,
     growing,
     is_cut_off,
     is_partly_cut,
+    joins_tensors,
 )
 from memprof.source_code.program import program_of
 from memprof.source_code.verbs import CONTAINER_METHODS, FILLING
@@ -179,3 +181,38 @@ def test_what_has_no_graph_by_its_own_words(place_in, value, cut_off):
     text = f"def step(x, w):\n    kept = x.detach()\n    both = w\n    both = x.detach()\n    a.append({value})\n"
     place = place_in(text, 5)
     assert is_cut_off(place, growing(place).values[-1]) is cut_off
+
+
+@pytest.mark.parametrize(
+    ("text", "joins"),
+    [
+        ("x = torch.cat([x, y])", True),
+        ("kept.append(torch.hstack([x, y]))", True),
+        ("x = np.append(x, y)", True),
+        ("x = F.pad(\n    x,\n    (0, 1),\n)", True),
+        ("kept.append(x)", False),
+        ("x = f(x)  # torch.cat([x, y])", False),
+        ("x = f('cat')", False),
+        ("cat = x + y", False),
+        ("for x in xs:\n    y = torch.cat([x, y])", False),
+    ],
+)
+def test_what_joins_tensors(text, joins, place_in):
+    assert joins_tensors(place_in(text).statement) is joins
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "copies"),
+    [
+        ("kept = [x.clone() for x in xs]", 1, True),
+        ("kept = {k: v.copy() for k, v in xs.items()}", 1, True),
+        ("import copy\nkept = copy.copy(xs)", 2, True),
+        ("from copy import deepcopy\nkept = deepcopy(xs)", 2, True),
+        ("def f(xs):\n    for x in xs:\n        kept.append(x.clone())", 3, True),
+        ("kept = x.clone()", 1, False),
+        ("kept = x.clone()  # [y.clone() for y in x]", 1, False),
+        ("clone_of = copy_of(xs)", 1, False),
+    ],
+)
+def test_what_copies_all_of_a_collection(text, line, copies, place_in):
+    assert copies_collection(place_in(text, line)) is copies

@@ -9,7 +9,7 @@ import numpy as np
 from memprof.advice.backward import under_no_grad
 from memprof.advice.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.grad_mode import without_gradients
+from memprof.source_code.torch_modes import without_gradients
 from memprof.trace import Action, Phase
 from memprof.units import format_bytes
 from memprof.views.window import Window
