@@ -9,15 +9,7 @@ from pathlib import Path
 import pytest
 
 from memprof.errors import FileFormatError
-from memprof.records import (
-    DeviceInfo,
-    DeviceSummary,
-    Footer,
-    Header,
-    Interim,
-    Note,
-    StepsRecord,
-)
+from memprof.records import DeviceInfo, DeviceSummary, Footer, Header, Interim, Note, StepsRecord
 from memprof.runends import read_ends
 from memprof.runfile import RunWriter
 from memprof.testing import step_columns, write_rank

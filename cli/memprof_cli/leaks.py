@@ -16,6 +16,7 @@ from rich.text import Text
 from memprof.analysis.findings import Found, Kind, Remedy
 from memprof.analysis.summary import without_remedy
 from memprof.analysis.unseen import is_bare_state
+from memprof.chain_description import names_line
 from memprof.errors import MemprofError
 from memprof.records import Holder, Site
 from memprof.rules.findings import findings
@@ -255,7 +256,8 @@ def _place(at: Holder | Remedy, told: set[tuple[str, int]]) -> str:
         return ""
     name = f"{short_path(at.filename)}:{at.line}"
     if (at.filename, at.line) in told:
-        return f" ({name})" if name not in getattr(at, "description", "") else ""
+        links = at.links if isinstance(at, Holder) else ()
+        return f" ({name})" if not names_line(links, at.filename, at.line) else ""
     told.add((at.filename, at.line))
     return f"\n{name} {at.code}".rstrip()
 

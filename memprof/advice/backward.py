@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from memprof.advice.case import Case, Proposal
 from memprof.advice.source_facts import serves_training
 from memprof.analysis.suspicion import Pattern
+from memprof.reference_chain import LinkKind
 from memprof.source_code.call_sites import handed_to
 from memprof.source_code.dataflow import flow_from
 from memprof.source_code.idioms import OPTIMIZERS, growing, keyword, read_by_itself
@@ -184,7 +185,7 @@ def piled_up(case: Case) -> bool:
         place = case.place_of(holder)
         if place is not None and growing(place) is None and any(read_by_itself(place)):
             continue  # a dict of weights, made of those of the step before
-        if "item" in kinds and "autograd_node" in kinds[kinds.index("item") :]:
+        if LinkKind.ITEM in kinds and LinkKind.AUTOGRAD_NODE in kinds[kinds.index(LinkKind.ITEM) :]:
             return True
     return False
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from memprof.analysis.peaks import peaks
 from memprof.analysis.residents import residents
 from memprof.analysis.suspicion import Pattern, Suspicion
 from memprof.records import Holder
+from memprof.reference_chain import Link, way
 from memprof.rules.collection import waste_rules
 from memprof.rules.rule import EVERY_OTHER, Match
 from memprof.run import Run
@@ -173,8 +174,13 @@ def _holders(one: _Candidate, run: Run) -> tuple[Holder, ...]:
         and search.stack in stacks
     ]
     searches.sort(key=lambda search: (search.stack != own, -search.bytes))
-    holders = {h.description: h for search in searches for h in search.holders[:1]}
+    holders = {_as_it_was(h.links): h for search in searches for h in search.holders[:1]}
     return tuple(holders.values())[:_MOST_HOLDERS]
+
+
+def _as_it_was(links: Sequence[Link]) -> Hashable:
+    """What two looks at one chain have in common, if no container grew between them."""
+    return way(links), tuple(link.length for link in links)
 
 
 def _found(one: _Candidate, run: Run) -> Found:
