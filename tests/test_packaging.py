@@ -93,10 +93,11 @@ def test_a_wheel_says_that_it_is_typed(wheel):
 
 
 @needs_hatchling
-def test_a_wheel_carries_the_page_about_every_fix(installed):
+def test_a_wheel_carries_the_page_about_every_rule_and_fix(installed):
     then = (
-        "from memprof.advice.vocabulary import FIXES; from memprof.advice.pages import page;"
-        "print(all(page(fix).startswith(f'# `{fix}`') for fix in FIXES))"
+        "from memprof.rules.pages import page, summaries;"
+        "names = [name for kind in summaries().values() for name in kind];"
+        "print(all(page(name).startswith(f'# `{name}`') for name in names))"
     )
     assert start(installed, then=then) == ["True"]
 

@@ -1,4 +1,4 @@
-"""``memprof explain``: the page about a fix, in the terminal."""
+"""``memprof explain``: the page about a rule or a fix, in the terminal."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import click
 from rich.console import Console
 from rich.markdown import Markdown
 
-from memprof.advice.pages import page
-from memprof.advice.vocabulary import FIXES
+from memprof.rules.pages import page, summaries
 
 __all__ = ["command"]
 
@@ -15,17 +14,21 @@ _WIDTH = 100
 
 
 @click.command()
-@click.argument("fix", required=False, default="")
-def command(fix: str) -> None:
-    """Show the page about FIX: the pattern, why it costs memory, the fix, when not to.
+@click.argument("name", required=False, default="")
+def command(name: str) -> None:
+    """Show the page about a rule or a fix: the pattern, why it costs memory, what to change.
 
-    FIX is a name that `memprof leaks` prints, such as detach. Without it all of them are listed.
+    NAME is one that `memprof leaks` prints, such as detach. Without it all of them are listed.
     """
-    if not fix:
-        width = max(map(len, FIXES))
-        click.echo("\n".join(f"{name:<{width}}  {text}" for name, text in FIXES.items()))
+    if not name:
+        kinds = summaries()
+        width = max(len(one) for names in kinds.values() for one in names)
+        for kind, names in kinds.items():
+            click.echo(f"{kind}:")
+            for one, text in names.items():
+                click.echo(f"  {one:<{width}}  {text}")
         return
-    text = page(fix)
+    text = page(name)
     console = Console(highlight=False)
     if not console.is_terminal:
         click.echo(text)

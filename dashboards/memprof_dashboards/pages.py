@@ -6,8 +6,8 @@ import html
 import re
 from collections.abc import Iterable, Iterator
 
-from memprof.advice.pages import page
 from memprof.advice.vocabulary import FIXES
+from memprof.rules.pages import page
 from memprof_dashboards.text import coded
 
 __all__ = ["anchor", "fix_pages"]

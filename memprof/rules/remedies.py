@@ -18,11 +18,11 @@ from memprof.advice import (
     placement,
 )
 from memprof.advice.case import Case, Proposal
-from memprof.advice.pages import explained_by
 from memprof.advice.saving import saving_of
 from memprof.advice.vocabulary import PATCHED
 from memprof.analysis.findings import Found, Remedy
 from memprof.rules.collection import rule_named
+from memprof.rules.pages import explained_by
 from memprof.rules.rule import Advice
 from memprof.run import Run
 from memprof.source_code.patch import patched_file

@@ -78,6 +78,9 @@ class WasteRule(ABC, Generic[AnyMatch]):
     yields_to: ClassVar[tuple[str, ...]] = ()
     """Rules that say it better where both match the same tensors; `EVERY_OTHER` for all."""
 
+    stands_beside: ClassVar[bool] = False
+    """It says something else of the tensors than other rules: it yields to none."""
+
     @abstractmethod
     def matches(self, window: Window) -> Iterator[AnyMatch]:
         """Every occurrence in a window."""

@@ -71,6 +71,7 @@ class _Candidate:
     kind: Kind = Kind.WASTE
     names_holders: bool = False
     yields_to: tuple[str, ...] = ()
+    stands_beside: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -87,6 +88,8 @@ class _Candidate:
     def adds_nothing_to(self, other: _Candidate) -> bool:
         """True if ``other``, which ranks before it, says it better of most of its tensors."""
         rows = self.match.rows
+        if self.stands_beside:
+            return False
         weaker = self.match.tentative or self.yields_to == EVERY_OTHER
         weaker = weaker or other.rule in self.yields_to
         return weaker and len(rows) > 0 and np.isin(rows, other.match.rows).mean() > _MOSTLY
@@ -126,6 +129,7 @@ def _candidates(window: Window) -> list[_Candidate]:
             rule.kind,
             rule.names_holders,
             rule.yields_to,
+            rule.stands_beside,
         )
         for rule in waste_rules()
         for match in rule.matches(window)
@@ -146,7 +150,7 @@ def _of_suspicion(window: Window, one: Suspicion) -> _Candidate:
         Kind.FRAGMENTATION if holes else Kind.WASTE,
         one.pattern in _HELD,
         yields_to,
-        {"pattern": one.pattern.value, **one.facts},
+        facts={"pattern": one.pattern.value, **one.facts},
     )
 
 

@@ -1,4 +1,4 @@
-"""`memprof explain`: the page about a fix."""
+"""`memprof explain`: the page about a rule or a fix."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from memprof.advice import pages
 from memprof.advice.vocabulary import FIXES
+from memprof.rules import pages
+from memprof.rules.collection import waste_rules
 from memprof_cli import main
 from memprof_cli.explain import command
 
@@ -21,10 +22,20 @@ def test_a_pipe_gets_the_page_as_it_is_written():
     assert result.output.strip() == (DOCS / "detach.md").read_text().strip()
 
 
-def test_without_a_name_every_fix_is_listed_with_what_it_means():
+def test_without_a_name_every_rule_and_fix_is_listed_with_what_it_means():
     lines = CliRunner().invoke(command, []).output.splitlines()
-    assert [line.split()[0] for line in lines] == list(FIXES)
-    assert all(text in line for line, text in zip(lines, FIXES.values(), strict=True))
+    rules = {rule.name: rule.summary for rule in waste_rules()}
+    listed = {"rules:": "", **rules, "fixes:": "", **FIXES}
+    assert [line.split()[0] for line in lines] == list(listed)
+    assert all(text in line for line, text in zip(lines, listed.values(), strict=True))
+
+
+def test_the_page_of_a_rule_is_shown_as_well():
+    result = CliRunner().invoke(command, ["held-gradients"])
+    assert result.exit_code == 0
+    assert (
+        result.output.strip() == (DOCS.with_name("rules") / "held-gradients.md").read_text().strip()
+    )
 
 
 def test_a_name_that_is_no_fix_is_answered_with_the_nearest_one(capsys):
@@ -32,12 +43,12 @@ def test_a_name_that_is_no_fix_is_answered_with_the_nearest_one(capsys):
         main(["explain", "detatch"])
     assert end.value.code == 2
     said = capsys.readouterr().err
-    assert "detatch is no fix" in said
+    assert "detatch is no rule and no fix" in said
     assert "did you mean detach?" in said
 
 
 def test_an_install_without_its_pages_says_so(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(pages, "_FOLDERS", (tmp_path,))
+    monkeypatch.setattr(pages, "_FOLDERS", {"fixes": (tmp_path,)})
     with pytest.raises(SystemExit) as end:
         main(["explain", "detach"])
     assert end.value.code == 1

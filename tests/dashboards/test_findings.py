@@ -7,11 +7,11 @@ from html.parser import HTMLParser
 
 import numpy as np
 
-from memprof.advice.pages import page
 from memprof.advice.vocabulary import FIXES
 from memprof.analysis.findings import Found, Kind, Remedy, Series
 from memprof.records import Holder, Site
 from memprof.reference_chain import Link
+from memprof.rules.pages import page
 from memprof.trace import Frame
 from memprof_dashboards.findings import cards, series
 from memprof_dashboards.pages import fix_pages

@@ -75,7 +75,7 @@ class HeldGradients(WasteRule[Held]):
 
 
 def _of_the_step_before(window: Window) -> Iterator[Held]:
-    """Gradients of earlier steps that are there when a backward pass begins, in most steps."""
+    """Gradients of earlier steps that are there when a forward pass ends, in most steps."""
     begins = _backward_begins(window)
     if len(begins) < 3:
         return
@@ -87,19 +87,21 @@ def _of_the_step_before(window: Window) -> Iterator[Held]:
     if not len(gradients):
         return
     held = np.zeros(len(gradients), dtype=np.int64)
+    added_to = np.zeros(len(gradients), dtype=bool)
+    ends = _forward_ends(window, begins)
     renewed = _renewed(window)
     rows, start, end = [], [], []
     for step, event in begins.items():
-        alive = (lives.alloc[gradients] < window.first_event[step]) & (
-            lives.free[gradients] > event
-        )
+        before = lives.alloc[gradients] < window.first_event[step]
+        alive = before & (lives.free[gradients] > ends[step])
         held += alive
+        added_to |= before & (lives.free[gradients] > event)
         there = gradients[alive]
         rows.append(there)
         start.append(np.full(len(there), window.first_event[step] - 1))
         keys = zip(window.module[there].tolist(), lives.requested[there].tolist(), strict=True)
         end.append(np.array([renewed.get((step, *key), event) for key in keys], dtype=np.int64))
-    kept = _regular(window, gradients, held, len(begins))
+    kept = _regular(window, gradients, held, len(begins), added_to)
     if not len(kept):
         return
     cuts = Cuts(np.concatenate(rows), np.concatenate(start), np.concatenate(end))
@@ -157,6 +159,17 @@ def _backward_begins(window: Window) -> dict[int, int]:
     return {step: event for step, event in found.items() if step > first}
 
 
+def _forward_ends(window: Window, begins: dict[int, int]) -> dict[int, int]:
+    """The last event of the forward pass before the backward pass of each of these steps."""
+    forward = np.flatnonzero(window.phase_of_event == Phase.FORWARD)
+    ends = {}
+    for step, begin in begins.items():
+        before = int(np.searchsorted(forward, begin))
+        last = int(forward[before - 1]) if before else -1
+        ends[step] = last if last >= window.first_event[step] else begin
+    return ends
+
+
 def _renewed(window: Window) -> dict[tuple[int, int, int], int]:
     """When a gradient's new value has been added to it, by step, module and bytes.
 
@@ -174,7 +187,7 @@ def _renewed(window: Window) -> dict[tuple[int, int, int], int]:
     return dict(zip(keys, lives.free[rows].tolist(), strict=True))
 
 
-def _regular(window: Window, gradients: Ints, held: Ints, steps: int) -> Ints:
+def _regular(window: Window, gradients: Ints, held: Ints, steps: int, added_to: Bools) -> Ints:
     """Gradients that are held in most steps: by one long life, or by a life in every step."""
     long = held >= _MOST_STEPS * steps
     stacks = window.lives.stack[gradients]
@@ -182,10 +195,9 @@ def _regular(window: Window, gradients: Ints, held: Ints, steps: int) -> Ints:
     every = window.lives.stack[window.category == Category.GRADIENT]
     made = np.bincount(every, minlength=len(by_stack))[: len(by_stack)]
     of_each_step = (held > 0) & (by_stack >= _MOST_STEPS * made)[stacks]
-    # Micro-batches: a life that ends after a few steps is an accumulation, and meant.
-    freed = window.freed_in[gradients] - window.made_in[gradients]
+    # Micro-batches: what a later backward pass added to and was then dropped is meant.
     to_the_end = (window.lives.free[gradients] == window.events) | (long & window.stays[gradients])
-    meant: Bools = (freed > 1) & ~to_the_end
+    meant: Bools = added_to & ~to_the_end
     regular: Ints = gradients[(long | of_each_step) & ~meant]
     return regular
 

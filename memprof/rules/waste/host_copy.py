@@ -24,6 +24,7 @@ class HostCopy(WasteRule[Match]):
     name = "host-copy"
     summary = "the same data lies on the device and on the host"
     fixes = ("del_ref",)
+    stands_beside = True
 
     def matches(self, window: Window) -> Iterator[Match]:
         """Large tensors that stay, for each of which the host has one of its size."""

@@ -1,0 +1,56 @@
+"""Every rule fires on a program that has its mistake, and is silent on one that looks alike."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="the programs train")
+
+from memprof.advice.vocabulary import FIXES
+from memprof.rules.collection import waste_rules
+from memprof.rules.pages import page
+from tests.rules.recorded import findings_of, names
+
+RULES = {rule.name: rule for rule in waste_rules()}
+FOLDER = Path(__file__).parent
+PARTS = ["The pattern", "Why it costs memory", "How memprof knows", "What to change"]
+
+
+def test_module(rule: str):
+    return import_module(f"tests.rules.test_{rule.replace('-', '_')}")
+
+
+test_module.__test__ = False  # what a test needs, and none itself
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_it_fires_where_its_mistake_is_and_advises_its_fixes(rule, tmp_path):
+    found = [
+        one
+        for one in findings_of(test_module(rule).fires, tmp_path / "run.json")
+        if one.rule == rule
+    ]
+    assert found
+    assert found[0].remedies
+    assert {remedy.fix for one in found for remedy in one.remedies} <= set(RULES[rule].fixes)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_it_is_silent_where_it_only_looks_so(rule, tmp_path):
+    assert rule not in names(test_module(rule).looks_alike, tmp_path / "run.json")
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_its_page_has_four_parts_and_leads_to_every_fix(rule):
+    text = page(rule)
+    assert text.startswith(f"# `{rule}`: {RULES[rule].summary}\n")
+    assert re.findall(r"^## (.*)$", text, flags=re.MULTILINE) == PARTS
+    assert set(re.findall(r"\.\./fixes/(\w+)\.md", text)) == set(RULES[rule].fixes) <= set(FIXES)
+
+
+def test_rules_yield_to_rules_that_there_are():
+    assert {name for rule in RULES.values() for name in rule.yields_to} <= {"*", *RULES}
