@@ -26,6 +26,7 @@ from memprof.checks import (
 from memprof.errors import FileFormatError
 from memprof.gzipped import GZIP_MAGIC, inflated
 from memprof.joining import digests, in_its_place, owned, renumbered
+from memprof.older_schema import upgraded
 from memprof.records import (
     SCHEMA_VERSION,
     DeviceInfo,
@@ -204,7 +205,7 @@ class _Assembly:
     def _add_finding(self, finding: Finding) -> None:
         _check_index("stack", finding.stack, len(self._stacks))
         _check_index("label", finding.label, len(self._labels))
-        self._findings.append(finding)
+        self._findings.append(upgraded(finding, self._header.schema))
 
     def _add_damage(self, damage: Damage) -> None:
         if damage.torn:

@@ -1,11 +1,15 @@
 """The records of a run file, one struct a kind; how they are written and read is `runfile`'s.
 
-`docs/run-file.md` is generated from this module, so every field says what it holds and its unit.
+`docs/run-file.md` is generated from this module and `reference_chain`, so every field says what it
+holds and its unit.
 """
 
 from __future__ import annotations
 
 import msgspec
+
+from memprof.chain_description import describe
+from memprof.reference_chain import THROUGH_GRAPH, Link, LinkKind
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -17,7 +21,6 @@ __all__ = [
     "Header",
     "Holder",
     "Interim",
-    "Link",
     "Note",
     "Owners",
     "Readings",
@@ -31,20 +34,21 @@ __all__ = [
     "TablesRecord",
     "TraceRecord",
     "WindowRecord",
-    "breadth",
 ]
 
-_OF_RECORD = 4
-"""Times as long as a list that it lies in must a dict of names be, to be what grows."""
-
-SCHEMA_VERSION = (1, 2)
+SCHEMA_VERSION = (1, 3)
 """(major, minor). A reader refuses a newer major version and ignores what a newer minor adds.
+
+What a field meant in an older version is brought to its present meaning by `older_schema`.
 
 History:
     1.0  first version (2026-11)
-    1.1  `interim`; the footer tells step time, growth, bytes outside torch and failures (2026-11)
-    1.1  `source_files`: digests of the program's own files (2026-11)
+    1.1  `interim`; the footer tells step time, growth, bytes outside torch and failures;
+         `source_files`: digests of the program's own files (2026-11)
     1.2  `window`: why a window opened and ended, and in which steps (2026-11)
+    1.3  a holder has no sentence any more; a `Link` has fields for what its name said: the nodes of
+         the graph, the bytes of a view and of its storage, whether a dict is a record, and what is
+         known of memory that nobody owns (2026-11)
 """
 
 
@@ -277,36 +281,30 @@ class Site(msgspec.Struct, frozen=True, omit_defaults=True):
     code: str = ""
 
 
-class Link(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One step of a chain of references from a name down to a tensor."""
-
-    kind: str
-    name: str = ""
-    type_name: str = ""
-    filename: str = ""
-    line: int = 0
-    length: int = -1
-    limit: int = -1
-    """The most that a container can hold (``maxlen``, ``maxsize``); -1: without bound."""
-
-
-def breadth(link: Link) -> int:
-    """How large a container counts, where one of several is to be named as what grows.
-
-    A dict with names for keys is as a rule a record, such as the weights of one model.
-    """
-    return link.length // _OF_RECORD if link.name.startswith("'") else link.length
-
-
 class Holder(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Who keeps tensors alive: a sentence, the best line for it, and the chain."""
+    """Who keeps tensors alive: the chain of references, and the best line for it."""
 
-    description: str
-    kind: str = ""
+    kind: LinkKind = LinkKind.UNKNOWN
+    """The kind of the link that says most about why."""
     filename: str = ""
     line: int = 0
     code: str = ""
     links: list[Link] = []
+
+    @property
+    def description(self) -> str:
+        """The chain as one line for a person; no part of the record."""
+        return describe(self.links)
+
+    @property
+    def is_named(self) -> bool:
+        """True where the search found what holds the tensor."""
+        return self.kind != LinkKind.UNKNOWN
+
+    @property
+    def through_graph(self) -> bool:
+        """True where autograd's graph is what keeps the tensor alive, on the way at least."""
+        return any(link.kind in THROUGH_GRAPH for link in self.links)
 
 
 class Finding(msgspec.Struct, frozen=True, tag_field="kind", tag="finding", omit_defaults=True):

@@ -19,6 +19,7 @@ from memprof.analysis.located import not_here
 from memprof.analysis.sites import short_path
 from memprof.analysis.summary import without_remedy
 from memprof.analysis.unseen import is_bare_state
+from memprof.chain_description import names_line
 from memprof.errors import MemprofError
 from memprof.findings import findings
 from memprof.records import Holder, Site
@@ -255,7 +256,8 @@ def _place(at: Holder | Remedy, told: set[tuple[str, int]]) -> str:
         return ""
     name = f"{short_path(at.filename)}:{at.line}"
     if (at.filename, at.line) in told:
-        return f" ({name})" if name not in getattr(at, "description", "") else ""
+        links = at.links if isinstance(at, Holder) else ()
+        return f" ({name})" if not names_line(links, at.filename, at.line) else ""
     told.add((at.filename, at.line))
     return f"\n{name} {at.code}".rstrip()
 

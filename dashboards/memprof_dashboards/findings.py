@@ -8,7 +8,9 @@ import msgspec
 
 from memprof.analysis.findings import Found, Remedy
 from memprof.analysis.sites import FrameKind, frame_kind, short_path
-from memprof.records import Holder, Link, Site
+from memprof.chain_description import label
+from memprof.records import Holder, Site
+from memprof.reference_chain import Link
 from memprof.trace import Frame
 from memprof.units import format_bytes, format_count, format_percent
 from memprof_dashboards.pages import anchor, fix_pages
@@ -176,7 +178,7 @@ def _link(link: Link) -> str:
     type_name = f'<span class="type">{escaped(link.type_name, 80)}{length}</span>'
     return (
         f'<span class="how">{escaped(link.kind, 40)}</span>'
-        f"<b>{escaped(link.name, 80)}</b>{type_name if link.type_name or length else ''}"
+        f"<b>{escaped(label(link), 80)}</b>{type_name if link.type_name or length else ''}"
         f"{_place(link.filename, link.line)}"
     )
 

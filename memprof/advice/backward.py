@@ -20,6 +20,7 @@ from memprof.analysis.program import (
     loaded_names,
 )
 from memprof.analysis.suspicion import Pattern
+from memprof.reference_chain import LinkKind
 from memprof.units import format_bytes
 
 __all__ = ["piled_up", "rules", "under_no_grad"]
@@ -187,7 +188,7 @@ def piled_up(case: Case) -> bool:
         place = case.place_of(holder)
         if place is not None and growing(place) is None and any(read_by_itself(place)):
             continue  # a dict of weights, made of those of the step before
-        if "item" in kinds and "autograd_node" in kinds[kinds.index("item") :]:
+        if LinkKind.ITEM in kinds and LinkKind.AUTOGRAD_NODE in kinds[kinds.index(LinkKind.ITEM) :]:
             return True
     return False
 

@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 
 from memprof.advice.source import growing, is_cut_off
-from memprof.analysis.clusters import THROUGH_GRAPH
 from memprof.analysis.findings import Found, Kind
 from memprof.analysis.program import (
     Place,
@@ -21,21 +20,29 @@ from memprof.analysis.program import (
 )
 from memprof.analysis.savings import Saving
 from memprof.analysis.sites import FrameKind, frame_kind
+from memprof.chain_description import shortened
 from memprof.records import Holder
+from memprof.reference_chain import THROUGH_GRAPH, LinkKind
 from memprof.run import Run
 from memprof.trace import Frame, Phase, Trace
 
 __all__ = ["NO_FIGURE", "Case", "Proposal", "says"]
 
 _MODEL = frozenset(("parameter", "gradient", "optimizer state", "buffer"))
-_IN_MODEL = frozenset(("module_attribute", "parameter", "buffer", "grad", "optimizer_state"))
+_IN_MODEL = frozenset(
+    {
+        LinkKind.MODULE_ATTRIBUTE,
+        LinkKind.PARAMETER,
+        LinkKind.BUFFER,
+        LinkKind.GRAD,
+        LinkKind.OPTIMIZER_STATE,
+    }
+)
 _MOST_FILES = 64
 _SCALAR_BYTES = 512
 _MOSTLY = 0.5
 _CLOCK_SKEW_US = 2_000_000
 """By how much the clocks of a file server and of the job may differ."""
-_CLAUSE = ", kept by "
-
 
 NO_FIGURE = Saving(-1, -1)
 """Of a change that was not replayed."""
@@ -65,7 +72,7 @@ class Case:
 
     found: Found
     run: Run
-    links: frozenset[str] = field(init=False)
+    links: frozenset[LinkKind] = field(init=False)
     """The kinds of all links of all holders."""
     changed: set[str] = field(default_factory=set)
     """Files that are not what ran any more, of those that were asked for."""
@@ -103,8 +110,6 @@ class Case:
     def graph(self) -> bool:
         """Whether what is kept hangs on autograd's graph."""
         facts = self.found.evidence.facts
-        if "requires_grad" in facts:
-            return bool(facts["requires_grad"])
         if self.direct and self._is_cut_off:
             return False
         if facts.get("in_graph") or float(facts.get("activation_share", 0)) > _MOSTLY:
@@ -141,7 +146,7 @@ class Case:
         if self.found.category in _MODEL or self.found.evidence.facts.get("models"):
             return True
         for holder in self.found.holders:
-            items = [i for i, link in enumerate(holder.links) if link.kind == "item"]
+            items = [i for i, link in enumerate(holder.links) if link.kind == LinkKind.ITEM]
             inner = holder.links[items[-1] + 1 :] if items else ()
             if any(link.kind in _IN_MODEL for link in inner):
                 return True
@@ -207,7 +212,7 @@ class Case:
                 if place is not None:
                     yield call, place
 
-    def holder(self, *kinds: str) -> Holder | None:
+    def holder(self, *kinds: LinkKind) -> Holder | None:
         """The first holder that is of one of these kinds or has a link of one."""
         for holder in self.found.holders:
             if holder.kind in kinds or any(link.kind in kinds for link in holder.links):
@@ -224,7 +229,7 @@ class Case:
         names = {link.name for link in holder.links}
         return next(_named(place.program, holder.line, names), place)
 
-    def link_place(self, *kinds: str) -> Place | None:
+    def link_place(self, *kinds: LinkKind) -> Place | None:
         """The statement of the first link of such a kind that has a line."""
         for holder in self.found.holders:
             for link in holder.links:
@@ -274,12 +279,7 @@ class Case:
 
 def says(holder: Holder | None) -> str:
     """A holder in few words: what holds the tensor, and by what name one reaches that."""
-    if holder is None:
-        return "something"
-    clauses = holder.description.split(_CLAUSE)
-    if len(clauses) <= 2:
-        return holder.description
-    return f"{clauses[0]}{_CLAUSE}…{_CLAUSE}{clauses[-1]}"
+    return "something" if holder is None else shortened(holder.links)
 
 
 def _named(program: Program, line: int, names: set[str]) -> Iterator[Place]:

@@ -10,6 +10,7 @@ from memprof.advice.source import growing, last_name
 from memprof.analysis.program import calls_in
 from memprof.analysis.sites import FrameKind, frame_kind
 from memprof.records import Holder
+from memprof.reference_chain import LinkKind
 
 __all__ = ["rules"]
 
@@ -87,7 +88,7 @@ def _constructed(case: Case) -> Iterator[Proposal]:
 
 def _collected_in(holder: Holder) -> tuple[str, str, int]:
     """The name of the object whose container holds it, the container's, and its length."""
-    at = next((at for at, link in enumerate(holder.links) if link.kind == "item"), 0)
+    at = next((at for at, link in enumerate(holder.links) if link.kind == LinkKind.ITEM), 0)
     names = ".".join(link.name for link in holder.links[:at]).split(".")
     if len(names) < 2 or holder.links[at].length < 2:
         return "", "", 0

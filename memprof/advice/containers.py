@@ -20,12 +20,17 @@ from memprof.advice.source import (
 )
 from memprof.analysis.program import FUNCTIONS, Place, bound_names
 from memprof.analysis.suspicion import Pattern
-from memprof.records import Holder, Link, breadth
+from memprof.records import Holder
+from memprof.reference_chain import Link, LinkKind, breadth
 from memprof.units import format_bytes
 
 __all__ = ["rules"]
 
-_CYCLES = frozenset(("cycle", "cpp_cycle"))
+_CYCLES = frozenset({LinkKind.CYCLE, LinkKind.CPP_CYCLE})
+_OF_OTHER_RULES = frozenset(
+    {LinkKind.LRU_CACHE, LinkKind.CLASS_ATTRIBUTE, LinkKind.LOG_RECORD, LinkKind.TRACEBACK}
+)
+"""Links that say more than the attribute or variable that they begin with."""
 _LARGEST = 128
 """Entries: the default of ``functools.lru_cache``."""
 
@@ -46,8 +51,8 @@ def rules(case: Case) -> Iterator[Proposal]:
 
 
 def _registry(case: Case) -> Iterator[Proposal]:
-    holder = case.holder("class_attribute")
-    if holder is None or "lru_cache" in case.links:
+    holder = case.holder(LinkKind.CLASS_ATTRIBUTE)
+    if holder is None or LinkKind.LRU_CACHE in case.links:
         return
     place = case.place_of(holder)
     filled = _filled_attribute(case, holder)
@@ -68,7 +73,7 @@ def _registry(case: Case) -> Iterator[Proposal]:
 
 def _filled_attribute(case: Case, holder: Holder) -> Place | None:
     """The statement that puts something into a class attribute: ``cls._made[key] = made``."""
-    names = {link.name for link in holder.links if link.kind == "class_attribute"}
+    names = {link.name for link in holder.links if link.kind == LinkKind.CLASS_ATTRIBUTE}
     for program in case.programs:
         for node in ast.walk(program.tree):
             if isinstance(node, (ast.Expr, ast.Assign)):
@@ -105,10 +110,10 @@ def _weak(place: Place | None) -> str:
 
 
 def _memoized(case: Case) -> Iterator[Proposal]:
-    holder = case.holder("lru_cache")
+    holder = case.holder(LinkKind.LRU_CACHE)
     if holder is None:
         return
-    place = case.link_place("lru_cache") or case.place_of(holder)
+    place = case.link_place(LinkKind.LRU_CACHE) or case.place_of(holder)
     decorator = memoizer(place)
     method = place is not None and place.class_ is not None
     keys = ", and its keys hold `self`" if method else ""
@@ -146,7 +151,7 @@ def _bounded(place: Place | None, decorator: ast.expr | None) -> str:
 
 
 def _notebook(case: Case) -> Iterator[Proposal]:
-    holder = case.holder("notebook")
+    holder = case.holder(LinkKind.NOTEBOOK)
     if holder is not None:
         yield Proposal(
             "clear_container",
@@ -158,7 +163,7 @@ def _notebook(case: Case) -> Iterator[Proposal]:
 
 
 def _container(case: Case) -> Iterator[Proposal]:
-    if case.links & _CYCLES or "lru_cache" in case.links:
+    if case.links & _CYCLES or LinkKind.LRU_CACHE in case.links:
         return
     for holder, place, grown in _grown(case):
         name = last_name(grown.container)
@@ -210,20 +215,20 @@ def _items(case: Case, holder: Holder, place: Place, why: str) -> Iterator[Propo
 
 def _below(holder: Holder) -> Sequence[Link]:
     """The links below the item of the largest container."""
-    items = [at for at, link in enumerate(holder.links) if link.kind == "item"]
+    items = [at for at, link in enumerate(holder.links) if link.kind == LinkKind.ITEM]
     top = max(items, key=lambda at: breadth(holder.links[at]), default=len(holder.links))
     return holder.links[top + 1 :]
 
 
 def _of_methods(holder: Holder) -> bool:
     """Whether the container's items are methods of objects: callbacks, listeners."""
-    return any(link.kind == "bound_method" for link in _below(holder)[:1])
+    return any(link.kind == LinkKind.BOUND_METHOD for link in _below(holder)[:1])
 
 
 def _of_models(case: Case, holder: Holder) -> Place | None:
     """The statement that gives a model to what the container keeps: ``trial.model = model``."""
     for link in _below(holder):
-        place = case.place_at(link.filename, link.line) if link.kind == "attribute" else None
+        place = case.place_at(link.filename, link.line) if link.kind == LinkKind.ATTRIBUTE else None
         if place is None:
             continue
         value = getattr(place.statement, "value", None)
@@ -302,7 +307,7 @@ def _parametrizations(case: Case) -> Iterator[Proposal]:
 
 
 def _parameter_groups(case: Case) -> Iterator[Proposal]:
-    if "optimizer_state" not in case.links:
+    if LinkKind.OPTIMIZER_STATE not in case.links:
         return
     for _, place in case.calls("add_param_group"):
         yield Proposal(
@@ -317,7 +322,7 @@ def _parameter_groups(case: Case) -> Iterator[Proposal]:
 
 def _attribute(case: Case) -> Iterator[Proposal]:
     """Something that an attribute or a variable of many objects keeps."""
-    if case.links & (_CYCLES | {"lru_cache", "class_attribute", "log_record", "traceback"}):
+    if case.links & (_CYCLES | _OF_OTHER_RULES):
         return
     for holder in case.found.holders:
         place = case.place_of(holder)
@@ -344,7 +349,8 @@ def _attribute(case: Case) -> Iterator[Proposal]:
 
 
 def _lingering(case: Case) -> Iterator[Proposal]:
-    if case.fact("raises", otherwise=False) or case.links & {"traceback", "exception"}:
+    by_exception = case.links & {LinkKind.TRACEBACK, LinkKind.EXCEPTION}
+    if case.fact("raises", otherwise=False) or by_exception:
         return  # the exception is what keeps them
     target = str(case.fact("target", ""))
     binding = case.place_at(str(case.fact("binding_file", "")), int(case.fact("binding_line", 0)))

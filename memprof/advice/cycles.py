@@ -11,11 +11,12 @@ from memprof.advice.source import is_autograd_function, keyword
 from memprof.analysis.findings import Kind
 from memprof.analysis.program import FUNCTIONS, Place, bound_names, calls_in, loaded_names
 from memprof.records import Holder
+from memprof.reference_chain import LinkKind
 
 __all__ = ["rules"]
 
-_CYCLES = ("cycle", "cpp_cycle")
-_NAMED = ("attribute", "module_attribute")
+_CYCLES = (LinkKind.CYCLE, LinkKind.CPP_CYCLE)
+_NAMED = (LinkKind.ATTRIBUTE, LinkKind.MODULE_ATTRIBUTE)
 
 
 def rules(case: Case) -> Iterator[Proposal]:
@@ -32,7 +33,7 @@ def rules(case: Case) -> Iterator[Proposal]:
 
 def _ctx_attribute(case: Case) -> Iterator[Proposal]:
     """``ctx.y = y`` in the forward of a custom Function."""
-    if "ctx_attribute" not in case.links:
+    if LinkKind.CTX_ATTRIBUTE not in case.links:
         return
     for place in [*case.places, *([case.site] if case.site else [])]:
         statement = place.statement
@@ -81,7 +82,7 @@ def _saved_patch(place: Place) -> str:
 
 def _saved_view(case: Case) -> Iterator[Proposal]:
     """A custom Function that saves a view of one of its outputs."""
-    if "cpp_cycle" not in case.links and "saved_tensor" not in case.links:
+    if LinkKind.CPP_CYCLE not in case.links and LinkKind.SAVED_TENSOR not in case.links:
         return
     places = [p for p in [*case.places, case.site] if p is not None and is_autograd_function(p)]
     for place in places:
@@ -102,7 +103,7 @@ def _saved_view(case: Case) -> Iterator[Proposal]:
 
 
 def _hook(case: Case) -> Iterator[Proposal]:
-    if "hook" not in case.links:
+    if LinkKind.HOOK not in case.links:
         return
     place = _registration(case)
     if place is None:
@@ -134,7 +135,7 @@ def _hook(case: Case) -> Iterator[Proposal]:
 
 def _registration(case: Case) -> Place | None:
     """The statement that registers a hook: a link's own, a holder's, or one in the same scope."""
-    places = [case.link_place("hook"), *case.places]
+    places = [case.link_place(LinkKind.HOOK), *case.places]
     for place in places:
         if place is not None and _registers(place.statement):
             return place
@@ -171,8 +172,10 @@ def _closed_over(place: Place, call: ast.Call) -> set[str]:
 
 def _checkpoint(case: Case) -> Iterator[Proposal]:
     """A reentrant checkpoint keeps its function on the node, and that what it closes over."""
-    nodes = [link.type_name + link.name for h in case.found.holders for link in h.links]
-    if not any("CheckpointFunction" in name for name in nodes):
+    links = [link for holder in case.found.holders for link in holder.links]
+    classes = [link.type_name for link in links]
+    classes += [node for link in links for node, _ in link.nodes]
+    if not any(name.startswith("CheckpointFunction") for name in classes):
         return
     near = [*case.places, *(place for _, place in case.frames)]
     for scope in {id(place.scope): place for place in near}.values():
@@ -195,7 +198,7 @@ def _any_cycle(case: Case) -> Iterator[Proposal]:
     holder = case.found.holders[0] if case.found.holders else None
     place = _closure(case) or case.place_of(holder) or case.site
     text = says(holder) if holder is not None else "nothing but the collector frees it"
-    certainty = 0.85 if "closure" in case.links or "bound_method" in case.links else 0.6
+    certainty = 0.85 if case.links & {LinkKind.CLOSURE, LinkKind.BOUND_METHOD} else 0.6
     yield Proposal(
         "break_cycle",
         certainty,
@@ -218,4 +221,4 @@ def _other_link(case: Case, holder: Holder, place: Place | None) -> Place | None
 
 def _closure(case: Case) -> Place | None:
     """The statement that makes the closure: where the lambda or the inner function stands."""
-    return case.link_place("closure", "bound_method") if not case.places else None
+    return case.link_place(LinkKind.CLOSURE, LinkKind.BOUND_METHOD) if not case.places else None

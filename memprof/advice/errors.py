@@ -12,11 +12,13 @@ from memprof.advice.source import growing
 from memprof.analysis.lingering import kept_exception
 from memprof.analysis.program import Place, bound_names
 from memprof.analysis.suspicion import Pattern
+from memprof.reference_chain import LinkKind
 from memprof.units import format_bytes
 
 __all__ = ["rules"]
 
-_KINDS = ("traceback", "exception", "log_record")
+_KINDS = (LinkKind.TRACEBACK, LinkKind.EXCEPTION, LinkKind.LOG_RECORD)
+_OF_ERRORS = frozenset({LinkKind.TRACEBACK, LinkKind.EXCEPTION, LinkKind.FRAME})
 
 
 def rules(case: Case) -> Iterator[Proposal]:
@@ -27,11 +29,12 @@ def rules(case: Case) -> Iterator[Proposal]:
 
 
 def _logged(case: Case) -> Iterator[Proposal]:
-    place = case.link_place("log_record")
+    place = case.link_place(LinkKind.LOG_RECORD)
     if place is None:
         return
-    names = [link.name for h in case.found.holders for link in h.links if link.kind == "log_record"]
-    if not case.links & {"traceback", "exception", "frame"} and "exc_info" not in names:
+    links = [link for holder in case.found.holders for link in holder.links]
+    names = [link.name for link in links if link.kind == LinkKind.LOG_RECORD]
+    if not case.links & _OF_ERRORS and "exc_info" not in names:
         why = "A handler keeps the record, and the record its arguments: log numbers, not tensors."
         yield Proposal("item", 0.9, why, place)
         yield Proposal("clear_container", 0.7, "Or empty the handler's records.", place)
@@ -48,7 +51,7 @@ def _logged(case: Case) -> Iterator[Proposal]:
 def _kept(case: Case) -> Iterator[Proposal]:
     if not case.links & set(_KINDS) and not case.fact("raises", otherwise=False):
         return
-    if "log_record" in case.links:
+    if LinkKind.LOG_RECORD in case.links:
         return
     found = _storing(case)
     holder = case.holder(*_KINDS)

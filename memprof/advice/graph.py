@@ -28,9 +28,9 @@ from memprof.advice.source import (
     read_by_itself,
     reads_name,
 )
-from memprof.analysis.clusters import THROUGH_GRAPH
 from memprof.analysis.findings import Kind
 from memprof.analysis.program import Place, bound_names, calls_in, loaded_names
+from memprof.reference_chain import THROUGH_GRAPH, LinkKind
 from memprof.units import format_percent
 
 __all__ = ["rules"]
@@ -38,7 +38,12 @@ __all__ = ["rules"]
 
 _MOSTLY = 0.5
 """Share of the bytes from which cutting off the graph is not the remedy."""
-_INSIDE = frozenset(("item", "attribute"))
+_OF_ERRORS = frozenset(
+    {LinkKind.EXCEPTION, LinkKind.TRACEBACK, LinkKind.FRAME, LinkKind.LOG_RECORD}
+)
+_OF_TENSORS = THROUGH_GRAPH | {LinkKind.BASE, LinkKind.GRAD}
+"""Links by which one tensor keeps another, or a graph."""
+_INSIDE = frozenset({LinkKind.ITEM, LinkKind.ATTRIBUTE})
 """Links from what a container holds to a tensor further inside."""
 
 
@@ -113,7 +118,7 @@ def _kept_results(case: Case) -> Iterator[Proposal]:
     """A container that takes tensors with a ``grad_fn``."""
     if not case.graph and case.found.kind is not Kind.HOST_GROWTH:
         return
-    if case.links & {"exception", "traceback", "frame", "log_record"}:
+    if case.links & _OF_ERRORS:
         return  # what the container takes is not the tensor
     for place in case.places:
         grown = growing(place)
@@ -154,9 +159,9 @@ def _takes_tensors(case: Case) -> bool:
     """Whether what the container takes was seen to be tensors: such as what a module returned."""
     for holder in case.found.holders:
         kinds = [link.kind for link in holder.links]
-        if kinds and "item" in kinds:
-            after = kinds[len(kinds) - kinds[::-1].index("item") :]
-            return not after or after[0] == "autograd_node"
+        if LinkKind.ITEM in kinds:
+            after = kinds[len(kinds) - kinds[::-1].index(LinkKind.ITEM) :]
+            return not after or after[0] == LinkKind.AUTOGRAD_NODE
     return False
 
 
@@ -189,7 +194,7 @@ def _is_grouped(case: Case) -> bool:
     """Whether the tensors sit deeper than the container's own items: in dicts or tuples."""
     for holder in case.found.holders:
         kinds = [link.kind for link in holder.links]
-        if "item" in kinds and _INSIDE & set(kinds[kinds.index("item") + 1 :]):
+        if LinkKind.ITEM in kinds and _INSIDE & set(kinds[kinds.index(LinkKind.ITEM) + 1 :]):
             return True
     return False
 
@@ -227,7 +232,7 @@ def _history(case: Case) -> Iterator[Proposal]:
 def _cut_off(case: Case, place: Place, value: ast.expr, name: str) -> str:
     """``self.state = out.detach()``; empty where the function goes on to learn from it."""
     targets = place.statement.targets if isinstance(place.statement, ast.Assign) else []
-    if "item" in case.links or any(isinstance(t, (ast.Tuple, ast.List)) for t in targets):
+    if LinkKind.ITEM in case.links or any(isinstance(t, (ast.Tuple, ast.List)) for t in targets):
         return ""
     nodes = [node for node in ast.walk(place.scope) if isinstance(node, ast.expr)]
     if any(reads_name(node, name) and node.lineno > place.line for node in nodes):
@@ -242,7 +247,7 @@ def _is_tensor_itself(case: Case, name: str) -> bool:
     last = name.rpartition(".")[2]
     for holder in case.found.holders:
         for link, below in pairwise(holder.links):
-            if link.name == last and below.kind not in THROUGH_GRAPH | {"base", "grad"}:
+            if link.name == last and below.kind not in _OF_TENSORS:
                 return False
     return True
 
@@ -250,7 +255,7 @@ def _is_tensor_itself(case: Case, name: str) -> bool:
 def _carried(case: Case) -> Iterator[Proposal]:
     """``h = net(x, h)``: each step's graph hangs on that of the step before."""
     near = [*case.places, *(place for _, place in case.frames)]
-    if not case.graph or piled_up(case) or (case.direct and "item" in case.links):
+    if not case.graph or piled_up(case) or (case.direct and LinkKind.ITEM in case.links):
         return
     if any(_is_sum(place) for place in near):
         return
@@ -280,14 +285,15 @@ def _between_steps(case: Case, place: Place, name: str, reads: list[ast.expr]) -
     None at first, or the pair of states that an LSTM returns.
     """
     within = place.loop is not None and not calls_in(place.loop, "backward")
-    if within or "item" in case.links or not is_fresh_tensor(place, name, place.statement):
+    if within or LinkKind.ITEM in case.links or not is_fresh_tensor(place, name, place.statement):
         return ""
     return diff(place.program, *(edit for node in reads for edit in wrapped(node, ".detach()")))
 
 
 def _created_graph(case: Case) -> Iterator[Proposal]:
     """``backward(create_graph=True)``: gradients that hold the graph that made them."""
-    if not (case.graph or case.links & {"grad", "cpp_cycle", "cycle"} or _is_gradient(case)):
+    by_gradient = case.links & {LinkKind.GRAD, LinkKind.CPP_CYCLE, LinkKind.CYCLE}
+    if not (case.graph or by_gradient or _is_gradient(case)):
         return
     near = [*case.places, *(place for _, place in case.frames)]
     scopes = {id(place.scope): place for place in near}
@@ -297,7 +303,7 @@ def _created_graph(case: Case) -> Iterator[Proposal]:
             if not (isinstance(value, ast.Constant) and value.value is True):
                 continue
             where = place.program.place(call)
-            by_parameter = any(link in case.links for link in ("parameter", "module_attribute"))
+            by_parameter = bool(case.links & {LinkKind.PARAMETER, LinkKind.MODULE_ATTRIBUTE})
             yield Proposal(
                 "set_to_none",
                 0.93 if by_parameter else 0.7,

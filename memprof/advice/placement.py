@@ -10,10 +10,10 @@ from memprof.advice.case import NO_FIGURE, Case, Proposal, says
 from memprof.advice.origin import values_of
 from memprof.advice.patch import diff, with_keyword, wrapped
 from memprof.advice.source import OPTIMIZERS, growing, last_name
-from memprof.analysis.clusters import THROUGH_GRAPH
 from memprof.analysis.program import Place, assigned, bound_names, calls_in
 from memprof.analysis.suspicion import Pattern
 from memprof.records import Holder
+from memprof.reference_chain import THROUGH_GRAPH, LinkKind
 from memprof.units import format_bytes
 
 __all__ = ["rules"]
@@ -88,8 +88,8 @@ def _resident(case: Case, nbytes: str) -> Iterator[Proposal]:
     holder = case.found.holders[0] if case.found.holders else None
     place = case.site or (case.places[0] if case.places else None)
     links = holder.links if holder is not None else []
-    local = next((link.name for link in links if link.kind == "local"), "")
-    if local and any(link.kind == "thread" for link in links):
+    local = next((link.name for link in links if link.kind == LinkKind.LOCAL), "")
+    if local and any(link.kind == LinkKind.THREAD for link in links):
         yield Proposal(
             "del_ref",
             0.8,
@@ -108,7 +108,7 @@ def _resident(case: Case, nbytes: str) -> Iterator[Proposal]:
             place,
             remains=0.5,  # at most: float32 of 16 bits; of a byte a quarter
         )
-    dropped = 0.7 if case.links & {"local", "frame", "closure"} else 0.5
+    dropped = 0.7 if case.links & {LinkKind.LOCAL, LinkKind.FRAME, LinkKind.CLOSURE} else 0.5
     yield Proposal("cpu_offload", 0.6, f"{why}: keep them on the host between uses.", place)
     yield Proposal("del_ref", dropped, f"{why}: drop them when they are not used any more.", place)
 
@@ -159,14 +159,11 @@ def _view(case: Case) -> Iterator[Proposal]:
 
 
 def _sizes(case: Case) -> tuple[int, int]:
-    facts = case.found.evidence.facts
-    if "view_bytes" in facts and "storage_bytes" in facts:
-        return int(facts["view_bytes"]), int(facts["storage_bytes"])
+    """Return bytes that the first view shows, and those of its storage; 0 where there is none."""
     for holder in case.found.holders:
         for link in holder.links:
-            words = link.name.split() if link.kind == "base" else []
-            if len(words) == 4 and words[0].isdigit() and words[2].isdigit():
-                return int(words[0]), int(words[2])
+            if link.shown_bytes >= 0 and link.storage_bytes >= 0:
+                return link.shown_bytes, link.storage_bytes
     return 0, 0
 
 
@@ -204,9 +201,9 @@ def _writes(node: ast.AST, names: set[str]) -> bool:
 def _held_value(holder: Holder, place: Place) -> ast.expr | None:
     """What a statement puts where the chain goes on to the view."""
     kinds = [link.kind for link in holder.links]
-    if "base" not in kinds:
+    if LinkKind.BASE not in kinds:
         return None
-    links = holder.links[: kinds.index("base")]
+    links = holder.links[: kinds.index(LinkKind.BASE)]
     grown = growing(place)
     value: ast.expr | None
     if grown is not None and len(grown.values) == 1:
@@ -219,7 +216,7 @@ def _held_value(holder: Holder, place: Place) -> ast.expr | None:
         name, value, within = ast.unparse(pairs[0][0]), pairs[0][1], 0
     named = [at for at, link in enumerate(links) if link.name == last_name(name)]
     below = links[named[-1] + 1 :] if named else links[len(links) - within :]
-    if any(link.kind != "item" for link in below) or len(below) < within:
+    if any(link.kind != LinkKind.ITEM for link in below) or len(below) < within:
         return None
     for link in below[within:]:
         value = _entry(value, link.name)
@@ -255,4 +252,4 @@ def _slicing(case: Case) -> Place | None:
 def _of_arrays(case: Case) -> bool:
     """Whether NumPy arrays are the views."""
     links = (link for holder in case.found.holders for link in holder.links)
-    return any(link.kind == "base" and link.type_name == "ndarray" for link in links)
+    return any(link.kind == LinkKind.BASE and link.type_name == "ndarray" for link in links)

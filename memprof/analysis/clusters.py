@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
 
-from memprof.records import Finding, Holder, Link, breadth
+from memprof.records import Finding, Holder
+from memprof.reference_chain import THROUGH_GRAPH, Link, LinkKind, breadth, way
 
 __all__ = [
-    "THROUGH_GRAPH",
     "Cluster",
     "Member",
     "clusters",
@@ -24,16 +24,16 @@ __all__ = [
 
 Ints = npt.NDArray[np.int64]
 
-THROUGH_GRAPH = frozenset({"autograd_node", "saved_tensor", "ctx_attribute"})
-"""Links by which autograd's graph keeps a tensor, and no name of the program."""
-_NAMELESS = frozenset({"", "unknown"})
-_CYCLES = frozenset({"cycle", "cpp_cycle"})
-_INSIDE = frozenset(
-    {"autograd_node", "saved_tensor", "base", "grad", "ctx_attribute", "optimizer_state",
-     "parameter", "buffer"}
-)  # fmt: skip
+_CYCLES = frozenset({LinkKind.CYCLE, LinkKind.CPP_CYCLE})
+_INSIDE = THROUGH_GRAPH | {
+    LinkKind.BASE,
+    LinkKind.GRAD,
+    LinkKind.OPTIMIZER_STATE,
+    LinkKind.PARAMETER,
+    LinkKind.BUFFER,
+}
 """Links below the thing that a person would let go of."""
-_CONTAINERS = frozenset({"item", "key", "lru_cache"})
+_CONTAINERS = frozenset({LinkKind.ITEM, LinkKind.KEY, LinkKind.LRU_CACHE})
 _SAME_STEPS = 0.8
 
 
@@ -76,7 +76,7 @@ def held_by(findings: Iterable[Finding], device: str) -> dict[int, tuple[Holder,
     found: dict[int, tuple[Holder, ...]] = {}
     for finding in findings:
         if finding.finding == "holders" and finding.device == device and finding.holders:
-            if not _is_named(finding.holders[0]) and finding.stack in found:
+            if not finding.holders[0].is_named and finding.stack in found:
                 continue  # an earlier look knew more: the job's names may be gone at the end
             found[finding.stack] = tuple(finding.holders)
     return found
@@ -84,11 +84,11 @@ def held_by(findings: Iterable[Finding], device: str) -> dict[int, tuple[Holder,
 
 def clusters(members: Sequence[Member], holders: Mapping[int, Sequence[Holder]]) -> list[Cluster]:
     """Groups of members with one cause, the fastest growing first."""
-    named: dict[tuple[str, ...], Cluster] = {}
+    named: dict[tuple[Hashable, ...], Cluster] = {}
     nameless: list[Member] = []
     for member in sorted(members, key=lambda one: -one.per_place):
         held = holders.get(member.stack, ())
-        if not held or not _is_named(held[0]):
+        if not held or not held[0].is_named:
             nameless.append(member)
             continue
         cluster = named.setdefault(outline(held[0]), Cluster([]))
@@ -113,13 +113,9 @@ def kept_itself(cluster: Cluster, holders: Mapping[int, Sequence[Holder]]) -> fl
     itself = 0.0
     for member in cluster.members:
         held = holders.get(member.stack, ())[:1]
-        if any(_is_named(one) and not _is_in_graph(one) for one in held):
+        if any(one.is_named and not one.through_graph for one in held):
             itself += member.per_place
     return itself / cluster.per_place if cluster.per_place > 0 else 0.0
-
-
-def _is_in_graph(holder: Holder) -> bool:
-    return any(link.kind in THROUGH_GRAPH for link in holder.links)
 
 
 def _with_same_steps(found: Sequence[Cluster], member: Member) -> Cluster | None:
@@ -134,22 +130,17 @@ def _with_same_steps(found: Sequence[Cluster], member: Member) -> Cluster | None
     return best[1] if best else None
 
 
-def _is_named(holder: Holder) -> bool:
-    return holder.kind not in _NAMELESS
-
-
-def outline(holder: Holder) -> tuple[str, ...]:
+def outline(holder: Holder) -> tuple[Hashable, ...]:
     """What two tensors' holders have in common when one thing holds both.
 
     The names down to the container that grows, else down to where the graph, the module or the
     optimizer begins; for a cycle the line that makes it.
     """
     if holder.kind in _CYCLES:
-        place = f"{holder.filename}:{holder.line}" if holder.line else ""
+        place = (holder.filename, holder.line) if holder.line else ("", 0)
         return (holder.kind, place)
-    links = holder.links[: _depth(holder.links)]
-    names = (f"{link.kind}:{'' if link.kind == 'item' else link.name}" for link in links)
-    return tuple(name for name, _ in groupby(names)) or (holder.description,)
+    links = way(holder.links[: _depth(holder.links)])
+    return tuple(link for link, _ in groupby(links)) or (holder.kind, holder.filename, holder.line)
 
 
 def _depth(links: Sequence[Link]) -> int:

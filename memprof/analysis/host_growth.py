@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memprof.analysis.findings import Evidence, Found, Kind
+from memprof.analysis.findings import Found, Kind
 from memprof.records import Finding, Site
 from memprof.run import Run
 
@@ -14,10 +14,7 @@ _STILL = 0.5
 
 
 def host_growth(run: Run) -> tuple[Found, ...]:
-    """The longest chain of graph nodes that kept growing up to the end of the recording.
-
-    The evidence's facts: ``nodes_per_step`` and ``nodes`` at the last look.
-    """
+    """The longest chain of graph nodes that kept growing up to the end of the recording."""
     looks = [one for one in run.findings if one.finding == "host_growth"]
     if len(looks) < _LEAST_LOOKS or looks[-1].step < _STILL * _last_step(run):
         return ()
@@ -36,7 +33,6 @@ def host_growth(run: Run) -> tuple[Found, ...]:
             first_step=looks[0].step,
             last_step=last.step,
             holders=tuple(last.holders),
-            evidence=Evidence(facts={"nodes_per_step": rate, "nodes": last.count}),
         ),
     )
 

@@ -6,7 +6,7 @@ collector frees in `cycles`; remedies are `advice`'s.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +28,9 @@ from memprof.analysis.owners import CATEGORY_NAMES
 from memprof.analysis.program import code_of
 from memprof.analysis.sites import NO_SITE, FrameKind, frame_kind, site_name, sites
 from memprof.analysis.survival import Survival, survival
+from memprof.chain_description import keeper
 from memprof.records import Holder, Site
+from memprof.reference_chain import LinkKind
 from memprof.run import DeviceRun, Run
 from memprof.trace import Category, Frame, Phase
 from memprof.units import format_bytes
@@ -38,8 +40,6 @@ __all__ = ["leaks", "site_of_frame"]
 Ints = npt.NDArray[np.int64]
 
 _MOST_HOLDERS = 5
-_GRAPH = ", kept by the autograd graph ("
-"""How a holder's description goes on where a graph keeps the tensor; then what keeps the graph."""
 _LEAST_CONFIDENCE = 0.3
 _BOUNDED_CONFIDENCE = 0.2
 """For a container that can hold so much and no more: it fills up."""
@@ -50,11 +50,8 @@ _BOUNDED_GRAPHS = 0.5
 def leaks(run: Run) -> tuple[Found, ...]:
     """Every leak and cycle of ``run``, the fastest growing first.
 
-    The evidence's facts: ``every`` (steps from one growth to the next), ``births`` (steps in which
-    it grew), ``tensors_per_step``, ``replaced`` (one tensor, replaced by ever larger ones),
-    ``collected`` (the garbage collector was seen to free such tensors), ``holder`` (the kind of the
-    first one), ``in_graph`` (held through an autograd graph), ``kept_itself`` (share of the growth
-    that something holds without a graph in between), ``activation_share`` (of the bytes:
+    The evidence's facts: ``in_graph`` (held through an autograd graph), ``kept_itself`` (share of
+    the growth that something holds without a graph in between), ``activation_share`` (of the bytes:
     made by a forward pass that a backward pass followed), ``models`` (whole models pile up, with
     parameters).
     """
@@ -120,7 +117,7 @@ class _Leak:
         most = max(member.confidence for member in self.cluster.members)
         for one in self.cluster.holders[:1]:
             if is_bounded(one):
-                keeps_graphs = any(link.kind == "autograd_node" for link in one.links)
+                keeps_graphs = any(link.kind == LinkKind.AUTOGRAD_NODE for link in one.links)
                 return min(most, _BOUNDED_GRAPHS if keeps_graphs else _BOUNDED_CONFIDENCE)
         return most
 
@@ -154,7 +151,7 @@ class _Leak:
         )
 
     def _kind(self, holders: Sequence[Holder]) -> Kind:
-        by_cycle = bool(holders) and holders[0].kind == "cycle"
+        by_cycle = bool(holders) and holders[0].kind == LinkKind.CYCLE
         return Kind.CYCLE if by_cycle or self._collected() else Kind.LEAK
 
     def _collected(self) -> bool:
@@ -169,7 +166,7 @@ class _Leak:
         """The largest member's line; with no name for a holder, the line that all members share."""
         tables = self.seen.tables
         stacks = [tables.stack(member.stack) for member in self.cluster.members]
-        named = self.cluster.holders and self.cluster.holders[0].kind not in ("", "unknown")
+        named = self.cluster.holders and self.cluster.holders[0].is_named
         shared = _shared_frame(stacks) if len(stacks) > 1 and not named else None
         if shared is not None:
             return shared, stacks[0]
@@ -221,16 +218,8 @@ class _Leak:
         bytes_ = int(lives.size[rows].sum())
         kept = lives.category[rows]
         links = [link.kind for link in holders[0].links] if holders else []
-        births = self._births(rows)
         facts: dict[str, float | int | str | bool] = {
-            "every": self._every(),
-            "births": len(births),
-            "tensors_per_step": len(rows)
-            / max(1, int(births[-1] - births[0]) + 1 if len(births) else 1),
-            "replaced": any(member.replaced for member in self.cluster.members),
-            "collected": self._collected(),
-            "holder": holders[0].kind if holders else "",
-            "in_graph": "autograd_node" in links,
+            "in_graph": LinkKind.AUTOGRAD_NODE in links,
             "kept_itself": self.kept_itself,
             "activation_share": float(lives.size[rows[self._is_forward(rows)]].sum())
             / max(1, bytes_),
@@ -281,21 +270,14 @@ def _most(values: Ints, weights: Ints) -> int:
 
 def _distinct(holders: Sequence[Holder]) -> tuple[Holder, ...]:
     """The holders in order, each way of holding once."""
-    kept: dict[tuple[str, ...], Holder] = {}
+    first: dict[Hashable, Holder] = {}
     for one in holders:
-        kept.setdefault((*outline(one), one.kind, str(one.line)), one)
-    return tuple(kept.values())[:_MOST_HOLDERS]
+        first.setdefault((outline(one), one.kind, one.line), one)
+    return tuple(first.values())[:_MOST_HOLDERS]
 
 
 def _title(per_step: float, holders: Sequence[Holder], frame: Frame, every: int) -> str:
     often = "a step" if every == 1 else f"a step (every {every} steps)"
-    named = holders and holders[0].kind not in ("", "unknown")
-    by = _by_whom(holders[0].description) if named else f"made at {site_name(frame)}"
+    named = holders and holders[0].is_named
+    by = keeper(holders[0].links) if named else f"made at {site_name(frame)}"
     return f"{format_bytes(round(per_step))} {often} stay alive: {by}"
-
-
-def _by_whom(description: str) -> str:
-    """What a person can let go of, first: the nodes of a graph in between are a detail."""
-    _, graph, above = description.rpartition(_GRAPH)
-    keeper = above.partition("), kept by ")[2] if graph else ""
-    return f"{keeper}, through the autograd graph" if keeper else description

@@ -15,7 +15,8 @@ import msgspec
 
 from memprof.analysis.sites import FrameKind, frame_kind
 from memprof.digests import MOST_BYTES, digest_of
-from memprof.records import Finding, Holder, Link
+from memprof.records import Finding, Holder
+from memprof.reference_chain import Link
 from memprof.run import Run
 from memprof.trace import Frame, Tables, Trace
 

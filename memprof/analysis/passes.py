@@ -65,7 +65,6 @@ def _held_gradients(scene: Scene) -> Iterator[Suspicion]:
         "are gradients of the step before, there while the next forward pass runs",
         scene.bytes_of(mask & scene.at_peak),
         scene.replayed(cuts),
-        {"forever": bool(scene.stays[kept].mean() > 0.5)},
     )
 
 

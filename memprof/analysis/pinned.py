@@ -8,12 +8,21 @@ from memprof.analysis.findings import Evidence, Found, Kind
 from memprof.analysis.steps import device_steps
 from memprof.analysis.timeline import timeline
 from memprof.records import Finding, Site
+from memprof.reference_chain import LinkKind
 from memprof.run import DeviceRun, Run
 from memprof.units import format_bytes, format_percent
 
 __all__ = ["pinned"]
 
-_IDLE = frozenset({"thread", "exception", "traceback", "log_record", "notebook"})
+_IDLE = frozenset(
+    {
+        LinkKind.THREAD,
+        LinkKind.EXCEPTION,
+        LinkKind.TRACEBACK,
+        LinkKind.LOG_RECORD,
+        LinkKind.NOTEBOOK,
+    }
+)
 """Kinds of holders that keep what nobody means to use again."""
 _LEAST_SHARE = 0.04
 """Of the peak, as for other waste."""
@@ -23,7 +32,7 @@ _MOST = 3
 def pinned(run: Run) -> tuple[Found, ...]:
     """The largest residents of each device that only something idle holds.
 
-    From the search at the end of the recording. The facts: ``pattern`` (``pinned``), ``holder``.
+    From the search at the end of the recording. The one fact is ``pattern``: ``pinned``.
     """
     return tuple(found for device in run.devices for found in _of_device(run, device))
 
@@ -71,5 +80,5 @@ def _found(one: Finding, device: DeviceRun, peak: int) -> Found:
         last_step=one.step,
         stack=tables.stack(one.stack) if tables is not None else (),
         holders=tuple(one.holders),
-        evidence=Evidence(facts={"pattern": "pinned", "holder": holder.kind}),
+        evidence=Evidence(facts={"pattern": "pinned"}),
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from memprof.analysis.findings import Evidence, Found, Kind, Series
+from memprof.analysis.findings import Found, Kind, Series
 from memprof.analysis.growth import WARM_UP, theil_sen
 from memprof.analysis.outside import reserved_then, series_of
 from memprof.records import Site
@@ -32,8 +32,8 @@ _RISING_PAIRS = 0.75
 def fragmentation(run: Run) -> tuple[Found, ...]:
     """Reserved bytes that no tensor uses, where they keep growing or were in the way of an OOM.
 
-    A modelled device (a CPU) has no reserved bytes of its own and is left out. The facts:
-    ``idle_share`` and ``ooms``; ``bytes`` are the idle ones at the last step's end.
+    A modelled device (a CPU) has no reserved bytes of its own and is left out.
+    ``bytes`` are the idle ones at the last step's end.
     """
     return tuple(found for device in run.devices for found in _fragmented(device))
 
@@ -63,7 +63,6 @@ def _fragmented(device: DeviceRun) -> Iterator[Found]:
         first_step=int(x[0]),
         last_step=int(x[-1]),
         series=Series(x.astype(np.int64), idle.astype(np.int64)),
-        evidence=Evidence(facts={"idle_share": share, "ooms": ooms}),
     )
 
 

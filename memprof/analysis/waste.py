@@ -5,7 +5,7 @@ What each detector looks for is in the files beside this one; remedies are `advi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from memprof.analysis.scene import Scene
 from memprof.analysis.suspicion import Pattern, Suspicion
 from memprof.analysis.twins import twins
 from memprof.records import Holder
+from memprof.reference_chain import Link, way
 from memprof.run import Run
 from memprof.units import format_bytes, format_percent
 
@@ -110,8 +111,13 @@ def _holders(scene: Scene, suspicion: Suspicion, run: Run) -> tuple[Holder, ...]
         if one.finding == "holders" and one.device == scene.device and one.stack in stacks
     ]
     said.sort(key=lambda one: (one.stack != own, -one.bytes))
-    holders = {h.description: h for one in said for h in one.holders[:1]}
+    holders = {_as_seen(h.links): h for one in said for h in one.holders[:1]}
     return tuple(holders.values())[:_MOST_HOLDERS]
+
+
+def _as_seen(links: Sequence[Link]) -> Hashable:
+    """Return what two looks at one chain have in common, if no container grew between them."""
+    return way(links), tuple(link.length for link in links)
 
 
 def _share(scene: Scene, suspicion: Suspicion) -> float:

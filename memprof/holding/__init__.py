@@ -7,7 +7,6 @@ returns, and stops when its time is over.
 from __future__ import annotations
 
 from memprof.holding.answer import find_holders, holders
-from memprof.holding.kinds import LinkKind
 from memprof.holding.live import LiveTensor, tensors
 
-__all__ = ["LinkKind", "LiveTensor", "find_holders", "holders", "tensors"]
+__all__ = ["LiveTensor", "find_holders", "holders", "tensors"]

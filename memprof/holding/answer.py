@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import zip_longest
 from types import FrameType
 
 import torch
@@ -16,7 +17,6 @@ from memprof.holding.chains import holder_of, score
 from memprof.holding.filesread import reading_until
 from memprof.holding.garbage import Unreached
 from memprof.holding.heap import Deadline
-from memprof.holding.kinds import LinkKind, link
 from memprof.holding.naming import Naming
 from memprof.holding.roots import Root, module_roots
 from memprof.holding.search import Reference, Search, quiet
@@ -24,7 +24,8 @@ from memprof.holding.sizes import shown_and_kept
 from memprof.holding.targets import BlockIndex, Targets, storage_key
 from memprof.holding.tidying import tidy
 from memprof.holding.unowned import with_what_is_known
-from memprof.records import Holder, Link
+from memprof.records import Holder
+from memprof.reference_chain import IN_PATHS, Link, LinkKind, Unowned, way
 from memprof.sources.places import Block, PlaceOf, place_of
 from memprof.sources.programfiles import is_user_file
 
@@ -192,18 +193,34 @@ def _unreached_links(search: Search, lost: list[int], naming: Naming) -> dict[in
 
 
 def _too_early() -> list[Link]:
-    return [link(LinkKind.UNKNOWN, "the search ended before it found an owner")]
+    return [Link(LinkKind.UNKNOWN, unowned=Unowned(cut_off=True))]
 
 
 def best_holders(ranked: Iterable[list[Link]], limit: int, files: list[str]) -> tuple[Holder, ...]:
-    """The first ``limit`` holders that read differently."""
-    best: dict[str, Holder] = {}
+    """The first ``limit`` holders that differ in more than lines and places in containers."""
+    best: dict[tuple[Hashable, ...], Holder] = {}
     for links in ranked:
         if len(best) == limit:
             break
-        one = holder_of(links, files)
-        best.setdefault(one.description, one)
+        key = _way(links)
+        if key not in best:
+            best[key] = holder_of(links, files)
     return tuple(best.values())
+
+
+def _way(links: list[Link]) -> tuple[Hashable, ...]:
+    """What chains have in common that say the same: the place in the last container is none of it.
+
+    A tensor may be held by several items of one list, or by the graphs of many.
+    """
+    below = [link.kind for link in links[1:]]
+    names = tuple(
+        "" if link.kind == LinkKind.ITEM and following not in IN_PATHS else link.name
+        for link, following in zip_longest(links, below)
+    )
+    # whether a node's tensor was seen from Python changes with who has asked torch for the node
+    types = tuple("" if link.kind == LinkKind.AUTOGRAD_NODE else link.type_name for link in links)
+    return (names, types, way(links))
 
 
 def links_of(search: Search, reference: Reference, naming: Naming) -> tuple[list[Link], bool]:
@@ -223,10 +240,10 @@ def root_links(root: Root, value: object) -> list[Link]:
     """The first link of a chain: the variable that ``value`` is."""
     name = root.name_of(value)
     if root.kind == "module":
-        return [link(_global_kind(root, name), name, root.owner, root.filename)]
-    thread = [link(LinkKind.THREAD, root.thread, "thread")] if root.thread else []
+        return [Link(_global_kind(root, name), name, root.owner, root.filename)]
+    thread = [Link(LinkKind.THREAD, root.thread, "thread")] if root.thread else []
     kind = LinkKind.CLOSURE if name in root.free else LinkKind.LOCAL
-    return [*thread, link(kind, name, root.owner, root.filename, root.line)]
+    return [*thread, Link(kind, name, root.owner, root.filename, root.line)]
 
 
 def _global_kind(root: Root, name: str) -> LinkKind:
@@ -237,11 +254,10 @@ def _global_kind(root: Root, name: str) -> LinkKind:
 def view_link(value: object) -> list[Link]:
     """A link for a view that shows less than it keeps."""
     shown, kept = shown_and_kept(value)
-    return (
-        [link(LinkKind.BASE, f"{shown} of {kept} bytes", type(value).__name__)]
-        if shown < kept
-        else []
-    )
+    if shown >= kept:
+        return []
+    name = type(value).__name__
+    return [Link(LinkKind.BASE, type_name=name, shown_bytes=shown, storage_bytes=kept)]
 
 
 def user_files() -> list[str]:

@@ -15,10 +15,9 @@ import numpy.typing as npt
 from memprof.holding.autograd import is_tensor_type
 from memprof.holding.heap import CHUNK
 from memprof.holding.introspection import refers
-from memprof.holding.kinds import LinkKind, link
 from memprof.holding.search import Reference, Search
 from memprof.holding.sizes import nbytes_of
-from memprof.records import Link
+from memprof.reference_chain import Link, LinkKind
 
 __all__ = ["held_by_arrays"]
 
@@ -62,11 +61,11 @@ def _held(array: Array) -> Iterator[tuple[object, tuple[Link, ...]]]:
     if array.dtype != np.dtype(object) or array.size > _MOST_OBJECTS:
         return
     for number, one in enumerate(array.ravel().tolist()):
-        here = link(LinkKind.ITEM, str(number), "ndarray", length=array.size)
+        here = Link(LinkKind.ITEM, str(number), "ndarray", length=array.size)
         yield one, (here,)
         if type(one) in (list, tuple) and len(one) <= CHUNK:
             for inner, part in enumerate(one):
-                below = link(LinkKind.ITEM, str(inner), type(one).__name__, length=len(one))
+                below = Link(LinkKind.ITEM, str(inner), type(one).__name__, length=len(one))
                 yield part, (here, below)
 
 
@@ -103,6 +102,7 @@ def _tensor_below(array: Array) -> object:
 
 
 def _link(array: Array, tensor: object) -> Link:
-    kept = nbytes_of(tensor)
-    shown = f"{array.nbytes} of {kept} bytes" if array.nbytes < kept else ""
-    return link(LinkKind.BASE, shown, "ndarray")
+    storage = nbytes_of(tensor)
+    if array.nbytes >= storage:
+        return Link(LinkKind.BASE, type_name="ndarray")
+    return Link(LinkKind.BASE, type_name="ndarray", shown_bytes=array.nbytes, storage_bytes=storage)

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import groupby
 from typing import Any, TypeAlias
 
 import torch
 
 from memprof.holding.heap import Deadline, Heap
-from memprof.holding.kinds import LinkKind, link
 from memprof.holding.targets import Targets, unwrapped
-from memprof.records import Link
+from memprof.reference_chain import Link, LinkKind
 from memprof.sources.autograd import grad_fn_of, gradient_of, is_leaf
 
 __all__ = [
@@ -36,6 +36,8 @@ __all__ = [
 _CAN_READ_SAVED = hasattr(getattr(torch._C._autograd, "SavedTensor", None), "data")
 _MAX_NODES = 1_000_000
 _CHECK_EVERY = 256
+_MOST_RUNS = 6
+"""Of nodes in a link: the middle of a longer chain is left out."""
 
 
 @contextmanager
@@ -259,23 +261,17 @@ def _path(trail: _Trail | None) -> tuple[Link, ...]:
             nodes.append(hop.name)
             continue
         if nodes:
-            links.append(link(LinkKind.AUTOGRAD_NODE, _joined(nodes)))
+            links.append(Link(LinkKind.AUTOGRAD_NODE, nodes=_runs(nodes)))
             nodes = []
-        links.append(link(hop.kind, hop.name, hop.type_name))
+        links.append(Link(hop.kind, hop.name, hop.type_name))
     if nodes:
-        links.append(link(LinkKind.AUTOGRAD_NODE, _joined(nodes)))
+        links.append(Link(LinkKind.AUTOGRAD_NODE, nodes=_runs(nodes)))
     return tuple(links)
 
 
-def _joined(nodes: list[str]) -> str:
-    """Node names, a run of the same ones counted, the middle of a long chain left out."""
-    runs: list[list[object]] = []
-    for name in nodes:
-        if runs and runs[-1][0] == name:
-            runs[-1][1] = int(str(runs[-1][1])) + 1
-        else:
-            runs.append([name, 1])
-    texts = [str(name) if count == 1 else f"{name} x{count}" for name, count in runs]
-    if len(texts) > 6:
-        texts = [*texts[:3], f"... {len(texts) - 5} more ...", *texts[-2:]]
-    return " -> ".join(texts)
+def _runs(nodes: list[str]) -> tuple[tuple[str, int], ...]:
+    """Return node names with how many follow one another, the middle of a long chain left out."""
+    runs = [(name, len(list(same))) for name, same in groupby(nodes)]
+    if len(runs) > _MOST_RUNS:
+        runs = [*runs[:3], ("", len(runs) - 5), *runs[-2:]]
+    return tuple(runs)

@@ -1,4 +1,4 @@
-"""From the links of a chain to a holder: ranked, with its line; `words` says what holds."""
+"""Holders from chains of references: ranked, with the line that a person should look at."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from itertools import takewhile
 
 import msgspec
 
-from memprof.holding.kinds import LinkKind, is_field, most_telling
 from memprof.holding.roots import source_line
 from memprof.holding.source import (
     assigned_in_class,
@@ -19,38 +18,30 @@ from memprof.holding.source import (
     passed_at,
     saved_at,
 )
-from memprof.holding.words import describe
-from memprof.records import Holder, Link, breadth
+from memprof.records import Holder
+from memprof.reference_chain import VARIABLES, Link, LinkKind, breadth, is_field
 from memprof.sources.programfiles import is_user_file
 
 __all__ = ["holder_of", "score"]
 
 _ITEM = LinkKind.ITEM
-_STATE = LinkKind.OPTIMIZER_STATE
-_ROOTS = frozenset({LinkKind.LOCAL, LinkKind.GLOBAL, LinkKind.NOTEBOOK})
-_OWN_LINE = tuple(
-    kind
-    for kind in (
-        LinkKind.HOOK,
-        LinkKind.LRU_CACHE,
-        LinkKind.LOG_RECORD,
-        LinkKind.CLASS_ATTRIBUTE,
-        LinkKind.CTX_ATTRIBUTE,
-        LinkKind.DEFAULT_ARGUMENT,
-        LinkKind.CLOSURE,
-    )
+_OWN_LINE = (
+    LinkKind.HOOK,
+    LinkKind.LRU_CACHE,
+    LinkKind.LOG_RECORD,
+    LinkKind.CLASS_ATTRIBUTE,
+    LinkKind.CTX_ATTRIBUTE,
+    LinkKind.DEFAULT_ARGUMENT,
+    LinkKind.CLOSURE,
 )
-_VARIABLES = frozenset(
-    kind.value for kind in (LinkKind.LOCAL, LinkKind.FRAME, LinkKind.GENERATOR, LinkKind.COROUTINE)
-)
+_LOCALS = frozenset({LinkKind.LOCAL, LinkKind.FRAME, LinkKind.GENERATOR, LinkKind.COROUTINE})
 _KNOWING = frozenset({LinkKind.BOUND_METHOD, LinkKind.CLOSURE, LinkKind.PARTIAL})
 _IN_MODULES = frozenset({LinkKind.PARAMETER, LinkKind.BUFFER, LinkKind.MODULE_ATTRIBUTE})
 _ATTRIBUTES = frozenset({LinkKind.ATTRIBUTE, LinkKind.MODULE_ATTRIBUTE})
 _CYCLES = frozenset({LinkKind.CYCLE, LinkKind.CPP_CYCLE})
 _HISTORIES = frozenset({"'Out'", "'_oh'"})
 _NO_LINE = frozenset(
-    kind
-    for kind in (
+    {
         LinkKind.AUTOGRAD_NODE,
         LinkKind.SAVED_TENSOR,
         LinkKind.BASE,
@@ -58,8 +49,45 @@ _NO_LINE = frozenset(
         LinkKind.CYCLE,
         LinkKind.CPP_CYCLE,
         LinkKind.UNKNOWN,
-    )
+    }
 )
+_TELLING = (
+    LinkKind.CYCLE,
+    LinkKind.CPP_CYCLE,
+    LinkKind.NOTEBOOK,
+    LinkKind.LOG_RECORD,
+    LinkKind.LRU_CACHE,
+    LinkKind.EXCEPTION,
+    LinkKind.TRACEBACK,
+    LinkKind.CTX_ATTRIBUTE,
+    LinkKind.SAVED_TENSOR,
+    LinkKind.HOOK,
+    LinkKind.GRAD,
+    LinkKind.CLASS_ATTRIBUTE,
+    LinkKind.CLOSURE,
+    LinkKind.DEFAULT_ARGUMENT,
+    LinkKind.PARTIAL,
+    LinkKind.GENERATOR,
+    LinkKind.COROUTINE,
+    LinkKind.ITERATOR,
+    LinkKind.THREAD,
+    LinkKind.ITEM,
+    LinkKind.OPTIMIZER_STATE,
+    LinkKind.PARAMETER,
+    LinkKind.BUFFER,
+    LinkKind.KEY,
+    LinkKind.BASE,
+    LinkKind.MODULE_ATTRIBUTE,
+    LinkKind.ATTRIBUTE,
+    LinkKind.BOUND_METHOD,
+    LinkKind.FRAME,
+    LinkKind.AUTOGRAD_NODE,
+    LinkKind.GLOBAL,
+    LinkKind.LOCAL,
+    LinkKind.UNKNOWN,
+)
+"""How much a kind says about why a tensor is alive, the most first."""
+_RANK = {kind: rank for rank, kind in enumerate(_TELLING)}
 
 
 def score(links: list[Link], *, user: bool) -> tuple[int, int]:
@@ -72,7 +100,7 @@ def score(links: list[Link], *, user: bool) -> tuple[int, int]:
         weak += 3
     if kinds[-1] == LinkKind.SAVED_TENSOR and links[-1].name == "variable":
         weak += 2  # the graph knows every leaf; the leaf's owner is elsewhere
-    if kinds[-1] == _STATE and links[-1].name.startswith(("param_groups", "state (key)")):
+    if links[-1].is_parameter:
         weak += 2
     if LinkKind.UNKNOWN in kinds:
         weak += 2
@@ -85,8 +113,7 @@ def holder_of(links: list[Link], files: list[str]) -> Holder:
     filename, line = _best_line(links, files)
     history = any(one.kind == _ITEM and one.name in _HISTORIES for one in links)
     return Holder(
-        description=describe(links),
-        kind=LinkKind.NOTEBOOK if history else most_telling(links),
+        kind=LinkKind.NOTEBOOK if history else _most_telling(links),
         filename=filename,
         line=line,
         code=source_line(filename, line),
@@ -94,9 +121,17 @@ def holder_of(links: list[Link], files: list[str]) -> Holder:
     )
 
 
+def _most_telling(links: list[Link]) -> LinkKind:
+    """Return the kind of the link that says most about why the tensor is alive."""
+    telling = [
+        link.kind for at, link in enumerate(links) if at == len(links) - 1 or not is_field(link)
+    ]
+    return min(telling, key=_RANK.__getitem__, default=LinkKind.UNKNOWN)
+
+
 def _with_line(one: Link, files: list[str]) -> Link:
     """The link with the line that makes or fills what it names, where that is found."""
-    if one.line and one.kind not in _VARIABLES:
+    if one.line and one.kind not in _LOCALS:
         return one
     filename, line = _line_of(one, files)
     return msgspec.structs.replace(one, filename=filename, line=line) if line else one
@@ -239,7 +274,7 @@ def _line_of(one: Link, files: list[str]) -> tuple[str, int]:
         if not one.filename:  # a library's class, which keeps what it is called with
             return _first_line(files, lambda filename: called_at(filename, one.type_name))
         return one.filename, assigned_in_class(one.filename, one.type_name, one.name)
-    if one.kind in _VARIABLES:
+    if one.kind in _LOCALS:
         return one.filename, assigned_in_function(one.filename, one.name, one.line) or one.line
     if one.kind == LinkKind.ITERATOR:
         return _first_line(files, lambda filename: called_at(filename, one.type_name))
@@ -252,7 +287,7 @@ def _line_of(one: Link, files: list[str]) -> tuple[str, int]:
     if one.kind in (*_NO_LINE, _ITEM, LinkKind.PARAMETER, LinkKind.OPTIMIZER_STATE) or not one.name:
         return "", 0
     in_library = bool(one.filename) and not is_user_file(one.filename)
-    if one.kind in _ROOTS and in_library:
+    if one.kind in VARIABLES and in_library:
         return "", 0
     name = _source_name(one)
     return _first_line(
@@ -279,6 +314,6 @@ def _numbered(path: str) -> str:
 def _source_name(one: Link) -> str:
     """The name as the source index writes it; interactive ``sys.last_*`` are set as attributes."""
     inside = one.kind in (LinkKind.CLOSURE, LinkKind.DEFAULT_ARGUMENT)
-    if inside or (one.kind in _ROOTS and one.type_name != "sys"):
+    if inside or (one.kind in VARIABLES and one.type_name != "sys"):
         return one.name
     return "." + one.name.split(".")[-1]

@@ -22,14 +22,14 @@ from memprof.holding.autograd import is_symbolic, plain_torch
 from memprof.holding.chains import score
 from memprof.holding.filesread import reading_until
 from memprof.holding.heap import CHUNK, Deadline, addresses
-from memprof.holding.kinds import LinkKind, link
 from memprof.holding.naming import Naming
 from memprof.holding.referrers import live_tensors, objects_at
 from memprof.holding.roots import Root, frame_roots, is_own, module_root
 from memprof.holding.targets import BlockIndex, Targets
 from memprof.holding.tidying import tidy
 from memprof.holding.unowned import with_what_is_known
-from memprof.records import Holder, Link
+from memprof.records import Holder
+from memprof.reference_chain import Link, LinkKind, Unowned
 from memprof.sources.places import Block, PlaceOf, place_of
 
 __all__ = ["Climb"]
@@ -222,7 +222,7 @@ class Climb:
         """What is known of memory that no tensor of Python's shows; nothing of other memory."""
         if not self._has_begun or key in self._key.values():
             return []
-        first = [link(LinkKind.UNKNOWN, "no Python owner found")]
+        first = [Link(LinkKind.UNKNOWN, unowned=Unowned())]
         return [with_what_is_known(first, self._wanted.blocks.block(key))]
 
     def _walked(self, way: list[int], moment: _Moment) -> tuple[Root, list[object]] | None:

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 
 from memprof.holding.autograd import TorchEdges, is_node_type, is_tensor_type
 from memprof.holding.introspection import instance_dict, is_one_of
-from memprof.holding.kinds import LinkKind, link
 from memprof.holding.naming import Naming
 from memprof.holding.search import Search
-from memprof.records import Link
+from memprof.reference_chain import Link, LinkKind, Unowned
 
 __all__ = ["Unreached"]
 
@@ -87,7 +86,7 @@ class Unreached:
         starts: list[object] = [one for one in views if id(one) in self._outside]
         starts += [edge.owner for edge in stored]
         if not starts:
-            return [link(LinkKind.UNKNOWN, "no Python owner found")]
+            return [Link(LinkKind.UNKNOWN, unowned=Unowned())]
         down, order = self._climb(starts)
         for top in order:
             # told from the object whose variables these are, which lies above
@@ -97,9 +96,7 @@ class Unreached:
                 return self._cycle(*_from_an_object(ring, way), stored, naming)
         top = order[-1]
         way = _with_stored(self._down(top, down), top, stored)
-        first = link(
-            LinkKind.UNKNOWN, f"no Python owner found (C++ holds the {type(top).__name__})"
-        )
+        first = Link(LinkKind.UNKNOWN, unowned=Unowned(owner=type(top).__name__))
         return [first, *_named(way, naming)]
 
     def _climb(self, starts: list[object]) -> tuple[dict[int, _Edge], list[object]]:
@@ -155,7 +152,7 @@ class Unreached:
         kind = LinkKind.CYCLE if freed else LinkKind.CPP_CYCLE
         last = way[-1].value if way else ring[0].owner
         return [
-            link(kind, length=len(ring)),
+            Link(kind, length=len(ring)),
             *_named(ring, naming),
             *_named(_with_stored(way, last, stored), naming),
         ]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from memprof.chain_description import describe
 from memprof.holding.answer import links_of
 from memprof.holding.chains import score
 from memprof.holding.heap import Deadline
@@ -21,7 +22,6 @@ from memprof.holding.sizes import (
     storage_bytes_of,
 )
 from memprof.holding.targets import Targets
-from memprof.holding.words import describe
 
 __all__ = ["LiveTensor", "tensors"]
 

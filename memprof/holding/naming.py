@@ -28,9 +28,8 @@ from memprof.holding.introspection import (
     text_of,
     type_mro,
 )
-from memprof.holding.kinds import LinkKind, link
 from memprof.holding.probes import PROBES, LruCache, function_link, in_code, lru_link, may_apply
-from memprof.records import Link
+from memprof.reference_chain import Link, LinkKind
 from memprof.sources.programfiles import is_user_file
 
 __all__ = ["Naming"]
@@ -66,7 +65,8 @@ class Naming:
     """Names links of one search; remembers, by id alone, where things are in large containers."""
 
     def __init__(self, module_names: dict[int, str] | None = None) -> None:
-        self._indices: dict[int, dict[int, tuple[LinkKind, str]]] = {}
+        self._indices: dict[int, dict[int, tuple[LinkKind, object]]] = {}
+        self._records: dict[int, bool] = {}
         self._links: dict[tuple[int, int], Link] = {}
         self._attributes: dict[tuple[int, str], Link] = {}
         self._probed: dict[int, bool] = {}
@@ -103,25 +103,24 @@ class Naming:
         if issubclass(type(owner), type):
             if not issubclass(type(variables), dict) or issubclass(type(value), type):
                 return None
-            _, name = self._in_container(variables, value)
-            return link(
+            return Link(
                 LinkKind.CLASS_ATTRIBUTE,
-                name.strip("'"),
+                _variable_name(self._in_container(variables, value)[1]),
                 qualified_name(owner),
                 _file_of(owner),  # type: ignore[arg-type]
             )
         if type(owner) is LruCache and instance_dict(owner) is not variables:
             return lru_link(owner)
         if type(owner) is types.FunctionType and owner.__globals__ is variables:
-            _, name = self._in_container(variables, value)
             module = variables.get("__name__")
-            return link(LinkKind.GLOBAL, name.strip("'"), module if type(module) is str else "")
+            name = _variable_name(self._in_container(variables, value)[1])
+            return Link(LinkKind.GLOBAL, name, module if type(module) is str else "")
         if type(owner) is types.FunctionType and owner.__kwdefaults__ is variables:
-            _, name = self._in_container(variables, value)
-            return in_code(LinkKind.DEFAULT_ARGUMENT, name.strip("'"), owner)
+            name = _variable_name(self._in_container(variables, value)[1])
+            return in_code(LinkKind.DEFAULT_ARGUMENT, name, owner)
         if instance_dict(owner) is variables:
-            kind, name = self._in_container(variables, value)
-            return self._attribute(owner, name.strip("'")) if kind is LinkKind.ITEM else None
+            kind, place = self._in_container(variables, value)
+            return self._attribute(owner, _variable_name(place)) if kind is LinkKind.ITEM else None
         return None
 
     def _direct(self, owner: object, value: object) -> Link:
@@ -138,9 +137,16 @@ class Naming:
     def _made(self, owner: object, value: object, size: int) -> Link:
         kind = type(owner)
         if size >= 0 and not _has_name(owner, value):
-            how, name = self._in_container(owner, value)
-            if name:
-                return Link(how.value, name, kind.__name__, length=size, limit=bound_of(owner))
+            how, place = self._in_container(owner, value)
+            if place is not None:
+                return Link(
+                    how,
+                    _place_text(place),
+                    kind.__name__,
+                    length=size,
+                    limit=bound_of(owner),
+                    is_record=self._is_record(owner, size),
+                )
         ways = [*PROBES] if self._may_be_probed(kind) else []
         has_more = is_tensor_type(kind) or is_node_type(kind)  # than attributes: told without names
         ways.insert(0 if has_more else len(ways), self._named_attribute)
@@ -148,7 +154,7 @@ class Naming:
             found = way(owner, value)
             if found is not None:
                 return found
-        return link(LinkKind.UNKNOWN, "", kind.__name__)
+        return Link(LinkKind.UNKNOWN, "", kind.__name__)
 
     def _may_be_probed(self, kind: type) -> bool:
         known = self._probed.get(id(kind))
@@ -185,26 +191,44 @@ class Naming:
                     return self._attribute(owner, name)
         return None
 
-    def _in_container(self, owner: object, value: object) -> tuple[LinkKind, str]:
+    def _is_record(self, owner: object, size: int) -> bool:
+        if size < _INDEX_FROM:
+            return _is_record(owner)
+        if id(owner) not in self._records:
+            self._records[id(owner)] = _is_record(owner)
+        return self._records[id(owner)]
+
+    def _in_container(self, owner: object, value: object) -> tuple[LinkKind, object]:
+        """Return how a container holds a value, and where: a position or a `_Key`, else None."""
         if size_of(owner) < _INDEX_FROM:
-            for other, kind, name in _items(owner):
+            for other, kind, place in _items(owner):
                 if other is value:
-                    return kind, _item_name(name)
-            return LinkKind.ITEM, ""
+                    return kind, place
+            return LinkKind.ITEM, None
         index = self._indices.get(id(owner))
         if index is None:
             index = {}
-            for other, kind, name in _items(owner):
-                index.setdefault(id(other), (kind, name))  # type: ignore[arg-type]
+            for other, kind, place in _items(owner):
+                index.setdefault(id(other), (kind, place))
             self._indices[id(owner)] = index
-        kind, name = index.get(id(value), (LinkKind.ITEM, None))
-        return kind, _item_name(name)
+        return index.get(id(value), (LinkKind.ITEM, None))
 
 
-def _item_name(name: object) -> str:
-    if name is None:
-        return ""
-    return str(name) if type(name) is not _Key else _key_text(name.key)
+def _is_record(owner: object) -> bool:
+    """Return whether a container is a dict with nothing but strings for keys."""
+    if not issubclass(type(owner), dict):
+        return False
+    keys: list[object] = list(dict.keys(owner))  # type: ignore[arg-type]
+    return all(issubclass(type(key), str) for key in keys)
+
+
+def _variable_name(place: object) -> str:
+    """Return the name that a namespace has for what lies there; empty where that is nowhere."""
+    return text_of(place.key) if type(place) is _Key else ""
+
+
+def _place_text(place: object) -> str:
+    return str(place) if type(place) is not _Key else _key_text(place.key)
 
 
 class _Key:
@@ -248,12 +272,12 @@ def _attribute(owner: object, name: str) -> Link:
     kind = type(owner)
     type_name = type(owner).__name__
     if name in _HOOK_DICTS:
-        return link(LinkKind.HOOK, _HOOK_DICTS[name], type_name)
+        return Link(LinkKind.HOOK, _HOOK_DICTS[name], type_name)
     if is_node_type(type(owner)):
-        return link(LinkKind.CTX_ATTRIBUTE, name, type_name, _file_of(type(owner)))
+        return Link(LinkKind.CTX_ATTRIBUTE, name, type_name, _file_of(type(owner)))
     if type.__subclasscheck__(logging.LogRecord, kind):
         return _log_record(owner, name)
-    return link(_attribute_kind(kind, name), name, type_name, _file_of(type(owner)))
+    return Link(_attribute_kind(kind, name), name, type_name, _file_of(type(owner)))
 
 
 def _attribute_kind(kind: type, name: str) -> LinkKind:
@@ -284,7 +308,7 @@ def _log_record(record: object, name: str) -> Link:
     """The record's link carries the place of the logging call."""
     variables = instance_dict(record) or {}
     logger, filename, line = (variables.get(key) for key in ("name", "pathname", "lineno"))
-    return link(
+    return Link(
         LinkKind.LOG_RECORD,
         name,
         f"logger {logger}" if type(logger) is str else "LogRecord",

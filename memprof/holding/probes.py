@@ -11,8 +11,7 @@ import msgspec
 
 from memprof.holding.autograd import is_node_type, is_tensor_type
 from memprof.holding.introspection import instance_dict, is_one_of, qualified_name
-from memprof.holding.kinds import LinkKind, link
-from memprof.records import Link
+from memprof.reference_chain import Link, LinkKind
 from memprof.sources.variables import frame_variables
 
 __all__ = ["PROBES", "LruCache", "function_link", "in_code", "lru_link", "may_apply"]
@@ -34,7 +33,7 @@ What the branches of a ``tee`` share is a list of a type of its own.
 def in_code(kind: LinkKind, name: str, function: types.FunctionType) -> Link:
     """A link that carries the place where a function is defined."""
     code = function.__code__
-    return link(kind, name, qualified_name(function), code.co_filename, code.co_firstlineno)
+    return Link(kind, name, qualified_name(function), code.co_filename, code.co_firstlineno)
 
 
 def function_link(
@@ -64,7 +63,7 @@ def lru_link(cache: object) -> Link:
         limit = -1 if info.maxsize is None else info.maxsize
         one = in_code(LinkKind.LRU_CACHE, qualified_name(function), function)
         return msgspec.structs.replace(one, length=info.currsize, limit=limit)
-    return link(LinkKind.LRU_CACHE, "", "lru_cache")
+    return Link(LinkKind.LRU_CACHE, "", "lru_cache")
 
 
 def _probe_lru(owner: object, _value: object) -> Link | None:
@@ -76,10 +75,10 @@ def _probe_method(owner: object, value: object) -> Link | None:
         return (
             in_code(LinkKind.BOUND_METHOD, "__self__", owner.__func__)
             if (type(owner.__func__) is types.FunctionType and owner.__self__ is value)
-            else link(LinkKind.BOUND_METHOD, "__func__", "method")
+            else Link(LinkKind.BOUND_METHOD, "__func__", "method")
         )
     if is_one_of(type(owner), (types.BuiltinMethodType, types.MethodWrapperType)):
-        return link(LinkKind.BOUND_METHOD, "__self__", owner.__name__)  # type: ignore[attr-defined]
+        return Link(LinkKind.BOUND_METHOD, "__self__", owner.__name__)  # type: ignore[attr-defined]
     return None
 
 
@@ -87,14 +86,14 @@ def _probe_partial(owner: object, _value: object) -> Link | None:
     if not issubclass(type(owner), functools.partial):
         return None
     function = functools.partial.func.__get__(owner)
-    return link(LinkKind.PARTIAL, "", f"partial of {qualified_name(function)}")
+    return Link(LinkKind.PARTIAL, "", f"partial of {qualified_name(function)}")
 
 
 def _probe_traceback(owner: object, _value: object) -> Link | None:
     if type(owner) is not types.TracebackType:
         return None
     code = owner.tb_frame.f_code
-    return link(LinkKind.TRACEBACK, "", code.co_name, code.co_filename, owner.tb_lineno)
+    return Link(LinkKind.TRACEBACK, "", code.co_name, code.co_filename, owner.tb_lineno)
 
 
 def _probe_frame(owner: object, value: object) -> Link | None:
@@ -107,7 +106,7 @@ def _frame_link(kind: LinkKind, frame: types.FrameType, value: object) -> Link:
     names, values = frame_variables(frame)
     name = next((one for one, other in zip(names, values, strict=True) if other is value), "")
     code = frame.f_code
-    return link(kind, name, code.co_name, code.co_filename, frame.f_lineno or code.co_firstlineno)
+    return Link(kind, name, code.co_name, code.co_filename, frame.f_lineno or code.co_firstlineno)
 
 
 def _probe_generator(owner: object, value: object) -> Link | None:
@@ -120,7 +119,7 @@ def _probe_generator(owner: object, value: object) -> Link | None:
         return None
     frame = getattr(owner, parts[0])
     if type(frame) is not types.FrameType:
-        return link(parts[1], "", type(owner).__name__)
+        return Link(parts[1], "", type(owner).__name__)
     return _frame_link(parts[1], frame, value)
 
 
@@ -129,7 +128,7 @@ def _probe_exception(owner: object, value: object) -> Link | None:
         return None
     for name in ("__traceback__", "__context__", "__cause__", "args"):
         if BaseException.__dict__[name].__get__(owner) is value:
-            return link(LinkKind.EXCEPTION, name, type(owner).__name__)
+            return Link(LinkKind.EXCEPTION, name, type(owner).__name__)
     return None
 
 
@@ -137,25 +136,26 @@ def _probe_tensor(owner: object, value: object) -> Link | None:
     if not is_tensor_type(type(owner)):
         return None
     if issubclass(type(value), dict):
-        return link(LinkKind.HOOK, "tensor hook", type(owner).__name__)
+        return Link(LinkKind.HOOK, "tensor hook", type(owner).__name__)
     if is_node_type(type(value)):
-        return link(LinkKind.AUTOGRAD_NODE, type(value).__name__, type(owner).__name__)
+        nodes = ((type(value).__name__, 1),)
+        return Link(LinkKind.AUTOGRAD_NODE, type_name=type(owner).__name__, nodes=nodes)
     return None
 
 
 def _probe_node(owner: object, _value: object) -> Link | None:
     if not is_node_type(type(owner)):
         return None
-    return link(LinkKind.CTX_ATTRIBUTE, "", type(owner).__name__)
+    return Link(LinkKind.CTX_ATTRIBUTE, "", type(owner).__name__)
 
 
 def _probe_iterator(owner: object, _value: object) -> Link | None:
     name = _KEEPING.get(id(type(owner)))
-    return link(LinkKind.ITERATOR, f"itertools.{name}", name) if name else None
+    return Link(LinkKind.ITERATOR, f"itertools.{name}", name) if name else None
 
 
 def _probe_cell(owner: object, _value: object) -> Link | None:
-    return link(LinkKind.CLOSURE, "", "cell") if type(owner) is types.CellType else None
+    return Link(LinkKind.CLOSURE, "", "cell") if type(owner) is types.CellType else None
 
 
 _PROBED = (

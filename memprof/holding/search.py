@@ -34,10 +34,9 @@ from memprof.holding.heap import (
     addresses,
     places_among,
 )
-from memprof.holding.kinds import LinkKind
 from memprof.holding.roots import Root, frame_roots, is_own, module_roots
 from memprof.holding.targets import Targets
-from memprof.records import Link
+from memprof.reference_chain import Link, LinkKind
 
 __all__ = ["Reference", "Search", "quiet"]
 

@@ -1,12 +1,13 @@
-"""Several links of a chain that are one thing to a person become one; nothing is worded here."""
+"""Several links of a chain that are one thing to a person become one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from memprof.holding.kinds import LinkKind, link
+import msgspec
+
 from memprof.holding.source import registered_at
-from memprof.records import Link
+from memprof.reference_chain import Link, LinkKind
 
 __all__ = ["tidy"]
 
@@ -53,7 +54,7 @@ def _join_module(links: list[Link], at: int) -> tuple[Link | None, int]:
         at += 1
     if not path:
         return None, 0
-    return link(kind, ".".join(path), first.type_name, filename), at - start
+    return Link(kind, ".".join(path), first.type_name, filename), at - start
 
 
 def _join_state(links: list[Link], at: int) -> tuple[Link | None, int]:
@@ -68,11 +69,13 @@ def _join_state(links: list[Link], at: int) -> tuple[Link | None, int]:
         items.append(one)
     used = 1 + len(items)
     if first.name == "state" and len(items) == 2 and items[0].kind == _ITEM:
-        return link(LinkKind.OPTIMIZER_STATE, items[1].name.strip("'"), first.type_name), used
+        return Link(LinkKind.OPTIMIZER_STATE, items[1].name.strip("'"), first.type_name), used
     if first.name == "state" and items and items[0].kind == LinkKind.KEY:
-        return link(LinkKind.OPTIMIZER_STATE, "state (key)", first.type_name), 2
+        key = Link(LinkKind.OPTIMIZER_STATE, "state (key)", first.type_name, is_parameter=True)
+        return key, 2
     name = first.name + "".join(f"[{one.name}]" for one in items)
-    return link(LinkKind.OPTIMIZER_STATE, name, first.type_name), used
+    of_groups = first.name == "param_groups"
+    return Link(LinkKind.OPTIMIZER_STATE, name, first.type_name, is_parameter=of_groups), used
 
 
 def _join_hook(links: list[Link], at: int) -> tuple[Link | None, int]:
@@ -85,19 +88,18 @@ def _join_hook(links: list[Link], at: int) -> tuple[Link | None, int]:
     if where is None:
         return (first, used) if used == 2 else (None, 0)
     line = registered_at(where.filename, where.type_name) or where.line
-    return link(LinkKind.HOOK, first.name, first.type_name, where.filename, line), used
+    return Link(LinkKind.HOOK, first.name, first.type_name, where.filename, line), used
 
 
 def _join_nodes(links: list[Link], at: int) -> tuple[Link | None, int]:
     """Runs of one graph that were walked from several places."""
-    names = []
-    for one in links[at:]:
-        if one.kind != LinkKind.AUTOGRAD_NODE:
-            break
-        names.append(one.name)
-    if len(names) < 2:
+    used = at
+    while used < len(links) and links[used].kind == LinkKind.AUTOGRAD_NODE:
+        used += 1
+    if used - at < 2:
         return None, 0
-    return link(LinkKind.AUTOGRAD_NODE, " -> ".join(names), links[at].type_name), len(names)
+    nodes = tuple(node for one in links[at:used] for node in one.nodes)
+    return msgspec.structs.replace(links[at], nodes=nodes), used - at
 
 
 def _join_iterators(links: list[Link], at: int) -> tuple[Link | None, int]:

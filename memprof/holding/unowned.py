@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import torch
 
-from memprof.holding.kinds import LinkKind, link
-from memprof.records import Link
+from memprof.reference_chain import Link
 from memprof.sources.places import Block
 
 __all__ = ["with_what_is_known"]
@@ -19,31 +19,21 @@ def with_what_is_known(links: list[Link], block: Block | None) -> list[Link]:
 
     ``block`` is the memory, where that is known.
     """
-    if not links or links[0].kind != LinkKind.UNKNOWN:
+    if not links or links[0].unowned is None:
         return links
-    said = [*_of_autocast(), *(_of_block(block) if block is not None else ())]
-    name = ": ".join(part for part in (links[0].name, "; ".join(said)) if part)
-    return [link(LinkKind.UNKNOWN, name), *links[1:]]
+    memory = msgspec.structs.replace(links[0].unowned, autocast=_autocast())
+    if block is not None:
+        memory = msgspec.structs.replace(
+            memory,
+            workspace=block.size in _CUBLAS_WORKSPACES,
+            pool=block.pool,
+            side_stream=block.stream != 0,
+        )
+    return [msgspec.structs.replace(links[0], unowned=memory), *links[1:]]
 
 
-def _of_autocast() -> list[str]:
+def _autocast() -> str:
+    """The device for which autocast is on and keeps what it has cast; empty where it does not."""
     if not torch.is_autocast_cache_enabled():
-        return []
-    devices = [one for one in ("cuda", "cpu") if torch.is_autocast_enabled(one)]
-    if not devices:
-        return []
-    return [f"autocast is on ({devices[0]}) and caches low-precision weights"]
-
-
-def _of_block(block: Block) -> list[str]:
-    said = []
-    if block.size in _CUBLAS_WORKSPACES:
-        said.append("it has the size of a cuBLAS workspace, which torch keeps for every stream")
-    graph, pool = block.pool
-    if graph:
-        said.append(f"it lies in the private pool of a CUDA graph ({graph}, {pool})")
-    elif pool:
-        said.append(f"it lies in the memory pool (0, {pool}): a MemPool, or graphs that share one")
-    if block.stream:
-        said.append("it was allocated on a side stream, as a library such as NCCL does")
-    return said
+        return ""
+    return next((one for one in ("cuda", "cpu") if torch.is_autocast_enabled(one)), "")

@@ -5,18 +5,18 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from memprof.holding import find_holders
 from memprof.holding.climb import Climb
-from memprof.holding.kinds import LinkKind
 from memprof.records import Holder
+from memprof.reference_chain import way
 from memprof.sources.places import PlaceOf, place_of
 from memprof.survivors.stalls import Stall
 from memprof.survivors.suspects import Suspect
 
-__all__ = ["Quarry", "Searches", "outline"]
+__all__ = ["Quarry", "Searches"]
 
 _MOST_HOLDERS = 3
 _WHOLE_S = 0.45
@@ -153,7 +153,7 @@ class Searches:
         for one in wanted:
             found = climbs[one.place].searched if one.place in climbs else {}
             holders = found.get(one.suspect.targets[0], ())
-            if holders and holders[0].kind != LinkKind.UNKNOWN:
+            if holders and holders[0].is_named:
                 self._done.append((one, holders))
             else:
                 missing.append((one, holders))
@@ -192,16 +192,11 @@ class Searches:
 
 def _in_common(answers: Sequence[tuple[Holder, ...]]) -> tuple[Holder, ...]:
     """The holders of several tensors, those of most of them first; each way of holding once."""
-    count = Counter(key for answer in answers for key in {outline(one) for one in answer})
-    kept: dict[tuple[str, ...], tuple[int, int, Holder]] = {}
+    ways = Counter(key for answer in answers for key in {way(one.links) for one in answer})
+    first: dict[tuple[Hashable, ...], tuple[int, int, Holder]] = {}
     for answer in answers:
         for rank, one in enumerate(answer):
-            kept.setdefault(outline(one), (-count[outline(one)], rank, one))
-    ranked = sorted(kept.values(), key=lambda entry: entry[:2])
+            key = way(one.links)
+            first.setdefault(key, (-ways[key], rank, one))
+    ranked = sorted(first.values(), key=lambda entry: entry[:2])
     return tuple(one for *_, one in ranked[:_MOST_HOLDERS])
-
-
-def outline(holder: Holder) -> tuple[str, ...]:
-    """A chain without the places in containers, which differ from tensor to tensor."""
-    names = (f"{link.kind}:{'' if link.kind == 'item' else link.name}" for link in holder.links)
-    return tuple(names) or (holder.description,)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from memprof.holding.search import quiet
 from memprof.holding.source import may_stop_growing
-from memprof.records import Finding, Holder, breadth
+from memprof.records import Finding, Holder
+from memprof.reference_chain import LinkKind, breadth, way
 from memprof.sources.places import PlaceOf, place_of
 from memprof.survivors.graphs import GraphGrowth, longest_graph
-from memprof.survivors.searches import Quarry, Searches, outline
+from memprof.survivors.searches import Quarry, Searches
 from memprof.survivors.stalls import Stall
 from memprof.survivors.suspects import Living, Suspect, residents, suspects
 from memprof.trace import Label
@@ -93,7 +94,7 @@ class Survivors:
     _began_s: float = field(default_factory=time.monotonic)
     _spent_s: float = 0.0
     _known: dict[tuple[str, int], _Known] = field(default_factory=dict)
-    _announced: set[tuple[str, ...]] = field(default_factory=set)
+    _announced: set[tuple[Hashable, ...]] = field(default_factory=set)
     _graphs: GraphGrowth = field(default_factory=GraphGrowth)
     _graph_said: bool = False
     _graph_holders: tuple[Holder, ...] = ()
@@ -246,7 +247,7 @@ class Survivors:
     def _news(self, device: str, one: Suspect) -> str:
         """What to say of a stack that has grown at several looks; empty where that was said."""
         known = self._known[device, one.stack]
-        key = outline(known.holders[0]) if known.holders else (device, str(one.stack))
+        key = way(known.holders[0].links) if known.holders else (device, str(one.stack))
         needed = _ANNOUNCED_LATE if _may_stop(known.holders) else _ANNOUNCED_AFTER
         sure = known.grown >= needed and one.births >= _ANNOUNCED_BIRTHS
         if not sure or key in self._announced or _is_bounded(known.holders):
@@ -327,7 +328,9 @@ def _may_stop(holders: Sequence[Holder]) -> bool:
         lengths = [breadth(link) for link in one.links]
         if not one.filename or max(lengths, default=-1) <= 0:
             continue
-        named = [link for link in one.links[: lengths.index(max(lengths))] if link.kind != "item"]
+        named = [
+            link for link in one.links[: lengths.index(max(lengths))] if link.kind != LinkKind.ITEM
+        ]
         return any(
             may_stop_growing(one.filename, name, link.type_name)
             for link in named[-1:]

@@ -9,7 +9,8 @@ from memprof.analysis.findings import Evidence, Found, Kind
 from memprof.analysis.scene import site_at
 from memprof.digests import digest_of
 from memprof.loading import load
-from memprof.records import Holder, Link, SourceFiles
+from memprof.records import Holder, SourceFiles
+from memprof.reference_chain import Link, LinkKind
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Frame, Phase
 
@@ -41,10 +42,11 @@ class Bench:
     def line(self, text):
         return next(n for n, line in enumerate(self.lines, 1) if text in line)
 
-    def holder(self, text, *links, description="list `kept`"):
+    def holder(self, text, *links):
+        """A holder with a line that contains ``text``; links are given as they are, or in short."""
         line = self.line(text)
-        made = [Link(kind, name, length=length) for kind, name, length in links]
-        return Holder(description, links[-1][0], str(self.file), line, self.lines[line - 1], made)
+        made = [one if isinstance(one, Link) else link(*one) for one in links]
+        return Holder(made[-1].kind, str(self.file), line, self.lines[line - 1], made)
 
     def advise(self, site, *holders, kind=Kind.LEAK, category="", allocs=(), nbytes=4096, **facts):
         trace = TraceBuilder(device="cuda:0", settings=self.settings)
@@ -68,6 +70,13 @@ class Bench:
             evidence=Evidence(0, allocs, facts) if len(allocs) else Evidence(0, facts=facts),
         )
         return advise(found, load(self.folder / "run.json"))
+
+
+def link(kind, name, length):
+    """A link by its kind, its name or the node that it goes through, and its length."""
+    if kind == LinkKind.AUTOGRAD_NODE:
+        return Link(LinkKind.AUTOGRAD_NODE, nodes=((name, 1),), length=length)
+    return Link(LinkKind(kind), name, length=length)
 
 
 def fixes(remedies):

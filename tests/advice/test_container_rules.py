@@ -6,6 +6,7 @@ import pytest
 
 from memprof.advice import FIXES, allocator
 from memprof.analysis.findings import Kind
+from memprof.reference_chain import Link, LinkKind
 from tests.advice.bench import LOOP, Bench, fixes
 
 
@@ -124,7 +125,9 @@ def test_a_view_that_keeps_its_storage_is_cloned_and_leaves_only_its_own_bytes(b
     bench.write(
         "def step(kept, net):\n    out = net()\n    first = out[:, 0]\n    kept.append(first)\n"
     )
-    holder = bench.holder("append", ("item", "0", 9), ("base", "64 of 4096 bytes", -1))
+    holder = bench.holder(
+        "append", ("item", "0", 9), Link(LinkKind.BASE, shown_bytes=64, storage_bytes=4096)
+    )
     first = bench.advise("out = net", holder)[0]
     assert (first.fix, first.line) == ("clone_view", 4)
     assert "+    kept.append(first.clone())" in first.patch
@@ -139,7 +142,7 @@ def step(kept, part):
     row = rows[0]
     {}
 """
-VIEW = ("base", "64 of 4096 bytes", -1)
+VIEW = Link(LinkKind.BASE, shown_bytes=64, storage_bytes=4096)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from memprof.advice.source import accumulated, growing
 from memprof.analysis.findings import Kind
 from memprof.analysis.program import program_of
-from memprof.records import Link
+from memprof.reference_chain import Link, LinkKind
 from tests.advice.bench import LOOP, Bench, fixes
 
 
@@ -195,7 +195,7 @@ def test_tensors_of_a_class_attribute_are_not_to_be_held_weakly(bench):
 def test_a_part_of_an_array_is_copied_as_arrays_are(bench):
     bench.write("def step(kept, probs):\n    kept.append(probs.numpy()[:, 1])\n")
     held = bench.holder("kept.append", ("local", "kept", -1), ("item", "3", 40))
-    held.links.append(Link("base", "32 of 128 bytes", "ndarray"))
+    held.links.append(Link(LinkKind.BASE, type_name="ndarray", shown_bytes=32, storage_bytes=128))
     best = bench.advise("kept.append", held)[0]
     assert best.fix == "clone_view"
     assert "+    kept.append(probs.numpy()[:, 1].copy())" in best.patch

@@ -10,7 +10,8 @@ from memprof.advice import FIXES
 from memprof.advice.source import growing, is_cut_off
 from memprof.analysis.findings import Kind
 from memprof.analysis.program import program_of
-from memprof.records import Holder, Link
+from memprof.records import Holder
+from memprof.reference_chain import Link
 from tests.advice.bench import LOOP, Bench, fixes
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "fixes"
@@ -207,7 +208,7 @@ def test_a_notebooks_cell_is_advised_by_the_line_that_the_job_read(bench):
 )
 def test_a_line_that_is_no_whole_statement_is_not_advised_on_without_its_file(bench, code):
     bench.write(f"{code}\n")
-    holder = Holder("list `kept`", "item", str(bench.file), 1, code, [Link("item", "0", length=9)])
+    holder = Holder("item", str(bench.file), 1, code, [Link("item", "0", length=9)])
     bench.file.unlink()
     bench.lines = ["append"]
     assert fixes(bench.advise("append", holder)) == ["del_ref"]
@@ -337,6 +338,6 @@ def test_the_line_that_makes_a_library_s_object_which_keeps_its_arguments_is_tol
         Link("item", "0", "tuple", length=1),
     ]
     library = "/usr/lib/python3.11/threading.py"
-    held = Holder("attribute `args` of a Timer", "thread", library, 9, "", links)
+    held = Holder("thread", library, 9, "", links)
     first, *_ = bench.advise("timer.start()", held)
     assert (first.fix, first.line) == ("del_ref", 2)

@@ -15,11 +15,12 @@ from memprof.analysis.findings import Evidence, Found, Kind
 from memprof.analysis.program import calls_in, program_of
 from memprof.analysis.scene import site_at
 from memprof.loading import load
-from memprof.records import Holder, Link
+from memprof.records import Holder
+from memprof.reference_chain import Link
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Frame, Phase
 
-GRAPH = (Link("autograd_node", "AddBackward0"), Link("saved_tensor", "self"))
+GRAPH = (Link("autograd_node", nodes=(("AddBackward0", 1),)), Link("saved_tensor", "self"))
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def advised(tmp_path):
                 trace.label(step=step, phase=freed_in)
                 trace.free(f"{number}.{step}")
         write_run(tmp_path / "run.json", trace.build())
-        holder = Holder("what holds it", links[0].kind, str(path), line, lines[line - 1], [*links])
+        holder = Holder(links[0].kind, str(path), line, lines[line - 1], [*links])
         frame = Frame("step", str(path), site or line)
         found = Found(
             kind=Kind.WASTE if pattern else Kind.LEAK,

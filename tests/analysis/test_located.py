@@ -11,7 +11,8 @@ from memprof.analysis.located import located, not_here
 from memprof.analysis.program import code_of, place_of
 from memprof.digests import MOST_BYTES, digest_of
 from memprof.loading import load
-from memprof.records import Finding, Holder, Link, SourceFiles
+from memprof.records import Finding, Holder, SourceFiles
+from memprof.reference_chain import Link
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Frame
 
@@ -23,7 +24,7 @@ def run_of(folder, *names, text=TEXT):
     """Two windows and a finding whose lines are in files of those names."""
     stack = [Frame("step", name, 1) for name in names]
     traces = [TraceBuilder().alloc(512, "x", stack=stack).build() for _ in range(2)]
-    holders = [Holder("list", filename=name, links=[Link("item", filename=name)]) for name in names]
+    holders = [Holder(filename=name, links=[Link("item", filename=name)]) for name in names]
     files = SourceFiles(list(names), [digest_of(text)] * len(names))
     found = Finding("holders", device="cpu", holders=holders)
     return load(write_run(folder / "run.json", *traces, more=[files, found]))

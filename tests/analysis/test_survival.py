@@ -10,7 +10,8 @@ from memprof.analysis.findings import Kind
 from memprof.analysis.leaks import leaks
 from memprof.analysis.reserves import fragmentation, non_torch
 from memprof.analysis.survival import OUTLIVED, survival
-from memprof.records import SCHEMA_VERSION, DeviceInfo, Finding, Header, Holder, Link
+from memprof.records import SCHEMA_VERSION, DeviceInfo, Finding, Header, Holder
+from memprof.reference_chain import Link
 from memprof.run import DeviceRun, ReadingSeries, Run, Steps
 from memprof.trace import (
     Action,
@@ -135,18 +136,19 @@ def test_the_steps_until_the_device_is_full_are_counted():
 
 def test_a_container_with_a_bound_is_no_leak():
     link = Link("item", "3", "deque", length=20, limit=1000)
-    holder = Holder("deque `recent`", kind="item", links=[Link("global", "recent"), link])
+    holder = Holder(kind="item", links=[Link("global", "recent"), link])
     finding = Finding("holders", device="cuda:0", stack=1, holders=[holder])
     assert leaks(run_of(window([], list(range(20))), findings=(finding,))) == ()
 
 
 def test_the_holder_found_in_the_job_names_the_leak():
-    holder = Holder(
-        "list `kept`", kind="item", filename="train.py", line=9, links=[Link("global", "kept")]
-    )
+    links = [Link("global", "kept", "train"), Link("item", "0", "list", length=20)]
+    holder = Holder(kind="item", filename="train.py", line=9, links=links)
     finding = Finding("holders", device="cuda:0", stack=1, holders=[holder])
     found = leaks(run_of(window([], list(range(20))), findings=(finding,)))
-    assert found[0].title == "512 B a step stay alive: list `kept`"
+    assert (
+        found[0].title == "512 B a step stay alive: list `kept` (20 items), global `kept` of train"
+    )
     assert found[0].holders == (holder,)
 
 

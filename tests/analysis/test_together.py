@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from memprof.analysis.findings import Found, Kind, Remedy
 from memprof.analysis.together import shared
-from memprof.records import Holder, Link, Site
+from memprof.records import Holder, Site
+from memprof.reference_chain import Link
 
 LINE = Site("/job/train.py", 31, "step", "kept.append(loss)")
 
@@ -39,13 +40,13 @@ def test_another_line_or_kind_is_another_finding():
 
 def test_without_a_line_the_holder_tells_them_apart_and_not_its_length():
     def held(name: str, length: int) -> Found:
-        links = [Link("global", name), Link("item", "", "list", length=length)]
-        return leak(5, Site(), holders=(Holder(f"list `{name}` ({length} items)", "container", links=links),))  # fmt: skip
+        links = [Link("global", name, "train"), Link("item", "", "list", length=length)]
+        return leak(5, Site(), holders=(Holder("item", links=links),))
 
     found = shared({"rank 0": [held("seen", 9)], "rank 1": [held("seen", 12), held("other", 3)]})
     assert [(one.holder, one.ranks) for one in found] == [
-        ("list `seen` (9 items)", ("rank 0", "rank 1")),
-        ("list `other` (3 items)", ("rank 1",)),
+        ("list `seen` (9 items), global `seen` of train", ("rank 0", "rank 1")),
+        ("list `other` (3 items), global `other` of train", ("rank 1",)),
     ]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from memprof.records import Finding, Holder, Note, Readings
+from memprof.reference_chain import Link
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Category, Frame, Phase
 from memprof_cli import main
@@ -33,7 +34,8 @@ def file(tmp_path: Path) -> Path:
         builder.alloc(4 * MIB, f"kept{step}", stack=STACK, category=Category.ACTIVATION)
     trace = builder.oom(60 * MIB, device_free=MIB).build()
     at_us = int(trace.events.time_us[-1])
-    holder = Holder(f"`{NAME}` at train[a].py:7", "list", STACK[0].filename, 7, f"{NAME}.append(x)")
+    variable = Link("local", NAME, "step", "train[a].py", 7)
+    holder = Holder("local", STACK[0].filename, 7, f"{NAME}.append(x)", [variable])
     beside = {"processes": [{"pid": 7, "name": NAME, "bytes": 9 * MIB}], "device_total": 900 * MIB}
     more = [
         Readings("nvml", "cuda:0", [at_us], {f"used by {NAME} 7": [9 * MIB]}),
@@ -73,7 +75,7 @@ def test_report_prints_names_as_they_are(file: Path, capsys: pytest.CaptureFixtu
 
 def test_leaks_prints_names_as_they_are(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = said(capsys, "leaks", file)
-    assert f"`{NAME}` at train[a].py:7" in out
+    assert f"local `{NAME}` of step() (train[a].py:7)" in out
     assert f"(layers{NAME})" in out
     assert f"{FOLDER}/train[a].py:7" in out
 

@@ -10,7 +10,8 @@ import numpy as np
 from memprof.advice.pages import page
 from memprof.advice.vocabulary import FIXES
 from memprof.analysis.findings import Found, Kind, Remedy, Series
-from memprof.records import Holder, Link, Site
+from memprof.records import Holder, Site
+from memprof.reference_chain import Link
 from memprof.trace import Frame
 from memprof_dashboards.findings import cards, series
 from memprof_dashboards.pages import fix_pages
@@ -42,12 +43,11 @@ def leak(text: str = "list `outputs` of LitModel", fix: str = "item") -> Found:
         stack=(LINEAR, MODEL, Frame(text, "/home/someone/job/train.py", 31)),
         holders=(
             Holder(
-                text,
-                "container",
+                "item",
                 "/home/someone/job/train.py",
                 12,
                 "outputs = []",
-                [Link("global", "model", "LitModel"), Link("item", "outputs", "list", length=10)],
+                [Link("global", text, "LitModel"), Link("item", "outputs", "list", length=10)],
             ),
         ),
         remedies=(

@@ -19,7 +19,8 @@ import torch
 
 from memprof.errors import SettingsError
 from memprof.holding import find_holders, holders
-from memprof.records import Holder, Link
+from memprof.records import Holder
+from memprof.reference_chain import Link
 
 HERE = Path(__file__).name
 KEPT: dict[str, object] = {}

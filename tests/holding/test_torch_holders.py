@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import weakref
 from collections.abc import Iterator
 
@@ -10,8 +11,10 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from memprof.holding import LinkKind, find_holders, holders
-from memprof.records import Holder, Link
+from memprof.chain_description import label
+from memprof.holding import find_holders, holders
+from memprof.records import Holder
+from memprof.reference_chain import Link, LinkKind
 from tests.holding.marks import reads_saved
 
 KEPT: dict[str, object] = {}
@@ -39,7 +42,7 @@ def below(holder: Holder) -> list[Link]:
 
 
 def named(links: list[Link]) -> list[tuple[str, str, str]]:
-    return [(one.kind, one.name, one.type_name) for one in links]
+    return [(one.kind, label(one), one.type_name) for one in links]
 
 
 class Net(torch.nn.Module):
@@ -390,11 +393,12 @@ def test_many_targets_are_answered_in_order() -> None:
     assert found[-1][0].description == "no Python owner found"
 
 
-def test_every_kind_is_a_plain_string() -> None:
+def test_every_kind_is_one_of_the_run_file_s_and_reads_as_a_string() -> None:
     KEPT["x"] = x = torch.ones(2)
-    kinds = {type(one.kind) for holder in holders(x) for one in holder.links}
-    assert kinds == {str}
-    assert {one.value for one in LinkKind} >= {"local", "global", "item", "cycle", "unknown"}
+    kinds = [one.kind for holder in holders(x) for one in holder.links]
+    assert {type(kind) for kind in kinds} == {LinkKind}
+    assert f"{kinds[0]} {kinds[0]!s}" == "global global"
+    assert json.loads(json.dumps(kinds)) == kinds
 
 
 @reads_saved

@@ -1,0 +1,267 @@
+"""The English of a chain of references: one line that says what holds a tensor.
+
+These words are for people. Nothing is decided by them and no file holds them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+from memprof.reference_chain import (
+    IN_PATHS,
+    VARIABLES,
+    Link,
+    LinkKind,
+    Unowned,
+    above_graph,
+    breadth,
+    is_field,
+)
+
+__all__ = ["Clause", "clauses", "describe", "keeper", "label", "names_line", "shortened"]
+
+_JOINED = ", kept by "
+_AGAIN = re.compile(r"((?:\.\w+|\[[^\[\]]*\]){1,4}?)\1{3,}")
+"""Attributes and items that follow one another at least four times."""
+
+
+class Clause(NamedTuple):
+    """One part of a description."""
+
+    text: str
+    filename: str = ""
+    line: int = 0
+    """The line that the text names; 0 where it names none."""
+
+
+def describe(links: Sequence[Link]) -> str:
+    """Return one line: what holds the tensor, and by what name a person can reach that."""
+    return _JOINED.join(clause.text for clause in clauses(links))
+
+
+def shortened(links: Sequence[Link]) -> str:
+    """Return the description with no more than its first clause and its last."""
+    said = clauses(links)
+    if len(said) > 2:
+        return _JOINED.join((said[0].text, "…", said[-1].text))
+    return describe(links)
+
+
+def keeper(links: Sequence[Link]) -> str:
+    """Return what a person can let go of, first: a graph's nodes in between are a detail."""
+    above = above_graph(links)
+    return f"{describe(above)}, through the autograd graph" if above else describe(links)
+
+
+def names_line(links: Sequence[Link], filename: str, line: int) -> bool:
+    """Return whether the description of a chain names a line of source."""
+    return any((said.filename, said.line) == (filename, line) for said in clauses(links))
+
+
+def label(link: Link) -> str:
+    """Return the name of what a link refers to, as a box in a drawn chain shows it."""
+    if link.kind == LinkKind.AUTOGRAD_NODE:
+        return _nodes(link)
+    if link.kind == LinkKind.BASE:
+        return _part(link)
+    return link.name if link.unowned is None else _unowned(link.unowned)
+
+
+def clauses(links: Sequence[Link]) -> list[Clause]:
+    """Return the parts of a description from the tensor up to the name that holds it.
+
+    Links that one types one after the other are one part; parts that are the same are one, with
+    their number.
+    """
+    said: list[Clause] = []
+    path: list[Link] = []
+    for link in links:
+        if link.kind in IN_PATHS:
+            path.append(link)
+            continue
+        if path:
+            said.append(_path_clause(path))
+            path = []
+        said.append(_clause(link))
+    if path:
+        said.append(_path_clause(path))
+    runs = [(clause, len(list(same))) for clause, same in groupby(said[::-1])]
+    return [
+        clause._replace(text=f"{clause.text} x{count}") if count > 1 else clause
+        for clause, count in runs
+    ]
+
+
+def _clause(link: Link) -> Clause:
+    words = _WORDS.get(link.kind)
+    if words is None:
+        return Clause(label(link) or f"an object of type {link.type_name}")
+    text = words(link)
+    if link.kind not in _WITH_LINE or not link.line:
+        return Clause(text)
+    where = f" ({Path(link.filename).name}:{link.line})"
+    return Clause(text + where, link.filename, link.line)
+
+
+def _name(link: Link) -> str:
+    return f"`{link.name}`" if link.name else ""
+
+
+def _thread_words(link: Link) -> str:
+    if link.type_name == "thread":
+        return f"thread {_name(link)}"
+    return f"attribute {_name(link)} of a {link.type_name}"
+
+
+def _view_words(link: Link) -> str:
+    part = _part(link)
+    view = "a NumPy array" if link.type_name == "ndarray" else "a view"
+    return f"{view} that shows {part}" if part else view
+
+
+_WORDS: dict[LinkKind, Callable[[Link], str]] = {
+    LinkKind.KEY: lambda link: f"key of a {link.type_name} ({link.length} items)",
+    LinkKind.CLOSURE: lambda link: f"variable {_name(link)} in the closure of {link.type_name}()",
+    LinkKind.DEFAULT_ARGUMENT: lambda link: f"default argument {_name(link)} of {link.type_name}()",
+    LinkKind.BOUND_METHOD: lambda link: f"bound method {link.type_name}()",
+    LinkKind.PARTIAL: lambda link: link.type_name,
+    LinkKind.LRU_CACHE: lambda link: f"lru_cache of {link.type_name}()",
+    LinkKind.CLASS_ATTRIBUTE: lambda link: f"class attribute `{link.type_name}.{link.name}`",
+    LinkKind.HOOK: lambda link: f"{link.name} of {link.type_name}",
+    LinkKind.AUTOGRAD_NODE: lambda link: f"the autograd graph ({_nodes(link)})",
+    LinkKind.SAVED_TENSOR: lambda link: f"saved tensor {_name(link)} of {link.type_name}",
+    LinkKind.CTX_ATTRIBUTE: lambda link: f"attribute {_name(link)} of ctx ({link.type_name})",
+    LinkKind.GRAD: lambda link: f".grad of a {link.type_name}",
+    LinkKind.BASE: _view_words,
+    LinkKind.TRACEBACK: lambda link: f"traceback through {link.type_name}()",
+    LinkKind.FRAME: lambda link: f"local {_name(link)} of the finished call {link.type_name}()",
+    LinkKind.LOG_RECORD: lambda link: f"log record of {link.type_name}",
+    LinkKind.THREAD: _thread_words,
+    LinkKind.GENERATOR: lambda link: (
+        f"local {_name(link)} of the suspended generator {link.type_name}()"
+    ),
+    LinkKind.COROUTINE: lambda link: (
+        f"local {_name(link)} of the suspended coroutine {link.type_name}()"
+    ),
+    LinkKind.ITERATOR: lambda link: f"{link.name}, which keeps what it has passed on",
+    LinkKind.CYCLE: lambda _: "a reference cycle that only the garbage collector frees",
+    LinkKind.CPP_CYCLE: lambda _: "a reference cycle through C++ that nothing frees",
+}
+_WITH_LINE = frozenset(
+    {
+        LinkKind.CLOSURE,
+        LinkKind.DEFAULT_ARGUMENT,
+        LinkKind.BOUND_METHOD,
+        LinkKind.LRU_CACHE,
+        LinkKind.HOOK,
+        LinkKind.TRACEBACK,
+        LinkKind.FRAME,
+        LinkKind.LOG_RECORD,
+        LinkKind.GENERATOR,
+        LinkKind.COROUTINE,
+    }
+)
+"""Links after whose words their line is named."""
+
+
+def _nodes(link: Link) -> str:
+    """``MeanBackward0 -> AddBackward0 x6 -> ... 2 more ... -> MmBackward0``."""
+    return " -> ".join(
+        (name if count == 1 else f"{name} x{count}") if name else f"... {count} more ..."
+        for name, count in link.nodes
+    )
+
+
+def _part(link: Link) -> str:
+    known = link.shown_bytes >= 0 and link.storage_bytes >= 0
+    return f"{link.shown_bytes} of {link.storage_bytes} bytes" if known else ""
+
+
+def _unowned(memory: Unowned) -> str:
+    if memory.cut_off:
+        found = "the search ended before it found an owner"
+    else:
+        held = f" (C++ holds the {memory.owner})" if memory.owner else ""
+        found = f"no Python owner found{held}"
+    said = []
+    if memory.autocast:
+        said.append(f"autocast is on ({memory.autocast}) and caches low-precision weights")
+    if memory.workspace:
+        said.append("it has the size of a cuBLAS workspace, which torch keeps for every stream")
+    graph, pool = memory.pool
+    if graph:
+        said.append(f"it lies in the private pool of a CUDA graph ({graph}, {pool})")
+    elif pool:
+        said.append(f"it lies in the memory pool (0, {pool}): a MemPool, or graphs that share one")
+    if memory.side_stream:
+        said.append("it was allocated on a side stream, as a library such as NCCL does")
+    return ": ".join(part for part in (found, "; ".join(said)) if part)
+
+
+def _path_clause(path: list[Link]) -> Clause:
+    expressions = _expressions(path)
+    head, root = path[-1], path[0]
+    variable = _variable(root) if root.kind in VARIABLES else Clause("")
+    where = f", {variable.text}" if variable.text else ""
+    last = len(path) - 1
+    items = [
+        at
+        for at, link in enumerate(path)
+        if link.kind == LinkKind.ITEM and (at == last or not is_field(link))
+    ]
+    if items:
+        at = max(items, key=lambda one: breadth(path[one]))
+        inner = expressions[-1][len(expressions[at - 1]) if at else 0 :]
+        name = f" `{_folded(expressions[at - 1])}`" if at else ""
+        deeper = f" at `{_folded(inner)}`" if at < last else ""
+        text = f"{path[at].type_name}{name} ({path[at].length} items){deeper}{where}"
+        return variable._replace(text=text)
+    if head.kind in VARIABLES:
+        return _variable(head)
+    noun = _NOUNS.get(head.kind, "attribute")
+    full = (
+        f" (`{_folded(expressions[-1])}`)"
+        if len(path) > 2 or (root.kind not in VARIABLES and len(path) > 1)
+        else ""
+    )
+    return variable._replace(text=f"{noun} `{head.name}` of `{head.type_name}`{full}{where}")
+
+
+_NOUNS: dict[LinkKind, str] = {
+    LinkKind.PARAMETER: "parameter",
+    LinkKind.BUFFER: "buffer",
+    LinkKind.OPTIMIZER_STATE: "optimizer state",
+}
+
+
+def _expressions(path: list[Link]) -> list[str]:
+    """Return for every link what one would type to reach that far."""
+    texts: list[str] = []
+    text = ""
+    for link in path:
+        if link.kind == LinkKind.ITEM:
+            text += f"[{link.name}]"
+        else:
+            text += ("." if text else "") + link.name
+        texts.append(text)
+    return texts
+
+
+def _folded(expression: str) -> str:
+    """``[0].next…`` with a step that comes again and again said once, and how often it comes."""
+    return _AGAIN.sub(lambda found: f"({found[1]} x{len(found[0]) // len(found[1])})", expression)
+
+
+def _variable(root: Link) -> Clause:
+    if root.kind == LinkKind.LOCAL:
+        where = f"({Path(root.filename).name}:{root.line})"
+        return Clause(
+            f"local `{root.name}` of {root.type_name}() {where}", root.filename, root.line
+        )
+    if root.kind == LinkKind.NOTEBOOK:
+        return Clause(f"the notebook's `{root.name}`")
+    return Clause(f"global `{root.name}` of {root.type_name}")

@@ -1,0 +1,204 @@
+"""Chains of references from a name down to a tensor: their links, and what is asked of them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from enum import Enum
+
+import msgspec
+
+__all__ = [
+    "IN_PATHS",
+    "THROUGH_GRAPH",
+    "VARIABLES",
+    "Link",
+    "LinkKind",
+    "Unowned",
+    "above_graph",
+    "breadth",
+    "is_field",
+    "way",
+]
+
+_OF_RECORD = 4
+"""Times as long as a list that it lies in must a dict of names be, to be what grows."""
+
+
+class LinkKind(str, Enum):
+    """How one object keeps the next alive."""
+
+    LOCAL = "local"
+    """A variable ``name`` of the running function ``type_name``."""
+    GLOBAL = "global"
+    """A variable ``name`` of the module ``type_name``."""
+    NOTEBOOK = "notebook"
+    """A variable in which a notebook keeps the result of a cell."""
+    ATTRIBUTE = "attribute"
+    """An attribute ``name`` of an object of class ``type_name``."""
+    MODULE_ATTRIBUTE = "module_attribute"
+    """An attribute of a ``torch.nn.Module``; ``name`` is its path below the module."""
+    PARAMETER = "parameter"
+    """A parameter of a module, by its path."""
+    BUFFER = "buffer"
+    """A buffer of a module, by its path."""
+    OPTIMIZER_STATE = "optimizer_state"
+    """A state of an optimizer of class ``type_name``, or a parameter that it updates."""
+    CLASS_ATTRIBUTE = "class_attribute"
+    """An attribute ``name`` of the class ``type_name`` itself."""
+    ITEM = "item"
+    """An item of a container of class ``type_name``; ``name`` is its key or its position."""
+    KEY = "key"
+    """A key of a dict."""
+    CLOSURE = "closure"
+    """A variable ``name`` that the function ``type_name`` closes over."""
+    DEFAULT_ARGUMENT = "default_argument"
+    """The default of the argument ``name`` of the function ``type_name``."""
+    BOUND_METHOD = "bound_method"
+    """The object of a method that is bound to it."""
+    PARTIAL = "partial"
+    """An argument of a ``functools.partial``."""
+    LRU_CACHE = "lru_cache"
+    """A result that ``functools.lru_cache`` keeps, of the function ``type_name``."""
+    HOOK = "hook"
+    """A hook of a module or a tensor of class ``type_name``."""
+    AUTOGRAD_NODE = "autograd_node"
+    """The autograd graph: the ``nodes`` on the way through it."""
+    SAVED_TENSOR = "saved_tensor"
+    """A tensor that a node of class ``type_name`` has saved for its backward pass."""
+    CTX_ATTRIBUTE = "ctx_attribute"
+    """An attribute of the ``ctx`` of a custom autograd function."""
+    GRAD = "grad"
+    """The ``.grad`` of a tensor."""
+    BASE = "base"
+    """The tensor that a view, or a NumPy array, shows."""
+    EXCEPTION = "exception"
+    """An attribute ``name`` of an exception."""
+    TRACEBACK = "traceback"
+    """A frame of a traceback."""
+    FRAME = "frame"
+    """A variable of a call that has ended; something keeps its frame."""
+    LOG_RECORD = "log_record"
+    """An attribute ``name`` of a log record."""
+    GENERATOR = "generator"
+    """A variable of a suspended generator."""
+    COROUTINE = "coroutine"
+    """A variable of a suspended coroutine."""
+    ITERATOR = "iterator"
+    """What ``itertools.cycle`` or ``tee`` keeps of what it has passed on."""
+    THREAD = "thread"
+    """A thread, whose running functions or attributes go on."""
+    CYCLE = "cycle"
+    """A reference cycle, of ``length`` references, that the garbage collector frees."""
+    CPP_CYCLE = "cpp_cycle"
+    """A reference cycle through C++, which nothing frees."""
+    UNKNOWN = "unknown"
+    """Nothing more is known: memory that no Python object owns, or a reference of another sort."""
+
+    __str__ = str.__str__  # the value in every version of Python
+    __format__ = str.__format__
+
+    @classmethod
+    def _missing_(cls, value: object) -> LinkKind:  # noqa: ARG003 - the signature of enum's own
+        """Return what stands for a kind of a newer version of the run file."""
+        return cls.UNKNOWN
+
+
+THROUGH_GRAPH = frozenset({LinkKind.AUTOGRAD_NODE, LinkKind.SAVED_TENSOR, LinkKind.CTX_ATTRIBUTE})
+"""Links by which autograd's graph keeps a tensor, and no name of the program."""
+
+
+VARIABLES = frozenset({LinkKind.LOCAL, LinkKind.GLOBAL, LinkKind.NOTEBOOK})
+"""Links that begin a path, as one types it."""
+IN_PATHS = VARIABLES | {
+    LinkKind.ATTRIBUTE,
+    LinkKind.MODULE_ATTRIBUTE,
+    LinkKind.PARAMETER,
+    LinkKind.BUFFER,
+    LinkKind.EXCEPTION,
+    LinkKind.OPTIMIZER_STATE,
+    LinkKind.ITEM,
+}
+"""Links that one types to reach the next object: ``trainer.outputs[3]``."""
+
+
+class Unowned(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is known of memory that no Python object was found to own."""
+
+    cut_off: bool = False
+    """The search ended before everything was looked at."""
+    owner: str = ""
+    """Class of the object whose owner is C++ code; empty where there is no object either."""
+    autocast: str = ""
+    """The device for which autocast is on and caches low-precision weights."""
+    workspace: bool = False
+    """It has the size of a cuBLAS workspace, of which torch keeps one for every stream."""
+    pool: tuple[int, int] = (0, 0)
+    """The allocator's pool that it lies in; the first number is that of a CUDA graph."""
+    side_stream: bool = False
+    """It was allocated on another stream than the default one."""
+
+
+class Link(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One reference of a chain: what keeps the next one, or the tensor, alive."""
+
+    kind: LinkKind
+    name: str = ""
+    type_name: str = ""
+    filename: str = ""
+    line: int = 0
+    length: int = -1
+    """Items of the container; -1 where it is none."""
+    limit: int = -1
+    """The most that a container can hold (``maxlen``, ``maxsize``); -1: without bound."""
+    is_record: bool = False
+    """The container is a dict and all of its keys are strings, as in a ``state_dict``."""
+    nodes: tuple[tuple[str, int], ...] = ()
+    """Classes of the graph's nodes on the way, each with how many of it follow one another; an
+    empty class stands for so many entries that are left out."""
+    shown_bytes: int = -1
+    """What a view shows of the storage that it keeps whole; -1: not recorded."""
+    storage_bytes: int = -1
+    """Size of that storage."""
+    is_parameter: bool = False
+    """An optimizer refers so to the parameters that it updates; their owner is elsewhere."""
+    unowned: Unowned | None = None
+
+
+def is_field(link: Link) -> bool:
+    """Return whether a link is an entry of a dict that serves as a record: ``state["model"]``."""
+    return link.kind == LinkKind.ITEM and link.is_record
+
+
+def breadth(link: Link) -> int:
+    """Return how large a container counts, where one of several is to be named as what grows.
+
+    A dict with names for keys is as a rule a record, such as the weights of one model.
+    """
+    return link.length // _OF_RECORD if link.is_record else link.length
+
+
+def above_graph(links: Sequence[Link]) -> Sequence[Link]:
+    """Return the links that keep the autograd graph through which a tensor is held.
+
+    They are what a person can let go of. None where no graph is in between, or nothing above it.
+    """
+    kinds = [link.kind for link in links[:-1]]
+    return links[: kinds.index(LinkKind.AUTOGRAD_NODE)] if LinkKind.AUTOGRAD_NODE in kinds else ()
+
+
+def way(links: Sequence[Link]) -> tuple[Hashable, ...]:
+    """Return what two chains have in common that hold in the same way.
+
+    That is all but lines, lengths and places in containers, which differ from tensor to tensor.
+    """
+    return tuple(
+        (
+            link.kind,
+            "" if link.kind == LinkKind.ITEM else link.name,
+            link.nodes,
+            link.shown_bytes,
+            link.storage_bytes,
+            link.unowned,
+        )
+        for link in links
+    )
