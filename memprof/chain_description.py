@@ -45,9 +45,9 @@ def describe(links: Sequence[Link]) -> str:
 
 def shortened(links: Sequence[Link]) -> str:
     """Return the description with no more than its first clause and its last."""
-    said = clauses(links)
-    if len(said) > 2:
-        return _JOINED.join((said[0].text, "…", said[-1].text))
+    parts = clauses(links)
+    if len(parts) > 2:
+        return _JOINED.join((parts[0].text, "…", parts[-1].text))
     return describe(links)
 
 
@@ -59,7 +59,7 @@ def keeper(links: Sequence[Link]) -> str:
 
 def names_line(links: Sequence[Link], filename: str, line: int) -> bool:
     """Return whether the description of a chain names a line of source."""
-    return any((said.filename, said.line) == (filename, line) for said in clauses(links))
+    return any((one.filename, one.line) == (filename, line) for one in clauses(links))
 
 
 def label(link: Link) -> str:
@@ -77,19 +77,19 @@ def clauses(links: Sequence[Link]) -> list[Clause]:
     Links that one types one after the other are one part; parts that are the same are one, with
     their number.
     """
-    said: list[Clause] = []
+    parts: list[Clause] = []
     path: list[Link] = []
     for link in links:
         if link.kind in IN_PATHS:
             path.append(link)
             continue
         if path:
-            said.append(_path_clause(path))
+            parts.append(_path_clause(path))
             path = []
-        said.append(_clause(link))
+        parts.append(_clause(link))
     if path:
-        said.append(_path_clause(path))
-    runs = [(clause, len(list(same))) for clause, same in groupby(said[::-1])]
+        parts.append(_path_clause(path))
+    runs = [(clause, len(list(same))) for clause, same in groupby(parts[::-1])]
     return [
         clause._replace(text=f"{clause.text} x{count}") if count > 1 else clause
         for clause, count in runs
@@ -177,29 +177,32 @@ def _nodes(link: Link) -> str:
 
 
 def _part(link: Link) -> str:
-    known = link.shown_bytes >= 0 and link.storage_bytes >= 0
-    return f"{link.shown_bytes} of {link.storage_bytes} bytes" if known else ""
+    if link.shown_bytes < 0 or link.storage_bytes < 0:
+        return ""
+    return f"{link.shown_bytes} of {link.storage_bytes} bytes"
 
 
 def _unowned(memory: Unowned) -> str:
     if memory.cut_off:
-        found = "the search ended before it found an owner"
+        result = "the search ended before it found an owner"
     else:
-        held = f" (C++ holds the {memory.owner})" if memory.owner else ""
-        found = f"no Python owner found{held}"
-    said = []
+        owner = f" (C++ holds the {memory.owner})" if memory.owner else ""
+        result = f"no Python owner found{owner}"
+    remarks = []
     if memory.autocast:
-        said.append(f"autocast is on ({memory.autocast}) and caches low-precision weights")
+        remarks.append(f"autocast is on ({memory.autocast}) and caches low-precision weights")
     if memory.workspace:
-        said.append("it has the size of a cuBLAS workspace, which torch keeps for every stream")
+        remarks.append("it has the size of a cuBLAS workspace, which torch keeps for every stream")
     graph, pool = memory.pool
     if graph:
-        said.append(f"it lies in the private pool of a CUDA graph ({graph}, {pool})")
+        remarks.append(f"it lies in the private pool of a CUDA graph ({graph}, {pool})")
     elif pool:
-        said.append(f"it lies in the memory pool (0, {pool}): a MemPool, or graphs that share one")
+        remarks.append(
+            f"it lies in the memory pool (0, {pool}): a MemPool, or graphs that share one"
+        )
     if memory.side_stream:
-        said.append("it was allocated on a side stream, as a library such as NCCL does")
-    return ": ".join(part for part in (found, "; ".join(said)) if part)
+        remarks.append("it was allocated on a side stream, as a library such as NCCL does")
+    return ": ".join(part for part in (result, "; ".join(remarks)) if part)
 
 
 def _path_clause(path: list[Link]) -> Clause:
@@ -253,7 +256,7 @@ def _expressions(path: list[Link]) -> list[str]:
 
 def _folded(expression: str) -> str:
     """``[0].next…`` with a step that comes again and again said once, and how often it comes."""
-    return _AGAIN.sub(lambda found: f"({found[1]} x{len(found[0]) // len(found[1])})", expression)
+    return _AGAIN.sub(lambda run: f"({run[1]} x{len(run[0]) // len(run[1])})", expression)
 
 
 def _variable(root: Link) -> Clause:

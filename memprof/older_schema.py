@@ -77,11 +77,11 @@ def _state(link: Link) -> Link:
 
 
 def _unknown(link: Link) -> Link:
-    found, cut_off = _UNOWNED.fullmatch(link.name), _CUT_OFF.fullmatch(link.name)
+    unowned, cut_off = _UNOWNED.fullmatch(link.name), _CUT_OFF.fullmatch(link.name)
     if cut_off is not None:
         return msgspec.structs.replace(link, name="", unowned=_memory("", cut_off[1], cut_off=True))
-    if found is not None:
-        return msgspec.structs.replace(link, name="", unowned=_memory(found[1], found[2]))
+    if unowned is not None:
+        return msgspec.structs.replace(link, name="", unowned=_memory(unowned[1], unowned[2]))
     return link
 
 

@@ -94,8 +94,13 @@ class LinkKind(str, Enum):
     UNKNOWN = "unknown"
     """Nothing more is known: memory that no Python object owns, or a reference of another sort."""
 
-    __str__ = str.__str__  # the value in every version of Python
-    __format__ = str.__format__
+    def __str__(self) -> str:
+        """Return the value, in every version of Python."""
+        return self.value
+
+    def __format__(self, format_spec: str) -> str:
+        """Return the value in a formatted string, as ``str`` does."""
+        return format(self.value, format_spec)
 
     @classmethod
     def _missing_(cls, value: object) -> LinkKind:  # noqa: ARG003 - the signature of enum's own

@@ -31,6 +31,7 @@ REWORDED = (
     "detach-kept_results-called",
     "forward_hook_appends",
     "item-running_sum",
+    "long_deque_still_filling",
     "save_for_backward-ctx_attribute",
     "suspended_generators",
     "weakref-registry",

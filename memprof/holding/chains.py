@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 
 import msgspec
@@ -248,7 +248,7 @@ def _holding_methods(links: list[Link]) -> list[int]:
     return found
 
 
-def _is_graph(kinds: list[str]) -> bool:
+def _is_graph(kinds: Sequence[str]) -> bool:
     """Whether an attribute holds a tensor with a graph, or a tuple or list of such."""
     below = next((kind for kind in kinds[:2] if kind != _ITEM), "")
     return below == LinkKind.AUTOGRAD_NODE

@@ -129,6 +129,43 @@ def test_a_container_is_told_with_key_and_length(make: object, name: str, length
     assert (one.links[-1].name, one.links[-1].length) == (name, length)
 
 
+class Word(str):
+    """A string of another class."""
+
+    __slots__ = ()
+
+
+@pytest.mark.parametrize(
+    ("others", "is_record"),
+    [
+        ({"b": 1}, True),
+        ({"it's": 1, Word("c"): 2}, True),
+        ({f"layer{number}": number for number in range(200)}, True),
+        ({7: 1}, False),
+        ({("b", 1): 1}, False),
+        ({**{f"layer{number}": number for number in range(200)}, 7: 1}, False),
+    ],
+)
+def test_a_dict_is_a_record_where_all_of_its_keys_are_strings(others, is_record) -> None:
+    tensor = torch.ones(3)
+    keep({"a": tensor, **others})
+    one = holders(tensor)[0]
+    assert (one.links[-1].name, one.links[-1].is_record) == ("'a'", is_record)
+
+
+def test_an_item_of_a_list_is_no_field_of_a_record() -> None:
+    tensor = torch.ones(3)
+    keep([tensor])
+    assert not holders(tensor)[0].links[-1].is_record
+
+
+def test_a_long_name_of_an_attribute_is_told_whole() -> None:
+    tensor, box = torch.ones(3), Box(None)
+    setattr(box, "x" * 90, tensor)
+    keep(box)
+    assert holders(tensor)[0].links[-1].name == "x" * 90
+
+
 def test_nested_containers_are_told_by_the_longest() -> None:
     tensor = torch.ones(3)
     keep(Box([{"n": number} for number in range(9)] + [{"loss": tensor}]))
