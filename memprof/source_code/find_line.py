@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -92,11 +91,11 @@ def filled_at(
         fills,
         key=lambda one: (
             one.line < after,
-            sum(text not in one.text for text in texts),
+            sum(text not in one.keys for text in texts),
             one.rank % NO_TENSOR == EMPTIED,
             bool(class_name) and one.class_ != class_name,
             one.rank,
-            not _carries_on(index, one, name),
+            not _carries_on(index, one),
             one.line,
         ),
         default=None,
@@ -107,14 +106,10 @@ def filled_at(
     return taken.line if taken is not None and taken.part else best.line
 
 
-def _carries_on(index: Index, one: Fill, name: str) -> bool:
+def _carries_on(index: Index, fill: Fill) -> bool:
     """Whether a line makes a new value of the old one, again and again: ``net = Wrapped(net)``."""
-    again = any(first <= one.line <= last for first, last in index.loops)
-    word = re.escape(name.lstrip("."))
-    itself = rf"(?:\w+\.)*{word}\b"
-    target = rf"(?:[^=()]*,\s*)?{itself}\s*(?:,[^=()]*)?"  # also one of several
-    made = re.match(rf"\s*{target}=(?!=)\s*(?!{itself}\s*\.).*\b{word}\b", one.text)
-    return made is not None and (again or (name[:1] == "." and one.function != "__init__"))
+    again = any(first <= fill.line <= last for first, last in index.loops)
+    return fill.of_itself and (again or (fill.attribute and fill.function != "__init__"))
 
 
 def grown_at(filename: str, name: str) -> int:

@@ -32,6 +32,8 @@ __all__ = [
 _OFF_DEVICE = TO_NUMBER | {"cpu", "numpy"}
 """Methods whose result is no tensor of the device."""
 _PLAIN = NUMBER_FUNCTIONS | TEXT_FUNCTIONS
+_FIRST = ("func", "value", "left", "elts", "body")
+"""Fields of expressions that come first in the text."""
 _MAX_CHARS = 400_000
 """Longer files are not read: a million characters take some three seconds."""
 FILLED, _ASSIGNED, _IN_INIT, EMPTIED = range(4)  # how telling a line is: the lowest wins
@@ -46,7 +48,11 @@ class Fill:
     line: int
     value: str = field(default="", compare=False)
     """The variable that is stored, where it is one."""
-    text: str = field(default="", compare=False)
+    keys: frozenset[str] = field(default=frozenset(), compare=False)
+    """Texts that it writes as keys: ``h["train"].append(x)``, ``rows.append({"loss": x})``."""
+    of_itself: bool = field(default=False, compare=False)
+    """Whether it makes a new value of the old one: ``net = Wrapped(net)``."""
+    attribute: bool = field(default=False, compare=False)
     class_: str = field(default="", compare=False)
     function: str = field(default="", compare=False)
     scope: int = field(default=0, compare=False)
@@ -94,15 +100,14 @@ class Index:
 
 def read_index(filename: str) -> Index:
     """The index of a file; an empty one where it is not here, is too long or does not parse."""
-    lines = linecache.getlines(filename) if filename else []
-    text = "".join(lines)
+    text = "".join(linecache.getlines(filename)) if filename else ""
     index = Index()
     if not text or len(text) > _MAX_CHARS:
         return index
     tree = syntax_tree(text)
     if tree is None:
         return index
-    _Reader(index, lines, _flags(filename)).read(tree)
+    _Reader(index, _flags(filename)).read(tree)
     return index
 
 
@@ -132,7 +137,6 @@ class _Place:
 @dataclass
 class _Reader:
     index: Index
-    lines: list[str]
     flags: dict[str, bool]
     aliases: list[tuple[int, str, str]] = field(default_factory=list)
     """Scope and name of variables that stand for an attribute: ``seen = self.seen``."""
@@ -225,23 +229,34 @@ class _Reader:
             rank = EMPTIED
         else:
             rank = _IN_INIT if place.function == "__init__" else _ASSIGNED
-        self._fill(_name(target), rank, line, value, place)
+        again = isinstance(place.node, (ast.Assign, ast.AnnAssign))
+        self._fill(target, rank, line, value, place, again and _is_of_itself(target, value))
 
     def _bind(self, name: str, bound: Bound) -> None:
         self.index.bound.setdefault(name, []).append(bound)
 
-    def _fill(self, name: str, rank: int, line: int, value: ast.expr | None, place: _Place) -> None:
+    def _fill(
+        self,
+        target: ast.expr | str,
+        rank: int,
+        line: int,
+        value: ast.expr | None,
+        place: _Place,
+        of_itself: bool = False,
+    ) -> None:
+        name = target if isinstance(target, str) else _name(target)
         if not name:
             return
         value = self._live(value)
         rank += place.off + (NO_TENSOR if value is not None and _is_number(value) else 0)
         stored = value.id if isinstance(value, ast.Name) else ""
-        text = self.lines[line - 1] if line <= len(self.lines) else ""
         fill = Fill(
             rank,
             line,
             value=stored,
-            text=text,
+            keys=frozenset(_keys(target, value)),
+            of_itself=of_itself,
+            attribute=name.startswith("."),
             class_=place.class_,
             function=place.function,
             scope=place.scope,
@@ -261,7 +276,7 @@ class _Reader:
             return
         if called in FILLING:
             first = node.args[-1] if node.args else None
-            self._fill(_name(node.func.value), FILLED, node.lineno, first, place)
+            self._fill(node.func.value, FILLED, node.lineno, first, place)
         if called == "save_for_backward":
             self.index.saved.setdefault(place.class_, []).append((place.off, node.lineno))
         if called.startswith("register_") and "hook" in called:
@@ -343,6 +358,34 @@ def _name(node: ast.AST) -> str:
     if isinstance(node, ast.Attribute):
         return "." + node.attr
     return node.id if isinstance(node, ast.Name) else ""
+
+
+def _keys(target: ast.expr | str, value: ast.expr | None) -> Iterator[str]:
+    """The keys that are written where something is put: subscripts, dicts, keyword arguments."""
+    while isinstance(target, ast.Subscript):
+        yield _text(target.slice)
+        target = target.value
+    if isinstance(value, ast.Dict):
+        for key, item in zip(value.keys, value.values, strict=True):
+            yield _text(key) if key is not None else ""
+            yield from _keys("", item)
+    elif isinstance(value, ast.Call):
+        yield from (keyword.arg for keyword in value.keywords if keyword.arg)
+
+
+def _is_of_itself(target: ast.expr, value: ast.expr | None) -> bool:
+    """Whether a value is made of what its target holds, by more than a method of that."""
+    name = _name(target)
+    named = (n for n in ast.walk(value or ast.Pass()) if isinstance(n, (ast.Name, ast.Attribute)))
+    if not name or not any(_name(one) == name for one in named):
+        return False
+    first: ast.AST | None = value
+    while first is not None:
+        if isinstance(first, ast.Attribute) and _name(first.value) == name:
+            return False
+        first = next((getattr(first, part) for part in _FIRST if hasattr(first, part)), None)
+        first = first[0] if isinstance(first, list) and first else first
+    return True
 
 
 def _text(node: ast.expr) -> str:

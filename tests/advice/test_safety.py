@@ -13,29 +13,11 @@ from memprof.loading import load
 from memprof.records import Holder
 from memprof.reference_chain import Link
 from memprof.rules.remedies import advise
-from memprof.source_code.patch import diff, with_keyword
-from memprof.source_code.program import calls_in, program_of
-from memprof.source_code.values import goes_backward, is_object, is_raised
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Frame, Phase
 from memprof.views.window import site_at
 
 GRAPH = (Link("autograd_node", nodes=(("AddBackward0", 1),)), Link("saved_tensor", "self"))
-
-
-@pytest.fixture
-def source(tmp_path):
-    """Writes a file; its program, and the place of the line that holds a text."""
-
-    def source(text):
-        path = tmp_path / "job.py"
-        path.write_text(text)
-        program = program_of(str(path))
-        return program, lambda part: program.at(
-            next(n for n, line in enumerate(text.splitlines(), 1) if part in line)
-        )
-
-    return source
 
 
 @pytest.fixture
@@ -163,56 +145,6 @@ def test_a_function_that_training_calls_too_is_not_put_under_no_grad(advised, ph
     assert bool(remedies["no_grad"].patch) == (phase is Phase.OTHER)
 
 
-def test_results_with_attributes_of_their_own_are_objects(source):
-    _, at = source("out = net(x)\nloss = out.logits.sum()\nwide = net(x)\nn = wide.shape[0]\n")
-    assert is_object(at("out = net"), at("out = net").statement.value)
-    assert not is_object(at("wide = net"), at("wide = net").statement.value)
-
-
-@pytest.mark.parametrize(
-    "use", ["a, b = out", "y = out[0]", "for y in out: pass", "f(*out)", "y = list(zip(out, x))"]
-)
-def test_results_that_are_taken_apart_may_be_tuples(source, use):
-    _, at = source(f"out = net(x)\n{use}\n")
-    assert is_object(at("out = net"), at("out = net").statement.value)
-
-
-def test_a_backward_pass_is_followed_through_names_and_across_methods(source):
-    text = "class Net:\n    def add(self, x):\n        self.parts.append(x)\n"
-    text += "    def end(self):\n        total = sum(self.parts)\n        total.backward()\n"
-    _, at = source(text)
-    assert goes_backward(at("append"), "self.parts")
-    assert not goes_backward(at("append"), "self.other")
-
-
-def test_an_exception_that_is_raised_again_is_more_than_its_text(source):
-    text = "def f(g):\n    try:\n        g()\n    except E as e:\n        last = e\n"
-    _, at = source(text + "    raise last\n")
-    assert is_raised(at("last = e"), "last")
-    _, at = source(text + "    return last is None\nf(f)\n")
-    assert not is_raised(at("last = e"), "last")
-
-
-@pytest.mark.parametrize(
-    ("end", "expected"),
-    [
-        ("print(len(errors), errors[0])", False),
-        ("for each in errors: print(str(each))", False),
-        ("raise errors[0]", True),
-        ("for each in errors: raise each", True),
-        ("raise ValueError() from errors[-1]", True),
-        ("print(errors[0].args)", True),
-        ("traceback.print_exception(errors[0])", True),
-        ("log.error('failed', exc_info=errors[0])", True),
-        ("print([type(each) for each in errors])", True),
-    ],
-)
-def test_exceptions_in_a_container_are_followed_to_where_they_are_used(source, end, expected):
-    text = "def f(g):\n    errors = []\n    try:\n        g()\n    except E as e:\n"
-    _, at = source(text + f"        errors.append(e)\n    {end}\n")
-    assert is_raised(at("append"), "errors") is expected
-
-
 RESULT = SCORE + "def train(net, x):\n    {}\n"
 
 
@@ -236,14 +168,6 @@ def test_an_object_that_holds_the_tensor_is_not_detached(advised):
     for between, offered in (((), True), ((Link("attribute", "logits"),), False)):
         remedies = advised(text, 3, Link("attribute", "out"), *between, *GRAPH)
         assert bool(remedies["detach"].patch) is offered
-
-
-@pytest.mark.parametrize("call", ["Adam(p for p in net)", "Adam(net, **options)"])
-def test_a_keyword_is_not_added_where_it_may_stand_already_or_must_not(source, call):
-    program, _ = source(f"opt = {call}\n")
-    (node,) = calls_in(program.tree, "Adam")
-    assert with_keyword(node, "foreach", "False") is None
-    assert diff(program, with_keyword(node, "foreach", "False")) == ""
 
 
 TEACHER = """\

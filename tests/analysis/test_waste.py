@@ -5,7 +5,6 @@ import pytest
 from memprof.analysis.findings import Kind
 from memprof.loading import load
 from memprof.rules.wasted import waste_of
-from memprof.source_code.torch_modes import without_gradients
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Category, Frame, Phase
 from memprof.views.examination import examine
@@ -235,36 +234,6 @@ def test_the_cache_emptied_in_every_step_is_flagged_where_the_allocator_is_real(
     ]
     assert found.kind is Kind.WASTE
     assert found.bytes == 8 * MIB
-
-
-EVALUATION = """\
-import torch
-@torch.no_grad()
-def score(net, x):
-    return net(x)
-def inside(net, x):
-    with torch.inference_mode(), open(x):
-        return net(x)
-@torch.no_grad()
-def train(net, x):
-    with torch.enable_grad():
-        return net(x)
-def plain(net, x):
-    return net(x)
-"""
-
-
-def test_a_line_under_no_grad_is_known_by_its_source_or_by_its_decorator_s_frame(tmp_path):
-    path = tmp_path / "job.py"
-    path.write_text(EVALUATION)
-    lines = {"score": 4, "inside": 7, "train": 11, "plain": 13}
-    off = {name for name, line in lines.items()
-           if without_gradients([Frame(name, str(path), line)])}  # fmt: skip
-    assert off == {"score", "inside"}
-    library = Frame("generate", "/venv/site-packages/library/generation.py", 9)
-    wrapper = Frame("decorate_context", "/venv/site-packages/torch/utils/_contextlib.py", 120)
-    assert without_gradients([library, wrapper, Frame("plain", str(path), 13)])
-    assert not without_gradients([library, Frame("plain", str(path), 13)])
 
 
 def test_what_a_forward_pass_hands_out_of_many_modules_is_no_graph(job, tmp_path):

@@ -149,3 +149,13 @@ def test_the_place_of_a_node_is_the_statement_that_it_stands_in(tmp_path):
         (call,) = calls_in(made.tree, name)
         assert made.place(call).statement.value is call
     assert made.at(1).statement is made.tree.body[0]
+
+
+@pytest.mark.parametrize("call", ["Adam(p for p in net)", "Adam(net, **options)"])
+def test_a_keyword_is_not_added_where_it_may_stand_already_or_must_not(tmp_path, call):
+    path = tmp_path / "job.py"
+    path.write_text(f"opt = {call}\n")
+    program = program_of(str(path))
+    (node,) = calls_in(program.tree, "Adam")
+    assert with_keyword(node, "foreach", "False") is None
+    assert diff(program, with_keyword(node, "foreach", "False")) == ""

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from memprof.source_code.program import program_of
-from memprof.source_code.values import is_fresh_tensor
+from memprof.source_code.values import goes_backward, is_fresh_tensor, is_object, is_raised
 
 
 @pytest.fixture
@@ -63,3 +63,68 @@ def test_an_attribute_is_looked_for_in_the_whole_file(fresh, start, expected):
     text = f"class A:\n    def __init__(self, h):\n        {start}\n"
     step = "    def step(self, x):\n        self.h = self.net(x, self.h)\n"
     assert fresh(text + step, "self.h") is expected
+
+
+@pytest.fixture
+def source(tmp_path):
+    """Writes a file; its program, and the place of the line that holds a text."""
+
+    def source(text):
+        path = tmp_path / "job.py"
+        path.write_text(text)
+        program = program_of(str(path))
+        return program, lambda part: program.at(
+            next(n for n, line in enumerate(text.splitlines(), 1) if part in line)
+        )
+
+    return source
+
+
+def test_results_with_attributes_of_their_own_are_objects(source):
+    _, at = source("out = net(x)\nloss = out.logits.sum()\nwide = net(x)\nn = wide.shape[0]\n")
+    assert is_object(at("out = net"), at("out = net").statement.value)
+    assert not is_object(at("wide = net"), at("wide = net").statement.value)
+
+
+@pytest.mark.parametrize(
+    "use", ["a, b = out", "y = out[0]", "for y in out: pass", "f(*out)", "y = list(zip(out, x))"]
+)
+def test_results_that_are_taken_apart_may_be_tuples(source, use):
+    _, at = source(f"out = net(x)\n{use}\n")
+    assert is_object(at("out = net"), at("out = net").statement.value)
+
+
+def test_a_backward_pass_is_followed_through_names_and_across_methods(source):
+    text = "class Net:\n    def add(self, x):\n        self.parts.append(x)\n"
+    text += "    def end(self):\n        total = sum(self.parts)\n        total.backward()\n"
+    _, at = source(text)
+    assert goes_backward(at("append"), "self.parts")
+    assert not goes_backward(at("append"), "self.other")
+
+
+def test_an_exception_that_is_raised_again_is_more_than_its_text(source):
+    text = "def f(g):\n    try:\n        g()\n    except E as e:\n        last = e\n"
+    _, at = source(text + "    raise last\n")
+    assert is_raised(at("last = e"), "last")
+    _, at = source(text + "    return last is None\nf(f)\n")
+    assert not is_raised(at("last = e"), "last")
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        ("print(len(errors), errors[0])", False),
+        ("for each in errors: print(str(each))", False),
+        ("raise errors[0]", True),
+        ("for each in errors: raise each", True),
+        ("raise ValueError() from errors[-1]", True),
+        ("print(errors[0].args)", True),
+        ("traceback.print_exception(errors[0])", True),
+        ("log.error('failed', exc_info=errors[0])", True),
+        ("print([type(each) for each in errors])", True),
+    ],
+)
+def test_exceptions_in_a_container_are_followed_to_where_they_are_used(source, end, expected):
+    text = "def f(g):\n    errors = []\n    try:\n        g()\n    except E as e:\n"
+    _, at = source(text + f"        errors.append(e)\n    {end}\n")
+    assert is_raised(at("append"), "errors") is expected
