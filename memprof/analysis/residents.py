@@ -52,7 +52,7 @@ def _without(scene: Scene, mask: Bools) -> Saving:
 
 
 def _loaded(scene: Scene) -> Iterator[Suspicion]:
-    """What was loaded from files and is no model's own: kept for the whole run, or for the peak."""
+    """Tensors loaded from files and no model's own: kept for the whole run, or for the peak."""
     stacks = scene.trace.tables.stacks
     loading = np.array(
         [any(_LOADING.search(scene.trace.tables.frames[i].filename.replace("\\", "/")) for i in s)
@@ -128,7 +128,7 @@ def _copies(scene: Scene) -> Iterator[Suspicion]:
 
 
 def _rests(scene: Scene, row: int) -> bool:
-    """Whether the program only stores the copy, saves it or loads it back: no arithmetic on it."""
+    """True if the program only stores the copy, saves it or loads it back: no arithmetic on it."""
     binding = binding_of(scene.stack(row))
     if binding is None:
         return False
@@ -196,7 +196,7 @@ def _old_graphs(scene: Scene, long: Bools) -> Iterator[Suspicion]:
 
 
 def _grows(scene: Scene, mask: Bools) -> bool:
-    """Whether there is much more of it at the end than in the middle: then it is a leak."""
+    """True if there is much more of it at the end than in the middle: then it is a leak."""
     steps = scene.steps
     middle = scene.first_event[int(steps[len(steps) // 2])]
     last = scene.first_event[int(steps[-1])]
