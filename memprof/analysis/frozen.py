@@ -97,10 +97,10 @@ def _asked_of(node: ast.AST) -> str:
     if isinstance(node, ast.Expr) and called_name(node.value) == "requires_grad_":
         call = node.value
         assert isinstance(call, ast.Call)
-        given = [*call.args, *(keyword.value for keyword in call.keywords)]
-        off = any(isinstance(value, ast.Constant) and value.value is False for value in given)
-        asked = call.func.value if isinstance(call.func, ast.Attribute) and not off else None
-        return asked.id if isinstance(asked, ast.Name) else ""
+        arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+        off = any(isinstance(value, ast.Constant) and value.value is False for value in arguments)
+        receiver = call.func.value if isinstance(call.func, ast.Attribute) and not off else None
+        return receiver.id if isinstance(receiver, ast.Name) else ""
     if not isinstance(node, ast.Assign) or len(node.targets) != 1:
         return ""
     target, value = node.targets[0], node.value
@@ -115,7 +115,7 @@ def _asked_of(node: ast.AST) -> str:
 
 
 def _is_parameter(place: Place, name: str) -> bool:
-    """Whether a name goes through parameters: of a module, or of an optimizer's groups."""
+    """True if a name goes through parameters: of a module, or of an optimizer's groups."""
     for node in ast.walk(place.scope):
         if isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)) and any(
             isinstance(one, ast.Name) and one.id == name for one in ast.walk(node.target)
@@ -134,7 +134,7 @@ def _gives_parameters(value: ast.expr) -> bool:
 
 
 def _serves(flow: Flow, place: Place) -> bool:
-    """Whether the gradient that a name asks for is read, or an optimizer may read it.
+    """True if the gradient that a name asks for is read, or an optimizer may read it.
 
     So it may where the tensor is handed to no call at all: it is thawed for others.
     """
@@ -153,7 +153,7 @@ def _serves(flow: Flow, place: Place) -> bool:
 
 
 def _takes_gradients(flow: Flow, place: Place, call: ast.Call, carried: list[ast.expr]) -> bool:
-    """Whether a call learns by what it is given: ``autograd.grad``, a parameter, an optimizer.
+    """True if a call learns by what it is given: ``autograd.grad``, a parameter, an optimizer.
 
     An optimizer that is not torch's is told by a class of the program that derives from torch's,
     or by what it is given: a list that the tensor is in.

@@ -61,17 +61,17 @@ def growing(seen: Survival) -> Iterator[Growing]:
     if len(seen) < _LEAST_SPAN + AGE:
         return
     survives = (lives.born >= 0) & (np.minimum(lives.died, len(seen)) - lives.born > AGE)
-    taken = np.zeros(len(lives), dtype=bool)
+    grouped = np.zeros(len(lives), dtype=bool)
     for keys in (_by_stack(seen), _by_line(seen)):
-        for rows in _groups(keys, survives & ~taken):
-            found = _ever_more(seen, rows)
-            if found is not None and not _is_expected(seen, found):
-                taken[rows] = True
-                yield found
-    for rows in _groups(_by_stack(seen), (lives.born >= 0) & (lives.died > lives.born) & ~taken):
-        found = _ever_larger(seen, rows)
-        if found is not None:
-            yield found
+        for rows in _groups(keys, survives & ~grouped):
+            group = _ever_more(seen, rows)
+            if group is not None and not _is_expected(seen, group):
+                grouped[rows] = True
+                yield group
+    for rows in _groups(_by_stack(seen), (lives.born >= 0) & (lives.died > lives.born) & ~grouped):
+        group = _ever_larger(seen, rows)
+        if group is not None:
+            yield group
 
 
 def _by_stack(seen: Survival) -> Ints:
@@ -125,7 +125,7 @@ def _ever_more(seen: Survival, rows: Ints) -> Growing | None:
 
 
 def _ever_larger(seen: Survival, rows: Ints) -> Growing | None:
-    """What is made anew, larger: a tensor whose line joins an old one with a part, or copies."""
+    """A group that is made anew, larger: by joining an old tensor with a part, or by copying."""
     lives, length = seen.lives, len(seen)
     if len(rows) < _LEAST_GROWN:
         return None
@@ -152,9 +152,9 @@ def _ever_larger(seen: Survival, rows: Ints) -> Growing | None:
 
 def _kept(seen: Survival, rows: Ints, found: Rise) -> Ints:
     """Those of ``rows`` that the last step left; where a reset took all, the last rise."""
-    kept = rows[seen.outlast(rows)]
-    if len(kept):
-        return kept
+    rows_left = rows[seen.outlast(rows)]
+    if len(rows_left):
+        return rows_left
     born, died, last = seen.lives.born[rows], seen.lives.died[rows], int(found.places[-1])
     there: Ints = rows[(born <= last) & (last < died)]
     return there
@@ -195,7 +195,7 @@ def _is_expected(seen: Survival, found: Growing) -> bool:
 
 
 def _is_history(frames: tuple[Frame, ...]) -> bool:
-    """Whether L-BFGS itself made it: the closure that it calls is the program's."""
+    """True if L-BFGS itself made it: the closure that it calls is the program's."""
     for frame in frames:
         if frame_kind(frame.filename) is FrameKind.USER:
             return False
@@ -205,7 +205,7 @@ def _is_history(frames: tuple[Frame, ...]) -> bool:
 
 
 def _joins(tables: Tables, stack: int) -> bool:
-    """Whether the statement of a stack (the user's, or C++ of torch's) joins tensors."""
+    """True if the statement of a stack (the user's, or C++ of torch's) joins tensors."""
     if any("at::native::cat" in frame.name for frame in tables.stack(stack)):
         return True
     place = place_of(sites(tables).frames[int(sites(tables).of_stack[stack])])
@@ -213,7 +213,7 @@ def _joins(tables: Tables, stack: int) -> bool:
 
 
 def _copies(tables: Tables, stack: int) -> bool:
-    """Whether a stack runs through Python's `copy`, or a statement that copies a collection."""
+    """True if a stack runs through Python's `copy`, or a statement that copies a collection."""
     for frame in tables.stack(stack):
         if frame_kind(frame.filename) is FrameKind.USER:
             break

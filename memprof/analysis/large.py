@@ -99,7 +99,7 @@ def _chain(window: Window, row: int, alike: Bools, nbytes: int) -> tuple[int, In
 
 
 def _by_modules(window: Window) -> Bools:
-    """Whether a module that the user's line calls made it, and no function on the line itself."""
+    """True if a module that the user's line calls made it, and no function on the line itself."""
     stacks = np.unique(window.lives.stack)
     made = np.zeros(len(window.trace.tables.stacks), dtype=bool)
     for stack in stacks.tolist():
@@ -126,7 +126,7 @@ def _kind_of_large(window: Window, row: int, place: Place | None) -> tuple[Patte
 
 
 def _widens(window: Window, row: int, place: Place) -> bool:
-    """Whether a statement converts a tensor, or calls what does so under autocast.
+    """True if a statement converts a tensor, or calls what does so under autocast.
 
     A softmax that is twice as large as some other tensor is else that by chance.
     """
@@ -141,12 +141,12 @@ def _widens(window: Window, row: int, place: Place) -> bool:
 def _repeating(window: Window) -> Bools:
     """Per site: whether its statement repeats a tensor."""
     places = [place_of(frame) for frame in window.owners.sites.frames]
-    found = [p is not None and bool(calls_in(p.statement, *REPEATING)) for p in places]
-    return np.array(found, dtype=bool)
+    repeats = [p is not None and bool(calls_in(p.statement, *REPEATING)) for p in places]
+    return np.array(repeats, dtype=bool)
 
 
 def _is_made_by_a_module(window: Window, row: int) -> bool:
-    """Whether a module that the line calls made the tensor, and no function on the line itself."""
+    """True if a module that the line calls made the tensor, and no function on the line itself."""
     line = window.frame_of(row)
     inside = takewhile(lambda frame: frame != line, window.stack(row))
     return any("_call_impl" in frame.name for frame in inside)
@@ -193,18 +193,18 @@ def _is_loss(place: Place, call: ast.Call) -> bool:
         "_loss"
     ):
         return True
-    made = values_of(place, ast.unparse(call.func))
-    return any(one is not None and called_name(one).endswith("Loss") for one in made)
+    values = values_of(place, ast.unparse(call.func))
+    return any(one is not None and called_name(one).endswith("Loss") for one in values)
 
 
 def _is_product(expression: ast.expr) -> bool:
-    """Whether a product of matrices is in it, by ``@`` or by a function."""
+    """True if a product of matrices is in it, by ``@`` or by a function."""
     at = (isinstance(n, ast.BinOp) and isinstance(n.op, ast.MatMult) for n in ast.walk(expression))
     return any(at) or bool(calls_in(expression, *_PRODUCTS))
 
 
 def _half_as_large(window: Window, row: int) -> bool:
-    """Whether a tensor of half its bytes, made before it, is there at the peak as well."""
+    """True if a tensor of half its bytes, made before it, is there at the peak as well."""
     requested = window.lives.requested
     half = window.at_peak & (2 * requested == requested[row])
     half &= window.lives.alloc < window.lives.alloc[row]

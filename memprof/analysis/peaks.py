@@ -183,9 +183,10 @@ def _summed(window: Window) -> Iterator[Suspicion]:
 
 
 def _passes(window: Window, rows: Ints) -> tuple[int, Ints, int]:
-    """How often most of the rows' bytes were made by the same stacks in the same modules, and they.
+    """Number of forward passes in the step, the rows that they made, and the first row of one.
 
-    And the first row that each pass makes once; -1 where nothing is made twice. A line that runs
+    A pass is what makes most of the bytes again by the same stacks in the same modules; the first
+    row is one that each pass makes once, or -1 where nothing is made twice. A line that runs
     several times in a pass does so a multiple of that. An operator with several results makes them
     at once: that is one time.
     """

@@ -52,7 +52,7 @@ def _without(window: Window, mask: Bools) -> Saving:
 
 
 def _loaded(window: Window) -> Iterator[Suspicion]:
-    """What was loaded from files and is no model's own: kept for the whole run, or for the peak."""
+    """Tensors loaded from files and no model's own: kept for the whole run, or for the peak."""
     stacks = window.trace.tables.stacks
     loading = np.array(
         [any(_LOADING.search(window.trace.tables.frames[i].filename.replace("\\", "/")) for i in s)
@@ -128,7 +128,7 @@ def _copies(window: Window) -> Iterator[Suspicion]:
 
 
 def _rests(window: Window, row: int) -> bool:
-    """Whether the program only stores the copy, saves it or loads it back: no arithmetic on it."""
+    """True if the program only stores the copy, saves it or loads it back: no arithmetic on it."""
     binding = binding_of(window.stack(row))
     if binding is None:
         return False
@@ -196,7 +196,7 @@ def _old_graphs(window: Window, long: Bools) -> Iterator[Suspicion]:
 
 
 def _grows(window: Window, mask: Bools) -> bool:
-    """Whether there is much more of it at the end than in the middle: then it is a leak."""
+    """True if there is much more of it at the end than in the middle: then it is a leak."""
     steps = window.steps
     middle = window.first_event[int(steps[len(steps) // 2])]
     last = window.first_event[int(steps[-1])]

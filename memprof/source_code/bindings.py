@@ -1,4 +1,4 @@
-"""Which name keeps a tensor until the next step: found by reading the lines of its stack."""
+"""Names that keep a tensor until the next step, read from the statements of its stack."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Binding:
 
 
 def binding_of(stack: Sequence[Frame]) -> Binding | None:
-    """What keeps a tensor beyond the call that made it: a loop's variable, an attribute, an item.
+    """The binding that keeps a tensor beyond the call that made it: a loop's variable, an item.
 
     ``stack`` is innermost first. Local names of a function die when it returns, so they count only
     inside a loop, at the top of a file, or where a later line of the function hands them on.
@@ -49,8 +49,8 @@ def binding_of(stack: Sequence[Frame]) -> Binding | None:
                 return _binding(place, target, depth)
             stored = handed_on(place, target.id) if isinstance(target, ast.Name) else None
             if stored is not None:
-                kept = bound_names(stored.statement)
-                return _binding(stored, kept[0] if kept else target, depth)
+                targets = bound_names(stored.statement)
+                return _binding(stored, targets[0] if targets else target, depth)
     return None
 
 
@@ -59,7 +59,7 @@ def _binding(place: Place, target: ast.expr, depth: int) -> Binding:
 
 
 def _persists(place: Place) -> bool:
-    """Whether a plain name bound here outlives the step: in a loop, or in no function at all."""
+    """True if a plain name bound here outlives the step: in a loop, or in no function at all."""
     if isinstance(place.statement, LOOPS):
         return True
     return place.loop is not None or place.function is None
@@ -77,19 +77,23 @@ def handed_on(place: Place, name: str) -> Place | None:
 
 def _later(place: Place) -> Iterator[ast.stmt]:
     """The simple statements of the same function that come after, in order of lines."""
-    found = [
+    statements = [
         n
         for n in ast.walk(place.scope)
         if isinstance(n, ast.stmt)
         and n.lineno > place.line
         and not isinstance(n, (*FUNCTIONS, *LOOPS, ast.If, ast.With, ast.Try, ast.ClassDef))
     ]
-    yield from sorted(found, key=lambda n: n.lineno)
+    yield from sorted(statements, key=lambda n: n.lineno)
 
 
 def _stores(statement: ast.stmt, name: str) -> bool:
-    kept = [t for t in bound_names(statement) if isinstance(t, (ast.Attribute, ast.Subscript))]
-    if kept and isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None:
+    targets = [t for t in bound_names(statement) if isinstance(t, (ast.Attribute, ast.Subscript))]
+    if (
+        targets
+        and isinstance(statement, (ast.Assign, ast.AnnAssign))
+        and statement.value is not None
+    ):
         return _passes(statement.value, name)
     if isinstance(statement, ast.Expr) and called_name(statement.value) in FILLING:
         call = statement.value
@@ -99,7 +103,7 @@ def _stores(statement: ast.stmt, name: str) -> bool:
 
 
 def _passes(value: ast.expr, name: str) -> bool:
-    """Whether a value holds ``name`` itself, as such or in a literal or a plain constructor."""
+    """True if a value holds ``name`` itself, as such or in a literal or a plain constructor."""
     if isinstance(value, ast.Name):
         return value.id == name
     if isinstance(value, (ast.Tuple, ast.List, ast.Set)):
@@ -115,7 +119,7 @@ def _passes(value: ast.expr, name: str) -> bool:
 
 
 def is_read_before(place: Place, target: ast.expr) -> bool:
-    """Whether a target is read in its own statement or earlier in the same pass over it.
+    """True if a target is read in its own statement or earlier in the same pass over it.
 
     ``h = cell(x, h)`` needs the old ``h``; ``out = model(x)`` does not need the old ``out``.
     """
@@ -137,7 +141,7 @@ def is_read_before(place: Place, target: ast.expr) -> bool:
 
 
 def _bound_between(place: Place, target: ast.expr, read: ast.AST, body: ast.AST) -> bool:
-    """Whether the target was bound anew before that read, so that it is not the old value."""
+    """True if the target was bound anew before that read, so that it is not the old value."""
     text = ast.unparse(target)
     line = getattr(read, "lineno", 0)
     for node in ast.walk(body):

@@ -102,7 +102,7 @@ def _arguments(
 
 
 def _is_of(search: _Search, place: Place, call: ast.Call, where: Place) -> bool:
-    """Whether a call is of the method around ``place``: by ``self``, or by a name that holds it."""
+    """True if a call is of the method around ``place``: by ``self``, or by a name that holds it."""
     receiver = call.func.value if isinstance(call.func, ast.Attribute) else None
     if receiver is None:
         return place.class_ is None
@@ -135,7 +135,7 @@ def handed_to(place: Place) -> Iterator[tuple[Place, ast.expr]]:
 
 
 def _keeps(program: Program, call: ast.Call, position: int) -> bool:
-    """Whether a function of this file stores its argument at ``position`` in a container."""
+    """True if a function of this file stores its argument at ``position`` in a container."""
     method = isinstance(call.func, ast.Attribute)
     for function in program.functions(called_name(call)):
         arguments = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]

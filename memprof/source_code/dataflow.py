@@ -1,4 +1,4 @@
-"""Where a value goes in the user's program, by the names it gets there, and what is done to it.
+"""Follows a value through the user's program by the names that hold it, and what is done to it.
 
 Only syntax is read: variables by their scope, attributes by their last name in every file at hand.
 What cannot be followed counts as a use of any kind, so that a "no" can be relied on.
@@ -72,7 +72,7 @@ _LARGEST = 300_000
 
 @dataclass(eq=False)
 class Flow:
-    """What a name holds, followed through a program."""
+    """A value that a name holds, followed through a program."""
 
     source: Syntax
     through: bool
@@ -81,17 +81,17 @@ class Flow:
     given: set[str] = field(default_factory=set)
     """Functions that return it."""
     lost: bool = False
-    """Whether it went where it cannot be followed."""
+    """True if it went where it cannot be followed."""
 
     def follow(self) -> Flow:
-        """Everything that the value reaches, until nothing new is found."""
+        """Follow the value until it reaches nothing new."""
         if len(self.source.nodes) > _LARGEST:
             self.lost = True
             return self
-        known = -1
+        size = -1
         try:
-            while known < len(self.keys) + len(self.given):
-                known = len(self.keys) + len(self.given)
+            while size < len(self.keys) + len(self.given):
+                size = len(self.keys) + len(self.given)
                 for node, around in self.source.passing:
                     self._pass_on(node, around)
         except RecursionError:  # a sum of hundreds of terms
@@ -100,16 +100,16 @@ class Flow:
 
     @property
     def learned(self) -> bool:
-        """Whether a backward pass may start from it."""
+        """True if a backward pass may start from it."""
         return self._any(self._starts)
 
     @property
     def more_than_shown(self) -> bool:
-        """Whether something is asked of it that a number, or a text, may not be able to do."""
+        """True if something is asked of it that a number, or a text, may not be able to do."""
         return self._any(self._asks)
 
     def used_beyond(self, calls: frozenset[str]) -> bool:
-        """Whether it is computed with, or handed to a call that is neither of ``calls`` nor known.
+        """True if it is computed with, or handed to a call that is neither of ``calls`` nor known.
 
         To store it, to compare it, and to hand it to a function of the program is no use by itself.
         """
@@ -145,13 +145,13 @@ class Flow:
         return any(self.carries(one, scopes) for one in (_receiver(node), *_passed(node)))
 
     def carries(self, node: ast.expr | None, scopes: Scopes) -> bool:
-        """Whether an expression is the value, holds it, or (``through``) is computed from it."""
+        """True if an expression is the value, holds it, or (``through``) is computed from it."""
         if node is None:
             return False
         if isinstance(node, (ast.Name, ast.Attribute)):
-            known = self._key(node, scopes) in self.keys
+            own = self._key(node, scopes) in self.keys
             inside = self.through and isinstance(node, ast.Attribute)
-            return known or (inside and self.carries(_value(node), scopes))
+            return own or (inside and self.carries(_value(node), scopes))
         if isinstance(node, ast.Call):
             return self._returns(node, scopes)
         if isinstance(node, ast.BinOp) and isinstance(node.left, (ast.Constant, ast.JoinedStr)):
@@ -217,7 +217,7 @@ class Flow:
             self.keys.add((_ATTRIBUTE, function.name))
 
     def _pass_to(self, call: ast.Call, scopes: Scopes) -> None:
-        """Into a container, or a function of the program."""
+        """Follow a call into a container, or a function of the program."""
         carried = [one for one in _passed(call) if self.carries(one, scopes)]
         if not carried:
             return
@@ -227,15 +227,15 @@ class Flow:
         self.enter(call, carried)
 
     def enter(self, call: ast.Call, carried: list[ast.expr]) -> None:
-        """Into the parameters of the functions that a call may be of."""
+        """Follow arguments into the parameters of the functions that a call may be of."""
         for function in self.source.functions.get(called_name(call), ()):
             names = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
             method = names[:1] in (["self"], ["cls"])
             into = dict(zip(map(id, call.args), names[method:], strict=False))
             into |= {id(k.value): k.arg for k in call.keywords if k.arg}
-            known = set(parameters(function))
+            names_in = set(parameters(function))
             for one in carried:
-                if into.get(id(one)) in known:
+                if into.get(id(one)) in names_in:
                     self.keys.add((id(function), into[id(one)]))
                 else:
                     self.lost = True
@@ -258,7 +258,7 @@ class Flow:
         return False
 
     def _is_called(self, scopes: Scopes) -> bool:
-        """Whether the innermost function is called or read by name in the program, all of it."""
+        """True if the innermost function is called or read by name in the program, all of it."""
         function = enclosing_function(scopes)
         if function is None:
             return False
@@ -267,7 +267,7 @@ class Flow:
         return function.name in self.source.called
 
     def _takes(self, call: ast.Call, scopes: Scopes) -> bool:
-        """Whether a call takes it that is not known to be content with a number or a text."""
+        """True if a call takes it that is not known to be content with a number or a text."""
         if not any(self.carries(one, scopes) for one in _passed(call)):
             return False
         name, receiver = called_name(call), _receiver(call)
@@ -280,12 +280,12 @@ class Flow:
             return False
         if root_name(receiver) in _NUMBERS or name == "format":
             return False
-        told = name in _TELLING and root_name(receiver) not in self.source.of_torch
-        return not told or "exc_info" in words
+        shown = name in _TELLING and root_name(receiver) not in self.source.of_torch
+        return not shown or "exc_info" in words
 
 
 def flow_of(programs: Sequence[Program], place: Place, text: str, *, through: bool) -> Flow:
-    """Where what is held by ``text``, as written at a place, goes in the program."""
+    """The flow of what is held by ``text``, as written at a place, through the program."""
     flow = _flow([place.program, *programs], through=through)
     scopes = tuple(node for node in place.around if isinstance(node, FUNCTIONS))
     flow.give(ast.parse(text, mode="eval").body, scopes)
@@ -293,7 +293,7 @@ def flow_of(programs: Sequence[Program], place: Place, text: str, *, through: bo
 
 
 def flow_from(programs: Sequence[Program], function: str) -> Flow:
-    """Where what the functions of a name return goes, and what is computed from it."""
+    """The flow of what the functions of a name return, and of what is computed from it."""
     flow = _flow(programs, through=True)
     flow.given.add(function)
     return flow.follow()
@@ -302,7 +302,7 @@ def flow_from(programs: Sequence[Program], function: str) -> Flow:
 def flow_into(
     programs: Sequence[Program], place: Place, argument: ast.expr, *, through: bool
 ) -> Flow:
-    """Where an argument of a call goes from there, in the functions that the call may be of."""
+    """The flow of an argument of a call, in the functions that the call may be of."""
     flow = _flow([place.program, *programs], through=through)
     for call in calls_in(place.statement):
         if any(one is argument for one in _passed(call)):

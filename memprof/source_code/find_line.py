@@ -1,4 +1,4 @@
-"""Which line of the user's source makes, fills or passes on what a holder names."""
+"""Finds the line of the user's source that makes, fills or passes on what a holder names."""
 
 from __future__ import annotations
 
@@ -102,12 +102,12 @@ def filled_at(
     )
     if best is None:
         return 0
-    taken = _binding(filename, best.value, best.line) if view and best.value else None
-    return taken.line if taken is not None and taken.part else best.line
+    origin = _binding(filename, best.value, best.line) if view and best.value else None
+    return origin.line if origin is not None and origin.part else best.line
 
 
 def _carries_on(index: Index, fill: Fill) -> bool:
-    """Whether a line makes a new value of the old one, again and again: ``net = Wrapped(net)``."""
+    """True if a line makes a new value of the old one, again and again: ``net = Wrapped(net)``."""
     again = any(first <= fill.line <= last for first, last in index.loops)
     return fill.of_itself and (again or (fill.attribute and fill.function != "__init__"))
 
@@ -126,13 +126,13 @@ def passed_at(filename: str, name: str, *, own: bool) -> int:
     the parameter is ``self``.
     """
     fills = index_of(filename).filled.get(name, [])
-    handed = [one for one in fills if one.passed and (one.value == "self") is own]
-    best = min(handed, default=None)
+    candidates = [one for one in fills if one.passed and (one.value == "self") is own]
+    best = min(candidates, default=None)
     return best.line if best is not None and best.rank < NO_TENSOR else 0
 
 
 def may_stop_growing(filename: str, name: str, class_name: str = "") -> bool:
-    """Whether the file does more with a container, or an attribute ``.name``, than fill it.
+    """True if the file does more with a container, or an attribute ``.name``, than fill it.
 
     It takes entries out, looks at its length, or asks whether a key is there: a bounded buffer, a
     cache, results of one epoch. Whether the bound is ever reached is not known.
@@ -151,8 +151,8 @@ def called_at(filename: str, name: str) -> int:
 
 def assigned_in_function(filename: str, name: str, line: int) -> int:
     """The line that last bound ``name`` before ``line``, in the same function; 0: none."""
-    found = _binding(filename, name, line)
-    return found.line if found is not None else 0
+    binding = _binding(filename, name, line)
+    return binding.line if binding is not None else 0
 
 
 def _binding(filename: str, name: str, line: int) -> Bound | None:

@@ -1,4 +1,4 @@
-"""Whose code a file is, by its path alone: the user's, a library's, torch's, or native."""
+"""Owners of code, told by a file's path alone: the user, a library, torch, native code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HIDDEN = ("<frozen ", "<__array_function__")
 
 
 class FrameKind(enum.IntEnum):
-    """How near a frame is to the person who reads the report; higher is nearer."""
+    """Distance of a frame from the person who reads the report; higher is nearer."""
 
     HIDDEN = 0
     """Import machinery and memprof itself."""
@@ -36,7 +36,7 @@ class FrameKind(enum.IntEnum):
 
 @lru_cache(maxsize=65536)
 def frame_kind(filename: str) -> FrameKind:
-    """What kind of code a file is, by its path alone."""
+    """The kind of code that a file is, by its path alone."""
     path = filename.replace("\\", "/")
     if not path or path == "??" or _NATIVE_FILE.search(path):
         return FrameKind.NATIVE

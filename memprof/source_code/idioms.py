@@ -113,7 +113,7 @@ def filling(statement: ast.stmt) -> Filling | None:
 
 
 def _filled_by(call: ast.Call, statement: ast.stmt) -> Filling | None:
-    """What a call of a container's method puts into it: ``kept.push(x)``; None for others."""
+    """The filling that a call of a container's method is: ``kept.push(x)``; None for others."""
     name = called_name(call)
     if name not in FILLING or not isinstance(call.func, ast.Attribute) or not call.args:
         return None
@@ -152,17 +152,17 @@ def _rebuilt(statement: ast.stmt) -> Filling | None:
     value, items = statement.value, ()
     if isinstance(value, ast.BinOp) and ast.unparse(value.left) in texts:
         items = _items(value.right)
-        kept = ast.unparse(value.left)
+        container = ast.unparse(value.left)
     elif isinstance(value, (ast.List, ast.Tuple)):
         starred = [one.value for one in value.elts if isinstance(one, ast.Starred)]
         own = [ast.unparse(one) for one in starred if ast.unparse(one) in texts]
         items = tuple(one for one in value.elts if not isinstance(one, ast.Starred)) if own else ()
-        kept = own[0] if own else ""
-    return Filling(kept, items, keyed=False) if items else None
+        container = own[0] if own else ""
+    return Filling(container, items, keyed=False) if items else None
 
 
 def _items(value: ast.expr) -> tuple[ast.expr, ...]:
-    """What a list or a tuple is written with; a comprehension as its element."""
+    """Items that a list or a tuple is written with; the element of a comprehension."""
     if isinstance(value, (ast.List, ast.Tuple)):
         return tuple(value.elts)
     return (value.elt,) if isinstance(value, ast.ListComp) else ()
@@ -174,8 +174,8 @@ def _entries(argument: ast.expr) -> tuple[ast.expr, ...]:
         return tuple(argument.values)
     if isinstance(argument, ast.DictComp):
         return (argument.value,)
-    made = called_name(argument) in ("dict", "zip") and isinstance(argument, ast.Call)
-    return (argument,) if made else ()
+    builds = called_name(argument) in ("dict", "zip") and isinstance(argument, ast.Call)
+    return (argument,) if builds else ()
 
 
 def accumulation(place: Place | None) -> Accumulation | None:
@@ -188,7 +188,7 @@ def accumulation(place: Place | None) -> Accumulation | None:
 
 
 def added_by(statement: ast.stmt) -> Accumulation | None:
-    """What `accumulation` says of a statement alone."""
+    """The sum that a statement adds to, as `accumulation` returns it."""
     if _rebuilt(statement) is not None:
         return None
     if isinstance(statement, ast.AugAssign) and isinstance(statement.op, (ast.Add, ast.Sub)):
@@ -236,7 +236,7 @@ def enlarged_copy(statement: ast.stmt) -> str:
 
 
 def joins_tensors(statement: ast.stmt) -> bool:
-    """Whether a statement's own calls make a larger tensor of several, or of one by padding."""
+    """True if a statement's own calls make a larger tensor of several, or of one by padding."""
     for call in own_calls(statement):
         if called_name(call) in JOINING | {"pad"}:
             return True
@@ -246,9 +246,9 @@ def joins_tensors(statement: ast.stmt) -> bool:
 
 
 def copies_collection(place: Place) -> bool:
-    """Whether a statement copies all of a collection: ``[x.clone() for x in xs]``, ``deepcopy``.
+    """True if a statement copies all of a collection: ``[x.clone() for x in xs]``, ``deepcopy``.
 
-    Or one item after the other, in a loop inside a function.
+    One ``x.clone()`` in a loop copies what the loop makes, as often as it runs.
     """
     for call in own_calls(place.statement, *COPYING):
         name = qualified_name(place, call.func)
@@ -257,28 +257,26 @@ def copies_collection(place: Place) -> bool:
         within = [n for n in ast.walk(place.statement) if isinstance(n, COMPREHENSIONS)]
         if any(call in calls_in(comprehension) for comprehension in within):
             return True
-        if isinstance(place.loop, (ast.For, ast.AsyncFor)) and place.function is not None:
-            return True
     return False
 
 
 def is_cut_off(place: Place, value: ast.expr) -> bool:
-    """Whether an expression has no graph by its own words: ``x.mean().detach()``, ``x.item()``.
+    """True if an expression has no graph by its own words: ``x.mean().detach()``, ``x.item()``.
 
     A name is what every assignment to it in the same function says.
     """
     if isinstance(value, ast.Name):
-        said = [
+        values = [
             node.value
             for node in ast.walk(place.scope)
             if isinstance(node, ast.Assign) and value.id in map(ast.unparse, bound_names(node))
         ]
-        return bool(said) and all(_ends_graph(one) for one in said)
+        return bool(values) and all(_ends_graph(one) for one in values)
     return _ends_graph(value)
 
 
 def _ends_graph(value: ast.expr) -> bool:
-    """Whether the last calls of a chain cut the graph off; ``f(x.detach())`` may build a new one.
+    """True if the last calls of a chain cut the graph off; ``f(x.detach())`` may build a new one.
 
     What is called on a detached tensor (``x.detach().clone()``) has no graph either, as long as no
     other tensor takes part.
@@ -302,7 +300,7 @@ def _ends_graph(value: ast.expr) -> bool:
 
 
 def is_partly_cut(value: ast.AST) -> bool:
-    """Whether some part of a value is a number or a detached tensor: ``loss.item() * n``."""
+    """True if some part of a value is a number or a detached tensor: ``loss.item() * n``."""
     return any(
         called_name(call) in (CUTTING if isinstance(call.func, ast.Attribute) else NUMBER_FUNCTIONS)
         for call in calls_in(value)
@@ -350,22 +348,22 @@ def _all_empty(value: ast.expr) -> bool:
 
 
 def _is_empty(value: ast.expr) -> bool:
-    """Whether an expression is an empty list, tuple or dict as it is written."""
+    """True if an expression is an empty list, tuple or dict as it is written."""
     if isinstance(value, (ast.List, ast.Tuple)):
         return not value.elts
     return isinstance(value, ast.Dict) and not value.keys
 
 
 def checks_for_key(place: Place, container: str) -> bool:
-    """Whether the function asks ``key in container`` first: then the container is a cache."""
+    """True if the function asks ``key in container`` first: then the container is a cache."""
     for node in ast.walk(place.scope):
-        asked: ast.expr | None = None
+        searched: ast.expr | None = None
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
-            asked = node.comparators[0]
+            searched = node.comparators[0]
         elif called_name(node) in ("get", "setdefault"):
             function = node.func if isinstance(node, ast.Call) else None
-            asked = function.value if isinstance(function, ast.Attribute) else None
-        if asked is not None and ast.unparse(asked) == container:
+            searched = function.value if isinstance(function, ast.Attribute) else None
+        if searched is not None and ast.unparse(searched) == container:
             return True
     return False
 
@@ -384,7 +382,7 @@ def memoizer(place: Place | None) -> ast.expr | None:
 
 
 def is_autograd_function(place: Place | None) -> bool:
-    """Whether a place is in a class derived from ``torch.autograd.Function``."""
+    """True if a place is in a class derived from ``torch.autograd.Function``."""
     class_ = place.class_ if place is not None else None
     bases = class_.bases if class_ is not None else []
     return any(ast.unparse(base).split(".")[-1] == "Function" for base in bases)
@@ -420,7 +418,7 @@ def read_by_itself(place: Place) -> Iterator[tuple[str, list[ast.expr]]]:
 
 
 def reads_name(node: ast.AST, name: str) -> bool:
-    """Whether a node is a name or an attribute of that text, and read."""
+    """True if a node is a name or an attribute of that text, and read."""
     if not isinstance(node, (ast.Name, ast.Attribute)) or not isinstance(node.ctx, ast.Load):
         return False
     return ast.unparse(node) == name

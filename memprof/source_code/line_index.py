@@ -1,4 +1,4 @@
-"""What the lines of one of the user's files do to the names in it; also reads its global flags."""
+"""Index of one of the user's files: which lines bind, fill and empty the names in it."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class Fill:
     keys: frozenset[str] = field(default=frozenset(), compare=False)
     """Texts that it writes as keys: ``h["train"].append(x)``, ``rows.append({"loss": x})``."""
     of_itself: bool = field(default=False, compare=False)
-    """Whether it makes a new value of the old one: ``net = Wrapped(net)``."""
+    """True if it makes a new value of the old one: ``net = Wrapped(net)``."""
     attribute: bool = field(default=False, compare=False)
     class_: str = field(default="", compare=False)
     function: str = field(default="", compare=False)
     scope: int = field(default=0, compare=False)
     """First line of the function it stands in."""
     passed: bool = field(default=False, compare=False)
-    """Whether the variable is a parameter of that function."""
+    """True if the variable is a parameter of that function."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,14 @@ class Bound:
     line: int
     off: int
     part: bool
-    """Whether it takes a part of something larger."""
+    """True if it takes a part of something larger."""
     own: bool = False
-    """Whether it reads the variable itself: ``total += loss``."""
+    """True if it reads the variable itself: ``total += loss``."""
 
 
 @dataclass
 class Index:
-    """What the lines of one file do to the names in it; attributes are written ``.name``."""
+    """Lines of one file by the names that they bind or fill; attributes are written ``.name``."""
 
     filled: dict[str, list[Fill]] = field(default_factory=dict)
     bound: dict[str, list[Bound]] = field(default_factory=dict)
@@ -117,8 +117,8 @@ def _flags(filename: str) -> dict[str, bool]:
         if type(module) is not types.ModuleType:
             continue
         variables = types.ModuleType.__getattribute__(module, "__dict__")
-        known = variables.get("__file__")
-        if type(known) is str and known == filename:
+        file = variables.get("__file__")
+        if type(file) is str and file == filename:
             return {name: one for name, one in list(variables.items()) if type(one) is bool}
     return {}
 
@@ -175,7 +175,7 @@ class _Reader:
         return dead if isinstance(dead, list) else [dead]
 
     def _truth(self, test: ast.expr) -> bool | None:
-        """What a condition on the module's switches is; None where that is not all of it."""
+        """The truth of a condition on the module's switches; None where it has other parts."""
         if isinstance(test, ast.Name):
             return self.flags.get(test.id)
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
@@ -221,8 +221,8 @@ class _Reader:
             if isinstance(value, ast.Attribute):
                 self.aliases.append((place.scope, target.id, "." + value.attr))
             if place.in_class_body:
-                known = self.index.in_class.setdefault((place.class_, target.id), [])
-                known.append((place.off, line))
+                lines = self.index.in_class.setdefault((place.class_, target.id), [])
+                lines.append((place.off, line))
         if isinstance(target, ast.Subscript) or isinstance(place.node, ast.AugAssign):
             rank = FILLED
         elif _is_empty(value):
@@ -374,7 +374,7 @@ def _keys(target: ast.expr | str, value: ast.expr | None) -> Iterator[str]:
 
 
 def _is_of_itself(target: ast.expr, value: ast.expr | None) -> bool:
-    """Whether a value is made of what its target holds, by more than a method of that."""
+    """True if a value is made of what its target holds, by more than a method of that."""
     name = _name(target)
     named = (n for n in ast.walk(value or ast.Pass()) if isinstance(n, (ast.Name, ast.Attribute)))
     if not name or not any(_name(one) == name for one in named):
@@ -403,7 +403,7 @@ def _reads(value: ast.expr | None, name: str) -> bool:
 
 
 def _is_part(value: ast.expr | None) -> bool:
-    """Whether an expression is a part of a tensor: ``x[0]``, ``x.split(2)``."""
+    """True if an expression is a part of a tensor: ``x[0]``, ``x.split(2)``."""
     called = value.func if isinstance(value, ast.Call) else None
     return isinstance(value, ast.Subscript) or (
         isinstance(called, ast.Attribute) and called.attr in VIEWING
@@ -411,7 +411,7 @@ def _is_part(value: ast.expr | None) -> bool:
 
 
 def _is_number(value: ast.expr) -> bool:
-    """Whether an expression surely holds no device tensor: ``x.item()``, ``float(x)``, a string."""
+    """True if an expression surely holds no device tensor: ``x.item()``, ``float(x)``, a string."""
     if isinstance(value, ast.Call):
         if isinstance(value.func, ast.Attribute):
             return value.func.attr in _OFF_DEVICE

@@ -33,9 +33,9 @@ def located(run: Run, roots: Sequence[Path]) -> Run:
     the recorded name, the frames say so. Files without a digest keep their names.
     """
     folders = [root.absolute() for root in roots]
-    found = {name: _found(name, digest, folders) for name, digest in run.digests.items()}
-    names = {name: path for name, path in found.items() if path not in ("", name)}
-    changed = {name for name, path in found.items() if not path and Path(name).exists()}
+    paths = {name: _found(name, digest, folders) for name, digest in run.digests.items()}
+    names = {name: path for name, path in paths.items() if path not in ("", name)}
+    changed = {name for name, path in paths.items() if not path and Path(name).exists()}
     return _told(run, names, changed) if names or changed else run
 
 

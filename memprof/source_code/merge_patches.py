@@ -36,7 +36,7 @@ class _Change:
     lines: tuple[str, ...]
 
     def meets(self, other: _Change) -> bool:
-        """Whether both cannot be made, or not in an order that is sure."""
+        """True if both cannot be made, or not in an order that is sure."""
         if self == other:
             return False
         if self.first == self.last or other.first == other.last:  # lines that are only added
@@ -45,7 +45,7 @@ class _Change:
 
 
 def merged(patches: Iterable[str], root: Path) -> Merged:
-    """What `advise` made, the first ones first, as one text for ``git apply`` in ``root``.
+    """Patches, the first ones first, as one text for ``git apply`` in ``root``.
 
     Files below ``root`` are named from there (``a/train.py``), others by their whole path.
     """

@@ -164,10 +164,15 @@ def diff(program: Program, *edits: Edit | None) -> str:
     Empty as well where an edit touches a line with more than one statement, or with a compound
     statement and its body: the recording knows lines, so the other may be meant. And of an excerpt.
     """
-    made = [edit for edit in edits if edit is not None]
-    if not made or len(made) < len(edits) or program.is_excerpt or _is_crowded(program, made):
+    complete = [edit for edit in edits if edit is not None]
+    if (
+        not complete
+        or len(complete) < len(edits)
+        or program.is_excerpt
+        or _is_crowded(program, complete)
+    ):
         return ""
-    text = edited(program, made)
+    text = edited(program, complete)
     if syntax_tree(text) is None:
         return ""
     return unified(program.text, text, program.filename, program.filename)
@@ -193,7 +198,7 @@ def unified(old: str, new: str, old_name: str, new_name: str) -> str:
 
 
 def _is_crowded(program: Program, edits: list[Edit]) -> bool:
-    """Whether a line that an edit touches has other code than one statement, or a part of one."""
+    """True if a line that an edit touches has other code than one statement, or a part of one."""
     touched = {line for edit in edits for line in _touched(edit)}
     lines = [line.encode() for line in lines_of(program.text)]
     for node in ast.walk(program.tree):

@@ -116,10 +116,10 @@ class Program:
 
     def _at(self, line: int, column: int) -> Place | None:
         if (line, column) not in self._places:
-            found = _innermost(self, line, column)
-            if found is None:
+            place = _innermost(self, line, column)
+            if place is None:
                 return None
-            self._places[line, column] = found
+            self._places[line, column] = place
         return self._places[line, column]
 
     def functions(self, name: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -171,9 +171,9 @@ def imported_by(program: Program) -> Iterator[Program]:
             for name in names:
                 path = folder.joinpath(*name.strip(".").split("."))
                 for file in (path.with_suffix(".py"), path / "__init__.py"):
-                    found = program_of(str(file))
-                    if found is not None:
-                        yield found
+                    program_there = program_of(str(file))
+                    if program_there is not None:
+                        yield program_there
 
 
 def excerpt(filename: str, line: int, code: str) -> Program | None:
@@ -224,7 +224,7 @@ def lines_of(text: str) -> list[str]:
 
 
 def _innermost(program: Program, line: int, column: int) -> Place | None:
-    found: ast.stmt | None = None
+    innermost: ast.stmt | None = None
     around: list[ast.AST] = []
     node: ast.AST = program.tree
     while True:
@@ -233,10 +233,10 @@ def _innermost(program: Program, line: int, column: int) -> Place | None:
             break
         around.append(node)
         if isinstance(child, ast.stmt):
-            found = child
+            innermost = child
             inside = tuple(around)
         node = child
-    return Place(program, found, inside[1:]) if found is not None else None
+    return Place(program, innermost, inside[1:]) if innermost is not None else None
 
 
 def _children(node: ast.AST) -> Iterator[ast.AST]:
@@ -247,7 +247,7 @@ def _children(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _covers(node: ast.AST, line: int, column: int) -> bool:
-    """Whether a node is on a line and, unless that is -1, at a column of it."""
+    """True if a node is on a line and, unless that is -1, at a column of it."""
     first = getattr(node, "lineno", None)
     if first is None:  # a match_case has no position of its own
         return any(_covers(child, line, column) for child in ast.iter_child_nodes(node))
@@ -271,8 +271,8 @@ def called_name(call: ast.AST) -> str:
 
 def calls_in(node: ast.AST, *names: str) -> list[ast.Call]:
     """The calls inside a node, in order of lines; of those names only where some are given."""
-    found = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
-    picked = [c for c in found if not names or called_name(c) in names]
+    calls = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
+    picked = [c for c in calls if not names or called_name(c) in names]
     return sorted(picked, key=lambda c: (c.lineno, c.col_offset))
 
 

@@ -61,8 +61,8 @@ class Syntax:
             if isinstance(node, FUNCTIONS):
                 by_name.setdefault(node.name, []).append(node)
             if isinstance(node, ast.ClassDef):
-                made = [n for n in node.body if isinstance(n, FUNCTIONS) and n.name == "__init__"]
-                by_name.setdefault(node.name, []).extend(made)
+                methods = [n for n in node.body if isinstance(n, FUNCTIONS)]
+                by_name.setdefault(node.name, []).extend(n for n in methods if n.name == "__init__")
         return by_name
 
     @cached_property
@@ -169,10 +169,12 @@ def qualified_name(place: Place, expression: ast.expr) -> str:
             return ""
         name = expression.id
         scope = next((f for f in reversed(functions) if name in local[id(f)]), None)
-        known = _meanings(place.program)
-        meanings = known[id(scope) if scope is not None else 0].get(name, [])
+        bindings = _meanings(place.program)
+        meanings = bindings[id(scope) if scope is not None else 0].get(name, [])
         if not meanings and scope is None and not hasattr(builtins, name):
-            meanings = [f"{one.removesuffix('*')}{name}" for one in map(str, known[0].get("*", []))]
+            meanings = [
+                f"{one.removesuffix('*')}{name}" for one in map(str, bindings[0].get("*", []))
+            ]
         if len(meanings) != 1:
             return ""
         meaning = meanings[0]
@@ -184,7 +186,7 @@ def qualified_name(place: Place, expression: ast.expr) -> str:
 
 @lru_cache(maxsize=256)
 def _meanings(program: Program) -> dict[int, dict[str, list[str | ast.expr]]]:
-    """What names are bound to in each scope (0: the file): a dotted import, or an expression.
+    """Meanings of the names in each scope (0: the file): a dotted import, or an expression.
 
     A name that is bound in another way as well has two meanings, and so none.
     """
@@ -192,14 +194,14 @@ def _meanings(program: Program) -> dict[int, dict[str, list[str | ast.expr]]]:
     members = {id(node) for class_ in program.classes() for node in class_.body}
     for node, scopes in _walked(program.tree, ()):
         function = enclosing_function(scopes)
-        known = meanings.setdefault(id(function) if function is not None else 0, {})
+        names = meanings.setdefault(id(function) if function is not None else 0, {})
         if isinstance(node, FUNCTIONS):
             meanings.setdefault(id(node), {})
             for name in parameters(node):
                 meanings[id(node)].setdefault(name, []).append(ast.Constant(name))
         for name, meaning in _bound_by(node) if id(node) not in members else ():
-            if meaning not in known.setdefault(name, []):
-                known[name].append(meaning)
+            if meaning not in names.setdefault(name, []):
+                names[name].append(meaning)
     return meanings
 
 

@@ -24,7 +24,7 @@ _Switch = Callable[[Place, ast.expr], "bool | None"]
 
 
 def without_gradients(stack: Sequence[Frame]) -> bool:
-    """Whether the innermost switch on ``stack`` (innermost frame first) turns gradients off.
+    """True if the innermost switch on ``stack`` (innermost frame first) turns gradients off.
 
     A library's function that bears a decorator of torch's is taken to turn them off: its source is
     not read, and hardly any turns them on.
@@ -40,7 +40,7 @@ def without_gradients(stack: Sequence[Frame]) -> bool:
 
 
 def under_autocast(stack: Sequence[Frame]) -> bool:
-    """Whether the innermost switch on ``stack`` (innermost frame first) turns autocast on.
+    """True if the innermost switch on ``stack`` (innermost frame first) turns autocast on.
 
     Also where torch's own frames show it. A switch whose ``enabled`` is no constant counts as on.
     """
@@ -62,7 +62,7 @@ def _is(frame: Frame, function: tuple[str, str]) -> bool:
 
 
 def _switch(place: Place, mode: _Switch) -> bool | None:
-    """What the innermost ``with`` or decorator around a statement says; None where none does."""
+    """The mode that the innermost ``with`` or decorator around a statement sets; None without."""
     for node in (place.statement, *reversed(place.around)):
         if isinstance(node, (ast.With, ast.AsyncWith)):
             expressions = [item.context_expr for item in node.items]
@@ -91,7 +91,7 @@ def _grad_mode(_place: Place, expression: ast.expr) -> bool | None:
 
 
 def _autocast_mode(place: Place, expression: ast.expr) -> bool | None:
-    """What ``torch.autocast`` says, by any name, or an object's method ``autocast``."""
+    """The mode that ``torch.autocast``, by any name, or a method ``autocast`` sets."""
     if not isinstance(expression, ast.Call):
         return None
     name = qualified_name(place, expression.func)

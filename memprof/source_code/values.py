@@ -1,4 +1,4 @@
-"""What a value is made of and what the program does with it: where the source is sure."""
+"""Values: what the source surely says that they are made of, and that is done with them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ __all__ = [
 
 
 def is_fresh_tensor(place: Place, name: str, but: ast.stmt) -> bool:
-    """Whether all that a name or attribute is bound to, by other statements than one, is fresh.
+    """True if all that a name or attribute is bound to, by other statements than one, is fresh.
 
     So its value is a tensor, at the beginning at least. Attributes go by their last name.
     """
@@ -51,15 +51,15 @@ def is_fresh_tensor(place: Place, name: str, but: ast.stmt) -> bool:
 
 
 def takes_no_gradient(programs: Sequence[Program], place: Place, call: ast.Call) -> bool:
-    """Whether nothing that a call is given has a graph or takes a gradient, as far as is known."""
+    """True if nothing that a call is given has a graph or takes a gradient, as far as is known."""
     if any(_asks_for_gradient(node) for program in programs for node in ast.walk(program.tree)):
         return False
-    given = [*call.args, *(one.value for one in call.keywords)]
-    return all(_has_no_graph(place, value) for value in given)
+    arguments = [*call.args, *(one.value for one in call.keywords)]
+    return all(_has_no_graph(place, value) for value in arguments)
 
 
 def trains_besides(programs: Sequence[Program], place: Place, call: ast.Call) -> bool:
-    """Whether every backward pass of the function starts from what another, trained model made.
+    """True if every backward pass of the function starts from what another, trained model made.
 
     That is one whose parameters an optimizer is given; so there is a graph without ``call``'s.
     """
@@ -78,12 +78,12 @@ def trains_besides(programs: Sequence[Program], place: Place, call: ast.Call) ->
 def _called(place: Place, start: ast.expr) -> Iterator[str]:
     """The last names of all that is called for a value, through the names it is made of."""
     waiting: list[ast.AST] = [start]
-    seen: set[str] = set()
+    followed: set[str] = set()
     while waiting:
         node = waiting.pop()
         yield from map(called_name, calls_in(node))
-        read = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} - seen
-        seen |= read
+        read = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} - followed
+        followed |= read
         for name in read:
             waiting += [value for value in values_of(place, name) if value is not None]
 
@@ -111,13 +111,13 @@ def _batches(place: Place, name: str) -> Iterator[ast.stmt]:
         iterated = node.iter
         if isinstance(iterated, ast.Call) and called_name(iterated) == "enumerate":
             iterated = iterated.args[0] if iterated.args else iterated
-        made = _everywhere(place, ast.unparse(iterated))
-        if made and all(called_name(one) == "DataLoader" for one in made):
+        values = _everywhere(place, ast.unparse(iterated))
+        if values and all(called_name(one) == "DataLoader" for one in values):
             yield node
 
 
 def _everywhere(place: Place, name: str) -> list[ast.expr]:
-    """What a name or attribute of that last name is assigned in the whole file."""
+    """All values assigned to a name or attribute of that last name anywhere in the file."""
     last = name.rpartition(".")[2]
     nodes = [node for node in ast.walk(place.program.tree) if isinstance(node, ast.Assign)]
     return [
@@ -128,7 +128,7 @@ def _everywhere(place: Place, name: str) -> list[ast.expr]:
 
 
 def values_of(place: Place, name: str, but: ast.stmt | None = None) -> Iterator[ast.expr | None]:
-    """What a name is bound to in its function, an attribute in the file; None: not in sight."""
+    """Values that a name is bound to in its function, an attribute in the file; None: unknown."""
     scope = place.program.tree if "." in name else place.scope
     if isinstance(scope, FUNCTIONS):
         spec = scope.args
@@ -140,7 +140,7 @@ def values_of(place: Place, name: str, but: ast.stmt | None = None) -> Iterator[
 
 
 def _bound_by(node: ast.AST, name: str) -> Iterator[ast.expr | None]:
-    """What a node binds a name to; None where that is not an assignment of its own."""
+    """Values that a node binds a name to; None where that is no assignment of its own."""
     last = name.rpartition(".")[2]
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         yield from (None for one in node.names if (one.asname or one.name) == last)
@@ -177,9 +177,9 @@ def _is_fresh(value: ast.expr | None) -> bool:
 
 
 def _requires(call: ast.Call) -> bool:
-    asked = keyword(call, "requires_grad")
+    setting = keyword(call, "requires_grad")
     unseen = any(one.arg is None for one in call.keywords)
-    return unseen or not (asked is None or _is_false(asked))
+    return unseen or not (setting is None or _is_false(setting))
 
 
 def _is_false(value: ast.expr | None) -> bool:
@@ -193,8 +193,8 @@ def _asks_for_gradient(node: ast.AST) -> bool:
     if isinstance(node, ast.keyword):
         return node.arg == "requires_grad" and not _is_false(node.value)
     if isinstance(node, ast.Assign):
-        asked = [one for one in bound_names(node) if getattr(one, "attr", "") == "requires_grad"]
-        return bool(asked) and not _is_false(node.value)
+        targets = [one for one in bound_names(node) if getattr(one, "attr", "") == "requires_grad"]
+        return bool(targets) and not _is_false(node.value)
     if isinstance(node, ast.Attribute) and node.attr == "Parameter":
         return True
     if isinstance(node, ast.Attribute):
@@ -207,7 +207,7 @@ _OF_TENSORS = frozenset(("T", "data", "device", "dtype", "grad", "grad_fn", "mT"
 
 
 def starts_backward(place: Place, name: str) -> bool:
-    """Whether the function calls ``name.backward()`` without a gradient: it is one number then."""
+    """True if the function calls ``name.backward()`` without a gradient: it is one number then."""
     calls = calls_in(place.scope, "backward")
     return any(
         not call.args
@@ -225,7 +225,7 @@ def is_reduction(value: ast.AST | None) -> bool:
 
 
 def is_python_number(value: ast.expr, programs: Sequence[Program]) -> bool:
-    """Whether a value is no tensor: ``loss.item()``, or a call of what returns nothing else."""
+    """True if a value is no tensor: ``loss.item()``, or a call of what returns nothing else."""
     called = called_name(value)
     if _returns_number(value):
         return True
@@ -242,7 +242,7 @@ def is_python_number(value: ast.expr, programs: Sequence[Program]) -> bool:
 
 
 def _returns_number(value: ast.expr) -> bool:
-    """Whether an expression is a constant, ``x.item()``, or a builtin's number: ``float(x)``.
+    """True if an expression is a constant, ``x.item()``, or a builtin's number: ``float(x)``.
 
     ``x.float()`` is a tensor of another type.
     """
@@ -255,17 +255,17 @@ def _returns_number(value: ast.expr) -> bool:
 
 def last_binding(place: Place, name: ast.Name) -> Place | None:
     """The last statement of the function, before this one, that binds a name."""
-    found: Place | None = None
+    latest: Place | None = None
     for node in ast.walk(place.scope):
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.lineno < place.line:
             binds = any(isinstance(t, ast.Name) and t.id == name.id for t in bound_names(node))
-            if binds and (found is None or node.lineno > found.line):
-                found = place.program.place(node)
-    return found
+            if binds and (latest is None or node.lineno > latest.line):
+                latest = place.program.place(node)
+    return latest
 
 
 def is_object(place: Place, value: ast.expr) -> bool:
-    """Whether the function reads attributes or entries of a value, or goes through it.
+    """True if the function reads attributes or entries of a value, or goes through it.
 
     So it does with what a model returns that is no tensor: an object, a dict, a tuple.
     """
@@ -286,7 +286,7 @@ def is_object(place: Place, value: ast.expr) -> bool:
 
 
 def _taken_apart(node: ast.AST) -> list[ast.expr]:
-    """What a node goes through one by one: in a loop, in ``zip``, into several names."""
+    """Expressions that a node goes through one by one: in a loop, in ``zip``, into names."""
     if isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
         return [node.iter]
     if isinstance(node, ast.Starred):
@@ -299,19 +299,19 @@ def _taken_apart(node: ast.AST) -> list[ast.expr]:
 
 
 def goes_backward(place: Place, text: str, programs: Sequence[Program] = ()) -> bool:
-    """Whether a backward pass may start from what an expression names, or from what comes of it."""
+    """True if a backward pass may start from what an expression names, or from what comes of it."""
     return flow_of(programs, place, text, through=True).learned
 
 
 def used_as_tensor(place: Place, text: str, programs: Sequence[Program]) -> bool:
-    """Whether the program may do with what a name holds what it cannot do with a number."""
+    """True if the program may do with what a name holds what it cannot do with a number."""
     return flow_of(programs, place, text, through=False).more_than_shown
 
 
 def survives_call(
     place: Place, argument: ast.expr, programs: Sequence[Program], *, number: bool
 ) -> bool:
-    """Whether the function that a call hands a tensor to can do with a detached one, or a number.
+    """True if the function that a call hands a tensor to can do with a detached one, or a number.
 
     Without a graph nothing can be learned from it; a number is no tensor.
     """
@@ -321,5 +321,5 @@ def survives_call(
 
 
 def is_raised(place: Place, text: str, programs: Sequence[Program] = ()) -> bool:
-    """Whether an exception that a name holds may be raised, or asked for more than its text."""
+    """True if an exception that a name holds may be raised, or asked for more than its text."""
     return flow_of(programs, place, text, through=False).more_than_shown

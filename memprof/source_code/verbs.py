@@ -29,7 +29,6 @@ __all__ = [
     "TO_NUMBER",
     "VIEWING",
     "adds_in_place",
-    "changes_in_place",
 ]
 
 FILLING_BY_KEY = frozenset(("setdefault", "update"))
@@ -127,11 +126,6 @@ SAME_VALUES = frozenset(
 """Methods of tensors whose result is a tensor of the same values."""
 
 
-def changes_in_place(method: str) -> bool:
-    """Return whether a method is one of torch's in place: ``add_``, ``copy_``, ``zero_``."""
-    return method.endswith("_") and not method.startswith("_")
-
-
 def adds_in_place(method: str) -> bool:
-    """Return whether a method adds to the tensor that it is called on."""
+    """True if a method adds to the tensor that it is called on."""
     return method in ("add_", "sub_")

@@ -326,14 +326,17 @@ def test_a_square_of_an_optimizer_s_is_not_what_the_loss_on_its_line_broadcasts(
     phase, pattern, tmp_path
 ):
     script = tmp_path / "train.py"
-    script.write_text("loss = mse_loss(model(x), y); loss.backward(); optimizer.step()\n")
+    script.write_text(
+        "from torch.nn.functional import mse_loss\n"
+        "loss = mse_loss(model(x), y); loss.backward(); optimizer.step()\n"
+    )
     job = Job()
     job.model(layers=1)
     for step in range(STEPS):
         job.trace.label(step=step, phase=phase)
         for name in "xy":
             job.alloc(4 * 1024, f"{name}.{step}", 10)
-        job.trace.alloc(4 * MIB, f"square.{step}", stack=(Frame("train", str(script), 1),))
+        job.trace.alloc(4 * MIB, f"square.{step}", stack=(Frame("train", str(script), 2),))
         for name in ("square", "x", "y"):
             job.trace.free(f"{name}.{step}")
     assert pattern in patterns(job.found(tmp_path / "run.json"))

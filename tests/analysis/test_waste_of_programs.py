@@ -445,7 +445,7 @@ def test_a_copy_of_a_model_rests_by_what_is_done_to_it_and_not_by_its_name(
         program.label(step)
         program.alloc(64 * KIB, f"x{step}", "model(x)")
         program.free(f"x{step}")
-    copy = program.found("copy_of_model")
+    copy = program.found("copy-of-model")
     assert (copy is not None) is rests
 
 

@@ -208,7 +208,7 @@ def test_what_joins_tensors(text, joins, place_in):
         ("kept = {k: v.copy() for k, v in xs.items()}", 1, True),
         ("import copy\nkept = copy.copy(xs)", 2, True),
         ("from copy import deepcopy\nkept = deepcopy(xs)", 2, True),
-        ("def f(xs):\n    for x in xs:\n        kept.append(x.clone())", 3, True),
+        ("def f(xs):\n    for x in xs:\n        kept.append(x.clone())", 3, False),
         ("kept = x.clone()", 1, False),
         ("kept = x.clone()  # [y.clone() for y in x]", 1, False),
         ("clone_of = copy_of(xs)", 1, False),
