@@ -6,6 +6,7 @@ import itertools
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from memprof.analysis.findings import Evidence, Found, Kind
@@ -13,6 +14,7 @@ from memprof.loading import load
 from memprof.records import Holder
 from memprof.reference_chain import Link
 from memprof.rules.remedies import advise
+from memprof.rules.rule import Match
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Frame, Phase
 from memprof.views.window import site_at
@@ -53,6 +55,8 @@ def advised(tmp_path):
             stack=(frame,),
             holders=() if pattern else (holder,),
             evidence=Evidence(0, facts={"in_graph": True, "pattern": pattern}),
+            rule=pattern.replace("_", "-"),
+            match=Match(0, np.zeros(0, dtype=np.int64), 1 << 20) if pattern else None,
         )
         return {remedy.fix: remedy for remedy in advise(found, load(Path(tmp_path / "run.json")))}
 

@@ -160,8 +160,13 @@ def _backward_begins(window: Window) -> dict[int, int]:
 
 
 def _forward_ends(window: Window, begins: dict[int, int]) -> dict[int, int]:
-    """The last event of the forward pass before the backward pass of each of these steps."""
-    forward = np.flatnonzero(window.phase_of_event == Phase.FORWARD)
+    """The last event in a module before the backward pass of each of these steps.
+
+    Outside of modules the forward pass cannot be told from what follows it.
+    """
+    in_module = np.array([bool(label.module) for label in window.trace.tables.labels])
+    forward = window.phase_of_event == Phase.FORWARD
+    forward = np.flatnonzero(forward & in_module[window.trace.events.label])
     ends = {}
     for step, begin in begins.items():
         before = int(np.searchsorted(forward, begin))
