@@ -84,18 +84,18 @@ def of_folder(folder: Path) -> dict[str, Path]:
 def outputs(path: Path, root: Path, *, pages: bool) -> dict[str, str]:
     """Every output about the recording by name; ``root`` holds the source of what was recorded."""
     texts = {}
-    for name, words in COMMANDS.items():
-        if ".pickle" in path.name or name.removesuffix("-json") in TRACES:
-            source = [] if words[0] in {"oom", "what-if"} else ["--source", str(root)]
-            texts[name] = command([*words, str(path), *source])
-    if pages:
-        texts |= page(path, root)
-    return {name: unplaced(text, path, root) for name, text in texts.items()}
-
-
-def unplaced(text: str, path: Path, root: Path) -> str:
-    """The text without the folders in which the recording and the source happen to lie."""
-    return text.replace(str(path.parent), "FOLDER").replace(str(root), "SOURCE")
+    before = Path.cwd()
+    os.chdir(path.parent)  # a longer path would wrap other words
+    try:
+        for name, words in COMMANDS.items():
+            if ".pickle" in path.name or name.removesuffix("-json") in TRACES:
+                source = [] if words[0] in {"oom", "what-if"} else ["--source", str(root)]
+                texts[name] = command([*words, path.name, *source])
+        if pages:
+            texts |= page(path.name, root)
+    finally:
+        os.chdir(before)
+    return {name: text.replace(str(root), "SOURCE") for name, text in texts.items()}
 
 
 def command(words: list[str]) -> str:
@@ -111,17 +111,18 @@ def command(words: list[str]) -> str:
     return text.getvalue()
 
 
-def page(path: Path, root: Path) -> dict[str, str]:
+def page(recording: str, root: Path) -> dict[str, str]:
     """The body of the page and the data that its scripts draw."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "page.html"
-        printed = command(["report", str(path), "--source", str(root), "-o", str(file)])
+        printed = command(["report", recording, "--source", str(root), "-o", str(file)])
         if not file.exists():
             return {"page": printed}
         html = file.read_text()
     packed = re.search(r'<script type="application/octet-stream" id="data">([^<]*)', html)
     assert packed is not None, "the page has no data"
-    data = json.loads(gzip.decompress(base64.b64decode(packed[1])))
+    drawn = gzip.decompress(base64.b64decode(packed[1])).decode()
+    data = json.loads(drawn.replace(str(root), "SOURCE"))
     body = re.sub(r"<(script|style)\b.*?</\1>", "", html, flags=re.DOTALL)
     lines = re.sub(r">\s*<", ">\n<", body)  # so that a change is a line, not the whole page
     return {"page": lines, "page-data": json.dumps(digested(data), indent=1) + "\n"}
