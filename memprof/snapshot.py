@@ -51,10 +51,10 @@ LabelOf: TypeAlias = Callable[[str], Label]
 _ACTIONS = {action.name.lower(): int(action) for action in Action}
 _ACTION = itemgetter("action")
 _STATES = {
-    "inactive": BlockState.INACTIVE,
-    "active_allocated": BlockState.ACTIVE_ALLOCATED,
-    "active_pending_free": BlockState.ACTIVE_PENDING_FREE,
-    "active_awaiting_free": BlockState.ACTIVE_PENDING_FREE,  # torch's docstring says this
+    "inactive": int(BlockState.INACTIVE),  # plain numbers: of enums numpy makes columns slowly
+    "active_allocated": int(BlockState.ACTIVE_ALLOCATED),
+    "active_pending_free": int(BlockState.ACTIVE_PENDING_FREE),
+    "active_awaiting_free": int(BlockState.ACTIVE_PENDING_FREE),  # torch's docstring says this
 }
 _KINDS = {"small": SegmentKind.SMALL, "large": SegmentKind.LARGE}
 _LAST_LINE = (1 << 31) - 1
@@ -215,9 +215,9 @@ def _state(segments: Sequence[Json], interner: _Interner) -> State:
     segments = sorted(segments, key=_address)
     blocks = list(chain.from_iterable(s["blocks"] for s in segments))
     counts = [len(s["blocks"]) for s in segments]
-    states = [_STATES[b["state"]] for b in blocks]
+    states = np.asarray([_STATES[b["state"]] for b in blocks], dtype=np.uint8)
     sizes = integers([b["size"] for b in blocks])
-    listed = int(sizes[np.equal(states, BlockState.ACTIVE_ALLOCATED)].sum())
+    listed = int(sizes[states == BlockState.ACTIVE_ALLOCATED].sum())
     state = State(
         unlisted=_unlisted(segments, listed),
         segments=Segments.build(
@@ -264,14 +264,14 @@ def _block_addresses(segments: Sequence[Json], counts: list[int], size: Column) 
     return before + np.repeat(offset, counts)
 
 
-def _all_requested(blocks: Sequence[Json], states: Sequence[int]) -> Column:
+def _all_requested(blocks: Sequence[Json], states: Column) -> Column:
     """Bytes asked for of each block, 0 of those that nobody uses."""
     try:
         requested = integers([b["requested_size"] for b in blocks])
     except (KeyError, TypeError):
-        in_use = zip(blocks, states, strict=True)
+        in_use = zip(blocks, states.tolist(), strict=True)
         return integers([_requested(b) if state else 0 for b, state in in_use])
-    return np.where(np.equal(states, BlockState.INACTIVE), 0, requested)
+    return np.where(states == BlockState.INACTIVE, 0, requested)
 
 
 def _all_frames(blocks: Sequence[Json]) -> list[Any]:
@@ -417,6 +417,8 @@ class _LiveInterner(_Interner):
 
     def stacks(self, lists: Sequence[list[Json] | None]) -> Column:
         """An allocation's entries and its block have the same list, so each is looked at once."""
+        if not any(lists):  # blocks from between windows, which may be very many
+            return np.zeros(len(lists), np.int32)
         ids = list(map(id, lists))
         rows = {
             key: self._row(frames) for key, frames in dict(zip(ids, lists, strict=True)).items()
