@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from memprof.holding.heap import addresses, places_among
+from memprof.addresses import addresses
+from memprof.holding.heap import places_among
 from memprof.sources.instances import instances_of, subclasses_of
 
 __all__ = ["live_tensors", "objects_at"]

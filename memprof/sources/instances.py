@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ["instances_of", "subclasses_of"]
 
-_TELLS_TYPES = (2, 11)
+_TELLS_TYPES = "2.11"
 """From this version on every tensor tells the collector its type. 2.7 and older do not where C++
 keeps the tensor as well, as it does a gradient or a parameter in a graph; others were not tried."""
 

@@ -71,8 +71,11 @@ class LivingStorages(Columns):
     def of(held: Iterable[Held]) -> LivingStorages:
         """The columns of some storages, which are not held by them."""
         rows = [(h.key, h.size, h.stack, h.label, h.category) for h in held]
-        cdata, size, stack, label, category = zip(*rows, strict=True) if rows else [()] * 5
-        return LivingStorages(cdata, size, stack, label, category)
+        columns = zip(*rows, strict=True) if rows else [()] * 5
+        living: LivingStorages = LivingStorages.build(
+            len(rows), **dict(zip(LivingStorages.names(), columns, strict=True))
+        )
+        return living
 
     def key(self, row: int) -> int:
         """The ``_cdata`` by which holders are searched for."""
