@@ -95,8 +95,8 @@ class Marks:
         After a mark of the device's own thread that one holds, up to the loop's next mark; where
         its threads made none, the last of any thread.
         """
-        rows = [row[:3] for row in self.rows]
-        columns = np.asarray(rows, dtype=np.int64).reshape(-1, 3)
+        begun = [row[:3] for row in self.rows]
+        columns = np.asarray(begun, dtype=np.int64).reshape(-1, 3)
         times, marked, marks = columns[np.argsort(columns[:, 0], kind="stable")].T
         labels = np.append(EMPTY, marked).astype(np.int32)
         found: Column = labels[np.searchsorted(times, time_us, side="right")]

@@ -165,8 +165,8 @@ def _described(living: Living, group: _Group, births: int, targets: list[int]) -
 
 def _largest(living: Living, group: _Group) -> list[int]:
     rows = np.sort(group.rows)
-    largest = rows[np.argsort(-living.size[rows], kind="stable")]
-    return largest[:_TARGETS].tolist()
+    largest: list[int] = rows[np.argsort(-living.size[rows], kind="stable")][:_TARGETS].tolist()
+    return largest
 
 
 def _spread(rows: Ints) -> list[int]:
