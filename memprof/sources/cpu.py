@@ -29,7 +29,7 @@ from memprof.sources.rows import Batch
 from memprof.sources.sampled import SampledTime
 from memprof.sources.search import Search, cpu_storages
 from memprof.sources.stacks import StackCapture
-from memprof.sources.storages import ROW, Held, LiveStorages
+from memprof.sources.storages import ROW, Held, LiveStorages, LivingStorages
 from memprof.sources.unread import plain_attributes
 from memprof.trace import EMPTY, NOT_RECORDED, Category, Phase, State
 
@@ -160,9 +160,9 @@ class CpuSource:
         self._start()
         return {_DEVICE: state}
 
-    def living(self, device: str = _DEVICE) -> Iterable[Held]:  # noqa: ARG002 - there is one
-        """The storages that are alive, each counted once; weak references, they hold nothing."""
-        return self._live.counted()
+    def living(self, device: str = _DEVICE) -> LivingStorages:  # noqa: ARG002 - there is one
+        """The storages that are alive, each counted once; columns, they hold nothing."""
+        return LivingStorages.of(self._live.counted())
 
     def pending_events(self) -> int:
         """Rows that wait; a freed tensor makes two events of one row."""

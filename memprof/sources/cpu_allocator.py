@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import CodeType
 from typing import Any
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from memprof.records import DeviceInfo
 from memprof.sources.boundaries import Boundaries
 from memprof.sources.leisure import Leisure
-from memprof.sources.liveblocks import LiveBlock, LiveBlocks
+from memprof.sources.liveblocks import LiveBlocks, LivingBlocks
 from memprof.sources.native_rows import ROW, RowLabels, Rows
 from memprof.sources.places import PlaceOf, place_of
 from memprof.sources.protocol import Chunk, Counters, Interner
@@ -158,8 +158,8 @@ class CpuAllocatorSource:
         """Whether more rows waited than there is room for, so that the window has a gap."""
         return self._in_window and self._lost > 0
 
-    def living(self, device: str = _DEVICE) -> Iterable[LiveBlock]:
-        """The blocks in use; plain values, they hold nothing."""
+    def living(self, device: str = _DEVICE) -> LivingBlocks:
+        """The blocks in use; columns, they hold nothing."""
         if self._in_window:
             self._settle(with_state=True)
         else:

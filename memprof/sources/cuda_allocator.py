@@ -7,7 +7,7 @@ to be found by the time: every row carries the place of the thread that made it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from memprof.sources.boundaries import Boundaries
 from memprof.sources.cudaowners import OwnedCudaSource
 from memprof.sources.frugal import compiler_left_out
 from memprof.sources.historycalls import HistoryCalls
-from memprof.sources.liveblocks import LiveBlock
+from memprof.sources.liveblocks import LivingBlocks
 from memprof.sources.native_rows import ROW, RowLabels, Rows
 from memprof.sources.places import PlaceOf, place_of
 from memprof.sources.protocol import Chunk, Interner
@@ -96,8 +96,8 @@ class CudaAllocatorSource(OwnedCudaSource):
         self._live.sightings.stop()
         return states
 
-    def living(self, device: str) -> Iterable[LiveBlock]:
-        """The blocks in use on a device at this moment; plain values, they hold nothing."""
+    def living(self, device: str) -> LivingBlocks:
+        """The blocks in use on a device at this moment; columns, they hold nothing."""
         if not self._in_window:
             return super().living(device)
         self._settle()

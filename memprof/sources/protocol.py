@@ -15,6 +15,8 @@ from memprof.trace import EMPTY, NOT_RECORDED, Events, Frame, Label, Phase, Stat
 
 __all__ = ["Chunk", "Counters", "EventSource", "Interner", "Reading", "ReadingSource"]
 
+_PHASES = tuple(Phase)
+
 
 @dataclass(frozen=True, slots=True)
 class Counters:
@@ -128,6 +130,8 @@ class Interner:
         self._labels: dict[tuple[int, int, str, str], int]
         self._labels = _numbering({(NOT_RECORDED, 0, "", ""): EMPTY})
         self._pools: dict[tuple[int, int], int] = _numbering({(0, 0): EMPTY})
+        self._made: list[Label] = []
+        """The labels as objects, as far as they were asked for."""
         self._written: tuple[int, int, int, int] = (0, 1, 1, 1)
 
     def __len__(self) -> int:
@@ -167,21 +171,36 @@ class Interner:
 
     def labels(self, first: int) -> list[Label]:
         """The labels from row ``first`` on."""
-        rows = list(islice(self._labels, first, None))
-        return [Label(step, Phase(phase), *names) for step, phase, *names in rows]
+        at = len(self._made)
+        rows = _rows_from(self._labels, at)
+        made = [Label(step, _PHASES[phase], *names) for step, phase, *names in rows]
+        self._made[at : at + len(made)] = made  # the same, where another thread did it meanwhile
+        return self._made[first:]
 
     def take_new(self) -> TablesRecord | None:
         """The rows added since the last call, or None."""
         first = self._written
-        stacks = list(islice(self._stacks, first[1], None))  # before the frames that they name
-        frames = list(islice(self._frames, first[0], None))
-        labels = list(islice(self._labels, first[2], None))
-        pools = list(islice(self._pools, first[3], None))
+        stacks = _rows_from(self._stacks, first[1])  # before the frames that they name
+        frames = _rows_from(self._frames, first[0])
+        labels = _rows_from(self._labels, first[2])
+        pools = _rows_from(self._pools, first[3])
         new = (len(frames), len(stacks), len(labels), len(pools))
         if not any(new):
             return None
         self._written = (first[0] + new[0], first[1] + new[1], first[2] + new[2], first[3] + new[3])
         return TablesRecord(first, frames, [list(s) for s in stacks], labels, pools)
+
+
+def _rows_from(table: dict[Any, int], first: int) -> list[Any]:
+    """The keys from a number on: from the end backwards, as a window's tables become long."""
+    count = len(table)
+    if count <= first:
+        return []
+    rows = list(islice(reversed(table), count - first))
+    if len(table) != count:  # a row came in between, so that it began too late
+        return list(islice(table, first, None))
+    rows.reverse()
+    return rows
 
 
 class _Rows(defaultdict[Any, int]):

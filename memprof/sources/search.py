@@ -11,6 +11,7 @@ from itertools import compress
 from typing import Any
 
 from memprof.sources.autograd import grad_fn_of, gradient_of
+from memprof.sources.instances import instances_of, subclasses_of
 from memprof.sources.owners import Differentiated, is_plain, storages, tensors_in
 from memprof.sources.unread import Unread
 
@@ -106,19 +107,19 @@ def _full_collections() -> int:
 
 def objects_with_tensors() -> list[Any]:
     """Every tensor, storage and checkpoint that Python knows: where graphs can be followed from."""
-    return _tensors(gc.get_objects(), *_checkpoints())
+    return instances_of([*_kinds(), *_checkpoints()])
 
 
-def _tensors(objects: list[Any], *more: type) -> list[Any]:
-    """The tensors and storages among some objects, and what is of one of ``more`` kinds."""
+def _tensors(objects: list[Any]) -> list[Any]:
+    """The tensors and storages among some objects."""
+    ids = set(map(id, _kinds()))
+    return list(compress(objects, map(ids.__contains__, map(id, map(type, objects)))))
+
+
+def _kinds() -> list[type]:
     import torch
 
-    kinds = {torch.UntypedStorage, *_subclasses(torch.Tensor), *more}
-    try:
-        return list(compress(objects, map(kinds.__contains__, map(type, objects))))
-    except Exception:  # noqa: BLE001 - a metaclass can forbid to be hashed, or raise anything
-        ids = set(map(id, kinds))
-        return [o for o in objects if id(type(o)) in ids]
+    return [torch.UntypedStorage, *subclasses_of(torch.Tensor)]
 
 
 def _checkpoints() -> list[type]:
@@ -127,14 +128,6 @@ def _checkpoints() -> list[type]:
 
     frame: type | None = getattr(checkpoint, "_CheckpointFrame", None)
     return [frame] if frame is not None else []
-
-
-def _subclasses(kind: type) -> set[type]:
-    found = {kind}
-    children: list[type] = type.__subclasses__(kind)
-    for child in children:
-        found |= _subclasses(child)
-    return found
 
 
 def _gradient(item: Any) -> Iterator[Any]:

@@ -341,7 +341,7 @@ def test_marks_that_no_event_needs_any_more_are_dropped_and_the_others_hold() ->
     before = [(part.at(times, d).tolist(), part.had_gradients(times).tolist())
               for part in (marks, *marks.apart()) for d in (0, 1, 2)]  # fmt: skip
     marks.forget_before(45)
-    assert marks.label == [2, 4, 5, 6, 7, 8]
+    assert [row[1] for row in marks.rows] == [2, 4, 5, 6, 7, 8]
     assert before == [(part.at(times, d).tolist(), part.had_gradients(times).tolist())
                       for part in (marks, *marks.apart()) for d in (0, 1, 2)]  # fmt: skip
 
@@ -352,7 +352,7 @@ def test_a_long_window_keeps_the_marks_of_a_few_looks_only(stepped):
     kept = []
     for _ in range(4):
         steps(lambda: alone(torch.ones(1)), 50)
-        kept.append(len(steps.keeper.marks.label))
+        kept.append(len(steps.keeper.marks.rows))
         time.sleep(0.02)
     assert kept[0] >= 90
     assert kept[-1] <= kept[0] + 10

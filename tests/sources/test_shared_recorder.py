@@ -77,7 +77,7 @@ def made_in(job: Job) -> list[int]:
 def test_a_long_history_is_not_brought_along_with_the_blocks(version, started):
     job = started(version)
     job.long_history()
-    assert list(job.source.living("cuda:0")) == []
+    assert len(job.source.living("cuda:0")) == 0
     assert job.looks == 0
     assert "too long to be read without holding the job up" in job.said()
 
@@ -86,7 +86,7 @@ def test_a_long_history_is_not_brought_along_with_the_blocks(version, started):
 def test_where_torch_leaves_the_history_out_the_blocks_are_seen(version, started):
     job = started(version)
     job.long_history()
-    assert [one.size for one in job.source.living("cuda:0")] == [MIB]
+    assert job.source.living("cuda:0").size.tolist() == [MIB]
     assert job.said() == ""
 
 
@@ -95,7 +95,8 @@ def test_beside_a_short_history_the_blocks_are_seen_in_every_version(version, st
     job = started(version)
     job.record("all", max_entries=500)
     kept = job.torch.alloc(2 * MIB)
-    assert {one.key.address: one.size for one in job.source.living("cuda:0")}[kept] == 2 * MIB
+    living = job.source.living("cuda:0")
+    assert dict(zip(living.address.tolist(), living.size.tolist(), strict=True))[kept] == 2 * MIB
 
 
 @pytest.mark.parametrize("version", [*OLD, *NEW])
@@ -138,9 +139,9 @@ def test_a_look_that_took_long_is_not_repeated(started, monkeypatch):
         return real()
 
     job.torch.cuda.memory_snapshot = slow
-    assert [one.size for one in job.source.living("cuda:0")] == [MIB]
+    assert job.source.living("cuda:0").size.tolist() == [MIB]
     assert "held the job up for" in job.said()
-    assert list(job.source.living("cuda:0")) == []
+    assert len(job.source.living("cuda:0")) == 0
     assert job.looks == 1
 
 
