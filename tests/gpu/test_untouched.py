@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason="needs torch and a CUDA device")
 import memprof  # noqa: E402
 from memprof.loading import load  # noqa: E402
 from memprof.trace import Action, Phase  # noqa: E402
+from tests.gpu.patience import LONG_S  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
@@ -42,7 +43,7 @@ def test_gradients_that_meet_take_the_memory_that_they_take_without_memprof(tmp_
     step = fan_in()
     step()
     plain = figures(step)
-    with memprof.track(tmp_path / "run.json", allowance_s=60):
+    with memprof.track(tmp_path / "run.json", allowance_s=LONG_S):
         step()
         assert figures(step) == plain
     assert figures(step) == plain
@@ -64,7 +65,7 @@ def test_gradients_are_bit_equal(tmp_path, name):
         return x.grad.cpu()
 
     plain = gradient()
-    with memprof.track(tmp_path / "run.json", allowance_s=60):
+    with memprof.track(tmp_path / "run.json", allowance_s=LONG_S):
         assert torch.equal(gradient(), plain)
 
 
@@ -74,7 +75,7 @@ def phases(path, sources):
     model.cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     target = torch.zeros(16, dtype=torch.long, device="cuda")
-    with memprof.track(path, sources=sources, allowance_s=60):
+    with memprof.track(path, sources=sources, allowance_s=LONG_S):
         for _ in range(4):
             output = model(torch.ones(16, 64, device="cuda"))
             torch.nn.functional.cross_entropy(output, target).backward()  # outside every module
