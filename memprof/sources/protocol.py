@@ -167,6 +167,8 @@ class Interner:
 
     def labels(self, first: int) -> list[Label]:
         """The labels from row ``first`` on."""
+        if first >= len(self._labels):  # else all that are known would be gone through
+            return []
         rows = list(islice(self._labels, first, None))
         return [Label(step, Phase(phase), *names) for step, phase, *names in rows]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -182,3 +183,22 @@ def test_entries_of_torchs_recorder_bear_the_time_of_our_clock():
         f"off by {off_us[1000]:.1f} µs at the median, {off_us[-20]:.1f} µs at the 99th percentile"
     )
     assert off_us[-20] < 20
+
+
+def test_a_thread_has_no_label_of_an_earlier_recording(tmp_path, sources):
+    model = Net().cuda()
+
+    def call():
+        with torch.no_grad():
+            model(torch.ones(32, WIDTH, device="cuda"))
+
+    with ThreadPoolExecutor(1) as pool:
+        with memprof.track(tmp_path / "first.json", sources=sources, allowance_s=LONG_S):
+            for _ in range(12):  # rows of labels that the next recording does not have
+                pool.submit(call).result()
+                memprof.step()
+        with memprof.track(tmp_path / "run.json", sources=sources, allowance_s=LONG_S):
+            pool.submit(torch.empty, 7 << 20, dtype=torch.uint8, device="cuda").result()
+            memprof.step()
+    made = [label for size, label in made_in(tmp_path / "run.json") if size == 7 << 20]
+    assert [(label.step, label.module) for label in made] == [(0, "")]
