@@ -68,7 +68,7 @@ class CpuAllocatorSource:
         self._native = native
         self._live = LiveBlocks(interner, boundaries, place, lambda device: device == _DEVICE)
         self._stacks = _StackRows(interner, native.cpu_new_stacks)
-        self._labels = RowLabels(interner, boundaries, native.label)
+        self._labels = RowLabels(interner, boundaries, native)
         self._search = Search(boundaries.unread)
         self._foreign = _ForeignStorages(native)
         self._pid = os.getpid()

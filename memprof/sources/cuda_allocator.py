@@ -42,10 +42,10 @@ class CudaAllocatorSource(OwnedCudaSource):
         super().__init__(interner, boundaries, torch, place)
         self._native = native
         native.cuda_forget_tables()
-        self._row_labels = RowLabels(interner, boundaries, native.label)
+        self._row_labels = RowLabels(interner, boundaries, native)
         self._tables = _Tables(interner)
         self._calls = HistoryCalls(self._torch, self._program_calls, self._program_called)
-        self._is_on = self._gathers = False
+        self._is_on = False
         self._lost = 0
         self._texts: list[str] = []
 
@@ -139,8 +139,8 @@ class CudaAllocatorSource(OwnedCudaSource):
         if on and self._torch._C._cuda_isHistoryEnabled():
             self._say(SHARED)
             return
-        if on or self._gathers:
-            self._gathers = on
+        if on or self._recorder.gathers:
+            self._recorder.gathers = on
             record = self._torch.cuda.memory._record_memory_history
             wanted: dict[str, Any] = {"context": "alloc", "stacks": "python"} if on else {}
             if "clear_history" in inspect.signature(record).parameters:
@@ -172,9 +172,12 @@ class CudaAllocatorSource(OwnedCudaSource):
             self._tables.add(frames, stacks, pools)
             self._texts = texts
             rows = np.frombuffer(blob, ROW)
-            rows = rows[rows["action"] != Action.SNAPSHOT]
-            for device in np.unique(rows["device"]).tolist():
-                events = self._events_of(rows[rows["device"] == device])
+            is_look = rows["action"] == Action.SNAPSHOT
+            rows = rows[~is_look] if is_look.any() else rows  # a copy of all takes its time
+            devices = np.unique(rows["device"]).tolist()
+            for device in devices:
+                is_here = slice(None) if len(devices) == 1 else rows["device"] == device
+                events = self._events_of(rows[is_here])
                 self._taken.append(Chunk(f"cuda:{device}", events))
 
     def _events_of(self, rows: Rows) -> Events:
