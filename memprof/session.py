@@ -30,7 +30,6 @@ from memprof.records import DeviceInfo, Finding, Header, Readings, WindowRecord
 from memprof.sampler import Sampler
 from memprof.sources.boundaries import Boundaries
 from memprof.sources.main_thread import Beat, MainThread
-from memprof.sources.ooms import Exhausted
 from memprof.sources.protocol import Counters, Interner, ReadingSource
 from memprof.steprows import Span
 from memprof.trace import NOT_RECORDED
@@ -38,6 +37,7 @@ from memprof.units import format_bytes, format_count, format_duration
 from memprof.windows import End, OverheadMeter, StepCost, WindowSchedule
 
 if TYPE_CHECKING:
+    from memprof.sources.ooms import Exhausted
     from memprof.survivors import Lookout
 
 __all__ = ["Session"]

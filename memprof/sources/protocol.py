@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from memprof.records import DeviceInfo, TablesRecord
 from memprof.trace import EMPTY, NOT_RECORDED, Events, Frame, Label, Phase, State, Tables
@@ -16,8 +16,7 @@ from memprof.trace import EMPTY, NOT_RECORDED, Events, Frame, Label, Phase, Stat
 __all__ = ["Chunk", "Counters", "EventSource", "Interner", "Reading", "ReadingSource"]
 
 
-@dataclass(frozen=True, slots=True)
-class Counters:
+class Counters(NamedTuple):
     """One device's figures at a step's end, in bytes; `NOT_RECORDED` where it has none.
 
     Peaks are those since the previous call.
@@ -49,8 +48,7 @@ class Chunk:
     late_blocks: Mapping[int, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """One look at a device or the host; ``None`` where a value cannot be read."""
 
     device: str

@@ -52,7 +52,7 @@ class Search:
         began = time.monotonic()
         self.saved = None
         self._collections = _full_collections()
-        known = objects_with_tensors()
+        known = [] if _is_being_imported() else objects_with_tensors()
         self.differentiated.see(known)
         yield from _storages(known, self._unread)
         # A gradient that Python has never looked at is no object yet.
@@ -90,6 +90,12 @@ class Search:
         return tensors
 
 
+def _is_being_imported() -> bool:
+    """Whether torch's own import is under way, before whose end nobody can have made a tensor."""
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
+
+
 def reads_saved() -> bool:
     """Whether torch tells what graphs save; before 2.8 reading it could run a hook."""
     import torch
@@ -115,7 +121,10 @@ def _tensors(objects: list[Any], *more: type) -> list[Any]:
 
     kinds = {torch.UntypedStorage, *_subclasses(torch.Tensor), *more}
     try:
-        return list(compress(objects, map(kinds.__contains__, map(type, objects))))
+        types = list(map(type, objects))
+        if kinds.isdisjoint(set(types)):  # half as dear as the rest: a job that has not begun
+            return []
+        return list(compress(objects, map(kinds.__contains__, types)))
     except Exception:  # noqa: BLE001 - a metaclass can forbid to be hashed, or raise anything
         ids = set(map(id, kinds))
         return [o for o in objects if id(type(o)) in ids]
