@@ -11,6 +11,7 @@ from typing import Any
 
 from memprof.records import DeviceInfo
 from memprof.sources.boundaries import Boundaries
+from memprof.sources.compiling import is_used
 from memprof.sources.dispatch import (
     LEFT,
     Watch,
@@ -101,7 +102,10 @@ class CpuSource:
         """The CPU; none where nothing was ever watched because the job had begun to use CUDA."""
         if self._aside and not self._has_recorded:
             return []
-        return [DeviceInfo(device=_DEVICE, name="CPU", backend="cpu")]
+        info = DeviceInfo(
+            device=_DEVICE, name="CPU", backend="cpu", recorder="operators", compiled=is_used()
+        )
+        return [info]
 
     def open(self) -> None:
         """Check that torch can be watched here."""
