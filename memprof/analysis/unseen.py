@@ -62,7 +62,8 @@ def _of_device(device: DeviceExamination, run: Run) -> list[str]:
         said.append("between windows nothing was counted")
     elif len(device.windows) > 1:
         said.append(f"between its {len(device.windows)} windows only counters were kept")
-    if events and device.device.info.recorder == "operators":
+    is_subject = len(run.devices) == 1  # beside CUDA the CPU is watched until that begins
+    if events and is_subject and device.device.info.recorder == "operators":
         said.append(_within_operators(device, run))
     if any(window.trace.modelled for window in device.windows):
         said.append("segments and reserved bytes are modelled: a CPU has no caching allocator")
