@@ -113,14 +113,14 @@ class _Relabelled:
     def _row(self, row: int, step: int) -> int:
         if (row, step) not in self._dated:
             self._dated[row, step] = len(self._labels)
-            self._labels.append(replace(self._labels[row], step=step))
+            self._labels.append(self._labels[row]._replace(step=step))
         return self._dated[row, step]
 
     def of_request(self, row: int) -> int:
         """For the failed request, which knows no module between windows: that of the other."""
         label, own = self._labels[row], self._request
         phase = own.phase if own.module else label.phase
-        self._labels.append(replace(own, phase=phase, module=own.module or label.module))
+        self._labels.append(own._replace(phase=phase, module=own.module or label.module))
         return len(self._labels) - 1
 
     def tables(self) -> Tables:

@@ -81,7 +81,7 @@ class CpuAllocatorSource:
 
     def devices(self) -> Sequence[DeviceInfo]:
         """The CPU."""
-        return [DeviceInfo(device=_DEVICE, name="CPU", backend="cpu")]
+        return [DeviceInfo(device=_DEVICE, name="CPU", backend="cpu", recorder="allocator")]
 
     def open(self) -> None:
         """Count from now on.

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from memprof.records import DeviceInfo, TablesRecord
 from memprof.trace import EMPTY, NOT_RECORDED, Events, Frame, Label, Phase, State, Tables
@@ -18,8 +18,7 @@ __all__ = ["Chunk", "Counters", "EventSource", "Interner", "Reading", "ReadingSo
 _PHASES = tuple(Phase)
 
 
-@dataclass(frozen=True, slots=True)
-class Counters:
+class Counters(NamedTuple):
     """One device's figures at a step's end, in bytes; `NOT_RECORDED` where it has none.
 
     Peaks are those since the previous call.
@@ -51,8 +50,7 @@ class Chunk:
     late_blocks: Mapping[int, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """One look at a device or the host; ``None`` where a value cannot be read."""
 
     device: str

@@ -53,7 +53,7 @@ class Search:
         began = time.monotonic()
         self.saved = None
         self._collections = _full_collections()
-        known = objects_with_tensors()
+        known = [] if _is_being_imported() else objects_with_tensors()
         self.differentiated.see(known)
         yield from _storages(known, self._unread)
         # A gradient that Python has never looked at is no object yet.
@@ -91,6 +91,12 @@ class Search:
         return tensors
 
 
+def _is_being_imported() -> bool:
+    """Whether torch's own import is under way, before whose end nobody can have made a tensor."""
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
+
+
 def reads_saved() -> bool:
     """Whether torch tells what graphs save; before 2.8 reading it could run a hook."""
     import torch
@@ -113,7 +119,10 @@ def objects_with_tensors() -> list[Any]:
 def _tensors(objects: list[Any]) -> list[Any]:
     """The tensors and storages among some objects."""
     ids = set(map(id, _kinds()))
-    return list(compress(objects, map(ids.__contains__, map(id, map(type, objects)))))
+    types = list(map(id, map(type, objects)))
+    if ids.isdisjoint(types):  # half as dear as the rest: a job that has not begun
+        return []
+    return list(compress(objects, map(ids.__contains__, types)))
 
 
 def _kinds() -> list[type]:

@@ -15,6 +15,7 @@ import pytest
 
 import memprof
 from memprof.analysis.examination import examine
+from memprof.analysis.unseen import unseen
 from memprof.loading import load
 from memprof.trace import Action, Category, Phase
 
@@ -69,6 +70,12 @@ def test_every_allocation_is_there_with_its_line(tmp_path):
     lines = [trace.tables.frames[trace.tables.stacks[row][0]].line for row in (first, second)]
     start = program.__code__.co_firstlineno
     assert lines == [start + 1, start + 2]
+
+
+def test_the_file_says_that_the_allocator_itself_was_listened_to(tmp_path):
+    run, _ = recorded(tmp_path / "run.json", lambda _: torch.ones(1000))
+    assert run.devices[0].info.recorder == "allocator"
+    assert not any("operators" in one for one in unseen(examine(run)))
 
 
 def test_gradients_that_meet_are_added_in_place_as_without_memprof(tmp_path):

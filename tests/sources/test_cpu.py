@@ -342,6 +342,27 @@ def test_by_default_nothing_is_watched_from_the_moment_on_that_the_job_uses_cuda
     assert recorder.source.notes() == []
 
 
+@pytest.mark.parametrize("moves", [True, False])
+def test_what_a_model_is_made_of_is_known_when_it_moves_to_cuda_uncalled(by_default, moves):
+    recorder, cuda = by_default
+    recorder.begin()
+    model = nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 100))
+    loaded = torch.ones(5000)
+    cuda.begin()
+    if moves:  # as Module.cuda() does it: the storages end here, before anything is drained
+        for parameter in model.parameters():
+            parameter.data = torch.empty(0)
+    chunk = recorder.drain()
+    made = chunk.events.action == Action.ALLOC
+    sizes, categories = chunk.events.size[made].tolist(), chunk.events.category[made].tolist()
+    known = sorted(zip(sizes, categories, strict=True))
+    parameters = [(400, Category.PARAMETER)] * 2 + [(40_000, Category.PARAMETER)] * 2
+    assert [one for one in known if one[0] in (400, 40_000)] == parameters
+    assert (loaded.nbytes, Category.UNKNOWN) in known
+    (note,) = recorder.source.notes()
+    assert "the job uses CUDA" in note
+
+
 def test_by_default_a_job_on_cuda_has_no_cpu_among_its_devices(by_default):
     recorder, cuda = by_default
     recorder.source.close()
