@@ -233,7 +233,8 @@ class RowLabels:
             row, name = divmod(pair, len(modules))
             at = self._rows.of(row)
             moved.append(self._interner.label(at.step, phase, modules[name], at.annotation))
-        return np.asarray(moved, dtype=np.int64)[which.reshape(-1)]
+        labels: Ints = np.asarray(moved, dtype=np.int64)[which.reshape(-1)]
+        return labels
 
     def _outside_modules(self, label: Ints) -> npt.NDArray[np.bool_]:
         rows, which = np.unique(label, return_inverse=True)
