@@ -113,16 +113,25 @@ def nothing_is_left_behind() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def searches_of_any_heap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Holders are searched for in the whole heap, which is that of all tests of this process.
+def time_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test records and finds never depends on how fast, or how busy, the machine is.
 
-    A program's is a tenth of it; tests of how long a search may take set their own limits.
+    Recording and searches may take as long as they do, in a heap that is that of all tests of this
+    process: a program's is a tenth of it. Tests of what they may take set their own limits.
     """
-    if "torch" in sys.modules:
-        from memprof.survivors import searches
+    if "torch" not in sys.modules:
+        return
+    from memprof import tracker
+    from memprof.survivors import searches, watch
 
-        for limit in ("_WHOLE_S", "_WHOLE_AFTER_S", "_BUDGET_S"):
-            monkeypatch.setattr(searches, limit, 60.0)
+    for module, limits in (
+        (searches, ("_WHOLE_S", "_WHOLE_AFTER_S", "_BUDGET_S")),
+        (watch, ("_SCAN_S", "_GRAPH_S", "_LAST_S")),
+    ):
+        for limit in limits:
+            monkeypatch.setattr(module, limit, 60.0)
+    monkeypatch.setattr(watch.Survivors, "_has_time", lambda _: True)
+    monkeypatch.setitem(tracker.track.__kwdefaults__, "allowance_s", 600.0)
 
 
 # What somebody built on this machine is used by the tests that ask for it, and by no other.
