@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.unhurried import lift_limits
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # A shared machine is slow at times, which is no failure; CI repeats the same examples each time.
@@ -116,22 +118,25 @@ def nothing_is_left_behind() -> Iterator[None]:
 def time_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test records and finds never depends on how fast, or how busy, the machine is.
 
-    Recording and searches may take as long as they do, in a heap that is that of all tests of this
-    process: a program's is a tenth of it. Tests of what they may take set their own limits.
+    Tests of what recording and searches may take set their own limits.
     """
-    if "torch" not in sys.modules:
-        return
-    from memprof import tracker
-    from memprof.survivors import searches, watch
+    if "torch" in sys.modules:
+        lift_limits(monkeypatch.setattr, monkeypatch.setitem)
 
-    for module, limits in (
-        (searches, ("_WHOLE_S", "_WHOLE_AFTER_S", "_BUDGET_S")),
-        (watch, ("_SCAN_S", "_GRAPH_S", "_LAST_S")),
-    ):
-        for limit in limits:
-            monkeypatch.setattr(module, limit, 60.0)
-    monkeypatch.setattr(watch.Survivors, "_has_time", lambda _: True)
-    monkeypatch.setitem(tracker.track.__kwdefaults__, "allowance_s", 600.0)
+
+@pytest.fixture(autouse=True)
+def heap_of_one_test(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The collector, and so a search for holders, sees only what is made from now on.
+
+    What all tests of this process have loaded is ten times what a program has, and each collection
+    and each search goes through it. A test marked ``whole_heap`` needs what its module has made.
+    """
+    if "whole_heap" in request.keywords:
+        yield
+        return
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 # What somebody built on this machine is used by the tests that ask for it, and by no other.

@@ -20,7 +20,7 @@ def hook(*_, **__):
     return None
 
 def test_thread():
-    work = threading.Thread(target=time.sleep, args=(5,), name="memprof-sampler", daemon=True)
+    work = threading.Thread(target=time.sleep, args=(600,), name="memprof-sampler", daemon=True)
     work.start()
 
 def test_collector(): gc.callbacks.append(hook)

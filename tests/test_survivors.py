@@ -112,6 +112,8 @@ def test_nothing_is_kept_alive_by_looking(tmp_path):
 
 
 CHAIN = """
+from tests.unhurried import lift_limits
+lift_limits()
 import sys, memprof, torch
 def main():
     weight = torch.ones(3, requires_grad=True)
@@ -208,6 +210,8 @@ def test_an_error_in_a_search_ends_the_search_and_not_the_recording(tmp_path, mo
 
 
 CONTAINERS = """
+from tests.unhurried import lift_limits
+lift_limits()
 import collections, sys, memprof, torch
 
 SIZE = 60

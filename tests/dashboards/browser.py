@@ -104,7 +104,7 @@ class Browser:
     def open(self, path: Path) -> None:
         """Load a file from disk and wait until its charts are drawn."""
         self.send("Page.navigate", url=path.resolve().as_uri())
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while self.run("document.documentElement?.dataset.drawn || ''") == "":
             if time.monotonic() > end:
                 raise RuntimeError(f"the page was not drawn: {self.complaints}")

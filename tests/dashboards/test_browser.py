@@ -45,7 +45,7 @@ def place(browser: Browser, x: float, y: float, chart: str = CHART) -> tuple[flo
     return left, top
 
 
-def wait_for(browser: Browser, condition: str, seconds: float = 10) -> None:
+def wait_for(browser: Browser, condition: str, seconds: float = 300) -> None:
     """Until a JavaScript expression is true."""
     end = time.monotonic() + seconds
     while not browser.run(condition):
