@@ -43,6 +43,7 @@ PATCHABLE = (
     ("torch", "Tensor"),
     ("torch", "UntypedStorage"),
 )
+SIGNALS = sorted(signal.valid_signals())
 # Attributes of sys that pytest or Python change during a test.
 FLEETING = {"stdin", "stdout", "stderr", "last_exc", "last_type", "last_value", "last_traceback"}
 
@@ -87,20 +88,32 @@ def process_hooks() -> dict[str, object]:
         "trace and profile": [sys.gettrace(), sys.getprofile()],
         "import hooks": [f for f in sys.meta_path if type(f).__module__.startswith("memprof")],
         "threading.excepthook": threading.excepthook,
-        "signals": {s: signal.getsignal(s) for s in sorted(signal.valid_signals())},
+        "signals": {s: signal.getsignal(s) for s in SIGNALS},
     }
 
 
-def patchable() -> dict[str, object]:
-    """Every attribute of the modules and classes that a profiler is tempted to patch."""
-    found: dict[str, object] = {}
+def patchable() -> dict[str, dict[str, object]]:
+    """The attributes of the modules and classes that a profiler is tempted to patch."""
+    found: dict[str, dict[str, object]] = {}
     for module, name in PATCHABLE:
         owner = sys.modules.get(module)
         owner = getattr(owner, name, None) if name else owner
-        for key, value in vars(owner).items() if owner is not None else ():
-            if callable(value) and key not in FLEETING:
-                found[".".join(filter(None, (module, name, key)))] = value
+        if owner is not None:
+            found[".".join(filter(None, (module, name)))] = dict(vars(owner))
     return found
+
+
+def patched(before: dict[str, dict[str, object]]) -> list[str]:
+    """The functions and classes among them that are not what they were."""
+    return [
+        f"{owner}.{key}"
+        for owner, values in patchable().items()
+        for key, value in values.items()
+        if (old := before.get(owner, {}).get(key, value)) is not value
+        and callable(old)
+        and callable(value)
+        and key not in FLEETING
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -110,8 +123,7 @@ def nothing_is_left_behind() -> Iterator[None]:
     yield
     assert torch_hooks() == hooks
     assert process_hooks() == process
-    patched = {n for n, value in patchable().items() if n in names and names[n] is not value}
-    assert not patched
+    assert patched(names) == []
 
 
 @pytest.fixture(autouse=True)

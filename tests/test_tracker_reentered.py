@@ -19,7 +19,7 @@ from tests.tracked import notes, python
 torch = pytest.importorskip("torch", reason="there is nothing to record without torch")
 
 # Hangs, if it does, with a traceback.
-GUARD = "import faulthandler; faulthandler.dump_traceback_later(300, exit=True)\n"
+GUARD = "import faulthandler; faulthandler.dump_traceback_later(1200, exit=True)\n"
 FINALIZED = """
 import gc, sys, torch, memprof
 

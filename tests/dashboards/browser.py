@@ -74,7 +74,7 @@ class Browser:
                 return answer["result"]
             self._hear(answer)
 
-    def _receive(self, seconds: float = 60) -> dict[str, Any]:
+    def _receive(self, seconds: float = 300) -> dict[str, Any]:
         while b"\0" not in self._buffer:
             ready, _, _ = select.select([self._read], [], [], seconds)
             part = os.read(self._read, 1 << 16) if ready else b""
