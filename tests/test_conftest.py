@@ -69,7 +69,8 @@ def outcomes(folder: Path, program: str) -> str:
     """Pytest's closing line for a program that lies beside our own conftest."""
     (folder / "tests").mkdir()
     shutil.copy(ROOT / "pyproject.toml", folder)
-    shutil.copy(ROOT / "tests" / "conftest.py", folder / "tests")
+    for name in ("conftest.py", "unhurried.py"):
+        shutil.copy(ROOT / "tests" / name, folder / "tests")
     (folder / "tests" / "test_program.py").write_text(program)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q"],
