@@ -157,6 +157,8 @@ def test_nothing_is_kept_alive_by_looking(tmp_path):
 
 
 CHAIN = """
+from tests.unhurried import lift_limits
+lift_limits()
 import sys, memprof, torch
 def main():
     weight = torch.ones(3, requires_grad=True)
@@ -308,32 +310,59 @@ main()
 """
 
 
-def said_of(tmp_path, name, steps):
-    """What the log says of a container; in a process of its own, where nothing else grows."""
-    script = tmp_path / "containers.py"
-    script.write_text(CONTAINERS)
-    command = [sys.executable, script, tmp_path / "run.json", name, str(steps)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return [line for line in done.stderr.splitlines() if "stay alive" in line]
+FORKS = """
+import os, runpy, sys, torch, memprof
+from tests.unhurried import lift_limits
+lift_limits()
+for asked in sys.argv[1:]:
+    if os.fork():  # each in a process of its own, where nothing else grows
+        assert os.wait()[1] == 0, asked
+        continue
+    script, name, steps, run_file, log = asked.split("|")
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
+    sys.argv = [script, run_file, name, steps]
+    runpy.run_path(script, run_name="__main__")
+    sys.stderr.flush()
+    os._exit(0)
+"""
+FILLED = (("Cache", 150), ("Ring", 150), ("Epoch", 150), ("Plain", 29))
+IN_VAIN = ("Cache", 120)
+"""Its entries are taken out at a size that is never reached."""
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """What the log says of containers."""
+    folder = tmp_path_factory.mktemp("containers")
+    reached, never = "len(self.items) >= SIZE", "len(self.items) >= 10 ** 9"
+    assert reached in CONTAINERS
+    (folder / "containers.py").write_text(CONTAINERS)
+    (folder / "in_vain.py").write_text(CONTAINERS.replace(reached, never))
+    cases = [("containers.py", *case) for case in FILLED] + [("in_vain.py", *IN_VAIN)]
+    logs = {case: folder / f"{at}.log" for at, case in enumerate(cases)}
+    asked = [
+        f"{folder / script}|{name}|{steps}|{log.with_suffix('.json')}|{log}"
+        for (script, name, steps), log in logs.items()
+    ]
+    subprocess.run([sys.executable, "-c", FORKS, *asked], check=True)
+    return {
+        case: [line for line in log.read_text().splitlines() if "stay alive" in line]
+        for case, log in logs.items()
+    }
 
 
 @pytest.mark.parametrize("name", ["Cache", "Ring", "Epoch"])
-def test_what_the_program_keeps_small_is_not_said_to_leak_while_it_fills(name, tmp_path):
-    assert said_of(tmp_path, name, 150) == []
+def test_what_the_program_keeps_small_is_not_said_to_leak_while_it_fills(name, said):
+    assert said["containers.py", name, 150] == []
 
 
-def test_a_list_that_is_only_filled_is_said_to_leak_before_step_30(tmp_path):
-    (said,) = said_of(tmp_path, "Plain", 29)
-    assert "list `kept.items`" in said
+def test_a_list_that_is_only_filled_is_said_to_leak_before_step_30(said):
+    (line,) = said["containers.py", "Plain", 29]
+    assert "list `kept.items`" in line
 
 
-def test_a_container_that_is_kept_small_in_vain_is_said_to_leak_later(tmp_path):
-    script = "len(self.items) >= SIZE", "len(self.items) >= 10 ** 9"
-    assert script[0] in CONTAINERS
-    (tmp_path / "containers.py").write_text(CONTAINERS.replace(*script))
-    command = [sys.executable, tmp_path / "containers.py", tmp_path / "run.json", "Cache", "120"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert done.stderr.count("stay alive") == 1
+def test_a_container_that_is_kept_small_in_vain_is_said_to_leak_later(said):
+    assert len(said[("in_vain.py", *IN_VAIN)]) == 1
 
 
 @pytest.fixture

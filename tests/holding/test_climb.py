@@ -55,6 +55,7 @@ def held():
     CACHE["step"].clear()
 
 
+@pytest.mark.whole_heap
 @pytest.mark.parametrize("limit_s", [0.0, 60.0])
 def test_holders_are_those_of_a_search_of_the_whole_heap(held, limit_s):
     keys, closing, _linear = held
