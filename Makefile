@@ -5,11 +5,13 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format bench gpu gpu-all stub clean
+.PHONY: help demo test corpus lint check format bench gpu gpu-all stub clean
 
 BIN := .venv/bin
 # A process for each core, up to four: each of them loads torch. SPREAD= runs one after another.
 SPREAD := -n auto --maxprocesses 4 --dist loadfile
+# The corpus runs its programs on all cores by itself.
+CORPUS := tests/test_corpus.py
 READY := .venv/.ready
 OUT ?= gpu-results
 PARTS :=
@@ -34,15 +36,19 @@ demo: $(READY)  ## Record the training of a small GPT and report where its memor
 	$(BIN)/memprof run -o demo-run.json docs/examples/train_gpt.py
 	$(BIN)/memprof report demo-run.json -o demo-report.html
 
-test: $(READY)  ## Run the tests
-	$(BIN)/python -m pytest $(SPREAD)
+test: $(READY)  ## Run the tests, all but the corpus
+	$(BIN)/python -m pytest $(SPREAD) --ignore $(CORPUS)
 
-check: $(READY)  ## Run format, lint, types, layers and tests, as CI does
+corpus: $(READY)  ## Judge the programs of reported bugs, where they lie in ../shared
+	$(BIN)/python -m pytest $(CORPUS)
+
+lint: $(READY)  ## Look at format, lint, types and layers
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest $(SPREAD)
+
+check: lint test corpus  ## Run all of these, as CI does
 
 format: $(READY)  ## Rewrite the code in the house format, with the safe fixes of the linter
 	$(BIN)/ruff format

@@ -10,7 +10,6 @@ from memprof import native
 from memprof.errors import MemprofError
 from memprof.options import Options
 from memprof.sources.boundaries import Boundaries
-from memprof.sources.cpu import CpuSource
 from memprof.sources.protocol import EventSource, Interner, ReadingSource
 
 __all__ = ["Ticks", "event_sources", "reading_sources"]
@@ -78,6 +77,8 @@ def _cpu_source(
 ) -> EventSource:
     """The allocator itself where the native part is built, else a dispatch mode."""
     if part is None or not _can_follow(part, note):
+        from memprof.sources.cpu import CpuSource
+
         return CpuSource(interner, boundaries, beside_cuda=options.names_cpu)
     from memprof.sources.cpu_allocator import CpuAllocatorSource
 

@@ -7,8 +7,8 @@ import platform
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from memprof.records import SCHEMA_VERSION, DeviceInfo, Header
 from memprof.version import __version__
@@ -27,8 +27,7 @@ _LAUNCHERS = (
 _SUFFIXES = (".json.gz", ".json", ".gz")
 
 
-@dataclass(frozen=True, slots=True)
-class Rank:
+class Rank(NamedTuple):
     """The place of this process among those that a launcher started; -1 where there is none."""
 
     rank: int = -1

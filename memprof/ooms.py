@@ -9,18 +9,18 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from memprof.recording import Recording
 from memprof.records import Finding
-from memprof.sources.nvml import processes_on
-from memprof.sources.ooms import REST, Exhausted, from_exception
 from memprof.sources.protocol import Interner
-from memprof.sources.remapped import Remapped
 from memprof.trace import NOT_RECORDED, Action, Category, Events, State, Trace
 from memprof.units import format_bytes
+
+if TYPE_CHECKING:
+    from memprof.sources.ooms import Exhausted
 
 __all__ = ["OomRecords"]
 
@@ -65,11 +65,17 @@ class OomRecords:
         self._write(self._finding(what, step, label, window, full=full), _told(what))
         self._flush()
         if full:
+            from memprof.sources.ooms import REST
+
             ended_s = time.monotonic()
             self._rested_at_s[what.device] = ended_s + REST * (ended_s - began_s)
 
     def left_the_block(self, error: BaseException | None, step: int, label: int) -> None:
         """An exception ends the recording; recorded here where no observer told of it."""
+        if error is None:
+            return
+        from memprof.sources.ooms import from_exception
+
         what = from_exception(error)
         if what is None or not (what.unobserved or what.time_us - self._last_us > _SAME_US):
             return
@@ -95,6 +101,8 @@ class OomRecords:
 
         Of the request torch tells the size of the segment alone.
         """
+        from memprof.sources.remapped import Remapped
+
         rows, end = Remapped(self._interner, held.tables), held.end
         state = rows.state(end if end is not None else State())
         addresses = state.blocks.address.tolist()
@@ -144,6 +152,8 @@ class OomRecords:
 
 
 def _neighbours(device: str) -> dict[str, Any]:
+    from memprof.sources.nvml import processes_on
+
     listed = processes_on(device)
     own = next((p.bytes for p in listed if p.own), None)
     others = [

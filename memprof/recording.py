@@ -10,15 +10,17 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from memprof.output import Output
 from memprof.records import DeviceInfo, Finding, Note, Owners
 from memprof.runfile import encode_state, encode_trace
-from memprof.sources.ooms import Exhausted
 from memprof.sources.programfiles import ProgramFiles
 from memprof.sources.protocol import Chunk, Counters, EventSource, Interner
 from memprof.trace import NOT_RECORDED, Events, State
+
+if TYPE_CHECKING:
+    from memprof.sources.ooms import Exhausted
 
 __all__ = ["Recording", "Use"]
 
@@ -45,8 +47,7 @@ class _Open:
     drain_us: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(NamedTuple):
     """What recording used since it was last asked."""
 
     events: int

@@ -67,6 +67,11 @@ class DeviceInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """``torch.cuda.set_per_process_memory_fraction``; 1 where none is set."""
     settings: dict[str, object] = {}
     """Allocator settings under torch's own keys."""
+    recorder: str = ""
+    """On a CPU what saw its allocations: ``allocator`` (torch's, by the native part: every one) or
+    ``operators`` (a dispatch mode: what operators return)."""
+    compiled: bool = False
+    """The program had called torch.compile, whose graphs no dispatch mode sees."""
 
 
 class Header(msgspec.Struct, frozen=True, tag_field="kind", tag="header", omit_defaults=True):

@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -43,7 +44,6 @@ __all__ = [
 ]
 
 _ENCODER = msgspec.json.Encoder(enc_hook=repr)  # options and details may hold anything
-_DECODER = msgspec.json.Decoder(Record)
 _BUFFER_BYTES = 1 << 20
 _MOST_IDLE, _IDLE_EACH = 100_000, 100
 """Lines without a record that a damaged file may have, and more of them for each record."""
@@ -298,10 +298,15 @@ _KINDS = frozenset(str(kind.__struct_config__.tag) for kind in Record.__args__)
 
 def _record(text: bytes, number: int) -> Record | Damage | None:
     try:
-        record: Record = _DECODER.decode(text)
+        record: Record = _decoder().decode(text)
     except _UNREADABLE as error:
         return None if _is_unknown_kind(text) else Damage(number, str(error), torn=False)
     return record
+
+
+@cache
+def _decoder() -> msgspec.json.Decoder[Record]:
+    return msgspec.json.Decoder(Record)  # which nobody needs who only writes
 
 
 def _is_unknown_kind(text: bytes) -> bool:

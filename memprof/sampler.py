@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -71,6 +72,8 @@ class Sampler:
         self._stopped = threading.Event()
         self._reading = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._processor_us = self._taken_us = 0.0
+        """Of the thread: so far, and of that what `take_spent_us` has told of."""
 
     def start(self) -> None:
         """Open the sources and look once now, then go on in the background."""
@@ -98,6 +101,12 @@ class Sampler:
             self._guarded(source, source.close)
         self._sources.clear()
         return True
+
+    def take_spent_us(self) -> float:
+        """Microseconds of the processor that the thread used since the last call."""
+        spent_us = self._processor_us - self._taken_us
+        self._taken_us += spent_us
+        return spent_us
 
     def look(self) -> None:
         """Read every source once."""
@@ -129,6 +138,7 @@ class Sampler:
             self.look()
             self._flush()
             self._beat()
+            self._processor_us = time.thread_time() * 1e6
 
     @property
     def interval_s(self) -> float:

@@ -30,7 +30,6 @@ from memprof.records import DeviceInfo, Finding, Header, Readings, WindowRecord
 from memprof.sampler import Sampler
 from memprof.sources.boundaries import Boundaries
 from memprof.sources.main_thread import Beat, MainThread
-from memprof.sources.ooms import Exhausted
 from memprof.sources.protocol import Counters, Interner, ReadingSource
 from memprof.steprows import Span
 from memprof.trace import NOT_RECORDED
@@ -38,6 +37,7 @@ from memprof.units import format_bytes, format_count, format_duration
 from memprof.windows import End, OverheadMeter, StepCost, WindowSchedule
 
 if TYPE_CHECKING:
+    from memprof.sources.ooms import Exhausted
     from memprof.survivors import Lookout
 
 __all__ = ["Session"]
@@ -128,6 +128,7 @@ class Session:
 
     def open_samplers(self) -> None:
         """Start the thread that reads the driver and the host."""
+        began_us = _clock_us()
         self._sampler = Sampler(
             reading_sources(self._options),
             self._options.sample_interval_s,
@@ -136,6 +137,8 @@ class Session:
             self.output.flush,
         )
         self._sampler.start()
+        with self._lock:
+            self._count_aside(began_us)
 
     def open_torch(self) -> None:
         """Hook into torch, which is imported, and begin the first window."""
@@ -177,11 +180,19 @@ class Session:
             self._main_thread.close()
             self._beats.close()
             self._close_boundaries()  # once more: a recording may have ended within a hook
-            if self._sampler is not None and not self._sampler.stop():
-                self.recording.note("tracker", "a reading did not come back: the last are missing")
+            self._close_sampler()
             if "torch" not in sys.modules:
                 self.recording.note("tracker", "torch was never imported: the host only")
             self.output.close(self._interims.footer(self._steps, self._devices, status))
+
+    def _close_sampler(self) -> None:
+        if self._sampler is None:
+            return
+        began_us = _clock_us()
+        if not self._sampler.stop():
+            self.recording.note("tracker", "a reading did not come back: the last are missing")
+        self.meter.beside(self._sampler.take_spent_us())
+        self._count_aside(began_us)
 
     def _close_torch(self) -> None:
         self._write_late_ooms()
@@ -360,6 +371,8 @@ class Session:
         prior_us = min(use.prior_us, elapsed_us - spent_us)
         self.meter.hook(spent_us)
         self.meter.events(use.events, prior_us)
+        if self._sampler is not None:
+            self.meter.beside(self._sampler.take_spent_us())
         self._hooks_in_step_us += spent_us
         self._events_in_step += use.events
         self._prior_in_step_us += prior_us
@@ -582,6 +595,10 @@ class Session:
         spent_us = _clock_us() - began_us
         self.meter.hook(spent_us)
         return spent_us
+
+    def _count_aside(self, began_us: float) -> None:
+        """The same for what no window costs."""
+        self.meter.beside(_clock_us() - began_us)
 
     def _guarded(self, action: Callable[..., None], *arguments: Any) -> None:
         """Run our own code; an error in it ends the recording, never the job."""

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from memprof.addresses import addresses
 from memprof.checks import (
     MOST_DEVICES,
     check_events,
@@ -51,10 +52,10 @@ LabelOf: TypeAlias = Callable[[str], Label]
 _ACTIONS = {action.name.lower(): int(action) for action in Action}
 _ACTION = itemgetter("action")
 _STATES = {
-    "inactive": BlockState.INACTIVE,
-    "active_allocated": BlockState.ACTIVE_ALLOCATED,
-    "active_pending_free": BlockState.ACTIVE_PENDING_FREE,
-    "active_awaiting_free": BlockState.ACTIVE_PENDING_FREE,  # torch's docstring says this
+    "inactive": int(BlockState.INACTIVE),  # plain numbers: of enums numpy makes columns slowly
+    "active_allocated": int(BlockState.ACTIVE_ALLOCATED),
+    "active_pending_free": int(BlockState.ACTIVE_PENDING_FREE),
+    "active_awaiting_free": int(BlockState.ACTIVE_PENDING_FREE),  # torch's docstring says this
 }
 _KINDS = {"small": SegmentKind.SMALL, "large": SegmentKind.LARGE}
 _LAST_LINE = (1 << 31) - 1
@@ -173,7 +174,7 @@ def _events(entries: Sequence[Json], interner: _Interner) -> tuple[Events, bool]
         size=_integers(entries, "size", 0),
         stream=_integers(entries, "stream", 0),
         time_us=_integers(entries, "time_us", NOT_RECORDED),
-        stack=interner.stacks([e.get("frames") for e in entries]),
+        stack=interner.stacks(_values(entries, "frames", None)),
         label=interner.labels(entries),
         pool=interner.events_pools(entries),
     )
@@ -185,17 +186,22 @@ def _events(entries: Sequence[Json], interner: _Interner) -> tuple[Events, bool]
     return columns, True
 
 
-def _integers(entries: Sequence[Json], key: str, missing: int) -> Column:
+def _values(rows: Sequence[Json], key: str, missing: object) -> list[Any]:
+    """What each row has under a key: mostly all have it, or none."""
     try:
-        return integers([e[key] for e in entries])
+        return list(map(itemgetter(key), rows))
     except KeyError:
-        return integers([e.get(key, missing) for e in entries])
+        return [row.get(key, missing) for row in rows]
+
+
+def _integers(entries: Sequence[Json], key: str, missing: int) -> Column:
+    return integers(_values(entries, key, missing))
 
 
 def _addresses(entries: Sequence[Json]) -> Column:
     """``addr``, which an ``oom`` event has not: it carries ``device_free``, where it is known."""
     try:
-        return integers([e["addr"] for e in entries])
+        return integers(list(map(itemgetter("addr"), entries)))
     except KeyError:
         pass  # some have none
     return integers(
@@ -215,9 +221,9 @@ def _state(segments: Sequence[Json], interner: _Interner) -> State:
     segments = sorted(segments, key=_address)
     blocks = list(chain.from_iterable(s["blocks"] for s in segments))
     counts = [len(s["blocks"]) for s in segments]
-    states = [_STATES[b["state"]] for b in blocks]
+    states = np.asarray([_STATES[b["state"]] for b in blocks], dtype=np.uint8)
     sizes = integers([b["size"] for b in blocks])
-    listed = int(sizes[np.equal(states, BlockState.ACTIVE_ALLOCATED)].sum())
+    listed = int(sizes[states == BlockState.ACTIVE_ALLOCATED].sum())
     state = State(
         unlisted=_unlisted(segments, listed),
         segments=Segments.build(
@@ -264,18 +270,18 @@ def _block_addresses(segments: Sequence[Json], counts: list[int], size: Column) 
     return before + np.repeat(offset, counts)
 
 
-def _all_requested(blocks: Sequence[Json], states: Sequence[int]) -> Column:
+def _all_requested(blocks: Sequence[Json], states: Column) -> Column:
     """Bytes asked for of each block, 0 of those that nobody uses."""
     try:
         requested = integers([b["requested_size"] for b in blocks])
     except (KeyError, TypeError):
-        in_use = zip(blocks, states, strict=True)
+        in_use = zip(blocks, states.tolist(), strict=True)
         return integers([_requested(b) if state else 0 for b, state in in_use])
-    return np.where(np.equal(states, BlockState.INACTIVE), 0, requested)
+    return np.where(states == BlockState.INACTIVE, 0, requested)
 
 
 def _all_frames(blocks: Sequence[Json]) -> list[Any]:
-    frames = [b.get("frames") for b in blocks]
+    frames = _values(blocks, "frames", None)
     if None in frames and any("history" in b for b in blocks):
         return [_block_frames(b) for b in blocks]
     return frames
@@ -347,7 +353,7 @@ class _Interner:
             self._frame_of_id[id(frame)] = row
         return row
 
-    def stacks(self, lists: Sequence[list[Json] | None]) -> Column:
+    def stacks(self, lists: list[Any]) -> Column:
         """The stacks of many allocations."""
         return np.fromiter(map(self.stack, lists), np.int32, len(lists))
 
@@ -359,9 +365,10 @@ class _Interner:
 
     def _are_labelled(self, events: Sequence[Json]) -> bool:
         # Counting neither hashes nor walks through what is no text, and could be endlessly nested.
-        return [e.get("user_metadata", "") for e in events].count("") < len(events) or [
-            e.get("compile_context", "N/A") for e in events
-        ].count("N/A") < len(events)
+        return any(
+            _values(events, key, nothing).count(nothing) < len(events)
+            for key, nothing in (("user_metadata", ""), ("compile_context", "N/A"))
+        )
 
     def label(self, event: Json) -> int:
         """The row of what the program, or else the compiler, called the event; 0 for nothing."""
@@ -381,7 +388,7 @@ class _Interner:
 
     def events_pools(self, events: Sequence[Json]) -> Column:
         """The pools of all events, which before 2.12 name none."""
-        pools = [e.get("pool_id") for e in events]
+        pools = _values(events, "pool_id", None)
         if pools.count(None) == len(pools):
             return np.full(len(pools), NOT_RECORDED, np.int32)
         return np.fromiter(map(self.pool, pools), np.int32, len(pools))
@@ -415,24 +422,28 @@ class _LiveInterner(_Interner):
         self._next: dict[int, int] = {}
         self._last = EMPTY
 
-    def stacks(self, lists: Sequence[list[Json] | None]) -> Column:
+    def stacks(self, lists: list[Any]) -> Column:
         """An allocation's entries and its block have the same list, so each is looked at once."""
-        ids = list(map(id, lists))
-        rows = {
-            key: self._row(frames) for key, frames in dict(zip(ids, lists, strict=True)).items()
-        }
-        return np.fromiter(map(rows.__getitem__, ids), np.int32, len(ids))
-
-    def _row(self, frames: list[Json] | None) -> int:
-        if not frames:
-            return EMPTY
-        last = self._last
-        row = self._next.get(last, EMPTY)
-        if self._lists.get(row) != frames:
-            row = self._next[last] = self.stack(frames)
-            self._lists.setdefault(row, frames)
-        self._last = row
-        return row
+        if not any(lists):  # blocks from between windows, which may be very many
+            return np.zeros(len(lists), np.int32)
+        _, first, which = np.unique(addresses(lists), return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        known, following, last = self._lists, self._next, self._last
+        rows = []
+        for frames in map(lists.__getitem__, first[order].tolist()):
+            row = EMPTY
+            if frames:
+                row = following.get(last, EMPTY)
+                if known.get(row) != frames:
+                    row = following[last] = self.stack(frames)
+                    known.setdefault(row, frames)
+                last = row
+            rows.append(row)
+        self._last = last
+        by_list = np.empty(len(order), np.int32)
+        by_list[order] = rows
+        found: Column = by_list[which.reshape(-1)]
+        return found
 
 
 # -- the rest of the file ----------------------------------------------------------------------

@@ -5,7 +5,7 @@ Minimum, maximum, last and the highest peak survive the merging; when to write i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from memprof.records import StepColumns
 from memprof.sources.protocol import Counters
@@ -18,8 +18,7 @@ _HIGHEST = ("peak_allocated", "peak_reserved")
 _NAMES = StepColumns.__struct_fields__
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Steps ``first`` to ``last``, and when they began and ended."""
 
     first: int

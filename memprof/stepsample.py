@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.trace import NOT_RECORDED
-from memprof.views.trend import WARM_UP, theil_sen
 
 __all__ = ["StepSample"]
 
@@ -55,6 +54,8 @@ class StepSample:
 
         None and -1 with fewer than five step ends.
         """
+        from memprof.views.trend import WARM_UP, theil_sen
+
         steps, allocated = np.array(self._steps), np.array(self._allocated, dtype=np.float64)
         known = (steps >= WARM_UP) & (allocated >= 0) if len(steps) else np.zeros(0, dtype=bool)
         x, y = steps[known].astype(np.float64), allocated[known]

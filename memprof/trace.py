@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -113,8 +113,7 @@ class SegmentKind(enum.IntEnum):
     LARGE = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """One line of a stack: function name, file as recorded, line (0 where not known)."""
 
     name: str
@@ -124,8 +123,7 @@ class Frame:
     """The file here is known to be another than ran, so its text says nothing of this line."""
 
 
-@dataclass(frozen=True, slots=True)
-class Label:
+class Label(NamedTuple):
     """What memprof knows about the moment of an event beyond the stack."""
 
     step: int = NOT_RECORDED
@@ -136,8 +134,7 @@ class Label:
     """``memprof.annotate`` names, outermost first, joined by ``/``; or torch's user metadata."""
 
 
-@dataclass(frozen=True, slots=True)
-class Annotation:
+class Annotation(NamedTuple):
     """A named stretch of time (``record_function``, ``ProfilerStep#3``); ends may be unknown."""
 
     name: str

@@ -9,9 +9,9 @@ from __future__ import annotations
 import enum
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from typing import NamedTuple
 
 __all__ = [
     "Climb",
@@ -82,8 +82,7 @@ class Policy:
         return max(self.allowance_us, self.budget * elapsed_us)
 
 
-@dataclass(frozen=True, slots=True)
-class StepCost:
+class StepCost(NamedTuple):
     """What one step took, our own hooks in it left out."""
 
     duration_us: int
@@ -145,6 +144,11 @@ class OverheadMeter:
         """What a search for holders took; counted in the hook around it already."""
         self._aside_us += duration_us
 
+    def beside(self, duration_us: float) -> None:
+        """Time of the processor that a thread of memprof's own used, whatever the job did then."""
+        self._hooks_us += duration_us
+        self._aside_us += duration_us
+
     def events(self, count: int, prior_us: float) -> None:
         """Events recorded since the last call, in the middle of a step."""
         self._events += count
@@ -176,11 +180,11 @@ class OverheadMeter:
     def _compared(self) -> float:
         if min(len(self._inside), len(self._outside)) < self.ENOUGH:
             return self._correction
-        prior_us = median(cost.prior_us for cost, _ in self._inside)
+        prior_us = _median(cost.prior_us for cost, _ in self._inside)
         if not prior_us:
             return self._correction
-        events = median(cost.events for cost, _ in self._inside)
-        extra_us = median(cost.duration_us for cost, _ in self._inside) - median(self._outside)
+        events = _median(cost.events for cost, _ in self._inside)
+        extra_us = _median(cost.duration_us for cost, _ in self._inside) - _median(self._outside)
         return min(self.MOST, max(self.LEAST_EVENT_US * events, extra_us) / prior_us)
 
     @property
@@ -192,10 +196,10 @@ class OverheadMeter:
     def step_us(self) -> float:
         """Median duration of a step without what recording it took; 0 before there was one."""
         if self._outside:
-            return median(self._outside)
+            return _median(self._outside)
         if not self._inside:
             return 0.0
-        return median(
+        return _median(
             max(0.0, cost.duration_us - self._correction * cost.prior_us)
             for cost, _ in self._inside
         )
@@ -204,7 +208,7 @@ class OverheadMeter:
         """What a window of so many steps will probably cost; 0 before there was one."""
         if not self._inside:
             return 0.0
-        step_us = median(
+        step_us = _median(
             spent_us + self._correction * cost.prior_us for cost, spent_us in self._inside
         )
         return self._charged * (2 * self._edge_us + steps * step_us)
@@ -241,9 +245,19 @@ class Climb:
         return rises
 
 
+def _median(values: Iterable[float]) -> float:
+    """The middle of some values, of which there is one at least, or the mean of the middle two.
+
+    `statistics` has the same, and takes two milliseconds of a recording's start to be imported.
+    """
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
 def _rises(values: Sequence[int], limits: Climb) -> bool:
     third = len(values) // 3
-    first, middle, last = (median(values[i : i + third]) for i in (0, third, 2 * third))
+    first, middle, last = (_median(values[i : i + third]) for i in (0, third, 2 * third))
     if not first < middle < last:
         return False
     rise = max(limits.LEAST_RISE, limits.LEAST_SHARE * first)

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.unhurried import lift_limits
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # A shared machine is slow at times, which is no failure; CI repeats the same examples each time.
@@ -41,6 +43,7 @@ PATCHABLE = (
     ("torch", "Tensor"),
     ("torch", "UntypedStorage"),
 )
+SIGNALS = sorted(signal.valid_signals())
 # Attributes of sys that pytest or Python change during a test.
 FLEETING = {"stdin", "stdout", "stderr", "last_exc", "last_type", "last_value", "last_traceback"}
 
@@ -85,20 +88,32 @@ def process_hooks() -> dict[str, object]:
         "trace and profile": [sys.gettrace(), sys.getprofile()],
         "import hooks": [f for f in sys.meta_path if type(f).__module__.startswith("memprof")],
         "threading.excepthook": threading.excepthook,
-        "signals": {s: signal.getsignal(s) for s in sorted(signal.valid_signals())},
+        "signals": {s: signal.getsignal(s) for s in SIGNALS},
     }
 
 
-def patchable() -> dict[str, object]:
-    """Every attribute of the modules and classes that a profiler is tempted to patch."""
-    found: dict[str, object] = {}
+def patchable() -> dict[str, dict[str, object]]:
+    """The attributes of the modules and classes that a profiler is tempted to patch."""
+    found: dict[str, dict[str, object]] = {}
     for module, name in PATCHABLE:
         owner = sys.modules.get(module)
         owner = getattr(owner, name, None) if name else owner
-        for key, value in vars(owner).items() if owner is not None else ():
-            if callable(value) and key not in FLEETING:
-                found[".".join(filter(None, (module, name, key)))] = value
+        if owner is not None:
+            found[".".join(filter(None, (module, name)))] = dict(vars(owner))
     return found
+
+
+def patched(before: dict[str, dict[str, object]]) -> list[str]:
+    """The functions and classes among them that are not what they were."""
+    return [
+        f"{owner}.{key}"
+        for owner, values in patchable().items()
+        for key, value in values.items()
+        if (old := before.get(owner, {}).get(key, value)) is not value
+        and callable(old)
+        and callable(value)
+        and key not in FLEETING
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -108,21 +123,32 @@ def nothing_is_left_behind() -> Iterator[None]:
     yield
     assert torch_hooks() == hooks
     assert process_hooks() == process
-    patched = {n for n, value in patchable().items() if n in names and names[n] is not value}
-    assert not patched
+    assert patched(names) == []
 
 
 @pytest.fixture(autouse=True)
-def searches_of_any_heap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Holders are searched for in the whole heap, which is that of all tests of this process.
+def time_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test records and finds never depends on how fast, or how busy, the machine is.
 
-    A program's is a tenth of it; tests of how long a search may take set their own limits.
+    Tests of what recording and searches may take set their own limits.
     """
     if "torch" in sys.modules:
-        from memprof.survivors import searches
+        lift_limits(monkeypatch.setattr, monkeypatch.setitem)
 
-        for limit in ("_WHOLE_S", "_WHOLE_AFTER_S", "_BUDGET_S"):
-            monkeypatch.setattr(searches, limit, 60.0)
+
+@pytest.fixture(autouse=True)
+def heap_of_one_test(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The collector, and so a search for holders, sees only what is made from now on.
+
+    What all tests of this process have loaded is ten times what a program has, and each collection
+    and each search goes through it. A test marked ``whole_heap`` needs what its module has made.
+    """
+    if "whole_heap" in request.keywords:
+        yield
+        return
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 # What somebody built on this machine is used by the tests that ask for it, and by no other.

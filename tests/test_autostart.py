@@ -49,7 +49,7 @@ def python(
         env=plain | wanted | environment,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=600,
         check=False,
     )
 

@@ -20,7 +20,7 @@ def hook(*_, **__):
     return None
 
 def test_thread():
-    work = threading.Thread(target=time.sleep, args=(5,), name="memprof-sampler", daemon=True)
+    work = threading.Thread(target=time.sleep, args=(600,), name="memprof-sampler", daemon=True)
     work.start()
 
 def test_collector(): gc.callbacks.append(hook)
@@ -69,7 +69,8 @@ def outcomes(folder: Path, program: str) -> str:
     """Pytest's closing line for a program that lies beside our own conftest."""
     (folder / "tests").mkdir()
     shutil.copy(ROOT / "pyproject.toml", folder)
-    shutil.copy(ROOT / "tests" / "conftest.py", folder / "tests")
+    for name in ("conftest.py", "unhurried.py"):
+        shutil.copy(ROOT / "tests" / name, folder / "tests")
     (folder / "tests" / "test_program.py").write_text(program)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q"],

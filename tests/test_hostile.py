@@ -144,11 +144,11 @@ def read_whole(path: Path, *, to_the_end: bool = True) -> float:
     Returns:
         The seconds that it took; an error that says what is wrong is an answer, too.
     """
-    started = time.monotonic()
+    started = time.process_time()
     try:
         run = load(path)
     except MemprofError:
-        return time.monotonic() - started
+        return time.process_time() - started
     examination = examine(run)
     assert summarize(examination).verdict
     for device in examination.devices:
@@ -162,7 +162,7 @@ def read_whole(path: Path, *, to_the_end: bool = True) -> float:
             infer(window.trace, line.lives)
     if to_the_end:
         answer_all(run, examination)
-    return time.monotonic() - started
+    return time.process_time() - started
 
 
 def answer_all(run: Run, examination: Examination) -> None:
@@ -315,11 +315,11 @@ def test_many_lines_of_garbage_are_counted_and_not_listed(tmp_path: Path) -> Non
     with lines:
         lines.write(b'[\n{"kind":"header","schema":[1,0],"created_us":1}')
         lines.write(b",\n{}" * 90_000)
-    started = time.monotonic()
+    started = time.process_time()
     run = load(tmp_path / "run.json")
 
     assert len(run.notes) < 30
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_rows_that_a_table_claims_to_have_lost_take_no_memory(tmp_path: Path) -> None:

@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from memprof.loading import load
+
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if name != "MEMPROF"},
@@ -62,3 +66,68 @@ def test_a_command_loads_neither_torch_nor_plotly():
     packages = loaded("-m", "memprof_cli", "report", "--help")
     assert "click" in packages
     assert packages.isdisjoint({"torch", "plotly", "pynvml"})
+
+
+TORCH_FIRST = """
+import sys, torch
+before = set(sys.modules)
+import memprof
+from memprof.session import Session
+
+def at_first_record(self):
+    told = open(self.output.path).read()
+    assert '"kind":"header"' in told and '"device":"cpu"' in told
+    assert self.recording.window == 0  # it is open
+    sys.stderr.write("\\n".join(set(sys.modules) - before))
+
+Session.open_samplers = at_first_record
+memprof.track(sys.argv[1], sources=("cpu", "host", "nvml")).start()
+"""
+LATER = {
+    "memprof.advice",
+    "memprof.views.trend",
+    "memprof.loading",
+    "memprof.snapshot",
+    "memprof.sources.cudaowners",
+    "memprof.sources.host",
+    "memprof.sources.nvml",
+    "memprof.sources.oomtexts",
+    "memprof.sources.ooms",
+    "memprof.sources.remapped",
+    "memprof.survivors.watch",
+    "psutil",
+    "pynvml",
+    "statistics",
+}
+"""What only the end, a failed allocation, a driver or a reader of files needs."""
+
+
+def test_the_first_record_waits_for_no_module_that_it_does_not_need(tmp_path: Path):
+    pytest.importorskip("torch", reason="there is nothing to record without torch")
+    modules = set(python("-c", TORCH_FIRST, str(tmp_path / "run.json")).splitlines())
+    assert {"memprof.session", "memprof.sources.cpu"} <= modules
+    assert modules.isdisjoint(LATER), modules & LATER
+
+
+MEMPROF_FIRST = """
+import gc, sys
+import memprof
+memprof.track(sys.argv[1], sources=("cpu",)).start()
+looked, get_objects = [], gc.get_objects
+gc.get_objects = lambda *given, **named: looked.append(1) or get_objects(*given, **named)
+import torch
+from memprof.tracker import active
+assert active()._session.recording.window == 0
+sys.stderr.write(f"{len(looked)} looks at the heap")
+kept = torch.ones(1000)
+memprof.stop()
+assert looked
+"""
+
+
+def test_right_after_torch_was_imported_no_tensor_is_looked_for(tmp_path: Path):
+    pytest.importorskip("torch", reason="there is nothing to record without torch")
+    path = tmp_path / "run.json"
+    assert python("-c", MEMPROF_FIRST, str(path)) == "0 looks at the heap"
+    (cpu,) = load(path).devices
+    assert 4000 in cpu.windows[0].events.size.tolist()

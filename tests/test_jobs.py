@@ -251,9 +251,9 @@ def test_a_thousand_ranks_take_seconds_and_read_no_trace(tmp_path):
     for rank in range(1000):
         ending = "footer" if rank % 2 else "interim"
         write_rank(tmp_path, rank, 1000, trace, peak=(8 + (rank == 123)) * GIB, ending=ending)
-    began = time.perf_counter()
+    began = time.process_time()
     said = report(tmp_path)
-    took_s = time.perf_counter() - began
+    took_s = time.process_time() - began
     assert (len(said.ranks), said.missing) == (1000, ())
     assert [one.rows for one in said.deviations] == [(123,), (123,)]
     assert len(said.judged) == 2

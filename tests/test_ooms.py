@@ -211,7 +211,7 @@ with memprof.track(sys.argv[1], sources=("cuda",)):
 
 def test_a_job_that_is_killed_right_after_its_failure_has_left_the_whole_record(tmp_path):
     path = tmp_path / "run.json"
-    done = subprocess.run([sys.executable, "-c", KILLED, path], cwd=ROOT, check=False, timeout=300)
+    done = subprocess.run([sys.executable, "-c", KILLED, path], cwd=ROOT, check=False, timeout=600)
     assert done.returncode == -signal.SIGKILL
     (told,) = post_mortems(load(path))
     assert told.failure.recorded == "event"
@@ -328,7 +328,7 @@ def test_a_data_loader_s_worker_that_runs_out_is_told_by_its_own_line(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         check=False,
-        timeout=300,
+        timeout=600,
     )
     assert "Caught RuntimeError in DataLoader worker process 0" in done.stderr
     (finding,) = (f for f in load(path).findings if f.finding == "oom")

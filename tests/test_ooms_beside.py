@@ -167,11 +167,11 @@ def test_a_thread_that_cannot_wait_leaves_its_failure_to_be_told_later(recorded,
 
     def busy(_finding):
         entered.set()
-        leave.wait(20)
+        leave.wait(300)
 
     def job(stand_in):
         def failing():
-            entered.wait(20)
+            entered.wait(300)
             with suppress(StandInOutOfMemoryError):
                 stand_in.alloc(300 * MIB)
             leave.set()
@@ -213,7 +213,7 @@ def test_an_error_that_ends_the_process_is_seen_too(tmp_path, way):
     else:
         command[1:1] = ["-m", "memprof_cli", "run", "-o", str(path)]
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, timeout=300
+        command, env=environment, capture_output=True, text=True, check=False, timeout=600
     )
     assert done.returncode == 1
     assert "CUBLAS_STATUS_ALLOC_FAILED" in done.stderr

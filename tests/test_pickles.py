@@ -51,10 +51,10 @@ class Calls:
 def refused(tmp_path: Path, content: bytes, zipped: bool = False) -> FileFormatError:
     path = tmp_path / "hostile.pickle"
     path.write_bytes(gzip.compress(content) if zipped else content)
-    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     with pytest.raises(FileFormatError) as caught:
         load_plain_pickle(path)
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600 << 10  # KiB
     assert str(path) in str(caught.value)
     return caught.value

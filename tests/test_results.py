@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -96,8 +97,21 @@ def test_a_part_that_hangs_is_stopped_and_what_it_had_found_is_told(tmp_path, mo
         "except KeyboardInterrupt:\n"
         "    time.sleep(600)\n"  # asked to end, and does not
     )
-    part = everything.Part((("-c", "print('first')"), ("-c", hangs)), longest_s=4)
-    how, seconds = everything.run("truth", part, tmp_path, 60.0)
+    written = tmp_path / "truth.jsonl"
+
+    class Stopped(subprocess.Popen):
+        """The time is over when the program has written what it has to say."""
+
+        def wait(self, timeout=None):
+            if self.args[-1] == hangs:
+                while not (written.exists() and written.read_text().endswith("resu")):
+                    time.sleep(0.01)
+                timeout = timeout and min(timeout, 1.0)
+            return super().wait(timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Stopped)
+    part = everything.Part((("-c", "print('first')"), ("-c", hangs)), longest_s=600)
+    how, seconds = everything.run("truth", part, tmp_path, 600.0)
     assert how.startswith("stopped after")
     assert (tmp_path / "truth.log").read_text().count("first") == 2  # the command, and its output
     summary = everything.Summary(tmp_path)

@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 import weakref
+from typing import NamedTuple
 
 import pytest
 
@@ -16,6 +17,7 @@ from memprof.trace import Category, Label
 torch = pytest.importorskip("torch", reason="survivors are torch's tensors")
 
 from memprof.holding.climb import Climb  # noqa: E402 - it imports torch
+from memprof.sources.storages import LivingStorages  # noqa: E402 - beside torch
 from memprof.survivors import searches, watch  # noqa: E402 - it imports torch
 from memprof.survivors.collections import Collections  # noqa: E402 - it imports torch
 from memprof.survivors.graphs import GraphGrowth, LongestGraph, longest_graph  # noqa: E402 - it imports torch
@@ -23,10 +25,19 @@ from memprof.survivors.stalls import Stall  # noqa: E402 - it imports torch
 from memprof.survivors.suspects import residents, suspects  # noqa: E402 - it imports torch
 
 
-class Storage:
-    def __init__(self, key, step, stack=1, size=100, category=0):
-        self.key, self.label, self.stack = key, step, stack
-        self.size, self.category = size, category
+class Storage(NamedTuple):
+    cdata: int
+    label: int
+    stack: int = 1
+    size: int = 100
+    category: int = 0
+
+
+def columns(storages):
+    """What lives, as sources give it."""
+    return LivingStorages.build(
+        len(storages), **{name: [getattr(s, name) for s in storages] for name in Storage._fields}
+    )
 
 
 def label_of(row):
@@ -47,17 +58,17 @@ def growing(run):
 
 
 def test_survivors_of_three_steps_are_suspects():
-    found = suspects([Storage(k, k) for k in range(5)], label_of, step=6)
+    found = suspects(columns([Storage(k, k) for k in range(5)]), label_of, step=6)
     assert [(s.births, s.count, s.bytes) for s in found] == [(5, 5, 500)]
     assert found[0].targets == (2, 0, 3)
 
 
 def test_tensors_of_the_last_two_steps_are_not_survivors():
-    assert suspects([Storage(k, k) for k in (5, 6, 7)], label_of, step=6) == []
+    assert suspects(columns([Storage(k, k) for k in (5, 6, 7)]), label_of, step=6) == []
 
 
 def test_tensors_made_in_one_step_are_no_suspects():
-    assert suspects([Storage(k, 0) for k in range(50)], label_of, step=9) == []
+    assert suspects(columns([Storage(k, 0) for k in range(50)]), label_of, step=9) == []
 
 
 def test_large_bytes_that_no_category_explains_are_residents():
@@ -66,7 +77,41 @@ def test_large_bytes_that_no_category_explains_are_residents():
         Storage(2, 0, stack=2, size=400),
         Storage(3, 0, stack=3, size=1),
     ]
-    assert [(s.stack, s.bytes) for s in residents(living, label_of)] == [(2, 400)]
+    assert [(s.stack, s.bytes) for s in residents(columns(living), label_of)] == [(2, 400)]
+
+
+def test_suspects_come_by_births_then_bytes_then_the_first_of_them():
+    living = [
+        *(Storage(k, k, stack=5) for k in range(4)),
+        *(Storage(10 + k, k, stack=3) for k in range(4)),
+        *(Storage(20 + k, k, stack=4, size=500) for k in range(4)),
+        *(Storage(30 + k, k, stack=2) for k in range(5)),
+        *(Storage(40 + k, k % 2, stack=1) for k in range(9)),
+        *(Storage(50 + k, k, stack=0) for k in range(6)),
+    ]
+    found = suspects(columns(living), label_of, step=6)
+    assert [(s.stack, s.births, s.bytes, s.first_step, s.last_step) for s in found] == [
+        (2, 5, 500, 0, 4),
+        (4, 4, 2000, 0, 3),
+        (5, 4, 400, 0, 3),
+        (3, 4, 400, 0, 3),
+    ]
+
+
+def test_targets_of_a_suspect_are_its_middle_its_oldest_and_a_young_one():
+    living = [Storage(100 + made, made, size=made) for made in (7, 1, 5, 3, 9, 0, 8, 2)]
+    (found,) = suspects(columns(living), label_of, step=20)
+    assert found.targets == (103, 100, 108)
+    assert (found.label, found.count, found.bytes) == (9, 8, 35)
+    assert suspects(columns([]), label_of, step=20) == []
+
+
+def test_targets_of_residents_are_the_largest_whatever_their_age():
+    living = [Storage(key, 9 - key, size=size) for key, size in enumerate((5, 90, 20, 90, 70))]
+    (found,) = residents(columns(living), label_of)
+    assert found.targets == (1, 3, 4)
+    assert (found.births, found.first_step, found.last_step, found.label) == (0, 5, 9, 9)
+    assert residents(columns([]), label_of) == []
 
 
 def test_the_holder_of_a_growing_list_is_found_and_said_once(tmp_path, caplog):
@@ -112,6 +157,8 @@ def test_nothing_is_kept_alive_by_looking(tmp_path):
 
 
 CHAIN = """
+from tests.unhurried import lift_limits
+lift_limits()
 import sys, memprof, torch
 def main():
     weight = torch.ones(3, requires_grad=True)
@@ -263,32 +310,59 @@ main()
 """
 
 
-def said_of(tmp_path, name, steps):
-    """What the log says of a container; in a process of its own, where nothing else grows."""
-    script = tmp_path / "containers.py"
-    script.write_text(CONTAINERS)
-    command = [sys.executable, script, tmp_path / "run.json", name, str(steps)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return [line for line in done.stderr.splitlines() if "stay alive" in line]
+FORKS = """
+import os, runpy, sys, torch, memprof
+from tests.unhurried import lift_limits
+lift_limits()
+for asked in sys.argv[1:]:
+    if os.fork():  # each in a process of its own, where nothing else grows
+        assert os.wait()[1] == 0, asked
+        continue
+    script, name, steps, run_file, log = asked.split("|")
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
+    sys.argv = [script, run_file, name, steps]
+    runpy.run_path(script, run_name="__main__")
+    sys.stderr.flush()
+    os._exit(0)
+"""
+FILLED = (("Cache", 150), ("Ring", 150), ("Epoch", 150), ("Plain", 29))
+IN_VAIN = ("Cache", 120)
+"""Its entries are taken out at a size that is never reached."""
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """What the log says of containers."""
+    folder = tmp_path_factory.mktemp("containers")
+    reached, never = "len(self.items) >= SIZE", "len(self.items) >= 10 ** 9"
+    assert reached in CONTAINERS
+    (folder / "containers.py").write_text(CONTAINERS)
+    (folder / "in_vain.py").write_text(CONTAINERS.replace(reached, never))
+    cases = [("containers.py", *case) for case in FILLED] + [("in_vain.py", *IN_VAIN)]
+    logs = {case: folder / f"{at}.log" for at, case in enumerate(cases)}
+    asked = [
+        f"{folder / script}|{name}|{steps}|{log.with_suffix('.json')}|{log}"
+        for (script, name, steps), log in logs.items()
+    ]
+    subprocess.run([sys.executable, "-c", FORKS, *asked], check=True)
+    return {
+        case: [line for line in log.read_text().splitlines() if "stay alive" in line]
+        for case, log in logs.items()
+    }
 
 
 @pytest.mark.parametrize("name", ["Cache", "Ring", "Epoch"])
-def test_what_the_program_keeps_small_is_not_said_to_leak_while_it_fills(name, tmp_path):
-    assert said_of(tmp_path, name, 150) == []
+def test_what_the_program_keeps_small_is_not_said_to_leak_while_it_fills(name, said):
+    assert said["containers.py", name, 150] == []
 
 
-def test_a_list_that_is_only_filled_is_said_to_leak_before_step_30(tmp_path):
-    (said,) = said_of(tmp_path, "Plain", 29)
-    assert "list `kept.items`" in said
+def test_a_list_that_is_only_filled_is_said_to_leak_before_step_30(said):
+    (line,) = said["containers.py", "Plain", 29]
+    assert "list `kept.items`" in line
 
 
-def test_a_container_that_is_kept_small_in_vain_is_said_to_leak_later(tmp_path):
-    script = "len(self.items) >= SIZE", "len(self.items) >= 10 ** 9"
-    assert script[0] in CONTAINERS
-    (tmp_path / "containers.py").write_text(CONTAINERS.replace(*script))
-    command = [sys.executable, tmp_path / "containers.py", tmp_path / "run.json", "Cache", "120"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert done.stderr.count("stay alive") == 1
+def test_a_container_that_is_kept_small_in_vain_is_said_to_leak_later(said):
+    assert len(said[("in_vain.py", *IN_VAIN)]) == 1
 
 
 @pytest.fixture

@@ -65,9 +65,10 @@ def test_a_source_that_fails_is_closed_with_a_note_and_the_others_go_on(path, ca
 
 
 def test_a_reading_source_that_fails_is_left_out_with_a_note(path, caplog):
-    broken = FakeReadings(fails_at=2)
-    with memprof.track(path, sources=[broken, FakeReadings()], sample_interval_s=0.01):
-        time.sleep(0.2)
+    broken, sound = FakeReadings(fails_at=2), FakeReadings()
+    with memprof.track(path, sources=[broken, sound], sample_interval_s=0.01):
+        while sound.looks <= 5:
+            time.sleep(0.01)
     assert "the wire is cut" in notes(path)
     assert sum(len(r["time_us"]) for r in of_kind(path, "readings")) > 5
 

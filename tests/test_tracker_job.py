@@ -64,7 +64,8 @@ assert plain == recorded == counted
 
 
 def test_steps_are_found_by_themselves_and_a_real_run_loads(path):
-    done = python(TRAIN + "import memprof\nwith memprof.track(sys.argv[1]): train()", path)
+    recorded = "import memprof\nwith memprof.track(sys.argv[1], allowance_s=600): train()"
+    done = python(TRAIN + recorded, path)
     assert done.returncode == 0, done.stderr
     run = memprof.load(path)
     cpu = run.device("cpu")
@@ -134,7 +135,7 @@ def test_a_recorded_job_killed_at_any_moment_leaves_a_readable_run(tmp_path):
         TRAIN
         + """
 import memprof
-memprof.start(sys.argv[1])
+memprof.start(sys.argv[1], allowance_s=600)
 train(5)  # a first optimizer imports half of torch
 print("go", flush=True)
 train(10**9)
@@ -148,6 +149,8 @@ train(10**9)
             stdout=subprocess.PIPE,
         )
         assert job.stdout.readline() == b"go\n"
+        while job.poll() is None and b'"kind":"trace"' not in path.read_bytes():
+            time.sleep(0.01)
         time.sleep(0.5 + attempt * 0.037)
         job.kill()
         job.communicate()

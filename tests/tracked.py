@@ -142,6 +142,6 @@ def python(code: str, *arguments: object, **environment: str) -> subprocess.Comp
         env=plain | {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"} | environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=1500,
         check=False,
     )

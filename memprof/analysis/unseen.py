@@ -63,9 +63,21 @@ def _of_device(device: DeviceExamination, run: Run) -> list[str]:
         said.append("between windows nothing was counted")
     elif len(device.windows) > 1:
         said.append(f"between its {len(device.windows)} windows only counters were kept")
+    is_subject = len(run.devices) == 1  # beside CUDA the CPU is watched until that begins
+    if events and is_subject and device.device.info.recorder == "operators":
+        said.append(_within_operators(device, run))
     if any(window.trace.modelled for window in device.windows):
         said.append("segments and reserved bytes are modelled: a CPU has no caching allocator")
     return said
+
+
+def _within_operators(device: DeviceExamination, run: Run) -> str:
+    """What a dispatch mode cannot see, which is given what operators return and nothing else."""
+    graphs = "buffers of compiled graphs and " if device.device.info.compiled else ""
+    lost = f"{graphs}temporaries inside operators were not seen, so the peak may be higher"
+    if any(note.source == "native" for note in run.notes):  # it was tried, and the note says more
+        return lost
+    return f"{lost}; once `memprof native` has been run, recordings see them"
 
 
 def _is_uncounted(device: DeviceExamination) -> bool:

@@ -17,10 +17,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from memprof.addresses import addresses
 from memprof.holding.answer import best_holders, keys_of, root_links, user_files, view_link
 from memprof.holding.autograd import is_symbolic, plain_torch
 from memprof.holding.chains import score
-from memprof.holding.heap import CHUNK, Deadline, addresses
+from memprof.holding.heap import CHUNK, Deadline
 from memprof.holding.naming import Naming
 from memprof.holding.referrers import live_tensors, objects_at
 from memprof.holding.roots import Root, frame_roots, is_own, module_root

@@ -8,16 +8,15 @@ megabytes, and the work on references is done on whole arrays.
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from memprof.addresses import addresses
 
 __all__ = [
     "CHUNK",
@@ -28,7 +27,6 @@ __all__ = [
     "Deadline",
     "Heap",
     "Level",
-    "addresses",
     "places_among",
 ]
 
@@ -224,37 +222,3 @@ def places_among(ids: Ints, wanted: list[int]) -> list[int]:
     few = np.array([*wanted, np.iinfo(np.int64).max])
     places: list[int] = np.flatnonzero(few[np.searchsorted(few, ids)] == ids).tolist()
     return places
-
-
-class _Memory:
-    """A list's own pointers, which numpy reads in place; keeps the list for as long."""
-
-    __slots__ = ("__array_interface__", "owner")
-
-    def __init__(self, address: int, count: int, owner: list[object]) -> None:
-        self.owner = owner
-        self.__array_interface__ = {
-            "version": 3,
-            "typestr": "<i8",
-            "shape": (count,),
-            "data": (address, True),
-        }
-
-
-# a list of a standard CPython build: reference count, type, length, pointer to the items, room
-_STANDARD_LIST = (
-    sys.implementation.name == "cpython"
-    and sys.byteorder == "little"
-    and (object.__basicsize__, list.__basicsize__) == (16, 40)
-)
-
-
-def addresses(objects: list[Any]) -> Ints:
-    """The address of every object; where it can, a view of the list's own pointers.
-
-    It is not valid any more when the list changes.
-    """
-    if not _STANDARD_LIST or not objects:
-        return np.fromiter(map(id, objects), np.int64, len(objects))
-    items = ctypes.c_void_p.from_address(id(objects) + 24).value
-    return np.asarray(_Memory(items or 0, len(objects), objects))

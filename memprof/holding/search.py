@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from memprof.addresses import addresses
 from memprof.holding.autograd import (
     Reached,
     TorchEdges,
@@ -31,7 +32,6 @@ from memprof.holding.heap import (
     Deadline,
     Heap,
     Level,
-    addresses,
     places_among,
 )
 from memprof.holding.roots import Root, frame_roots, is_own, module_roots

@@ -12,6 +12,7 @@ namespace {
 
 std::atomic<int32_t> epochs{0};
 std::atomic<int32_t> threads{0};
+std::atomic<int32_t> first_epoch{0}; // what was said before counts no more
 
 PyObject* label(PyObject*, PyObject* args) {
   int row = 0;
@@ -26,9 +27,16 @@ PyObject* label(PyObject*, PyObject* args) {
   return PyLong_FromLong(at.thread);
 }
 
+// Another recording numbers its labels anew, and another window hears of other threads anew.
+PyObject* forget_labels(PyObject*, PyObject*) {
+  first_epoch = epochs + 1;
+  Py_RETURN_NONE;
+}
+
 PyMethodDef methods[] = {
     {"label", label, METH_VARARGS,
      "Label what this thread allocates from now on, within a graph task; the thread's number."},
+    {"forget_labels", forget_labels, METH_NOARGS, "Forget what every thread said with `label`."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "memprof_native", nullptr, -1, methods, nullptr,
@@ -45,6 +53,10 @@ void in_child() {
 
 Here& here() {
   thread_local Here at{0, kOutsideOfGraph, 0, threads++};
+  if (at.epoch < first_epoch.load(std::memory_order_relaxed)) {
+    at.label = at.epoch = 0;
+    at.task = kOutsideOfGraph;
+  }
   return at;
 }
 

@@ -6,10 +6,13 @@ was changed in place: torch raises ``RuntimeError`` when its ``grad_fn`` or ``is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
-__all__ = ["any_was_made", "grad_fn_of", "gradient_of", "has_gradient", "is_leaf"]
+__all__ = ["any_was_made", "grad_fn_of", "grad_fns_of", "gradient_of", "has_gradient", "is_leaf"]
 
+_GRAD_FN = attrgetter("grad_fn")
 _DEEPEST = 3
 _WIDEST = 64
 
@@ -20,6 +23,14 @@ def grad_fn_of(tensor: Any) -> Any:
         return tensor.grad_fn
     except Exception:  # noqa: BLE001 - and a subclass of the program may raise anything
         return None
+
+
+def grad_fns_of(tensors: Sequence[Any]) -> list[Any]:
+    """The same of each of many tensors, of which one that cannot be asked is rare."""
+    try:
+        return list(map(_GRAD_FN, tensors))
+    except Exception:  # noqa: BLE001 - one of them: each by itself then
+        return list(map(grad_fn_of, tensors))
 
 
 def is_leaf(tensor: Any) -> bool:

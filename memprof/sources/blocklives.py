@@ -172,11 +172,14 @@ def _with_graph(
         times[one.root].append(one.time_us)
         enabled[one.root].append(one.enabled)
     made_us = events.time_us[lives.born[new]]
-    for label in np.unique(lives.label[new]).tolist():
-        rows = lives.label[new] == label
-        root = labels.of(label).module.partition(".")[0]
-        place = np.searchsorted(np.array(times[root], np.int64), made_us[rows], side="right")
-        found[new[rows]] = np.array(enabled[root], np.uint8)[place] if root else 1
+    rows, which = np.unique(lives.label[new], return_inverse=True)
+    roots = [labels.of(label).module.partition(".")[0] for label in rows.tolist()]
+    number = {root: at for at, root in enumerate(dict.fromkeys(roots))}
+    of_row = np.asarray([number[root] for root in roots], np.int64)[which.reshape(-1)]
+    for root, at in number.items():
+        of_root = of_row == at
+        place = np.searchsorted(np.array(times[root], np.int64), made_us[of_root], side="right")
+        found[new[of_root]] = np.array(enabled[root], np.uint8)[place] if root else 1
     return found
 
 

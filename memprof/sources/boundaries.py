@@ -382,9 +382,12 @@ class Boundaries:
         def before_module(module: Any, args: Any) -> None:
             if is_compiling():  # a constant to torch.compile, which drops the rest
                 return
-            self._calls += 1
-            if self._calls % _TIMED_CALLS:
-                self._guarded(self._enter_module, module, args)
+            self._calls = calls = self._calls + 1
+            if calls % _TIMED_CALLS:
+                try:
+                    self._enter_module(module, args)
+                except Exception as error:  # noqa: BLE001 - see `_guarded`
+                    self._missed(error)
             else:
                 self._timed(self._enter_module, module, args)
 
@@ -397,7 +400,10 @@ class Boundaries:
             if is_compiling():
                 return
             if self._calls % _TIMED_CALLS:
-                self._guarded(self._leave_module, module, output)
+                try:
+                    self._leave_module(module, output)
+                except Exception as error:  # noqa: BLE001 - see `_guarded`
+                    self._missed(error)
             else:
                 self._timed(self._leave_module, module, output)
 
@@ -415,7 +421,10 @@ class Boundaries:
         try:
             function(*args)
         except Exception as error:  # noqa: BLE001  the job goes on whatever happens here
-            self._failure = f"a boundary was missed: {type(error).__name__}: {error}"
+            self._missed(error)
+
+    def _missed(self, error: Exception) -> None:
+        self._failure = f"a boundary was missed: {type(error).__name__}: {error}"
 
     def _enter_module(self, module: Any, args: tuple[Any, ...]) -> None:
         thread = self._threads.state
@@ -430,11 +439,14 @@ class Boundaries:
             pop_left()
             kwargs = keywords_of(frame)
             self._steps.call_began(module, continues=any_was_made((args, kwargs)))
-        path = self._path(module, thread)
+        path = None if self._parallel else self.modules.known_path(id(module))
+        if path is None:
+            path = self._path(module, thread)
         if not calls:
             self._tell(lambda one: one.outermost_call(module, args, kwargs))
         call = Call(id(module), path, self._graph_task(), id(frame.f_back or frame))
-        call.outer = calls[-1] if calls else None
+        if calls:
+            call.outer = calls[-1]
         calls.append(call)
         self._log = thread.log(self._sequence(), path)
         if type(module).__name__ == "DataParallel":

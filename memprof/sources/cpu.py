@@ -11,6 +11,7 @@ from typing import Any
 
 from memprof.records import DeviceInfo
 from memprof.sources.boundaries import Boundaries
+from memprof.sources.compiling import is_used
 from memprof.sources.dispatch import (
     LEFT,
     Watch,
@@ -27,9 +28,9 @@ from memprof.sources.owners import Owner, gradient_storages, gradients, owned, o
 from memprof.sources.protocol import Chunk, Counters, Interner
 from memprof.sources.rows import Batch
 from memprof.sources.sampled import SampledTime
-from memprof.sources.search import Search, cpu_storages
+from memprof.sources.search import Search, cpu_storages, objects_with_tensors
 from memprof.sources.stacks import StackCapture
-from memprof.sources.storages import ROW, Held, LiveStorages
+from memprof.sources.storages import ROW, Held, LiveStorages, LivingStorages
 from memprof.sources.unread import plain_attributes
 from memprof.trace import EMPTY, NOT_RECORDED, Category, Phase, State
 
@@ -101,7 +102,10 @@ class CpuSource:
         """The CPU; none where nothing was ever watched because the job had begun to use CUDA."""
         if self._aside and not self._has_recorded:
             return []
-        return [DeviceInfo(device=_DEVICE, name="CPU", backend="cpu")]
+        info = DeviceInfo(
+            device=_DEVICE, name="CPU", backend="cpu", recorder="operators", compiled=is_used()
+        )
+        return [info]
 
     def open(self) -> None:
         """Check that torch can be watched here."""
@@ -160,9 +164,9 @@ class CpuSource:
         self._start()
         return {_DEVICE: state}
 
-    def living(self, device: str = _DEVICE) -> Iterable[Held]:  # noqa: ARG002 - there is one
-        """The storages that are alive, each counted once; weak references, they hold nothing."""
-        return self._live.counted()
+    def living(self, device: str = _DEVICE) -> LivingStorages:  # noqa: ARG002 - there is one
+        """The storages that are alive, each counted once; columns, they hold nothing."""
+        return LivingStorages.of(self._live.counted())
 
     def pending_events(self) -> int:
         """Rows that wait; a freed tensor makes two events of one row."""
@@ -282,7 +286,23 @@ class CpuSource:
         was_aside = self._aside
         if self._steps_aside() and not was_aside and self._watch is not None:
             self._watch.pop()
+            if not spoils_compiled():  # it leaves for CUDA: what it built so far will move there
+                self._judge_uncalled()
         return self._aside
+
+    def _judge_uncalled(self) -> None:
+        """Name the parameters of a model that nobody has called, as no call will come here."""
+        import torch
+
+        with plain_attributes():
+            found = [one for one in objects_with_tensors() if type(one) is torch.nn.Parameter]
+            self._unread.each(self._is_parameter, found)
+
+    def _is_parameter(self, parameter: Any) -> None:
+        for storage in cpu_storages(parameter, self._unread):
+            held = self._live.held.get(storage._cdata)
+            if held is not None and held.category == Category.UNKNOWN:
+                held.category = Category.PARAMETER
 
     def _cuda_began(self) -> None:
         """Run by torch right after it initialised CUDA, before anything was allocated there."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import CodeType
 from typing import Any
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from memprof.records import DeviceInfo
 from memprof.sources.boundaries import Boundaries
 from memprof.sources.leisure import Leisure
-from memprof.sources.liveblocks import LiveBlock, LiveBlocks
+from memprof.sources.liveblocks import LiveBlocks, LivingBlocks
 from memprof.sources.native_rows import ROW, RowLabels, Rows
 from memprof.sources.places import PlaceOf, place_of
 from memprof.sources.protocol import Chunk, Counters, Interner
@@ -68,7 +68,7 @@ class CpuAllocatorSource:
         self._native = native
         self._live = LiveBlocks(interner, boundaries, place, lambda device: device == _DEVICE)
         self._stacks = _StackRows(interner, native.cpu_new_stacks)
-        self._labels = RowLabels(interner, boundaries, native.label)
+        self._labels = RowLabels(interner, boundaries, native)
         self._search = Search(boundaries.unread)
         self._foreign = _ForeignStorages(native)
         self._pid = os.getpid()
@@ -81,7 +81,7 @@ class CpuAllocatorSource:
 
     def devices(self) -> Sequence[DeviceInfo]:
         """The CPU."""
-        return [DeviceInfo(device=_DEVICE, name="CPU", backend="cpu")]
+        return [DeviceInfo(device=_DEVICE, name="CPU", backend="cpu", recorder="allocator")]
 
     def open(self) -> None:
         """Count from now on.
@@ -158,8 +158,8 @@ class CpuAllocatorSource:
         """Whether more rows waited than there is room for, so that the window has a gap."""
         return self._in_window and self._lost > 0
 
-    def living(self, device: str = _DEVICE) -> Iterable[LiveBlock]:
-        """The blocks in use; plain values, they hold nothing."""
+    def living(self, device: str = _DEVICE) -> LivingBlocks:
+        """The blocks in use; columns, they hold nothing."""
         if self._in_window:
             self._settle(with_state=True)
         else:

@@ -7,7 +7,7 @@ to be found by the time: every row carries the place of the thread that made it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from memprof.sources.boundaries import Boundaries
 from memprof.sources.cudaowners import OwnedCudaSource
 from memprof.sources.frugal import compiler_left_out
 from memprof.sources.historycalls import HistoryCalls
-from memprof.sources.liveblocks import LiveBlock
+from memprof.sources.liveblocks import LivingBlocks
 from memprof.sources.native_rows import ROW, RowLabels, Rows
 from memprof.sources.places import PlaceOf, place_of
 from memprof.sources.protocol import Chunk, Interner
@@ -42,10 +42,10 @@ class CudaAllocatorSource(OwnedCudaSource):
         super().__init__(interner, boundaries, torch, place)
         self._native = native
         native.cuda_forget_tables()
-        self._row_labels = RowLabels(interner, boundaries, native.label)
+        self._row_labels = RowLabels(interner, boundaries, native)
         self._tables = _Tables(interner)
         self._calls = HistoryCalls(self._torch, self._program_calls, self._program_called)
-        self._is_on = self._gathers = False
+        self._is_on = False
         self._lost = 0
         self._texts: list[str] = []
 
@@ -96,8 +96,8 @@ class CudaAllocatorSource(OwnedCudaSource):
         self._live.sightings.stop()
         return states
 
-    def living(self, device: str) -> Iterable[LiveBlock]:
-        """The blocks in use on a device at this moment; plain values, they hold nothing."""
+    def living(self, device: str) -> LivingBlocks:
+        """The blocks in use on a device at this moment; columns, they hold nothing."""
         if not self._in_window:
             return super().living(device)
         self._settle()
@@ -139,8 +139,8 @@ class CudaAllocatorSource(OwnedCudaSource):
         if on and self._torch._C._cuda_isHistoryEnabled():
             self._say(SHARED)
             return
-        if on or self._gathers:
-            self._gathers = on
+        if on or self._recorder.gathers:
+            self._recorder.gathers = on
             record = self._torch.cuda.memory._record_memory_history
             wanted: dict[str, Any] = {"context": "alloc", "stacks": "python"} if on else {}
             if "clear_history" in inspect.signature(record).parameters:
@@ -172,9 +172,12 @@ class CudaAllocatorSource(OwnedCudaSource):
             self._tables.add(frames, stacks, pools)
             self._texts = texts
             rows = np.frombuffer(blob, ROW)
-            rows = rows[rows["action"] != Action.SNAPSHOT]
-            for device in np.unique(rows["device"]).tolist():
-                events = self._events_of(rows[rows["device"] == device])
+            is_look = rows["action"] == Action.SNAPSHOT
+            rows = rows[~is_look] if is_look.any() else rows  # a copy of all takes its time
+            devices = np.unique(rows["device"]).tolist()
+            for device in devices:
+                is_here = slice(None) if len(devices) == 1 else rows["device"] == device
+                events = self._events_of(rows[is_here])
                 self._taken.append(Chunk(f"cuda:{device}", events))
 
     def _events_of(self, rows: Rows) -> Events:

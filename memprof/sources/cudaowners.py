@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memprof.sources.boundaries import Boundaries
 from memprof.sources.cuda import CudaSource
-from memprof.sources.liveblocks import LiveBlock, LiveBlocks
+from memprof.sources.liveblocks import LiveBlocks, LivingBlocks
 from memprof.sources.ooms import Exhausted
 from memprof.sources.places import PlaceOf, place_of
 from memprof.sources.protocol import Chunk, Interner
@@ -68,15 +68,15 @@ class OwnedCudaSource(CudaSource):
         """Whether torch's recorder writes down what happens; asks nobody."""
         return self._recorder.owner is not Owner.NOBODY
 
-    def living(self, device: str) -> Iterable[LiveBlock]:
-        """The blocks in use on a device at this moment; plain values, they hold nothing.
+    def living(self, device: str) -> LivingBlocks:
+        """The blocks in use on a device at this moment; columns, they hold nothing.
 
         None, with a note, where a look at them would hold the job up for too long.
         """
         if self._in_window:
             self._settle()
         elif not self._can_record() or not self._recorder.can_see_blocks():
-            return ()
+            return self._live.living("")
         else:
             if self._torch._C._cuda_isHistoryEnabled():
                 self._live.forget()  # the program's recording gives new blocks stacks, too

@@ -20,7 +20,8 @@ class LabelRows:
 
     def of(self, row: int) -> Label:
         """The label in a row."""
-        self._keep_up()
+        if row >= len(self._labels):
+            self._keep_up()
         return self._labels[row]
 
     def steps(self, rows: Column) -> Column:

@@ -7,7 +7,7 @@ watched for each allocation, and nothing is held.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,24 +28,52 @@ from memprof.sources.owners import Owner
 from memprof.sources.places import Block, PlaceOf
 from memprof.sources.protocol import Chunk, Interner
 from memprof.sources.sightings import Sightings
-from memprof.trace import EMPTY, NOT_RECORDED, Blocks, BlockState, Events, State
+from memprof.trace import (
+    EMPTY,
+    NOT_RECORDED,
+    Blocks,
+    BlockState,
+    Column,
+    Events,
+    Segments,
+    State,
+)
 
-__all__ = ["LiveBlock", "LiveBlocks"]
+__all__ = ["LiveBlocks", "LivingBlocks"]
 
 Ints = npt.NDArray[np.int64]
 _NEVER_TOLD = -2
 """Instead of an event's index: neither an event nor a state that was written has the block."""
 
 
-@dataclass(frozen=True, slots=True)
-class LiveBlock:
-    """One block that is in use; plain values."""
+@dataclass(frozen=True, slots=True, eq=False)
+class LivingBlocks:
+    """The blocks that are in use on a device, as columns: there may be hundreds of thousands."""
 
-    key: Block
-    size: int
-    stack: int
-    label: int
-    category: int
+    device: str
+    address: Column
+    size: Column
+    stream: Column
+    pool: Column
+    """Index into ``pools``."""
+    stack: Column
+    label: Column
+    category: Column
+    """`Category` as far as it is known."""
+    pools: Sequence[tuple[int, int]]
+
+    def __len__(self) -> int:
+        return len(self.address)
+
+    def key(self, row: int) -> Block:
+        """The block by which holders are searched for."""
+        return Block(
+            self.device,
+            int(self.address[row]),
+            int(self.size[row]),
+            int(self.stream[row]),
+            self.pools[int(self.pool[row])],
+        )
 
 
 class LiveBlocks:
@@ -118,44 +146,40 @@ class LiveBlocks:
         """The states of the windows' ends, with the labels and categories of what is known."""
         return {device: self._known(device, state) for device, state in states.items()}
 
-    def living(self, device: str) -> Iterator[LiveBlock]:
+    def living(self, device: str) -> LivingBlocks:
         """The blocks in use on a device."""
         state = self._known(device, self._states.get(device, State()))
-        blocks, segments = state.blocks, state.segments
-        pools = self._pools()
-        for row in np.flatnonzero(blocks.state == BlockState.ACTIVE_ALLOCATED).tolist():
-            size, segment = int(blocks.size[row]), int(blocks.segment[row])
-            inside = 0 <= segment < len(segments)
-            stream = int(segments.stream[segment]) if inside else 0
-            pool = pools[int(segments.pool[segment])] if inside else (0, 0)
-            yield LiveBlock(
-                Block(device, int(blocks.address[row]), size, stream, pool),
-                size,
-                int(blocks.stack[row]),
-                int(blocks.label[row]),
-                int(blocks.category[row]),
-            )
+        used: Blocks = state.blocks.take(state.blocks.state == BlockState.ACTIVE_ALLOCATED)
+        segments = state.segments
+        inside = (used.segment >= 0) & (used.segment < len(segments))
+        return self._living(device, used, used.size, segments, np.where(inside, used.segment, -1))
 
-    def alive(self, device: str) -> Iterator[LiveBlock]:
+    def alive(self, device: str) -> LivingBlocks:
         """The same by the events alone; streams and pools are those of the window's beginning."""
         lives = self._lives.get(device, Lives.build())
         segments = self._states.get(device, State()).segments
         order = np.argsort(segments.address, kind="stable")
-        starts = segments.address[order]
-        pools = self._pools()
+        starts, ends = segments.address[order], (segments.address + segments.size)[order]
         place = np.searchsorted(starts, lives.address, side="right") - 1
-        for row, at in enumerate(place.tolist()):
-            address, size = int(lives.address[row]), int(lives.size[row])
-            inside = at >= 0 and address < starts[at] + segments.size[order[at]]
-            stream = int(segments.stream[order[at]]) if inside else 0
-            pool = pools[int(segments.pool[order[at]])] if inside else (0, 0)
-            yield LiveBlock(
-                Block(device, address, size, stream, pool),
-                size,
-                int(lives.stack[row]),
-                int(lives.label[row]),
-                int(lives.category[row]),
-            )
+        inside = (place >= 0) & (lives.address < np.append(ends, 0)[place])
+        segment = np.where(inside, np.append(order, -1)[place], -1)
+        return self._living(device, lives, lives.size, segments, segment)
+
+    def _living(
+        self, device: str, rows: Blocks | Lives, size: Column, segments: Segments, segment: Ints
+    ) -> LivingBlocks:
+        """``segment`` is each row's, -1 where it is in none that is known."""
+        return LivingBlocks(
+            device=device,
+            address=rows.address,
+            size=size,
+            stream=np.append(segments.stream, 0)[segment],
+            pool=np.append(segments.pool, EMPTY)[segment],
+            stack=rows.stack,
+            label=rows.label,
+            category=rows.category,
+            pools=self._pools(),
+        )
 
     def _begun(self, device: str, state: State, owners: Mapping[str, dict[int, Owner]]) -> State:
         known = _in_use(state.blocks)  # columns of its own

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import compress
-from typing import Any
+from operator import itemgetter
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -26,24 +26,23 @@ _MARKED = "memprof"
 _EVERY_DEVICE = -1
 
 
+Mark: TypeAlias = "tuple[int, int, int, Entry, bool]"
+"""Microseconds since the Unix epoch, the clock of torch's recorder; row of a label; device of the
+thread that made it, -1 for the training loop's; what that thread runs; whether it recorded a graph
+then, without which no backward pass follows. A plain tuple, as one is made at every boundary."""
+
+
 @dataclass(slots=True)
 class Marks:
     """Labels and the times from which they hold.
 
-    Times are microseconds since the Unix epoch, the clock of torch's recorder. Told by the time,
-    events of the backward pass get their labels too, though other threads make them. Threads that
-    run side by side (replicas, autograd's own) work on a device each, so theirs hold for that one;
-    threads that the program starts beside the loop are told from it by what they run.
+    Told by the time, events of the backward pass get their labels too, though other threads make
+    them. Threads that run side by side (replicas, autograd's own) work on a device each, so theirs
+    hold for that one; threads that the program starts beside the loop are told from it by what they
+    run.
     """
 
-    time_us: list[int] = field(default_factory=list)
-    label: list[int] = field(default_factory=list)
-    device: list[int] = field(default_factory=list)
-    """The device of the thread that made the mark; -1 from the thread of the training loop."""
-    entry: list[Entry] = field(default_factory=list)
-    """What that thread runs."""
-    with_gradients: list[bool] = field(default_factory=list)
-    """Whether that thread recorded a graph then, without which no backward pass follows."""
+    rows: list[Mark] = field(default_factory=list)
     loop: set[Entry] = field(default_factory=lambda: {NO_ENTRY})
     """What the threads run in which steps ended."""
 
@@ -57,29 +56,17 @@ class Marks:
         with_gradients: bool = True,
     ) -> None:
         """From this time on the label holds."""
-        self.time_us.append(time_us)
-        self.label.append(label)
-        self.device.append(device)
-        self.entry.append(entry)
-        self.with_gradients.append(with_gradients)
+        self.rows.append((time_us, label, device, entry, with_gradients))
 
     def forget_before(self, time_us: int) -> None:
         """Drop what no event from this time on can be labelled by.
 
-        Of each thread the last mark before it stays. Other threads may add marks meanwhile: each
-        list loses the same rows of its beginning in one piece.
+        Of each thread the last mark before it stays. Other threads may add marks meanwhile.
         """
-        count = min(map(len, self._columns()))
-        times = self.time_us[:count]
-        last = {
-            (self.device[row], self.entry[row]): row for row in range(count) if times[row] < time_us
-        }
-        rows = sorted({*last.values(), *(row for row in range(count) if times[row] >= time_us)})
-        for column in self._columns():
-            column[:count] = [column[row] for row in rows]
-
-    def _columns(self) -> tuple[list[Any], ...]:
-        return self.time_us, self.label, self.device, self.entry, self.with_gradients
+        rows = self.rows[:]
+        last = {(row[2], row[3]): at for at, row in enumerate(rows) if row[0] < time_us}
+        kept = {*last.values(), *(at for at, row in enumerate(rows) if row[0] >= time_us)}
+        self.rows[: len(rows)] = [rows[at] for at in sorted(kept)]
 
     def is_beside(self, entry: Entry) -> bool:
         """Whether a thread runs beside the loop's: the program's own, and not autograd's."""
@@ -87,25 +74,18 @@ class Marks:
 
     def apart(self) -> tuple[Marks, Marks]:
         """Those of the loop's thread and of autograd's, and those of threads beside it."""
-        beside = [self.is_beside(entry) for entry in self.entry]
-        return self._chosen([not at for at in beside]), self._chosen(beside)
-
-    def _chosen(self, chosen: Sequence[bool]) -> Marks:
-        return Marks(
-            list(compress(self.time_us, chosen)),
-            list(compress(self.label, chosen)),
-            list(compress(self.device, chosen)),
-            list(compress(self.entry, chosen)),
-            list(compress(self.with_gradients, chosen)),
-            self.loop,
-        )
+        rows, loop = self.rows[:], self.loop
+        ours = [row for row in rows if row[3] in loop]
+        if len(ours) == len(rows):
+            return Marks(rows, loop), Marks([], loop)
+        return Marks(ours, loop), Marks([row for row in rows if row[3] not in loop], loop)
 
     def had_gradients(self, time_us: Column) -> Column:
         """Whether the thread of the loop recorded a graph at each time; before a mark it did."""
-        rows = [row for row, device in enumerate(self.device) if device == _EVERY_DEVICE]
-        rows.sort(key=self.time_us.__getitem__)
-        times = np.asarray([self.time_us[row] for row in rows], dtype=np.int64)
-        states = np.asarray([True, *(self.with_gradients[row] for row in rows)], dtype=np.bool_)
+        rows = [(row[0], row[4]) for row in self.rows if row[2] == _EVERY_DEVICE]
+        rows.sort(key=itemgetter(0))
+        times = np.asarray([time for time, _ in rows], dtype=np.int64)
+        states = np.asarray([True, *(state for _, state in rows)], dtype=np.bool_)
         found: Column = states[np.searchsorted(times, time_us, side="right")]
         return found
 
@@ -115,10 +95,10 @@ class Marks:
         After a mark of the device's own thread that one holds, up to the loop's next mark; where
         its threads made none, the last of any thread.
         """
-        order = np.argsort(np.asarray(self.time_us, dtype=np.int64), kind="stable")
-        times = np.asarray(self.time_us, dtype=np.int64)[order]
-        marks = np.asarray(self.device, dtype=np.int64)[order]
-        labels = np.asarray([EMPTY, *np.asarray(self.label, dtype=np.int32)[order]], np.int32)
+        begun = [row[:3] for row in self.rows]
+        columns = np.asarray(begun, dtype=np.int64).reshape(-1, 3)
+        times, marked, marks = columns[np.argsort(columns[:, 0], kind="stable")].T
+        labels = np.append(EMPTY, marked).astype(np.int32)
         found: Column = labels[np.searchsorted(times, time_us, side="right")]
         own = np.flatnonzero((marks == device) | (marks == _EVERY_DEVICE))
         if len(own) == len(marks):
@@ -146,14 +126,22 @@ class MarkKeeper:
 
         ``passing`` is told the time of each mark, ``device`` tells the calling thread's device.
         """
+        import torch
+
         self.marks = Marks()
         self._device = device or (lambda: _EVERY_DEVICE)
         self._loop = 0
+        self._loop_entry = NO_ENTRY
         self._own = threading.local()
         self._passing = passing or (lambda _: None)
         self._boundaries = boundaries
         self._hooks: ExitStack | None = None
         self._task = -1
+        self._has_gradients = torch.is_grad_enabled
+        self._is_compiling = torch.compiler.is_compiling
+        self._graph_task = torch._C._current_graph_task_id
+        self._queue_callback = torch.autograd.Variable._execution_engine.queue_callback
+        self._plain = (torch.Tensor, torch.nn.Parameter)
 
     def start(self) -> None:
         """Begin with no marks but one for this moment."""
@@ -166,7 +154,9 @@ class MarkKeeper:
         self._hooks.callback(self._boundaries.unwatch_modules)
         boundaries = self._boundaries
         # Not hooks on optimizers: torch goes through them while a step's end closes a window.
-        for changes in (boundaries.on_entry, boundaries.crossings, annotation_changes):
+        boundaries.on_entry.append(self._module_began)
+        self._hooks.callback(boundaries.on_entry.remove, self._module_began)
+        for changes in (boundaries.crossings, annotation_changes):
             changes.append(self._guarded_mark)
             self._hooks.callback(changes.remove, self._guarded_mark)
         boundaries.on_exit.append(self._module_ended)
@@ -187,22 +177,23 @@ class MarkKeeper:
 
     def mark(self) -> None:
         """The calling thread's label holds from now on."""
-        if self._hooks is not None and not _is_compiling():
-            now_us = time.time_ns() // 1000
-            in_loop = threading.get_ident() == self._loop
-            device = _EVERY_DEVICE if in_loop else self._device()
-            self.marks.add(
-                now_us,
-                self._boundaries.label(),
-                device,
-                self._entry(),
-                with_gradients=_has_gradients(),
-            )
-            self._passing(now_us)
+        if self._hooks is not None and not self._is_compiling():
+            self._mark()
+
+    def _mark(self) -> None:
+        now_us = time.time_ns() // 1000
+        if threading.get_ident() == self._loop:
+            device, entry = _EVERY_DEVICE, self._loop_entry
+        else:
+            device, entry = self._device(), self._entry()
+        label = self._boundaries.place().row
+        self.marks.rows.append((now_us, label, device, entry, self._has_gradients()))
+        self._passing(now_us)
 
     def _in_loop(self) -> None:
+        self._loop_entry = self._entry()
         self._loop = threading.get_ident()
-        self.marks.loop.add(self._entry())
+        self.marks.loop.add(self._loop_entry)
 
     def _entry(self) -> Entry:
         """What the calling thread runs, looked up once a window."""
@@ -211,38 +202,43 @@ class MarkKeeper:
             entry = self._own.entry = entry_here()
         return entry
 
+    def _module_began(self) -> None:
+        """Called by hooks on modules, which torch.compile does not see: nothing is traced here."""
+        if self._hooks is None:
+            return
+        try:
+            self._mark()
+        except Exception:  # noqa: BLE001 - a missing mark is a wrong label, not a broken job
+            self.stop()
+
     def _module_ended(self, output: Any) -> None:
-        self._guarded(self.mark)
-        self._guarded(self._watch_backward, output)
+        self._module_began()
+        if self._hooks is not None:
+            self._guarded(self._watch_backward, output)
 
     def _watch_backward(self, output: Any) -> None:
-        if _is_compiling() or self._hooks is None:
-            return
         outputs = output if isinstance(output, (list, tuple)) else (output,)
         self._boundaries.unread.each(self._mark_backward, outputs)
 
     def _mark_backward(self, one: Any) -> None:
-        import torch
-
-        node = grad_fn_of(one) if issubclass(type(one), torch.Tensor) else None
-        if node is not None and _MARKED not in node.metadata:
-            node.metadata[_MARKED] = True
-            node.register_prehook(self._backward_reached)
+        is_tensor = type(one) in self._plain or issubclass(type(one), self._plain[0])
+        node = grad_fn_of(one) if is_tensor else None
+        if node is not None:
+            metadata = node.metadata
+            if _MARKED not in metadata:
+                metadata[_MARKED] = True
+                node.register_prehook(self._backward_reached)
 
     def _backward_reached(self, *_: Any) -> None:
         """On autograd's thread: the gradient of a module's output is there."""
-        self._guarded(self.mark)
-        self._guarded(self._watch_end)
-
-    def _watch_end(self) -> None:
-        if self._hooks is None:
-            return
-        import torch
-
-        task = torch._C._current_graph_task_id()
-        if task != self._task:
-            self._task = task
-            torch.autograd.Variable._execution_engine.queue_callback(self._guarded_mark)
+        try:
+            self.mark()
+            task = self._graph_task()
+            if task != self._task and self._hooks is not None:
+                self._task = task
+                self._queue_callback(self._guarded_mark)
+        except Exception:  # noqa: BLE001 - as in `_guarded`, which costs half a microsecond
+            self.stop()
 
     def _guarded_mark(self) -> None:
         self._guarded(self.mark)
@@ -252,15 +248,3 @@ class MarkKeeper:
             action(*arguments)
         except Exception:  # noqa: BLE001 - a missing mark is a wrong label, not a broken job
             self.stop()
-
-
-def _has_gradients() -> bool:
-    import torch
-
-    return torch.is_grad_enabled()
-
-
-def _is_compiling() -> bool:
-    import torch
-
-    return torch.compiler.is_compiling()

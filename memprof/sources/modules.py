@@ -32,6 +32,11 @@ class ModulePaths:
             known = self._known.get(id(module))
         return known[1] if known is not None else self._add_root(module, prefix)
 
+    def known_path(self, module_id: int) -> str | None:
+        """Where a module lies that is known, by its ``id``; it is called for every call of one."""
+        known = self._known.get(module_id)
+        return known[1] if known is not None else None
+
     def roots(self) -> Iterator[tuple[Any, str]]:
         """Every living root with its path, in the order of their first calls."""
         for ref, path in self._roots:

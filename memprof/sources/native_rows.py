@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +47,69 @@ Rows = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
 
 
+class _Places:
+    """Tells each thread's place to the native part, once for all sources that read its rows."""
+
+    def __init__(self, boundaries: Boundaries, native: Any) -> None:
+        self._boundaries = boundaries
+        self._tell: Callable[[int, int], int] = native.label
+        self._forget: Callable[[], None] = native.forget_labels
+        self._hooks: ExitStack | None = None
+        self._loop_ident = 0
+        self._followers: tuple[RowLabels, ...] = ()
+
+    def follow(self, labels: RowLabels) -> None:
+        """Have ``labels`` know the places of the loop from now on; the calling thread is its."""
+        self._followers = (*self._followers, labels)
+        if self._hooks is None:
+            self._forget()  # what threads said in an earlier window, or another recording
+            self._hooks = self._hooked()
+        self.step_began()
+
+    def leave(self, labels: RowLabels) -> None:
+        """No more for these; without any the hooks are taken away. Safe to call twice."""
+        self._followers = tuple(one for one in self._followers if one is not labels)
+        if not self._followers and self._hooks is not None:
+            hooks, self._hooks = self._hooks, None
+            hooks.close()
+
+    def step_began(self) -> None:
+        """The calling thread is the one of the training loop."""
+        self._loop_ident = threading.get_ident()
+        self.crossed()
+
+    def crossed(self) -> None:
+        """The calling thread is somewhere else from now on."""
+        try:
+            place = self._boundaries.place()
+            self._tell(place.row, _IN_GRAPH if type(place) is BackwardPass else place.task)
+            if threading.get_ident() == self._loop_ident:
+                time_ns = time.time_ns()
+                for labels in self._followers:
+                    labels.loop_is_at(time_ns, place.row)
+        except Exception as error:  # noqa: BLE001 - a missing label, not a broken job
+            for labels in self._followers:
+                labels.failure = f"a boundary was missed: {type(error).__name__}: {error}"
+
+    def _hooked(self) -> ExitStack:
+        hooks, boundaries = ExitStack(), self._boundaries
+        boundaries.watch_modules()
+        hooks.callback(boundaries.unwatch_modules)
+        for changes in (boundaries.on_entry, boundaries.crossings, annotation_changes):
+            changes.append(self.crossed)
+            hooks.callback(changes.remove, self.crossed)
+        boundaries.on_exit.append(self._left)
+        hooks.callback(boundaries.on_exit.remove, self._left)
+        return hooks
+
+    def _left(self, _output: Any) -> None:
+        self.crossed()
+
+
+_places: WeakValueDictionary[int, _Places] = WeakValueDictionary()
+"""By the ``id`` of their boundaries, which they keep alive."""
+
+
 class RowLabels:
     """Tells each thread's place to the native part as it changes, and gives rows their labels.
 
@@ -53,17 +117,14 @@ class RowLabels:
     ran; so labels hold for every thread, and for autograd's own.
     """
 
-    def __init__(
-        self, interner: Interner, boundaries: Boundaries, tell: Callable[[int, int], int]
-    ) -> None:
-        """``tell`` is the native part's ``label``."""
+    def __init__(self, interner: Interner, boundaries: Boundaries, native: Any) -> None:
+        """``native`` is the module that `memprof.native.load` gives."""
         self.failure = ""
         self._interner = interner
         self._boundaries = boundaries
-        self._tell = tell
         self._rows = LabelRows(interner)
-        self._hooks: ExitStack | None = None
-        self._loop_ident = 0
+        self._places = _places.get(id(boundaries)) or _Places(boundaries, native)
+        _places[id(boundaries)] = self._places
         self._marks: tuple[list[int], list[int]] = ([], [])
         """Times and labels of the loop's thread, for threads that say nothing themselves."""
         self._passed: set[int] = set()
@@ -74,41 +135,24 @@ class RowLabels:
         self.stop()
         self._marks = ([], [])
         self._passed = set()
-        self._boundaries.watch_modules()
-        self._hooks = ExitStack()
-        self._hooks.callback(self._boundaries.unwatch_modules)
-        boundaries = self._boundaries
-        for changes in (boundaries.on_entry, boundaries.crossings, annotation_changes):
-            changes.append(self.crossed)
-            self._hooks.callback(changes.remove, self.crossed)
-        boundaries.on_exit.append(self._left)
-        self._hooks.callback(boundaries.on_exit.remove, self._left)
-        self.step_began()
+        self._places.follow(self)
 
     def stop(self) -> None:
-        """Take the hooks away; safe to call twice."""
-        hooks, self._hooks = self._hooks, None
-        if hooks is not None:
-            hooks.close()
+        """Follow nothing any more; safe to call twice."""
+        self._places.leave(self)
 
     def step_began(self) -> None:
         """Another step from now on: the calling thread is the one of the training loop."""
-        self._loop_ident = threading.get_ident()
-        self.crossed()
+        self._places.step_began()
 
     def crossed(self) -> None:
         """The calling thread is somewhere else from now on."""
-        try:
-            place = self._boundaries.place()
-            self._tell(place.row, _IN_GRAPH if type(place) is BackwardPass else place.task)
-            if threading.get_ident() == self._loop_ident:
-                self._marks[0].append(time.time_ns())
-                self._marks[1].append(place.row)
-        except Exception as error:  # noqa: BLE001 - a missing label, not a broken job
-            self.failure = f"a boundary was missed: {type(error).__name__}: {error}"
+        self._places.crossed()
 
-    def _left(self, _output: Any) -> None:
-        self.crossed()
+    def loop_is_at(self, time_ns: int, row: int) -> None:
+        """From this time on the loop's thread has the label in ``row``."""
+        self._marks[0].append(time_ns)
+        self._marks[1].append(row)
 
     def of(self, rows: Rows) -> Column:
         """The label of each row."""
@@ -137,7 +181,7 @@ class RowLabels:
             at = np.searchsorted(np.asarray(times), rows["time_ns"][silent], side="right") - 1
             loop = np.asarray(labels, dtype=np.int64)[np.maximum(at, 0)]
             is_python = rows["stack"][silent] != 0
-            beside = self._moved(loop, Phase.OTHER, [""] * len(loop))
+            beside = self._moved(loop, Phase.OTHER)
             label[silent] = np.where(is_python, beside, loop)
         self._marks = (times[-1:], labels[-1:])
         return label
@@ -156,8 +200,8 @@ class RowLabels:
         at = np.minimum(np.searchsorted(begun, epochs), len(begun) - 1)
         after = (begun[at] == epochs) & (np.arange(len(rows)) > start[at]) & ~in_graph
         after &= self._rows.phases(label) == Phase.FORWARD
-        after &= np.asarray([not m for m in self._modules(label)], dtype=np.bool_)
-        label[after] = self._moved(label[after], Phase.OTHER, [""] * int(after.sum()))
+        after[after] = self._outside_modules(label[after])
+        label[after] = self._moved(label[after], Phase.OTHER)
         self._passed = {int(begun[-1])}
         return label
 
@@ -171,18 +215,28 @@ class RowLabels:
             node = np.where(same, rows["node"][last], NOT_RECORDED)
         numbers, which = np.unique(node, return_inverse=True)
         modules = [self._boundaries.module_of_node(number) for number in numbers.tolist()]
-        return self._moved(label, Phase.BACKWARD, [modules[i] for i in which.reshape(-1).tolist()])
+        names = list(dict.fromkeys(modules))
+        place = {name: at for at, name in enumerate(names)}
+        module = np.asarray([place[name] for name in modules], dtype=np.int64)
+        return self._moved(label, Phase.BACKWARD, names, module[which.reshape(-1)])
 
-    def _moved(self, label: Ints, phase: Phase, modules: Sequence[str]) -> Ints:
-        """The labels of the same step and annotation, with another phase and module."""
-        moved: dict[tuple[int, str], int] = {}
-        for key in set(zip(label.tolist(), modules, strict=True)):
-            at = self._rows.of(key[0])
-            moved[key] = self._interner.label(at.step, phase, key[1], at.annotation)
-        pairs = zip(label.tolist(), modules, strict=True)
-        return np.asarray([moved[pair] for pair in pairs], dtype=np.int64)
+    def _moved(
+        self, label: Ints, phase: Phase, modules: Sequence[str] = ("",), module: Ints | int = 0
+    ) -> Ints:
+        """The labels of the same step and annotation, with another phase and module.
 
-    def _modules(self, label: Ints) -> list[str]:
+        ``module`` has for each label its row in ``modules``.
+        """
+        pairs, which = np.unique(label * len(modules) + module, return_inverse=True)
+        moved = []
+        for pair in pairs.tolist():
+            row, name = divmod(pair, len(modules))
+            at = self._rows.of(row)
+            moved.append(self._interner.label(at.step, phase, modules[name], at.annotation))
+        labels: Ints = np.asarray(moved, dtype=np.int64)[which.reshape(-1)]
+        return labels
+
+    def _outside_modules(self, label: Ints) -> npt.NDArray[np.bool_]:
         rows, which = np.unique(label, return_inverse=True)
-        modules = [self._rows.of(row).module for row in rows.tolist()]
-        return [modules[i] for i in which.reshape(-1).tolist()]
+        outside = [not self._rows.of(row).module for row in rows.tolist()]
+        return np.asarray(outside, dtype=np.bool_)[which.reshape(-1)]

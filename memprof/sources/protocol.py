@@ -8,16 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from memprof.records import DeviceInfo, TablesRecord
 from memprof.trace import EMPTY, NOT_RECORDED, Events, Frame, Label, Phase, State, Tables
 
 __all__ = ["Chunk", "Counters", "EventSource", "Interner", "Reading", "ReadingSource"]
 
+_PHASES = tuple(Phase)
 
-@dataclass(frozen=True, slots=True)
-class Counters:
+
+class Counters(NamedTuple):
     """One device's figures at a step's end, in bytes; `NOT_RECORDED` where it has none.
 
     Peaks are those since the previous call.
@@ -49,8 +50,7 @@ class Chunk:
     late_blocks: Mapping[int, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """One look at a device or the host; ``None`` where a value cannot be read."""
 
     device: str
@@ -128,6 +128,8 @@ class Interner:
         self._labels: dict[tuple[int, int, str, str], int]
         self._labels = _numbering({(NOT_RECORDED, 0, "", ""): EMPTY})
         self._pools: dict[tuple[int, int], int] = _numbering({(0, 0): EMPTY})
+        self._made: list[Label] = []
+        """The labels as objects, as far as they were asked for."""
         self._written: tuple[int, int, int, int] = (0, 1, 1, 1)
 
     def __len__(self) -> int:
@@ -167,21 +169,36 @@ class Interner:
 
     def labels(self, first: int) -> list[Label]:
         """The labels from row ``first`` on."""
-        rows = list(islice(self._labels, first, None))
-        return [Label(step, Phase(phase), *names) for step, phase, *names in rows]
+        at = len(self._made)
+        rows = _rows_from(self._labels, at)
+        made = [Label(step, _PHASES[phase], *names) for step, phase, *names in rows]
+        self._made[at : at + len(made)] = made  # the same, where another thread did it meanwhile
+        return self._made[first:]
 
     def take_new(self) -> TablesRecord | None:
         """The rows added since the last call, or None."""
         first = self._written
-        stacks = list(islice(self._stacks, first[1], None))  # before the frames that they name
-        frames = list(islice(self._frames, first[0], None))
-        labels = list(islice(self._labels, first[2], None))
-        pools = list(islice(self._pools, first[3], None))
+        stacks = _rows_from(self._stacks, first[1])  # before the frames that they name
+        frames = _rows_from(self._frames, first[0])
+        labels = _rows_from(self._labels, first[2])
+        pools = _rows_from(self._pools, first[3])
         new = (len(frames), len(stacks), len(labels), len(pools))
         if not any(new):
             return None
         self._written = (first[0] + new[0], first[1] + new[1], first[2] + new[2], first[3] + new[3])
         return TablesRecord(first, frames, [list(s) for s in stacks], labels, pools)
+
+
+def _rows_from(table: dict[Any, int], first: int) -> list[Any]:
+    """The keys from a number on: from the end backwards, as a window's tables become long."""
+    count = len(table)
+    if count <= first:
+        return []
+    rows = list(islice(reversed(table), count - first))
+    if len(table) != count:  # a row came in between, so that it began too late
+        return list(islice(table, first, None))
+    rows.reverse()
+    return rows
 
 
 class _Rows(defaultdict[Any, int]):

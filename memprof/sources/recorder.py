@@ -68,6 +68,8 @@ class Recorder:
         self.owner = Owner.NOBODY
         self.is_over = False
         """Whether the window cannot go on: it has a gap, or looks proved to take too long."""
+        self.gathers = False
+        """Whether torch's recorder is on for the native part, which needs its stacks alone."""
         self.lost: set[int] = set()
         """Devices of which entries of this window are missing."""
         self.lock = threading.RLock()
@@ -222,7 +224,8 @@ class Recorder:
         self._measured(self.owner, self._rows, took_us)
 
     def _sees_their_history(self) -> bool:
-        is_theirs = self.owner is not Owner.MEMPROF and self._is_on()
+        is_ours = self.owner is Owner.MEMPROF or self.gathers
+        is_theirs = not is_ours and self._is_on()
         return is_theirs and not leaves_out_traces(self._torch)
 
     def _measured(self, owner: Owner, rows: float, took_us: float) -> None:

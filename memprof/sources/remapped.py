@@ -71,7 +71,7 @@ class Remapped:
         if has_stacks:
             ours, theirs = marks.apart()
             beside = np.asarray([marks.is_beside(e) for e in self._entries], np.bool_)[events.stack]
-            if len(theirs.label):
+            if theirs.rows:
                 told = ours.at(events.time_us, device)
             if beside.any():
                 own_thread = theirs.at(events.time_us[beside], device)

@@ -11,6 +11,7 @@ from itertools import compress
 from typing import Any
 
 from memprof.sources.autograd import grad_fn_of, gradient_of
+from memprof.sources.instances import instances_of, subclasses_of
 from memprof.sources.owners import Differentiated, is_plain, storages, tensors_in
 from memprof.sources.unread import Unread
 
@@ -52,7 +53,7 @@ class Search:
         began = time.monotonic()
         self.saved = None
         self._collections = _full_collections()
-        known = objects_with_tensors()
+        known = [] if _is_being_imported() else objects_with_tensors()
         self.differentiated.see(known)
         yield from _storages(known, self._unread)
         # A gradient that Python has never looked at is no object yet.
@@ -90,6 +91,12 @@ class Search:
         return tensors
 
 
+def _is_being_imported() -> bool:
+    """Whether torch's own import is under way, before whose end nobody can have made a tensor."""
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
+
+
 def reads_saved() -> bool:
     """Whether torch tells what graphs save; before 2.8 reading it could run a hook."""
     import torch
@@ -106,19 +113,22 @@ def _full_collections() -> int:
 
 def objects_with_tensors() -> list[Any]:
     """Every tensor, storage and checkpoint that Python knows: where graphs can be followed from."""
-    return _tensors(gc.get_objects(), *_checkpoints())
+    return instances_of([*_kinds(), *_checkpoints()])
 
 
-def _tensors(objects: list[Any], *more: type) -> list[Any]:
-    """The tensors and storages among some objects, and what is of one of ``more`` kinds."""
+def _tensors(objects: list[Any]) -> list[Any]:
+    """The tensors and storages among some objects."""
+    ids = set(map(id, _kinds()))
+    types = list(map(id, map(type, objects)))
+    if ids.isdisjoint(types):  # half as dear as the rest: a job that has not begun
+        return []
+    return list(compress(objects, map(ids.__contains__, types)))
+
+
+def _kinds() -> list[type]:
     import torch
 
-    kinds = {torch.UntypedStorage, *_subclasses(torch.Tensor), *more}
-    try:
-        return list(compress(objects, map(kinds.__contains__, map(type, objects))))
-    except Exception:  # noqa: BLE001 - a metaclass can forbid to be hashed, or raise anything
-        ids = set(map(id, kinds))
-        return [o for o in objects if id(type(o)) in ids]
+    return [torch.UntypedStorage, *subclasses_of(torch.Tensor)]
 
 
 def _checkpoints() -> list[type]:
@@ -127,14 +137,6 @@ def _checkpoints() -> list[type]:
 
     frame: type | None = getattr(checkpoint, "_CheckpointFrame", None)
     return [frame] if frame is not None else []
-
-
-def _subclasses(kind: type) -> set[type]:
-    found = {kind}
-    children: list[type] = type.__subclasses__(kind)
-    for child in children:
-        found |= _subclasses(child)
-    return found
 
 
 def _gradient(item: Any) -> Iterator[Any]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from memprof.sources.threadstate import Place
-from memprof.trace import EMPTY, NOT_RECORDED, Blocks, BlockState, State
+from memprof.trace import EMPTY, NOT_RECORDED, Blocks, BlockState, Column, Columns, State, column
 
-__all__ = ["ROW", "Held", "LiveStorages"]
+__all__ = ["ROW", "Held", "LiveStorages", "LivingStorages"]
 
 ROW = 8
 """Numbers in a row of the recording: kind, address, bytes, time (ns), stack, label, serial, owner.
@@ -52,6 +53,33 @@ class Held(weakref.ref):  # type: ignore[type-arg]
     """`Category` as it was last told."""
     event: int
     """Index of the allocation in this window, once told; -1 for what was there before."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LivingStorages(Columns):
+    """Storages that are alive, as columns."""
+
+    cdata: Column = column("i8")
+    """``UntypedStorage._cdata``."""
+    size: Column = column("i8")
+    stack: Column = column("i4")
+    label: Column = column("i4")
+    category: Column = column("u1")
+    """`Category` as it is known now."""
+
+    @staticmethod
+    def of(held: Iterable[Held]) -> LivingStorages:
+        """The columns of some storages, which are not held by them."""
+        rows = [(h.key, h.size, h.stack, h.label, h.category) for h in held]
+        columns = zip(*rows, strict=True) if rows else [()] * 5
+        living: LivingStorages = LivingStorages.build(
+            len(rows), **dict(zip(LivingStorages.names(), columns, strict=True))
+        )
+        return living
+
+    def key(self, row: int) -> int:
+        """The ``_cdata`` by which holders are searched for."""
+        return int(self.cdata[row])
 
 
 class LiveStorages:

@@ -64,7 +64,15 @@ class Call(Place):
     __slots__ = ("module_id",)
 
     def __init__(self, module_id: int, path: str, task: int, frame_id: int) -> None:
-        super().__init__(Phase.FORWARD if task == NO_TASK else Phase.BACKWARD, path, task, frame_id)
+        # One is made for every call of a module: what `Place` sets, without a call of its own.
+        self.phase = Phase.FORWARD if task == NO_TASK else Phase.BACKWARD
+        self.path = path
+        self.task = task
+        self.frame_id = frame_id
+        self.outer = self.site = None
+        self.row = EMPTY
+        self.step = NOT_RECORDED
+        self.annotation = ""
         self.module_id = module_id
 
 

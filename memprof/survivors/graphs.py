@@ -13,7 +13,7 @@ from memprof.holding.autograd import is_tensor_type, plain_torch
 from memprof.holding.heap import Deadline
 from memprof.holding.referrers import live_tensors
 from memprof.holding.search import quiet
-from memprof.sources.autograd import grad_fn_of
+from memprof.sources.autograd import grad_fns_of
 
 __all__ = ["GraphGrowth", "LongestGraph", "longest_graph"]
 
@@ -47,7 +47,8 @@ def longest_graph(budget_s: float = 0.1, *, young: bool = False) -> LongestGraph
     """
     best = LongestGraph(0)
     with quiet(), plain_torch():
-        graphs = ((one, grad_fn_of(one)) for one in _tensors(young=young))
+        tensors = _tensors(young=young)
+        graphs = zip(tensors, grad_fns_of(tensors), strict=True)
         roots = [(one, node) for one, node in graphs if node is not None]
         deadline = Deadline(budget_s)  # a busy machine must not end the walk before it begins
         for root, start in roots[-_MOST_ROOTS:]:

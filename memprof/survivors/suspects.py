@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from memprof.sources.places import Block
-from memprof.trace import EMPTY, NOT_RECORDED, Category, Label
+from memprof.trace import EMPTY, NOT_RECORDED, Category, Column, Label
 
 __all__ = ["Living", "Suspect", "residents", "suspects"]
 
@@ -29,32 +31,33 @@ _EXPLAINED = (
 )
 
 
+Ints = npt.NDArray[np.int64]
+
 Target: TypeAlias = "int | Block"
 """What holders are searched for: a storage by its ``_cdata``, or a block of a device's memory."""
 
 
 class Living(Protocol):
-    """A storage or block that is alive; holds nothing."""
+    """Storages or blocks that are alive, as columns; holds none of them."""
 
     @property
-    def key(self) -> Target:
-        """By which it is searched for."""
-
-    @property
-    def size(self) -> int:
+    def size(self) -> Column:
         """Bytes."""
 
     @property
-    def stack(self) -> int:
-        """Row of its allocation's stack."""
+    def stack(self) -> Column:
+        """Rows of their allocations' stacks."""
 
     @property
-    def label(self) -> int:
-        """Row of its allocation's label."""
+    def label(self) -> Column:
+        """Rows of their allocations' labels."""
 
     @property
-    def category(self) -> int:
+    def category(self) -> Column:
         """`Category` as far as it is known."""
+
+    def key(self, row: int) -> Target:
+        """By which one of them is searched for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,79 +77,99 @@ class Suspect:
     """Keys of members whose holders speak for all: from the middle, the oldest, a young one."""
 
 
-_Member: TypeAlias = "tuple[int, Target, int, int]"
-"""Step, key, bytes and label of a storage."""
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """What lives of one stack."""
+
+    stack: int
+    rows: Ints
+    """From the oldest to the youngest."""
+    made: Ints
+    """The step of each."""
+    first: int
+    """The least of the rows: of groups that are alike otherwise, the first one comes first."""
+    births: int
+    bytes: int
 
 
-def suspects(
-    living: Iterable[Living], label_of: Callable[[int], Label], step: int
-) -> list[Suspect]:
+def suspects(living: Living, label_of: Callable[[int], Label], step: int) -> list[Suspect]:
     """Stacks whose survivors were made in many different steps, the most telling first.
 
     ``step`` is the one that has just ended; `residents` are the rest.
     """
-    groups: dict[int, list[_Member]] = defaultdict(list)
-    steps: dict[int, int] = {}
-    for one in living:
-        made = steps.get(one.label)
-        if made is None:
-            made = steps[one.label] = label_of(one.label).step
-        if NOT_RECORDED < made <= step - _AGE:
-            groups[one.stack].append((made, one.key, one.size, one.label))
-    found = [_suspect(stack, members) for stack, members in groups.items()]
-    found = [one for one in found if one.births >= _LEAST_BIRTHS]
-    found.sort(key=lambda one: (-one.births, -one.bytes))
-    return found[:_MOST_SUSPECTS]
+    made = _steps(living.label, label_of)
+    old = np.flatnonzero((made > NOT_RECORDED) & (made <= step - _AGE))
+    old = old[living.stack[old] != EMPTY]  # nothing tells those apart
+    found = _groups(living, made, old, lambda births, _: births >= _LEAST_BIRTHS)
+    found.sort(key=lambda one: (-one.births, -one.bytes, one.first))
+    return [
+        _described(living, one, one.births, _spread(one.rows)) for one in found[:_MOST_SUSPECTS]
+    ]
 
 
-def residents(living: Iterable[Living], label_of: Callable[[int], Label]) -> list[Suspect]:
+def residents(living: Living, label_of: Callable[[int], Label]) -> list[Suspect]:
     """The largest groups that are no parameters, buffers, gradients or optimizer state."""
-    groups: dict[int, list[_Member]] = defaultdict(list)
-    total = 0
-    for one in living:
-        total += one.size
-        if one.category not in _EXPLAINED:
-            made = label_of(one.label).step
-            groups[one.stack].append((made, one.key, one.size, one.label))
-    found = [_resident(stack, members) for stack, members in groups.items()]
-    found = [one for one in found if one.bytes >= _LEAST_SHARE * total]
-    found.sort(key=lambda one: -one.bytes)
-    return found[:_MOST_RESIDENTS]
+    least = _LEAST_SHARE * int(living.size.sum())
+    open_ = np.flatnonzero(~np.isin(living.category, _EXPLAINED))
+    found = _groups(living, _steps(living.label, label_of), open_, lambda _, size: size >= least)
+    found.sort(key=lambda one: (-one.bytes, one.first))
+    return [_described(living, one, 0, _largest(living, one)) for one in found[:_MOST_RESIDENTS]]
 
 
-def _suspect(stack: int, members: Sequence[_Member]) -> Suspect:
-    ordered = _by_age(members)
-    births = len({made for made, *_ in ordered})
-    if stack == EMPTY:  # nothing tells these apart
-        births = 0
-    return _described(stack, ordered, births, _spread(ordered))
+def _steps(labels: Column, label_of: Callable[[int], Label]) -> Ints:
+    rows, which = np.unique(labels, return_inverse=True)
+    steps = np.array([label_of(row).step for row in rows.tolist()], np.int64)
+    found: Ints = steps[which.reshape(-1)]
+    return found
 
 
-def _resident(stack: int, members: Sequence[_Member]) -> Suspect:
-    largest = sorted(members, key=lambda one: -one[2])
-    return _described(stack, _by_age(members), 0, [key for _, key, *_ in largest[:_TARGETS]])
+def _groups(
+    living: Living, made: Ints, rows: Ints, is_meant: Callable[[Ints, Ints], npt.NDArray[np.bool_]]
+) -> list[_Group]:
+    """Some rows by their stacks, of those groups that are meant by their births and bytes."""
+    if not len(rows):
+        return []
+    order = rows[np.lexsort((made[rows], living.stack[rows]))]
+    stacks, steps = living.stack[order], made[order]
+    is_other = np.append(True, stacks[1:] != stacks[:-1])
+    start = np.flatnonzero(is_other)
+    births = np.add.reduceat(is_other | np.append(True, steps[1:] != steps[:-1]), start, dtype=int)
+    size = np.add.reduceat(living.size[order], start)
+    first = np.minimum.reduceat(order, start)
+    end = np.append(start[1:], len(order))
+    return [
+        _Group(
+            stack=int(stacks[start[at]]),
+            rows=order[start[at] : end[at]],
+            made=steps[start[at] : end[at]],
+            first=int(first[at]),
+            births=int(births[at]),
+            bytes=int(size[at]),
+        )
+        for at in np.flatnonzero(is_meant(births, size)).tolist()
+    ]
 
 
-def _described(
-    stack: int, ordered: Sequence[_Member], births: int, targets: list[Target]
-) -> Suspect:
+def _described(living: Living, group: _Group, births: int, targets: list[int]) -> Suspect:
     return Suspect(
-        stack=stack,
-        label=ordered[-1][3],
-        bytes=sum(size for _, _, size, _ in ordered),
-        count=len(ordered),
+        stack=group.stack,
+        label=int(living.label[group.rows[-1]]),
+        bytes=group.bytes,
+        count=len(group.rows),
         births=births,
-        first_step=ordered[0][0],
-        last_step=ordered[-1][0],
-        targets=tuple(dict.fromkeys(targets)),
+        first_step=int(group.made[0]),
+        last_step=int(group.made[-1]),
+        targets=tuple(dict.fromkeys(map(living.key, targets))),
     )
 
 
-def _by_age(members: Sequence[_Member]) -> list[_Member]:
-    return sorted(members, key=lambda one: one[0])
+def _largest(living: Living, group: _Group) -> list[int]:
+    rows = np.sort(group.rows)
+    largest: list[int] = rows[np.argsort(-living.size[rows], kind="stable")][:_TARGETS].tolist()
+    return largest
 
 
-def _spread(ordered: Sequence[_Member]) -> list[Target]:
+def _spread(rows: Ints) -> list[int]:
     """Middle, oldest, and one of the youngest quarter: what they have in common is the holder."""
-    last = len(ordered) - 1
-    return [ordered[at][1] for at in (last // 2, 0, last - last // 4)]
+    last = len(rows) - 1
+    return [int(rows[at]) for at in (last // 2, 0, last - last // 4)]

@@ -56,7 +56,7 @@ class LiveSource:
     """What one device keeps alive, and how its labels are read."""
 
     device: str
-    living: Callable[[], Iterable[Living]]
+    living: Callable[[], Living]
     label_of: Callable[[int], Label]
     place: PlaceOf = place_of
     """Where a tensor lies, for devices whose memory is known by addresses."""

@@ -177,14 +177,11 @@ def models_kept():
     return step
 
 
-@functools.cache
-def positions(n, version):
-    return torch.arange(n, dtype=torch.float32)[:, None].repeat(1, 4)
-
-
 @leaking(100 * 4 * 4)
 def unbounded_lru_cache():
-    positions.cache_clear()
+    @functools.cache
+    def positions(n, version):
+        return torch.arange(n, dtype=torch.float32)[:, None].repeat(1, 4)
 
     def step(i):
         positions(100, i)
@@ -377,7 +374,7 @@ def thread_that_collects():
         seen = []
         while True:
             try:
-                seen.append(waiting.get(timeout=3))
+                seen.append(waiting.get(timeout=300))
             except queue.Empty:
                 return
             waiting.task_done()
@@ -675,14 +672,11 @@ def long_deque_still_filling():
     return step
 
 
-@functools.lru_cache(maxsize=64)
-def mask(n):
-    return torch.ones(n, n).tril()
-
-
 @healthy
 def bounded_lru_cache_still_filling():
-    mask.cache_clear()
+    @functools.lru_cache(maxsize=64)
+    def mask(n):
+        return torch.ones(n, n).tril()
 
     def step(i):
         mask(10 + i)

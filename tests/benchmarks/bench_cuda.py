@@ -37,7 +37,7 @@ from statistics import median
 from typing import NamedTuple
 
 import torch
-from cuda_programs import DRY, WANTED, Step, decoding, gpt, resnet, tiny
+from cuda_programs import DRY, WANTED, Step, crowded, decoding, gpt, resnet, tiny
 from native_part import has_native_part, native_part
 from recordings import check
 from stalls import LEAK_SEARCH, Held, Stalls
@@ -74,6 +74,7 @@ PROGRAMS = {
     "tiny": ("launch-bound loop of tiny operators", tiny),
     "gpt": ("GPT-2 small, bf16, a third of the card", gpt),
     "resnet": ("ResNet-50, bf16", resnet),
+    "crowded": ("three operators beside 200,000 live blocks", crowded),
     "inference": ("a token of GPT-2 small, no gradients", decoding),
 }
 

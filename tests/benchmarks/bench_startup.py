@@ -1,8 +1,10 @@
 """How long memprof takes to begin and to end, and how long its command takes to answer.
 
-Wanted: a recording begins within 50 ms of torch's own import, whichever of the two comes first; a
-short run ends within a second; ``memprof --help`` takes under half of ``import plotly``. The first
-two are told in processor time as well: on a busy machine the clock says more about the others.
+Wanted: the first record is made within 50 ms of torch's own import, whichever of the two comes
+first; a short run ends within a second; ``memprof --help`` takes under half of ``import plotly``.
+The first two are told in processor time as well: on a busy machine the clock says more about the
+others. The first record is that of the open window: from then on every allocation is recorded.
+After it come the first readings of the driver and the host.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from pathlib import Path
 
 ROUNDS = 5
 BEGIN_MS, END_MS, HELP_SHARE = 50.0, 1000.0, 0.5
+AIMS = {"first record": BEGIN_MS, "end of a short run": END_MS}
 
 _CLOCKS = """
 import sys, time
@@ -41,13 +44,23 @@ since = clocks()
 tracker.stop()
 tell("end of a short run", since)
 """
+_FIRST_RECORD = """
+from memprof.session import Session
+then = Session.open_samplers
+def first_record(self):
+    tell("first record, torch imported first", since)
+    then(self)
+Session.open_samplers = first_record
+"""
 TORCH_FIRST = f"""{_CLOCKS}
 import torch
 since = clocks()
 import memprof
 tell("import memprof", since)
-tracker = memprof.track(path).start()
-tell("until it records, torch first", since)
+tracker = memprof.track(path)
+{_FIRST_RECORD}
+tracker.start()
+tell("track() returns, torch imported first", since)
 {_TRAIN}
 """
 MEMPROF_FIRST = f"""{_CLOCKS}
@@ -74,7 +87,7 @@ class Finder:
         return spec
 sys.meta_path.insert(1, Finder())  # behind memprof's own, which it wraps
 import torch
-tell("until it records, memprof first", since)
+tell("first record, memprof started first", since)
 {_TRAIN}
 """
 """torch's own import ends before memprof is told of it; both clocks are read in between."""
@@ -113,11 +126,11 @@ def begin_and_end() -> None:
                         found.setdefault(what, []).append(times)
     for what, times in found.items():
         wall, processor = (statistics.median(column) for column in zip(*times, strict=True))
-        told = f"{what:32} {wall:6.0f} ms by the clock, {processor:6.0f} ms of the processor"
-        if what == "import memprof":
+        told = f"{what:38} {wall:6.0f} ms by the clock, {processor:6.0f} ms of the processor"
+        aim = next((aim for name, aim in AIMS.items() if what.startswith(name)), None)
+        if aim is None:
             print(told)
             continue
-        aim = END_MS if what.startswith("end") else BEGIN_MS
         met = "met" if processor <= aim else "not met"
         print(f"{told}; the aim is at most {aim:.0f} ms: {met}")
 

@@ -26,10 +26,11 @@ class Sizes:
     resnet_side: int = 224
     resnet_width: int = 64
     tiny_ops: int = 500
+    live_blocks: int = 200_000
 
 
 WANTED = Sizes("cuda")
-DRY = Sizes("cpu", 2, 32, 2, 16, 97, 2, 32, 4, 20)
+DRY = Sizes("cpu", 2, 32, 2, 16, 97, 2, 32, 4, 20, 200)
 
 
 class Block(nn.Module):
@@ -158,6 +159,16 @@ def tiny(s: Sizes) -> Step:
         y = x
         for _ in range(s.tiny_ops):
             y = y * 1.0001
+
+    return step
+
+
+def crowded(s: Sizes) -> Step:
+    """A few operators beside very many blocks that stay: each look at the device sees them all."""
+    kept = [torch.empty(64, device=s.device) for _ in range(s.live_blocks)]
+
+    def step() -> torch.Tensor:
+        return kept[0] * 2 + kept[-1]
 
     return step
 

@@ -157,9 +157,10 @@ def main():
     for step in range(30):
         loss = model(torch.randn(16, 64)).pow(2).mean()
         optimizer.zero_grad()
-        loss.backward()
+        if step > 15:
+            time.sleep(0.12)  # each step's end writes what was recorded: the last write was before
+        loss.backward()  # by now all of them have ended the step before
         if rank == 2 and step == 25:
-            time.sleep(3)  # the others wait for it, and what they recorded goes to disk meanwhile
             raise ValueError("a bad batch")
         optimizer.step()
         if rank == 1:
@@ -181,8 +182,9 @@ def test_of_a_real_job_in_which_one_rank_leaks_and_one_dies_every_rank_is_told(t
     plain = {n: v for n, v in os.environ.items() if not n.startswith(("MEMPROF", "PYTHON"))}
     paths = os.pathsep.join(map(str, (site, ROOT, ROOT / "cli", ROOT / "dashboards")))
     wanted = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "MEMPROF": str(out / "run.json")}
+    wanted["MEMPROF_ALLOWANCE"] = "600"  # however busy the machine is, the window stays open
     done = subprocess.run(
-        [sys.executable, *torchrun], cwd=tmp_path, env=plain | wanted, capture_output=True, timeout=180, check=False
+        [sys.executable, *torchrun], cwd=tmp_path, env=plain | wanted, capture_output=True, timeout=600, check=False
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
 

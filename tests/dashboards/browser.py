@@ -74,7 +74,7 @@ class Browser:
                 return answer["result"]
             self._hear(answer)
 
-    def _receive(self, seconds: float = 60) -> dict[str, Any]:
+    def _receive(self, seconds: float = 300) -> dict[str, Any]:
         while b"\0" not in self._buffer:
             ready, _, _ = select.select([self._read], [], [], seconds)
             part = os.read(self._read, 1 << 16) if ready else b""
@@ -104,7 +104,7 @@ class Browser:
     def open(self, path: Path) -> None:
         """Load a file from disk and wait until its charts are drawn."""
         self.send("Page.navigate", url=path.resolve().as_uri())
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while self.run("document.documentElement?.dataset.drawn || ''") == "":
             if time.monotonic() > end:
                 raise RuntimeError(f"the page was not drawn: {self.complaints}")

@@ -45,12 +45,23 @@ def place(browser: Browser, x: float, y: float, chart: str = CHART) -> tuple[flo
     return left, top
 
 
-def wait_for(browser: Browser, condition: str, seconds: float = 10) -> None:
+def wait_for(browser: Browser, condition: str, seconds: float = 300) -> None:
     """Until a JavaScript expression is true."""
     end = time.monotonic() + seconds
     while not browser.run(condition):
         assert time.monotonic() < end, f"{condition} did not come true"
         time.sleep(0.05)
+
+
+TIP = "document.getElementById('tip').innerText"
+
+
+def scroll_to(browser: Browser, figure: str) -> None:
+    """Bring a figure into the window, and wait until it is drawn there."""
+    browser.run(
+        f"(document.getElementById('{figure}').scrollIntoView(),"
+        "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(0)))))"
+    )
 
 
 def test_it_opens_from_disk_with_every_chart_and_no_complaint(browser: Browser, tmp_path: Path):
@@ -124,14 +135,13 @@ def test_the_pointer_shows_bytes_step_and_site_and_a_click_the_stack(
     browser: Browser, tmp_path: Path
 ):
     browser.open(write([recorded(tmp_path)], tmp_path / "page.html"))
-    browser.run("document.getElementById('memory').scrollIntoView()")
-    time.sleep(0.2)
+    scroll_to(browser, "memory")
     x, y = place(browser, 0.12, 4 * MIB)
     browser.pointer(x - 2, y)
-    time.sleep(0.3)
+    wait_for(browser, f"{TIP} !== ''")
     browser.pointer(x, y, click=True)
-    time.sleep(0.3)
-    shown = browser.run("document.getElementById('tip').innerText")
+    wait_for(browser, "document.querySelector('#memory .stack-panel').innerText.includes(':')")
+    shown = browser.run(TIP)
     for said in (
         "allocated",
         "10 MiB",
@@ -166,8 +176,7 @@ def test_between_windows_the_pointer_tells_the_counters_of_the_step(
 
 def test_zooming_redraws_memory_and_readings_over_the_same_range(browser: Browser, tmp_path: Path):
     browser.open(write([recorded(tmp_path)], tmp_path / "page.html"))
-    browser.run("document.getElementById('memory').scrollIntoView()")
-    time.sleep(0.2)
+    scroll_to(browser, "memory")
     left, y = place(browser, 1, 2 * MIB)
     right, _ = place(browser, 2, 2 * MIB)
     browser.drag((left, y), (right, y))
@@ -228,11 +237,11 @@ def test_the_icicle_switches_tree_and_moment_and_looks_into_a_box(browser: Brows
 
 def test_the_map_tells_the_block_under_the_pointer(browser: Browser, tmp_path: Path):
     browser.open(write([recorded(tmp_path)], tmp_path / "page.html"))
-    browser.run("document.getElementById('segments').scrollIntoView()")
-    time.sleep(0.2)
+    scroll_to(browser, "segments")
     x, y = place(browser, 1000, 0.5, "document.querySelector('#segments .chart')")
     browser.pointer(x, y)
-    shown = browser.run("document.getElementById('tip').innerText")
+    wait_for(browser, f"{TIP} !== ''")
+    shown = browser.run(TIP)
     assert "block at 0x7f0000000000" in shown
     assert "parameter" in shown
     assert "4 MiB" in shown

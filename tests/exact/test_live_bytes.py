@@ -33,16 +33,23 @@ def counter(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-def run(job: str, mode: str, preload: Path) -> list[dict]:
+@pytest.fixture(scope="module")
+def results(counter: Path) -> dict[tuple[str, bool], dict]:
+    """What each job printed, with our windows and without."""
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
-        "LD_PRELOAD": str(preload),
+        "LD_PRELOAD": str(counter),
         "PYTHONPATH": str(HERE.parent.parent),
     }
-    command = [sys.executable, str(HERE / "live_bytes.py"), job, mode]
+    asked = [f"{job}:{mode}" for job in JOBS for mode in ("windows", "none")]
+    command = [sys.executable, str(HERE / "live_bytes.py"), *asked]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
+    rows = map(json.loads, done.stdout.splitlines())
+    return {(job, windows): result for job, windows, result in rows}
+
+
+def steps(result: dict) -> list[dict]:
     assert result["ended"] == [0, 1, 2, 3, 4, 5]
     assert result["notes"] == []
     return result["steps"]
@@ -50,8 +57,8 @@ def run(job: str, mode: str, preload: Path) -> list[dict]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("job", JOBS)
-def test_live_bytes_are_exact_and_the_job_is_left_alone(job, counter):
-    seen, plain = run(job, "windows", counter), run(job, "none", counter)
+def test_live_bytes_are_exact_and_the_job_is_left_alone(job, results):
+    seen, plain = steps(results[job, True]), steps(results[job, False])
     for step in seen:
         assert step["source"] == step["alive"]
     beside = {step["shim"] - step["source"] for step in seen}

@@ -14,6 +14,7 @@ import memprof  # noqa: E402
 from memprof.loading import load  # noqa: E402
 from memprof.views.steps import step_of_event  # noqa: E402
 from tests.gpu.devices import examined, recorded  # noqa: E402
+from tests.gpu.patience import LONG_S  # noqa: E402
 
 MIB = 1 << 20
 STEPS = 6
@@ -67,7 +68,7 @@ def in_two_streams():
 def test_live_and_peak_bytes_equal_torchs_counters_at_every_step(tmp_path, sources, job):
     step = job()
     live, peaks = [], []
-    with memprof.track(tmp_path / "run.json", sources=sources, allowance_s=60):
+    with memprof.track(tmp_path / "run.json", sources=sources, allowance_s=LONG_S):
         for _ in range(STEPS):
             torch.cuda.reset_peak_memory_stats()
             step()
@@ -84,7 +85,7 @@ def test_live_and_peak_bytes_equal_torchs_counters_at_every_step(tmp_path, sourc
 
 def test_the_state_at_the_windows_end_is_torchs(tmp_path, sources):
     step = of_awkward_sizes()
-    with memprof.track(tmp_path / "run.json", sources=sources):
+    with memprof.track(tmp_path / "run.json", sources=sources, allowance_s=LONG_S):
         step()
     device = recorded(load(tmp_path / "run.json"))
     stats = torch.cuda.memory_stats()
@@ -142,7 +143,7 @@ def test_memory_that_memprof_itself_takes_on_the_device_is_none(tmp_path, source
     gc.collect()
     one_step = torch.cuda.memory_stats()["allocation.all.allocated"] - before
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    with memprof.track(tmp_path / "run.json", sources=sources):
+    with memprof.track(tmp_path / "run.json", sources=sources, allowance_s=LONG_S):
         step()
         memprof.step()
     gc.collect()

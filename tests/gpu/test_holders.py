@@ -16,6 +16,7 @@ from memprof.sources.places import Block, place_of  # noqa: E402
 from memprof.sources.search import reads_saved  # noqa: E402
 from memprof.trace import Action, BlockState, Category  # noqa: E402
 from tests.gpu.devices import recorded  # noqa: E402
+from tests.gpu.patience import LONG_S  # noqa: E402
 
 KEPT: dict[str, object] = {}
 STEPS = 24
@@ -41,7 +42,7 @@ def operations() -> tuple[int, int]:
 
 def train(path, sources, keep=lambda loss: None, steps=STEPS):
     model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 8))
-    with memprof.track(path, sources=sources, allowance_s=60):
+    with memprof.track(path, sources=sources, allowance_s=LONG_S):
         model = model.cuda()
         optimizer = torch.optim.Adam(model.parameters())
         for _ in range(steps):
@@ -63,15 +64,16 @@ def test_a_lazy_clone_gets_no_memory_by_being_looked_at():
     KEPT["clone"] = torch._lazy_clone(KEPT["whole"])
     before = operations()
     assert place_of(KEPT["clone"]) == place_of(KEPT["whole"])
-    find_holders([Block("cuda:0", place_of(KEPT["whole"])[1], 4 << 20)])
+    find_holders([Block("cuda:0", place_of(KEPT["whole"])[1], 4 << 20)], budget_s=LONG_S)
     assert operations() == before
 
 
 def test_holders_of_a_block_are_those_of_its_tensor():
     KEPT["view"] = torch.ones(1000, device="cuda")[10:20]
-    (found,) = find_holders([block(KEPT["view"])])
+    (found,) = find_holders([block(KEPT["view"])], budget_s=LONG_S)
     assert "a view that shows 40 of 4000 bytes" in found[0].description
-    assert memprof.holders(KEPT["view"])[0].description == found[0].description
+    (held, *_) = memprof.holders(KEPT["view"], budget_s=LONG_S)
+    assert held.description == found[0].description
 
 
 def test_what_only_a_graph_saved_is_found_by_its_address():
@@ -82,7 +84,7 @@ def test_what_only_a_graph_saved_is_found_by_its_address():
     target = block(values)
     KEPT["loss"] = (values * weight).sum()
     del values
-    (found,) = find_holders([target])
+    (found,) = find_holders([target], budget_s=LONG_S)
     assert found[0].description.startswith("saved tensor `self` of MulBackward0")
 
 
@@ -93,8 +95,8 @@ def test_searching_neither_waits_nor_allocates():
     before = operations()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        find_holders(targets)
-        memprof.tensors()
+        find_holders(targets, budget_s=LONG_S)
+        memprof.tensors(budget_s=LONG_S)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert operations() == before
@@ -103,7 +105,7 @@ def test_searching_neither_waits_nor_allocates():
 def test_every_live_tensor_is_listed_with_its_device_and_bytes():
     KEPT["whole"] = torch.ones(1000, device="cuda")
     KEPT["part"] = KEPT["whole"][10:20]
-    listed = [one for one in memprof.tensors() if one.device == "cuda:0"]
+    listed = [one for one in memprof.tensors(budget_s=LONG_S) if one.device == "cuda:0"]
     assert sum(one.storage_bytes for one in listed if "KEPT" in one.name) == 4000
     assert {0, 3960} <= {one.hidden_bytes for one in listed}
 
@@ -142,7 +144,7 @@ def test_a_growing_list_of_cuda_tensors_is_named_while_the_job_runs(tmp_path, so
 
 
 def test_memory_of_a_captured_graph_says_whose_pool_it_lies_in(tmp_path, sources):
-    with memprof.track(tmp_path / "run.json", sources=sources, allowance_s=60):
+    with memprof.track(tmp_path / "run.json", sources=sources, allowance_s=LONG_S):
         graph, static = torch.cuda.CUDAGraph(), torch.ones(1 << 20, device="cuda")
         static * 2  # its kernel is loaded when the capture begins
         with torch.cuda.graph(graph):
@@ -150,6 +152,6 @@ def test_memory_of_a_captured_graph_says_whose_pool_it_lies_in(tmp_path, sources
         target = block(out)
         del out
         memprof.step()
-    (found,) = find_holders([target._replace(pool=(1, 0))], budget_s=60.0)
+    (found,) = find_holders([target._replace(pool=(1, 0))], budget_s=LONG_S)
     assert "no Python owner found" in found[0].description
     assert "private pool of a CUDA graph" in found[0].description

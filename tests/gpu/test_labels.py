@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -14,6 +15,7 @@ from memprof.loading import load  # noqa: E402
 from memprof.trace import Action, Phase  # noqa: E402
 from tests.gpu.devices import recorded  # noqa: E402
 from tests.gpu.nets import WIDTH, Net  # noqa: E402
+from tests.gpu.patience import LONG_S  # noqa: E402
 
 WEIGHT = 4 * WIDTH * WIDTH
 
@@ -37,7 +39,7 @@ def made_in(path):
 def test_gradients_are_made_in_the_backward_pass_and_state_by_the_optimizer(tmp_path, sources):
     model = Net().cuda()
     optimizer = torch.optim.Adam(model.parameters(), foreach=False)
-    with memprof.track(tmp_path / "run.json", sources=sources):
+    with memprof.track(tmp_path / "run.json", sources=sources, allowance_s=LONG_S):
         trained(model, optimizer)
     made = made_in(tmp_path / "run.json")
     assert {label.phase for _, label in made} >= {Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
@@ -51,7 +53,7 @@ def test_gradients_are_made_in_the_backward_pass_and_state_by_the_optimizer(tmp_
 def test_activations_bear_the_path_of_their_module(tmp_path, sources):
     model = Net().cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with memprof.track(tmp_path / "run.json", sources=sources):
+    with memprof.track(tmp_path / "run.json", sources=sources, allowance_s=LONG_S):
         trained(model, optimizer)
     activation = 4 * 32 * WIDTH
     made = [(s, x) for s, x in made_in(tmp_path / "run.json") if x.step == 1]
@@ -64,7 +66,7 @@ def test_activations_bear_the_path_of_their_module(tmp_path, sources):
 def test_metadata_that_the_program_gives_to_torch_is_the_annotation(tmp_path, sources):
     if not hasattr(torch.cuda.memory, "_set_memory_metadata"):
         pytest.skip("this torch has no metadata of allocations")
-    with memprof.track(tmp_path / "run.json", sources=sources):
+    with memprof.track(tmp_path / "run.json", sources=sources, allowance_s=LONG_S):
         torch.cuda.memory._set_memory_metadata("theirs")
         kept = torch.empty(12345, dtype=torch.uint8, device="cuda")
         torch.cuda.memory._set_memory_metadata("")
@@ -75,7 +77,7 @@ def test_metadata_that_the_program_gives_to_torch_is_the_annotation(tmp_path, so
 
 def test_blocks_of_every_stream_are_recorded(tmp_path, sources):
     side = torch.cuda.Stream()
-    with memprof.track(tmp_path / "run.json", sources=sources):
+    with memprof.track(tmp_path / "run.json", sources=sources, allowance_s=LONG_S):
         with torch.cuda.stream(side):
             kept = torch.ones(1 << 20, device="cuda")
         memprof.step()
@@ -87,7 +89,7 @@ def test_blocks_of_every_stream_are_recorded(tmp_path, sources):
 def test_a_captured_graph_replays_as_before_and_its_pool_is_in_the_state(tmp_path, sources):
     graph, static = torch.cuda.CUDAGraph(), torch.ones(256, 256, device="cuda")
     wanted = static @ static  # cuBLAS is ready when the capture begins
-    with memprof.track(tmp_path / "run.json", sources=sources):
+    with memprof.track(tmp_path / "run.json", sources=sources, allowance_s=LONG_S):
         with torch.cuda.graph(graph):
             out = static @ static
         graph.replay()
@@ -107,7 +109,7 @@ def test_a_second_device_is_recorded_from_its_first_byte(tmp_path, sources):
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
     torch.ones(1, device="cuda:0")
-    with memprof.track(tmp_path / "run.json", sources=sources):
+    with memprof.track(tmp_path / "run.json", sources=sources, allowance_s=LONG_S):
         kept = torch.ones(1 << 20, device="cuda:1")
         memprof.step()
         memprof.step()
@@ -138,7 +140,7 @@ def test_what_another_thread_makes_beside_the_forward_pass_is_no_modules(tmp_pat
     here: list[torch.Tensor] = []
     model = torch.nn.Sequential(Net(), Waiting()).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with memprof.track(tmp_path / "run.json", sources=sources):
+    with memprof.track(tmp_path / "run.json", sources=sources, allowance_s=LONG_S):
         loader = threading.Thread(target=bring, args=(3,))
         loader.start()
         trained(model, optimizer)
@@ -151,7 +153,7 @@ def test_the_loop_may_run_in_a_thread_of_its_own(tmp_path, sources):
     model = Net().cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loop = threading.Thread(target=trained, args=(model, optimizer))
-    with memprof.track(tmp_path / "run.json", sources=sources):
+    with memprof.track(tmp_path / "run.json", sources=sources, allowance_s=LONG_S):
         loop.start()
         loop.join()
     activation = 4 * 32 * WIDTH
@@ -181,3 +183,22 @@ def test_entries_of_torchs_recorder_bear_the_time_of_our_clock():
         f"off by {off_us[1000]:.1f} µs at the median, {off_us[-20]:.1f} µs at the 99th percentile"
     )
     assert off_us[-20] < 20
+
+
+def test_a_thread_has_no_label_of_an_earlier_recording(tmp_path, sources):
+    model = Net().cuda()
+
+    def call():
+        with torch.no_grad():
+            model(torch.ones(32, WIDTH, device="cuda"))
+
+    with ThreadPoolExecutor(1) as pool:
+        with memprof.track(tmp_path / "first.json", sources=sources, allowance_s=LONG_S):
+            for _ in range(12):  # rows of labels that the next recording does not have
+                pool.submit(call).result()
+                memprof.step()
+        with memprof.track(tmp_path / "run.json", sources=sources, allowance_s=LONG_S):
+            pool.submit(torch.empty, 7 << 20, dtype=torch.uint8, device="cuda").result()
+            memprof.step()
+    made = [label for size, label in made_in(tmp_path / "run.json") if size == 7 << 20]
+    assert [(label.step, label.module) for label in made] == [(0, "")]

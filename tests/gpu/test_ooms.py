@@ -15,6 +15,7 @@ from memprof.analysis.oom import Cause, post_mortems  # noqa: E402
 from memprof.loading import load  # noqa: E402
 from memprof.options import SOURCES  # noqa: E402
 from memprof.trace import Phase  # noqa: E402
+from tests.gpu.patience import LONG_S  # noqa: E402
 
 MIB = 1 << 20
 ROOM = 2048 * MIB
@@ -39,7 +40,7 @@ def failed(path, sources, job):
     """The post-mortem of a job that runs out of memory."""
 
     def tracked():
-        with memprof.track(path, sources=sources):
+        with memprof.track(path, sources=sources, allowance_s=LONG_S):
             job()
 
     with pytest.raises(torch.OutOfMemoryError):
@@ -112,7 +113,7 @@ def test_a_library_that_cannot_allocate_is_named_with_what_torch_kept_from_it(
         raise RuntimeError(text, kept.shape[0])
 
     def tracked():
-        with memprof.track(tmp_path / "run.json", max_events=max_events):
+        with memprof.track(tmp_path / "run.json", max_events=max_events, allowance_s=LONG_S):
             job()
 
     with pytest.raises(RuntimeError, match="CUBLAS_STATUS_ALLOC_FAILED"):
@@ -157,7 +158,7 @@ def test_in_a_forward_pass_the_activations_are_named(
             optimizer.zero_grad()
 
     def tracked():
-        with memprof.track(tmp_path / "run.json", sources=sources):
+        with memprof.track(tmp_path / "run.json", sources=sources, allowance_s=LONG_S):
             train()
 
     with pytest.raises(torch.OutOfMemoryError):
@@ -183,7 +184,9 @@ def test_between_windows_the_cause_is_judged_by_blocks_and_counters(tmp_path, so
             kept.append(floats(24))
 
     def tracked():
-        with memprof.track(tmp_path / "run.json", sources=sources, max_events=4000):
+        with memprof.track(
+            tmp_path / "run.json", sources=sources, max_events=4000, allowance_s=LONG_S
+        ):
             job()
 
     with pytest.raises(torch.OutOfMemoryError):
@@ -266,7 +269,7 @@ def test_a_limit_is_told_as_what_kept_the_memory_away(tmp_path, sources, little_
 
 
 def test_a_search_for_the_batch_size_has_a_record_of_each_failure(tmp_path, sources, little_room):
-    with memprof.track(tmp_path / "run.json", sources=sources):
+    with memprof.track(tmp_path / "run.json", sources=sources, allowance_s=LONG_S):
         for mib in (8192, 4096, 512):
             try:
                 floats(mib)

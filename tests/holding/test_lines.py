@@ -186,6 +186,7 @@ class Released:
         self.end = weakref.finalize(self, print, self)
 
 
+@pytest.mark.whole_heap
 def test_what_a_librarys_class_keeps_is_told_by_the_call_of_that_class() -> None:
     made = Released()
     key = made.data.untyped_storage()._cdata
@@ -279,13 +280,21 @@ def test_a_tuple_on_ctx_with_the_output_in_it_is_a_cycle() -> None:
     assert found(run()).code == "ctx.kept = (x, y)"
 
 
-def test_a_deadline_counts_what_the_thread_computes_and_patience_has_an_end() -> None:
+def test_a_deadline_counts_what_the_thread_computes_and_patience_has_an_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    thread_s, clock_s = 100.0, 1000.0
+    monkeypatch.setattr(time, "thread_time", lambda: thread_s)
+    monkeypatch.setattr(time, "monotonic", lambda: clock_s)
     deadline = Deadline(0.1)
-    time.sleep(0.15)
+    clock_s += 0.35  # the thread waits for a processor
     assert not deadline.check()
-    time.sleep(0.3)
+    clock_s += 0.1
     assert deadline.check()
     busy = Deadline(0.02)
-    while not busy.check():
-        pass
+    thread_s += 0.019
+    assert not busy.check()
+    thread_s += 0.002
+    assert busy.check()
+    thread_s -= 1.0
     assert busy.passed

@@ -138,7 +138,7 @@ def test_a_search_beside_a_thread_that_is_profiled_unbinds_no_variable_there() -
     def wait(frame: types.FrameType, event: str, _: object) -> None:
         if event == "call" and frame.f_code.co_name == "leaf":
             inside.set()
-            searched.wait(10)
+            searched.wait(300)
 
     def leaf(x: int) -> int:
         return x + 1
@@ -149,7 +149,7 @@ def test_a_search_beside_a_thread_that_is_profiled_unbinds_no_variable_there() -
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert inside.wait(10)
+    assert inside.wait(300)
     holders(torch.ones(2))
     searched.set()
     thread.join()

@@ -361,12 +361,12 @@ def test_a_local_of_another_thread_is_told_with_the_thread() -> None:
         result = torch.ones(3)
         box.append(result.untyped_storage()._cdata)
         ready.set()
-        done.wait(30)
+        done.wait(300)
         del result
 
     thread = threading.Thread(target=work, name="loader-7")
     thread.start()
-    assert ready.wait(30)
+    assert ready.wait(300)
     (found,) = find_holders(box)
     done.set()
     thread.join()

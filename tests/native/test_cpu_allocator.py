@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import memprof
+from memprof.analysis.unseen import unseen
 from memprof.loading import load
 from memprof.trace import Action, Category, Phase
 from memprof.views.examination import examine
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.usefixtures("with_native")
 def recorded(path, program, **options):
     """The CPU's trace of one window around a program, and the run."""
     gc.collect()  # what other tests left must not die in the window
+    options = {"allowance_s": 600.0, **options}  # one window, however busy the machine is
     with memprof.track(path, sources=("cpu",), **options) as tracker:
         program(tracker)
     run = load(path)
@@ -68,6 +70,12 @@ def test_every_allocation_is_there_with_its_line(tmp_path):
     lines = [trace.tables.frames[trace.tables.stacks[row][0]].line for row in (first, second)]
     start = program.__code__.co_firstlineno
     assert lines == [start + 1, start + 2]
+
+
+def test_the_file_says_that_the_allocator_itself_was_listened_to(tmp_path):
+    run, _ = recorded(tmp_path / "run.json", lambda _: torch.ones(1000))
+    assert run.devices[0].info.recorder == "allocator"
+    assert not any("operators" in one for one in unseen(examine(run)))
 
 
 def test_gradients_that_meet_are_added_in_place_as_without_memprof(tmp_path):
@@ -255,6 +263,28 @@ def test_threads_that_allocate_side_by_side_lose_nothing(tmp_path):
     mine = trace.events.size == 4 * 333
     assert int((mine & (trace.events.action == Action.ALLOC)).sum()) == 2000
     assert int((mine & (trace.events.action == Action.FREE_COMPLETED)).sum()) == 2000
+
+
+def test_a_thread_has_no_label_of_an_earlier_recording(tmp_path):
+    layer = nn.Linear(8, 8)
+
+    def called(pool, tracker):
+        for _ in range(12):  # rows of labels that the next recording does not have
+            pool.submit(layer, torch.ones(4, 8)).result()
+            tracker.step()
+
+    with ThreadPoolExecutor(1) as pool:
+        recorded(tmp_path / "first.json", lambda tracker: called(pool, tracker))
+        run, trace = recorded(
+            tmp_path / "run.json", lambda _tracker: pool.submit(torch.empty, 777).result()
+        )
+    assert [note.message for note in run.notes if note.source == "cpu"] == []
+    made = [
+        trace.tables.labels[row]
+        for row, size in zip(trace.events.label, trace.events.size, strict=True)
+        if size == 4 * 777
+    ]
+    assert {(label.step, label.module) for label in made} == {(0, "")}
 
 
 def test_without_a_compiler_the_recording_goes_on_and_says_so(tmp_path):

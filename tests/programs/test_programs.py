@@ -6,7 +6,9 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,26 @@ PROGRAMS = [
 ]
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """What a program printed under memprof, and where its run is."""
+
+    printed: str
+    run_file: Path
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Program], Recorded]:
+    """Runs each program under memprof once."""
+
+    @cache
+    def once(program: Program) -> Recorded:
+        path = tmp_path_factory.mktemp(program.script.stem) / "run.json"
+        return Recorded(run("-m", "memprof_cli", "run", "-o", path, program.script), path)
+
+    return once
+
+
 def run(*command: object) -> str:
     environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONHASHSEED="0")
     done = subprocess.run(
@@ -53,7 +75,7 @@ def run(*command: object) -> str:
         capture_output=True,
         text=True,
         env=environment,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -62,14 +84,13 @@ def run(*command: object) -> str:
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.script.stem)
 def test_a_program_prints_the_same_and_its_bytes_have_owners(
-    program: Program, tmp_path: Path
+    program: Program, recorded: Callable[[Program], Recorded]
 ) -> None:
     if importlib.util.find_spec(program.needs) is None:
         pytest.skip(f"{program.needs} is not installed")
-    plain = run(program.script)
-    recorded = run("-m", "memprof_cli", "run", "-o", tmp_path / "run.json", program.script)
-    assert recorded == plain
-    (device,) = examine(load(tmp_path / "run.json")).devices
+    plain, ours = run(program.script), recorded(program)
+    assert ours.printed == plain
+    (device,) = examine(load(ours.run_file)).devices
     assert int(device.steps.last.max()) + 1 == program.steps
     names = {group.name for group in _groups(device, "module")}
     for module in program.modules:
@@ -86,8 +107,9 @@ def _groups(device: DeviceExamination, grouping: str) -> list[object]:
 
 
 @pytest.mark.parametrize("program", [p for p in PROGRAMS if p.parameter_bytes])
-def test_parameters_add_up_to_the_byte(program: Program, tmp_path: Path) -> None:
-    run("-m", "memprof_cli", "run", "-o", tmp_path / "run.json", program.script)
-    (device,) = examine(load(tmp_path / "run.json")).devices
+def test_parameters_add_up_to_the_byte(
+    program: Program, recorded: Callable[[Program], Recorded]
+) -> None:
+    (device,) = examine(load(recorded(program).run_file)).devices
     categories = {group.name: group for group in _groups(device, "category")}
     assert categories["parameter"].bytes == program.parameter_bytes

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch", reason="the tensors are torch's")
 from memprof.holding import holders, tensors  # noqa: E402
 from memprof.sources.autograd import (  # noqa: E402
     grad_fn_of,
+    grad_fns_of,
     gradient_of,
     has_gradient,
     is_leaf,
@@ -35,6 +36,13 @@ def test_such_a_view_raises_where_torch_is_asked_for_its_node():
     for name in ("grad_fn", "is_leaf"):
         with pytest.raises(RuntimeError, match="modified inplace"):
             getattr(views[0], name)
+
+
+def test_one_such_view_among_many_tensors_hides_no_other_ones_node():
+    whole, (view, *_) = stale_views()
+    leaf = torch.ones(3)
+    assert grad_fns_of([whole, leaf]) == [whole.grad_fn, None]
+    assert grad_fns_of([whole, view, leaf]) == [whole.grad_fn, None, None]
 
 
 def test_such_a_view_has_no_node_and_no_gradient_and_is_no_leaf():

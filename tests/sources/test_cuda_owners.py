@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import pytest
 
@@ -13,7 +14,8 @@ import memprof  # noqa: E402
 from memprof.run import Run  # noqa: E402
 from memprof.sources.boundaries import Boundaries  # noqa: E402
 from memprof.sources.cudaowners import OwnedCudaSource  # noqa: E402
-from memprof.sources.liveblocks import LiveBlock  # noqa: E402
+from memprof.sources.liveblocks import LivingBlocks  # noqa: E402
+from memprof.sources.places import Block  # noqa: E402
 from memprof.sources.protocol import Interner  # noqa: E402
 from memprof.sources.search import reads_saved  # noqa: E402
 from memprof.testing.cuda import TorchStandIn  # noqa: E402
@@ -214,8 +216,25 @@ def source_on(torch: TorchStandIn, made: list[OwnedCudaSource]) -> OwnedCudaSour
     return source
 
 
+@dataclass(frozen=True)
+class LiveBlock:
+    """One row of the columns."""
+
+    key: Block
+    size: int
+    label: int
+
+
+def rows_of(blocks: LivingBlocks) -> dict[int, LiveBlock]:
+    """By address."""
+    return {
+        blocks.key(row).address: LiveBlock(blocks.key(row), int(size), int(label))
+        for row, (size, label) in enumerate(zip(blocks.size, blocks.label, strict=True))
+    }
+
+
 def living(source: OwnedCudaSource) -> dict[int, LiveBlock]:
-    return {one.key.address: one for one in source.living("cuda:0")}
+    return rows_of(source.living("cuda:0"))
 
 
 def test_what_lives_is_what_the_device_holds_at_that_moment(sources):
@@ -271,6 +290,21 @@ def test_blocks_of_private_pools_and_streams_say_so(sources):
     assert living(source)[side].key.stream == 0x7F
 
 
+def test_the_events_alone_tell_the_streams_and_pools_of_the_windows_beginning(sources):
+    torch = TorchStandIn()
+    old = torch.alloc(1000, stream=0x7F)
+    source = source_on(torch, sources)
+    source.begin_window()
+    kept = torch.alloc(30 << 20)  # in a segment that the beginning has not
+    source.drain()
+    known, alone = source._live.living("cuda:0"), source._live.alive("cuda:0")
+    assert known.key(0)._replace(size=0) == Block("cuda:0", old, 0, 0x7F)
+    assert rows_of(alone)[old].key == Block("cuda:0", old, 1000, 0x7F)
+    assert rows_of(alone)[kept].key == Block("cuda:0", kept, 30 << 20)
+    assert set(rows_of(known)) == set(rows_of(alone)) == {old, kept}
+    assert len(source._live.alive("cuda:1")) == 0
+
+
 @pytest.mark.parametrize("version", [f"2.{minor}" for minor in range(4, 16)])
 def test_nothing_waits_empties_or_resets_while_owners_are_looked_for(version, sources):
     torch = TorchStandIn(version, devices=2)
@@ -290,5 +324,5 @@ def test_nothing_lives_on_a_device_before_cuda_is_initialised(sources):
     torch = TorchStandIn(initialized=False)
     source = source_on(torch, sources)
     source.begin_window()
-    assert list(source.living("cuda:0")) == []
+    assert len(source.living("cuda:0")) == 0
     assert torch.calls["snapshot"] == torch.calls["init"] == 0

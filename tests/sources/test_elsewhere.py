@@ -46,7 +46,7 @@ class Worker:
 
     def __call__(self):
         self.thread.start()
-        assert self._done.wait(60)
+        assert self._done.wait(300)
         return self.kept
 
     def end(self):

@@ -68,8 +68,8 @@ class Recorded:
 
 
 def wait_for(something) -> None:
-    """A loop of Python, as a program has, until it is so or a second has gone."""
-    until = time.monotonic() + 1
+    """A loop of Python, as a program has, until it is so or a minute has gone."""
+    until = time.monotonic() + 60
     while not something() and time.monotonic() < until:
         pass
 

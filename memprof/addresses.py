@@ -1,0 +1,49 @@
+"""Where the objects of a list lie, as a column; looks at none of them."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["addresses"]
+
+Ints = npt.NDArray[np.int64]
+
+
+class _Memory:
+    """A list's own pointers, which numpy reads in place; keeps the list for as long."""
+
+    __slots__ = ("__array_interface__", "owner")
+
+    def __init__(self, address: int, count: int, owner: list[object]) -> None:
+        self.owner = owner
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "<i8",
+            "shape": (count,),
+            "data": (address, True),
+        }
+
+
+# a list of a standard CPython build: reference count, type, length, pointer to the items, room
+_STANDARD_LIST = (
+    sys.implementation.name == "cpython"
+    and sys.byteorder == "little"
+    and (object.__basicsize__, list.__basicsize__) == (16, 40)
+)
+
+
+def addresses(objects: list[Any]) -> Ints:
+    """The address of every object; where it can, a view of the list's own pointers.
+
+    It is not valid any more when the list changes. (``id`` is an audited event: where a library has
+    a hook for those, as ``filelock`` does, it takes 0.3 µs instead of 0.03.)
+    """
+    if not _STANDARD_LIST or not objects:
+        return np.fromiter(map(id, objects), np.int64, len(objects))
+    items = ctypes.c_void_p.from_address(id(objects) + 24).value
+    return np.asarray(_Memory(items or 0, len(objects), objects))

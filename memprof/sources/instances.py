@@ -1,0 +1,43 @@
+"""The objects of some types that the garbage collector knows; asks nothing of any of them."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+from itertools import compress
+from typing import Any
+
+__all__ = ["instances_of", "subclasses_of"]
+
+_TELLS_TYPES = "2.11"
+"""From this version on every tensor tells the collector its type. 2.7 and older do not where C++
+keeps the tensor as well, as it does a gradient or a parameter in a graph; others were not tried."""
+
+
+def instances_of(kinds: Iterable[type]) -> list[Any]:
+    """Every object of exactly one of ``kinds``, which are Python classes, tensors among them.
+
+    Each refers to its class, and all referrers of a few objects are found in one pass of the
+    collector's, half of what the list of all objects takes (3.10 to 3.13, 2 million objects).
+    """
+    import torch
+
+    by_id = {id(kind): kind for kind in kinds}  # a metaclass may define `__hash__`
+    if torch.__version__ >= _TELLS_TYPES:
+        objects = gc.get_referrers(*by_id.values())
+    else:
+        objects = gc.get_objects()
+    return list(compress(objects, map(by_id.__contains__, map(id, map(type, objects)))))
+
+
+def subclasses_of(kind: type) -> list[type]:
+    """A type and all that is derived from it."""
+    found: dict[int, type] = {id(kind): kind}
+    waiting = [kind]
+    while waiting:
+        children: list[type] = type.__subclasses__(waiting.pop())
+        for child in children:
+            if id(child) not in found:
+                found[id(child)] = child
+                waiting.append(child)
+    return list(found.values())
