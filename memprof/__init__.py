@@ -20,12 +20,12 @@ from memprof.errors import (
 from memprof.version import __version__
 
 if TYPE_CHECKING:
-    from memprof.analysis.whatif import replay
     from memprof.holding import holders, tensors
     from memprof.loading import load
     from memprof.run import Run
     from memprof.trace import Trace
     from memprof.tracker import Tracker, annotate, start, step, steps, stop, track
+    from memprof.what_if.replay import replay
 
 
 __all__ = [
@@ -57,7 +57,7 @@ _HOMES = {
     "annotate": "memprof.tracker",
     "holders": "memprof.holding",
     "load": "memprof.loading",
-    "replay": "memprof.analysis.whatif",
+    "replay": "memprof.what_if.replay",
     "start": "memprof.tracker",
     "step": "memprof.tracker",
     "steps": "memprof.tracker",

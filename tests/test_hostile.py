@@ -19,12 +19,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memprof.analysis.oom import PostMortem, post_mortems
-from memprof.analysis.summary import summarize
-from memprof.analysis.whatif import replay
 from memprof.errors import MemprofError
 from memprof.loading import load
+from memprof.oom.post_mortem import PostMortem, post_mortems
 from memprof.records import Finding, Note, Readings
+from memprof.report.summary import summarize
 from memprof.rules.findings import findings
 from memprof.run import Run
 from memprof.testing import (
@@ -39,6 +38,7 @@ from memprof.trace import Annotation, Category, Frame, Phase, Trace
 from memprof.views.examination import Examination, examine
 from memprof.views.infer_category import infer
 from memprof.views.timeline import grouped, samples
+from memprof.what_if.replay import replay
 from memprof_dashboards import Reported
 from memprof_dashboards.page import page
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import memprof
-from memprof.analysis.summary import summarize
 from memprof.loading import load
+from memprof.report.summary import summarize
 from memprof.views.examination import examine
 
 torch = pytest.importorskip("torch", reason="there is nothing to record without torch")

@@ -17,8 +17,8 @@ pytest.importorskip("torch", reason="a recording needs torch")
 import torch
 
 import memprof
-from memprof.analysis.oom import Cause, post_mortems
 from memprof.loading import load
+from memprof.oom.post_mortem import Cause, post_mortems
 from memprof.sources.cuda import CudaSource
 from memprof.testing.cuda import StandInOutOfMemoryError, TorchStandIn
 from tests.exhausting import MIB, fragmented, leaking, peaking, recorder

@@ -15,8 +15,8 @@ pytest.importorskip("torch", reason="a recording needs torch")
 
 import memprof
 from memprof import session
-from memprof.analysis.oom import Cause, post_mortems
-from memprof.analysis.summary import summarize
+from memprof.oom.post_mortem import Cause, post_mortems
+from memprof.report.summary import summarize
 from memprof.sources.cudaowners import OwnedCudaSource
 from memprof.testing.cuda import StandInOutOfMemoryError, TorchStandIn
 from memprof.views.examination import examine

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("torch", reason="a recording needs torch")
 
-from memprof.analysis.oom import Cause, post_mortems
-from memprof.analysis.summary import summarize
+from memprof.oom.post_mortem import Cause, post_mortems
+from memprof.report.summary import summarize
 from memprof.testing.cuda import TorchStandIn
 from memprof.views.examination import examine
 from memprof_cli import main

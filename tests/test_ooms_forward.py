@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="a recording needs torch")
 
 import memprof  # noqa: E402
-from memprof.analysis.oom import post_mortems  # noqa: E402
+from memprof.oom.post_mortem import post_mortems  # noqa: E402
 from memprof.testing.cuda import StandInOutOfMemoryError  # noqa: E402
 from tests.sources.pretended import recorded_device  # noqa: E402
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import click
 
-from memprof.analysis.jobreport import JobReport
-from memprof.analysis.summary import Summary
 from memprof.errors import MemprofError
+from memprof.ranks.report import JobReport
+from memprof.report.summary import Summary
 from memprof.units import format_bytes, parse_bytes
 
 __all__ = ["EXIT_ABOVE", "fail_above", "job_peaks", "peaks"]

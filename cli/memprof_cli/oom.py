@@ -13,10 +13,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from memprof.analysis.failures import NO_STACKS, Failure
-from memprof.analysis.oom import Cause, PostMortem, post_mortems
-from memprof.analysis.rescues import Rescue
 from memprof.loading import load
+from memprof.oom.failed_allocation import NO_STACKS, Failure
+from memprof.oom.post_mortem import Cause, PostMortem, post_mortems
+from memprof.oom.remedies import Rescue
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Phase
 from memprof.units import format_bytes, format_count, format_percent

@@ -10,10 +10,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from memprof.analysis.jobreport import JobReport
-from memprof.analysis.jobwords import heading, how_far, judged, roll_call, spread, sums, who
-from memprof.analysis.ranks import MEASURES
-from memprof.analysis.together import Shared
+from memprof.ranks.figures import MEASURES
+from memprof.ranks.merge_findings import Shared
+from memprof.ranks.report import JobReport
+from memprof.ranks.text import heading, how_far, judged, roll_call, spread, sums, who
 from memprof.views.sites import short_path
 from memprof_cli.terminal import terminal
 

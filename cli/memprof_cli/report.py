@@ -11,15 +11,15 @@ from pathlib import Path
 import click
 
 from memprof.analysis.findings import Found
-from memprof.analysis.jobreport import JobReport
-from memprof.analysis.oom import PostMortem, post_mortems
-from memprof.analysis.summary import Summary, summarize
-from memprof.analysis.whatif import DeviceWhatIf, replay
-from memprof.jobs import files_of, gathered, job_report
+from memprof.oom.post_mortem import PostMortem, post_mortems
+from memprof.ranks.files import files_of, gathered, job_report
+from memprof.ranks.report import JobReport
+from memprof.report.summary import Summary, summarize
 from memprof.rules.findings import findings
 from memprof.trace import Action
 from memprof.units import parse_bytes
 from memprof.views.examination import Examination, examine
+from memprof.what_if.replay import DeviceWhatIf, replay
 from memprof_cli.limits import fail_above, job_peaks, peaks
 from memprof_cli.progress import progress
 from memprof_cli.ranks import job_json, print_job

@@ -11,9 +11,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from memprof.analysis.devicefigures import DeviceFigures, PeakMoment
 from memprof.analysis.findings import Found
-from memprof.analysis.summary import Summary, Verdict
+from memprof.report.device_summary import DeviceFigures, PeakMoment
+from memprof.report.summary import Summary, Verdict
 from memprof.units import format_bytes, format_count, format_duration, format_percent
 from memprof.views.owners import Group as OwnerGroup
 from memprof_cli.terminal import terminal

@@ -12,7 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from memprof.allocator import MODELLED, OutOfMemory
-from memprof.analysis.whatif import (
+from memprof.trace import Trace
+from memprof.units import format_bytes, format_count
+from memprof.views.sites import site_name, sites
+from memprof.what_if.replay import (
     AFRESH,
     DEFAULTS,
     OUTSIDE_TORCH,
@@ -22,9 +25,6 @@ from memprof.analysis.whatif import (
     Row,
     replay,
 )
-from memprof.trace import Trace
-from memprof.units import format_bytes, format_count
-from memprof.views.sites import site_name, sites
 from memprof_cli.terminal import terminal
 
 __all__ = ["command"]

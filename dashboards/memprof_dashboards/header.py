@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable
 
-from memprof.analysis.devicefigures import DeviceFigures
-from memprof.analysis.summary import Summary
+from memprof.report.device_summary import DeviceFigures
+from memprof.report.summary import Summary
 from memprof.run import Run
 from memprof.units import format_bytes, format_count, format_duration, format_percent
 from memprof_dashboards.text import coded, escaped

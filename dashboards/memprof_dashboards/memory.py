@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from memprof.analysis.unseen import is_bare_state
+from memprof.report.recording_gaps import is_bare_state
 from memprof.trace import NOT_RECORDED, Action, Category, Phase
 from memprof.views.owners import Grouping, Owners
 from memprof.views.steps import step_of_event

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import msgspec
 
 from memprof.analysis.findings import Found
-from memprof.analysis.oom import PostMortem
-from memprof.analysis.summary import Summary, summarize
-from memprof.analysis.whatif import DeviceWhatIf
+from memprof.oom.post_mortem import PostMortem
+from memprof.report.summary import Summary, summarize
 from memprof.run import Run
 from memprof.trace import Category, Phase, Tables
 from memprof.views.examination import Examination, examine
 from memprof.views.owners import CATEGORY_NAMES, PHASE_NAMES
 from memprof.views.sites import short_path, sites
+from memprof.what_if.replay import DeviceWhatIf
 from memprof_dashboards import assets, findings, header, postmortem, whatif
 from memprof_dashboards.colors import CATEGORY_COLORS, OTHER_COLOR, PHASE_COLORS
 from memprof_dashboards.memory import MemoryFigure, memory_figure

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from memprof.analysis.failures import NO_STACKS, Failure
-from memprof.analysis.oom import PostMortem
-from memprof.analysis.rescues import Rescue
+from memprof.oom.failed_allocation import NO_STACKS, Failure
+from memprof.oom.post_mortem import PostMortem
+from memprof.oom.remedies import Rescue
 from memprof.units import format_bytes, format_count
 from memprof_dashboards.text import coded, escaped
 

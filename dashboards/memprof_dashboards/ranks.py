@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from memprof.analysis.jobreport import JobReport
-from memprof.analysis.jobwords import heading, how_far, judged, roll_call, spread, sums, who
-from memprof.analysis.ranks import MEASURES, Spread
-from memprof.analysis.together import Shared
+from memprof.ranks.figures import MEASURES, Spread
+from memprof.ranks.merge_findings import Shared
+from memprof.ranks.report import JobReport
+from memprof.ranks.text import heading, how_far, judged, roll_call, spread, sums, who
 from memprof.views.sites import short_path
 from memprof_dashboards import assets
 from memprof_dashboards.shell import saved, shell

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from memprof.analysis.unseen import is_bare_state
+from memprof.report.recording_gaps import is_bare_state
 from memprof.run import DeviceRun, Run, Steps
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import NOT_RECORDED, Frame, Tables, Trace

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memprof.analysis.whatif import DeviceWhatIf, Fit, Row
 from memprof.units import format_bytes, format_count, format_percent
+from memprof.what_if.replay import DeviceWhatIf, Fit, Row
 from memprof_dashboards.text import escaped
 
 __all__ = ["tables"]

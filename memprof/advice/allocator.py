@@ -9,16 +9,16 @@ import numpy as np
 
 from memprof.advice.case import Case, Proposal
 from memprof.allocator import parse_settings
-from memprof.analysis.configurations import brings
 from memprof.analysis.findings import Kind
 from memprof.analysis.suspicion import Pattern
-from memprof.analysis.whatif import replay
 from memprof.errors import MemprofError
 from memprof.source_code.patch import diff, removed
 from memprof.source_code.program import Program, root_name
 from memprof.trace import EMPTY, BlockState, State
 from memprof.units import format_bytes
 from memprof.views.peak_without import Saving
+from memprof.what_if.candidate_settings import brings
+from memprof.what_if.replay import replay
 
 __all__ = ["rules"]
 

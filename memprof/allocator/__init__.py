@@ -1,7 +1,7 @@
 """An exact model of torch's CUDA caching allocator, and what it is good for.
 
 Settings and versions, the live model, the state at the start of a trace, layout of CPU tensors and
-exact replay live here; questions asked of replays live in ``memprof.analysis.whatif``.
+exact replay live here; questions asked of replays live in ``memprof.what_if.replay``.
 """
 
 from __future__ import annotations

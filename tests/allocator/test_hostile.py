@@ -19,11 +19,11 @@ from memprof.allocator import (
     replay_recorded,
     segment_map,
 )
-from memprof.analysis.whatif import replay
 from memprof.errors import MemprofError
 from memprof.exporters.torch_snapshot import torch_snapshot
 from memprof.snapshot import traces_from_snapshot
 from memprof.testing import TraceBuilder
+from memprof.what_if.replay import replay
 
 MIB = 1 << 20
 NUMBERS = [0, -1, 1, 512, 2**40, 2**48, 2**62, -(2**63), 2**63 - 1]

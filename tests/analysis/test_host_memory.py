@@ -7,9 +7,9 @@ import pytest
 
 from memprof.analysis.findings import Kind
 from memprof.analysis.host_memory import host_memory
-from memprof.analysis.summary import summarize
 from memprof.loading import load
 from memprof.records import Readings
+from memprof.report.summary import summarize
 from memprof.rules.findings import findings
 from memprof.testing import TraceBuilder, step_columns, write_run
 from memprof.views.examination import examine

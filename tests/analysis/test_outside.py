@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from memprof.analysis.outside import beyond_torch, most, other_processes, reserved_then
-from memprof.analysis.summary import summarize
 from memprof.loading import load
 from memprof.records import Readings
+from memprof.report.summary import summarize
 from memprof.testing import TraceBuilder, step_columns, write_run
 from memprof.views.examination import examine
 

@@ -30,12 +30,12 @@ from memprof.allocator import (
     program_of,
     replay_recorded,
 )
-from memprof.analysis.configurations import SEARCHED
-from memprof.analysis.replays import Job, played
 from memprof.exporters.torch_snapshot import torch_snapshot
 from memprof.snapshot import load_snapshot
 from memprof.testing import TraceBuilder
 from memprof.trace import Action, Trace
+from memprof.what_if.candidate_settings import SEARCHED
+from memprof.what_if.parallel import Job, played
 
 RECORDED = Path(__file__).parents[3] / "shared" / "snapshots" / "gpt-medium-128-training.pickle"
 BUDGET_BYTES_PER_EVENT = 500

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from memprof.analysis.summary import summarize
 from memprof.loading import load
+from memprof.report.summary import summarize
 from memprof.testing import TraceBuilder, save_snapshot, snapshot, step_columns, write_run
 from memprof.trace import Frame
 from memprof.units import format_bytes

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 
-from memprof.analysis.oom import post_mortems
 from memprof.loading import load
+from memprof.oom.post_mortem import post_mortems
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Category, Frame, Phase
 from memprof_cli import main

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from memprof.errors import MemprofError
-from memprof.jobs import files_of, gathered, job_report
+from memprof.ranks.files import files_of, gathered, job_report
 from memprof.testing import TraceBuilder, write_rank
 from memprof_dashboards.assets import plotly_script
 from memprof_dashboards.ranks import render_job, write_job

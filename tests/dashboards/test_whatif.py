@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from memprof.analysis.whatif import replay
 from memprof.testing import TraceBuilder
+from memprof.what_if.replay import replay
 from memprof_dashboards.whatif import tables
 
 MIB = 1 << 20

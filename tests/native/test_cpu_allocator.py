@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import memprof
-from memprof.analysis.unseen import unseen
 from memprof.loading import load
+from memprof.report.recording_gaps import unseen
 from memprof.trace import Action, Category, Phase
 from memprof.views.examination import examine
 

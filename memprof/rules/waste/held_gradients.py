@@ -107,10 +107,13 @@ def _of_the_step_before(window: Window) -> Iterator[Held]:
     cuts = Cuts(np.concatenate(rows), np.concatenate(start), np.concatenate(end))
     mask = np.zeros(len(lives), dtype=bool)
     mask[kept] = True
+    nbytes = window.bytes_of(mask & window.at_peak)
+    if not nbytes:
+        return  # they are in nobody's way: the peak comes after they are gone
     yield Held(
         row=window.main_site(mask),
         rows=kept,
-        nbytes=window.bytes_of(mask & window.at_peak),
+        nbytes=nbytes,
         saving=window.replayed(cuts),
         across_steps=True,
     )

@@ -1,0 +1,1 @@
+"""Failed allocations: what was asked, what filled the device, what would have let it go on."""

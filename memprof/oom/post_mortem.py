@@ -1,0 +1,375 @@
+"""Why a device ran out of memory, what filled it, what was asked, and what would have helped.
+
+What happened is read in `failures`, changes are replayed in `rescues`; here it is weighed and told.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.errors import MissingError
+from memprof.oom import other_libraries as beside
+from memprof.oom.contents import blocks_by_size, callers
+from memprof.oom.failed_allocation import Failure, failures
+from memprof.oom.layouts import Layout, idle_bytes, layouts
+from memprof.oom.moment import Moment, left_behind, main_site
+from memprof.oom.remedies import Rescues, rescues
+from memprof.run import Run
+from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.trace import Frame
+from memprof.units import format_bytes, format_count
+from memprof.views.examination import Examination
+from memprof.views.owners import Group, top
+from memprof.views.sites import NO_SITE, site_name
+from memprof.views.steps import Growth, growth
+from memprof.what_if.replay import OUTSIDE_TORCH
+
+__all__ = ["Cause", "PostMortem", "Weight", "in_a_line", "post_mortems"]
+
+_TOP = 8
+_SCATTERED = 0.05
+"""Unused share of what torch could have, below which the device was just full."""
+_MOST = 0.5
+"""Share of the live bytes that a leak must have made, where what was missing is not known."""
+_RISING = 0.9
+"""Share of pairs of steps between which bytes rose, from which counters alone tell of a leak."""
+
+
+class Cause(str, enum.Enum):
+    """Why the request could not be served; the values are those of ``memprof oom --json``."""
+
+    LEAK = "leak"
+    """What steps long over left behind would have been enough."""
+    FRAGMENTATION = "fragmentation"
+    """Enough bytes were unused, but in no piece that was large enough and the request's to have."""
+    PEAK = "peak"
+    """The step itself needs more than there is."""
+    OTHERS = "others"
+    """Other processes, or other libraries of this one, held what was missing."""
+    RESERVED = "reserved"
+    """torch held, without using it, what a library beside it needed."""
+    LIMIT = "limit"
+    """``set_per_process_memory_fraction`` kept torch from memory that was free."""
+    UNKNOWN = "unknown"
+    """Too little was recorded to tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """How many bytes speak for a cause."""
+
+    cause: Cause
+    bytes: int
+    enough: bool
+    """Without them the request would have been served, as far as bytes alone tell."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PostMortem:
+    """One device's last failed allocation, explained."""
+
+    failure: Failure
+    cause: Cause
+    line: str
+    why: str
+    weights: tuple[Weight, ...]
+    """Every cause that has bytes for it, the heaviest first."""
+    asked_by: str
+    """``train.py:31 in forward``; empty where not known."""
+    shortage: int
+    """Bytes that were missing; 0 where enough were there in pieces, -1 where not known."""
+    categories: tuple[Group, ...]
+    modules: tuple[Group, ...]
+    sites: tuple[Group, ...]
+    blocks: tuple[Group, ...]
+    """By size, where most bytes have no line; else empty."""
+    callers: tuple[Group, ...]
+    """By the line that called the one above; empty where each line has one caller."""
+    inferred: bool
+    """Categories were guessed from stacks, or taken from a step that was recorded before."""
+    growth: Growth | None
+    """Of allocated bytes at step ends before it happened."""
+    rescues: Rescues
+    advice: tuple[str, ...]
+    """What would have left room to a library or the driver, the surest first; not replayed."""
+    layouts: tuple[Layout, ...]
+    """Of a final state alone: what its tensors would take otherwise."""
+
+
+def post_mortems(
+    run: Run, workers: int | None = None, examination: Examination | None = None
+) -> tuple[PostMortem, ...]:
+    """The post-mortem of every device that ran out of memory, the latest first.
+
+    ``examination`` is that of the run, if it is there already.
+
+    Raises:
+        MissingError: the recording has events, and none of them is a failed allocation.
+    """
+    found = failures(run, examination)
+    if not found:
+        raise MissingError(f"{run.source or 'the run'} records no out-of-memory error", _hint(run))
+    return tuple(_explained(run, failure, workers) for failure in found)
+
+
+def _hint(run: Run) -> str:
+    ended = run.footer.status if run.footer is not None else ""
+    if "OutOfMemory" in ended or "out of memory" in ended:
+        return f"the program did end by it ({ended}), but what memory held then was not recorded"
+    if any(device.windows or len(device.steps) for device in run.devices):
+        return "`memprof report` shows its peak; `memprof what-if FILE --gpu 8GiB` tries a card"
+    return "it holds no memory of any device; record with `memprof run train.py`"
+
+
+def _explained(run: Run, failure: Failure, workers: int | None) -> PostMortem:
+    steps = next(d.steps for d in run.devices if d.device == failure.device)
+    trend = growth(steps)
+    weights = tuple(sorted(_weights(failure, trend), key=lambda w: (not w.enough, -w.bytes)))
+    cause, why = _judged(failure, weights)
+    window = failure.window
+    alive = window.lives.alive_at(failure.event) if window else np.zeros(0, dtype=bool)
+    sizes = window.lives.size if window else np.zeros(0, dtype=np.int64)
+    groupings = (window.owners.category, window.owners.module, window.owners.site) if window else ()
+    told = [tuple(top(grouping, sizes, alive, _TOP)) for grouping in groupings]
+    categories, modules, lines = told or _told(failure)
+    return PostMortem(
+        failure=failure,
+        cause=cause,
+        line=_line(failure, cause),
+        why=why,
+        weights=weights,
+        asked_by=asked_by(failure.stack),
+        shortage=_shortage(failure),
+        categories=categories,
+        modules=modules if any(m.name != "(no module)" for m in modules) else (),
+        sites=lines,
+        blocks=blocks_by_size(failure, alive),
+        callers=callers(failure, alive),
+        inferred=bool(window and window.owners.inferred),
+        growth=trend,
+        rescues=rescues(failure, workers),
+        advice=tuple(beside.advice_for(failure)) if failure.beside else (),
+        layouts=layouts(window.trace) if window and failure.recorded == "state" else (),
+    )
+
+
+def _told(failure: Failure) -> list[tuple[Group, ...]]:
+    """Live bytes by owner as the job itself wrote them down: categories, modules, lines."""
+    lines: dict[str, int] = {}
+    for stack, size in failure.live_stacks:
+        name = asked_by(stack) or site_name(NO_SITE)
+        lines[name] = lines.get(name, 0) + size
+    return [_largest_groups(failure.live_categories), (), _largest_groups(lines)]
+
+
+def _largest_groups(sums: Mapping[str, int]) -> tuple[Group, ...]:
+    order = sorted(sums, key=lambda name: -sums[name])[:_TOP]
+    return tuple(Group(name, int(sums[name]), 0, i) for i, name in enumerate(order))
+
+
+# -- the cause ---------------------------------------------------------------------------------
+
+
+def _shortage(failure: Failure) -> int:
+    if min(failure.requested, failure.limit, failure.allocated) < 0:
+        return -1
+    needed = failure.allocated + max(failure.pending, 0) + failure.requested
+    return max(needed - failure.limit, 0)
+
+
+def _weights(failure: Failure, trend: Growth | None) -> Iterator[Weight]:
+    shortage = _shortage(failure)
+    if failure.requested >= 0 and failure.unused >= 0:
+        room = failure.unused + failure.attainable
+        scattered = failure.unused >= _SCATTERED * failure.limit
+        enough = shortage == 0 and room >= failure.requested and scattered
+        unused, asked = format_bytes(room), format_bytes(failure.requested)
+        why = f"{unused} were unused or free when {asked} were asked"
+        if enough:
+            why += f": enough, but {_in_pieces(failure)}"
+        yield Weight(Cause.FRAGMENTATION, failure.unused, enough, why)
+    yield from _leak_weights(failure, trend, shortage)
+    yield from _foreign_weights(failure, shortage)
+
+
+def _in_pieces(failure: Failure) -> str:
+    largest = max(failure.largest_free, failure.attainable)
+    piece = "of that size" if largest < failure.requested else "that such a request is given"
+    apart = f"; {format_bytes(failure.apart)} of it belong to other streams or pools"
+    told = f"in no piece {piece} (largest {format_bytes(largest)})"
+    return told + apart * (failure.apart > 0)
+
+
+def _leak_weights(failure: Failure, trend: Growth | None, shortage: int) -> Iterator[Weight]:
+    traced = 0
+    if failure.window is not None and failure.recorded == "event":
+        moment = Moment.at(failure.window, failure.event)
+        rows = left_behind(moment)
+        traced = int(failure.window.lives.size[rows].sum())
+        if traced:
+            steps = len(np.unique(moment.made_in[rows]))
+            yield Weight(
+                Cause.LEAK,
+                traced,
+                0 <= shortage <= traced,
+                f"{format_bytes(traced)} were left behind by {format_count(steps)} earlier steps, "
+                f"at {main_site(moment, rows)}",
+            )
+    if trend is not None and trend.bytes_per_step > 0 and trend.rising >= _RISING:
+        grown = int(trend.bytes_per_step * (trend.last_step - trend.first_step))
+        if grown > traced:
+            yield Weight(
+                Cause.LEAK,
+                grown,
+                0 <= shortage <= grown,
+                f"allocated bytes rose by {trend}, {format_bytes(grown)} in all",
+            )
+
+
+def _foreign_weights(failure: Failure, shortage: int) -> Iterator[Weight]:
+    foreign = failure.outside - OUTSIDE_TORCH if failure.outside >= 0 else -1
+    if foreign > 0:
+        known = failure.others
+        whose = (
+            f"{format_bytes(known)} of it by other processes{_names(failure)}"
+            if known >= 0
+            else "by other processes, or by libraries of this one beside torch"
+        )
+        yield Weight(
+            Cause.OTHERS,
+            foreign,
+            0 < shortage <= _gained(failure, foreign),
+            f"{format_bytes(failure.outside)} of the device were held outside torch, {whose}",
+        )
+    barred = failure.reserved + failure.free - failure.limit if failure.limit >= 0 else 0
+    if barred > 0:
+        yield Weight(
+            Cause.LIMIT,
+            barred,
+            0 < shortage <= barred,
+            f"set_per_process_memory_fraction({failure.fraction:g}) kept "
+            f"{format_bytes(barred)} of free memory from torch",
+        )
+
+
+def _gained(failure: Failure, foreign: int) -> int:
+    """What torch could have had more, had others not held ``foreign`` bytes."""
+    most = failure.reserved + failure.free + foreign
+    return (min(most, failure.allowed) if failure.allowed >= 0 else most) - failure.limit
+
+
+def _names(failure: Failure) -> str:
+    most = sorted(failure.neighbours, key=lambda n: -n.bytes)[:3]
+    named = [f"{n.name or 'process'} {n.pid}" for n in most]
+    return f" ({', '.join(named)})" if named else ""
+
+
+def _judged(failure: Failure, weights: Sequence[Weight]) -> tuple[Cause, str]:
+    if failure.recorded == "state":
+        return Cause.UNKNOWN, _of_a_state(failure)
+    if failure.beside:
+        return _judged_beside(failure)
+    enough = [weight for weight in weights if weight.enough]
+    if enough:
+        return enough[0].cause, enough[0].why
+    if _shortage(failure) < 0:
+        return _without_a_limit(failure, weights)
+    if not _shortage(failure):
+        return Cause.PEAK, (
+            f"tensors filled the device but for {format_bytes(max(failure.unused, 0))} in pieces"
+        )
+    if failure.requested > failure.limit:
+        return Cause.PEAK, (
+            f"the request alone is larger than the {format_bytes(failure.limit)} that torch could "
+            "have had: look for a wrong shape or a broadcast that was not meant"
+        )
+    lacking = format_bytes(_shortage(failure))
+    return Cause.PEAK, (
+        f"{lacking} were missing even with every unused byte, and nothing that earlier steps left "
+        "or that others held would have made up for it"
+    )
+
+
+def _judged_beside(failure: Failure) -> tuple[Cause, str]:
+    held = beside.held_by(failure)
+    if beside.is_reserved(failure):
+        return Cause.RESERVED, held
+    if beside.is_others(failure):
+        return Cause.OTHERS, held
+    if beside.is_full(failure):
+        return Cause.PEAK, f"{held}; tensors held {format_bytes(failure.allocated)}"
+    return Cause.UNKNOWN, held
+
+
+def _without_a_limit(failure: Failure, weights: Sequence[Weight]) -> tuple[Cause, str]:
+    """On a host, or with a silent driver: only what most of the live bytes were can be told."""
+    why = "what the device had free then is not in the file"
+    leak = next((weight for weight in weights if weight.cause is Cause.LEAK), None)
+    if leak is not None and leak.bytes >= _MOST * failure.allocated > 0:
+        return Cause.LEAK, f"{why}, but {leak.why}"
+    return Cause.UNKNOWN, why
+
+
+def _of_a_state(failure: Failure) -> str:
+    unused, largest = format_bytes(failure.unused), format_bytes(failure.largest_free)
+    end = failure.window.trace.end if failure.window else None
+    idle = idle_bytes(end) if end is not None else 0
+    if idle >= _SCATTERED * failure.reserved:
+        then = (
+            f"{format_bytes(idle)} of segments held no tensor: torch gives such a cache back "
+            "before it fails, so this is not how it was when memory ran out"
+        )
+    elif failure.unused >= _SCATTERED * failure.reserved:
+        then = f"if it did, {unused} lay unused, but in pieces of at most {largest}"
+    else:
+        then = f"if it did, tensors filled all but {unused} of what torch held"
+    return (
+        "the file holds a final state and no event, so neither whether memory ran out nor what was "
+        f"asked is in it; {then}"
+    )
+
+
+_IN_WORDS = {
+    Cause.LEAK: "because of a leak",
+    Cause.FRAGMENTATION: "because of fragmentation",
+    Cause.PEAK: "at the peak of a single step",
+    Cause.OTHERS: "because of memory held outside torch",
+    Cause.RESERVED: "because torch kept what it did not use",
+    Cause.LIMIT: "because of the limit that the program set",
+    Cause.UNKNOWN: "",
+}
+
+
+def _line(failure: Failure, cause: Cause) -> str:
+    if failure.recorded == "state":
+        held, whole = format_bytes(failure.allocated), format_bytes(failure.reserved)
+        return f"{failure.device} held {held} in tensors, {whole} reserved, at the snapshot"
+    is_plain = failure.beside and cause is Cause.PEAK  # how much was asked is not known
+    return in_a_line(failure, "" if is_plain else _IN_WORDS[cause])
+
+
+def in_a_line(failure: Failure, because: str = "") -> str:
+    """The device that ran out of memory, why, what was asked and what it had free."""
+    if failure.beside:
+        return f"{failure.device} ran out of memory {because}".rstrip() + (
+            f": {beside.what_failed(failure)}"
+        )
+    asked = f": {format_bytes(failure.requested)} asked" if failure.requested >= 0 else ""
+    free = f", {format_bytes(failure.free)} free on the device" if failure.free >= 0 else ""
+    return f"{failure.device} ran out of memory {because}".rstrip() + asked + free
+
+
+# -- lines -------------------------------------------------------------------------------------
+
+
+def asked_by(stack: Sequence[Frame]) -> str:
+    """The user's own line on a stack; empty where there is none."""
+    own = [frame for frame in stack if frame_kind(frame.filename) is FrameKind.USER]
+    if own:
+        return site_name(own[0])
+    return site_name(max(stack, key=lambda f: frame_kind(f.filename))) if stack else ""

@@ -1,0 +1,144 @@
+"""What a recording cannot tell, said in words, so that nobody takes silence for a clean bill."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memprof.report.recorded_steps import in_words, recorded_steps
+from memprof.run import Run
+from memprof.trace import EMPTY, NOT_RECORDED, Action
+from memprof.units import format_bytes, format_count, format_percent
+from memprof.views.examination import DeviceExamination, Examination
+from memprof.views.steps import is_lone_request
+from memprof.views.window import Window
+
+__all__ = ["is_bare_state", "unseen"]
+
+
+def unseen(examination: Examination) -> tuple[str, ...]:
+    """One sentence for everything that was not recorded, the recorder's own notes first."""
+    run, bare = examination.run, is_bare_state(examination.run)
+    said = [f"{note.source}: {note.message}" for note in run.notes]
+    for device in examination.devices:
+        told = [_final_state(run)] if bare and device.windows else _of_device(device, run)
+        said += [f"{device.name}: {text}" for text in told]
+    if run.is_snapshot and examination.devices:
+        said.append(
+            "memory outside torch's allocator (CUDA context, cuBLAS and NCCL buffers, other "
+            "processes) is not in a snapshot"
+        )
+    return tuple(dict.fromkeys(said))
+
+
+def is_bare_state(run: Run) -> bool:
+    """Whether a file holds what an allocator held in the end, and neither allocations nor steps."""
+    windows = [window for device in run.devices for window in device.windows]
+    made = any((window.events.action == Action.ALLOC).any() for window in windows)
+    held = any(window.end is not None and len(window.end.segments) for window in windows)
+    return held and not made and not any(len(device.steps) for device in run.devices)
+
+
+def _final_state(run: Run) -> str:
+    why = "recording was not on while the job ran" if run.is_snapshot else "nothing was allocated"
+    return f"no events, only the final state: {why}"
+
+
+def _of_device(device: DeviceExamination, run: Run) -> list[str]:
+    events = sum(len(window.trace.events) for window in device.windows)
+    said = []
+    if not events and device.windows:
+        said.append("no allocation was recorded")
+    elif not events and len(device.steps):
+        said.append("no single allocation was recorded, only counters")
+    elif not events:
+        said.append("nothing of its memory was recorded")
+    if device.device.info.backend not in ("", "native", "cpu"):
+        said.append(f"the allocator backend {device.device.info.backend} records no history")
+    for window in device.windows:
+        said += _of_window(window)
+    recorded, total = recorded_steps(device.steps)
+    if events and recorded < total:
+        said.append(in_words(recorded, total, run))
+    if _is_uncounted(device):
+        said.append("between windows nothing was counted")
+    elif len(device.windows) > 1:
+        said.append(f"between its {len(device.windows)} windows only counters were kept")
+    is_subject = len(run.devices) == 1  # beside CUDA the CPU is watched until that begins
+    if events and is_subject and device.device.info.recorder == "operators":
+        said.append(_within_operators(device, run))
+    if any(window.trace.modelled for window in device.windows):
+        said.append("segments and reserved bytes are modelled: a CPU has no caching allocator")
+    return said
+
+
+def _within_operators(device: DeviceExamination, run: Run) -> str:
+    """What a dispatch mode cannot see, which is given what operators return and nothing else."""
+    graphs = "buffers of compiled graphs and " if device.device.info.compiled else ""
+    lost = f"{graphs}temporaries inside operators were not seen, so the peak may be higher"
+    if any(note.source == "native" for note in run.notes):  # it was tried, and the note says more
+        return lost
+    return f"{lost}; once `memprof native` has been run, recordings see them"
+
+
+def _is_uncounted(device: DeviceExamination) -> bool:
+    """Whether steps have no counters, as between windows on a CPU, which has none to ask."""
+    steps = device.steps
+    length = steps.last - steps.first + 1
+    counted, total = int(length[steps.allocated >= 0].sum()), int(length.sum())
+    return 0 < counted < total
+
+
+def _of_window(window: Window) -> list[str]:
+    said = []
+    trace, lives = window.trace, window.lives
+    said += _before_recording(window)
+    if trace.reordered:
+        said.append("the ring buffer was rotated: events were put back in order of their times")
+    if trace.end is not None and trace.end.unlisted:
+        said.append(
+            f"the segments claim {format_bytes(trace.end.unlisted)} beyond the blocks they list"
+        )
+    lost = _lost_frees(window)
+    if lost:
+        said.append(
+            f"{format_count(lost)} recorded allocations are neither freed nor in the final "
+            "segments: events are missing"
+        )
+    if len(trace.events) and trace.events.time_us[0] == NOT_RECORDED:
+        said.append("events carry no time")
+    made = lives.stack[lives.alloc >= 0]
+    bare = int((made == EMPTY).sum())
+    if len(made) and bare:
+        share = format_percent(bare, len(made))
+        said.append(f"{share} of the recorded allocations have no stack")
+    return said
+
+
+def _before_recording(window: Window) -> list[str]:
+    lives = window.lives
+    early = lives.alloc == NOT_RECORDED
+    trace = window.trace
+    if trace.modelled or not early.any() or not len(trace.events) or is_lone_request(trace):
+        return []
+    total = format_bytes(int(lives.size[early].sum()))
+    said = [f"{total} in {format_count(int(early.sum()))} blocks were there when recording began"]
+    freed = int((early & (lives.free < len(window.trace.events))).sum())
+    if freed and window.trace.start is None:
+        said.append(
+            f"{format_count(freed)} of them are known only by their free: recording began late, or "
+            "its ring buffer overflowed (max_entries)"
+        )
+    return said
+
+
+def _lost_frees(window: Window) -> int:
+    """Allocations that no event ends and that the final state, which is authoritative, lacks."""
+    trace, lives = window.trace, window.lives
+    made = lives.alloc >= 0
+    if trace.end is None or trace.modelled or not made.any():
+        return 0
+    open_ended = made & (lives.free == len(trace.events))
+    held = np.isin(lives.address[open_ended], trace.end.blocks.address)
+    ended = lives.free[made & ~open_ended]
+    reused = trace.events.action[ended] == Action.ALLOC  # the next event of its address
+    return int((~held).sum()) + int(reused.sum())

@@ -1,0 +1,286 @@
+"""What one screen says of a run: a verdict, why, what to do next, and the figures of its devices.
+
+What is wrong with it is found elsewhere (`leaks`, `waste`); here it is weighed into one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from memprof.analysis.findings import Found, Kind
+from memprof.report.recorded_steps import in_words
+from memprof.oom.failed_allocation import NO_STACKS, Failure, failures, times_out_of_memory
+from memprof.oom.post_mortem import in_a_line
+from memprof.records import Site
+from memprof.report.device_summary import DeviceFigures, device_figures
+from memprof.report.recording_gaps import is_bare_state, unseen
+from memprof.run import Run
+from memprof.trace import NOT_RECORDED
+from memprof.units import format_bytes, format_count
+from memprof.views.examination import Examination
+from memprof.views.sites import short_path
+
+__all__ = [
+    "RECORD",
+    "Summary",
+    "Verdict",
+    "summarize",
+    "without_remedy",
+]
+
+_FRAGMENTED = 0.15
+"""Share of reserved bytes at its peak that no tensor used, from which it is worth a word."""
+_NOTABLE = 256 << 20
+_SMALLEST_BLOCK = 512
+_CODE = 60
+"""Characters of a source line in a sentence."""
+_MOST = 0.5
+"""Share of the live bytes when memory ran out from which a leak is the reason that is told."""
+_SURE = 0.5
+"""Confidence from which waste is the verdict; below it is told among the rest."""
+_RISING = 0.9
+"""Share of pairs of steps between which bytes rose, from which it is no noise."""
+RECORD = (
+    "record with `memprof run train.py`, or call torch.cuda.memory._record_memory_history() "
+    "before the model is built"
+)
+"""What to type where a file lacks what was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer first: a word for machines, a line, the reason and the next thing to do."""
+
+    level: str
+    """``no data``, ``ok``, ``leak``, ``waste``, ``fragmentation`` or ``oom``."""
+    line: str
+    why: str
+    next: str
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What `memprof report` prints and ``--json`` carries."""
+
+    source: str
+    verdict: Verdict
+    devices: tuple[DeviceFigures, ...]
+    unseen: tuple[str, ...]
+    ended: str
+    """How the program ended, where not as usual: by an exception, or with no end in the file."""
+    final_state: bool
+    """The file holds what was allocated in the end, and no peak."""
+    overhead_us: int
+    """-1 where it was not measured."""
+    duration_us: int
+    allowance_us: int
+    """Time that recording may take in any case, before its budget counts; -1 where not known."""
+
+
+def summarize(examination: Examination, findings: Sequence[Found] = ()) -> Summary:
+    """The summary of a run, given what was found wrong with it, best first."""
+    run = examination.run
+    failed = _failures(examination)
+    devices = tuple(device_figures(device, run) for device in examination.devices)
+    ended = run.footer.ended_us if run.footer else 0
+    return Summary(
+        source=run.source,
+        verdict=_verdict(examination, devices, findings, failed),
+        devices=devices,
+        unseen=(*unseen(examination), *_told_otherwise(failed)),
+        ended=_ended(run),
+        final_state=is_bare_state(run),
+        overhead_us=run.footer.overhead_us if run.footer else NOT_RECORDED,
+        duration_us=max(ended - run.header.created_us, 0) if ended else 0,
+        allowance_us=_allowance(run),
+    )
+
+
+def _allowance(run: Run) -> int:
+    given = run.header.options.get("allowance_s")
+    return round(given * 1e6) if isinstance(given, (int, float)) else NOT_RECORDED
+
+
+def _ended(run: Run) -> str:
+    if run.is_snapshot:
+        return ""
+    if run.footer is None:
+        return "killed, or still running: the file has no end"
+    return "" if run.footer.status == "ok" else run.footer.status
+
+
+def _failures(examination: Examination) -> dict[str, Failure]:
+    """The last failure of every device that ran out, the latest first; nothing of bare states."""
+    run = examination.run
+    if not any(times_out_of_memory(run, device) for device in run.devices):
+        return {}
+    return {failure.device: failure for failure in failures(run, examination)}
+
+
+def _told_otherwise(failed: Mapping[str, Failure]) -> Iterator[str]:
+    for name, failure in failed.items():
+        if failure.between_windows:
+            yield f"{name}: {NO_STACKS}"
+
+
+# -- the verdict -------------------------------------------------------------------------------
+
+
+def _verdict(
+    examination: Examination,
+    devices: Sequence[DeviceFigures],
+    findings: Sequence[Found],
+    failed: Mapping[str, Failure],
+) -> Verdict:
+    if failed:
+        return _ran_out(examination, next(iter(failed.values())), findings)
+    measured = [d for d in devices if d.peak_allocated_bytes or d.peak_reserved_bytes]
+    if not measured:
+        return _no_data(examination.run)
+    main = max(measured, key=lambda d: d.peak_allocated_bytes)
+    if findings and findings[0].kind in (Kind.LEAK, Kind.CYCLE, Kind.HOST_GROWTH, Kind.NON_TORCH):
+        return _from_finding("leak", findings[0])
+    if findings and findings[0].confidence >= _SURE:
+        level = "fragmentation" if findings[0].kind is Kind.FRAGMENTATION else "waste"
+        return _from_finding(level, findings[0])
+    if is_bare_state(examination.run):
+        return _state_alone(examination.run, main)
+    return _quiet(examination, main)
+
+
+def _no_data(run: Run) -> Verdict:
+    why, then = "the file holds no allocation, no segment and no counter of any device", RECORD
+    if not run.is_snapshot:
+        why = "the process that was recorded made no tensor"
+        then = "`MEMPROF=run.json` before the command records the processes that it starts as well"
+        if run.footer is not None and run.footer.status != "ok":
+            then = "it did not get that far: see above how it ended"
+    return Verdict("no data", "no data: nothing was measured", why, then)
+
+
+def _ran_out(examination: Examination, failure: Failure, findings: Sequence[Found]) -> Verdict:
+    command = f"`memprof oom {examination.run.source}`"
+    leak = _what_filled_it(failure, findings)
+    if leak is None:
+        then = f"{command} says what would have let it go on"
+        return Verdict("oom", in_a_line(failure), _held(failure), then)
+    why = f"{_held(failure)}; {format_bytes(leak.bytes)} of that a leak: {leak.title}"
+    then = f"{_what_to_do(leak)}; {command} says what else would have let it go on"
+    return Verdict("oom", in_a_line(failure), why, then)
+
+
+def _what_filled_it(failure: Failure, findings: Sequence[Found]) -> Found | None:
+    """The leak of that device that made most of its live bytes."""
+    for found in findings:
+        if found.kind in (Kind.LEAK, Kind.CYCLE) and found.device == failure.device:
+            return found if found.bytes >= _MOST * failure.allocated > 0 else None
+    return None
+
+
+def _held(failure: Failure) -> str:
+    if failure.allocated < 0:
+        return "what tensors held then is not in the file"
+    held = f"tensors held {format_bytes(failure.allocated)}"
+    if failure.unused < 0:
+        return held
+    return f"{held}, and {format_bytes(failure.unused)} more was reserved but unused"
+
+
+def _from_finding(level: str, found: Found) -> Verdict:
+    return Verdict(level, found.title, _evidence(found), _what_to_do(found))
+
+
+def _what_to_do(found: Found) -> str:
+    remedy = found.remedies[0] if found.remedies else None
+    if remedy is None:
+        return without_remedy(found)
+    then = f"{remedy.fix}: {remedy.why}"
+    if remedy.line and (remedy.filename, remedy.line) != _line_of(found.site):
+        then += f" ({short_path(remedy.filename)}:{remedy.line})"
+    return then
+
+
+def without_remedy(found: Found) -> str:
+    """What to do about a finding that no rule has a remedy for."""
+    if found.kind is Kind.HOST_GROWTH and not found.holders:
+        return (
+            "look for arrays, texts or lists of numbers that are kept: Python's `tracemalloc` "
+            "names the lines that allocate them, where they are Python's or numpy's"
+        )
+    return "see the finding below"
+
+
+def _line_of(site: Site) -> tuple[str, int]:
+    return site.filename, site.line
+
+
+def _evidence(found: Found) -> str:
+    """Where the bytes are made, how many there are by now, and what else holds them."""
+    told = []
+    if found.site.filename:
+        code = found.site.code.split("  #", maxsplit=1)[0]  # PEP 8 sets comments off by two spaces
+        code = code if len(code) <= _CODE else code[: _CODE - 1] + "…"
+        made = f": `{code}`" if code else ""
+        told.append(f"made at {short_path(found.site.filename)}:{found.site.line}{made}")
+    if found.bytes_per_step and found.bytes:
+        by = f" after step {found.last_step}" if found.last_step >= 0 else ""
+        told.append(f"{format_bytes(found.bytes)} in all{by}")
+    if len(found.holders) > 1:
+        others = len(found.holders) - 1
+        told.append(f"{others} more {'holds' if others == 1 else 'hold'} such tensors")
+    return "; ".join(told) or found.title
+
+
+def _state_alone(run: Run, main: DeviceFigures) -> Verdict:
+    """Neither a peak nor growth can be told of what there was in the end."""
+    held = f"{format_bytes(main.allocated_bytes)} in tensors on {main.device}"
+    if run.is_snapshot:
+        why = "the file holds a final state alone, so neither its peak nor growth can be judged"
+        return Verdict(
+            "ok",
+            f"{held} when the snapshot was taken",
+            why,
+            f"`memprof oom {run.source}` says what filled it; for the peak and what grows {RECORD}",
+        )
+    return Verdict(
+        "ok",
+        f"{held}, and nothing allocated while it recorded",
+        "no step ended and no tensor was made between the start of the recording and its end",
+        "`memprof run train.py` records a program from its first line to its end",
+    )
+
+
+def _quiet(examination: Examination, main: DeviceFigures) -> Verdict:
+    peak, source = main.peak, examination.run.source
+    owner = peak.categories[0] if peak and peak.categories else None
+    line = f"peak {format_bytes(main.peak_allocated_bytes)} on {main.device}"
+    if peak and peak.step >= 0:
+        line += f", in step {peak.step}"
+    if owner and owner.name != "unknown":
+        line += f"; {format_bytes(owner.bytes)} of it {owner.name}"
+    unused = main.unused_reserved_bytes
+    if unused > _NOTABLE and unused > _FRAGMENTED * main.peak_reserved_bytes:
+        then = (
+            f"{format_bytes(unused)} reserved was unused at the peak: "
+            f"`memprof what-if {source} --search` tries other allocator settings"
+        )
+    else:
+        then = f"`memprof what-if {source} --fit` finds the smallest card that it fits on"
+    return Verdict("ok", line, _trend(main, examination.run), then)
+
+
+def _trend(device: DeviceFigures, run: Run) -> str:
+    trend = device.growth
+    if trend is None:
+        if not device.steps:
+            return "no step marks, so growth from step to step cannot be judged"
+        if device.recorded_steps < device.steps:
+            told = in_words(device.recorded_steps, device.steps, run)
+            return f"too little was counted to judge growth from step to step: {told}"
+        steps = "one step is" if device.steps == 1 else f"{format_count(device.steps)} steps are"
+        return f"{steps} too few to judge growth from step to step"
+    if trend.bytes_per_step > _SMALLEST_BLOCK and trend.rising > _RISING:
+        rate = format_bytes(trend.bytes_per_step)
+        return f"allocated bytes rise by {rate} a step, yet no single line keeps growing"
+    return f"nothing keeps growing over {format_count(device.steps)} steps"

@@ -1,0 +1,1 @@
+"""A recording replayed on another card or under other settings of the allocator."""

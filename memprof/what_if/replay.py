@@ -1,0 +1,323 @@
+"""What a recorded run would have come to on another card, under other settings, without a leak.
+
+Counterfactual replays are the allocator model's; here are the questions: which configurations, in
+which order of merit, which is the smallest card, what a change of the program saves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from memprof.allocator import (
+    NOTHING_CHANGED,
+    AllocatorSettings,
+    Changes,
+    Outcome,
+    Program,
+    parse_settings,
+    play,
+    program_of,
+)
+from memprof.allocator.settings import MIB, NO_LIMIT
+from memprof.errors import MissingError, SettingsError
+from memprof.loading import load
+from memprof.records import DeviceInfo
+from memprof.run import DeviceRun, Run
+from memprof.trace import Trace
+from memprof.units import format_bytes, parse_bytes
+from memprof.what_if.candidate_settings import untried
+from memprof.what_if.free_earlier import freed_each_step
+from memprof.what_if.parallel import Job, fitted, played
+
+__all__ = [
+    "AFRESH",
+    "CARDS",
+    "DEFAULTS",
+    "OUTSIDE_TORCH",
+    "RECORDED_SETTINGS",
+    "DeviceWhatIf",
+    "Fit",
+    "Row",
+    "Saving",
+    "replay",
+    "saving",
+]
+
+_RECORDED = "recorded"
+RECORDED_SETTINGS = "recorded settings"
+AFRESH = f"{RECORDED_SETTINGS}, laid out afresh"
+"""The row to compare with where all others had to lay out afresh what was live at first."""
+DEFAULTS = "default settings"
+
+CARDS = tuple(
+    gib << 30
+    for gib in (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 94, 96, 128, 141, 180, 192)
+)
+"""Bytes of common cards, as they are sold."""
+
+OUTSIDE_TORCH = 512 * MIB
+"""Kept free on a card for the CUDA context and its libraries, which differ with their versions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One configuration and what the run came to under it."""
+
+    configuration: str
+    """``recorded``, or settings in torch's grammar, or what else is different."""
+    capacity: int
+    """Bytes that torch could hold; 0 where no limit is known."""
+    outcome: Outcome
+    """Over all windows: of the worst one, with calls and retries summed."""
+    window: int = 0
+    """The worst window: where memory ran out, else where the most was reserved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The smallest card that a run fits on."""
+
+    configuration: str
+    bytes: int
+    """The least that torch must be able to hold, to 2 MiB."""
+    card: int
+    """The smallest of `CARDS` with `OUTSIDE_TORCH` to spare; 0 where none is large enough."""
+    retries: int
+    """Times the cache is given up to get by with that."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceWhatIf:
+    """All rows of one device, the recorded one first."""
+
+    device: str
+    rows: tuple[Row, ...]
+    traces: tuple[Trace, ...]
+    """What ``Row.window`` counts; events and stacks of outcomes point into these."""
+    fits: tuple[Fit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """A replay as recorded, and one with the program changed."""
+
+    before: Outcome
+    after: Outcome
+
+    @property
+    def peak_allocated(self) -> int:
+        """Bytes less at the peak; never negative."""
+        return max(0, self.before.peak_allocated - self.after.peak_allocated)
+
+    @property
+    def peak_reserved(self) -> int:
+        """Bytes less held from the driver at the most; never negative."""
+        return max(0, self.before.peak_reserved - self.after.peak_reserved)
+
+
+def saving(program: Program | Trace, changes: Changes, capacity: int | None = None) -> Saving:
+    """What a change of the program saves, by replays of the allocator with and without it.
+
+    For several changes of one trace make its program once, with ``program_of(trace)``.
+    """
+    if isinstance(program, Trace):
+        program = program_of(program)
+    before = program.recorded if capacity is None else play(program, capacity=capacity)
+    return Saving(before, play(program, capacity=capacity, changes=changes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """One row that is to be answered."""
+
+    text: str
+    settings: AllocatorSettings
+    afresh: bool = False
+
+
+def replay(
+    recording: Run | Trace | str | Path,
+    alloc_conf: str | Sequence[str] = (),
+    *,
+    gpu: int | str | None = None,
+    free_after: str | None = None,
+    search: bool = False,
+    fit: bool = False,
+    workers: int | None = None,
+) -> tuple[DeviceWhatIf, ...]:
+    """Replay a recording under other configurations: one row each, the recorded one first.
+
+    Args:
+        recording: a run, one trace, or the path of a run file or snapshot.
+        alloc_conf: one or several settings in the grammar of ``PYTORCH_CUDA_ALLOC_CONF``. What a
+            program under other settings would have held when the recording began in its midst is
+            not known: what was live then is laid out afresh, without its cache.
+        gpu: bytes that torch may hold, or a size such as ``"24GiB"``; where left out, what the
+            recording's own refusals tell, else what its card leaves torch, else no limit.
+        free_after: a function, ``file.py`` or ``file.py:12``: what was allocated there is freed at
+            the end of its step; without steps, before the next allocation from the same stack.
+        search: also try torch's defaults and what the recording does not have of
+            `configurations.SEARCHED`, and rank all rows.
+        fit: also find the smallest card, for the recorded settings and for the best row.
+        workers: processes to use; as many as there are cores where left out.
+
+    Raises:
+        SettingsError: a setting breaks torch's grammar or limits, or ``gpu`` is no size.
+        MissingError: the recording holds no trace, or nothing was allocated at ``free_after``.
+    """
+    confs = [alloc_conf] if isinstance(alloc_conf, str) else list(alloc_conf)
+    asked = [_Question(text, parse_settings(text)) for text in confs]
+    capacity = parse_bytes(gpu) if isinstance(gpu, str) else gpu
+    if capacity is not None and capacity <= 0:
+        raise SettingsError("a card has more than 0 bytes", "write --gpu 24GiB")
+    plan = _Plan(asked, capacity, free_after, search, fit, workers)
+    return tuple(plan.device(device) for device in _devices(recording))
+
+
+def _devices(recording: Run | Trace | str | Path) -> list[DeviceRun]:
+    if isinstance(recording, Trace):
+        return [DeviceRun(recording.device, DeviceInfo(recording.device), (recording,))]
+    run = recording if isinstance(recording, Run) else load(recording)
+    devices = [device for device in run.devices if device.windows]
+    if not devices:
+        hint = "record one with memprof run, or torch.cuda.memory._record_memory_history()"
+        raise MissingError(f"{run.source or 'the run'} holds no allocator trace", hint)
+    return devices
+
+
+def _left_to_torch(device: DeviceRun) -> int:
+    """Bytes of the card that torch can have; no limit where its size is not known or is a host's.
+
+    ``set_per_process_memory_fraction`` counts torch's own bytes alone.
+    """
+    info = device.info
+    if info.total_bytes <= 0 or not device.device.startswith("cuda"):
+        return NO_LIMIT
+    if 0 < info.memory_fraction < 1:
+        return int(info.memory_fraction * info.total_bytes)
+    return max(info.total_bytes - OUTSIDE_TORCH, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What was asked, to be answered device by device."""
+
+    asked: list[_Question]
+    capacity: int | None
+    free_after: str | None
+    search: bool
+    fit: bool
+    workers: int | None
+
+    def device(self, device: DeviceRun) -> DeviceWhatIf:
+        """All rows of one device."""
+        traces, card = device.windows, _left_to_torch(device)
+        programs = [program_of(trace) for trace in traces]
+        changes = self._changes(traces, programs)
+        questions = self._questions(programs, traces)
+        limits = [
+            self.capacity or min(p.capacity, max(card, p.recorded.peak_reserved)) for p in programs
+        ]
+        jobs = [
+            Job(window, question.settings, limits[window], change, question.afresh)
+            for question in questions
+            for window, change in enumerate(changes)
+        ]
+        outcomes = played(programs, jobs, self.workers)
+        limit = min(limits)
+        limit = limit if limit < NO_LIMIT else 0
+        rows = [Row(_RECORDED, 0, *_worst([p.recorded for p in programs]))]
+        for index, question in enumerate(questions):
+            own = outcomes[index * len(programs) : (index + 1) * len(programs)]
+            rows.append(Row(question.text, limit, *_worst(own)))
+        if self.search:
+            order = sorted(range(1, len(rows)), key=lambda i: _merit(rows[i]))
+            rows[1:], questions = [rows[i] for i in order], [questions[i - 1] for i in order]
+        fits = self._fits(programs, changes, questions) if self.fit else ()
+        return DeviceWhatIf(device.device, tuple(rows), traces, fits)
+
+    def _changes(self, traces: tuple[Trace, ...], programs: list[Program]) -> list[Changes]:
+        """The changed lifetimes of every window; an error only where no window has the site."""
+        if self.free_after is None:
+            return [NOTHING_CHANGED] * len(traces)
+        changes: list[Changes] = []
+        missing: MissingError | None = None
+        for trace, program in zip(traces, programs, strict=True):
+            try:
+                changes.append(freed_each_step(trace, program, self.free_after))
+            except MissingError as error:
+                missing = error
+                changes.append(NOTHING_CHANGED)
+        if missing is not None and not any(changes):
+            raise missing
+        return changes
+
+    def _questions(self, programs: list[Program], traces: tuple[Trace, ...]) -> list[_Question]:
+        recorded = programs[0].settings
+        midst = any(len(program.start.blocks) for program in programs)
+        questions = []
+        if self.capacity is not None or self.free_after is not None:
+            questions.append(_Question(self._name(), recorded))
+        wanted = list(self.asked)
+        if self.search:
+            known = {question.settings for question in wanted} | {recorded}
+            tried = [_Question(text, parse_settings(text)) for text in ("", *untried(traces))]
+            wanted += [question for question in tried if question.settings not in known]
+        others = [question for question in wanted if question.settings != recorded]
+        if midst and others:
+            questions.append(_Question(AFRESH + self._freed(), recorded, afresh=True))
+        for question in wanted:
+            text = (question.text or DEFAULTS) + self._freed()
+            afresh = midst and question.settings != recorded
+            questions.append(replace(question, text=text, afresh=afresh))
+        return questions
+
+    def _name(self) -> str:
+        card = "" if self.capacity is None else f", on {format_bytes(self.capacity)}"
+        return f"{RECORDED_SETTINGS}{card}{self._freed()}"
+
+    def _freed(self) -> str:
+        return "" if self.free_after is None else f", {self.free_after} freed each step"
+
+    def _fits(
+        self, programs: list[Program], changes: list[Changes], questions: list[_Question]
+    ) -> tuple[Fit, ...]:
+        recorded = _Question(_RECORDED + self._freed(), programs[0].settings)
+        asked = [recorded, *(q for q in questions if q.settings != recorded.settings)][:2]
+        jobs = [
+            Job(window, question.settings, None, change, question.afresh)
+            for question in asked
+            for window, change in enumerate(changes)
+        ]
+        least = fitted(programs, jobs, self.workers)
+        fits = []
+        for index, question in enumerate(asked):
+            own = least[index * len(programs) : (index + 1) * len(programs)]
+            need = max(item.bytes for item in own)
+            card = next((card for card in CARDS if card >= need + OUTSIDE_TORCH), 0)
+            fits.append(Fit(question.text, need, card, max(item.retries for item in own)))
+        return tuple(fits)
+
+
+def _worst(outcomes: Sequence[Outcome]) -> tuple[Outcome, int]:
+    """The window that ran out of memory, else the one that reserved most; calls are summed."""
+    window = max(
+        range(len(outcomes)), key=lambda i: (not outcomes[i].fits, outcomes[i].peak_reserved)
+    )
+    worst = replace(
+        outcomes[window],
+        peak_allocated=max(outcome.peak_allocated for outcome in outcomes),
+        driver_allocs=sum(outcome.driver_allocs for outcome in outcomes),
+        driver_frees=sum(outcome.driver_frees for outcome in outcomes),
+        retries=sum(outcome.retries for outcome in outcomes),
+    )
+    return worst, window
+
+
+def _merit(row: Row) -> tuple[int, int, int, int]:
+    """Best first: it gets farthest, holds least, retries least, asks the driver least."""
+    outcome = row.outcome
+    end = outcome.oom.event if outcome.oom is not None else 1 << 62
+    return -end, outcome.peak_reserved, outcome.retries, outcome.driver_allocs
