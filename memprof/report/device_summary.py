@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memprof.analysis.outside import PROCESS, beyond_torch, most, other_processes, series_of
-from memprof.report.recorded_steps import recorded_steps
 from memprof.oom.failed_allocation import times_out_of_memory
+from memprof.report.recorded_steps import recorded_steps
 from memprof.run import Run
 from memprof.trace import NOT_RECORDED, Phase
 from memprof.views.examination import DeviceExamination, alive_at_peak
