@@ -13,10 +13,11 @@ COMMANDS = {
     "run": ("run", "Run a script or module and record where its memory goes."),
     "report": ("report", "Say where the memory went, and write the interactive page."),
     "leaks": ("leaks", "Name what outlives its step, who holds it and the fix."),
-    "explain": ("explain", "Show the page about a fix: why, how, and when not to."),
+    "explain": ("explain", "Show the page about a rule or a fix, or list them."),
     "oom": ("oom", "Say why memory ran out, what filled it, what would have helped."),
     "what-if": ("what_if", "Replay a recording on another card or under other settings."),
     "replay": ("replay", "Check the allocator model against a recording."),
+    "export": ("export", "Write a recording as a snapshot for PyTorch's own viewer."),
     "native": ("native", "Build the part in C++ that makes recording cheap and complete."),
     "doctor": ("doctor", "Say what can be recorded here, and why not the rest."),
 }
