@@ -36,6 +36,9 @@ demo: $(READY)  ## Record the training of a small GPT and report where its memor
 	$(BIN)/memprof run -o demo-run.json docs/examples/train_gpt.py
 	$(BIN)/memprof report demo-run.json -o demo-report.html
 
+# The tests' tensors are small: threads of their own would only get in one another's way.
+test corpus: export OMP_NUM_THREADS ?= 1
+
 test: $(READY)  ## Run the tests, all but the corpus
 	$(BIN)/python -m pytest $(SPREAD) --ignore $(CORPUS)
 
