@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
+
 from memprof.analysis.findings import Evidence, Found, Kind
 from memprof.digests import digest_of
 from memprof.loading import load
 from memprof.records import Holder, SourceFiles
 from memprof.reference_chain import Link, LinkKind
 from memprof.rules.remedies import advise
+from memprof.rules.rule import Match
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Frame, Phase
 from memprof.views.window import site_at
@@ -68,6 +71,8 @@ class Bench:
             category=category,
             holders=holders,
             evidence=Evidence(0, allocs, facts) if len(allocs) else Evidence(0, facts=facts),
+            rule=str(facts.get("pattern", "")).replace("_", "-"),
+            match=Match(0, np.zeros(0, dtype=np.int64), nbytes),
         )
         return advise(found, load(self.folder / "run.json"))
 
