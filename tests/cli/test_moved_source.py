@@ -49,7 +49,8 @@ def recorded(folder, train):
     (ran / "parts" / "keeper.py").write_text(KEEPER)
     subprocess.run(
         [sys.executable, "-m", "memprof_cli", "run", "-o", folder / "run.json", "train.py"],
-        cwd=ran, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": PYTHONPATH},
+        cwd=ran, check=True, capture_output=True,
+        env={**os.environ, "PYTHONPATH": PYTHONPATH, "MEMPROF_ALLOWANCE": "600"},
     )  # fmt: skip
     ran.rename(folder / "gone")
     clone = folder / "clone"

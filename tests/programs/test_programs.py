@@ -69,7 +69,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Program], Re
 
 
 def run(*command: object) -> str:
-    environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONHASHSEED="0")
+    # However busy the machine is, each program is recorded whole.
+    environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONHASHSEED="0", MEMPROF_ALLOWANCE="600")
     done = subprocess.run(
         [sys.executable, *map(str, command)],
         capture_output=True,
