@@ -14,6 +14,11 @@ from memprof.testing.cuda import TorchStandIn
 SECOND = 1_000_000.0
 
 
+@pytest.fixture(autouse=True)
+def time_is_no_limit() -> None:
+    """Leave the limits of time as they are: these tests are of them, by a clock of their own."""
+
+
 class SlowJob:
     """A job with a heap of many blocks, in which every look and every recorded event takes time."""
 
