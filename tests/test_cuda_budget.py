@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("torch", reason="a recording needs torch")
@@ -31,6 +34,10 @@ class SlowJob:
         for name in ("session._clock_us", "recording._clock_us", "sources.cuda._clock_us"):
             monkeypatch.setattr(f"memprof.{name}", lambda: self.now_us)
         monkeypatch.setattr("memprof.session.now_us", lambda: int(self.now_us))
+        turned = SimpleNamespace(**vars(time))
+        turned.thread_time = lambda: self.now_us / SECOND
+        for name in ("watch", "searches", "stalls"):
+            monkeypatch.setattr(f"memprof.survivors.{name}.time", turned)
         monkeypatch.setattr(
             "memprof.session.event_sources",
             lambda _, interner, boundaries, __: [CudaSource(interner, boundaries, self.torch)],
