@@ -57,9 +57,6 @@ class Pattern(str, enum.Enum):
     BUCKETS = "buckets"
     """Gradients are there twice: in ``.grad`` and in the buckets of a reducer."""
     WORKSPACE = "workspace"
-    CACHE_EMPTIED = "cache_emptied"
-    """``empty_cache`` gives back in every step what the next step asks for again."""
-    FRAGMENTATION = "fragmentation"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

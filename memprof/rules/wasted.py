@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from memprof.analysis.buffers import large_buffers
-from memprof.analysis.churn import churn
 from memprof.analysis.doubled import doubled
 from memprof.analysis.findings import Evidence, Found, Kind
 from memprof.analysis.frozen import frozen
@@ -56,7 +55,6 @@ _DETECTORS: tuple[Callable[[Window], Iterator[Suspicion]], ...] = (
     peaks,
     doubled,
     large,
-    churn,
 )
 
 
@@ -140,16 +138,14 @@ def _candidates(window: Window) -> list[_Candidate]:
 def _of_suspicion(window: Window, one: Suspicion) -> _Candidate:
     """What a detector that is no rule yet hands back, as a candidate."""
     match = Match(one.row, one.rows, one.nbytes, one.saving, tentative=one.certainty < _TENTATIVE)
-    holes = one.pattern is Pattern.FRAGMENTATION
     yields_to = EVERY_OTHER if one.certainty < _LESS else ()
     return _Candidate(
         window,
         one.pattern.value.replace("_", "-"),
         match,
         one.what,
-        Kind.FRAGMENTATION if holes else Kind.WASTE,
-        one.pattern in _HELD,
-        yields_to,
+        names_holders=one.pattern in _HELD,
+        yields_to=yields_to,
         facts={"pattern": one.pattern.value, **one.facts},
     )
 
