@@ -34,8 +34,6 @@ class Pattern(str, enum.Enum):
     """Kept over many steps without being part of a model."""
     UNUSED_GRADIENTS = "unused_gradients"
     """Gradients that no optimizer reads and nothing clears."""
-    FROZEN_GRAPH = "frozen_graph"
-    """Modules that take no gradient keep activations, because their input takes one."""
     SUMMED_LOSSES = "summed_losses"
     OPTIMIZER_TEMPORARIES = "optimizer_temporaries"
     RETRY = "retry"

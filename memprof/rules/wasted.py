@@ -11,7 +11,6 @@ import numpy as np
 from memprof.analysis.buffers import large_buffers
 from memprof.analysis.doubled import doubled
 from memprof.analysis.findings import Evidence, Found, Kind
-from memprof.analysis.frozen import frozen
 from memprof.analysis.large import large
 from memprof.analysis.lingering import lingering
 from memprof.analysis.peaks import peaks
@@ -51,7 +50,6 @@ _DETECTORS: tuple[Callable[[Window], Iterator[Suspicion]], ...] = (
     residents,
     large_buffers,
     lingering,
-    frozen,
     peaks,
     doubled,
     large,

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.analysis.findings import Kind
 from memprof.loading import load
 from memprof.rules.wasted import waste_of
 from memprof.testing import TraceBuilder, write_run
