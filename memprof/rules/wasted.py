@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from memprof.analysis.buffers import large_buffers
-from memprof.analysis.doubled import doubled
 from memprof.analysis.findings import Evidence, Found, Kind
 from memprof.analysis.large import large
 from memprof.analysis.lingering import lingering
@@ -43,7 +42,6 @@ _HELD = (
     Pattern.COPY_OF_MODEL,
     Pattern.LOADED,
     Pattern.RESIDENT,
-    Pattern.JOINED,
 )
 """Patterns of which it matters who holds the tensors."""
 _DETECTORS: tuple[Callable[[Window], Iterator[Suspicion]], ...] = (
@@ -51,7 +49,6 @@ _DETECTORS: tuple[Callable[[Window], Iterator[Suspicion]], ...] = (
     large_buffers,
     lingering,
     peaks,
-    doubled,
     large,
 )
 
