@@ -20,8 +20,6 @@ __all__ = ["Pattern", "Suspicion"]
 class Pattern(str, enum.Enum):
     """What kind of waste it is; the value is the fact ``pattern`` of the finding's evidence."""
 
-    LINGERING = "lingering"
-    """Kept by a name until its replacement exists, or through a pass that does not use it."""
     OLD_GRAPHS = "old_graphs"
     """Graphs of steps long past are still there, a bounded number of them."""
     COPY_OF_MODEL = "copy_of_model"

@@ -11,7 +11,6 @@ import numpy as np
 from memprof.analysis.buffers import large_buffers
 from memprof.analysis.findings import Evidence, Found, Kind
 from memprof.analysis.large import large
-from memprof.analysis.lingering import lingering
 from memprof.analysis.peaks import peaks
 from memprof.analysis.residents import residents
 from memprof.analysis.suspicion import Pattern, Suspicion
@@ -37,7 +36,6 @@ _TENTATIVE, _LESS = 0.5, 0.6
 _SURE, _UNSURE = 0.8, 0.4
 """Confidence of what is waste, and of what may be meant; only growth has a measured one."""
 _HELD = (
-    Pattern.LINGERING,
     Pattern.OLD_GRAPHS,
     Pattern.COPY_OF_MODEL,
     Pattern.LOADED,
@@ -47,7 +45,6 @@ _HELD = (
 _DETECTORS: tuple[Callable[[Window], Iterator[Suspicion]], ...] = (
     residents,
     large_buffers,
-    lingering,
     peaks,
     large,
 )

@@ -63,7 +63,8 @@ class Bench:
         match=None,
         **facts,
     ):
-        """Remedies for a finding at a line: of a rule with its match, or by facts."""
+        """The remedies for growth, or for what ``rule`` matched, at the line that says ``site``."""
+        rule = rule or str(facts.get("pattern", "")).replace("_", "-")
         if rule and match is None:
             match = Match(0, np.zeros(0, dtype=np.int64), nbytes)
         trace = TraceBuilder(device="cuda:0", settings=self.settings)
@@ -75,7 +76,7 @@ class Bench:
         write_run(self.folder / "run.json", trace.build(), more=[files] if self.digests else [])
         frame = Frame("step", str(self.file), self.line(site))
         found = Found(
-            kind=kind,
+            kind=Kind.WASTE if rule else kind,
             device="cuda:0",
             site=site_at(frame),
             title="",

@@ -8,6 +8,7 @@ import numpy as np
 
 from memprof.advice.case import Case
 from memprof.rules.rule import EVERY_OTHER, Advice, Match, WasteRule
+from memprof.rules.stacks import made_through
 from memprof.trace import Category, Frame
 from memprof.units import format_bytes
 from memprof.views.peak_without import Saving
@@ -33,12 +34,8 @@ class DoublePrecision(WasteRule[Match]):
         """Parameters at the peak that ``Module.double`` made."""
         if window.peak.event < 0:
             return
-        frames = window.trace.tables.frames
-        stacks = np.array(
-            [any(_is_conversion(frames[i]) for i in stack) for stack in window.trace.tables.stacks]
-        )
         parameters = window.at_peak & (window.category == Category.PARAMETER)
-        double = parameters & stacks[window.lives.stack]
+        double = parameters & made_through(window, _is_conversion)
         if not double.any():
             return
         if window.bytes_of(double) < _LEAST_SHARE * window.bytes_of(parameters):

@@ -9,8 +9,9 @@ import numpy as np
 
 from memprof.advice.case import Case
 from memprof.rules.rule import EVERY_OTHER, Advice, Match, WasteRule
+from memprof.rules.stacks import made_through
 from memprof.source_code.idioms import OPTIMIZERS
-from memprof.trace import Category
+from memprof.trace import Category, Frame
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Window
 
@@ -39,7 +40,7 @@ class SecondStates(WasteRule[Match]):
         if window.peak.event < 0:
             return
         state = (window.category == Category.OPTIMIZER_STATE) & window.at_peak
-        state &= _made_by_torch_optim(window) & (window.lives.requested > _LEAST_STATE)
+        state &= made_through(window, _is_of_optimizer) & (window.lives.requested > _LEAST_STATE)
         steps = np.unique(window.made_in[state]).tolist()
         for number, step in enumerate(steps):
             older = state & (window.made_in == step)
@@ -77,13 +78,9 @@ class SecondStates(WasteRule[Match]):
         yield Advice("cpu_offload", later, case.site)
 
 
-def _made_by_torch_optim(window: Window) -> Bools:
-    """Per lifetime: whether a frame of its stack is of one of torch's optimizers."""
-    frames = window.trace.tables.frames
-    of_optim = [bool(_OPTIMIZER_FILE.search(f.filename.replace("\\", "/"))) for f in frames]
-    stacks = np.array([any(of_optim[i] for i in s) for s in window.trace.tables.stacks])
-    made: Bools = stacks[window.lives.stack]
-    return made
+def _is_of_optimizer(frame: Frame) -> bool:
+    """Whether it is a frame of one of torch's optimizers."""
+    return bool(_OPTIMIZER_FILE.search(frame.filename.replace("\\", "/")))
 
 
 def _keys(window: Window, rows: Bools) -> list[tuple[int, int]]:
