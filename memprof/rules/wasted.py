@@ -71,9 +71,9 @@ class _Candidate:
         return self.window.share(self.match.nbytes if saving is None else saving.bytes)
 
     @property
-    def rank(self) -> tuple[bool, float]:
-        """What may be meant comes last; among the others the largest comes first."""
-        return self.match.tentative, -self.share
+    def rank(self) -> tuple[bool, float, bool]:
+        """What may be meant comes last; the largest first; of equals, the one that yields last."""
+        return self.match.tentative, -self.share, self.yields_to == EVERY_OTHER
 
     def adds_nothing_to(self, other: _Candidate) -> bool:
         """True if ``other``, which ranks before it, says it better of most of its tensors."""
