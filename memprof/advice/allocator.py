@@ -1,4 +1,4 @@
-"""Rules for the caching allocator: fragmentation, a cache emptied for nothing, private pools."""
+"""Rules for the caching allocator: settings against holes, private pools, bytes for others."""
 
 from __future__ import annotations
 
@@ -10,19 +10,15 @@ import numpy as np
 from memprof.advice.case import Case, Proposal
 from memprof.allocator import parse_settings
 from memprof.analysis.findings import Kind
-from memprof.analysis.suspicion import Pattern
 from memprof.errors import MemprofError
-from memprof.source_code.patch import diff, removed
-from memprof.source_code.program import Program, root_name
 from memprof.trace import EMPTY, BlockState, State
 from memprof.units import format_bytes
 from memprof.views.peak_without import Saving
 from memprof.what_if.candidate_settings import brings
 from memprof.what_if.replay import replay
 
-__all__ = ["rules"]
+__all__ = ["rules", "settings_against_holes"]
 
-_MANY_SIZES = 8
 _MOST_EVENTS = 200_000
 """A longer recording is replayed by `memprof what-if`, when someone asks."""
 _LEAST_SHARE = 0.05
@@ -45,11 +41,9 @@ _WORTH_A_CALL = 64 << 20
 
 
 def rules(case: Case) -> Iterator[Proposal]:
-    """``expandable_segments``, ``drop_empty_cache``, ``share_pool`` and their kin."""
+    """``expandable_segments``, ``share_pool`` and their kin."""
     if case.found.kind is Kind.FRAGMENTATION:
-        yield from _fragmented(case)
-    if case.pattern == Pattern.CACHE_EMPTIED.value:
-        yield from _emptied(case)
+        yield from settings_against_holes(case)
     if case.grows:
         yield from _private_pools(case)
     if case.found.kind is Kind.NON_TORCH:
@@ -64,7 +58,8 @@ def _settings(case: Case) -> tuple[tuple[str, str, float, str], ...]:
     return tuple(new) if _SETTINGS[0] in new else ()
 
 
-def _fragmented(case: Case) -> Iterator[Proposal]:
+def settings_against_holes(case: Case) -> Iterator[Proposal]:
+    """Settings of the allocator that leave fewer holes, unless a replay says that they do not."""
     idle = format_bytes(case.found.bytes)
     why = f"{idle} are reserved and in no use"
     settings = _settings(case)
@@ -75,14 +70,6 @@ def _fragmented(case: Case) -> Iterator[Proposal]:
             continue  # a replay of the recording says that it does not help here
         shown = f"; a replay reserves {format_bytes(saving.after)}" if saving is not None else ""
         yield Proposal(fix, certainty, f"{why}: {how}{shown}.", case.site, saving=saving)
-    sizes = int(case.fact("sizes_at_site", 0))
-    if sizes >= _MANY_SIZES:
-        yield Proposal(
-            "static_shapes",
-            0.8,
-            f"{why}: this line asked for {sizes} different sizes; pad to a few.",
-            case.site,
-        )
 
 
 def _replayed(case: Case, settings: list[str]) -> dict[str, Saving]:
@@ -100,38 +87,6 @@ def _replayed(case: Case, settings: list[str]) -> dict[str, Saving]:
         for row in answer.rows
         if row.configuration in settings
     }
-
-
-def _emptied(case: Case) -> Iterator[Proposal]:
-    asked = format_bytes(case.found.bytes)
-    why = f"{asked} go back to the driver and are asked for again in every step"
-    calls = [(c, p) for c, p in case.calls("empty_cache") if _is_of_torch(c, p.program)]
-    if not calls:
-        yield Proposal("drop_empty_cache", 0.6, f"{why}.", case.site)
-        return
-    call, place = calls[0]
-    alone = isinstance(place.statement, ast.Expr) and place.statement.value is call
-    # Of several calls it is not known which one is made in every step.
-    sure = alone and len(calls) == 1
-    patch = diff(place.program, removed(place.program, place.statement)) if sure else ""
-    yield Proposal(
-        "drop_empty_cache", 0.9, f"{why}: it costs time and frees nothing.", place, patch=patch
-    )
-
-
-def _is_of_torch(call: ast.Call, program: Program) -> bool:
-    """Whether it is torch's function, and not some object's that bears the same name."""
-    names = {"torch"}
-    for node in ast.walk(program.tree):
-        if isinstance(node, ast.Import):
-            names |= {a.asname for a in node.names if a.asname and _is_torch(a.name)}
-        elif isinstance(node, ast.ImportFrom) and _is_torch(node.module or ""):
-            names |= {a.asname or a.name for a in node.names}
-    return root_name(call.func) in names
-
-
-def _is_torch(module: str) -> bool:
-    return module.split(".", maxsplit=1)[0] == "torch"
 
 
 def _private_pools(case: Case) -> Iterator[Proposal]:

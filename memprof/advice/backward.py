@@ -48,8 +48,6 @@ def _of_pattern(case: Case) -> Iterator[Proposal]:
         yield from _old_graphs(case)
     if case.pattern == Pattern.UNUSED_GRADIENTS.value:
         yield from _unused_gradients(case)
-    if case.pattern == Pattern.FROZEN_GRAPH.value:
-        yield from _frozen_graph(case)
     if case.pattern == Pattern.SUMMED_LOSSES.value and "sum_line" in case.found.evidence.facts:
         line = int(case.fact("sum_line", 0))
         yield Proposal(
@@ -140,15 +138,6 @@ def _cut_from_training(case: Case, place: Place) -> str:
     if not takes_no_gradient(programs, place, call) or not trains_besides(programs, place, call):
         return ""
     return diff(place.program, *wrapped(call, ".detach()"))
-
-
-def _frozen_graph(case: Case) -> Iterator[Proposal]:
-    why = "no module before the first trained one takes a gradient, and nothing reads the input's"
-    line = int(case.fact("asked_line", 0))
-    asked = case.place_at(str(case.fact("asked_file", "")), line)
-    yield Proposal("detach", 0.85, f"Leave the input without a gradient: {why}.", asked)
-    site = _called_from(case) or case.site
-    yield Proposal("no_grad", 0.7, f"Or run those modules under `torch.no_grad()`: {why}.", site)
 
 
 def retaining(case: Case) -> Iterator[Proposal]:

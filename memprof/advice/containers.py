@@ -7,12 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from memprof.advice.case import NO_FIGURE, Case, Proposal, says
 from memprof.advice.source_facts import handed_over
-from memprof.analysis.suspicion import Pattern
 from memprof.records import Holder
 from memprof.reference_chain import Link, LinkKind, breadth
 from memprof.source_code.idioms import (
     Filling,
-    alias_of,
     checks_for_key,
     emptied_by,
     growing,
@@ -20,9 +18,8 @@ from memprof.source_code.idioms import (
     last_name,
     memoizer,
 )
-from memprof.source_code.patch import after, before, diff, replaced
+from memprof.source_code.patch import after, diff, replaced
 from memprof.source_code.program import FUNCTIONS, Place, bound_names
-from memprof.units import format_bytes
 
 __all__ = ["rules"]
 
@@ -46,8 +43,6 @@ def rules(case: Case) -> Iterator[Proposal]:
         yield from _parametrizations(case)
         yield from _parameter_groups(case)
         yield from _attribute(case)
-    if case.pattern == Pattern.LINGERING.value:
-        yield from _lingering(case)
 
 
 def _registry(case: Case) -> Iterator[Proposal]:
@@ -346,50 +341,3 @@ def _attribute(case: Case) -> Iterator[Proposal]:
         yield Proposal(
             "del_ref", 0.2, "It outlives its step; drop the last reference to it.", case.site
         )
-
-
-def _lingering(case: Case) -> Iterator[Proposal]:
-    by_exception = case.links & {LinkKind.TRACEBACK, LinkKind.EXCEPTION}
-    if case.fact("raises", otherwise=False) or by_exception:
-        return  # the exception is what keeps them
-    target = str(case.fact("target", ""))
-    binding = case.place_at(str(case.fact("binding_file", "")), int(case.fact("binding_line", 0)))
-    place = (case.places[0] if case.places else None) or binding or case.site
-    nbytes = format_bytes(case.found.bytes)
-    holder = case.found.holders[0] if case.found.holders else None
-    what = f"`{target}`" if target else says(holder)
-    alias = alias_of(binding, target) if binding is not None and target else None
-    if alias is not None:
-        name = ast.unparse(bound_names(alias.statement)[0])
-        yield Proposal(
-            "del_ref",
-            0.92,
-            f"`{name}` holds the old {what} until the function returns, {nbytes} at the peak: "
-            f"`del {name}` after its last use.",
-            alias,
-        )
-    yield Proposal(
-        "del_ref",
-        0.85,
-        f"{what} keeps {nbytes} of the last round until the next is there: set it to None first.",
-        place,
-        patch=_dropped(case, binding) if place is binding else "",
-    )
-    if case.fact("model", otherwise=False):
-        yield Proposal(
-            "cpu_offload", 0.4, f"If {what} is needed later, keep it on the host.", place
-        )
-
-
-def _dropped(case: Case, binding: Place | None) -> str:
-    """``self.model = None`` above ``self.model = build()``, where that very line builds it."""
-    if binding is None or not isinstance(binding.statement, ast.Assign):
-        return ""
-    builds = any(place.statement is binding.statement for _, place in case.frames)
-    if not builds or case.fact("needs_old", otherwise=True):
-        return ""
-    targets = bound_names(binding.statement)
-    if not targets or not all(isinstance(target, ast.Attribute) for target in targets):
-        return ""
-    text = " = ".join(ast.unparse(target) for target in targets) + " = None"
-    return diff(binding.program, before(binding.program, binding.line, text))

@@ -6,16 +6,16 @@ import ast
 from collections.abc import Iterator
 
 from memprof.advice.case import Case, Proposal, says
-from memprof.analysis.lingering import kept_exception
 from memprof.analysis.suspicion import Pattern
 from memprof.reference_chain import LinkKind
+from memprof.source_code.exception_handlers import exception_store
 from memprof.source_code.idioms import growing
 from memprof.source_code.patch import diff, replaced
 from memprof.source_code.program import Place, bound_names
 from memprof.source_code.values import is_raised
 from memprof.units import format_bytes
 
-__all__ = ["rules"]
+__all__ = ["kept_by_exception", "rules"]
 
 _KINDS = (LinkKind.TRACEBACK, LinkKind.EXCEPTION, LinkKind.LOG_RECORD)
 _OF_ERRORS = frozenset({LinkKind.TRACEBACK, LinkKind.EXCEPTION, LinkKind.FRAME})
@@ -23,9 +23,14 @@ _OF_ERRORS = frozenset({LinkKind.TRACEBACK, LinkKind.EXCEPTION, LinkKind.FRAME})
 
 def rules(case: Case) -> Iterator[Proposal]:
     """``clear_traceback`` and ``move_out_of_except``."""
-    yield from _logged(case)
-    yield from _kept(case)
+    yield from kept_by_exception(case)
     yield from _retried(case)
+
+
+def kept_by_exception(case: Case, *, raises: bool = False) -> Iterator[Proposal]:
+    """What to do where an exception, or a log record of one, holds the tensors."""
+    yield from _logged(case)
+    yield from _kept(case, raises=raises)
 
 
 def _logged(case: Case) -> Iterator[Proposal]:
@@ -48,8 +53,8 @@ def _logged(case: Case) -> Iterator[Proposal]:
     )
 
 
-def _kept(case: Case) -> Iterator[Proposal]:
-    if not case.links & set(_KINDS) and not case.fact("raises", otherwise=False):
+def _kept(case: Case, *, raises: bool) -> Iterator[Proposal]:
+    if not case.links & set(_KINDS) and not raises:
         return
     if LinkKind.LOG_RECORD in case.links:
         return
@@ -69,7 +74,7 @@ def _kept(case: Case) -> Iterator[Proposal]:
 def _storing(case: Case) -> Place | None:
     """The statement that stores the exception, in a function that the stack runs through."""
     for frame, place in case.frames:
-        statement = kept_exception(frame)
+        statement = exception_store(frame)
         if statement is not None:
             return place.program.place(statement)
     return None

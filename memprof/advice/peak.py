@@ -179,13 +179,6 @@ def _one_tensor(case: Case, nbytes: str) -> Iterator[Proposal]:
         yield Proposal("cpu_offload", 0.5, f"{why}: collect the parts on the host.", case.site)
     elif pattern == Pattern.LARGEST.value:
         yield from _large(case, nbytes)
-    elif pattern == Pattern.DOUBLE_PRECISION.value:
-        yield Proposal(
-            "mixed_precision",
-            0.8,
-            f"The model was made `double()`, and with it the {nbytes}: in float32 they are half.",
-            case.site,
-        )
     elif pattern == Pattern.WORKSPACE.value:
         yield from _workspace(case, nbytes)
 

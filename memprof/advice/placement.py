@@ -5,19 +5,19 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from memprof.advice.case import NO_FIGURE, Case, Proposal, says
+from memprof.advice.case import Case, Proposal, says
 from memprof.advice.source_facts import handed_over
 from memprof.analysis.suspicion import Pattern
 from memprof.records import Holder
 from memprof.reference_chain import THROUGH_GRAPH, LinkKind
 from memprof.source_code.call_sites import Handed
-from memprof.source_code.idioms import OPTIMIZERS, growing, last_name
+from memprof.source_code.idioms import growing, last_name
 from memprof.source_code.patch import diff, with_keyword, wrapped
 from memprof.source_code.program import Place, assigned, bound_names, calls_in
 from memprof.source_code.values import values_of
 from memprof.units import format_bytes
 
-__all__ = ["rules"]
+__all__ = ["rules", "small_view"]
 
 
 _SMALL_PART = 0.25
@@ -26,7 +26,7 @@ _SMALL_PART = 0.25
 
 def rules(case: Case) -> Iterator[Proposal]:
     """``clone_view``, ``cpu_offload``, ``map_location_cpu``, ``narrow_before_cast``."""
-    yield from _view(case)
+    yield from small_view(case)
     nbytes = format_bytes(case.found.bytes)
     if case.pattern == Pattern.LOADED.value:
         yield from _loaded(case, nbytes)
@@ -36,10 +36,6 @@ def rules(case: Case) -> Iterator[Proposal]:
         yield Proposal("del_ref", 0.4, f"{why}: drop it, or save it to a file.", case.site)
     if case.pattern in (Pattern.RESIDENT.value, "pinned"):
         yield from _resident(case, nbytes)
-    if case.pattern == Pattern.JOINED.value:
-        yield from _joined(case, nbytes)
-    if case.pattern == Pattern.SECOND_STATES.value:
-        yield from _second_states(case, nbytes)
     if case.pattern == Pattern.UPCAST.value:
         why = f"A wider copy of {nbytes} is made of a tensor that is there as well"
         yield Proposal(
@@ -49,37 +45,6 @@ def rules(case: Case) -> Iterator[Proposal]:
         yield Proposal(
             "mixed_precision", 0.4, f"{why}: stay in the narrow type.", case.site, remains=0.5
         )
-
-
-def _joined(case: Case, nbytes: str) -> Iterator[Proposal]:
-    why = f"The parts ({nbytes}) are there beside the tensor that is joined from them"
-    dropping = bool(case.fact("drop", otherwise=False))
-    yield Proposal(
-        "clear_container",
-        0.85 if dropping else 0.5,
-        f"{why}: empty their list when they are joined.",
-        case.site,
-        saving=None if dropping else NO_FIGURE,
-    )
-    yield Proposal(
-        "preallocate", 0.75, f"{why}: allocate the result once and write each part into it.",
-        case.site,
-    )  # fmt: skip
-    yield Proposal("cpu_offload", 0.6, f"{why}: collect the parts on the host.", case.site)
-
-
-def _second_states(case: Case, nbytes: str) -> Iterator[Proposal]:
-    made = [place for _, place in case.calls(*OPTIMIZERS)]
-    yield Proposal(
-        "del_ref",
-        0.8,
-        f"Two optimizers hold state for the same parameters, the older one {nbytes}: drop it when "
-        "the other takes over.",
-        made[0] if made else case.site,
-    )
-    yield Proposal(
-        "cpu_offload", 0.4, f"If it is needed later, keep its {nbytes} on the host.", case.site
-    )
 
 
 def _resident(case: Case, nbytes: str) -> Iterator[Proposal]:
@@ -135,8 +100,8 @@ def _loaded(case: Case, nbytes: str) -> Iterator[Proposal]:
     yield Proposal("del_ref", 0.7, f"Drop {name} {used}.", place)
 
 
-def _view(case: Case) -> Iterator[Proposal]:
-    """A small view that keeps a whole storage."""
+def small_view(case: Case) -> Iterator[Proposal]:
+    """``clone_view``, where a small view keeps a whole storage."""
     shown, kept = _sizes(case)
     if not 0 < shown < kept:
         return

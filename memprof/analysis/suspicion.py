@@ -20,8 +20,6 @@ __all__ = ["Pattern", "Suspicion"]
 class Pattern(str, enum.Enum):
     """What kind of waste it is; the value is the fact ``pattern`` of the finding's evidence."""
 
-    LINGERING = "lingering"
-    """Kept by a name until its replacement exists, or through a pass that does not use it."""
     OLD_GRAPHS = "old_graphs"
     """Graphs of steps long past are still there, a bounded number of them."""
     COPY_OF_MODEL = "copy_of_model"
@@ -34,8 +32,6 @@ class Pattern(str, enum.Enum):
     """Kept over many steps without being part of a model."""
     UNUSED_GRADIENTS = "unused_gradients"
     """Gradients that no optimizer reads and nothing clears."""
-    FROZEN_GRAPH = "frozen_graph"
-    """Modules that take no gradient keep activations, because their input takes one."""
     SUMMED_LOSSES = "summed_losses"
     OPTIMIZER_TEMPORARIES = "optimizer_temporaries"
     RETRY = "retry"
@@ -47,19 +43,11 @@ class Pattern(str, enum.Enum):
     UPCAST = "upcast"
     BROADCAST = "broadcast"
     REPEATED = "repeated"
-    JOINED = "joined"
-    """Parts are there beside the tensor that was joined from them."""
-    SECOND_STATES = "second_states"
-    """Two optimizers hold state for the same parameters."""
-    DOUBLE_PRECISION = "double_precision"
     GROWN_BY_COPY = "grown_by_copy"
     """A tensor is enlarged by copying it, so that old and new are there at once."""
     BUCKETS = "buckets"
     """Gradients are there twice: in ``.grad`` and in the buckets of a reducer."""
     WORKSPACE = "workspace"
-    CACHE_EMPTIED = "cache_emptied"
-    """``empty_cache`` gives back in every step what the next step asks for again."""
-    FRAGMENTATION = "fragmentation"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

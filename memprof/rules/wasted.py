@@ -9,12 +9,8 @@ from typing import Any
 import numpy as np
 
 from memprof.analysis.buffers import large_buffers
-from memprof.analysis.churn import churn
-from memprof.analysis.doubled import doubled
 from memprof.analysis.findings import Evidence, Found, Kind
-from memprof.analysis.frozen import frozen
 from memprof.analysis.large import large
-from memprof.analysis.lingering import lingering
 from memprof.analysis.peaks import peaks
 from memprof.analysis.residents import residents
 from memprof.analysis.suspicion import Pattern, Suspicion
@@ -40,23 +36,17 @@ _TENTATIVE, _LESS = 0.5, 0.6
 _SURE, _UNSURE = 0.8, 0.4
 """Confidence of what is waste, and of what may be meant; only growth has a measured one."""
 _HELD = (
-    Pattern.LINGERING,
     Pattern.OLD_GRAPHS,
     Pattern.COPY_OF_MODEL,
     Pattern.LOADED,
     Pattern.RESIDENT,
-    Pattern.JOINED,
 )
 """Patterns of which it matters who holds the tensors."""
 _DETECTORS: tuple[Callable[[Window], Iterator[Suspicion]], ...] = (
     residents,
     large_buffers,
-    lingering,
-    frozen,
     peaks,
-    doubled,
     large,
-    churn,
 )
 
 
@@ -81,9 +71,9 @@ class _Candidate:
         return self.window.share(self.match.nbytes if saving is None else saving.bytes)
 
     @property
-    def rank(self) -> tuple[bool, float]:
-        """What may be meant comes last; among the others the largest comes first."""
-        return self.match.tentative, -self.share
+    def rank(self) -> tuple[bool, float, bool]:
+        """What may be meant comes last; the largest first; of equals, the one that yields last."""
+        return self.match.tentative, -self.share, self.yields_to == EVERY_OTHER
 
     def adds_nothing_to(self, other: _Candidate) -> bool:
         """True if ``other``, which ranks before it, says it better of most of its tensors."""
@@ -140,16 +130,14 @@ def _candidates(window: Window) -> list[_Candidate]:
 def _of_suspicion(window: Window, one: Suspicion) -> _Candidate:
     """What a detector that is no rule yet hands back, as a candidate."""
     match = Match(one.row, one.rows, one.nbytes, one.saving, tentative=one.certainty < _TENTATIVE)
-    holes = one.pattern is Pattern.FRAGMENTATION
     yields_to = EVERY_OTHER if one.certainty < _LESS else ()
     return _Candidate(
         window,
         one.pattern.value.replace("_", "-"),
         match,
         one.what,
-        Kind.FRAGMENTATION if holes else Kind.WASTE,
-        one.pattern in _HELD,
-        yields_to,
+        names_holders=one.pattern in _HELD,
+        yields_to=yields_to,
         facts={"pattern": one.pattern.value, **one.facts},
     )
 

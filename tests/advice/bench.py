@@ -51,7 +51,22 @@ class Bench:
         made = [one if isinstance(one, Link) else link(*one) for one in links]
         return Holder(made[-1].kind, str(self.file), line, self.lines[line - 1], made)
 
-    def advise(self, site, *holders, kind=Kind.LEAK, category="", allocs=(), nbytes=4096, **facts):
+    def advise(
+        self,
+        site,
+        *holders,
+        kind=Kind.LEAK,
+        category="",
+        allocs=(),
+        nbytes=4096,
+        rule="",
+        match=None,
+        **facts,
+    ):
+        """The remedies for growth, or for what ``rule`` matched, at the line that says ``site``."""
+        rule = rule or str(facts.get("pattern", "")).replace("_", "-")
+        if rule and match is None:
+            match = Match(0, np.zeros(0, dtype=np.int64), nbytes)
         trace = TraceBuilder(device="cuda:0", settings=self.settings)
         trace.label(step=0, phase=Phase.BACKWARD if self.backward else Phase.FORWARD)
         trace.alloc(512, "x")
@@ -61,7 +76,7 @@ class Bench:
         write_run(self.folder / "run.json", trace.build(), more=[files] if self.digests else [])
         frame = Frame("step", str(self.file), self.line(site))
         found = Found(
-            kind=kind,
+            kind=Kind.WASTE if rule else kind,
             device="cuda:0",
             site=site_at(frame),
             title="",
@@ -71,8 +86,8 @@ class Bench:
             category=category,
             holders=holders,
             evidence=Evidence(0, allocs, facts) if len(allocs) else Evidence(0, facts=facts),
-            rule=str(facts.get("pattern", "")).replace("_", "-"),
-            match=Match(0, np.zeros(0, dtype=np.int64), nbytes),
+            rule=rule,
+            match=match,
         )
         return advise(found, load(self.folder / "run.json"))
 

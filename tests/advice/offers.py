@@ -1,9 +1,13 @@
-"""Which rules of `memprof.advice` offer a patch: read from their source, and seen at work."""
+"""Which rules offer a patch: read from their source, and observed at work.
+
+A rule of waste goes by its name; advice on growth by the function in `memprof.advice` that makes it.
+"""
 
 from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,42 +17,64 @@ import pytest
 
 import memprof.advice
 from memprof.advice.vocabulary import FIXES
+from memprof.rules import references
+from memprof.rules.collection import waste_rules
 
 FOLDER = Path(memprof.advice.__file__).parent
 
 
 def offered() -> set[tuple[str, str]]:
-    """Fix and rule, for every `Proposal` in the source that may bear a patch."""
-    return {
+    """Fix and rule, for everything in the source that may bear a patch."""
+    of_families = {
         (fix, function.name)
         for module, tree in _rooms()
         for function in _functions(tree)
-        for call in _patched(function)
+        for call in _patched(function, "Proposal", 5)
         for fix in _fixes(call.args[0], function, tree)
     }
+    # What a rule hands on from a family has no fix of its own here: it is the family's.
+    of_rules = {
+        (call.args[0].value, rule.name)
+        for rule in waste_rules()
+        for call in _patched(ast.parse(inspect.getsource(_module_of(rule))), "Advice", 4)
+        if isinstance(call.args[0], ast.Constant)
+    }
+    return of_families | of_rules
 
 
 @contextmanager
 def watched() -> Iterator[dict[tuple[str, str], str]]:
     """The rule that made a patch, by fix and patch, for what is advised meanwhile."""
-    seen: dict[tuple[str, str], str] = {}
+    makers: dict[tuple[str, str], str] = {}
     with pytest.MonkeyPatch.context() as patch:
+        importing = [references, *map(_module_of, waste_rules())]
         for module, tree in _rooms():
             for function in _functions(tree):
-                if any(_patched(function)):
-                    rule = getattr(module, function.name)
-                    patch.setattr(module, function.name, _watching(rule, seen))
-        yield seen
+                if any(_patched(function, "Proposal", 5)):
+                    family = getattr(module, function.name)
+                    watching = _watching(family, function.name, makers)
+                    patch.setattr(module, function.name, watching)
+                    for user in importing:
+                        if getattr(user, function.name, None) is family:
+                            patch.setattr(user, function.name, watching)
+        for rule in waste_rules():
+            advice = _watching(type(rule).advice, rule.name, makers)
+            patch.setattr(type(rule), "advice", advice)
+        yield makers
 
 
-def _watching(rule: Callable[..., Iterator], seen: dict) -> Callable[..., Iterator]:
-    def watching(*arguments):
-        for proposal in rule(*arguments):
-            if proposal.patch:
-                seen.setdefault((proposal.fix, proposal.patch), rule.__name__)
-            yield proposal
+def _watching(advice: Callable[..., Iterator], name: str, makers: dict) -> Callable[..., Iterator]:
+    def watching(*arguments, **options):
+        for change in advice(*arguments, **options):
+            if change.patch:
+                makers.setdefault((change.fix, change.patch), name)
+            yield change
 
     return watching
+
+
+def _module_of(rule: object) -> ModuleType:
+    return importlib.import_module(type(rule).__module__)
 
 
 def _rooms() -> Iterator[tuple[ModuleType, ast.Module]]:
@@ -62,11 +88,12 @@ def _functions(tree: ast.Module) -> list[ast.FunctionDef]:
     return [node for node in tree.body if isinstance(node, ast.FunctionDef)]
 
 
-def _patched(function: ast.FunctionDef) -> Iterator[ast.Call]:
-    """Calls that make a `Proposal` with a patch, named or as the sixth argument."""
-    for node in ast.walk(function):
-        made = isinstance(node, ast.Call) and ast.unparse(node.func) == "Proposal"
-        if made and (len(node.args) > 5 or any(k.arg == "patch" for k in node.keywords)):
+def _patched(tree: ast.AST, made: str, place: int) -> Iterator[ast.Call]:
+    """Calls that make such a thing with a patch: named, or as the argument at that place."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or ast.unparse(node.func) != made:
+            continue
+        if len(node.args) > place or any(k.arg == "patch" for k in node.keywords):
             yield node
 
 

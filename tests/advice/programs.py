@@ -78,7 +78,7 @@ class Decoder:
             self.n += 1
             table(self.n)
 """,
-    "clone_view/_view": """\
+    "clone_view/small_view": """\
 class Features:
     def __init__(self):
         self.net, self.first = build(), []
@@ -225,7 +225,7 @@ LEAKS |= VARIANTS
 LEAKS["detach/_running_sum"] = LEAKS["item/_running_sum"]
 
 WASTE = {
-    "no_grad/_of_pattern": """\
+    "no_grad/evaluation-graph": """\
 def score(net, x):
     return net(x).mean()
 
@@ -237,7 +237,7 @@ class Evaluation:
     def step(self):
         score(self.net, torch.randn(256, 192)).item()
 """,
-    "set_to_none/_gradients": """\
+    "set_to_none/held-gradients": """\
 class Zeroing:
     def __init__(self):
         self.net = build(blocks=4)
@@ -271,7 +271,7 @@ class Serving:
     def step(self):
         self.net(torch.randn(8, 192)).float().mean().item()
 """,
-    "del_ref/_lingering": """\
+    "del_ref/lingering": """\
 class Trials:
     def __init__(self):
         self.net = None
@@ -279,7 +279,7 @@ class Trials:
     def step(self):
         self.net = build(blocks=6)
 """,
-    "no_retain_graph/_retained": """\
+    "no_retain_graph/retaining": """\
 class Retaining:
     def __init__(self):
         self.net, self.loss = build(blocks=8), None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from memprof.advice import allocator
 from memprof.advice.vocabulary import FIXES
 from memprof.analysis.findings import Kind
 from memprof.reference_chain import Link, LinkKind
+from memprof.rules.waste.fragmentation import Holes
 from tests.advice.bench import LOOP, Bench, fixes
 
 
@@ -195,8 +197,8 @@ def test_a_name_that_holds_no_tensor_itself_has_no_figure_of_what_letting_go_wou
 def test_expandable_segments_are_not_advised_where_they_are_on(bench):
     bench.write("x = f()\n")
     bench.sizes = tuple(megabytes << 20 for megabytes in range(30, 60, 3))
-    facts = {"pattern": "fragmentation", "sizes_at_site": 20}
-    first, *rest = bench.advise("x = f", kind=Kind.FRAGMENTATION, **facts)
+    holes = Holes(0, np.zeros(0, dtype=np.int64), 4096, sizes=20)
+    first, *rest = bench.advise("x = f", rule="fragmentation", match=holes)
     assert (first.fix, first.saves_bytes) == (
         "expandable_segments",
         first.peak_before - first.peak_after,
@@ -204,7 +206,7 @@ def test_expandable_segments_are_not_advised_where_they_are_on(bench):
     assert first.peak_after < first.peak_before // 2
     assert "static_shapes" in fixes(rest)
     bench.settings = {"expandable_segments": True}
-    assert fixes(bench.advise("x = f", kind=Kind.FRAGMENTATION, **facts)) == ["static_shapes"]
+    assert fixes(bench.advise("x = f", rule="fragmentation", match=holes)) == ["static_shapes"]
 
 
 def test_a_split_limit_is_not_advised_where_it_is_set(bench, monkeypatch):
@@ -224,20 +226,20 @@ def test_empty_cache_is_never_advised_for_tensors_that_are_alive(bench):
 
 def test_an_empty_cache_call_in_every_step_is_taken_out(bench):
     bench.write("def step():\n    train()\n    torch.cuda.empty_cache()\n")
-    (first,) = bench.advise("train", kind=Kind.WASTE, pattern="cache_emptied")
+    (first,) = bench.advise("train", rule="cache-emptied")
     assert first.fix == "drop_empty_cache"
     assert "-    torch.cuda.empty_cache()" in first.patch
 
 
 def test_of_several_empty_cache_calls_none_is_taken_out_unseen(bench):
     bench.write("def step():\n    torch.cuda.empty_cache()\n    torch.cuda.empty_cache()\n")
-    (first,) = bench.advise("def step", kind=Kind.WASTE, pattern="cache_emptied")
+    (first,) = bench.advise("def step", rule="cache-emptied")
     assert (first.line, first.patch) == (2, "")
 
 
 def test_a_method_that_is_merely_called_empty_cache_is_left_alone(bench):
     bench.write("def step(store):\n    store.empty_cache()\n")
-    (first,) = bench.advise("def step", kind=Kind.WASTE, pattern="cache_emptied")
+    (first,) = bench.advise("def step", rule="cache-emptied")
     assert (first.line, first.patch) == (1, "")
 
 

@@ -36,12 +36,12 @@ LEAKS, WASTE, program = programs.LEAKS, programs.WASTE, programs.program
 PEAKS: dict[Path, int] = {}
 """The peak after warm-up of every run."""
 
-ELSEWHERE = {"drop_empty_cache/_emptied", "map_location_cpu/_loaded"}
+ELSEWHERE = {"drop_empty_cache/cache-emptied", "map_location_cpu/_loaded"}
 """Only a GPU's allocator shows these: they are tested in `test_device_patches`."""
 
 LEFT = {
-    "clone_view/_view": 0.02,
-    "clone_view/_view/tuple": 0.02,
+    "clone_view/small_view": 0.02,
+    "clone_view/small_view/tuple": 0.02,
     "detach/_kept_results": 0.01,
     "detach/_kept_results/stacked": 0.01,
     "detach/_kept_results/called": 0.01,
@@ -156,10 +156,10 @@ def test_after_the_patch_the_waste_is_not_there(case, before, after):
 @pytest.mark.parametrize(
     "case",
     [
-        "set_to_none/_gradients",
+        "set_to_none/held-gradients",
         "foreach_false/_optimizer",
         "disable_autocast_cache/_autocast",
-        "no_grad/_of_pattern",
+        "no_grad/evaluation-graph",
         "bucket_view/_buckets",
     ],
 )

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.analysis.findings import Kind
 from memprof.loading import load
 from memprof.rules.wasted import waste_of
 from memprof.testing import TraceBuilder, write_run
@@ -221,19 +220,6 @@ def test_what_is_freed_only_when_its_replacement_exists_lingers(job, tmp_path):
 def test_an_empty_run_has_no_waste(tmp_path):
     write_run(tmp_path / "run.json", TraceBuilder(device="cpu").build())
     assert waste_of(examine(load(tmp_path / "run.json"))) == ()
-
-
-def test_the_cache_emptied_in_every_step_is_flagged_where_the_allocator_is_real(tmp_path):
-    trace = TraceBuilder(device="cuda:0")
-    for step in range(STEPS):
-        trace.label(step=step, phase=Phase.OTHER)
-        trace.alloc(8 * MIB, f"x{step}", stack=(TRAIN,)).free(f"x{step}").empty_cache()
-    write_run(tmp_path / "run.json", trace.build())
-    (found,) = [
-        one for one in waste_of(examine(load(tmp_path / "run.json"))) if one.rule == "cache-emptied"
-    ]
-    assert found.kind is Kind.WASTE
-    assert found.bytes == 8 * MIB
 
 
 def test_what_a_forward_pass_hands_out_of_many_modules_is_no_graph(job, tmp_path):

@@ -118,12 +118,11 @@ def test_parts_beside_what_they_were_joined_into_are_found(train, tmp_path):
         program.alloc(train, f"t{step}", "train(batch)")
         program.free(f"t{step}", f"batch{step}", *parts)
     joined = program.found("joined")
-    facts = joined.evidence.facts
     saving = joined.match.saving
     assert (joined.bytes, joined.site.line, joined.evidence.allocs.size) == (4 * MIB, 3, 8)
     assert saving.bytes == 4 * MIB
     # Where training comes on top, the list need only be emptied once it has been joined.
-    assert facts["drop"] is (train > 4 * MIB)
+    assert joined.match.drop is (train > 4 * MIB)
 
 
 def test_parts_that_are_gone_when_the_peak_comes_are_no_waste(tmp_path):
@@ -327,7 +326,7 @@ def test_a_frozen_model_keeps_no_graph_for_a_gradient_that_nothing_reads(
     assert (frozen is not None) is found
     if frozen is not None:
         assert frozen.bytes == 4 * MIB
-        assert frozen.evidence.facts["asked_line"] == 5
+        assert frozen.match.asked.line == 5
 
 
 def in_each_step(program, function, lines):

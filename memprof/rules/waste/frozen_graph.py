@@ -1,58 +1,88 @@
-"""Modules that take no gradient and keep activations all the same: their input takes one."""
+"""frozen-graph: modules that take no gradient keep activations, because their input takes one."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.analysis.suspicion import Pattern, Suspicion
+from memprof.advice.case import Case
+from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.dataflow import Flow, flow_of
 from memprof.source_code.program import Place, Program, called_name, calls_in, loaded_names
 from memprof.source_code.scopes import qualified_name
 from memprof.source_code.values import values_of
 from memprof.source_code.verbs import LEARNING
 from memprof.trace import Category, Phase
-from memprof.views.window import Bools, Ints, Window
+from memprof.views.window import Ints, Window
 
-__all__ = ["frozen"]
+__all__ = ["RULE"]
 
 _LEAST_SHARE = 0.1
+"""Of the peak: a normalization or an embedding that is frozen on purpose keeps less."""
 
 
-def frozen(window: Window) -> Iterator[Suspicion]:
-    """Activations of what runs before anything that is trained, kept for an input's gradient.
+@dataclass(frozen=True, slots=True, eq=False)
+class Frozen(Match):
+    """Activations of modules that are not trained, and who asked for their graph."""
 
-    Only where a statement of the program asks for such a gradient, and none reads it.
-    """
-    rows = _ahead_of_training(window)
-    mask = np.zeros(len(window.lives), dtype=bool)
-    mask[rows] = True
-    at_peak = mask & window.at_peak
-    if not len(rows) or window.share(window.bytes_of(at_peak)) < _LEAST_SHARE:
-        return
-    row = window.main_site(at_peak)
-    asked = next(_asked_in_vain(window.programs), None)
-    if asked is None:
-        return
-    after = np.append(window.lives.alloc[rows[1:]], window.lives.alloc[rows[-1:]])
-    yield Suspicion(
-        Pattern.FROZEN_GRAPH,
-        row,
-        rows,
-        0.75,
-        "are activations of modules that take no gradient, kept for that of their input",
-        window.bytes_of(at_peak),
-        window.replayed(window.ended(rows, after)),
-        {"asked_file": asked.program.filename, "asked_line": asked.line},
-    )
+    asked: Place | None = None
+    """The statement that asks for the gradient of an input, which nothing reads."""
+
+
+class FrozenGraph(WasteRule[Frozen]):
+    """A frozen model runs ahead of what is trained, and its input asks for a gradient."""
+
+    name = "frozen-graph"
+    summary = "a frozen model keeps activations for a gradient that nothing reads"
+    fixes = ("detach", "no_grad")
+
+    def matches(self, window: Window) -> Iterator[Frozen]:
+        """Activations of what runs before anything that is trained.
+
+        Only where a statement of the program asks for the gradient of an input, and none reads it.
+        """
+        rows = _ahead_of_training(window)
+        mask = np.zeros(len(window.lives), dtype=bool)
+        mask[rows] = True
+        at_peak = mask & window.at_peak
+        if not len(rows) or window.share(window.bytes_of(at_peak)) < _LEAST_SHARE:
+            return
+        asked = next(_asked_in_vain(window.programs), None)
+        if asked is None:
+            return
+        after = np.append(window.lives.alloc[rows[1:]], window.lives.alloc[rows[-1:]])
+        yield Frozen(
+            row=window.main_site(at_peak),
+            rows=rows,
+            nbytes=window.bytes_of(at_peak),
+            saving=window.replayed(window.ended(rows, after)),
+            asked=asked,
+        )
+
+    def title(self, match: Frozen) -> str:  # noqa: ARG002 - every match reads the same
+        """Say what they are kept for."""
+        return "are activations of modules that take no gradient, kept for that of their input"
+
+    def advice(self, match: Frozen, case: Case) -> Iterator[Advice]:
+        """Ask for no gradient of the input, or build no graph."""
+        why = (
+            "no module before the first trained one takes a gradient, and nothing reads the input's"
+        )
+        asked = match.asked
+        place = case.place_at(asked.program.filename, asked.line) if asked is not None else None
+        yield Advice("detach", f"Leave the input without a gradient: {why}.", place)
+        outside = (p for frame, p in case.frames if frame.name.rpartition(".")[2] != "forward")
+        called = next(outside, case.site)
+        yield Advice("no_grad", f"Or run those modules under `torch.no_grad()`: {why}.", called)
 
 
 def _ahead_of_training(window: Window) -> Ints:
     """Activations of each step's forward passes up to the first module that has a gradient."""
-    has_gradient = (window.category == Category.GRADIENT) & (window.module > 0)
-    trained = np.unique(window.module[has_gradient | _states(window)])
+    learns = np.isin(window.category, (Category.GRADIENT, Category.OPTIMIZER_STATE))
+    trained = np.unique(window.module[learns & (window.module > 0)])
     parameters = window.category == Category.PARAMETER
     untrained = np.setdiff1d(window.module[parameters], np.append(trained, 0))
     if not len(trained) or not len(untrained):
@@ -67,11 +97,6 @@ def _ahead_of_training(window: Window) -> Ints:
     rows = np.flatnonzero(made)
     begins = np.array([first.get(int(step), -1) for step in window.made_in[rows]], dtype=np.int64)
     return rows[window.lives.alloc[rows] < begins]
-
-
-def _states(window: Window) -> Bools:
-    states: Bools = (window.category == Category.OPTIMIZER_STATE) & (window.module > 0)
-    return states
 
 
 def _module_of_label(window: Window) -> Ints:
@@ -179,3 +204,6 @@ def _takes_gradients(flow: Flow, place: Place, call: ast.Call, carried: list[ast
             for base in class_.bases
         )
     return bool(name) and any(isinstance(one, (ast.List, ast.Tuple)) for one in carried)
+
+
+RULE = FrozenGraph()

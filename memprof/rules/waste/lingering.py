@@ -1,0 +1,305 @@
+"""lingering: values live on after their last use: until replaced, or through another pass."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.advice.case import Case, says
+from memprof.reference_chain import LinkKind
+from memprof.rules.references import advice_on_exceptions, advice_on_views
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.bindings import Binding, binding_of, handed_on
+from memprof.source_code.exception_handlers import exception_store
+from memprof.source_code.idioms import alias_of
+from memprof.source_code.patch import before, diff
+from memprof.source_code.program import Place, bound_names, place_of
+from memprof.trace import Category, Frame, Phase
+from memprof.units import format_bytes
+from memprof.views.peak_without import Saving
+from memprof.views.window import Bools, Ints, Window
+
+__all__ = ["RULE"]
+
+_LEAST_SHARE_OF_STEPS = 0.4
+"""Of what one stack makes: some of its tensors are made once, or go at the end of an epoch."""
+_LEAST_TIMES = 2
+"""Once is no habit."""
+_LEAST_GAIN = 1.5
+"""Times the bytes that dropping the old value before the new one saves: only then is dropping it
+at the step's end advised, for something may read it until then."""
+_MOST_STACKS = 200
+"""Stacks of the largest tensors in which a binding is looked for."""
+_INHERENT = (Category.GRADIENT,)
+"""What autograd replaces by itself."""
+_EXCEPTIONS = frozenset({LinkKind.TRACEBACK, LinkKind.EXCEPTION})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lingering(Match):
+    """Values of an earlier round, and the name that they are bound to."""
+
+    binding: Binding | None = None
+    """The statement that binds them; None where the source is not here, or binds no name."""
+    raises: bool = False
+    """They were made in a ``try`` whose handler stores the exception: its frames hold them."""
+    of_model: bool = False
+    """Most of them are part of a model or an optimizer."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Replaced:
+    """Lifetimes that ended only after the same line had made their replacement."""
+
+    rows: Ints
+    next_alloc: Ints
+
+
+class LingeringValues(WasteRule[Lingering]):
+    """`x = build()` in a loop: the old value goes only when the new one is complete."""
+
+    name = "lingering"
+    summary = "old values live on until their replacement is there"
+    fixes = ("del_ref", "clear_traceback", "clone_view", "cpu_offload")
+    names_holders = True
+
+    def matches(self, window: Window) -> Iterator[Lingering]:
+        """Values that live on in a name until the name is bound again."""
+        replaced = _replaced(window)
+        if len(replaced.rows):
+            yield from _through_other_pass(window, replaced)
+            yield _by_rebinding(window, replaced)
+
+    def title(self, match: Lingering) -> str:
+        """Say in what, where a name is known."""
+        name = f" in `{match.binding.target}`" if match.binding is not None else ""
+        return f"live on{name} until their replacement is there"
+
+    def advice(self, match: Lingering, case: Case) -> Iterator[Advice]:
+        """Drop the old value first; but where an exception holds it, that is to go."""
+        yield from advice_on_exceptions(case, raises=match.raises)
+        yield from advice_on_views(case)
+        if match.raises or case.links & _EXCEPTIONS:
+            return
+        target = match.binding.target if match.binding is not None else ""
+        binding = _statement(match.binding, case)
+        place = (case.places[0] if case.places else None) or binding or case.site
+        nbytes = format_bytes(match.nbytes)
+        what = f"`{target}`" if target else says(next(iter(case.found.holders), None))
+        alias = alias_of(binding, target) if binding is not None and target else None
+        if alias is not None:
+            name = ast.unparse(bound_names(alias.statement)[0])
+            yield Advice(
+                "del_ref",
+                f"`{name}` holds the old {what} until the function returns, {nbytes} at the peak: "
+                f"`del {name}` after its last use.",
+                alias,
+            )
+        yield Advice(
+            "del_ref",
+            f"{what} keeps {nbytes} of the last round until the next is there: set it to None "
+            "first.",
+            place,
+            patch=_dropped(match, case) if place is binding else "",
+        )
+        if match.of_model:
+            later = f"If {what} is needed later, keep it on the host."
+            yield Advice("cpu_offload", later, place)
+
+
+def _statement(binding: Binding | None, case: Case) -> Place | None:
+    """The statement of a binding; None where its file is not what ran."""
+    if binding is None:
+        return None
+    return case.place_at(binding.place.program.filename, binding.place.line)
+
+
+def _dropped(match: Lingering, case: Case) -> str:
+    """``self.model = None`` above ``self.model = build()``, where that very line builds it."""
+    place = _statement(match.binding, case)
+    if place is None or not isinstance(place.statement, ast.Assign):
+        return ""
+    builds = any(other.statement is place.statement for _, other in case.frames)
+    if not builds or match.binding is None or match.binding.needs_old:
+        return ""
+    targets = bound_names(place.statement)
+    if not targets or not all(isinstance(target, ast.Attribute) for target in targets):
+        return ""
+    text = " = ".join(ast.unparse(target) for target in targets) + " = None"
+    return diff(place.program, before(place.program, place.line, text))
+
+
+def _successors(window: Window) -> tuple[Ints, Ints]:
+    """Rows made in steps, and the row that the same stack made in its next step; -1 for none.
+
+    Where a stack makes several in a step, the n-th one is followed by the n-th one.
+    """
+    lives = window.lives
+    rows = np.flatnonzero((lives.alloc >= 0) & (window.made_in >= 0))
+    if not len(rows):
+        return rows, rows
+    stack, step = lives.stack[rows].astype(np.int64), window.made_in[rows]
+    order = np.lexsort((lives.alloc[rows], step, stack))
+    rows, stack, step = rows[order], stack[order], step[order]
+    begins = np.ones(len(rows), dtype=bool)
+    begins[1:] = (stack[1:] != stack[:-1]) | (step[1:] != step[:-1])
+    start = np.maximum.accumulate(np.where(begins, np.arange(len(rows)), 0))
+    number = np.arange(len(rows)) - start
+    by_number = np.lexsort((step, number, stack))
+    following = np.full(len(rows), -1, dtype=np.int64)
+    a, b = by_number[:-1], by_number[1:]
+    same = (stack[a] == stack[b]) & (number[a] == number[b])
+    following[a[same]] = rows[b[same]]
+    return rows, following
+
+
+def _replaced(window: Window) -> _Replaced:
+    """What was freed in the step that made its successor, and after that; in most such steps."""
+    rows, following = _successors(window)
+    rows, following = rows[following >= 0], following[following >= 0]
+    lives = window.lives
+    next_alloc = lives.alloc[following]
+    late = (lives.free[rows] > next_alloc) & (window.freed_in[rows] == window.made_in[following])
+    late &= ~np.isin(window.category[rows], _INHERENT)
+    late &= _usually(lives.stack[rows], late)
+    return _Replaced(rows[late], next_alloc[late])
+
+
+def _usually(stack: Ints, late: Bools) -> Bools:
+    """Whether it happens to most of what the same stack makes, and more than once."""
+    times = np.bincount(stack, weights=late)
+    of = np.bincount(stack)
+    usual: Bools = ((times >= _LEAST_TIMES) & (times >= _LEAST_SHARE_OF_STEPS * of))[stack]
+    return usual
+
+
+def _by_rebinding(window: Window, replaced: _Replaced) -> Lingering:
+    """Ended when the replacement began to exist, and if nothing reads it, at the step's end."""
+    rows = replaced.rows
+    # Both are there for a moment even in ``x = f(x)``: that much is needed.
+    over = replaced.next_alloc + 1
+    saving, tentative = window.replayed(window.ended(rows, over)), False
+    useless = rows[(over <= window.peak.event) & (window.lives.free[rows] > window.peak.event)]
+    anchor = window.main_site(_mask(window, useless if len(useless) else rows))
+    binding = _binding(window, useless if len(useless) else rows, anchor)
+    starts = [window.first_event.get(int(step) + 1, -1) for step in window.made_in[rows]]
+    if min(starts) >= 0 and not (binding is not None and binding.needs_old):
+        at_end = window.replayed(window.ended(rows, np.array(starts, dtype=np.int64) - 1))
+        if at_end.bytes > _LEAST_GAIN * saving.bytes:
+            saving, tentative = at_end, binding is None
+    return _match(window, rows, anchor, saving, binding, tentative=tentative)
+
+
+def _binding(window: Window, rows: Ints, anchor: int) -> Binding | None:
+    """The binding of the largest tensors; of the first stack that has one."""
+    order = rows[np.argsort(-window.lives.size[rows], kind="stable")]
+    stacks = [window.lives.stack[anchor], *window.lives.stack[order[:_MOST_STACKS]]]
+    for stack in dict.fromkeys(int(s) for s in stacks):
+        binding = binding_of(window.trace.stack(stack))
+        if binding is not None:
+            return binding
+    return None
+
+
+def _match(
+    window: Window,
+    rows: Ints,
+    anchor: int,
+    saving: Saving,
+    binding: Binding | None,
+    *,
+    tentative: bool = False,
+) -> Lingering:
+    at_peak = rows[window.at_peak[rows]]
+    frames = window.user_frames(window.stack(anchor))
+    return Lingering(
+        row=anchor,
+        rows=rows,
+        nbytes=window.bytes_of(_mask(window, at_peak)) or saving.bytes,
+        saving=saving,
+        tentative=tentative,
+        binding=binding,
+        raises=any(exception_store(frame) is not None for frame in frames),
+        of_model=bool(window.owned[rows].sum() * 2 > len(rows)),
+    )
+
+
+def _mask(window: Window, rows: Ints) -> Bools:
+    mask = np.zeros(len(window.lives), dtype=bool)
+    mask[rows] = True
+    return mask
+
+
+def _through_other_pass(window: Window, replaced: _Replaced) -> Iterator[Lingering]:
+    """What is there at the peak, in a call made later from a function that no longer reads it."""
+    rows = replaced.rows[window.at_peak[replaced.rows]]
+    rows = rows[window.freed_in[rows] > window.step_of_event[max(window.peak.event, 0)]]
+    rows = rows[~_backward_between(window, rows, window.peak.event)]
+    stack = window.trace.stack(int(window.trace.events.stack[window.peak.event]))
+    bindings = {row: _unread_later(window.stack(row), stack) for row in rows.tolist()}
+    unread = {row: binding for row, binding in bindings.items() if binding is not None}
+    if not unread:
+        return
+    picked = np.array([*unread], dtype=np.int64)
+    gone = np.full(len(picked), window.peak.event - 1)
+    saving = _until_peak_passes(window, picked, gone)
+    anchor = window.main_site(_mask(window, picked))
+    yield _match(window, picked, anchor, saving, next(iter(unread.values())))
+
+
+def _until_peak_passes(window: Window, rows: Ints, gone: Ints) -> Saving:
+    """The peak without them, and without their like in the other steps."""
+    stacks = np.unique(window.lives.stack[rows])
+    alike = np.flatnonzero(np.isin(window.lives.stack, stacks) & (window.made_in >= 0))
+    offset = gone[0] - int(window.lives.alloc[rows].max())
+    last = np.zeros(int(window.made_in.max()) + 2, dtype=np.int64)
+    np.maximum.at(last, window.made_in[alike], window.lives.alloc[alike])
+    ends = last[window.made_in[alike]] + offset
+    return window.replayed(window.ended(alike, ends))
+
+
+def _backward_between(window: Window, rows: Ints, event: int) -> Bools:
+    """Whether a backward pass ran after the rows were made and goes on beyond ``event``."""
+    backward = np.flatnonzero(window.phase_of_event == Phase.BACKWARD)
+    after = np.searchsorted(backward, event)
+    before_free = np.searchsorted(backward, window.lives.free[rows])
+    same_step = np.zeros(len(rows), dtype=bool)
+    for at, row in enumerate(rows.tolist()):
+        later = backward[after : before_free[at]]
+        steps = window.step_of_event[later]
+        same_step[at] = bool((steps == window.made_in[row]).any())
+    return same_step
+
+
+def _unread_later(made: Sequence[Frame], now: Sequence[Frame]) -> Binding | None:
+    """The line that keeps it, where both stacks share a function that reads its name no more."""
+    for depth, frame in enumerate(made):
+        other = next((f for f in now if (f.filename, f.name) == (frame.filename, frame.name)), None)
+        place = place_of(frame)
+        if other is None or place is None or other.line <= frame.line:
+            continue
+        for target in bound_names(place.statement):
+            if isinstance(target, ast.Name) and not _read_from(place.scope, target.id, other.line):
+                stored = handed_on(place, target.id) or place
+                names = bound_names(stored.statement)
+                name = ast.unparse(names[0]) if names else target.id
+                return Binding(stored, name, depth, needs_old=False)
+        return None
+    return None
+
+
+def _read_from(scope: ast.AST, name: str, line: int) -> bool:
+    """Whether a name is read at a line or below it in a function."""
+    return any(
+        isinstance(n, ast.Name)
+        and n.id == name
+        and n.lineno >= line
+        and isinstance(n.ctx, ast.Load)
+        for n in ast.walk(scope)
+    )
+
+
+RULE = LingeringValues()

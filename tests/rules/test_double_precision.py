@@ -1,0 +1,54 @@
+"""double-precision: a model was converted to float64, and with it all that is computed."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.rules.recorded import findings_of
+
+WIDTH = 128
+
+
+def model(width=WIDTH):
+    return nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 4))
+
+
+def training(net, dtype):
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    def step(number):
+        net(torch.randn(32, WIDTH, dtype=dtype)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def fires():
+    return training(model().double(), torch.float64)
+
+
+class Summed(nn.Module):
+    """A model in single precision, of which one small layer is computed in double precision."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = model()
+        self.calibration = nn.Linear(4, 4).double()
+
+    def forward(self, x):
+        return self.calibration(self.body(x).double())
+
+
+def looks_alike():
+    return training(Summed(), torch.float32)
+
+
+def test_half_of_the_peak_is_what_single_precision_saves(tmp_path):
+    (found,) = [
+        one for one in findings_of(fires, tmp_path / "run.json") if one.rule == "double-precision"
+    ]
+    saving = found.match.saving
+    assert found.bytes == saving.before == 2 * saving.bytes
+    assert found.site.code == "return training(model().double(), torch.float64)"

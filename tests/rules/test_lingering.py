@@ -1,0 +1,78 @@
+"""lingering: values live on after their last use: until replaced, or through another pass."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+
+from tests.rules.recorded import findings_of
+
+LAYERS, WIDTH = 8, 1 << 14
+
+
+def build():
+    return [torch.zeros(WIDTH) for _ in range(LAYERS)]
+
+
+class Trials:
+    """A model for each trial, built while the last trial's is still in its attribute."""
+
+    def __init__(self):
+        self.net = None
+
+    def step(self, number):
+        self.net = build()
+
+
+def fires():
+    return Trials().step
+
+
+def looks_alike():
+    """A recurrence: the new state is computed of the old one, which must be there."""
+    states = SimpleNamespace(hidden=torch.zeros(LAYERS * WIDTH))
+
+    def step(number):
+        states.hidden = torch.tanh(states.hidden)
+
+    return step
+
+
+def lingering(program, tmp_path):
+    found = findings_of(program, tmp_path / "run.json")
+    return [one for one in found if one.rule == "lingering"]
+
+
+def test_the_attribute_is_to_be_emptied_before_it_is_filled_again(tmp_path):
+    (found,) = lingering(fires, tmp_path)
+    assert found.bytes == LAYERS * WIDTH * 4
+    # An old layer may stay until its own successor exists: of the last one nothing is saved.
+    assert found.match.saving.bytes == (LAYERS - 1) * WIDTH * 4
+    assert found.title.endswith("live on in `self.net` until their replacement is there")
+    assert found.remedies[0].fix == "del_ref"
+    assert "+        self.net = None\n         self.net = build()" in found.remedies[0].patch
+
+
+def failing():
+    """Each step fails and stores its exception, whose traceback has the frame with the tensors."""
+    last = {}
+
+    def attempt():
+        tensors = build()
+        raise ValueError(len(tensors))
+
+    def step(number):
+        try:
+            attempt()
+        except ValueError as error:
+            last["error"] = error
+
+    return step
+
+
+def test_a_stored_exception_is_what_is_to_go_where_it_holds_the_frames(tmp_path):
+    (found,) = lingering(failing, tmp_path)
+    assert found.match.raises
+    assert [remedy.fix for remedy in found.remedies] == ["clear_traceback"]
+    assert found.remedies[0].code == 'last["error"] = error'
