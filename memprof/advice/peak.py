@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from memprof.advice.case import NO_FIGURE, Case, Proposal
 from memprof.advice.reducer import unviewed, viewed
 from memprof.analysis.suspicion import Pattern
-from memprof.source_code.idioms import OPTIMIZERS, keyword
+from memprof.source_code.idioms import keyword
 from memprof.source_code.patch import diff, with_keyword
 from memprof.source_code.program import Place, bound_names, loaded_names
 from memprof.units import format_bytes
@@ -24,8 +24,6 @@ def rules(case: Case) -> Iterator[Proposal]:
         pattern == Pattern.SUMMED_LOSSES.value and "sum_line" not in case.found.evidence.facts
     ):
         yield from _activations(case, nbytes)
-    elif pattern == Pattern.OPTIMIZER_TEMPORARIES.value:
-        yield from _optimizer(case, nbytes)
     elif pattern == Pattern.LARGE_BUFFER.value:
         yield from _buffer(case, nbytes)
     elif pattern == Pattern.UNREAD_BUFFER.value:
@@ -65,34 +63,6 @@ def _activations(case: Case, nbytes: str) -> Iterator[Proposal]:
         case.site,
         saving=NO_FIGURE,
     )
-
-
-def _optimizer(case: Case, nbytes: str) -> Iterator[Proposal]:
-    found = list(_constructions(case))
-    place, call = found[0] if found else (case.site, None)
-    patch = ""
-    if place is not None and call is not None:
-        patch = diff(place.program, with_keyword(call, "foreach", "False"))
-    yield Proposal(
-        "foreach_false",
-        0.92,
-        f"The multi-tensor optimizer makes temporaries for all parameters at once, {nbytes} at the "
-        "peak; `fused=True` makes none and is faster on CUDA.",
-        place,
-        patch=patch,
-    )
-
-
-def _constructions(case: Case) -> Iterator[tuple[Place, ast.Call]]:
-    """Where the program makes its optimizers; those that ask for ``foreach`` first."""
-    found = [(p, c) for c, p in case.calls(*OPTIMIZERS) if _asks_for_foreach(c) is not False]
-    found.sort(key=lambda pair: _asks_for_foreach(pair[1]) is not True)
-    yield from found
-
-
-def _asks_for_foreach(call: ast.Call) -> bool | None:
-    value = keyword(call, "foreach")
-    return bool(value.value) if isinstance(value, ast.Constant) else None
 
 
 def _buffer(case: Case, nbytes: str) -> Iterator[Proposal]:

@@ -26,11 +26,8 @@ from memprof.views.window import Bools, Ints, Window
 
 __all__ = ["peaks", "retried"]
 
-_MULTI_TENSOR = re.compile(r"_multi_tensor|_foreach|foreach_tensor")
 _REDUCER = re.compile(r"/torch/nn/parallel/distributed\.py$")
 _WORKSPACE = re.compile(r"cudnn|cublas|[Ww]orkspace|miopen")
-_NEEDED_AT_ONCE = 2
-"""Temporaries of one parameter, when an optimizer goes through them one by one."""
 _LEAST_BLOCKS = 4
 _LEAST_ACTIVATIONS = 0.3
 
@@ -39,7 +36,6 @@ def peaks(window: Window) -> Iterator[Suspicion]:
     """Each reason why the highest moment is as high as it is."""
     if window.peak.event < 0:
         return
-    yield from _optimizer_temporaries(window)
     yield from _retry(window)
     summed = list(_summed(window))
     yield from summed
@@ -63,28 +59,6 @@ def _stacks_with(window: Window, pattern: re.Pattern[str], *, by_name: bool) -> 
     stacks = np.array([any(hits[i] for i in stack) for stack in window.trace.tables.stacks])
     found: Bools = stacks[window.lives.stack]
     return found
-
-
-def _optimizer_temporaries(window: Window) -> Iterator[Suspicion]:
-    temporary = (window.phase == Phase.OPTIMIZER) & ~window.owned
-    temporary &= _stacks_with(window, _MULTI_TENSOR, by_name=True)
-    mask = temporary & window.at_peak
-    if not mask.any():
-        return
-    rows = np.flatnonzero(temporary)
-    order = np.lexsort((-window.lives.size[rows], window.made_in[rows]))
-    rows, steps = rows[order], window.made_in[rows[order]]
-    place = np.arange(len(rows)) - np.searchsorted(steps, steps)
-    spared = rows[place >= _NEEDED_AT_ONCE]
-    yield Suspicion(
-        Pattern.OPTIMIZER_TEMPORARIES,
-        window.main_site(mask),
-        np.flatnonzero(mask),
-        0.9,
-        "are temporaries of an optimizer that updates all parameters at once",
-        window.bytes_of(mask),
-        window.replayed(window.whole(spared)),
-    )
 
 
 def _retry(window: Window) -> Iterator[Suspicion]:
