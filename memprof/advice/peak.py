@@ -6,7 +6,6 @@ import ast
 from collections.abc import Iterator
 
 from memprof.advice.case import NO_FIGURE, Case, Proposal
-from memprof.advice.reducer import unviewed, viewed
 from memprof.analysis.suspicion import Pattern
 from memprof.source_code.idioms import keyword
 from memprof.source_code.patch import diff, with_keyword
@@ -33,8 +32,6 @@ def rules(case: Case) -> Iterator[Proposal]:
         yield Proposal("right_size", 0.5, f"{why}; make it no larger than what is used.", case.site)
     elif pattern == Pattern.AUTOCAST_CACHE.value:
         yield from _autocast(case, nbytes)
-    elif pattern == Pattern.BUCKETS.value:
-        yield from _buckets(case, nbytes)
     else:
         yield from _one_tensor(case, nbytes)
 
@@ -115,14 +112,6 @@ def _autocast(case: Case, nbytes: str) -> Iterator[Proposal]:
     yield Proposal("disable_autocast_cache", 0.85, f"{why}.", case.site)
 
 
-def _buckets(case: Case, nbytes: str) -> Iterator[Proposal]:
-    why = f"The reducer's buckets hold a second copy of every gradient, {nbytes}"
-    calls = unviewed(case)
-    place = calls[0][0] if calls else case.site
-    patch = viewed(*calls[0]) if len(calls) == 1 else ""  # of several: nobody knows whose they are
-    yield Proposal("bucket_view", 0.92 if calls else 0.85, f"{why}.", place, patch=patch)
-
-
 def _one_tensor(case: Case, nbytes: str) -> Iterator[Proposal]:
     pattern = case.pattern
     if pattern == Pattern.BROADCAST.value:
@@ -156,8 +145,6 @@ def _one_tensor(case: Case, nbytes: str) -> Iterator[Proposal]:
             f"The model was made `double()`, and with it the {nbytes}: in float32 they are half.",
             case.site,
         )
-    elif pattern == Pattern.WORKSPACE.value:
-        yield from _workspace(case, nbytes)
 
 
 def _large(case: Case, nbytes: str) -> Iterator[Proposal]:
@@ -171,20 +158,3 @@ def _large(case: Case, nbytes: str) -> Iterator[Proposal]:
     if case.found.category == "activation":
         why = f"{'Their' if many else 'Its'} {nbytes} can be recomputed in the backward pass."
         yield Proposal("checkpoint", 0.35, why, case.site)
-
-
-def _workspace(case: Case, nbytes: str) -> Iterator[Proposal]:
-    why = f"Workspaces take {nbytes}"
-    for program in case.programs:
-        for node in ast.walk(program.tree):
-            if isinstance(node, ast.Assign) and any(
-                ast.unparse(t).endswith("cudnn.benchmark") for t in node.targets
-            ):
-                yield Proposal(
-                    "limit_workspace",
-                    0.85,
-                    f"{why}: `cudnn.benchmark` tries algorithms with large ones for each shape.",
-                    program.place(node),
-                )
-                return
-    yield Proposal("limit_workspace", 0.75, f"{why}.", case.site)

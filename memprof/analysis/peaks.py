@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections import Counter
 from collections.abc import Iterator
 
@@ -21,13 +20,11 @@ from memprof.source_code.program import (
     place_of,
     root_name,
 )
-from memprof.trace import Action, Category, Frame, Phase
+from memprof.trace import Action, Category, Frame
 from memprof.views.window import Bools, Ints, Window
 
 __all__ = ["peaks", "retried"]
 
-_REDUCER = re.compile(r"/torch/nn/parallel/distributed\.py$")
-_WORKSPACE = re.compile(r"cudnn|cublas|[Ww]orkspace|miopen")
 _LEAST_BLOCKS = 4
 _LEAST_ACTIVATIONS = 0.3
 
@@ -41,24 +38,12 @@ def peaks(window: Window) -> Iterator[Suspicion]:
     yield from summed
     if not summed:
         yield from _repeated_blocks(window)
-    yield from _buckets(window)
-    yield from _workspace(window)
 
 
 def _mask(window: Window, rows: Ints) -> Bools:
     mask = np.zeros(len(window.lives), dtype=bool)
     mask[rows] = True
     return mask
-
-
-def _stacks_with(window: Window, pattern: re.Pattern[str], *, by_name: bool) -> Bools:
-    """Per lifetime: whether a frame of its stack has such a name, or such a file."""
-    frames = window.trace.tables.frames
-    hits = [bool(pattern.search(f.name if by_name else f.filename.replace("\\", "/")))
-            for f in frames]  # fmt: skip
-    stacks = np.array([any(hits[i] for i in stack) for stack in window.trace.tables.stacks])
-    found: Bools = stacks[window.lives.stack]
-    return found
 
 
 def _retry(window: Window) -> Iterator[Suspicion]:
@@ -275,41 +260,4 @@ def _repeated_blocks(window: Window) -> Iterator[Suspicion]:
         nbytes,
         checkpointed(window),
         {"blocks": len(blocks)},
-    )
-
-
-def _buckets(window: Window) -> Iterator[Suspicion]:
-    mask = window.at_peak & ~window.owned & _stacks_with(window, _REDUCER, by_name=False)
-    mask &= window.freed_in - window.made_in >= 2
-    parameters = window.bytes_of(window.at_peak & (window.category == Category.PARAMETER))
-    if not mask.any() or not 0.9 < window.bytes_of(mask) / max(parameters, 1) < 1.3:
-        return
-    # As views of the buckets each gradient is copied there, and is gone before the next is made.
-    copied = (window.category == Category.GRADIENT) & (window.phase == Phase.BACKWARD)
-    gradients = np.flatnonzero(copied)  # in the order in which they were made
-    made = window.lives.alloc[gradients]
-    yield Suspicion(
-        Pattern.BUCKETS,
-        window.main_site(mask),
-        np.flatnonzero(mask),
-        0.85,
-        "are the reducer's buckets, a second copy of every gradient",
-        window.bytes_of(mask),
-        window.replayed(window.ended(gradients, np.append(made[1:], made[-1:]))),
-    )
-
-
-def _workspace(window: Window) -> Iterator[Suspicion]:
-    mask = window.at_peak & ~window.owned & _stacks_with(window, _WORKSPACE, by_name=True)
-    if not mask.any():
-        return
-    rows = np.flatnonzero(mask)
-    yield Suspicion(
-        Pattern.WORKSPACE,
-        window.main_site(mask),
-        rows,
-        0.7,
-        "are workspaces of cuDNN or cuBLAS",
-        window.bytes_of(mask),
-        window.replayed(window.whole(rows)),
     )
