@@ -12,7 +12,6 @@ from memprof.analysis.rearranged import block_names, checkpointed, one_at_a_time
 from memprof.analysis.suspicion import Pattern, Suspicion
 from memprof.source_code.idioms import added_by, filling, is_partly_cut
 from memprof.source_code.program import (
-    FUNCTIONS,
     Place,
     bound_names,
     calls_in,
@@ -23,7 +22,7 @@ from memprof.source_code.program import (
 from memprof.trace import Action, Category, Frame
 from memprof.views.window import Bools, Ints, Window
 
-__all__ = ["peaks", "retried"]
+__all__ = ["peaks"]
 
 _LEAST_BLOCKS = 4
 _LEAST_ACTIVATIONS = 0.3
@@ -33,7 +32,6 @@ def peaks(window: Window) -> Iterator[Suspicion]:
     """Each reason why the highest moment is as high as it is."""
     if window.peak.event < 0:
         return
-    yield from _retry(window)
     summed = list(_summed(window))
     yield from summed
     if not summed:
@@ -44,70 +42,6 @@ def _mask(window: Window, rows: Ints) -> Bools:
     mask = np.zeros(len(window.lives), dtype=bool)
     mask[rows] = True
     return mask
-
-
-def _retry(window: Window) -> Iterator[Suspicion]:
-    """The peak comes inside an ``except`` whose ``try`` made tensors that are still there."""
-    now = window.trace.stack(int(window.trace.events.stack[window.peak.event]))
-    found = retried(now)
-    if found is None:
-        return
-    frame, try_, handler = found
-    failed = [
-        row
-        for row in np.flatnonzero(window.at_peak & ~window.owned).tolist()
-        if any(_in_body(f, frame, try_) for f in window.stack(row))
-    ]
-    if not failed:
-        return
-    rows = np.array(failed, dtype=np.int64)
-    stacks = np.unique(window.lives.stack[rows])
-    alike = np.flatnonzero(np.isin(window.lives.stack, stacks) & ~window.owned)
-    first = {step: window.lives.alloc[rows].max() for step in window.made_in[rows].tolist()}
-    last = _last_of_try(window, alike)
-    yield Suspicion(
-        Pattern.RETRY,
-        window.main_site(_mask(window, rows)),
-        rows,
-        0.95 if first else 0.9,
-        "belong to the failed try, whose exception is still being handled",
-        int(window.lives.size[rows].sum()),
-        window.replayed(window.ended(alike, last)),
-        {"handler_file": frame.filename, "handler_line": handler.lineno},
-    )
-
-
-def _last_of_try(window: Window, rows: Ints) -> Ints:
-    """Per row, the last event at which the same step made one of those rows."""
-    last: dict[int, int] = {}
-    for row in rows.tolist():
-        step = int(window.made_in[row])
-        last[step] = max(last.get(step, -1), int(window.lives.alloc[row]))
-    return np.array([last[int(s)] for s in window.made_in[rows]], dtype=np.int64)
-
-
-def retried(stack: tuple[Frame, ...]) -> tuple[Frame, ast.Try, ast.ExceptHandler] | None:
-    """The frame of a stack that runs inside an ``except`` block, with that ``try`` and handler."""
-    for frame in stack:
-        place = place_of(frame)
-        if place is None:
-            continue
-        handler = None
-        for node in reversed(place.around):
-            if isinstance(node, FUNCTIONS):
-                break
-            if isinstance(node, ast.ExceptHandler):
-                handler = node
-            if isinstance(node, ast.Try) and handler is not None and handler in node.handlers:
-                return frame, node, handler
-    return None
-
-
-def _in_body(frame: Frame, around: Frame, try_: ast.Try) -> bool:
-    if (frame.filename, frame.name) != (around.filename, around.name):
-        return False
-    last = try_.body[-1].end_lineno or try_.body[-1].lineno
-    return try_.body[0].lineno <= frame.line <= last
 
 
 def _summed(window: Window) -> Iterator[Suspicion]:

@@ -37,8 +37,6 @@ class Pattern(str, enum.Enum):
     FROZEN_GRAPH = "frozen_graph"
     """Modules that take no gradient keep activations, because their input takes one."""
     SUMMED_LOSSES = "summed_losses"
-    RETRY = "retry"
-    """The retry runs while the exception still holds the tensors of the failed try."""
     ACTIVATIONS = "activations"
     """Activations of repeated blocks make the peak."""
     LARGEST = "largest"
