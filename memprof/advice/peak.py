@@ -19,11 +19,7 @@ def rules(case: Case) -> Iterator[Proposal]:
     """``checkpoint``, ``chunk``, ``foreach_false``, ``set_to_none`` and their kin."""
     nbytes = format_bytes(case.found.bytes)
     pattern = case.pattern
-    if pattern == Pattern.ACTIVATIONS.value or (
-        pattern == Pattern.SUMMED_LOSSES.value and "sum_line" not in case.found.evidence.facts
-    ):
-        yield from _activations(case, nbytes)
-    elif pattern == Pattern.LARGE_BUFFER.value:
+    if pattern == Pattern.LARGE_BUFFER.value:
         yield from _buffer(case, nbytes)
     elif pattern == Pattern.UNREAD_BUFFER.value:
         name = case.fact("buffer", "")
@@ -34,32 +30,6 @@ def rules(case: Case) -> Iterator[Proposal]:
         yield from _autocast(case, nbytes)
     else:
         yield from _one_tensor(case, nbytes)
-
-
-def _activations(case: Case, nbytes: str) -> Iterator[Proposal]:
-    blocks = case.fact("blocks", 0) or case.fact("times", 0)
-    yield Proposal(
-        "checkpoint",
-        0.8,
-        f"{nbytes} of activations of {blocks} blocks wait for the backward pass; recomputing them "
-        "keeps one block's at a time.",
-        case.site,
-    )
-    # What was replayed is checkpointing: these have no figures of their own.
-    yield Proposal(
-        "mixed_precision",
-        0.4,
-        f"In bfloat16 the {nbytes} of activations take about half.",
-        case.site,
-        saving=NO_FIGURE,
-    )
-    yield Proposal(
-        "chunk",
-        0.3,
-        "Smaller micro-batches with accumulated gradients need less at once.",
-        case.site,
-        saving=NO_FIGURE,
-    )
 
 
 def _buffer(case: Case, nbytes: str) -> Iterator[Proposal]:

@@ -15,7 +15,6 @@ from memprof.analysis.findings import Evidence, Found, Kind
 from memprof.analysis.frozen import frozen
 from memprof.analysis.large import large
 from memprof.analysis.lingering import lingering
-from memprof.analysis.peaks import peaks
 from memprof.analysis.residents import residents
 from memprof.analysis.suspicion import Pattern, Suspicion
 from memprof.records import Holder
@@ -53,7 +52,6 @@ _DETECTORS: tuple[Callable[[Window], Iterator[Suspicion]], ...] = (
     large_buffers,
     lingering,
     frozen,
-    peaks,
     doubled,
     large,
     churn,
