@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from memprof.advice.case import NO_FIGURE, Case, Proposal
+from memprof.advice.case import Case, Proposal
 from memprof.analysis.suspicion import Pattern
 from memprof.source_code.idioms import keyword
 from memprof.source_code.patch import diff, with_keyword
@@ -83,48 +83,10 @@ def _autocast(case: Case, nbytes: str) -> Iterator[Proposal]:
 
 
 def _one_tensor(case: Case, nbytes: str) -> Iterator[Proposal]:
-    pattern = case.pattern
-    if pattern == Pattern.BROADCAST.value:
-        yield Proposal(
-            "reshape",
-            0.88,
-            f"Operands of shapes like (N, 1) and (N,) broadcast to N × N, {nbytes}: give both the "
-            "same shape.",
-            case.site,
-        )
-        yield Proposal("chunk", 0.4, "If the table is meant, work through it in parts.", case.site)
-    elif pattern == Pattern.REPEATED.value:
-        yield Proposal(
-            "reshape",
-            0.85,
-            "A repetition copies: `expand`, or operands of shapes that broadcast, read the same "
-            "values without.",
-            case.site,
-        )
-        yield Proposal("chunk", 0.4, "Or work through it in parts.", case.site, saving=NO_FIGURE)
-    elif pattern == Pattern.GROWN_BY_COPY.value:
-        why = f"Old and new copy are there at once, {nbytes}"
-        yield Proposal("preallocate", 0.85, f"{why}: allocate once and fill.", case.site)
-        yield Proposal("cpu_offload", 0.5, f"{why}: collect the parts on the host.", case.site)
-    elif pattern == Pattern.LARGEST.value:
-        yield from _large(case, nbytes)
-    elif pattern == Pattern.DOUBLE_PRECISION.value:
+    if case.pattern == Pattern.DOUBLE_PRECISION.value:
         yield Proposal(
             "mixed_precision",
             0.8,
             f"The model was made `double()`, and with it the {nbytes}: in float32 they are half.",
             case.site,
         )
-
-
-def _large(case: Case, nbytes: str) -> Iterator[Proposal]:
-    number = int(case.fact("tensors", 1))
-    many = number > 1
-    takes = f"{number} tensors of one size take" if many else "One tensor takes"
-    why = f"{takes} {nbytes} at once; in parts {'they' if many else 'it'} need not."
-    yield Proposal("chunk", 0.6, why, case.site)
-    half = f"In bfloat16 {'their' if many else 'its'} {nbytes} are half."
-    yield Proposal("mixed_precision", 0.3, half, case.site, remains=0.5)
-    if case.found.category == "activation":
-        why = f"{'Their' if many else 'Its'} {nbytes} can be recomputed in the backward pass."
-        yield Proposal("checkpoint", 0.35, why, case.site)

@@ -40,15 +40,6 @@ def rules(case: Case) -> Iterator[Proposal]:
         yield from _joined(case, nbytes)
     if case.pattern == Pattern.SECOND_STATES.value:
         yield from _second_states(case, nbytes)
-    if case.pattern == Pattern.UPCAST.value:
-        why = f"A wider copy of {nbytes} is made of a tensor that is there as well"
-        yield Proposal(
-            "narrow_before_cast", 0.85, f"{why}: take the part that is needed first.", case.site
-        )
-        yield Proposal("chunk", 0.6, f"{why}: work through it in parts.", case.site)
-        yield Proposal(
-            "mixed_precision", 0.4, f"{why}: stay in the narrow type.", case.site, remains=0.5
-        )
 
 
 def _joined(case: Case, nbytes: str) -> Iterator[Proposal]:

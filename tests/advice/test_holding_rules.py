@@ -258,6 +258,6 @@ def test_a_data_set_that_was_converted_as_a_whole_is_told_to_be_converted_in_par
 
 def test_a_repetition_of_values_is_told_to_be_an_expansion(bench):
     bench.write("def score(q, m):\n    q = q.unsqueeze(1).repeat(1, m, 1)\n")
-    first, *_ = bench.advise("repeat", kind=Kind.WASTE, pattern="repeated")
+    first, *_ = bench.advise("repeat", rule="repeated")
     assert (first.fix, first.line) == ("reshape", 2)
     assert "`expand`" in first.why
