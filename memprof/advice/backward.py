@@ -28,7 +28,6 @@ from memprof.source_code.values import (
     takes_no_gradient,
     trains_besides,
 )
-from memprof.units import format_bytes
 
 __all__ = ["piled_up", "retaining", "rules", "under_no_grad"]
 
@@ -43,21 +42,10 @@ def rules(case: Case) -> Iterator[Proposal]:
 
 
 def _of_pattern(case: Case) -> Iterator[Proposal]:
-    nbytes = format_bytes(case.found.bytes)
     if case.pattern == Pattern.OLD_GRAPHS.value:
         yield from _old_graphs(case)
     if case.pattern == Pattern.UNUSED_GRADIENTS.value:
         yield from _unused_gradients(case)
-    if case.pattern == Pattern.SUMMED_LOSSES.value and "sum_line" in case.found.evidence.facts:
-        line = int(case.fact("sum_line", 0))
-        yield Proposal(
-            "early_backward",
-            0.95,
-            f"The graphs of {case.fact('times', 2)} passes are alive at once ({nbytes}): call "
-            "`backward()` on each loss, the gradients add up to the same.",
-            case.place_at(str(case.fact("sum_file", "")), line),
-            line,
-        )
 
 
 def _old_graphs(case: Case) -> Iterator[Proposal]:

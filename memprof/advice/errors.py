@@ -6,14 +6,12 @@ import ast
 from collections.abc import Iterator
 
 from memprof.advice.case import Case, Proposal, says
-from memprof.analysis.suspicion import Pattern
 from memprof.reference_chain import LinkKind
 from memprof.source_code.exception_handlers import exception_store
 from memprof.source_code.idioms import growing
 from memprof.source_code.patch import diff, replaced
 from memprof.source_code.program import Place, bound_names
 from memprof.source_code.values import is_raised
-from memprof.units import format_bytes
 
 __all__ = ["kept_by_exception", "rules"]
 
@@ -22,9 +20,8 @@ _OF_ERRORS = frozenset({LinkKind.TRACEBACK, LinkKind.EXCEPTION, LinkKind.FRAME})
 
 
 def rules(case: Case) -> Iterator[Proposal]:
-    """``clear_traceback`` and ``move_out_of_except``."""
+    """``clear_traceback``, or ``item`` where a log record has tensors for arguments."""
     yield from kept_by_exception(case)
-    yield from _retried(case)
 
 
 def kept_by_exception(case: Case, *, raises: bool = False) -> Iterator[Proposal]:
@@ -93,17 +90,3 @@ def _text_patch(case: Case, place: Place | None) -> str:
     if any(is_raised(place, name, case.everywhere) for name in names):
         return ""
     return diff(place.program, replaced(value, f"str({value.id})"))
-
-
-def _retried(case: Case) -> Iterator[Proposal]:
-    if case.pattern != Pattern.RETRY.value:
-        return
-    file, line = str(case.fact("handler_file", "")), int(case.fact("handler_line", 0))
-    yield Proposal(
-        "move_out_of_except",
-        0.95,
-        f"The retry runs while the exception still holds {format_bytes(case.found.bytes)} of the "
-        "failed try: set a flag in the handler and retry after it.",
-        case.place_at(file, line),
-        line,
-    )

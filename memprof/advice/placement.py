@@ -36,15 +36,6 @@ def rules(case: Case) -> Iterator[Proposal]:
         yield Proposal("del_ref", 0.4, f"{why}: drop it, or save it to a file.", case.site)
     if case.pattern in (Pattern.RESIDENT.value, "pinned"):
         yield from _resident(case, nbytes)
-    if case.pattern == Pattern.UPCAST.value:
-        why = f"A wider copy of {nbytes} is made of a tensor that is there as well"
-        yield Proposal(
-            "narrow_before_cast", 0.85, f"{why}: take the part that is needed first.", case.site
-        )
-        yield Proposal("chunk", 0.6, f"{why}: work through it in parts.", case.site)
-        yield Proposal(
-            "mixed_precision", 0.4, f"{why}: stay in the narrow type.", case.site, remains=0.5
-        )
 
 
 def _resident(case: Case, nbytes: str) -> Iterator[Proposal]:

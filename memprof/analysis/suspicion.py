@@ -32,22 +32,6 @@ class Pattern(str, enum.Enum):
     """Kept over many steps without being part of a model."""
     UNUSED_GRADIENTS = "unused_gradients"
     """Gradients that no optimizer reads and nothing clears."""
-    SUMMED_LOSSES = "summed_losses"
-    OPTIMIZER_TEMPORARIES = "optimizer_temporaries"
-    RETRY = "retry"
-    """The retry runs while the exception still holds the tensors of the failed try."""
-    ACTIVATIONS = "activations"
-    """Activations of repeated blocks make the peak."""
-    LARGEST = "largest"
-    """One allocation makes much of the peak."""
-    UPCAST = "upcast"
-    BROADCAST = "broadcast"
-    REPEATED = "repeated"
-    GROWN_BY_COPY = "grown_by_copy"
-    """A tensor is enlarged by copying it, so that old and new are there at once."""
-    BUCKETS = "buckets"
-    """Gradients are there twice: in ``.grad`` and in the buckets of a reducer."""
-    WORKSPACE = "workspace"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

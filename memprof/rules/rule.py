@@ -21,7 +21,8 @@ __all__ = ["EVERY_OTHER", "Advice", "Match", "WasteRule"]
 Ints = npt.NDArray[np.int64]
 
 EVERY_OTHER = ("*",)
-"""For ``yields_to`` of a rule that only says what the bytes are, not what is wrong."""
+"""For ``yields_to`` of a rule that only says what the bytes are, not what is wrong: to every match
+that is larger."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +77,8 @@ class WasteRule(ABC, Generic[AnyMatch]):
     names_holders: ClassVar[bool] = False
     """Who holds the tensors matters: the job's own search is looked up."""
     yields_to: ClassVar[tuple[str, ...]] = ()
-    """Rules that say it better where both match the same tensors; `EVERY_OTHER` for all."""
+    """Rules that say it better where both match the same tensors, whichever of the two is larger;
+    and `EVERY_OTHER`."""
 
     stands_beside: ClassVar[bool] = False
     """It says something else of the tensors than other rules: it yields to none."""

@@ -10,8 +10,6 @@ import numpy as np
 
 from memprof.analysis.buffers import large_buffers
 from memprof.analysis.findings import Evidence, Found, Kind
-from memprof.analysis.large import large
-from memprof.analysis.peaks import peaks
 from memprof.analysis.residents import residents
 from memprof.analysis.suspicion import Pattern, Suspicion
 from memprof.records import Holder
@@ -45,8 +43,6 @@ _HELD = (
 _DETECTORS: tuple[Callable[[Window], Iterator[Suspicion]], ...] = (
     residents,
     large_buffers,
-    peaks,
-    large,
 )
 
 
@@ -75,14 +71,18 @@ class _Candidate:
         """What may be meant comes last; the largest first; of equals, the one that yields last."""
         return self.match.tentative, -self.share, self.yields_to == EVERY_OTHER
 
+    def gives_way_to(self, other: _Candidate) -> bool:
+        """True if its rule declares that ``other`` says it better, and does so of its tensors."""
+        return other.rule in self.yields_to and self._shares_most_with(other)
+
     def adds_nothing_to(self, other: _Candidate) -> bool:
         """True if ``other``, which ranks before it, says it better of most of its tensors."""
+        weaker = self.match.tentative or set(EVERY_OTHER) <= set(self.yields_to)
+        return weaker and not self.stands_beside and self._shares_most_with(other)
+
+    def _shares_most_with(self, other: _Candidate) -> bool:
         rows = self.match.rows
-        if self.stands_beside:
-            return False
-        weaker = self.match.tentative or self.yields_to == EVERY_OTHER
-        weaker = weaker or other.rule in self.yields_to
-        return weaker and len(rows) > 0 and np.isin(rows, other.match.rows).mean() > _MOSTLY
+        return len(rows) > 0 and bool(np.isin(rows, other.match.rows).mean() > _MOSTLY)
 
 
 def waste_of(examination: Examination) -> tuple[Found, ...]:
@@ -143,9 +143,10 @@ def _of_suspicion(window: Window, one: Suspicion) -> _Candidate:
 
 
 def _distinct(candidates: list[_Candidate]) -> list[_Candidate]:
-    """Without those that say less of the same tensors than one before them."""
+    """Without those that say less of the same tensors than others, or than one before them."""
+    left = [one for one in candidates if not any(map(one.gives_way_to, candidates))]
     distinct: list[_Candidate] = []
-    for one in sorted(candidates, key=lambda one: one.rank):
+    for one in sorted(left, key=lambda one: one.rank):
         if not any(one.adds_nothing_to(other) for other in distinct):
             distinct.append(one)
     return distinct

@@ -253,7 +253,7 @@ actor = DDP(actor, device_ids=[0])
 
 
 def of_buckets(bench, site):
-    return bench.advise(site, kind=Kind.WASTE, pattern="buckets")[0]
+    return bench.advise(site, rule="buckets")[0]
 
 
 def test_the_wrapper_that_copies_its_gradients_is_the_one_that_is_patched(bench):

@@ -192,9 +192,9 @@ def test_no_patch_is_made_for_another_line_than_the_recorded_one(bench, above):
 
 def test_a_stack_is_not_looked_up_in_a_file_that_is_younger_than_the_recording(bench):
     bench.write(LOOP)
-    assert bench.advise("net().mean", kind=Kind.WASTE, pattern="retained_graph")[0].code
+    assert bench.advise("net().mean", rule="retained-graph")[0].code
     os.utime(bench.file)
-    stale = bench.advise("net().mean", kind=Kind.WASTE, pattern="retained_graph")
+    stale = bench.advise("net().mean", rule="retained-graph")
     assert {r.code for r in stale} == {""}
     assert "has changed since" in stale[0].why
 
@@ -203,11 +203,9 @@ def test_a_file_that_is_what_ran_is_patched_however_young(bench):
     holder = held_sum(bench.write(SUM).record())
     os.utime(bench.file)
     assert bench.advise("loss.backward", holder, kind=Kind.HOST_GROWTH)[0].patch
-    (first, *_) = (
-        bench.write(LOOP).record().advise("net().mean", kind=Kind.WASTE, pattern="retained_graph")
-    )
+    (first, *_) = bench.write(LOOP).record().advise("net().mean", rule="retained-graph")
     os.utime(bench.file)
-    again = bench.advise("net().mean", kind=Kind.WASTE, pattern="retained_graph")[0]
+    again = bench.advise("net().mean", rule="retained-graph")[0]
     assert (again.code, again.why) == (first.code, first.why)
     assert again.code == "loss = net().mean()"
 
@@ -225,12 +223,12 @@ def test_a_file_that_is_not_what_ran_is_not_patched_however_old(bench, times):
 def test_a_patch_of_a_line_that_was_not_recorded_needs_the_file_that_ran_too(bench):
     text = "def step(opt):\n    opt.zero_grad(set_to_none=False)\n    x = net()\n"
     bench.write(text).record()
-    told = {"kind": Kind.WASTE, "pattern": "held_gradients"}
-    patched = [r for r in bench.advise("net()", **told) if r.fix == "set_to_none"]
+    asked = {"rule": "held-gradients"}
+    patched = [r for r in bench.advise("net()", **asked) if r.fix == "set_to_none"]
     assert [bool(r.patch) for r in patched] == [True]
     bench.file.write_text(text + "# more\n")
     os.utime(bench.file, (1, 1))
-    (remedy,) = [r for r in bench.advise("net()", **told) if r.fix == "set_to_none"]
+    (remedy,) = [r for r in bench.advise("net()", **asked) if r.fix == "set_to_none"]
     assert remedy.patch == ""
     assert remedy.why.endswith("No patch is made: `train.py` has changed since.")
 
@@ -260,6 +258,6 @@ def test_a_data_set_that_was_converted_as_a_whole_is_told_to_be_converted_in_par
 
 def test_a_repetition_of_values_is_told_to_be_an_expansion(bench):
     bench.write("def score(q, m):\n    q = q.unsqueeze(1).repeat(1, m, 1)\n")
-    first, *_ = bench.advise("repeat", kind=Kind.WASTE, pattern="repeated")
+    first, *_ = bench.advise("repeat", rule="repeated")
     assert (first.fix, first.line) == ("reshape", 2)
     assert "`expand`" in first.why

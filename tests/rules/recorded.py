@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
+
+import torch
 
 import memprof
 from memprof.analysis.findings import Found
@@ -21,12 +24,16 @@ def findings_of(program: Program, path: Path, steps: int = 16) -> tuple[Found, .
 
     A program that returns a step is run on the CPU; one that returns traces is of a device.
     """
+    hook = sys.excepthook  # a process group sets one, and leaves it there
     with memprof.track(path, sources=["cpu"], allowance_s=600) as tracker:
         job = program()
         if callable(job):
             for number in range(steps):
                 job(number)
                 tracker.step()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+        sys.excepthook = hook
     if not callable(job):
         traces = job if isinstance(job, tuple) else (job,)
         path.unlink()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("torch", reason="the programs train with torch")
@@ -12,12 +9,7 @@ pytest.importorskip("torch", reason="the programs train with torch")
 from memprof.loading import load
 from memprof.rules.findings import findings
 from memprof.views.examination import examine
-
-SPEC = importlib.util.spec_from_file_location(
-    "arranged_programs", Path(__file__).with_name("arranged_programs.py")
-)
-programs = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(programs)
+from tests.rules import arranged_programs as programs
 
 
 @pytest.fixture
@@ -56,8 +48,7 @@ def test_other_changes_of_the_same_activations_bear_no_figure_of_that_replay(rec
 
 def test_passes_that_go_on_with_one_anothers_state_have_one_backward_pass(recorded):
     run, _ = recorded(programs.Unrolled, mended=False)
-    offered = [
-        (one.evidence.facts.get("times"), r.fix) for one in findings(run) for r in one.remedies
-    ]
-    assert (4, "checkpoint") in offered
-    assert "early_backward" not in {fix for _, fix in offered}
+    found = {one.rule: one for one in findings(run)}
+    assert "summed-losses" not in found
+    assert found["activations"].match.passes == 4
+    assert found["activations"].remedies[0].fix == "checkpoint"

@@ -1,23 +1,94 @@
-"""Peaks that passes arranged otherwise would have: checkpointed, or each with a backward pass.
+"""Forward passes of a step, and the peak with them checkpointed or each with a backward pass.
 
-A replay of the recorded lifetimes, in every step alike. What is freed earlier is cut out of them,
-and what would be made again or earlier is put in.
+The peaks are replays of the recorded lifetimes, in every step alike. What is freed earlier is cut
+out of them, and what would be made again or earlier is put in.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.trace import Category, Phase
+from memprof.source_code.program import Place, place_of
+from memprof.trace import Action, Category, Frame, Phase
 from memprof.views.peak_without import Cuts, Saving
 from memprof.views.window import Bools, Ints, Window
 
-__all__ = ["block_names", "checkpointed", "one_at_a_time"]
+__all__ = ["Passes", "block_names", "checkpointed", "forward_passes", "one_at_a_time"]
 
 _FEW_ROWS = 2
 """Activations a block, below which single blocks leave nothing to make again."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Passes:
+    """Several forward passes through the same modules in the step of the peak."""
+
+    number: int
+    row: int
+    """The lifetime whose line and stack stand for all of their activations."""
+    rows: Ints
+    """The step's activations that are there at the peak."""
+    beginning: tuple[int, int]
+    """Stack and module of a tensor that each pass makes once, near its beginning."""
+    calls: tuple[Place, ...]
+    """The user's statements that call them in a loop, innermost first."""
+
+
+def forward_passes(window: Window) -> Passes | None:
+    """The passes that one line runs in a loop, with their activations there at the peak together.
+
+    None where the step of the peak has one pass, or where most of its activations are of others.
+    """
+    if window.peak.event < 0:
+        return None
+    made = window.made_in == window.step_of_event[window.peak.event]
+    made &= window.category == Category.ACTIVATION
+    number, rows, first = _repetitions(window, np.flatnonzero(made & (window.module > 0)))
+    sizes = window.lives.size
+    # One line may well make two tensors (`table(x) + arange(n)`); repeated passes repeat the most.
+    if number < 2 or 2 * int(sizes[rows].sum()) < window.bytes_of(made):
+        return None
+    there = np.flatnonzero(made & window.at_peak)
+    calls = _calls_in_loops(window.stack(int(rows[0])))
+    if not len(there) or not calls:
+        return None
+    mask = np.zeros(len(window.lives), dtype=bool)
+    mask[rows] = True
+    beginning = int(window.lives.stack[first]), int(window.module[first])
+    return Passes(number, window.main_site(mask), there, beginning, calls)
+
+
+def _repetitions(window: Window, rows: Ints) -> tuple[int, Ints, int]:
+    """Number of forward passes in the step, the rows that they made, and the first row of one.
+
+    A pass is what makes most of the bytes again by the same stacks in the same modules; the first
+    row is one that each pass makes once, or -1 where nothing is made twice. A line that runs
+    several times in a pass does so a multiple of that. An operator with several results makes them
+    at once: that is one time.
+    """
+    events = window.trace.events
+    allocs = np.flatnonzero(events.action == Action.ALLOC)
+    runs = np.cumsum(np.diff(events.stack[allocs], prepend=-1) != 0)
+    run = runs[np.searchsorted(allocs, window.lives.alloc[rows])]
+    keys = list(zip(window.lives.stack[rows].tolist(), window.module[rows].tolist(), strict=True))
+    times = Counter(key for key, _ in set(zip(keys, run.tolist(), strict=True)))
+    of_row = np.array([times[key] for key in keys], dtype=np.int64)
+    sizes = window.lives.size[rows]
+    shared = {t: int(sizes[of_row % t == 0].sum()) for t in set(times.values()) if t > 1}
+    passes = max(shared, key=lambda t: (shared[t], t), default=1)
+    once = rows[of_row == passes]
+    first = int(once[window.lives.alloc[once].argmin()]) if passes > 1 else -1
+    return passes, rows[of_row % passes == 0], first
+
+
+def _calls_in_loops(stack: tuple[Frame, ...]) -> tuple[Place, ...]:
+    """The user's statements on a stack that are in a loop, innermost first."""
+    places = map(place_of, stack)
+    return tuple(place for place in places if place is not None and place.loop is not None)
 
 
 def block_names(window: Window) -> list[str]:
@@ -32,18 +103,18 @@ def _block(module: str) -> str:
     return parts[0] if cut is None else ".".join(parts[: cut + 1])
 
 
-def checkpointed(window: Window, key: tuple[int, int] | None = None) -> Saving:
+def checkpointed(window: Window, beginning: tuple[int, int] | None = None) -> Saving:
     """With the output of each block kept, and the rest made again in its backward pass.
 
     Blocks of one operator each are taken together: √n of n at a time (Chen et al. 2016). With a
-    ``key``, as in `one_at_a_time`, each pass is a block.
+    ``beginning`` (of `Passes`) each pass is a block.
     """
     rows: list[Ints] = []
     start: list[Ints] = []
     end: list[Ints] = []
     backward = np.flatnonzero(window.phase_of_event == Phase.BACKWARD)
     free = window.lives.free
-    steps = _blocks_of_steps(window) if key is None else _passes_of_steps(window, *key)
+    steps = _blocks_of_steps(window) if beginning is None else _passes_of_steps(window, *beginning)
     for blocks in steps:
         frees = np.sort(np.concatenate([free[block] for block in blocks]))
         for block in blocks:
@@ -98,18 +169,17 @@ def _beginnings(window: Window, stack: int, module: int) -> Iterator[tuple[Ints,
         yield lives.alloc[marks[window.made_in[marks] == step]], window.made_in == step
 
 
-def one_at_a_time(window: Window, key: tuple[int, int]) -> Saving:
+def one_at_a_time(window: Window, beginning: tuple[int, int]) -> Saving:
     """With a backward pass after each forward pass, and not one for the sum of their losses.
 
-    ``key`` is the stack and the module of a tensor that each pass makes once, near its beginning.
-    The gradients are there from the first backward pass on.
+    ``beginning`` is that of `Passes`. The gradients are there from the first backward pass on.
     """
     lives, freed = window.lives, _freed_by_backward(window)
     gradients = (window.category == Category.GRADIENT) & (window.phase == Phase.BACKWARD)
     rows: list[Ints] = []
     start: list[Ints] = []
     end: list[Ints] = []
-    for begins, made in _beginnings(window, *key):
+    for begins, made in _beginnings(window, *beginning):
         for category in (Category.ACTIVATION, Category.INPUT):
             own = np.flatnonzero(made & freed & (window.category == category))
             following = np.searchsorted(begins, lives.alloc[own], side="right")

@@ -1,0 +1,74 @@
+"""The one tensor that makes much of the peak and is no part of a model.
+
+Several rules say what it is by the statement that made it. Each decides for itself; of those that
+match, the one that says most is declared by ``yields_to``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import takewhile
+
+import numpy as np
+
+from memprof.source_code.program import Place, place_of
+from memprof.trace import Category
+from memprof.views.window import Bools, Ints, Window
+
+__all__ = ["LargeTensor", "large_tensor", "made_by_module", "made_on_its_line"]
+
+_LEAST_SHARE = 0.2
+"""Of the peak, with all tensors of its size: less is what every program has."""
+_LEAST_ONE = 0.1
+"""Of the peak: many small tensors of one size are a collection, and no large tensor."""
+_RESIDENT = 2
+"""Steps from which on something is kept rather than computed."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LargeTensor:
+    """The largest tensor at the peak that a step computes, with all tensors of its size."""
+
+    row: int
+    """The first that its step made: the others came of it."""
+    alike: Bools
+    """Lifetimes of its size, at any time, that are neither part of a model nor inputs."""
+    there: Ints
+    """Those of them that are there at the peak."""
+    nbytes: int
+    """What these take."""
+    place: Place | None
+    """The statement that made it; None where its file is not here."""
+
+
+def large_tensor(window: Window) -> LargeTensor | None:
+    """The largest tensor that is no part of a model, if it makes much of the peak."""
+    if window.peak.event < 0:
+        return None
+    mask = window.at_peak & ~window.owned & (window.category != Category.INPUT)
+    mask &= window.freed_in - window.made_in < _RESIDENT
+    if not mask.any():
+        return None
+    row = window.largest(mask)
+    # Results and gradients of its size came of it; the first of them is where it began.
+    # A block may be larger than asked for, where its rest was too small to split off.
+    size = window.lives.requested[row]
+    alike = ~window.owned & (window.lives.requested == size) & (window.category != Category.INPUT)
+    there = np.flatnonzero(alike & window.at_peak)
+    nbytes = int(window.lives.size[there].sum())
+    if window.share(nbytes) < _LEAST_SHARE or window.share(int(size)) < _LEAST_ONE:
+        return None
+    row = int(np.flatnonzero(alike & (window.made_in == window.made_in[row]))[0])
+    return LargeTensor(row, alike, there, nbytes, place_of(window.frame_of(row)))
+
+
+def made_on_its_line(window: Window, row: int) -> Ints:
+    """Every lifetime that the same stack made."""
+    return np.flatnonzero(window.lives.stack == window.lives.stack[row])
+
+
+def made_by_module(window: Window, row: int) -> bool:
+    """Whether a module that the line calls made the tensor, and no function on the line itself."""
+    line = window.frame_of(row)
+    inside = takewhile(lambda frame: frame != line, window.stack(row))
+    return any("_call_impl" in frame.name for frame in inside)

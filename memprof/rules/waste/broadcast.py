@@ -1,0 +1,134 @@
+"""broadcast: two vectors of n values come out as an n × n table."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.advice.case import Case
+from memprof.rules.large_tensor import LargeTensor, large_tensor
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.program import Place, called_name, calls_in
+from memprof.source_code.scopes import qualified_name
+from memprof.source_code.values import values_of
+from memprof.trace import Phase
+from memprof.units import format_bytes
+from memprof.views.window import Window
+
+__all__ = ["RULE"]
+
+_LEAST_SIDE = 16
+"""A smaller table takes no more than a few blocks, which have sizes that many share."""
+_BYTES = ((4, 4), (2, 2), (8, 8), (1, 4), (1, 8))
+"""Of a value in the table and in the vectors: sums and losses in one type, or comparisons, whose
+results are booleans."""
+_ELEMENTWISE = frozenset(
+    ("add", "div", "eq", "isclose", "maximum", "minimum", "mul", "ne", "sub", "where")
+)
+"""Functions of torch that broadcast."""
+_PRODUCTS = ("matmul", "bmm", "baddbmm", "mm", "einsum")
+"""Functions of torch that make a table of n × n because that is what they are for."""
+_AFTERWARDS = (Phase.BACKWARD, Phase.OPTIMIZER)
+"""No line of the program combines anything there; its stack may end in one that does, besides."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table(Match):
+    """A table of n × n."""
+
+    side: int = 0
+
+
+class Broadcast(WasteRule[Table]):
+    """Operands of shapes (N, 1) and (N,): the result has N × N values, and is wrong as well."""
+
+    name = "broadcast"
+    summary = "operands of different shapes broadcast to a table of n × n"
+    fixes = ("reshape", "chunk")
+    yields_to = ("grown-by-copy",)
+
+    def matches(self, window: Window) -> Iterator[Table]:
+        """The large tensor of the peak, where two of the square root of its values went in."""
+        large = large_tensor(window)
+        side = _side(window, large) if large is not None else 0
+        if large is None or not side:
+            return
+        rows = np.flatnonzero(large.alike & (window.made_in >= 0))
+        yield Table(
+            row=large.row,
+            rows=large.there,
+            nbytes=large.nbytes,
+            saving=window.replayed(window.whole(rows)),
+            side=side,
+        )
+
+    def title(self, match: Table) -> str:
+        """Say of what they come."""
+        return f"come of broadcasting {match.side} values against {match.side}"
+
+    def advice(self, match: Table, case: Case) -> Iterator[Advice]:
+        """Give both the same shape; in parts, where the table is meant."""
+        why = (
+            "Operands of shapes like (N, 1) and (N,) broadcast to N × N, "
+            f"{format_bytes(match.nbytes)}: give both the same shape."
+        )
+        yield Advice("reshape", why, case.site)
+        yield Advice("chunk", "If the table is meant, work through it in parts.", case.site)
+
+
+def _side(window: Window, large: LargeTensor) -> int:
+    """``n`` where the tensor has n × n values and two tensors of n values went in; 0 where not."""
+    place, row = large.place, large.row
+    if place is None or not _combines(place) or window.phase[row] in _AFTERWARDS:
+        return 0
+    requested = int(window.lives.requested[row])
+    before = ~window.owned & (window.lives.alloc < window.lives.alloc[row])
+    there = window.lives.requested[before & (window.lives.free > window.lives.alloc[row])]
+    for width, operand in _BYTES:
+        side: int = round((requested / width) ** 0.5)
+        fits = side > _LEAST_SIDE and side * side * width == requested
+        if fits and int((there == side * operand).sum()) >= 2:
+            return side
+    return 0
+
+
+def _combines(place: Place) -> bool:
+    """Element by element: ``a - b``, ``a == b``, a loss of two tensors; no matrix product.
+
+    Nor one that is scaled or masked, as ``q @ k.mT / sqrt(d)`` is.
+    """
+    for node in ast.walk(place.statement):
+        if isinstance(node, ast.BinOp) and not isinstance(node.op, (ast.MatMult, ast.FloorDiv)):
+            sides = (node.left, node.right)
+            scaled = not isinstance(node.op, ast.Sub) and any(map(_is_product, sides))
+            if not scaled and not any(isinstance(side, ast.Constant) for side in sides):
+                return True
+        if isinstance(node, ast.Compare):
+            return True
+        if isinstance(node, ast.Call) and (
+            called_name(node) in _ELEMENTWISE or _is_loss(place, node)
+        ):
+            return True
+    return False
+
+
+def _is_loss(place: Place, call: ast.Call) -> bool:
+    """``F.mse_loss(a, b)``, or a call of what is made by ``nn.MSELoss()`` or its like."""
+    if qualified_name(place, call.func).startswith("torch.") and called_name(call).endswith(
+        "_loss"
+    ):
+        return True
+    values = values_of(place, ast.unparse(call.func))
+    return any(one is not None and called_name(one).endswith("Loss") for one in values)
+
+
+def _is_product(expression: ast.expr) -> bool:
+    """True if a product of matrices is in it, by ``@`` or by a function."""
+    at = (isinstance(n, ast.BinOp) and isinstance(n.op, ast.MatMult) for n in ast.walk(expression))
+    return any(at) or bool(calls_in(expression, *_PRODUCTS))
+
+
+RULE = Broadcast()

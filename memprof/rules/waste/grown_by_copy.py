@@ -1,0 +1,47 @@
+"""grown-by-copy: a tensor is enlarged by copying it, so that old and new are there at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memprof.advice.case import Case
+from memprof.rules.large_tensor import large_tensor, made_on_its_line
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.idioms import enlarged_copy
+from memprof.units import format_bytes
+from memprof.views.window import Window
+
+__all__ = ["RULE"]
+
+
+class GrownByCopy(WasteRule[Match]):
+    """`x = torch.cat((x, new))`: each time, the new tensor is made beside the old one."""
+
+    name = "grown-by-copy"
+    summary = "a tensor is enlarged by copying it into a larger one"
+    fixes = ("preallocate", "cpu_offload")
+
+    def matches(self, window: Window) -> Iterator[Match]:
+        """The large tensor of the peak, made by a statement that replaces one by a larger copy."""
+        large = large_tensor(window)
+        if large is None or large.place is None or not enlarged_copy(large.place.statement):
+            return
+        yield Match(
+            row=large.row,
+            rows=large.there,
+            nbytes=large.nbytes,
+            saving=window.replayed(window.whole(made_on_its_line(window, large.row))),
+        )
+
+    def title(self, match: Match) -> str:  # noqa: ARG002 - every match reads the same
+        """Say what happens to them."""
+        return "are copied into a larger tensor again and again"
+
+    def advice(self, match: Match, case: Case) -> Iterator[Advice]:
+        """Allocate the final size, or collect elsewhere."""
+        why = f"Old and new copy are there at once, {format_bytes(match.nbytes)}"
+        yield Advice("preallocate", f"{why}: allocate once and fill.", case.site)
+        yield Advice("cpu_offload", f"{why}: collect the parts on the host.", case.site)
+
+
+RULE = GrownByCopy()

@@ -1,0 +1,94 @@
+"""optimizer-temporaries: an optimizer makes its temporaries for all parameters at once."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from memprof.advice.case import Case
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.rules.stacks import made_through
+from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.idioms import OPTIMIZERS, keyword
+from memprof.source_code.patch import diff, with_keyword
+from memprof.source_code.program import Place
+from memprof.trace import Frame, Phase
+from memprof.units import format_bytes
+from memprof.views.window import Window
+
+__all__ = ["RULE"]
+
+_MULTI_TENSOR = re.compile(r"_multi_tensor|_foreach|foreach_tensor")
+"""What torch calls these functions: ``_multi_tensor_adam``, ``_foreach_add_``, and in C++
+``foreach_tensor_add_list_kernel_cuda``."""
+_NEEDED_AT_ONCE = 2
+"""Temporaries of one parameter, when an optimizer goes through them one by one."""
+
+
+class OptimizerTemporaries(WasteRule[Match]):
+    """The peak is in an optimizer's step, which works on all parameters at once (``foreach``)."""
+
+    name = "optimizer-temporaries"
+    summary = "the optimizer's temporaries for all parameters make the peak"
+    fixes = ("foreach_false",)
+
+    def matches(self, window: Window) -> Iterator[Match]:
+        """Temporaries of a multi-tensor implementation that are there at the peak."""
+        if window.peak.event < 0:
+            return
+        temporary = (window.phase == Phase.OPTIMIZER) & ~window.owned
+        temporary &= made_through(window, _is_multi_tensor)
+        mask = temporary & window.at_peak
+        if not mask.any():
+            return
+        rows = np.flatnonzero(temporary)
+        order = np.lexsort((-window.lives.size[rows], window.made_in[rows]))
+        rows, steps = rows[order], window.made_in[rows[order]]
+        place = np.arange(len(rows)) - np.searchsorted(steps, steps)
+        spared = rows[place >= _NEEDED_AT_ONCE]  # all but the largest of each step
+        yield Match(
+            row=window.main_site(mask),
+            rows=np.flatnonzero(mask),
+            nbytes=window.bytes_of(mask),
+            saving=window.replayed(window.whole(spared)),
+        )
+
+    def title(self, match: Match) -> str:  # noqa: ARG002 - every match reads the same
+        """Say whose they are."""
+        return "are temporaries of an optimizer that updates all parameters at once"
+
+    def advice(self, match: Match, case: Case) -> Iterator[Advice]:
+        """Let the optimizer go tensor by tensor, or fuse its step."""
+        constructions = _constructions(case)
+        place, call = constructions[0] if constructions else (case.site, None)
+        patch = ""
+        if place is not None and call is not None:
+            patch = diff(place.program, with_keyword(call, "foreach", "False"))
+        why = (
+            "The multi-tensor optimizer makes temporaries for all parameters at once, "
+            f"{format_bytes(match.nbytes)} at the peak; `fused=True` makes none and is faster on "
+            "CUDA."
+        )
+        yield Advice("foreach_false", why, place, patch=patch)
+
+
+def _is_multi_tensor(frame: Frame) -> bool:
+    users = frame_kind(frame.filename) is FrameKind.USER  # any function of theirs may be called so
+    return not users and _MULTI_TENSOR.search(frame.name) is not None
+
+
+def _constructions(case: Case) -> list[tuple[Place, ast.Call]]:
+    """Where the program makes its optimizers; those that ask for ``foreach`` first."""
+    made = [(p, c) for c, p in case.calls(*OPTIMIZERS) if _asks_for_foreach(c) is not False]
+    return sorted(made, key=lambda pair: _asks_for_foreach(pair[1]) is not True)
+
+
+def _asks_for_foreach(call: ast.Call) -> bool | None:
+    value = keyword(call, "foreach")
+    return bool(value.value) if isinstance(value, ast.Constant) else None
+
+
+RULE = OptimizerTemporaries()

@@ -1,0 +1,65 @@
+"""repeated: a tensor is copied several times where a view would do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from memprof.advice.case import NO_FIGURE, Case
+from memprof.rules.large_tensor import large_tensor
+from memprof.rules.rule import EVERY_OTHER, Advice, Match, WasteRule
+from memprof.source_code.program import Place, calls_in, place_of
+from memprof.source_code.verbs import REPEATING
+from memprof.views.window import Bools, Window
+
+__all__ = ["RULE"]
+
+
+class Repeated(WasteRule[Match]):
+    """`x.repeat(…)` or `repeat_interleave` before an operation that would broadcast."""
+
+    name = "repeated"
+    summary = "a smaller tensor is repeated where a view would do"
+    fixes = ("reshape", "chunk")
+    yields_to = (*EVERY_OTHER, "grown-by-copy", "broadcast")
+
+    def matches(self, window: Window) -> Iterator[Match]:
+        """The large tensor of the peak, made by a statement that repeats a tensor."""
+        large = large_tensor(window)
+        if large is None or not _repeats(large.place):
+            return
+        rows = np.flatnonzero(large.alike & _made_by_repeating(window))
+        yield Match(
+            row=large.row,
+            rows=large.there,
+            nbytes=large.nbytes,
+            saving=window.replayed(window.whole(rows)),
+        )
+
+    def title(self, match: Match) -> str:  # noqa: ARG002 - every match reads the same
+        """Say of what they come."""
+        return "come of repeating a smaller tensor"
+
+    def advice(self, match: Match, case: Case) -> Iterator[Advice]:  # noqa: ARG002
+        """Let it broadcast, else go in parts."""
+        why = (
+            "A repetition copies: `expand`, or operands of shapes that broadcast, read the same "
+            "values without."
+        )
+        yield Advice("reshape", why, case.site)
+        yield Advice("chunk", "Or work through it in parts.", case.site, saving=NO_FIGURE)
+
+
+def _repeats(place: Place | None) -> bool:
+    return place is not None and bool(calls_in(place.statement, *REPEATING))
+
+
+def _made_by_repeating(window: Window) -> Bools:
+    """Per lifetime: whether its statement repeats a tensor."""
+    sites = np.array([_repeats(place_of(frame)) for frame in window.owners.sites.frames])
+    made: Bools = sites[window.site]
+    return made
+
+
+RULE = Repeated()

@@ -1,0 +1,39 @@
+"""grown-by-copy: a tensor is enlarged by copying it, so that old and new are there at once."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.rules.recorded import findings_of
+
+
+def fires():
+    def step(number):
+        out = torch.zeros(0, 1024)
+        for _ in range(8):
+            out = torch.cat((out, torch.ones(64, 1024)))
+        out.sum().item()
+
+    return step
+
+
+def looks_alike():
+    """The parts are in a list, and joined once."""
+
+    def step(number):
+        parts = []
+        for _ in range(8):
+            parts.append(torch.ones(64, 1024))
+        out = torch.cat(parts)
+        out.sum().item()
+
+    return step
+
+
+def test_the_last_copy_is_the_highest_moment(tmp_path):
+    found = next(
+        one for one in findings_of(fires, tmp_path / "run.json") if one.rule == "grown-by-copy"
+    )
+    whole = 8 * 64 * 1024 * 4
+    assert whole <= found.bytes < whole + (1 << 20)  # with a rest too small to be split off
+    assert found.remedies[0].code == "out = torch.cat((out, torch.ones(64, 1024)))"

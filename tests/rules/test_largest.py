@@ -1,0 +1,36 @@
+"""largest: one tensor makes much of the peak, and nothing more is known of it."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.rules.recorded import findings_of
+
+
+def fires():
+    def step(number):
+        queries, keys = torch.randn(512, 32), torch.randn(1024, 32)
+        scores = queries @ keys.T
+        scores.argmax(1).sum().item()
+
+    return step
+
+
+def looks_alike():
+    """A large table that is looked up in: a parameter, and no result."""
+    table = nn.Embedding(4096, 256)
+
+    def step(number):
+        table(torch.arange(64)).sum().backward()
+        table.zero_grad()
+
+    return step
+
+
+def test_a_part_of_it_would_do(tmp_path):
+    (found,) = [one for one in findings_of(fires, tmp_path / "run.json") if one.rule == "largest"]
+    assert found.bytes == 512 * 1024 * 4
+    assert found.match.tentative
+    assert found.title.endswith("are one tensor")
+    assert found.remedies[0].fix == "chunk"
