@@ -15,7 +15,7 @@ from memprof.source_code.program import Place, bound_names
 from memprof.source_code.values import is_raised
 from memprof.units import format_bytes
 
-__all__ = ["rules"]
+__all__ = ["kept_by_exception", "rules"]
 
 _KINDS = (LinkKind.TRACEBACK, LinkKind.EXCEPTION, LinkKind.LOG_RECORD)
 _OF_ERRORS = frozenset({LinkKind.TRACEBACK, LinkKind.EXCEPTION, LinkKind.FRAME})
@@ -23,9 +23,14 @@ _OF_ERRORS = frozenset({LinkKind.TRACEBACK, LinkKind.EXCEPTION, LinkKind.FRAME})
 
 def rules(case: Case) -> Iterator[Proposal]:
     """``clear_traceback`` and ``move_out_of_except``."""
+    yield from kept_by_exception(case)
+    yield from _retried(case)
+
+
+def kept_by_exception(case: Case) -> Iterator[Proposal]:
+    """What to do where an exception, or a log record of one, holds the tensors."""
     yield from _logged(case)
     yield from _kept(case)
-    yield from _retried(case)
 
 
 def _logged(case: Case) -> Iterator[Proposal]:

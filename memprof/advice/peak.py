@@ -33,8 +33,6 @@ def rules(case: Case) -> Iterator[Proposal]:
         why = f"Nothing in the program's files reads `{name}`, {nbytes}"
         yield Proposal("del_ref", 0.8, f"{why}: leave it out.", case.site)
         yield Proposal("right_size", 0.5, f"{why}; make it no larger than what is used.", case.site)
-    elif pattern == Pattern.AUTOCAST_CACHE.value:
-        yield from _autocast(case, nbytes)
     elif pattern == Pattern.BUCKETS.value:
         yield from _buckets(case, nbytes)
     else:
@@ -123,26 +121,6 @@ def _size_of(place: Place | None) -> Place | None:
         if not any(isinstance(n, ast.Call) for n in ast.walk(statement.value)):
             found = place.program.place(statement)
     return found
-
-
-def _autocast(case: Case, nbytes: str) -> Iterator[Proposal]:
-    why = (
-        f"Autocast keeps a low-precision copy of every weight it cast ({nbytes}) until its "
-        "outermost region ends"
-    )
-    for call, place in case.calls("autocast"):
-        value = keyword(call, "cache_enabled")
-        if isinstance(value, ast.Constant) and value.value is False:
-            continue
-        yield Proposal(
-            "disable_autocast_cache",
-            0.92,
-            f"{why}: enter it for each call, or turn the cache off.",
-            place,
-            patch=diff(place.program, with_keyword(call, "cache_enabled", "False")),
-        )
-        return
-    yield Proposal("disable_autocast_cache", 0.85, f"{why}.", case.site)
 
 
 def _buckets(case: Case, nbytes: str) -> Iterator[Proposal]:

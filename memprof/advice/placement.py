@@ -17,7 +17,7 @@ from memprof.source_code.program import Place, assigned, bound_names, calls_in
 from memprof.source_code.values import values_of
 from memprof.units import format_bytes
 
-__all__ = ["rules"]
+__all__ = ["rules", "small_view"]
 
 
 _SMALL_PART = 0.25
@@ -26,7 +26,7 @@ _SMALL_PART = 0.25
 
 def rules(case: Case) -> Iterator[Proposal]:
     """``clone_view``, ``cpu_offload``, ``map_location_cpu``, ``narrow_before_cast``."""
-    yield from _view(case)
+    yield from small_view(case)
     nbytes = format_bytes(case.found.bytes)
     if case.pattern == Pattern.LOADED.value:
         yield from _loaded(case, nbytes)
@@ -135,8 +135,8 @@ def _loaded(case: Case, nbytes: str) -> Iterator[Proposal]:
     yield Proposal("del_ref", 0.7, f"Drop {name} {used}.", place)
 
 
-def _view(case: Case) -> Iterator[Proposal]:
-    """A small view that keeps a whole storage."""
+def small_view(case: Case) -> Iterator[Proposal]:
+    """``clone_view``, where a small view keeps a whole storage."""
     shown, kept = _sizes(case)
     if not 0 < shown < kept:
         return

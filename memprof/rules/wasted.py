@@ -41,7 +41,6 @@ _SURE, _UNSURE = 0.8, 0.4
 """Confidence of what is waste, and of what may be meant; only growth has a measured one."""
 _HELD = (
     Pattern.LINGERING,
-    Pattern.OLD_GRAPHS,
     Pattern.COPY_OF_MODEL,
     Pattern.LOADED,
     Pattern.RESIDENT,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
+
 from memprof.analysis.findings import Evidence, Found, Kind
 from memprof.digests import digest_of
 from memprof.loading import load
 from memprof.records import Holder, SourceFiles
 from memprof.reference_chain import Link, LinkKind
 from memprof.rules.remedies import advise
+from memprof.rules.rule import Match
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Frame, Phase
 from memprof.views.window import site_at
@@ -48,7 +51,18 @@ class Bench:
         made = [one if isinstance(one, Link) else link(*one) for one in links]
         return Holder(made[-1].kind, str(self.file), line, self.lines[line - 1], made)
 
-    def advise(self, site, *holders, kind=Kind.LEAK, category="", allocs=(), nbytes=4096, **facts):
+    def advise(
+        self,
+        site,
+        *holders,
+        kind=Kind.LEAK,
+        category="",
+        allocs=(),
+        nbytes=4096,
+        match=None,
+        **facts,
+    ):
+        """The remedies for a finding at a line; ``match`` where its rule has evidence of its own."""
         trace = TraceBuilder(device="cuda:0", settings=self.settings)
         trace.label(step=0, phase=Phase.BACKWARD if self.backward else Phase.FORWARD)
         trace.alloc(512, "x")
@@ -57,6 +71,7 @@ class Bench:
         files = SourceFiles([*self.digests], [*self.digests.values()])
         write_run(self.folder / "run.json", trace.build(), more=[files] if self.digests else [])
         frame = Frame("step", str(self.file), self.line(site))
+        rule = str(facts.get("pattern", "")).replace("_", "-")
         found = Found(
             kind=kind,
             device="cuda:0",
@@ -68,6 +83,8 @@ class Bench:
             category=category,
             holders=holders,
             evidence=Evidence(0, allocs, facts) if len(allocs) else Evidence(0, facts=facts),
+            rule=rule,
+            match=match or Match(0, np.zeros(0, int), nbytes),
         )
         return advise(found, load(self.folder / "run.json"))
 

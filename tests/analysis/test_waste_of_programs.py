@@ -67,7 +67,7 @@ def test_gradients_that_a_function_drops_when_it_returns_were_there_to_the_end(t
     program.label(STEPS)
     program.free("g.teacher", "w.teacher", "w.student")  # the function's names are gone
     unused = program.found("unused-gradients")
-    assert (unused.bytes, unused.evidence.facts["modules"]) == (256 * KIB, "`teacher`")
+    assert (unused.bytes, unused.match.modules) == (256 * KIB, "`teacher`")
 
 
 @pytest.mark.parametrize(
