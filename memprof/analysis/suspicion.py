@@ -22,13 +22,8 @@ class Pattern(str, enum.Enum):
 
     LINGERING = "lingering"
     """Kept by a name until its replacement exists, or through a pass that does not use it."""
-    COPY_OF_MODEL = "copy_of_model"
-    LOADED = "loaded"
-    """What ``torch.load`` made was copied into the model and is still there."""
     LARGE_BUFFER = "large_buffer"
     UNREAD_BUFFER = "unread_buffer"
-    RESIDENT = "resident"
-    """Kept over many steps without being part of a model."""
     FROZEN_GRAPH = "frozen_graph"
     """Modules that take no gradient keep activations, because their input takes one."""
     SUMMED_LOSSES = "summed_losses"

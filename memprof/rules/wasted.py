@@ -16,7 +16,6 @@ from memprof.analysis.frozen import frozen
 from memprof.analysis.large import large
 from memprof.analysis.lingering import lingering
 from memprof.analysis.peaks import peaks
-from memprof.analysis.residents import residents
 from memprof.analysis.suspicion import Pattern, Suspicion
 from memprof.records import Holder
 from memprof.reference_chain import Link, way
@@ -41,14 +40,10 @@ _SURE, _UNSURE = 0.8, 0.4
 """Confidence of what is waste, and of what may be meant; only growth has a measured one."""
 _HELD = (
     Pattern.LINGERING,
-    Pattern.COPY_OF_MODEL,
-    Pattern.LOADED,
-    Pattern.RESIDENT,
     Pattern.JOINED,
 )
 """Patterns of which it matters who holds the tensors."""
 _DETECTORS: tuple[Callable[[Window], Iterator[Suspicion]], ...] = (
-    residents,
     large_buffers,
     lingering,
     frozen,

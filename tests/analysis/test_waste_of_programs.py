@@ -163,7 +163,7 @@ def test_files_that_are_loaded_together_are_told_where_they_are_loaded(tmp_path)
     program.free("stacked", *names)
     loaded = program.found("loaded")
     assert (loaded.bytes, loaded.site.line) == (6 * 576 * KIB, 2)
-    assert loaded.evidence.facts["passing"] is True
+    assert loaded.match.passing
     assert program.found("joined") is None  # the same bytes, told once
 
 
