@@ -1,4 +1,4 @@
-"""Rules for what makes a peak: activations, the optimizer, gradients, one large tensor, buffers."""
+"""Rules for what makes a peak: activations, the optimizer, buckets, one large tensor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memprof.advice.reducer import unviewed, viewed
 from memprof.analysis.suspicion import Pattern
 from memprof.source_code.idioms import OPTIMIZERS, keyword
 from memprof.source_code.patch import diff, with_keyword
-from memprof.source_code.program import Place, bound_names, loaded_names
+from memprof.source_code.program import Place
 from memprof.units import format_bytes
 
 __all__ = ["rules"]
@@ -26,13 +26,6 @@ def rules(case: Case) -> Iterator[Proposal]:
         yield from _activations(case, nbytes)
     elif pattern == Pattern.OPTIMIZER_TEMPORARIES.value:
         yield from _optimizer(case, nbytes)
-    elif pattern == Pattern.LARGE_BUFFER.value:
-        yield from _buffer(case, nbytes)
-    elif pattern == Pattern.UNREAD_BUFFER.value:
-        name = case.fact("buffer", "")
-        why = f"Nothing in the program's files reads `{name}`, {nbytes}"
-        yield Proposal("del_ref", 0.8, f"{why}: leave it out.", case.site)
-        yield Proposal("right_size", 0.5, f"{why}; make it no larger than what is used.", case.site)
     elif pattern == Pattern.BUCKETS.value:
         yield from _buckets(case, nbytes)
     else:
@@ -91,36 +84,6 @@ def _constructions(case: Case) -> Iterator[tuple[Place, ast.Call]]:
 def _asks_for_foreach(call: ast.Call) -> bool | None:
     value = keyword(call, "foreach")
     return bool(value.value) if isinstance(value, ast.Constant) else None
-
-
-def _buffer(case: Case, nbytes: str) -> Iterator[Proposal]:
-    place = _size_of(case.site) or case.site
-    yield Proposal(
-        "right_size",
-        0.75,
-        f"The buffer takes {nbytes}, and forward reads a slice of it: make it as long as the "
-        "longest input, or grow it when one is longer.",
-        place,
-    )
-
-
-def _size_of(place: Place | None) -> Place | None:
-    """The statement that sets the size: followed back through the names of the same function."""
-    if place is None:
-        return None
-    names = loaded_names(place.statement)
-    found: Place | None = None
-    statements = [
-        n for n in ast.walk(place.scope) if isinstance(n, ast.Assign) and n.lineno <= place.line
-    ]
-    for statement in sorted(statements, key=lambda n: -n.lineno):
-        targets = {t.id for t in bound_names(statement) if isinstance(t, ast.Name)}
-        if not targets & names:
-            continue
-        names |= loaded_names(statement.value)
-        if not any(isinstance(n, ast.Call) for n in ast.walk(statement.value)):
-            found = place.program.place(statement)
-    return found
 
 
 def _buckets(case: Case, nbytes: str) -> Iterator[Proposal]:

@@ -22,8 +22,6 @@ class Pattern(str, enum.Enum):
 
     LINGERING = "lingering"
     """Kept by a name until its replacement exists, or through a pass that does not use it."""
-    LARGE_BUFFER = "large_buffer"
-    UNREAD_BUFFER = "unread_buffer"
     FROZEN_GRAPH = "frozen_graph"
     """Modules that take no gradient keep activations, because their input takes one."""
     SUMMED_LOSSES = "summed_losses"

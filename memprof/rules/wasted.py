@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from memprof.analysis.buffers import large_buffers
 from memprof.analysis.churn import churn
 from memprof.analysis.doubled import doubled
 from memprof.analysis.findings import Evidence, Found, Kind
@@ -44,7 +43,6 @@ _HELD = (
 )
 """Patterns of which it matters who holds the tensors."""
 _DETECTORS: tuple[Callable[[Window], Iterator[Suspicion]], ...] = (
-    large_buffers,
     lingering,
     frozen,
     peaks,

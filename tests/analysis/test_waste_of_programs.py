@@ -236,6 +236,7 @@ def test_a_model_made_double_takes_twice_what_it_would_in_float(name, tmp_path):
 
 
 MODULE = """\
+from torch import nn
 class Bias(nn.Module):
     def __init__(self, n):
         super().__init__()
