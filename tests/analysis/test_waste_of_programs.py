@@ -50,6 +50,33 @@ def main():
 """
 
 
+@pytest.mark.parametrize(
+    ("after", "shown"),
+    [
+        ("optimizer.zero_grad()", True),
+        ("optimizer.zero_grad(set_to_none=True)", True),
+        ("optimizer.zero_grad(set_to_none=False)", False),
+        ("optimizer.zero_grad(keep)", False),
+        ("teacher.weight.grad.zero_()", False),
+        ("state.zero_()", True),
+    ],
+)
+def test_gradients_that_stay_are_unused_unless_they_are_filled_with_zeros(after, shown, tmp_path):
+    program = Program(tmp_path, f"{TEACHER}        {after}\n")
+    for name in ("student", "teacher"):
+        program.label(0, module=name)
+        program.alloc(256 * KIB, f"w.{name}", "build()", Category.PARAMETER)
+    for step in range(STEPS):
+        program.label(step, Phase.BACKWARD, "student")
+        program.alloc(256 * KIB, f"g.student.{step}", "backward", Category.GRADIENT)
+        if step == 0:
+            program.label(step, Phase.BACKWARD, "teacher")
+            program.alloc(256 * KIB, "g.teacher", "backward", Category.GRADIENT)
+        program.label(step)
+        program.free(f"g.student.{step}")
+    assert (program.found("unused-gradients") is not None) is shown
+
+
 def test_gradients_that_a_function_drops_when_it_returns_were_there_to_the_end(tmp_path):
     program = Program(tmp_path, TEACHER)
     program.label(0)

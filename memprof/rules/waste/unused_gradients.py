@@ -12,9 +12,9 @@ from memprof.advice.backward import called_from
 from memprof.advice.case import Case
 from memprof.rules.lifespan import FEWEST_STEPS
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.idioms import OPTIMIZERS
+from memprof.source_code.idioms import OPTIMIZERS, keyword
 from memprof.source_code.patch import diff, wrapped
-from memprof.source_code.program import Place, called_name
+from memprof.source_code.program import Place, Program, called_name, calls_in
 from memprof.source_code.values import is_object, takes_no_gradient, trains_besides
 from memprof.trace import Category, Phase
 from memprof.views.window import Window
@@ -49,7 +49,9 @@ class UnusedGradients(WasteRule[Unused]):
         cleared = set(window.module[gradient & ~staying].tolist())
         state = set(window.module[window.category == Category.OPTIMIZER_STATE].tolist())
         trained = cleared | state
-        if not trained:
+        # Gradients that are filled with zeros stay as well: then only state tells what is trained.
+        zeroed = any(_zeroes_gradients(program) for program in window.programs)
+        if not (state if zeroed else trained):
             return  # nothing shows what an optimizer does here: all of them may be in use
         modules = {int(m) for m in np.unique(window.module[staying]) if int(m) not in trained}
         of_modules = np.isin(window.module, list(modules))
@@ -92,6 +94,18 @@ class UnusedGradients(WasteRule[Unused]):
         condition = "If nothing before it takes a gradient,"
         yield Advice("detach", f"{condition} cut it off here: {why}.", site)
         yield Advice("no_grad", f"{condition} compute it under `torch.no_grad()`: {why}.", site)
+
+
+def _zeroes_gradients(program: Program) -> bool:
+    """Whether a file fills gradients with zeros, as ``zero_grad(set_to_none=False)`` does."""
+    for call in calls_in(program.tree, "zero_grad", "zero_"):
+        if called_name(call) == "zero_grad":
+            asked = keyword(call, "set_to_none") or next(iter(call.args), None)
+            if asked is not None and not (isinstance(asked, ast.Constant) and asked.value is True):
+                return True
+        elif any(isinstance(n, ast.Attribute) and n.attr == "grad" for n in ast.walk(call.func)):
+            return True
+    return False
 
 
 def _roots(paths: list[str]) -> set[str]:
