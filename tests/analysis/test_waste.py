@@ -139,14 +139,20 @@ def test_low_precision_copies_of_weights_that_stay_are_autocast_s_cache(job, tmp
     assert found[0].match.copies == 4
 
 
-def test_graphs_of_earlier_steps_in_a_bounded_pool_are_found(job, tmp_path):
+@pytest.mark.parametrize("phase", [Phase.OTHER, Phase.BACKWARD])
+def test_graphs_of_earlier_steps_are_old_unless_a_backward_pass_waits_for_them(
+    phase, job, tmp_path
+):
     for step in range(4 * STEPS):
         job.forward(step)
-        job.trace.label(step=step, phase=Phase.BACKWARD)
+        job.trace.label(step=step, phase=phase)
         if step >= 5:
             for layer in range(4):
                 job.trace.free(f"a{layer}.{step - 5}")
     found = job.found(tmp_path / "run.json")
+    if phase == Phase.BACKWARD:
+        assert "old-graphs" not in patterns(found)
+        return
     assert patterns(found)[0] == "old-graphs"
     assert found[0].bytes >= 5 * 4 * 128 * KIB
 

@@ -7,7 +7,7 @@ from collections import deque
 import torch
 from torch import nn
 
-from tests.rules.recorded import findings_of
+from tests.rules.recorded import findings_of, names
 
 
 def job():
@@ -35,16 +35,37 @@ def fires():
 
 
 def looks_alike():
+    """Truncated backpropagation through time: the loss of five steps goes backward at once."""
+    cell, head = nn.GRUCell(64, 64), nn.Linear(64, 64)
+    losses, state = [], [torch.zeros(128, 64)]
+
+    def step(number):
+        state[0] = cell(torch.randn(128, 64), state[0])
+        losses.append(head(state[0]).square().mean())
+        if len(losses) == 5:
+            sum(losses).backward()
+            losses.clear()
+            state[0] = state[0].detach()
+            for module in (cell, head):
+                module.zero_grad()
+
+    return step
+
+
+def outputs():
     """The last outputs of the critic are stored, as large as an activation, without graphs."""
     model, critic, recent = job()
 
     def step(number):
         x = torch.randn(512, 64)
-        value = critic(x).detach()
-        recent.append(value)
+        recent.append(critic(x).detach())
         trained(model, x)
 
     return step
+
+
+def test_outputs_without_graphs_are_no_graphs(tmp_path):
+    assert "old-graphs" not in names(outputs, tmp_path / "run.json")
 
 
 def test_what_is_stored_is_told_to_be_detached(tmp_path):

@@ -17,7 +17,7 @@ from memprof.source_code.idioms import growing
 from memprof.source_code.patch import diff, wrapped
 from memprof.source_code.program import Place
 from memprof.source_code.values import goes_backward, is_object, survives_call
-from memprof.trace import Category
+from memprof.trace import Category, Phase
 from memprof.views.window import Bools, Window
 
 __all__ = ["RULE"]
@@ -27,6 +27,9 @@ _LEAST_MODULES = 2
 _GROWTH = 1.4
 """Bytes at the last step over those in the middle: a bounded number is full by then, or nearly so.
 What grows steadily has doubled, and is a leak: other findings are about it."""
+
+_MOSTLY = 0.5
+"""Share of the bytes that backward passes freed: what is dropped unused goes at any other time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,9 +49,9 @@ class OldGraphs(WasteRule[OldGraph]):
     names_holders = True
 
     def matches(self, window: Window) -> Iterator[OldGraph]:
-        """Activations of several modules that outlive their steps, without growing."""
+        """Activations of several modules that outlive their steps, neither growing nor awaited."""
         mask = outlive_steps(window) & (window.category == Category.ACTIVATION)
-        if not mask.any() or _grows(window, mask):
+        if not mask.any() or _grows(window, mask) or _awaited(window, mask):
             return
         at_peak = mask & window.at_peak
         if len(np.unique(window.module[at_peak])) < _LEAST_MODULES:
@@ -89,6 +92,14 @@ def _grows(window: Window, mask: Bools) -> bool:
     last = window.first_event[int(steps[-1])]
     half, end = (window.bytes_of(mask & window.lives.alive_at(event)) for event in (middle, last))
     return bool(end > _GROWTH * half)
+
+
+def _awaited(window: Window, mask: Bools) -> bool:
+    """Whether backward passes freed most of it: a loss over several steps needs their graphs."""
+    phase_of_free = np.append(window.phase_of_event, Phase.UNKNOWN)[window.lives.free]
+    freed = mask & (window.lives.free < window.events)
+    by_backward = freed & (phase_of_free == Phase.BACKWARD)
+    return window.bytes_of(by_backward) > _MOSTLY * window.bytes_of(freed)
 
 
 def _learned_later(case: Case, place: Place, argument: ast.expr) -> bool:
