@@ -7,17 +7,16 @@ from collections.abc import Iterator
 
 from memprof.advice.case import Case, Proposal, says
 from memprof.advice.source_facts import handed_over
-from memprof.analysis.suspicion import Pattern
 from memprof.records import Holder
 from memprof.reference_chain import THROUGH_GRAPH, LinkKind
 from memprof.source_code.call_sites import Handed
 from memprof.source_code.idioms import growing, last_name
-from memprof.source_code.patch import diff, with_keyword, wrapped
+from memprof.source_code.patch import diff, wrapped
 from memprof.source_code.program import Place, assigned, bound_names, calls_in
 from memprof.source_code.values import values_of
 from memprof.units import format_bytes
 
-__all__ = ["rules", "small_view"]
+__all__ = ["kept_over_steps", "rules", "small_view"]
 
 
 _SMALL_PART = 0.25
@@ -25,20 +24,15 @@ _SMALL_PART = 0.25
 
 
 def rules(case: Case) -> Iterator[Proposal]:
-    """``clone_view``, ``cpu_offload``, ``map_location_cpu``, ``narrow_before_cast``."""
+    """``clone_view``, ``cpu_offload``, ``narrow_before_cast``."""
     yield from small_view(case)
+    if case.pattern == "pinned":
+        yield from kept_over_steps(case)
+
+
+def kept_over_steps(case: Case) -> Iterator[Proposal]:
+    """What to do about tensors that stay over the steps, the best first."""
     nbytes = format_bytes(case.found.bytes)
-    if case.pattern == Pattern.LOADED.value:
-        yield from _loaded(case, nbytes)
-    if case.pattern == Pattern.COPY_OF_MODEL.value:
-        why = f"A second set of the model's parameters ({nbytes}) rests beside the model"
-        yield Proposal("cpu_offload", 0.85, f"{why}: keep the copy in host memory.", case.site)
-        yield Proposal("del_ref", 0.4, f"{why}: drop it, or save it to a file.", case.site)
-    if case.pattern in (Pattern.RESIDENT.value, "pinned"):
-        yield from _resident(case, nbytes)
-
-
-def _resident(case: Case, nbytes: str) -> Iterator[Proposal]:
     holder = case.found.holders[0] if case.found.holders else None
     place = case.site or (case.places[0] if case.places else None)
     links = holder.links if holder is not None else []
@@ -62,33 +56,13 @@ def _resident(case: Case, nbytes: str) -> Iterator[Proposal]:
             place,
             remains=0.5,  # at most: float32 of 16 bits; of a byte a quarter
         )
-    dropped = 0.7 if case.links & {LinkKind.LOCAL, LinkKind.FRAME, LinkKind.CLOSURE} else 0.5
+    drop = f"{why}: drop them when they are not used any more."
+    by_function = bool(case.links & {LinkKind.LOCAL, LinkKind.FRAME, LinkKind.CLOSURE})
+    if by_function:
+        yield Proposal("del_ref", 0.7, drop, place)
     yield Proposal("cpu_offload", 0.6, f"{why}: keep them on the host between uses.", place)
-    yield Proposal("del_ref", dropped, f"{why}: drop them when they are not used any more.", place)
-
-
-def _loaded(case: Case, nbytes: str) -> Iterator[Proposal]:
-    patch = ""
-    place = case.site
-    for call in calls_in(place.statement, "load") if place is not None else ():
-        if place is not None and ast.unparse(call.func) == "torch.load":
-            patch = diff(place.program, with_keyword(call, "map_location", '"cpu"'))
-    passing = bool(case.fact("passing", otherwise=False))
-    there = "there at the peak" if passing else "still there when the model has its own copy"
-    why = f"`torch.load` put {nbytes} on the device, {there}."
-    if case.found.device == "cpu":
-        why += " (The saving is a GPU's: on a CPU the host is the device.)"
-    yield Proposal(
-        "map_location_cpu",
-        0.92,
-        why,
-        place,
-        patch=patch,
-    )
-    target = case.fact("target", "")
-    name = f"`{target}`" if target else "the loaded file"
-    used = "as soon as it has been used" if passing else "once the model has been filled from it"
-    yield Proposal("del_ref", 0.7, f"Drop {name} {used}.", place)
+    if not by_function:
+        yield Proposal("del_ref", 0.5, drop, place)
 
 
 def small_view(case: Case) -> Iterator[Proposal]:

@@ -14,7 +14,6 @@ from memprof.advice import (
     cycles,
     errors,
     graph,
-    peak,
     placement,
 )
 from memprof.advice.case import Case, Proposal
@@ -40,7 +39,6 @@ _RULES: tuple[Callable[[Case], Iterator[Proposal]], ...] = (
     containers.rules,
     collectors.rules,
     placement.rules,
-    peak.rules,
     allocator.rules,
 )
 

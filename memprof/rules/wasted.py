@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from memprof.analysis.buffers import large_buffers
-from memprof.analysis.findings import Evidence, Found, Kind
-from memprof.analysis.residents import residents
-from memprof.analysis.suspicion import Pattern, Suspicion
+from memprof.analysis.findings import Evidence, Found
 from memprof.records import Holder
 from memprof.reference_chain import Link, way
 from memprof.rules.collection import waste_rules
-from memprof.rules.rule import EVERY_OTHER, Match
+from memprof.rules.rule import EVERY_OTHER, Match, WasteRule
 from memprof.run import Run
 from memprof.units import format_bytes, format_percent
 from memprof.views.examination import Examination
@@ -30,20 +27,8 @@ _MOST = 6
 _MOST_HOLDERS = 3
 _MOSTLY = 0.5
 """Of a match's tensors: with more in another match both are about the same."""
-_TENTATIVE, _LESS = 0.5, 0.6
 _SURE, _UNSURE = 0.8, 0.4
 """Confidence of what is waste, and of what may be meant; only growth has a measured one."""
-_HELD = (
-    Pattern.OLD_GRAPHS,
-    Pattern.COPY_OF_MODEL,
-    Pattern.LOADED,
-    Pattern.RESIDENT,
-)
-"""Patterns of which it matters who holds the tensors."""
-_DETECTORS: tuple[Callable[[Window], Iterator[Suspicion]], ...] = (
-    residents,
-    large_buffers,
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,14 +36,8 @@ class _Candidate:
     """A match of one rule in one window, on its way to a finding."""
 
     window: Window
-    rule: str
+    rule: WasteRule[Any]
     match: Match
-    title: str
-    kind: Kind = Kind.WASTE
-    names_holders: bool = False
-    yields_to: tuple[str, ...] = ()
-    stands_beside: bool = False
-    facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def share(self) -> float:
@@ -67,18 +46,23 @@ class _Candidate:
         return self.window.share(self.match.nbytes if saving is None else saving.bytes)
 
     @property
+    def yields_to_all(self) -> bool:
+        """True if its rule only says what the bytes are, not what is wrong."""
+        return set(EVERY_OTHER) <= set(self.rule.yields_to)
+
+    @property
     def rank(self) -> tuple[bool, float, bool]:
         """What may be meant comes last; the largest first; of equals, the one that yields last."""
-        return self.match.tentative, -self.share, self.yields_to == EVERY_OTHER
+        return self.match.tentative, -self.share, self.yields_to_all
 
     def gives_way_to(self, other: _Candidate) -> bool:
         """True if its rule declares that ``other`` says it better, and does so of its tensors."""
-        return other.rule in self.yields_to and self._shares_most_with(other)
+        return other.rule.name in self.rule.yields_to and self._shares_most_with(other)
 
     def adds_nothing_to(self, other: _Candidate) -> bool:
         """True if ``other``, which ranks before it, says it better of most of its tensors."""
-        weaker = self.match.tentative or set(EVERY_OTHER) <= set(self.yields_to)
-        return weaker and not self.stands_beside and self._shares_most_with(other)
+        weaker = self.match.tentative or self.yields_to_all
+        return weaker and not self.rule.stands_beside and self._shares_most_with(other)
 
     def _shares_most_with(self, other: _Candidate) -> bool:
         rows = self.match.rows
@@ -109,37 +93,10 @@ def _peak_windows(examination: Examination) -> list[Window]:
 
 
 def _candidates(window: Window) -> list[_Candidate]:
-    found = [_of_suspicion(window, one) for detect in _DETECTORS for one in detect(window)]
-    found += [
-        _Candidate(
-            window,
-            rule.name,
-            match,
-            rule.title(match),
-            rule.kind,
-            rule.names_holders,
-            rule.yields_to,
-            rule.stands_beside,
-        )
-        for rule in waste_rules()
-        for match in rule.matches(window)
+    matches = [
+        _Candidate(window, rule, one) for rule in waste_rules() for one in rule.matches(window)
     ]
-    return [one for one in found if one.share >= _LEAST_SHARE]
-
-
-def _of_suspicion(window: Window, one: Suspicion) -> _Candidate:
-    """What a detector that is no rule yet hands back, as a candidate."""
-    match = Match(one.row, one.rows, one.nbytes, one.saving, tentative=one.certainty < _TENTATIVE)
-    yields_to = EVERY_OTHER if one.certainty < _LESS else ()
-    return _Candidate(
-        window,
-        one.pattern.value.replace("_", "-"),
-        match,
-        one.what,
-        names_holders=one.pattern in _HELD,
-        yields_to=yields_to,
-        facts={"pattern": one.pattern.value, **one.facts},
-    )
+    return [one for one in matches if one.share >= _LEAST_SHARE]
 
 
 def _distinct(candidates: list[_Candidate]) -> list[_Candidate]:
@@ -154,7 +111,7 @@ def _distinct(candidates: list[_Candidate]) -> list[_Candidate]:
 
 def _holders(one: _Candidate, run: Run) -> tuple[Holder, ...]:
     """Who held such tensors when the job looked, those of the largest first."""
-    if not one.names_holders:
+    if not one.rule.names_holders:
         return ()
     lives = one.window.lives
     stacks = {int(s) for s in lives.stack[one.match.rows]}
@@ -182,10 +139,10 @@ def _found(one: _Candidate, run: Run) -> Found:
     steps = window.made_in[match.rows] if len(match.rows) else np.array([-1])
     made = window.lives.alloc[match.rows]
     return Found(
-        kind=one.kind,
+        kind=one.rule.kind,
         device=window.device,
         site=window.site_of(match.row),
-        title=f"{format_bytes(match.nbytes)} ({share} of the peak) {one.title}",
+        title=f"{format_bytes(match.nbytes)} ({share} of the peak) {one.rule.title(match)}",
         bytes=int(match.nbytes),
         confidence=_UNSURE if match.tentative else _SURE,
         first_step=int(steps.min()),
@@ -194,7 +151,7 @@ def _found(one: _Candidate, run: Run) -> Found:
         module=window.module_name(match.row),
         category=CATEGORY_NAMES[int(window.category[match.row])],
         holders=_holders(one, run),
-        evidence=Evidence(window.number, made[made >= 0], one.facts),
-        rule=one.rule,
+        evidence=Evidence(window.number, made[made >= 0]),
+        rule=one.rule.name,
         match=match,
     )

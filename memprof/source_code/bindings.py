@@ -18,7 +18,7 @@ from memprof.source_code.program import (
 from memprof.source_code.verbs import FILLING
 from memprof.trace import Frame
 
-__all__ = ["Binding", "binding_of", "handed_on", "is_read_before"]
+__all__ = ["Binding", "binding_of", "first_binding", "handed_on", "is_read_before"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +51,22 @@ def binding_of(stack: Sequence[Frame]) -> Binding | None:
             if stored is not None:
                 targets = bound_names(stored.statement)
                 return _binding(stored, targets[0] if targets else target, depth)
+    return None
+
+
+def first_binding(stack: Sequence[Frame]) -> Binding | None:
+    """The binding that keeps a tensor, else the innermost name that it is given at all.
+
+    A function that runs for the whole job, as ``main`` does, keeps what its local names hold.
+    """
+    keeping = binding_of(stack)
+    if keeping is not None:
+        return keeping
+    for depth, frame in enumerate(stack):
+        place = place_of(frame)
+        for target in bound_names(place.statement) if place is not None else ():
+            assert place is not None
+            return _binding(place, target, depth)
     return None
 
 

@@ -10,6 +10,7 @@ from memprof.advice.vocabulary import FIXES
 from memprof.analysis.findings import Kind
 from memprof.reference_chain import Link, LinkKind
 from memprof.rules.waste.fragmentation import Holes
+from memprof.rules.waste.loaded import Loaded
 from tests.advice.bench import LOOP, Bench, fixes
 
 
@@ -294,8 +295,10 @@ def test_what_a_waiting_thread_has_a_name_for_is_told_to_be_dropped_there(bench)
 
 def test_a_loaded_checkpoint_goes_to_the_host(bench):
     bench.write("ckpt = torch.load(path, map_location=device)\n")
-    first = bench.advise("ckpt", kind=Kind.WASTE, pattern="loaded", target="ckpt")[0]
+    match = Loaded(0, np.zeros(0, int), 4096, name="ckpt")
+    first, second = bench.advise("ckpt", kind=Kind.WASTE, pattern="loaded", match=match)
     assert first.fix == "map_location_cpu"
+    assert second.why == "Drop `ckpt` once the model has been filled from it."
     assert '+ckpt = torch.load(path, map_location="cpu")' in first.patch
 
 

@@ -15,11 +15,14 @@ from memprof.records import Holder
 from memprof.reference_chain import Link
 from memprof.rules.remedies import advise
 from memprof.rules.rule import Match
+from memprof.rules.waste.unused_gradients import Unused
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Frame, Phase
 from memprof.views.window import site_at
 
 GRAPH = (Link("autograd_node", nodes=(("AddBackward0", 1),)), Link("saved_tensor", "self"))
+
+EVIDENCE = {"unused_gradients": Unused}
 
 
 @pytest.fixture
@@ -56,7 +59,7 @@ def advised(tmp_path):
             holders=() if pattern else (holder,),
             evidence=Evidence(0, facts={"in_graph": True, "pattern": pattern}),
             rule=pattern.replace("_", "-"),
-            match=Match(0, np.zeros(0, dtype=np.int64), 1 << 20) if pattern else None,
+            match=EVIDENCE.get(pattern, Match)(0, np.zeros(0, int), 1 << 20) if pattern else None,
         )
         return {remedy.fix: remedy for remedy in advise(found, load(Path(tmp_path / "run.json")))}
 

@@ -135,17 +135,23 @@ def test_low_precision_copies_of_weights_that_stay_are_autocast_s_cache(job, tmp
         job.trace.free(f"x{step}")
     found = job.found(tmp_path / "run.json")
     assert patterns(found)[0] == "autocast-cache"
-    assert found[0].evidence.facts["copies"] == 4
+    assert found[0].match.copies == 4
 
 
-def test_graphs_of_earlier_steps_in_a_bounded_pool_are_found(job, tmp_path):
+@pytest.mark.parametrize("phase", [Phase.OTHER, Phase.BACKWARD])
+def test_graphs_of_earlier_steps_are_old_unless_a_backward_pass_waits_for_them(
+    phase, job, tmp_path
+):
     for step in range(4 * STEPS):
         job.forward(step)
-        job.trace.label(step=step, phase=Phase.BACKWARD)
+        job.trace.label(step=step, phase=phase)
         if step >= 5:
             for layer in range(4):
                 job.trace.free(f"a{layer}.{step - 5}")
     found = job.found(tmp_path / "run.json")
+    if phase == Phase.BACKWARD:
+        assert "old-graphs" not in patterns(found)
+        return
     assert patterns(found)[0] == "old-graphs"
     assert found[0].bytes >= 5 * 4 * 128 * KIB
 
@@ -163,7 +169,7 @@ def test_gradients_that_no_optimizer_clears_are_told_from_those_that_one_does(jo
     found = {one.rule: one for one in job.found(tmp_path / "run.json")}
     unused = found["unused-gradients"]
     assert unused.bytes == 3 * 256 * KIB + 3 * KIB
-    assert unused.evidence.facts["same_root"] is True
+    assert unused.match.within_model
 
 
 def test_a_forward_pass_that_keeps_its_activations_for_no_backward_is_found(job, tmp_path):

@@ -50,6 +50,33 @@ def main():
 """
 
 
+@pytest.mark.parametrize(
+    ("after", "shown"),
+    [
+        ("optimizer.zero_grad()", True),
+        ("optimizer.zero_grad(set_to_none=True)", True),
+        ("optimizer.zero_grad(set_to_none=False)", False),
+        ("optimizer.zero_grad(keep)", False),
+        ("teacher.weight.grad.zero_()", False),
+        ("state.zero_()", True),
+    ],
+)
+def test_gradients_that_stay_are_unused_unless_they_are_filled_with_zeros(after, shown, tmp_path):
+    program = Program(tmp_path, f"{TEACHER}        {after}\n")
+    for name in ("student", "teacher"):
+        program.label(0, module=name)
+        program.alloc(256 * KIB, f"w.{name}", "build()", Category.PARAMETER)
+    for step in range(STEPS):
+        program.label(step, Phase.BACKWARD, "student")
+        program.alloc(256 * KIB, f"g.student.{step}", "backward", Category.GRADIENT)
+        if step == 0:
+            program.label(step, Phase.BACKWARD, "teacher")
+            program.alloc(256 * KIB, "g.teacher", "backward", Category.GRADIENT)
+        program.label(step)
+        program.free(f"g.student.{step}")
+    assert (program.found("unused-gradients") is not None) is shown
+
+
 def test_gradients_that_a_function_drops_when_it_returns_were_there_to_the_end(tmp_path):
     program = Program(tmp_path, TEACHER)
     program.label(0)
@@ -67,7 +94,7 @@ def test_gradients_that_a_function_drops_when_it_returns_were_there_to_the_end(t
     program.label(STEPS)
     program.free("g.teacher", "w.teacher", "w.student")  # the function's names are gone
     unused = program.found("unused-gradients")
-    assert (unused.bytes, unused.evidence.facts["modules"]) == (256 * KIB, "`teacher`")
+    assert (unused.bytes, unused.match.modules) == (256 * KIB, "`teacher`")
 
 
 @pytest.mark.parametrize(
@@ -162,7 +189,7 @@ def test_files_that_are_loaded_together_are_told_where_they_are_loaded(tmp_path)
     program.free("stacked", *names)
     loaded = program.found("loaded")
     assert (loaded.bytes, loaded.site.line) == (6 * 576 * KIB, 2)
-    assert loaded.evidence.facts["passing"] is True
+    assert loaded.match.passing
     assert program.found("joined") is None  # the same bytes, told once
 
 
@@ -235,6 +262,7 @@ def test_a_model_made_double_takes_twice_what_it_would_in_float(name, tmp_path):
 
 
 MODULE = """\
+from torch import nn
 class Bias(nn.Module):
     def __init__(self, n):
         super().__init__()

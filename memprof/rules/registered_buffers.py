@@ -1,0 +1,91 @@
+"""Buffers that modules register, and whether the program's source reads them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from memprof.source_code.program import (
+    Place,
+    Program,
+    bound_names,
+    called_name,
+    calls_in,
+    loaded_names,
+)
+from memprof.source_code.scopes import qualified_name
+from memprof.trace import Category
+from memprof.views.window import Bools, Window
+
+__all__ = ["buffers_made_by", "large_buffers", "registered_name", "unread_buffer"]
+
+_LEAST_SHARE = 0.15
+"""Of the peak: tables of positions and masks are in most models, and small."""
+_MODULES = frozenset(
+    (
+        *("torch.nn.Module", "torch.nn.modules.module.Module"),
+        *("lightning.LightningModule", "lightning.pytorch.LightningModule"),
+        *("pytorch_lightning.LightningModule", "pytorch_lightning.core.LightningModule"),
+    )
+)
+"""Bases that know nothing of the buffers of a subclass."""
+_BY_TEXT = frozenset(("get_buffer", "getattr", "vars"))
+"""Calls that read an attribute by a text."""
+
+
+def large_buffers(window: Window) -> Bools:
+    """The buffers at the peak, where they make much of it; else none."""
+    mask: Bools = window.at_peak & (window.category == Category.BUFFER)
+    return mask & (window.share(window.bytes_of(mask)) >= _LEAST_SHARE)
+
+
+def registered_name(call: ast.Call) -> str:
+    """``mask`` of ``register_buffer("mask", …)``; empty where it is put together."""
+    name = call.args[0] if call.args else None
+    return name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else ""
+
+
+def buffers_made_by(place: Place) -> list[str]:
+    """The buffers that a statement registers, or computes for a later line of its function."""
+    made = {ast.unparse(target) for target in bound_names(place.statement)}
+    own = calls_in(place.statement, "register_buffer")
+    names = []
+    for call in calls_in(place.scope, "register_buffer"):
+        values = [*call.args[1:2], *(k.value for k in call.keywords)]
+        if call in own or made & set().union(*map(loaded_names, values)):
+            names.append(registered_name(call))
+    return [name for name in names if name]
+
+
+def unread_buffer(programs: Sequence[Program], place: Place) -> str:
+    """The buffer that a statement makes, where nothing in the program's files names it again.
+
+    Empty where its class has a base that may read it: any but torch's or Lightning's module.
+    """
+    class_ = place.class_
+    if class_ is None or any(qualified_name(place, b) not in _MODULES for b in class_.bases):
+        return ""
+    names = buffers_made_by(place)
+    return next((name for name in names if _mentions(programs, name) == 1), "")
+
+
+def _mentions(programs: Sequence[Program], name: str) -> int:
+    """How often the program's files name an attribute, or have its name as a text.
+
+    Many times where an attribute is asked for by a text that is put together.
+    """
+    count = 0
+    for program in programs:
+        for node in ast.walk(program.tree):
+            count += isinstance(node, ast.Attribute) and node.attr == name
+            count += isinstance(node, ast.Constant) and node.value == name
+            count += 2 * bool(isinstance(node, ast.Call) and _asks_by_text(node))
+    return count
+
+
+def _asks_by_text(call: ast.Call) -> bool:
+    if called_name(call) not in _BY_TEXT:
+        return False
+    method = isinstance(call.func, ast.Attribute)
+    text = call.args[:1] if method else call.args[1:2]
+    return not text or not all(isinstance(one, ast.Constant) for one in text)

@@ -1,0 +1,111 @@
+"""loaded: what `torch.load` read from a file is there beside the model, or at the peak."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.advice.case import Case
+from memprof.rules.lifespan import FEWEST_STEPS, outlive_steps
+from memprof.rules.references import advice_on_exceptions, advice_on_views
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.bindings import first_binding
+from memprof.source_code.patch import diff, with_keyword
+from memprof.source_code.program import Place, calls_in
+from memprof.source_code.scopes import qualified_name
+from memprof.units import format_bytes
+from memprof.views.window import Bools, Window
+
+__all__ = ["RULE", "Loaded"]
+
+_LOADERS = re.compile(r"/torch/serialization\.py$|/safetensors/")
+"""Files of the libraries whose functions read tensors from a file."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded(Match):
+    """Tensors from files, and how long they are there."""
+
+    name: str = ""
+    """The user's name for what was loaded; empty where the source does not show it."""
+    passing: bool = False
+    """They are there at the peak only; else they stay over the steps."""
+
+
+class LoadedFile(WasteRule[Loaded]):
+    """A checkpoint is loaded to the device, and a model that has its own copy is filled from it."""
+
+    name = "loaded"
+    summary = "tensors that were loaded from a file are there beside the model"
+    fixes = ("map_location_cpu", "del_ref", "clear_traceback", "clone_view")
+    names_holders = True
+
+    def matches(self, window: Window) -> Iterator[Loaded]:
+        """Tensors that a loader made and that are no model's: those that stay, else at the peak."""
+        if len(window.steps) < FEWEST_STEPS:
+            return
+        loaded = ~window.owned & window.at_peak & _made_by_loaders(window)
+        staying = loaded & outlive_steps(window)
+        mask = staying if staying.any() else loaded
+        if not mask.any():
+            return
+        row = window.main_site(mask)
+        binding = first_binding(window.stack(row))
+        yield Loaded(
+            row=row,
+            rows=np.flatnonzero(mask),
+            nbytes=window.bytes_of(mask),
+            saving=window.replayed(window.whole(np.flatnonzero(mask))),
+            name=binding.target if binding is not None else "",
+            passing=not staying.any(),
+        )
+
+    def title(self, match: Loaded) -> str:
+        """Say beside what they are there."""
+        if match.passing:
+            return "were loaded from files and are there at once"
+        return "were loaded from a file and are still there beside the model"
+
+    def advice(self, match: Loaded, case: Case) -> Iterator[Advice]:
+        """Load to the host; else drop it as soon as it has been used."""
+        place = case.site
+        patch = ""
+        for call in calls_in(place.statement, "load") if place is not None else ():
+            if place is not None and _is_torch_load(place, call):
+                patch = diff(place.program, with_keyword(call, "map_location", '"cpu"'))
+        there = (
+            "there at the peak" if match.passing else "still there when the model has its own copy"
+        )
+        why = f"`torch.load` put {format_bytes(match.nbytes)} on the device, {there}."
+        if case.found.device == "cpu":
+            why += " (The saving is a GPU's: on a CPU the host is the device.)"
+        yield from advice_on_views(case)
+        yield Advice("map_location_cpu", why, place, patch=patch)
+        yield from advice_on_exceptions(case)
+        what = f"`{match.name}`" if match.name else "the loaded file"
+        used = (
+            "as soon as it has been used"
+            if match.passing
+            else "once the model has been filled from it"
+        )
+        yield Advice("del_ref", f"Drop {what} {used}.", place)
+
+
+def _is_torch_load(place: Place, call: ast.Call) -> bool:
+    return "torch.load" in (qualified_name(place, call.func), ast.unparse(call.func))
+
+
+def _made_by_loaders(window: Window) -> Bools:
+    """Whether a function that reads tensors from files is in the stack of each lifetime."""
+    tables = window.trace.tables
+    loaders = [bool(_LOADERS.search(frame.filename.replace("\\", "/"))) for frame in tables.frames]
+    of_stack = np.array([any(loaders[i] for i in stack) for stack in tables.stacks], dtype=bool)
+    made: Bools = of_stack[window.lives.stack]
+    return made
+
+
+RULE = LoadedFile()

@@ -1,0 +1,113 @@
+"""old-graphs: activations of a bounded number of earlier steps stay with their graphs."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.advice.case import Case
+from memprof.rules.lifespan import outlive_steps
+from memprof.rules.references import advice_on_exceptions
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.call_sites import handed_to
+from memprof.source_code.idioms import growing
+from memprof.source_code.patch import diff, wrapped
+from memprof.source_code.program import Place
+from memprof.source_code.values import goes_backward, is_object, survives_call
+from memprof.trace import Category, Phase
+from memprof.views.window import Bools, Window
+
+__all__ = ["RULE"]
+
+_LEAST_MODULES = 2
+"""Modules whose activations stay: of one module it is a result that was stored, and no graph."""
+_GROWTH = 1.4
+"""Bytes at the last step over those in the middle: a bounded number is full by then, or nearly so.
+What grows steadily has doubled, and is a leak: other findings are about it."""
+
+_MOSTLY = 0.5
+"""Share of the bytes that backward passes freed: what is dropped unused goes at any other time."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OldGraph(Match):
+    """Activations of earlier steps."""
+
+    steps: int = 0
+    """Steps that made those at the peak."""
+
+
+class OldGraphs(WasteRule[OldGraph]):
+    """A deque of the last outputs, or the like, keeps the graph of each of them."""
+
+    name = "old-graphs"
+    summary = "graphs of a few earlier steps are still held"
+    fixes = ("detach", "clear_traceback")
+    names_holders = True
+
+    def matches(self, window: Window) -> Iterator[OldGraph]:
+        """Activations of several modules that outlive their steps, neither growing nor awaited."""
+        mask = outlive_steps(window) & (window.category == Category.ACTIVATION)
+        if not mask.any() or _grows(window, mask) or _awaited(window, mask):
+            return
+        at_peak = mask & window.at_peak
+        if len(np.unique(window.module[at_peak])) < _LEAST_MODULES:
+            return
+        rows = np.flatnonzero(mask)
+        step_ends = np.array(
+            [window.first_event.get(int(s) + 1, window.events) - 1 for s in window.made_in[rows]]
+        )
+        yield OldGraph(
+            row=window.main_site(at_peak),
+            rows=np.flatnonzero(at_peak),
+            nbytes=window.bytes_of(at_peak),
+            saving=window.replayed(window.ended(rows, step_ends)),
+            steps=len(np.unique(window.made_in[at_peak])),
+        )
+
+    def title(self, match: OldGraph) -> str:
+        """Say of how many steps."""
+        return f"are activations of {match.steps} earlier steps whose graphs are still held"
+
+    def advice(self, match: OldGraph, case: Case) -> Iterator[Advice]:
+        """Detach what is stored; a stored exception is to be dropped first."""
+        why = f"Tensors of {match.steps} earlier steps are kept with the graphs that made them"
+        site = case.site
+        for place, argument in [*handed_to(site)][:1] if site is not None else ():
+            text = ast.unparse(argument)
+            safe = not is_object(place, argument) and not _learned_later(case, place, argument)
+            patch = diff(place.program, *wrapped(argument, ".detach()")) if safe else ""
+            yield Advice("detach", f"{why}: hand over `{text}.detach()`.", place, patch=patch)
+        yield from advice_on_exceptions(case)
+        yield Advice("detach", f"{why}.", case.places[0] if case.places else site)
+
+
+def _grows(window: Window, mask: Bools) -> bool:
+    """Whether there is much more of it at the end than in the middle."""
+    steps = window.steps
+    middle = window.first_event[int(steps[len(steps) // 2])]
+    last = window.first_event[int(steps[-1])]
+    half, end = (window.bytes_of(mask & window.lives.alive_at(event)) for event in (middle, last))
+    return bool(end > _GROWTH * half)
+
+
+def _awaited(window: Window, mask: Bools) -> bool:
+    """Whether backward passes freed most of it: a loss over several steps needs their graphs."""
+    phase_of_free = np.append(window.phase_of_event, Phase.UNKNOWN)[window.lives.free]
+    freed = mask & (window.lives.free < window.events)
+    by_backward = freed & (phase_of_free == Phase.BACKWARD)
+    return window.bytes_of(by_backward) > _MOSTLY * window.bytes_of(freed)
+
+
+def _learned_later(case: Case, place: Place, argument: ast.expr) -> bool:
+    """Whether a backward pass may start from what a statement hands over."""
+    grown = growing(place)
+    if grown is not None:
+        return goes_backward(place, grown.container, case.everywhere)
+    return not survives_call(place, argument, case.everywhere, number=False)
+
+
+RULE = OldGraphs()

@@ -1,0 +1,58 @@
+"""resident: much that is no part of a model stays on the device over the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from memprof.advice.case import Case
+from memprof.advice.placement import kept_over_steps
+from memprof.rules.lifespan import outlive_steps
+from memprof.rules.references import advice_on_exceptions, advice_on_views
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.trace import Category
+from memprof.views.window import Window
+
+__all__ = ["RULE"]
+
+_LEAST_SHARE = 0.3
+"""Of the peak: every program keeps something, and most of it is meant."""
+
+
+class Resident(WasteRule[Match]):
+    """Data, results or old values that nobody moved to the host."""
+
+    name = "resident"
+    summary = "much that is no part of a model stays over the steps"
+    fixes = ("narrow_before_cast", "cpu_offload", "del_ref", "clear_traceback", "clone_view")
+    names_holders = True
+
+    def matches(self, window: Window) -> Iterator[Match]:
+        """All at the peak that stays to the end, but models, optimizers and activations."""
+        mask = ~window.owned & window.at_peak & window.stays & outlive_steps(window)
+        mask &= window.category != Category.ACTIVATION
+        if window.share(window.bytes_of(mask)) < _LEAST_SHARE:
+            return
+        rows = np.flatnonzero(mask)
+        yield Match(
+            row=window.main_site(mask),
+            rows=rows,
+            nbytes=window.bytes_of(mask),
+            saving=window.replayed(window.whole(rows)),
+            tentative=True,  # a data set on the device may well be meant
+        )
+
+    def title(self, match: Match) -> str:  # noqa: ARG002 - every match reads the same
+        """Say what they are not."""
+        return "stay over the steps and are no part of a model"
+
+    def advice(self, match: Match, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - of the case
+        """Keep less of it, keep it on the host, or drop it."""
+        yield from advice_on_views(case)
+        yield from advice_on_exceptions(case)
+        for one in kept_over_steps(case):
+            yield Advice(one.fix, one.why, one.place, remains=one.remains)
+
+
+RULE = Resident()

@@ -1,0 +1,159 @@
+"""unused-gradients: gradients that no optimizer reads and nothing clears."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.advice.backward import called_from
+from memprof.advice.case import Case
+from memprof.rules.lifespan import FEWEST_STEPS
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.idioms import OPTIMIZERS, keyword
+from memprof.source_code.patch import diff, wrapped
+from memprof.source_code.program import Place, Program, called_name, calls_in
+from memprof.source_code.values import is_object, takes_no_gradient, trains_besides
+from memprof.trace import Category, Phase
+from memprof.views.window import Window
+
+__all__ = ["RULE", "Unused"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unused(Match):
+    """Gradients, and whose they are."""
+
+    modules: str = ""
+    """The modules, as a person would name them."""
+    within_model: bool = False
+    """They belong to a part of the model that is trained, not to another model beside it."""
+
+
+class UnusedGradients(WasteRule[Unused]):
+    """A teacher, a critic or a part that is not trained gets gradients all the same."""
+
+    name = "unused-gradients"
+    summary = "no optimizer uses or clears these gradients"
+    fixes = ("freeze_params", "detach", "no_grad")
+
+    def matches(self, window: Window) -> Iterator[Unused]:
+        """Gradients that stay, of modules without optimizer state whose gradients never go."""
+        if len(window.steps) < FEWEST_STEPS:
+            return
+        gradient = window.category == Category.GRADIENT
+        gradient &= window.phase == Phase.BACKWARD  # else a buffer that gradients are views of
+        staying = gradient & window.stays
+        cleared = set(window.module[gradient & ~staying].tolist())
+        state = set(window.module[window.category == Category.OPTIMIZER_STATE].tolist())
+        trained = cleared | state
+        # Gradients that are filled with zeros stay as well: then only state tells what is trained.
+        zeroed = any(_zeroes_gradients(program) for program in window.programs)
+        if not (state if zeroed else trained):
+            return  # nothing shows what an optimizer does here: all of them may be in use
+        modules = {int(m) for m in np.unique(window.module[staying]) if int(m) not in trained}
+        of_modules = np.isin(window.module, list(modules))
+        mask = staying & of_modules
+        if not mask.any():
+            return
+        paths = window.owners.module.names
+        names = sorted(paths[m] for m in modules)
+        backward = (window.phase == Phase.BACKWARD) & of_modules
+        yield Unused(
+            row=_forward_site(window, modules, window.largest(mask)),
+            rows=np.flatnonzero(mask),
+            nbytes=window.bytes_of(mask & window.at_peak),
+            saving=window.replayed(window.whole(np.flatnonzero(mask | backward))),
+            modules=_in_words(names),
+            within_model=bool(_roots(names) & _roots([paths[m] for m in trained if m])),
+        )
+
+    def title(self, match: Unused) -> str:
+        """Say whose they are."""
+        return f"are gradients of {match.modules} that no optimizer here uses or clears"
+
+    def advice(self, match: Unused, case: Case) -> Iterator[Advice]:
+        """Give the parameters none; where a patch is safe, cut the other model's output off."""
+        why = f"backward runs through {match.modules}, whose gradients no optimizer reads"
+        site = case.site if match.within_model else called_from(case) or case.site
+        patch = "" if match.within_model or site is None else _cut_from_training(case, site)
+        optimizers = [place for _, place in case.calls(*OPTIMIZERS)]
+        frozen = Advice(
+            "freeze_params",
+            f"If these are not trained, `requires_grad_(False)`: {why}.",
+            optimizers[0] if match.within_model and optimizers else site,
+        )
+        if patch:
+            yield Advice("detach", f"Cut it off here: {why}.", site, patch=patch)
+            yield frozen
+            yield Advice("no_grad", f"Or compute it under `torch.no_grad()`: {why}.", site)
+            return
+        yield frozen
+        condition = "If nothing before it takes a gradient,"
+        yield Advice("detach", f"{condition} cut it off here: {why}.", site)
+        yield Advice("no_grad", f"{condition} compute it under `torch.no_grad()`: {why}.", site)
+
+
+def _zeroes_gradients(program: Program) -> bool:
+    """Whether a file fills gradients with zeros, as ``zero_grad(set_to_none=False)`` does."""
+    for call in calls_in(program.tree, "zero_grad", "zero_"):
+        if called_name(call) == "zero_grad":
+            asked = keyword(call, "set_to_none") or next(iter(call.args), None)
+            if asked is not None and not (isinstance(asked, ast.Constant) and asked.value is True):
+                return True
+        elif any(isinstance(n, ast.Attribute) and n.attr == "grad" for n in ast.walk(call.func)):
+            return True
+    return False
+
+
+def _roots(paths: list[str]) -> set[str]:
+    return {path.split(".")[0] for path in paths}
+
+
+def _forward_site(window: Window, modules: set[int], otherwise: int) -> int:
+    """The row of the largest activation of those modules and their neighbours: of their graph."""
+    names = window.owners.module.names
+    around = _common_path([names[m] for m in modules])
+    near = [at for at, name in enumerate(names) if f"{name}.".startswith(f"{around}.")]
+    mask = (window.category == Category.ACTIVATION) & np.isin(window.module, near)
+    return window.main_site(mask) if around and mask.any() else otherwise
+
+
+def _common_path(names: list[str]) -> str:
+    """The longest module path that all of them lie below or are."""
+    shared = []
+    for column in zip(*[name.split(".") for name in names], strict=False):
+        if len(set(column)) > 1:
+            break
+        shared.append(column[0])
+    return ".".join(shared)
+
+
+def _in_words(names: list[str]) -> str:
+    """``Net.encoder`` for all that lie below it; the first name where they share nothing."""
+    path = _common_path(names)
+    return f"`{path}`" if path else f"`{names[0]}` and {len(names) - 1} other modules"
+
+
+def _cut_from_training(case: Case, place: Place) -> str:
+    """``wanted = teacher(x).detach()``; empty where what comes before may take a gradient.
+
+    A teacher's input is a batch; but an image that is trained by the features that a network makes
+    of it, or a generator by the critic, gets its gradient through that very call.
+    """
+    statement, programs = place.statement, case.everywhere
+    if not isinstance(statement, ast.Assign) or isinstance(statement.targets[0], ast.Tuple):
+        return ""
+    call = statement.value
+    if not isinstance(call, ast.Call) or is_object(place, call):
+        return ""
+    if any(program.functions(called_name(call)) for program in programs):
+        return ""  # no module, but a function, that may call others as well
+    if not takes_no_gradient(programs, place, call) or not trains_besides(programs, place, call):
+        return ""
+    return diff(place.program, *wrapped(call, ".detach()"))
+
+
+RULE = UnusedGradients()

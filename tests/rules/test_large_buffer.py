@@ -1,0 +1,58 @@
+"""large-buffer: a module's forward reads a slice of a buffer that makes much of the peak."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.rules.recorded import findings_of
+
+
+class Causal(nn.Module):
+    def __init__(self, longest):
+        super().__init__()
+        side = longest
+        self.register_buffer("visible", torch.ones(side, side).tril())
+
+    def forward(self, scores):
+        t = scores.shape[-1]
+        return scores * self.visible[:t, :t]
+
+
+class Whole(nn.Module):
+    """A table that is read whole, beside a slice of the scores."""
+
+    def __init__(self, longest):
+        super().__init__()
+        self.register_buffer("decay", torch.ones(longest, longest).tril())
+
+    def forward(self, scores):
+        t = scores.shape[-1]
+        return scores[:, :t] @ self.decay.mean(0)[:t]
+
+
+def step_of(mask):
+    linear = nn.Linear(32, 32)
+
+    def step(number):
+        mask(linear(torch.randn(32, 32))).square().mean().backward()
+        linear.zero_grad()
+
+    return step
+
+
+def fires():
+    return step_of(Causal(256))
+
+
+def looks_alike():
+    return step_of(Whole(256))
+
+
+def test_it_is_told_where_its_size_is_set(tmp_path):
+    (large,) = [
+        one for one in findings_of(fires, tmp_path / "run.json") if one.rule == "large-buffer"
+    ]
+    assert large.bytes == 256 * 256 * 4
+    (remedy,) = large.remedies
+    assert (remedy.fix, remedy.code) == ("right_size", "side = longest")

@@ -1,0 +1,61 @@
+"""loaded: what `torch.load` read from a file is there beside the model, or at the peak."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from tests.rules.recorded import findings_of
+
+
+def model():
+    return nn.Sequential(*(nn.Linear(192, 192, bias=False) for _ in range(4)))
+
+
+def checkpoint_file():
+    """A file as an earlier job left it."""
+    path = Path(tempfile.mkdtemp()) / "model.pt"
+    torch.save({"model": model().state_dict(), "epoch": 3}, path)
+    return path
+
+
+def trained(net):
+    net(torch.randn(64, 192)).square().mean().backward()
+    net.zero_grad()
+
+
+def fires():
+    net = model()
+    checkpoint = torch.load(checkpoint_file())
+    net.load_state_dict(checkpoint["model"])
+
+    def step(number):
+        trained(net)
+        return checkpoint["epoch"] + number
+
+    return step
+
+
+def looks_alike():
+    """The loaded tensors are the model's own from then on."""
+    net = model()
+    checkpoint = torch.load(checkpoint_file())
+    net.load_state_dict(checkpoint["model"], assign=True)
+
+    def step(number):
+        trained(net)
+        return checkpoint["epoch"] + number
+
+    return step
+
+
+def test_all_that_was_loaded_is_there_and_its_name_is_told(tmp_path):
+    (loaded,) = [one for one in findings_of(fires, tmp_path / "run.json") if one.rule == "loaded"]
+    assert loaded.bytes == 4 * 192 * 192 * 4
+    assert not loaded.match.passing
+    first, second = loaded.remedies
+    assert '+    checkpoint = torch.load(checkpoint_file(), map_location="cpu")' in first.patch
+    assert second.why == "Drop `checkpoint` once the model has been filled from it."

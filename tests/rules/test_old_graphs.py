@@ -1,0 +1,78 @@
+"""old-graphs: activations of a bounded number of earlier steps stay with their graphs."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+from torch import nn
+
+from tests.rules.recorded import findings_of, names
+
+
+def job():
+    """A model that is trained, and a critic whose values are stored."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh())
+    critic = nn.Sequential(*(m for _ in range(3) for m in (nn.Linear(64, 64), nn.Tanh())))
+    return model, critic, deque(maxlen=5)
+
+
+def trained(model, x):
+    model(x).square().mean().backward()
+    model.zero_grad()
+
+
+def fires():
+    model, critic, recent = job()
+
+    def step(number):
+        x = torch.randn(512, 64)
+        value = critic(x).mean()
+        recent.append(value)
+        trained(model, x)
+
+    return step
+
+
+def looks_alike():
+    """Truncated backpropagation through time: the loss of five steps goes backward at once."""
+    cell, head = nn.GRUCell(64, 64), nn.Linear(64, 64)
+    losses, state = [], [torch.zeros(128, 64)]
+
+    def step(number):
+        state[0] = cell(torch.randn(128, 64), state[0])
+        losses.append(head(state[0]).square().mean())
+        if len(losses) == 5:
+            sum(losses).backward()
+            losses.clear()
+            state[0] = state[0].detach()
+            for module in (cell, head):
+                module.zero_grad()
+
+    return step
+
+
+def outputs():
+    """The last outputs of the critic are stored, as large as an activation, without graphs."""
+    model, critic, recent = job()
+
+    def step(number):
+        x = torch.randn(512, 64)
+        recent.append(critic(x).detach())
+        trained(model, x)
+
+    return step
+
+
+def test_outputs_without_graphs_are_no_graphs(tmp_path):
+    assert "old-graphs" not in names(outputs, tmp_path / "run.json")
+
+
+def test_what_is_stored_is_told_to_be_detached(tmp_path):
+    (graphs,) = [
+        one for one in findings_of(fires, tmp_path / "run.json") if one.rule == "old-graphs"
+    ]
+    assert graphs.match.steps == 4  # the fifth is of the step itself
+    assert graphs.bytes == 4 * 3 * 512 * 64 * 4  # of three layers each: what a tanh saves
+    assert graphs.remedies[0].code == "recent.append(value)"
+    assert "+        recent.append(value.detach())" in graphs.remedies[0].patch

@@ -1,0 +1,45 @@
+"""resident: much that is no part of a model stays on the device over the steps."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+from torch import nn
+
+from tests.rules.recorded import findings_of
+
+
+def trained(model, batch):
+    model(batch).square().mean().backward()
+    model.zero_grad()
+
+
+def fires():
+    model = nn.Linear(64, 64)
+    data = torch.randn(16, 64, 64)
+
+    def step(number):
+        trained(model, data[number])
+
+    return step
+
+
+def looks_alike():
+    """The next batches wait in a queue: as many bytes, and others in each step."""
+    model = nn.Linear(64, 64)
+    batches = deque([torch.randn(256, 64) for _ in range(3)])
+
+    def step(number):
+        batches.append(torch.randn(256, 64))
+        trained(model, batches.popleft())
+
+    return step
+
+
+def test_a_data_set_may_well_be_meant(tmp_path):
+    (found,) = [one for one in findings_of(fires, tmp_path / "run.json") if one.rule == "resident"]
+    assert found.bytes == 16 * 64 * 64 * 4
+    assert found.match.tentative
+    assert [remedy.fix for remedy in found.remedies] == ["del_ref", "cpu_offload"]
+    assert found.remedies[0].code == "data = torch.randn(16, 64, 64)"
