@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -38,6 +39,7 @@ class Passes:
     """The user's statements that call them in a loop, innermost first."""
 
 
+@lru_cache(maxsize=1)  # two rules ask, and the repetitions are counted in Python
 def forward_passes(window: Window) -> Passes | None:
     """The passes that one line runs in a loop, with their activations there at the peak together.
 

@@ -7,6 +7,7 @@ match, the one that says most is declared by ``yields_to``.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import takewhile
 
 import numpy as np
@@ -41,6 +42,7 @@ class LargeTensor:
     """The statement that made it; None where its file is not here."""
 
 
+@lru_cache(maxsize=1)  # five rules ask for that of one window
 def large_tensor(window: Window) -> LargeTensor | None:
     """The largest tensor that is no part of a model, if it makes much of the peak."""
     if window.peak.event < 0:
