@@ -39,9 +39,7 @@ class Passes:
     """The user's statements that call them in a loop, innermost first."""
 
 
-@lru_cache(
-    maxsize=1
-)  # two rules ask, one after the other, and the repetitions are counted in Python
+@lru_cache(maxsize=1)  # two rules ask, and the repetitions are counted in Python
 def forward_passes(window: Window) -> Passes | None:
     """The passes that one line runs in a loop, with their activations there at the peak together.
 

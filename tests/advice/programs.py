@@ -249,7 +249,7 @@ class Zeroing:
         loss.backward()
         self.opt.step()
 """,
-    "foreach_false/_optimizer": """\
+    "foreach_false/optimizer-temporaries": """\
 class Foreach:
     def __init__(self):
         self.net = build(blocks=8)
@@ -260,7 +260,7 @@ class Foreach:
         self.opt.step()
         self.opt.zero_grad()
 """,
-    "disable_autocast_cache/_autocast": """\
+    "disable_autocast_cache/autocast-cache": """\
 class Serving:
     def __init__(self):
         self.net = build(blocks=8).eval()
@@ -292,7 +292,7 @@ class Retaining:
         self.opt.zero_grad()
         self.loss = loss
 """,
-    "detach/_old_graphs": """\
+    "detach/old-graphs": """\
 import collections
 
 
@@ -308,7 +308,7 @@ class Recent:
         self.net(x).square().mean().backward()
         self.net.zero_grad()
 """,
-    "detach/_unused_gradients": """\
+    "detach/unused-gradients": """\
 class Teacher(nn.Module):
     def __init__(self):
         super().__init__()
@@ -330,7 +330,7 @@ class Distilling:
         self.opt.step()
         self.opt.zero_grad()
 """,
-    "bucket_view/_buckets": """\
+    "bucket_view/buckets": """\
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as Parallel
 

@@ -36,7 +36,7 @@ LEAKS, WASTE, program = programs.LEAKS, programs.WASTE, programs.program
 PEAKS: dict[Path, int] = {}
 """The peak after warm-up of every run."""
 
-ELSEWHERE = {"drop_empty_cache/cache-emptied", "map_location_cpu/_loaded"}
+ELSEWHERE = {"drop_empty_cache/cache-emptied", "map_location_cpu/loaded"}
 """Only a GPU's allocator shows these: they are tested in `test_device_patches`."""
 
 LEFT = {
@@ -157,10 +157,10 @@ def test_after_the_patch_the_waste_is_not_there(case, before, after):
     "case",
     [
         "set_to_none/held-gradients",
-        "foreach_false/_optimizer",
-        "disable_autocast_cache/_autocast",
+        "foreach_false/optimizer-temporaries",
+        "disable_autocast_cache/autocast-cache",
         "no_grad/evaluation-graph",
-        "bucket_view/_buckets",
+        "bucket_view/buckets",
     ],
 )
 def test_the_peak_after_the_patch_is_what_the_replay_promised(case, before, after, rules):
