@@ -193,6 +193,17 @@ def test_files_that_are_loaded_together_are_told_where_they_are_loaded(tmp_path)
     assert program.found("joined") is None  # the same bytes, told once
 
 
+def test_samples_that_are_loaded_in_each_step_may_be_meant(tmp_path):
+    program = Program(tmp_path, AVERAGE)
+    for step in range(STEPS):
+        program.label(step)
+        program.alloc(512 * KIB, f"x{step}", "torch.load", inner=(SERIALIZATION,))
+        program.alloc(512 * KIB, f"y{step}", "def average")
+        program.free(f"y{step}", f"x{step}")
+    found = program.found("loaded")
+    assert found is None or found.match.tentative
+
+
 def test_the_parts_of_one_size_are_told_from_others_that_the_same_line_made(tmp_path):
     program = Program(tmp_path, AVERAGE)
     for step in range(STEPS):

@@ -24,6 +24,8 @@ __all__ = ["RULE", "Loaded"]
 
 _LOADERS = re.compile(r"/torch/serialization\.py$|/safetensors/")
 """Files of the libraries whose functions read tensors from a file."""
+_MOSTLY = 0.5
+"""Share of the bytes, or of the steps: a checkpoint also has what is no parameter."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +50,8 @@ class LoadedFile(WasteRule[Loaded]):
         """Tensors that a loader made and that are no model's: those that stay, else at the peak."""
         if len(window.steps) < FEWEST_STEPS:
             return
-        loaded = ~window.owned & window.at_peak & _made_by_loaders(window)
+        from_files = ~window.owned & _made_by_loaders(window)
+        loaded = from_files & window.at_peak
         staying = loaded & outlive_steps(window)
         mask = staying if staying.any() else loaded
         if not mask.any():
@@ -62,6 +65,9 @@ class LoadedFile(WasteRule[Loaded]):
             saving=window.replayed(window.whole(np.flatnonzero(mask))),
             name=binding.target if binding is not None else "",
             passing=not staying.any(),
+            tentative=_in_most_steps(window, from_files)
+            if not staying.any()
+            else not _is_of_model(window, staying),
         )
 
     def title(self, match: Loaded) -> str:
@@ -93,6 +99,23 @@ class LoadedFile(WasteRule[Loaded]):
             else "once the model has been filled from it"
         )
         yield Advice("del_ref", f"Drop {what} {used}.", place)
+
+
+def _in_most_steps(window: Window, from_files: Bools) -> bool:
+    """Whether files are loaded step by step: samples of a data set, which are meant."""
+    steps = np.unique(window.made_in[from_files & (window.made_in >= 0)])
+    return len(steps) > _MOSTLY * len(window.steps)
+
+
+def _is_of_model(window: Window, loaded: Bools) -> bool:
+    """Whether most of it has the sizes of what a model and its optimizer consist of.
+
+    Else it may be a table or a data set that a step reads. A model that is made of plain tensors is
+    known by their staying.
+    """
+    of_model = window.owned | (window.stays & ~_made_by_loaders(window))
+    alike = loaded & np.isin(window.lives.requested, window.lives.requested[of_model])
+    return window.bytes_of(alike) > _MOSTLY * window.bytes_of(loaded)
 
 
 def _is_torch_load(place: Place, call: ast.Call) -> bool:
