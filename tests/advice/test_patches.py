@@ -53,7 +53,7 @@ GROWTH = (Kind.LEAK, Kind.CYCLE)
 CASES = (*WASTE, *LEAKS)
 
 RECORD = """
-import importlib.util, os, sys, torch, torch.distributed, memprof
+import gc, importlib.util, os, sys, torch, torch.distributed, memprof
 from tests.unhurried import lift_limits
 lift_limits()
 for path in sys.argv[1:]:
@@ -64,6 +64,7 @@ for path in sys.argv[1:]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
+    gc.collect()  # what the collector has counted so far is of the programs before
     module.main(path[:-3] + ".json")
     sys.stdout.flush()
     os._exit(0)
