@@ -33,7 +33,8 @@ class SlowJob:
         self._events = 0
         for name in ("session._clock_us", "recording._clock_us", "sources.cuda._clock_us"):
             monkeypatch.setattr(f"memprof.{name}", lambda: self.now_us)
-        monkeypatch.setattr("memprof.session.now_us", lambda: int(self.now_us))
+        for name in ("session", "interims"):
+            monkeypatch.setattr(f"memprof.{name}.now_us", lambda: int(self.now_us))
         turned = SimpleNamespace(**vars(time))
         turned.thread_time = lambda: self.now_us / SECOND
         for name in ("watch", "searches", "stalls"):

@@ -372,11 +372,8 @@ def thread_that_collects():
 
     def collect():
         seen = []
-        while True:
-            try:
-                seen.append(waiting.get(timeout=300))
-            except queue.Empty:
-                return
+        while (tensor := waiting.get()) is not None:
+            seen.append(tensor)
             waiting.task_done()
 
     threading.Thread(target=collect, daemon=True).start()
@@ -385,6 +382,7 @@ def thread_that_collects():
         waiting.put(torch.zeros(16, 16))
         waiting.join()
 
+    weakref.finalize(step, waiting.put, None)  # else other tests would meet the thread
     return step
 
 
