@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
@@ -16,22 +15,18 @@ from memprof.rules.pages import page
 from tests.rules.recorded import findings_of, names
 
 RULES = {rule.name: rule for rule in waste_rules()}
-FOLDER = Path(__file__).parent
 PARTS = ["The pattern", "Why it costs memory", "How memprof knows", "What to change"]
 
 
-def test_module(rule: str):
+def programs_of(rule: str):
     return import_module(f"tests.rules.test_{rule.replace('-', '_')}")
-
-
-test_module.__test__ = False  # what a test needs, and none itself
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_it_fires_where_its_mistake_is_and_advises_its_fixes(rule, tmp_path):
     found = [
         one
-        for one in findings_of(test_module(rule).fires, tmp_path / "run.json")
+        for one in findings_of(programs_of(rule).fires, tmp_path / "run.json")
         if one.rule == rule
     ]
     assert found
@@ -41,7 +36,7 @@ def test_it_fires_where_its_mistake_is_and_advises_its_fixes(rule, tmp_path):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_it_is_silent_where_it_only_looks_so(rule, tmp_path):
-    assert rule not in names(test_module(rule).looks_alike, tmp_path / "run.json")
+    assert rule not in names(programs_of(rule).looks_alike, tmp_path / "run.json")
 
 
 @pytest.mark.parametrize("rule", RULES)
