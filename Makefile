@@ -74,7 +74,7 @@ clean:  ## Remove the environment and everything that is made
 	rm -f demo-run.json demo-report.html
 
 # torch comes first and alone, at the tested version, so that no other package chooses a build.
-$(READY): pyproject.toml constraints.txt memprof/startup.pth
+$(READY): pyproject.toml constraints.txt memprof/record/startup.pth
 	@test -x $(BIN)/python || .ci/make-venv
 	$(BIN)/python -m pip install -q --disable-pip-version-check torch==2.13.0 -c constraints.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]' -c constraints.txt

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from memprof.collector import collector_paused
+from memprof.cpython.gc_pause import collector_paused
 from memprof.errors import (
     FileFormatError,
     MemprofError,
@@ -20,11 +20,12 @@ from memprof.errors import (
 from memprof.version import __version__
 
 if TYPE_CHECKING:
-    from memprof.holding import holders, tensors
     from memprof.loading import load
+    from memprof.record.tracker import Tracker, annotate, start, step, steps, stop, track
+    from memprof.referrers.find_holders import holders
+    from memprof.referrers.list_tensors import tensors
     from memprof.run import Run
     from memprof.trace import Trace
-    from memprof.tracker import Tracker, annotate, start, step, steps, stop, track
     from memprof.what_if.replay import replay
 
 
@@ -53,17 +54,17 @@ __all__ = [
 _HOMES = {
     "Run": "memprof.run",
     "Trace": "memprof.trace",
-    "Tracker": "memprof.tracker",
-    "annotate": "memprof.tracker",
-    "holders": "memprof.holding",
+    "Tracker": "memprof.record.tracker",
+    "annotate": "memprof.record.tracker",
+    "holders": "memprof.referrers.find_holders",
     "load": "memprof.loading",
     "replay": "memprof.what_if.replay",
-    "start": "memprof.tracker",
-    "step": "memprof.tracker",
-    "steps": "memprof.tracker",
-    "stop": "memprof.tracker",
-    "tensors": "memprof.holding",
-    "track": "memprof.tracker",
+    "start": "memprof.record.tracker",
+    "step": "memprof.record.tracker",
+    "steps": "memprof.record.tracker",
+    "stop": "memprof.record.tracker",
+    "tensors": "memprof.referrers.list_tensors",
+    "track": "memprof.record.tracker",
 }
 
 

@@ -1,6 +1,7 @@
 """One `Run` from whatever file the user names: a run file, whole or torn, or torch's snapshot.
 
-Lines are decoded by `runfile`, snapshots by `snapshot`; here the records are put together.
+Lines are decoded by `runfile.reader`, snapshots by `snapshot.reader`; here the records are put
+together.
 """
 
 from __future__ import annotations
@@ -14,19 +15,7 @@ import msgspec
 import numpy as np
 
 from memprof.allocator import layout
-from memprof.checks import (
-    MOST_DEVICES,
-    check_events,
-    check_range,
-    check_state,
-    check_tiles,
-    integers,
-    plain_settings,
-)
 from memprof.errors import FileFormatError
-from memprof.gzipped import GZIP_MAGIC, inflated
-from memprof.joining import digests, in_its_place, owned, renumbered
-from memprof.older_schema import upgraded
 from memprof.records import (
     SCHEMA_VERSION,
     DeviceInfo,
@@ -46,8 +35,20 @@ from memprof.records import (
     WindowRecord,
 )
 from memprof.run import DeviceRun, ReadingSeries, Run, Steps
-from memprof.runfile import Damage, decode_events, decode_state, read_records
-from memprof.snapshot import load_snapshot
+from memprof.runfile.checks import (
+    MOST_DEVICES,
+    check_events,
+    check_range,
+    check_state,
+    check_tiles,
+    integers,
+    plain_settings,
+)
+from memprof.runfile.cross_references import digests, in_its_place, owned, renumbered
+from memprof.runfile.gzipped import GZIP_MAGIC, inflated
+from memprof.runfile.older_schema import upgraded
+from memprof.runfile.reader import Damage, decode_events, decode_state, read_records
+from memprof.snapshot.reader import load_snapshot
 from memprof.trace import (
     NOT_RECORDED,
     Action,

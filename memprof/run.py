@@ -82,7 +82,7 @@ class Run:
     windows: Sequence[WindowRecord] = ()
     """Why windows opened and ended, in order; a file of schema 1.1 says nothing of it."""
     digests: Mapping[str, str] = field(default_factory=dict)
-    """`digests.digest_of` the program's own source files as they ran, by name; not of all."""
+    """`digest_of` the program's own source files as they ran, by name; not of all."""
     is_snapshot: bool = False
     """Read from torch's snapshot: no steps, no readings, one window a device."""
 

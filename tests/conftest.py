@@ -198,10 +198,11 @@ def chromium() -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark all of tests/gpu, so that no test there can be forgotten.
 
-    The files at the root, which start processes, come first: a file is one worker's, and with the
-    longest at the end the others would wait for it.
+    The files at the root and those of the recorder, which start processes, come first: a file is
+    one worker's, and with the longest at the end the others would wait for it.
     """
-    items.sort(key=lambda item: len(item.path.relative_to(ROOT).parts))
+    first = (ROOT / "tests", ROOT / "tests" / "record")
+    items.sort(key=lambda item: item.path.parent not in first)
     for item in items:
         if item.path.is_relative_to(ROOT / "tests" / "gpu"):
             item.add_marker(pytest.mark.gpu)

@@ -9,7 +9,7 @@ import torch
 
 import memprof
 from memprof.loading import load
-from memprof.sources.cuda import CudaSource
+from memprof.sources.cuda.snapshot_source import CudaSource
 from memprof.testing.cuda import StandInOutOfMemoryError, TorchStandIn
 
 MIB = 1 << 20
@@ -20,7 +20,7 @@ def recorder(monkeypatch, tmp_path) -> Callable[..., memprof.Run]:
 
     def record(stand_in: TorchStandIn, job, **options) -> memprof.Run:
         monkeypatch.setattr(
-            "memprof.session.event_sources",
+            "memprof.record.session.event_sources",
             lambda _, interner, boundaries, __: [CudaSource(interner, boundaries, stand_in)],
         )
         path = tmp_path / "run.json"

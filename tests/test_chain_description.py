@@ -18,8 +18,8 @@ from memprof.chain_description import (
     names_line,
     shortened,
 )
-from memprof.holding import find_holders
 from memprof.reference_chain import Link, LinkKind, Unowned, way
+from memprof.referrers.find_holders import find_holders
 from tests.golden.outputs import HERE, command, recordings
 
 KEPT: dict[str, Any] = {}

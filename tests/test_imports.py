@@ -72,7 +72,7 @@ TORCH_FIRST = """
 import sys, torch
 before = set(sys.modules)
 import memprof
-from memprof.session import Session
+from memprof.record.session import Session
 
 def at_first_record(self):
     told = open(self.output.path).read()
@@ -87,14 +87,15 @@ LATER = {
     "memprof.advice",
     "memprof.views.trend",
     "memprof.loading",
-    "memprof.snapshot",
-    "memprof.sources.cudaowners",
+    "memprof.runfile.reader",
+    "memprof.snapshot.reader",
+    "memprof.sources.cuda.source_with_owners",
     "memprof.sources.host",
     "memprof.sources.nvml",
-    "memprof.sources.oomtexts",
-    "memprof.sources.ooms",
-    "memprof.sources.remapped",
-    "memprof.survivors.watch",
+    "memprof.sources.cuda.oom_messages",
+    "memprof.sources.cuda.oom_observer",
+    "memprof.sources.cuda.intern_tables",
+    "memprof.referrers.survivors",
     "psutil",
     "pynvml",
     "statistics",
@@ -105,7 +106,7 @@ LATER = {
 def test_the_first_record_waits_for_no_module_that_it_does_not_need(tmp_path: Path):
     pytest.importorskip("torch", reason="there is nothing to record without torch")
     modules = set(python("-c", TORCH_FIRST, str(tmp_path / "run.json")).splitlines())
-    assert {"memprof.session", "memprof.sources.cpu"} <= modules
+    assert {"memprof.record.session", "memprof.sources.cpu.dispatch_source"} <= modules
     assert modules.isdisjoint(LATER), modules & LATER
 
 
@@ -116,7 +117,7 @@ memprof.track(sys.argv[1], sources=("cpu",)).start()
 looked, get_objects = [], gc.get_objects
 gc.get_objects = lambda *given, **named: looked.append(1) or get_objects(*given, **named)
 import torch
-from memprof.tracker import active
+from memprof.record.tracker import active
 assert active()._session.recording.window == 0
 sys.stderr.write(f"{len(looked)} looks at the heap")
 kept = torch.ones(1000)

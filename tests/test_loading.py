@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memprof.digests import MOST_FILES
 from memprof.errors import FileFormatError
 from memprof.loading import load
 from memprof.records import Finding, Note, Owners, Readings, SourceFiles
 from memprof.run import Run
+from memprof.runfile.source_digests import MOST_FILES
 from memprof.testing import TraceBuilder, save_snapshot, snapshot, step_columns, write_run
 from memprof.trace import Category, Frame, Label, Phase, Trace
 from memprof.views.timeline import timeline

@@ -16,7 +16,7 @@ import pytest
 import memprof
 
 ROOT = Path(__file__).resolve().parent.parent
-HOOK = (ROOT / "memprof" / "startup.pth").read_text()
+HOOK = (ROOT / "memprof" / "record" / "startup.pth").read_text()
 TOP_LEVEL = {"cuda_memprof.pth", "memprof", "memprof_cli", "memprof_dashboards"}
 
 pytestmark = pytest.mark.slow
@@ -154,9 +154,9 @@ def test_a_python_without_the_variable_loads_nothing_of_memprof(installed, value
 
 @needs_hatchling
 def test_a_python_with_the_variable_starts_memprof_from_the_wheel(installed, tmp_path):
-    then = "print(sys.modules['memprof.autostart'].__file__)"
+    then = "print(sys.modules['memprof.record.autostart'].__file__)"
     said = start(installed, then=then, MEMPROF=str(tmp_path / "run.json"))
-    assert Path(said[-1]) == installed / "memprof" / "autostart.py"
+    assert Path(said[-1]) == installed / "memprof" / "record" / "autostart.py"
 
 
 def test_the_installed_command_is_memprof():

@@ -19,9 +19,10 @@ def lift_limits(
     A slow or busy one makes fewer looks else, climbs to holders instead of searching the whole
     heap, and ends windows early.
     """
-    from memprof import sampler, tracker
-    from memprof.sources import main_thread
-    from memprof.survivors import searches, watch
+    from memprof.record import sampler, tracker
+    from memprof.referrers import bounded_search as searches
+    from memprof.referrers import survivors as watch
+    from memprof.sources.loop import main_thread
 
     for owner, names in (
         (searches, ("_WHOLE_S", "_WHOLE_AFTER_S", "_BUDGET_S")),

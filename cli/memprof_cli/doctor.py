@@ -7,7 +7,7 @@ import json
 
 import click
 
-from memprof.diagnosis import Diagnosis, Fact, diagnose
+from memprof.record.doctor import Diagnosis, Fact, diagnose
 
 __all__ = ["command"]
 

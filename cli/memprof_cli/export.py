@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from memprof.errors import MemprofError, MissingError
-from memprof.exporters.torch_snapshot import write_torch_snapshot
 from memprof.loading import load
+from memprof.snapshot.writer import write_torch_snapshot
 from memprof.trace import Trace
 
 __all__ = ["command"]

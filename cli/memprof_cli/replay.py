@@ -14,7 +14,7 @@ import numpy as np
 
 from memprof.allocator import Replay, replay_recorded
 from memprof.loading import load
-from memprof.pickles import load_plain_pickle
+from memprof.snapshot.unpickler import load_plain_pickle
 from memprof.trace import Trace
 from memprof.units import format_bytes, format_count
 from memprof_cli.progress import progress

@@ -9,7 +9,7 @@ import sys
 
 import click
 
-from memprof.environment import DEFAULT_PATH
+from memprof.record.process import DEFAULT_PATH
 
 __all__ = ["command"]
 
@@ -59,7 +59,7 @@ def command(  # noqa: PLR0917 - click names them all
     options = {name: value for name, value in given.items() if value is not None}
     described = json.dumps({"path": output, "quiet": quiet, **options})
     words = [described, *(["-m"] if as_module else []), *program]
-    return _replace_this_process(["-m", "memprof.launch", *words])
+    return _replace_this_process(["-m", "memprof.record.launch", *words])
 
 
 def _replace_this_process(arguments: list[str]) -> int:

@@ -21,7 +21,7 @@ from memprof.ranks.report import JobReport, Judged, LeftOut, job_verdict, next_c
 from memprof.records import Footer, Header
 from memprof.rules.findings import findings
 from memprof.run import Run
-from memprof.runends import read_ends
+from memprof.runfile.head_and_tail import read_ends
 
 __all__ = ["Gathered", "Recording", "files_of", "gathered", "job_report"]
 

@@ -13,10 +13,10 @@ from typing import TypeVar
 
 import msgspec
 
-from memprof.digests import MOST_BYTES, digest_of
 from memprof.records import Finding, Holder
 from memprof.reference_chain import Link
 from memprof.run import Run
+from memprof.runfile.source_digests import MOST_BYTES, digest_of
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Frame, Tables, Trace
 

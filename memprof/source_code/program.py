@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from memprof.digests import MOST_BYTES, digest_of
+from memprof.runfile.source_digests import MOST_BYTES, digest_of
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.parse import syntax_tree
 from memprof.trace import Frame
@@ -97,7 +97,7 @@ class Program:
     modified_us: int = 0
     """When the file was written, in microseconds since the Unix epoch."""
     digest: str = ""
-    """`digests.digest_of` the file."""
+    """`source_digests.digest_of` the file."""
     is_excerpt: bool = False
     """One line of a text that is no file here: nothing is known of what stands around it."""
     _places: dict[tuple[int, int], Place] = field(default_factory=dict)

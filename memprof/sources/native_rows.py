@@ -12,10 +12,10 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
-from memprof.sources.boundaries import Boundaries, annotation_changes
-from memprof.sources.labels import LabelRows
+from memprof.sources.label_rows import LabelRows
+from memprof.sources.loop.boundaries import Boundaries, annotation_changes
+from memprof.sources.loop.thread_state import NO_TASK, BackwardPass
 from memprof.sources.protocol import Interner
-from memprof.sources.threadstate import NO_TASK, BackwardPass
 from memprof.trace import NOT_RECORDED, Column, Phase
 
 __all__ = ["ROW", "RowLabels", "Rows"]

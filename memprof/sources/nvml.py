@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from memprof.errors import MissingError
-from memprof.sources.cudadevices import USED, used, uuid_of
-from memprof.sources.main_thread import MainThread
+from memprof.sources.cuda.devices import USED, used, uuid_of
+from memprof.sources.loop.main_thread import MainThread
 from memprof.sources.protocol import Reading
 
 __all__ = [

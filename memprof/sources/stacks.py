@@ -6,8 +6,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from memprof.sources.loop.thread_state import Place
 from memprof.sources.protocol import Interner
-from memprof.sources.threadstate import Place
 from memprof.trace import EMPTY
 
 __all__ = ["DEPTH", "StackCapture", "is_own"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from memprof.records import DeviceSummary, Footer, Header, Interim, Record, StepColumns
-from memprof.runfile import RunWriter
+from memprof.runfile.writer import RunWriter
 from memprof.testing.runs import run_records
 from memprof.trace import NOT_RECORDED, Trace
 

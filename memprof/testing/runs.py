@@ -20,7 +20,7 @@ from memprof.records import (
     StepsRecord,
     TablesRecord,
 )
-from memprof.runfile import RunWriter, encode_state, encode_trace
+from memprof.runfile.writer import RunWriter, encode_state, encode_trace
 from memprof.trace import (
     NOT_RECORDED,
     Blocks,

@@ -7,12 +7,12 @@ import os
 import numpy as np
 
 from memprof.analysis.findings import Evidence, Found, Kind
-from memprof.digests import digest_of
 from memprof.loading import load
 from memprof.records import Holder, SourceFiles
 from memprof.reference_chain import Link, LinkKind
 from memprof.rules.remedies import advise
 from memprof.rules.rule import Match
+from memprof.runfile.source_digests import digest_of
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Frame, Phase
 from memprof.views.window import site_at

@@ -15,7 +15,7 @@ from memprof.analysis.findings import Found, Remedy
 from memprof.loading import load
 from memprof.rules.findings import findings
 from memprof.run import Run
-from memprof.sources.cuda import CudaSource
+from memprof.sources.cuda.snapshot_source import CudaSource
 from memprof.testing.cuda import TorchStandIn
 from memprof.trace import Action
 from memprof.views.examination import examine
@@ -99,9 +99,9 @@ def run(monkeypatch, tmp_path):
     def run(source: str) -> tuple[Run, Torch]:
         torch = Torch()
         # A busy machine makes looks at the stand-in seem too dear, and what is measured is no GPU.
-        monkeypatch.setattr("memprof.sources.pace._AIM_US", 1e12)
+        monkeypatch.setattr("memprof.sources.cuda.read_budget._AIM_US", 1e12)
         monkeypatch.setattr(
-            "memprof.session.event_sources",
+            "memprof.record.session.event_sources",
             lambda _, interner, boundaries, __: [CudaSource(interner, boundaries, torch)],
         )
         script = tmp_path / f"job{len(list(tmp_path.glob('*.py')))}.py"

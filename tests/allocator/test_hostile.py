@@ -20,8 +20,8 @@ from memprof.allocator import (
     segment_map,
 )
 from memprof.errors import MemprofError
-from memprof.exporters.torch_snapshot import torch_snapshot
-from memprof.snapshot import traces_from_snapshot
+from memprof.snapshot.reader import traces_from_snapshot
+from memprof.snapshot.writer import torch_snapshot
 from memprof.testing import TraceBuilder
 from memprof.what_if.replay import replay
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from memprof.allocator import replay_recorded
-from memprof.snapshot import load_snapshot
+from memprof.snapshot.reader import load_snapshot
 
 FILES = sorted((Path(__file__).parents[1] / "data").glob("*.pickle.gz"))
 

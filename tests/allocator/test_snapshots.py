@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from memprof.allocator import exact_sizes, play, program_of, replay_recorded
-from memprof.snapshot import load_snapshot
+from memprof.snapshot.reader import load_snapshot
 
 SNAPSHOTS = Path(__file__).parents[3] / "shared" / "snapshots"
 NOT_FROM_AN_ALLOCATOR = "synthetic-random-frames"

@@ -15,7 +15,8 @@ from collections.abc import Callable
 import psutil
 import torch
 
-from memprof.holding import find_holders, tensors
+from memprof.referrers.find_holders import find_holders
+from memprof.referrers.list_tensors import tensors
 
 
 class Sample:

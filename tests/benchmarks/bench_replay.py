@@ -30,8 +30,8 @@ from memprof.allocator import (
     program_of,
     replay_recorded,
 )
-from memprof.exporters.torch_snapshot import torch_snapshot
-from memprof.snapshot import load_snapshot
+from memprof.snapshot.reader import load_snapshot
+from memprof.snapshot.writer import torch_snapshot
 from memprof.testing import TraceBuilder
 from memprof.trace import Action, Trace
 from memprof.what_if.candidate_settings import SEARCHED

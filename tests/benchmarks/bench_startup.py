@@ -45,7 +45,7 @@ tracker.stop()
 tell("end of a short run", since)
 """
 _FIRST_RECORD = """
-from memprof.session import Session
+from memprof.record.session import Session
 then = Session.open_samplers
 def first_record(self):
     tell("first record, torch imported first", since)

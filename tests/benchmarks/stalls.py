@@ -16,12 +16,12 @@ __all__ = ["LEAK_SEARCH", "Held", "Stalls"]
 
 LEAK_SEARCH = "leak search"
 KINDS = {
-    LEAK_SEARCH: ("memprof.survivors.lookout:Lookout", ("step_ended", "window_ended")),
-    "last leak search": ("memprof.survivors.lookout:Lookout", ("close",)),
-    "window begins": ("memprof.recording:Recording", ("begin_window",)),
-    "window ends": ("memprof.recording:Recording", ("end_window",)),
-    "look at what was recorded": ("memprof.recording:Recording", ("drain",)),
-    "step's end, all told": ("memprof.session:Session", ("step_ended",)),
+    LEAK_SEARCH: ("memprof.referrers.survivor_watch:Lookout", ("step_ended", "window_ended")),
+    "last leak search": ("memprof.referrers.survivor_watch:Lookout", ("close",)),
+    "window begins": ("memprof.record.recording:Recording", ("begin_window",)),
+    "window ends": ("memprof.record.recording:Recording", ("end_window",)),
+    "look at what was recorded": ("memprof.record.recording:Recording", ("drain",)),
+    "step's end, all told": ("memprof.record.session:Session", ("step_ended",)),
 }
 """Kinds may lie within one another: a step's end holds most of the others."""
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from memprof.diagnosis import Fact, diagnose
+from memprof.record.doctor import Fact, diagnose
 from memprof_cli.doctor import command
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from memprof.digests import digest_of
 from memprof.loading import load
+from memprof.runfile.source_digests import digest_of
 from memprof_cli.leaks import command
 from memprof_cli.report import command as report
 from tests.tracked import PYTHONPATH

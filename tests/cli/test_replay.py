@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from memprof.allocator import Recorder
-from memprof.exporters.torch_snapshot import torch_snapshot, write_torch_snapshot
+from memprof.snapshot.writer import torch_snapshot, write_torch_snapshot
 from memprof_cli.replay import command
 
 MIB = 1 << 20

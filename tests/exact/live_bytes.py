@@ -14,8 +14,8 @@ import sys
 import torch
 from training_jobs import run
 
-from memprof.sources.boundaries import Boundaries
-from memprof.sources.cpu import CpuSource
+from memprof.sources.cpu.dispatch_source import CpuSource
+from memprof.sources.loop.boundaries import Boundaries
 from memprof.sources.protocol import Interner
 
 # Before torch 2.8 a saved tensor cannot be read without running a hook that packed it away.

@@ -69,7 +69,7 @@ def main(path, steps=40):
 
 RUN = """
 import importlib.util, sys
-from memprof.survivors import searches
+from memprof.referrers import bounded_search as searches
 
 # However busy the machine is:
 searches._WHOLE_S = searches._WHOLE_AFTER_S = searches._BUDGET_S = 60.0

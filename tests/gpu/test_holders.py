@@ -10,10 +10,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch and a CUDA device")
 
 import memprof  # noqa: E402
-from memprof.holding import find_holders  # noqa: E402
 from memprof.loading import load  # noqa: E402
-from memprof.sources.places import Block, place_of  # noqa: E402
-from memprof.sources.search import reads_saved  # noqa: E402
+from memprof.referrers.find_holders import find_holders  # noqa: E402
+from memprof.sources.cpu.find_storages import reads_saved  # noqa: E402
+from memprof.sources.tensor_addresses import Block, place_of  # noqa: E402
 from memprof.trace import Action, BlockState, Category  # noqa: E402
 from tests.gpu.devices import recorded  # noqa: E402
 from tests.gpu.patience import LONG_S  # noqa: E402

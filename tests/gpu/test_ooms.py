@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="needs torch and a CUDA device")
 import memprof  # noqa: E402
 from memprof.loading import load  # noqa: E402
 from memprof.oom.post_mortem import Cause, post_mortems  # noqa: E402
-from memprof.options import SOURCES  # noqa: E402
+from memprof.record.options import SOURCES  # noqa: E402
 from memprof.trace import Phase  # noqa: E402
 from tests.gpu.patience import LONG_S  # noqa: E402
 

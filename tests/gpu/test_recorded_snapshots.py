@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch and a CUDA device")
 
 from memprof.allocator import replay_recorded  # noqa: E402
-from memprof.snapshot import load_snapshot  # noqa: E402
+from memprof.snapshot.reader import load_snapshot  # noqa: E402
 
 SCRIPT = Path(__file__).with_name("record_small.py")
 NAMES = (

@@ -12,7 +12,7 @@ from memprof.allocator import parse_settings, play, program_of
 from memprof.loading import load
 from memprof.oom.post_mortem import Cause, PostMortem, post_mortems
 from memprof.records import DeviceInfo, Finding
-from memprof.snapshot import traces_from_snapshot
+from memprof.snapshot.reader import traces_from_snapshot
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Trace
 

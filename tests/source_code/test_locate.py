@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from memprof.digests import MOST_BYTES, digest_of
 from memprof.loading import load
 from memprof.records import Finding, Holder, SourceFiles
 from memprof.reference_chain import Link
+from memprof.runfile.source_digests import MOST_BYTES, digest_of
 from memprof.source_code.locate import located, not_here
 from memprof.source_code.program import code_of, place_of
 from memprof.testing import TraceBuilder, write_run

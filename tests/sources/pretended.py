@@ -15,9 +15,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from memprof import session
-from memprof.sources.cudaowners import OwnedCudaSource
-from memprof.sources.places import Place, place_of
+from memprof.record import session
+from memprof.sources.cuda.source_with_owners import OwnedCudaSource
+from memprof.sources.tensor_addresses import Place, place_of
 from memprof.testing.cuda import TorchStandIn
 
 

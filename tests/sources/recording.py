@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from memprof.sources.boundaries import Boundaries
-from memprof.sources.cpu import CpuSource
+from memprof.sources.cpu.dispatch_source import CpuSource
+from memprof.sources.loop.boundaries import Boundaries
 from memprof.sources.protocol import Interner
 
 

@@ -6,7 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the tensors are torch's")
 
-from memprof.holding import holders, tensors  # noqa: E402
+from memprof.referrers.find_holders import holders  # noqa: E402
+from memprof.referrers.graph_growth import longest_graph  # noqa: E402
+from memprof.referrers.list_tensors import tensors  # noqa: E402
 from memprof.sources.autograd import (  # noqa: E402
     grad_fn_of,
     grad_fns_of,
@@ -14,13 +16,12 @@ from memprof.sources.autograd import (  # noqa: E402
     has_gradient,
     is_leaf,
 )
-from memprof.sources.boundaries import Boundaries  # noqa: E402
-from memprof.sources.marks import MarkKeeper  # noqa: E402
-from memprof.sources.owners import Differentiated  # noqa: E402
+from memprof.sources.cpu.find_storages import Search  # noqa: E402
+from memprof.sources.cuda.label_timeline import MarkKeeper  # noqa: E402
+from memprof.sources.guarded_access import Unread  # noqa: E402
+from memprof.sources.loop.boundaries import Boundaries  # noqa: E402
+from memprof.sources.owners.tensor_owners import Differentiated  # noqa: E402
 from memprof.sources.protocol import Interner  # noqa: E402
-from memprof.sources.search import Search  # noqa: E402
-from memprof.sources.unread import Unread  # noqa: E402
-from memprof.survivors.graphs import longest_graph  # noqa: E402
 
 
 def stale_views():

@@ -41,7 +41,7 @@ from memprof.views.sites import NO_SITE, short_path, site_name, sites
         ),
         (r"C:\Python311\Lib\threading.py", FrameKind.STDLIB),
         ("<frozen importlib._bootstrap>", FrameKind.HIDDEN),
-        ("/x/site-packages/memprof/tracker.py", FrameKind.HIDDEN),
+        ("/x/site-packages/memprof/record/tracker.py", FrameKind.HIDDEN),
         ("??", FrameKind.NATIVE),
         ("", FrameKind.NATIVE),
         ("/pytorch/aten/src/ATen/native/Linear.cpp", FrameKind.NATIVE),
@@ -88,7 +88,10 @@ def test_no_stack_has_no_site() -> None:
 
 def test_a_stack_of_hidden_frames_alone_has_none() -> None:
     """As on autograd's own threads, where nothing but memprof runs Python."""
-    frames = (Frame("dispatch", "/x/memprof/sources/cpu.py", 266), Frame("f", "<frozen x>", 1))
+    frames = (
+        Frame("dispatch", "/x/memprof/sources/cpu/dispatch_source.py", 266),
+        Frame("f", "<frozen x>", 1),
+    )
     assert sites(Tables(frames=frames, stacks=((), (0,), (0, 1)))).frames == (NO_SITE,)
 
 

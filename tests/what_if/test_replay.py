@@ -19,9 +19,9 @@ from memprof.allocator import (
     program_of,
 )
 from memprof.errors import MissingError, SettingsError
-from memprof.exporters.torch_snapshot import write_torch_snapshot
 from memprof.records import DeviceInfo, Header
 from memprof.run import DeviceRun, Run
+from memprof.snapshot.writer import write_torch_snapshot
 from memprof.trace import Frame, Label, Tables
 from memprof.what_if.parallel import Job, fitted, played
 from memprof.what_if.replay import replay, saving

@@ -1,0 +1,1 @@
+"""What CPython itself knows or does: its collector, its imports, its frames; nothing of torch."""

@@ -1,1 +1,0 @@
-"""Recordings in other tools' formats, one format a file."""

@@ -1,0 +1,96 @@
+"""Recording because the environment says so: what the start hook calls when MEMPROF is set.
+
+Loaded at the start of every Python in that environment, so it imports next to nothing until torch
+is imported. How a recording goes is `tracker`'s matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from memprof.cpython.import_hook import ImportWatch
+
+__all__ = ["claim", "start_from_environment"]
+
+_LOG = logging.getLogger("memprof")
+_ON = ("", "1", "true", "yes", "on")
+_OFF = ("0", "false", "no", "off")
+_SINCE = "MEMPROF_SINCE"
+"""Set by the first process of a launch for those below it: when the launch began (in ns)."""
+
+
+def start_from_environment() -> None:
+    """Record this process into the file that ``MEMPROF`` names, once it has imported torch.
+
+    ``1``, ``true``, ``yes`` and ``on`` mean the default name, their opposites no recording.
+    """
+    if os.environ.get("MEMPROF", "").lower() in _OFF:
+        return
+    os.environ.setdefault(_SINCE, str(time.time_ns()))
+    ImportWatch("torch", _torch_imported).start()
+
+
+def _torch_imported() -> None:
+    from memprof.errors import MemprofError
+    from memprof.record.options import Options
+    from memprof.record.process import DEFAULT_PATH
+    from memprof.record.tracker import Tracker, active
+
+    if active() is not None:  # `memprof run` records already
+        return
+    named = os.environ.get("MEMPROF", "")
+    path = DEFAULT_PATH if named.lower() in _ON else named
+    try:
+        Tracker(path, Options.of(os.environ), lazy_path=lambda: _path_of_this_process(path)).start()
+    except MemprofError as error:  # the job goes on as if nothing had been asked for
+        _LOG.warning("this job is not recorded: %s", error)
+
+
+def _path_of_this_process(path: str) -> str:
+    """The name of the file: that of the rank, and of the process where a relative has taken it."""
+    from memprof.record.process import Rank, path_of_process, path_of_rank
+
+    ranked = path_of_rank(path, Rank.of(os.environ).rank)
+    if "://" in ranked or claim(ranked, int(os.environ.get(_SINCE) or time.time_ns())):
+        return ranked
+    return path_of_process(ranked, os.getpid())
+
+
+def claim(path: str, since_ns: int) -> bool:
+    """Take a file name for this process, unless another process of this launch has taken it.
+
+    A file that is older than the launch is left over from another one and may be replaced. An empty
+    file is left as the sign that the name is taken.
+    """
+    file = Path(path)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(file.parent):
+            if file.exists() and file.stat().st_mtime_ns >= since_ns:
+                return False
+            file.write_bytes(b"")
+    except OSError:  # whoever opens the file for good will say what is wrong
+        return True
+    return True
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process at a time in this block, where the system has file locks."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

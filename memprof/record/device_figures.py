@@ -1,0 +1,116 @@
+"""The figures of every device over a run: rows of its steps, its peaks, its line in the footer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from memprof.record.step_counters import Span, StepRows
+from memprof.record.step_sample import StepSample
+from memprof.records import DeviceInfo, DeviceSummary, Readings, StepsRecord
+from memprof.sources.protocol import Counters
+from memprof.trace import NOT_RECORDED
+
+__all__ = ["Figures"]
+
+
+@dataclass(slots=True)
+class _Peak:
+    """A device's last figures, its highest over the run, and a few of its step ends."""
+
+    last: Counters
+    allocated: int = NOT_RECORDED
+    reserved: int = NOT_RECORDED
+    step: int = NOT_RECORDED
+    outside: int = NOT_RECORDED
+    """Most that the process held beyond torch's reserved bytes."""
+    sample: StepSample = field(default_factory=StepSample)
+
+    def see(self, counters: Counters, step: int) -> None:
+        self.last = counters
+        allocated = max(counters.allocated, counters.peak_allocated)
+        if allocated > self.allocated:
+            self.allocated, self.step = allocated, step
+        self.reserved = max(self.reserved, counters.reserved, counters.peak_reserved)
+
+
+class Figures:
+    """What was counted, by device, and how much of it still waits to be written."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, StepRows] = {}
+        self._peaks: dict[str, _Peak] = {}
+
+    def count(self, steps: Span, counters: Sequence[Counters], window: int) -> None:
+        """The end of a step, or of a few short ones; ``window`` recorded them."""
+        for figures in counters:
+            self._rows.setdefault(figures.device, StepRows()).add(steps, figures, window)
+        self.see(counters, steps.last)
+        each_us = (steps.end_us - steps.start_us) / max(1, steps.last - steps.first + 1)
+        for figures in counters:
+            self._peaks[figures.device].sample.add(steps.last, figures.allocated, each_us)
+
+    def see(self, counters: Sequence[Counters], step: int) -> None:
+        """Figures that end no step; they are the last ones, and may hold the peak."""
+        for figures in counters:
+            self._peaks.setdefault(figures.device, _Peak(figures)).see(figures, step)
+
+    def read(self, readings: Readings) -> None:
+        """What the driver said just now, on the sampler's thread: bytes outside torch's."""
+        peak = self._peaks.get(readings.device)
+        used = [v for v in readings.values.get("process_used", ()) if v is not None]
+        if peak is not None and used and peak.last.reserved >= 0:
+            peak.outside = max(peak.outside, round(used[-1]) - peak.last.reserved, 0)
+
+    def take(self, *, unfinished: bool = False) -> Iterator[StepsRecord]:
+        """Rows since the last call; the rows in progress too if ``unfinished``."""
+        for device, rows in self._rows.items():
+            columns = rows.take(unfinished=unfinished)
+            if columns is not None:
+                yield StepsRecord(device, columns)
+
+    @property
+    def step_us(self) -> int:
+        """Median duration of a step, of the device that had most; -1 without one."""
+        return max((p.sample.step_us for p in list(self._peaks.values())), default=NOT_RECORDED)
+
+    def summaries(
+        self, events: Callable[[str], int], ooms: Mapping[str, int], infos: Sequence[DeviceInfo]
+    ) -> list[DeviceSummary]:
+        """Every device's lines for the footer.
+
+        Args:
+            events: tells how many a device has in the file.
+            ooms: failed requests, by device.
+            infos: what is known of devices.
+        """
+        totals = {info.device: info.total_bytes for info in infos}
+        return [
+            _summary(device, self._peaks.get(device), events(device), ooms, totals)
+            for device in dict.fromkeys((*self._peaks, *ooms))
+        ]
+
+
+def _summary(
+    device: str,
+    peak: _Peak | None,
+    events: int,
+    ooms: Mapping[str, int],
+    totals: Mapping[str, int],
+) -> DeviceSummary:
+    peak = peak or _Peak(Counters(device))
+    bytes_per_step, rising = peak.sample.trend()
+    return DeviceSummary(
+        device=device,
+        allocated_bytes=peak.last.allocated,
+        reserved_bytes=peak.last.reserved,
+        peak_allocated_bytes=peak.allocated,
+        peak_reserved_bytes=peak.reserved,
+        peak_step=peak.step,
+        events=events,
+        total_bytes=totals.get(device, 0),
+        outside_bytes=peak.outside,
+        bytes_per_step=bytes_per_step,
+        rising=rising,
+        ooms=ooms.get(device, 0),
+    )

@@ -1,0 +1,109 @@
+"""What `track` can be told, checked; and the same from environment variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from memprof.errors import SettingsError
+from memprof.record.window_schedule import Policy
+from memprof.records import Finding
+from memprof.sources.protocol import EventSource, ReadingSource
+
+__all__ = ["SOURCES", "Options", "Source"]
+
+Source: TypeAlias = "str | EventSource | ReadingSource"
+"""The name of one of memprof's own sources, or an object with the methods of one."""
+
+SOURCES = ("cpu", "cuda", "nvml", "host")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of `track`; see there."""
+
+    budget: float = 0.01
+    sample_interval_s: float = 1.0
+    window_steps: int = 5
+    max_events: int = 2_000_000
+    max_bytes: int = 64 << 20
+    allowance_s: float = 5.0
+    sources: Sequence[Source] = SOURCES
+    """Where they are `SOURCES` itself, nobody has named them."""
+    on_finding: Callable[[Finding], None] | None = None
+
+    def __post_init__(self) -> None:
+        _check(0 <= self.budget <= 1, "budget", self.budget, "a share between 0 and 1")
+        _check(self.sample_interval_s > 0, "sample_interval_s", self.sample_interval_s, "positive")
+        _check(self.window_steps >= 1, "window_steps", self.window_steps, "at least 1")
+        _check(self.max_events >= 0, "max_events", self.max_events, "0 or more")
+        _check(self.max_bytes >= 0, "max_bytes", self.max_bytes, "0 or more")
+        _check(self.allowance_s >= 0, "allowance_s", self.allowance_s, "0 or more seconds")
+        for source in self.sources:
+            known = not isinstance(source, str) or source in SOURCES
+            _check(known, "a source", source, f"one of {', '.join(SOURCES)}")
+
+    @property
+    def names_cpu(self) -> bool:
+        """Whether the CPU was asked for by name, and is not only one of the default sources."""
+        return self.sources is not SOURCES and "cpu" in self.sources
+
+    @property
+    def policy(self) -> Policy:
+        """The same for the window schedule."""
+        return Policy(
+            budget=self.budget,
+            allowance_us=round(self.allowance_s * 1e6),
+            window_steps=self.window_steps,
+            max_events=self.max_events,
+            max_bytes=self.max_bytes,
+        )
+
+    def as_record(self) -> dict[str, object]:
+        """For the run file's header."""
+        return {
+            "budget": self.budget,
+            "sample_interval_s": self.sample_interval_s,
+            "window_steps": self.window_steps,
+            "max_events": self.max_events,
+            "max_bytes": self.max_bytes,
+            "allowance_s": self.allowance_s,
+            "sources": [s if isinstance(s, str) else s.name for s in self.sources],
+        }
+
+    @staticmethod
+    def of(environment: Mapping[str, str]) -> Options:
+        """From ``MEMPROF_BUDGET``, ``MEMPROF_SAMPLE_INTERVAL`` and the like; defaults where unset.
+
+        Raises:
+            SettingsError: a value is no number, or not one that `track` takes.
+        """
+        values = {
+            field: _number(environment, name, kind)
+            for name, field, kind in _VARIABLES
+            if environment.get(name)
+        }
+        return Options(**values)  # type: ignore[arg-type]
+
+
+_VARIABLES: tuple[tuple[str, str, type[int | float]], ...] = (
+    ("MEMPROF_BUDGET", "budget", float),
+    ("MEMPROF_SAMPLE_INTERVAL", "sample_interval_s", float),
+    ("MEMPROF_WINDOW_STEPS", "window_steps", int),
+    ("MEMPROF_MAX_EVENTS", "max_events", int),
+    ("MEMPROF_MAX_BYTES", "max_bytes", int),
+    ("MEMPROF_ALLOWANCE", "allowance_s", float),
+)
+
+
+def _number(environment: Mapping[str, str], name: str, kind: type[int | float]) -> int | float:
+    try:
+        return kind(environment[name])
+    except ValueError as error:
+        raise SettingsError(f"{name}={environment[name]!r} is no number") from error
+
+
+def _check(holds: bool, name: str, value: object, wanted: str) -> None:
+    if not holds:
+        raise SettingsError(f"{name} is {value!r}", f"give {wanted}")

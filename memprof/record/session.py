@@ -1,0 +1,693 @@
+"""What happens while a tracker records: steps, windows, limits, drains, samples; all guarded.
+
+The tracker opens and closes it; it knows nothing of context managers and exit handlers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from memprof.errors import MemprofError
+from memprof.record.device_figures import Figures
+from memprof.record.oom_records import OomRecords
+from memprof.record.options import Options
+from memprof.record.output import Output
+from memprof.record.process import Rank, header, now_us
+from memprof.record.recording import Recording
+from memprof.record.sampler import Sampler
+from memprof.record.source_selection import Ticks, event_sources, reading_sources
+from memprof.record.step_counters import Span
+from memprof.record.summaries import Interims
+from memprof.record.window_schedule import End, OverheadMeter, StepCost, WindowSchedule
+from memprof.records import DeviceInfo, Finding, Header, Readings, WindowRecord
+from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.loop.main_thread import Beat, MainThread
+from memprof.sources.protocol import Counters, Interner, ReadingSource
+from memprof.trace import NOT_RECORDED
+from memprof.units import format_bytes, format_count, format_duration
+
+if TYPE_CHECKING:
+    from memprof.referrers.survivor_watch import Lookout
+    from memprof.sources.cuda.oom_observer import Exhausted
+
+__all__ = ["Session"]
+
+_LOG = logging.getLogger("memprof")
+_FLUSH_US = 1_000_000
+_PATIENCE_S = 5.0
+"""A thread that ran out of memory waits so long for another that is writing, and no longer."""
+_LOOK_SHARE = 0.004
+"""Between windows, looking at counters may take so much of the time; a look takes some 50 µs."""
+_FLUSH_IN_WINDOW_US = 100_000
+"""In a window the last events before the job dies matter most."""
+_BEAT_MS = 100.0
+"""Limits are judged so often where a window is open and nothing of torch is crossed."""
+_BEATS_BETWEEN = 10
+"""Of these one is used between windows."""
+_MANY_WAITING = 50_000
+"""Events that may wait in memory, some 200 bytes each for CPU tensors, before they are written."""
+_CLOSED = (
+    "torch._dynamo",
+    "torch._export",
+    "torch._functorch",
+    "torch._inductor",
+    "torch._library",
+    "torch._ops",
+    "torch._subclasses",
+    "torch.export",
+    "torch.fx",
+)
+"""Where torch traces the program on tensors that are none, or has put its modes aside while it
+calls an operator: nothing is looked at or ended by time inside of these."""
+_OPEN = "torch._dynamo.eval_frame"
+"""Compiled code runs below it too."""
+
+
+class Session:
+    """One recording from its first record to its footer."""
+
+    def __init__(self, path: Callable[[], str], options: Options, *, lazy: bool = False) -> None:
+        """Nothing is hooked into torch before `open_torch`.
+
+        Raises:
+            MemprofError: the file cannot be created, and it is not lazy (see `Output`).
+        """
+        self._devices: list[DeviceInfo] = []
+        self._options = options
+        self._began_us = now_us()
+        self.output = Output(path, self._header, lazy=lazy)
+        self.interner = Interner()
+        self.recording = Recording(self.output, self.interner)
+        self._ooms = OomRecords(self.recording, self.interner, self._add_finding, self._flush)
+        ranks = Rank.of(os.environ).world_size
+        self.meter = OverheadMeter(ranks)
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._schedule = WindowSchedule(replace(options.policy, ranks=ranks), now_us())
+        self._boundaries: Boundaries | None = None
+        self._lookout: Lookout | None = None
+        self._sampler: Sampler | None = None
+        self._figures = Figures()
+        self._interims = Interims(self._figures, self.recording, self._ooms, self.meter)
+        self._steps = 0
+        self._last_step = -1
+        self._unseen = 0
+        self._look_again_us = 0.0
+        self._is_open = True
+        self._late_ooms: deque[tuple[Exhausted, int, int]] = deque()
+        self._step_began_us = now_us()
+        self._hooks_in_step_us = 0.0
+        self._events_in_step, self._prior_in_step_us = 0, 0.0
+        self._flushed_us = now_us()
+        self._window_us, self._window_step = now_us(), 0
+        self._is_inside = False
+        self._grid = 1
+        self._waiting = 0
+        self._accounted_us = _clock_us()
+        self._ends: set[End] = set()
+        self._main_thread = MainThread(self._beat)
+        self._beats = Beat(self._ask_for_a_beat, _BEAT_MS)
+        self._beats_left_out = 0
+        self._reckoned = 0
+        self._processor_us = 0.0
+        """Time of the processor when a window began or ended, or calls were reckoned last."""
+        self._busy_share = 0.0
+        """Of the time of the last window, for which the process had the processor."""
+
+    # -- opening and closing -------------------------------------------------------------------
+
+    def open_samplers(self) -> None:
+        """Start the thread that reads the driver and the host."""
+        began_us = _clock_us()
+        self._sampler = Sampler(
+            reading_sources(self._options),
+            self._options.sample_interval_s,
+            self._write_readings,
+            self._reader_failed,
+            self.output.flush,
+        )
+        self._sampler.start()
+        with self._lock:
+            self._count_aside(began_us)
+
+    def open_torch(self) -> None:
+        """Hook into torch, which is imported, and begin the first window."""
+        with self._lock:
+            if self._is_open and self._pid == os.getpid():
+                began_us = _clock_us()
+                self._guarded(self._open_torch)
+                self._count_hook(began_us)
+
+    def _open_torch(self) -> None:
+        self._boundaries = Boundaries(self.interner)
+        self._boundaries.open(self.step_ended)
+        self._boundaries.listeners.append(Ticks(self._tick, self._training_begins))
+        sources = event_sources(self._options, self.interner, self._boundaries, self.recording.note)
+        for source in sources:
+            if hasattr(source, "on_oom"):
+                source.on_oom = self._exhausted
+            if hasattr(source, "on_full"):
+                source.on_full = self._source_is_full
+            self.recording.add(source)
+        self.recording.grow()
+        self._write_header()
+        if self._schedule.is_open:
+            self._begin_window()
+            self._lookout = _lookout(self._add_finding, self.recording.note, self._options.budget)
+            self._lookout.open(sources, self._boundaries.label_of)
+        self.output.flush()
+        self._beats.start()
+        self._step_began_us = now_us()
+
+    def close(self, status: str) -> None:
+        """End the window, remove every hook, stop the thread, write the footer."""
+        with self._lock:
+            if self._is_open:
+                began_us = _clock_us()
+                self._guarded(self._close_torch)
+                self._count_hook(began_us)
+            self._is_open = False
+            self._main_thread.close()
+            self._beats.close()
+            self._close_boundaries()  # once more: a recording may have ended within a hook
+            self._close_sampler()
+            if "torch" not in sys.modules:
+                self.recording.note("tracker", "torch was never imported: the host only")
+            self.output.close(self._interims.footer(self._steps, self._devices, status))
+
+    def _close_sampler(self) -> None:
+        if self._sampler is None:
+            return
+        began_us = _clock_us()
+        if not self._sampler.stop():
+            self.recording.note("tracker", "a reading did not come back: the last are missing")
+        self.meter.beside(self._sampler.take_spent_us())
+        self._count_aside(began_us)
+
+    def _close_torch(self) -> None:
+        self._write_late_ooms()
+        self._close_boundaries()  # may end a last step
+        if self._unseen:
+            self._look()
+        try:
+            self._figures.see(self.recording.counters(), self._steps)
+            if self.recording.window != NOT_RECORDED:
+                self._end_window(End.STOP, in_step=True)
+            self._account()
+            if self.recording.grow():
+                self._write_header()
+            # The job's own names are still there.
+            self.meter.hook(self._searched(lambda lookout: lookout.close()))
+        finally:
+            self._close_lookout()
+            self.recording.close()
+        self.recording.write_notes()
+        self._write_rows(unfinished=True)
+
+    def disown(self) -> None:
+        """In a forked child: the file and the thread are the parent's; only our hooks are here."""
+        self._is_open = False
+        self._main_thread.close()
+        self._close_lookout()
+        self.recording.disown()
+        if self._boundaries is not None:
+            try:
+                self._boundaries.close()
+            except Exception:  # noqa: BLE001 - the child must start whatever happens here
+                _LOG.debug("the hooks on torch did not close in a fork", exc_info=True)
+
+    # -- while the job runs --------------------------------------------------------------------
+
+    def step_done(self) -> None:
+        """An explicit mark of a step's end."""
+        if self._boundaries is not None:
+            self._guarded(self._boundaries.step_done)
+
+    def step_ended(self, step: int) -> None:
+        """A step ended, explicitly or by itself; called in the job's thread."""
+        if not self._is_open or self._pid != os.getpid():
+            return
+        began_us = _clock_us()
+        self._steps += 1
+        self._unseen += 1
+        self._last_step = step
+        if (
+            self.recording.window == NOT_RECORDED
+            and began_us < self._look_again_us
+            and (step + 1) % self._grid
+        ):
+            return  # steps so short that a look at each would cost too much
+        with self._lock, self._inside():
+            self._guarded(self._look)
+            spent_us = self._count_hook(began_us)
+            self._look_again_us = _clock_us() + spent_us / _LOOK_SHARE
+
+    def failed(self, error: BaseException | None) -> None:
+        """An exception leaves the recorded block; out-of-memory errors are recorded."""
+        if self._is_open and self._pid == os.getpid():
+            with self._lock:
+                self._guarded(self._ooms.left_the_block, error, self._last_step + 1, self._label())
+
+    def _exhausted(self, what: Exhausted) -> None:
+        """A device ran out of memory, on the thread whose request failed."""
+        if not (self._is_open and self._pid == os.getpid()):
+            return
+        if not self._lock.acquire(timeout=_PATIENCE_S):
+            self._late_ooms.append((_brief(what), self._last_step + 1, self._label()))
+            _LOG.warning("%s ran out of memory; told later, the recording is busy", what.device)
+            return
+        try:
+            self._guarded(self._write_late_ooms)
+            self._guarded(self._ooms.observed, what, self._last_step + 1, self._label())
+        finally:
+            self._lock.release()
+
+    def _write_late_ooms(self) -> None:
+        """Failures of threads that could not wait any longer for their turn."""
+        while self._late_ooms:
+            what, step, label = self._late_ooms.popleft()
+            self._ooms.observed(what, step, label)
+            self.recording.note(
+                "tracker",
+                f"a failed allocation on {what.device} was recorded late and briefly: the thread "
+                f"waited {_PATIENCE_S:g} s for another that was writing",
+            )
+
+    def _label(self) -> int:
+        return self._boundaries.label() if self._boundaries is not None else 0
+
+    def _flush(self) -> None:
+        self._write_rows()
+        self._interims.write(self._steps, self._devices)  # the job may be about to die
+        self.recording.write_notes()
+        self.output.flush()
+
+    def add_finding(self, finding: Finding) -> None:
+        """Write a finding, log it, tell the user's callback."""
+        self._add_finding(finding, f"finding at step {finding.step}: {finding.finding}")
+
+    def _add_finding(self, finding: Finding, message: str) -> None:
+        """Write a finding; if there is something to say, log it and tell the user."""
+        self.recording.write_finding(finding)
+        if not message:
+            return
+        self.output.flush()
+        _LOG.warning("%s", message)
+        if self._options.on_finding is not None:
+            try:
+                self._options.on_finding(finding)
+            except Exception:  # noqa: BLE001 - it is the user's code, in the user's job
+                _LOG.warning("on_finding raised; the job goes on", exc_info=True)
+
+    def _look(self, *, by_time: bool = False) -> None:
+        """Count at the end of a step, or of a few; open or close a window.
+
+        ``by_time``: the steps were reckoned from their duration, see `_count_by_time`.
+        """
+        end_us = now_us()
+        self._write_late_ooms()
+        if self.recording.grow():
+            self._write_header()
+        first = self._last_step - self._unseen + 1
+        counters = self._count(Span(first, self._last_step, self._step_began_us, end_us))
+        self._account()
+        if not by_time:  # else nothing is known of how long each step took
+            self.meter.step(self._cost(end_us))
+        was_open = self._schedule.is_open
+        is_open = self._schedule.step_ended(
+            end_us,
+            self.meter,
+            *_allocated_and_idle(counters),
+            step=self._last_step,
+            trains=self._boundaries is not None and self._boundaries.trains,
+        )
+        self._grid = self._schedule.grid(end_us)
+        if is_open and self._lookout is not None:
+            self._searched(lambda lookout: lookout.step_ended(self._last_step))
+        if is_open != was_open or self.recording.is_over():
+            self._change_window(is_open=is_open, in_step=False)
+        self._write_now_and_then(end_us)
+        self._unseen = 0
+        self._hooks_in_step_us = 0.0
+        self._events_in_step, self._prior_in_step_us = 0, 0.0
+        self._step_began_us = now_us()
+
+    def _searched(self, look: Callable[[Lookout], None]) -> float:
+        """Let the lookout do its part, which is counted as a search; microseconds that it took."""
+        if self._lookout is None:
+            return 0.0
+        began_us = _clock_us()
+        look(self._lookout)
+        spent_us = _clock_us() - began_us
+        self.meter.search(spent_us)
+        return spent_us
+
+    def _count(self, steps: Span) -> list[Counters]:
+        counters = self.recording.counters()
+        self._figures.count(steps, counters, self.recording.window)
+        for figures in counters:
+            self._ooms.counted(figures.device, figures.ooms, steps.last)
+        return counters
+
+    def _account(self) -> None:
+        """Take in what was used since the last time: of the clock, of the file and of memory."""
+        use = self.recording.used()
+        spent_us = use.spent_us
+        if self._boundaries is not None:
+            spent_us += _spent_us(self._boundaries)
+        now_us = _clock_us()  # estimates, too, cannot have taken more time than went by
+        elapsed_us, self._accounted_us = now_us - self._accounted_us, now_us
+        spent_us = min(spent_us, elapsed_us)
+        prior_us = min(use.prior_us, elapsed_us - spent_us)
+        self.meter.hook(spent_us)
+        self.meter.events(use.events, prior_us)
+        if self._sampler is not None:
+            self.meter.beside(self._sampler.take_spent_us())
+        self._hooks_in_step_us += spent_us
+        self._events_in_step += use.events
+        self._prior_in_step_us += prior_us
+        self._waiting = use.waiting
+        self._schedule.events.take(use.events)
+        self._schedule.bytes.take(use.bytes)
+        self._schedule.rows.take(use.rows)
+
+    def _cost(self, end_us: int) -> StepCost:
+        duration_us = end_us - self._step_began_us - round(self._hooks_in_step_us)
+        return StepCost(
+            duration_us=max(0, duration_us) // max(1, self._unseen),
+            events=self._events_in_step,
+            in_window=self.recording.window != NOT_RECORDED,
+            prior_us=self._prior_in_step_us,
+        )
+
+    def _change_window(self, *, is_open: bool, in_step: bool) -> None:
+        began_us, searched_us = _clock_us(), 0.0
+        if is_open:
+            if self.recording.window != NOT_RECORDED:  # it has a gap: another takes over
+                self._end_window(End.GAP, in_step=in_step)
+            self._begin_window()
+        elif self.recording.window != NOT_RECORDED:
+            self._end_window(self._schedule.end or End.STOP, in_step=in_step)
+            self._interims.write(self._steps, self._devices)
+            searched_us = self._searched(lambda lookout: lookout.window_ended())
+        self.meter.edge(_clock_us() - began_us - searched_us)
+
+    def _begin_window(self) -> None:
+        self._window_us, self._window_step = now_us(), self._last_step + 1
+        self._processor_us = time.process_time() * 1e6
+        if self._boundaries is not None:
+            self._boundaries.watch_modules()
+        self.recording.begin_window()
+
+    def _end_window(self, end: End, *, in_step: bool) -> None:
+        window, reason = self.recording.window, self._schedule.opened_for
+        took_us, processor_us = now_us() - self._window_us, time.process_time() * 1e6
+        self._busy_share = min(1.0, (processor_us - self._processor_us) / max(1, took_us))
+        self._processor_us = processor_us
+        self.recording.end_window()
+        if self._boundaries is not None:
+            self._boundaries.unwatch_modules()
+        record = WindowRecord(
+            window=window,
+            reason=reason.value if reason is not None else "",
+            end=end.value,
+            start_us=self._window_us,
+            end_us=now_us(),
+            first_step=self._window_step,
+            last_step=self._last_step + in_step,
+            in_step=in_step,
+        )
+        self.output.write(record)
+        if end not in self._ends:
+            self._ends.add(end)
+            self._say_why(end, record)
+
+    def _say_why(self, end: End, record: WindowRecord) -> None:
+        """A note on the first window that a limit ended."""
+        options = self._options
+        limit, hint = {
+            End.ALLOWANCE: (
+                "the time that recording may take was used up: "
+                + format_duration(self._schedule.allowance_us),
+                "--allowance, or track(allowance_s=…), records more",
+            ),
+            End.RESERVE: (
+                (
+                    "half of the allowance was used up before three steps of training had been "
+                    "recorded, for which the rest is kept"
+                ),
+                "--allowance, or track(allowance_s=…), records more",
+            ),
+            End.EVENTS: (
+                f"it held half of the events that were left of {format_count(options.max_events)}",
+                "--max-events, or track(max_events=…), records more",
+            ),
+            End.BYTES: (
+                f"it took half of what was left of {format_bytes(options.max_bytes)} in the file",
+                "--max-bytes, or track(max_bytes=…), records more",
+            ),
+            End.TABLES: (
+                f"memprof's own tables held {format_count(len(self.interner))} rows in memory",
+                "",
+            ),
+        }.get(end, ("", ""))
+        is_worth_a_note = record.in_step or end is not End.ALLOWANCE
+        if limit and is_worth_a_note:
+            where = f"in step {record.last_step}" if record.in_step else f"with {record.last_step}"
+            self.recording.note("tracker", f"a window ended {where}: {limit}", hint)
+
+    # -- by time -------------------------------------------------------------------------------
+
+    def _ask_for_a_beat(self) -> None:
+        """On the beat's thread: the rest is the main thread's."""
+        self._beats_left_out += 1
+        if self.recording.window != NOT_RECORDED or self._beats_left_out >= _BEATS_BETWEEN:
+            self._beats_left_out = 0
+            self._main_thread.request()
+
+    def _beat(self) -> None:
+        """In the main thread, between two instructions of the program."""
+        if _is_closed(sys._getframe()):
+            return
+        if self._lock.acquire(blocking=False):  # else another thread is at it: the next beat
+            try:
+                self._pass_time(self._keep_within_limits)
+            finally:
+                self._lock.release()
+
+    def _tick(self) -> None:
+        """In the middle of a step, where a module is called."""
+        with self._lock:
+            self._pass_time(self._keep_within_limits)
+
+    def _training_begins(self) -> None:
+        """The same where an optimizer is about to step."""
+        with self._lock:
+            self._pass_time(self._keep_within_limits)
+            self._pass_time(self._resume)
+
+    def _source_is_full(self) -> None:
+        """The same where a source holds many events, in the thread that made them."""
+        with self._lock:
+            self._pass_time(self._keep_within_limits)
+
+    def _pass_time(self, action: Callable[[int], None]) -> None:
+        """Do something in the middle of a step, unless it is within something of our own."""
+        if not self._is_open or self._pid != os.getpid() or self._is_inside:
+            return
+        began_us = _clock_us()
+        with self._inside():
+            self._guarded(action, now_us())
+            self._hooks_in_step_us += self._count_hook(began_us)
+
+    def _keep_within_limits(self, at_us: int) -> None:
+        """Write what waits, and end the window here where a limit is met."""
+        self._account()
+        if self._waiting >= _MANY_WAITING:
+            self.recording.drain()
+            self._account()
+        self._write_now_and_then(at_us)
+        self._judge(at_us)
+        self._count_by_time(at_us)
+
+    def _count_by_time(self, at_us: int) -> None:
+        """Between windows, where calls of modules end the steps: go on by those that had time.
+
+        No hook is on modules there, because one costs every call of every module microseconds. How
+        long a call takes is known from the windows, and the processor's time says how much of the
+        time the process was at it: a server that waits makes none.
+        """
+        boundaries = self._boundaries
+        in_window = self.recording.window != NOT_RECORDED
+        if in_window or boundaries is None or not boundaries.counts_calls:
+            return
+        step_us, elapsed_us = self.meter.step_us, at_us - self._step_began_us
+        if not step_us or not self._busy_share:
+            return
+        processor_us = time.process_time() * 1e6 - self._processor_us
+        busy_share = min(1.0, max(0.0, processor_us) / max(1, elapsed_us) / self._busy_share)
+        steps = int(busy_share * elapsed_us / step_us)
+        if steps < 1:
+            return
+        boundaries.skip(steps)
+        self._steps += steps
+        self._unseen += steps
+        self._last_step += steps
+        if not self._reckoned:
+            self.recording.note(
+                "tracker",
+                "between windows calls of modules are not counted: how many there were is reckoned "
+                f"from their duration, {format_duration(step_us)}",
+                "mark them yourself with memprof.step()",
+            )
+        self._reckoned += steps
+        self._look(by_time=True)
+        self._processor_us = time.process_time() * 1e6
+
+    def _judge(self, at_us: int) -> None:
+        """End the window here where a limit is met; begin one where no step does it."""
+        was_open = self.recording.window != NOT_RECORDED
+        is_open = self._schedule.time_passed(at_us, self.meter)
+        if self._is_open and is_open != was_open:
+            self._change_window(is_open=is_open, in_step=True)
+
+    def _resume(self, at_us: int) -> None:
+        was_open = self.recording.window != NOT_RECORDED
+        if self._schedule.training_begins(at_us, self.meter) and not was_open:
+            self._change_window(is_open=True, in_step=True)
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        was, self._is_inside = self._is_inside, True
+        try:
+            yield
+        finally:
+            self._is_inside = was
+
+    # -- writing now and then ------------------------------------------------------------------
+
+    def _write_now_and_then(self, at_us: int) -> None:
+        in_window = self.recording.window != NOT_RECORDED
+        if at_us - self._flushed_us < (_FLUSH_IN_WINDOW_US if in_window else _FLUSH_US):
+            return
+        if in_window:
+            self.recording.drain(only_cheap=True)
+        self._write_rows()
+        if self._interims.is_due(at_us):
+            self._interims.write(self._steps, self._devices)
+        self.recording.write_notes()
+        self.output.flush()
+        self._flushed_us = now_us()
+        if self.output.ended:  # a full disk ends recording, not training
+            self._abandon()
+
+    def _count_hook(self, began_us: float) -> float:
+        spent_us = _clock_us() - began_us
+        self.meter.hook(spent_us)
+        return spent_us
+
+    def _count_aside(self, began_us: float) -> None:
+        """The same for what no window costs."""
+        self.meter.beside(_clock_us() - began_us)
+
+    def _guarded(self, action: Callable[..., None], *arguments: Any) -> None:
+        """Run our own code; an error in it ends the recording, never the job."""
+        try:
+            action(*arguments)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job goes on
+            _LOG.warning("recording has ended, the job goes on", exc_info=True)
+            self.recording.note("tracker", f"recording ended: {type(error).__name__}: {error}")
+            self._abandon()
+
+    def _abandon(self) -> None:
+        """Take every hook away and record no more; what was written stays."""
+        self._is_open = False
+        self._main_thread.close()
+        self._close_lookout()
+        for close in (self._close_boundaries, self.recording.close):
+            try:
+                close()
+            except Exception:  # noqa: BLE001 - see _guarded
+                _LOG.warning("a hook could not be removed", exc_info=True)
+
+    def _close_lookout(self) -> None:
+        if self._lookout is not None:
+            self._lookout.close(quietly=True)
+
+    def _close_boundaries(self) -> None:
+        if self._boundaries is not None:
+            self._boundaries.close()
+
+    def _reader_failed(self, source: ReadingSource, error: Exception) -> None:
+        if isinstance(error, MemprofError):
+            self.recording.note(source.name, error.message, error.hint)
+            return
+        message = f"the source failed and was closed: {type(error).__name__}: {error}"
+        self.recording.note(source.name, message)
+        _LOG.warning("the source %r failed; the job goes on", source.name, exc_info=error)
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def _write_header(self) -> None:
+        self._devices = self.recording.devices()
+        self.output.renew_header()
+
+    def _header(self) -> Header:
+        return header(self._devices, self._options.as_record(), self._began_us)
+
+    def _write_rows(self, *, unfinished: bool = False) -> None:
+        for record in self._figures.take(unfinished=unfinished):
+            self.output.write(record)
+
+    def _write_readings(self, record: Readings) -> None:
+        self.output.write(record)
+        self._figures.read(record)
+
+
+def _lookout(
+    write: Callable[[Finding, str], None], note: Callable[[str, str], None], share: float
+) -> Lookout:
+    from memprof.referrers.survivor_watch import Lookout  # it imports torch, which is there by now
+
+    return Lookout(write, note, share=share)
+
+
+def _allocated_and_idle(counters: list[Counters]) -> tuple[int, int]:
+    """Bytes of tensors, and bytes reserved beyond them, over all devices; -1 where not known."""
+    allocated = [c.allocated for c in counters if c.allocated >= 0]
+    idle = [c.reserved - c.allocated for c in counters if min(c.reserved, c.allocated) >= 0]
+    return sum(allocated) if allocated else -1, sum(idle) if idle else -1
+
+
+def _spent_us(boundaries: Any) -> float:
+    """What the hooks on modules took since they were asked last."""
+    return float(boundaries.take_spent_us()) if hasattr(boundaries, "take_spent_us") else 0.0
+
+
+def _is_closed(frame: FrameType | None) -> bool:
+    """Whether torch is in the middle of something that must not be disturbed, up the stack."""
+    while frame is not None:
+        name = frame.f_globals.get("__name__") or ""
+        if name.startswith(_CLOSED) and name != _OPEN:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _brief(what: Exhausted) -> Exhausted:
+    """The same without what is large or dear."""
+    return replace(what, live={}, held=None, owned={}, brief=True)
+
+
+def _clock_us() -> float:
+    return time.perf_counter_ns() / 1000

@@ -1,0 +1,139 @@
+"""The sources that the options name, made; and a listener that only feels the time pass."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, cast
+
+from memprof import native
+from memprof.errors import MemprofError
+from memprof.record.options import Options
+from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.protocol import EventSource, Interner, ReadingSource
+
+__all__ = ["Ticks", "event_sources", "reading_sources"]
+
+
+def reading_sources(options: Options) -> list[ReadingSource]:
+    """Those that the sampler reads."""
+    from memprof.sources.host import HostSource  # psutil: 6 ms, after recording has begun
+    from memprof.sources.nvml import NvmlSource
+
+    made: list[ReadingSource] = []
+    for source in options.sources:
+        if source == "host":
+            made.append(HostSource())
+        elif source == "nvml":
+            made.append(NvmlSource())
+        elif not isinstance(source, str) and hasattr(source, "read"):
+            made.append(cast("ReadingSource", source))
+    return made
+
+
+def event_sources(
+    options: Options,
+    interner: Interner,
+    boundaries: Boundaries,
+    note: Callable[[str, str, str], None],
+) -> list[EventSource]:
+    """Those that record allocations; torch is imported, and may be built without CUDA.
+
+    ``note`` is given a source, what it could not do and what to do about it.
+    """
+    torch = sys.modules["torch"]
+    part = _native_part(note)
+    made: list[EventSource] = []
+    for source in options.sources:
+        if source == "cpu":
+            made.append(_cpu_source(options, interner, boundaries, part, note))
+        elif source == "cuda" and torch.backends.cuda.is_built():
+            made.append(_cuda_source(interner, boundaries, part))
+        elif not isinstance(source, str) and hasattr(source, "drain"):
+            made.append(cast("EventSource", source))
+    return made
+
+
+def _native_part(note: Callable[[str, str, str], None]) -> Any:
+    """The native part, built if it is asked for by name; None where it is not to be had."""
+    try:
+        wanted = native.wanted()
+        if wanted is False:
+            return None
+        if wanted:
+            native.build()
+        return native.load()
+    except (MemprofError, ImportError) as error:
+        note("native", str(getattr(error, "message", error)), getattr(error, "hint", ""))
+        return None
+
+
+def _cpu_source(
+    options: Options,
+    interner: Interner,
+    boundaries: Boundaries,
+    part: Any,
+    note: Callable[[str, str, str], None],
+) -> EventSource:
+    """The allocator itself where the native part is built, else a dispatch mode."""
+    if part is None or not _can_follow(part, note):
+        from memprof.sources.cpu.dispatch_source import CpuSource
+
+        return CpuSource(interner, boundaries, beside_cuda=options.names_cpu)
+    from memprof.sources.cpu.allocator_source import CpuAllocatorSource
+
+    return CpuAllocatorSource(interner, boundaries, part)
+
+
+def _can_follow(part: Any, note: Callable[[str, str, str], None]) -> bool:
+    """Whether torch's CPU allocator can be listened to; why not is noted."""
+    try:
+        part.cpu_start()
+    except RuntimeError as error:
+        note("native", f"the CPU is watched without the native part: {error}", "")
+        return False
+    part.cpu_stop()
+    return True
+
+
+def _cuda_source(interner: Interner, boundaries: Boundaries, part: Any) -> EventSource:
+    """The recorder's entries as they happen where the native part has them, else snapshots."""
+    # Imported here: where there is no CUDA they would cost 10 ms of a recording's start.
+    if part is None or not hasattr(part, "cuda_attach"):
+        from memprof.sources.cuda.source_with_owners import OwnedCudaSource
+
+        return OwnedCudaSource(interner, boundaries)
+    from memprof.sources.cuda.allocator_source import CudaAllocatorSource
+
+    return CudaAllocatorSource(interner, boundaries, part)
+
+
+class Ticks:
+    """A listener on boundaries that only wants to know that time passes."""
+
+    is_metered = True
+    """What a tick takes is measured by whoever is told."""
+
+    def __init__(self, tick: Callable[[], None], training: Callable[[], None]) -> None:
+        """``training`` is called instead of ``tick`` when an optimizer begins to step."""
+        self._tick, self._training = tick, training
+
+    def backward_began(self) -> None:
+        """Not looked at: events are being labelled, nothing may be drained now."""
+
+    def backward_ended(self) -> None:
+        """Not looked at, for the same reason."""
+
+    def recompute_ended(self) -> None:
+        """Not looked at."""
+
+    def forward_ended(self, *, with_gradients: bool) -> None:
+        """Not looked at: the next call or the optimizer comes soon."""
+
+    def optimizer_begins(self, optimizer: Any) -> None:  # noqa: ARG002
+        """Time has passed, and the program trains."""
+        self._training()
+
+    def outermost_call(self, module: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG002
+        """Time has passed."""
+        self._tick()

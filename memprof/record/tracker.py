@@ -1,0 +1,330 @@
+"""track(): sources in, run file out, with windows and their budget; runs inside the user's job.
+
+Nothing here raises into the job once it has started. What a window costs and when one opens is
+decided in `window_schedule`, how records are made in `recording`, what a source sees in `sources`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import inspect
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Generic, Literal, TypeVar
+
+from memprof.cpython.gc_pause import collector_paused
+from memprof.cpython.import_hook import ImportWatch
+from memprof.record.options import SOURCES, Options, Source
+from memprof.record.process import DEFAULT_PATH, Rank, path_of_rank
+from memprof.record.session import Session
+from memprof.records import Finding
+from memprof.sources.cpu.dispatch_mode import pop_left
+from memprof.sources.loop.boundaries import annotate
+from memprof.sources.loop.main_thread import hands_on
+from memprof.sources.loop.optimizer_hooks import remove_left
+
+__all__ = ["Tracker", "active", "annotate", "start", "step", "steps", "stop", "track"]
+
+_LOG = logging.getLogger("memprof")
+
+Item = TypeVar("Item")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def track(  # noqa: PLR0913 - each an option by its name
+    path: str | os.PathLike[str] = DEFAULT_PATH,
+    *,
+    budget: float = 0.01,
+    sample_interval_s: float = 1.0,
+    window_steps: int = 5,
+    max_events: int = 2_000_000,
+    max_bytes: int = 64 << 20,
+    allowance_s: float = 5.0,
+    sources: Sequence[Source] | None = None,
+    on_finding: Callable[[Finding], None] | None = None,
+) -> Tracker:
+    """Record the memory of a block or of a function into a run file.
+
+    ::
+
+        with memprof.track("run.json"):
+            train()
+
+    Args:
+        path: the run file; under torchrun, srun or mpirun each rank writes ``run.rank3.json``.
+        budget: the share of the elapsed time that recording may take on average.
+        sample_interval_s: seconds between two readings of the driver and the host.
+        window_steps: steps in a window after the first.
+        max_events: events in the whole file.
+        max_bytes: bytes of events, states and tables in the whole file, before compression;
+            counters, findings and notes are always written.
+        allowance_s: seconds that recording may take in any case; short runs are recorded whole.
+        sources: of ``cpu``, ``cuda``, ``nvml``, ``host`` or your own; all by default.
+        on_finding: called with each finding while the job runs.
+
+    Raises:
+        MemprofError: an option is wrong; or, when the block begins, the file cannot be written.
+    """
+    options = Options(
+        budget=budget,
+        sample_interval_s=sample_interval_s,
+        window_steps=window_steps,
+        max_events=max_events,
+        max_bytes=max_bytes,
+        allowance_s=allowance_s,
+        sources=SOURCES if sources is None else list(sources),
+        on_finding=on_finding,
+    )
+    return Tracker(os.fspath(path), options)
+
+
+def start(path: str | os.PathLike[str] = DEFAULT_PATH, **options: Any) -> Tracker:
+    """Record from now on until `stop` or the end of the program; options as for `track`."""
+    return track(path, **options).start()
+
+
+def stop() -> None:
+    """End the recording that runs, if one does."""
+    tracker = active()
+    if tracker is not None:
+        tracker.stop()
+
+
+def step() -> None:
+    """Say that a training step has ended; nothing happens when nothing is recorded."""
+    tracker = active()
+    if tracker is not None:
+        tracker.step()
+
+
+def steps(iterable: Iterable[Item]) -> Steps[Item]:
+    """The same items; each stands for one training step, which ends when the next is asked for."""
+    return Steps(iterable)
+
+
+class Steps(Generic[Item]):
+    """An iterable whose items are training steps; as long as what it was made of."""
+
+    def __init__(self, iterable: Iterable[Item]) -> None:
+        self._iterable = iterable
+
+    def __iter__(self) -> Iterator[Item]:
+        for item in self._iterable:
+            yield item
+            step()
+
+    def __len__(self) -> int:
+        return len(self._iterable)  # type: ignore[arg-type]
+
+
+_active: Tracker | None = None
+
+
+def active() -> Tracker | None:
+    """The tracker that records in this process, if one does."""
+    return _active
+
+
+class Tracker:
+    """One recording of this process: a context manager, a decorator, or `start` and `stop`."""
+
+    def __init__(
+        self, path: str, options: Options, *, lazy_path: Callable[[], str] | None = None
+    ) -> None:
+        """Nothing happens before `start`.
+
+        ``lazy_path`` names the file at the time of the first step or event, so that a process
+        without any leaves no file.
+        """
+        self._path = path
+        self._options = options
+        self._lazy_path = lazy_path
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._session: Session | None = None
+        self._watch: ImportWatch | None = None
+
+    @property
+    def path(self) -> str:
+        """The run file; empty as long as there is none."""
+        return self._session.output.path if self._session is not None else ""
+
+    @property
+    def overhead_us(self) -> float:
+        """What recording has cost so far, as measured by itself."""
+        return self._session.meter.total_us if self._session is not None else 0.0
+
+    def start(self) -> Tracker:
+        """Record from now on.
+
+        While another tracker records, this one only passes `step` on to it: a script that tracks
+        itself can be run under ``memprof run``.
+
+        Raises:
+            MemprofError: the file cannot be created.
+        """
+        global _active  # noqa: PLW0603 - one recording a process, as torch's hooks are global
+        with self._lock:
+            if _active is not None:
+                _active.note_second(self._path)
+                return self
+            _take_what_was_left()
+            with collector_paused():
+                self._begin()
+            _active = self
+        return self
+
+    def stop(self, status: str = "ok") -> None:
+        """End the recording; safe to call twice, and in a forked child."""
+        global _active  # noqa: PLW0603
+        with self._lock:
+            if _active is not self:
+                _take_what_was_left()
+                return
+            try:
+                self._end(status)
+            finally:
+                _active = None
+                _take_what_was_left()
+
+    def failed(self, error: BaseException) -> None:
+        """An exception ends the job; if memory ran out, that is recorded before it goes on."""
+        if self._session is not None and _active is self:
+            self._session.failed(error)
+
+    def step(self) -> None:
+        """Say that a training step has ended; from now on only these calls end steps."""
+        tracker = _active
+        session = tracker._session if tracker is not None else None
+        if session is not None:
+            session.step_done()
+
+    def add_finding(self, finding: Finding) -> None:
+        """Write what was found out inside the job, log it and tell ``on_finding``."""
+        if self._session is not None:
+            self._session.add_finding(finding)
+
+    def note_second(self, path: str) -> None:
+        """Another tracker wanted to start while this one records."""
+        _LOG.warning(
+            "already recording to %s, so track(%r) records nothing", self.path or self._path, path
+        )
+        if self._session is not None:
+            self._session.recording.note("tracker", f"track({path!r}) began inside this recording")
+
+    def __enter__(self) -> Tracker:  # noqa: PYI034 - no Self in Python 3.10
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> Literal[False]:
+        if error is not None:
+            self.failed(error)
+        self.stop(status_of(error))
+        return False
+
+    def __call__(self, function: Function) -> Function:
+        """Record every call of ``function``; the file holds the last one."""
+        if inspect.iscoroutinefunction(function):
+
+            @hands_on
+            @functools.wraps(function)
+            async def recorded_async(*args: Any, **kwargs: Any) -> Any:
+                with Tracker(self._path, self._options):
+                    return await function(*args, **kwargs)
+
+            return recorded_async  # type: ignore[return-value]
+
+        @hands_on
+        @functools.wraps(function)
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            with Tracker(self._path, self._options):
+                return function(*args, **kwargs)
+
+        return recorded  # type: ignore[return-value]
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        path = self._lazy_path or self._path_of_rank
+        self._session = Session(path, self._options, lazy=self._lazy_path is not None)
+        _watch_forks()
+        atexit.register(self._at_exit)
+        # A lazy tracker is started by the import of torch itself, which is not over for Python yet.
+        if self._lazy_path is not None or _is_imported("torch"):
+            self._session.open_torch()
+        else:
+            self._watch = ImportWatch("torch", self._session.open_torch)
+            self._watch.start()
+        self._session.open_samplers()  # last: a driver takes its time to answer
+
+    def _path_of_rank(self) -> str:
+        return path_of_rank(self._path, Rank.of(os.environ).rank)
+
+    def _end(self, status: str) -> None:
+        atexit.unregister(self._at_exit)
+        if self._watch is not None:
+            self._watch.stop()
+        if self._session is not None and self._pid == os.getpid():
+            self._session.close(status)
+
+    def _at_exit(self) -> None:
+        if self._pid == os.getpid():
+            error = _uncaught()
+            if error is not None:
+                self.failed(error)
+            self.stop(status_of(error))
+
+    def disown(self) -> None:
+        """In a forked child: leave the parent's file alone and take every hook away."""
+        if self._watch is not None:
+            self._watch.stop()
+        if self._session is not None:
+            self._session.disown()
+        atexit.unregister(self._at_exit)
+
+
+def _take_what_was_left() -> None:
+    """Of recordings that ended in another thread, or within one of their own hooks."""
+    pop_left()
+    remove_left()
+
+
+def status_of(error: BaseException | None) -> str:
+    """How a block ended, for the footer: ``ok``, or the exception."""
+    if error is None or (isinstance(error, SystemExit) and not error.code):
+        return "ok"
+    text = str(error).strip().partition("\n")[0][:300]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _uncaught() -> BaseException | None:
+    """The exception that Python has just reported before it ends; at a prompt it is an old one."""
+    return None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+
+
+def _is_imported(name: str) -> bool:
+    """Whether a module is there whole, not just begun by somebody up the stack."""
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    return spec is not None and not getattr(spec, "_initializing", False)
+
+
+@functools.cache
+def _watch_forks() -> None:
+    """Once a process: Python offers no way to take this back, and without a tracker it is idle."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_forked)
+
+
+def _forked() -> None:
+    global _active
+    tracker, _active = _active, None
+    if tracker is not None:
+        tracker.disown()

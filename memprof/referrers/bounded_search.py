@@ -1,0 +1,202 @@
+"""Searches for holders that never hold the job up for long: whole, pass by pass, or not at all."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+
+from memprof.records import Holder
+from memprof.reference_chain import way
+from memprof.referrers.find_holders import find_holders
+from memprof.referrers.pause_estimate import Stall
+from memprof.referrers.search_candidates import Suspect
+from memprof.referrers.search_from_tensors import Climb
+from memprof.sources.tensor_addresses import PlaceOf, place_of
+
+__all__ = ["Quarry", "Searches"]
+
+_MOST_HOLDERS = 3
+_WHOLE_S = 0.45
+"""The longest that a search of the whole heap may be expected to hold the job up; what would take
+longer is climbed, pass by pass, …"""
+_WHOLE_AFTER_S = 0.45
+"""… and what was not explained so is searched for once more, if that takes no longer than this."""
+_BUDGET_S = 0.9
+"""What is not found by then is not looked for any longer: the estimate was wrong. A busy machine
+may take twice as long, and an answer that is cut off names the wrong holder."""
+_SLICE_S = 0.15
+"""The time for passes at one step's end; a single pass of 4 million objects takes 0.08 s, and
+looking up where it stopped 0.1 s."""
+_WHOLE_BLOCK_S, _PASS_BLOCK_S = 3e-7, 1e-8
+"""What a whole search and a pass take for each of the interpreter's blocks, before it was measured
+(640,000 and 10 million blocks, 190,000 and 4.2 million objects, Python 3.11, 2026-11-22)."""
+_CHEAP_S = 0.05
+"""Where a pass takes no longer, what is new is searched for as it comes, not only a sure leak."""
+_MOST_CLIMBED = 8
+"""Stacks whose tensors are climbed from at once, those that come first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quarry:
+    """Whose holders are searched for, on which device."""
+
+    device: str
+    suspect: Suspect
+    place: PlaceOf = place_of
+
+
+@dataclass(slots=True)
+class Searches:
+    """One search at a time, begun at a step's end and gone on with at the next ones."""
+
+    note: Callable[[str], None] = lambda _: None
+    """Told once what was not searched for, and why."""
+    _wanted: list[Quarry] = field(default_factory=list)
+    _climbs: dict[PlaceOf, Climb] = field(default_factory=dict)
+    _left: list[Quarry] = field(default_factory=list)
+    """What the passes did not explain."""
+    _done: list[tuple[Quarry, tuple[Holder, ...]]] = field(default_factory=list)
+    _whole: Stall = field(default_factory=lambda: Stall(_WHOLE_S, _WHOLE_BLOCK_S))
+    _pass: Stall = field(default_factory=lambda: Stall(_CHEAP_S, _PASS_BLOCK_S))
+    _said: bool = False
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether more is to be done at the next step's end."""
+        return bool(self._climbs or self._left)
+
+    def is_cheap(self) -> bool:
+        """Whether what is new may be searched for as it comes."""
+        return self._whole.is_short(_WHOLE_S) or self._pass.is_short(_CHEAP_S)
+
+    def is_pending(self, device: str, stack: int) -> bool:
+        """Whether the answer for the tensors of a stack is still to come."""
+        under_way = (*self._wanted, *self._left) if self.is_under_way else ()
+        return any((one.device, one.suspect.stack) == (device, stack) for one in under_way)
+
+    def begin(
+        self, wanted: Sequence[Quarry], limit_s: float | None = None, *, last: bool = False
+    ) -> None:
+        """Search for the first time; drops what was under way.
+
+        Args:
+            wanted: the most important first.
+            limit_s: about how long; None: as long as at any other step's end.
+            last: nothing can be left for later.
+        """
+        self._climbs, self._left = {}, []
+        self._wanted = [one for one in wanted if one.suspect.targets]
+        self._done = [(one, ()) for one in wanted if not one.suspect.targets]
+        if not self._wanted:
+            return
+        if self._whole.is_short(_WHOLE_AFTER_S if last else _WHOLE_S):
+            self._search_all(self._wanted)
+            self._wanted = []
+            return
+        places: dict[PlaceOf, list[object]] = defaultdict(list)
+        for one in self._wanted[:_MOST_CLIMBED]:
+            places[one.place].append(one.suspect.targets[0])
+        self._climbs = {
+            place: Climb(targets, limit=_MOST_HOLDERS, place=place)
+            for place, targets in places.items()
+        }
+        self._go_on(_SLICE_S if limit_s is None else limit_s, last=last)
+
+    def proceed(self) -> None:
+        """Go on at the next step's end."""
+        if self._left and not self._climbs:
+            left, self._left, self._wanted = self._left, [], []
+            self._search_all(left)
+        else:
+            self._go_on(_SLICE_S)
+
+    def _go_on(self, limit_s: float, *, last: bool = False) -> None:
+        began_s = time.thread_time()
+        has_gone_on = False
+        for climb in self._climbs.values():
+            left_s = limit_s - (time.thread_time() - began_s)
+            if not climb.is_over and (left_s > 0 or not has_gone_on):
+                has_gone_on = True
+                climb.proceed(left_s)
+                self._pass.took(climb.slowest_s)
+            if last and not climb.is_over:
+                climb.give_up()
+                climb.proceed(0.0)
+        if all(climb.is_over for climb in self._climbs.values()):
+            self._climbed(last=last)
+
+    def take(self) -> list[tuple[Quarry, tuple[Holder, ...]]]:
+        """What has been found since the last call; no holder where there is none to be had."""
+        done, self._done = self._done, []
+        return done
+
+    def holders_of(self, target: object, limit_s: float) -> tuple[Holder, ...]:
+        """The holders of one tensor now, or none where that takes longer than ``limit_s``."""
+        if self._whole.is_short(limit_s):
+            with self._whole.measured():
+                return find_holders([target], limit=_MOST_HOLDERS, budget_s=limit_s)[0]
+        climb = Climb([target], limit=_MOST_HOLDERS)
+        climb.proceed(limit_s)
+        if not climb.is_over:
+            climb.give_up()
+            climb.proceed(0.0)
+            self._say()
+        return climb.searched.get(target, ())
+
+    def _climbed(self, *, last: bool) -> None:
+        climbs, self._climbs = self._climbs, {}
+        wanted, self._wanted = self._wanted, []
+        missing = []
+        for one in wanted:
+            found = climbs[one.place].searched if one.place in climbs else {}
+            holders = found.get(one.suspect.targets[0], ())
+            if holders and holders[0].is_named:
+                self._done.append((one, holders))
+            else:
+                missing.append((one, holders))
+        if missing and not last and self._whole.is_short(_WHOLE_AFTER_S):
+            self._left = [one for one, _ in missing]
+            return
+        self._done += missing
+        if missing:
+            self._say()
+
+    def _say(self) -> None:
+        if not self._said:
+            self._said = True
+            self.note(
+                "who holds some of what stays alive was not searched for to the end: the "
+                f"interpreter holds {sys.getallocatedblocks():,} blocks of memory, and a look at "
+                "all of them would hold the job up for too long"
+            )
+
+    def _search_all(self, wanted: Sequence[Quarry]) -> None:
+        places: dict[PlaceOf, list[Quarry]] = defaultdict(list)
+        for one in wanted:
+            places[one.place].append(one)
+        with self._whole.measured():
+            for place, quarries in places.items():
+                targets = [key for one in quarries for key in one.suspect.targets]
+                targets = list(dict.fromkeys(targets))
+                holders = find_holders(
+                    targets, limit=_MOST_HOLDERS, budget_s=_BUDGET_S, place=place
+                )
+                found = dict(zip(targets, holders, strict=True))
+                for one in quarries:
+                    answers = [found[key] for key in one.suspect.targets]
+                    self._done.append((one, _in_common(answers)))
+
+
+def _in_common(answers: Sequence[tuple[Holder, ...]]) -> tuple[Holder, ...]:
+    """The holders of several tensors, those of most of them first; each way of holding once."""
+    ways = Counter(key for answer in answers for key in {way(one.links) for one in answer})
+    first: dict[tuple[Hashable, ...], tuple[int, int, Holder]] = {}
+    for answer in answers:
+        for rank, one in enumerate(answer):
+            key = way(one.links)
+            first.setdefault(key, (-ways[key], rank, one))
+    ranked = sorted(first.values(), key=lambda entry: entry[:2])
+    return tuple(one for *_, one in ranked[:_MOST_HOLDERS])

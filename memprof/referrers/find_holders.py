@@ -1,0 +1,278 @@
+"""What the search found, as records: `holders` for one tensor, `find_holders` for many at once."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import zip_longest
+from types import FrameType
+
+import torch
+
+from memprof.errors import SettingsError
+from memprof.records import Holder
+from memprof.reference_chain import IN_PATHS, Link, LinkKind, Unowned, way
+from memprof.referrers.heap import Deadline
+from memprof.referrers.links import Naming
+from memprof.referrers.merge_links import tidy
+from memprof.referrers.numpy_arrays import held_by_arrays
+from memprof.referrers.rank_chains import holder_of, score
+from memprof.referrers.roots import Root, module_roots
+from memprof.referrers.search_from_roots import Reference, Search, quiet
+from memprof.referrers.targets import BlockIndex, Targets, storage_key
+from memprof.referrers.tensor_attributes import shown_and_kept
+from memprof.referrers.torch_references import is_tensor_type, plain_torch
+from memprof.referrers.unowned_memory import with_what_is_known
+from memprof.referrers.unreachable import Unreached
+from memprof.source_code.find_line import reading_until
+from memprof.sources.tensor_addresses import Block, PlaceOf, place_of
+from memprof.sources.user_files import is_user_file
+
+__all__ = [
+    "best_holders",
+    "find_holders",
+    "holders",
+    "keys_of",
+    "links_of",
+    "root_links",
+    "user_files",
+    "view_link",
+]
+
+_MOST_FILES = 64
+"""Source files that are parsed at most to find a line: each costs some milliseconds, once."""
+
+_FOR_LINES = 0.25
+"""The share of a search's budget that reading sources may take beyond it: without its line a
+holder says little."""
+
+
+def holders(tensor: torch.Tensor, *, limit: int = 5, budget_s: float = 2.0) -> tuple[Holder, ...]:
+    """Who keeps ``tensor``'s memory alive, the best explanation first.
+
+    The memory is the tensor's storage: a view of it, or a graph that saved it, is a holder too.
+    The search takes at most about ``budget_s`` seconds; what it has found by then is returned.
+
+    Raises:
+        SettingsError: ``tensor`` is not a tensor.
+    """
+    if not is_tensor_type(type(tensor)):
+        raise SettingsError(
+            f"holders() takes a tensor, not {type(tensor).__name__}", "pass the tensor itself"
+        )
+    return find_holders([tensor], limit=limit, budget_s=budget_s, graphs=True)[0]
+
+
+def find_holders(
+    targets: Sequence[object],
+    *,
+    limit: int = 3,
+    budget_s: float = 2.0,
+    graphs: bool = False,
+    place: PlaceOf = place_of,
+) -> list[tuple[Holder, ...]]:
+    """Who keeps each target alive, for all targets in one pass over the heap; the best first.
+
+    A target is a storage key (``storage._cdata``, an int: nothing is held), a tensor, an
+    ``UntypedStorage``, a weak reference to one of them, or a `Block` of a device's memory, which
+    stands for every storage that begins in it; a dead one has no holders (whether a key or a block
+    is dead cannot be seen, so prefer weak references). Autograd graphs are walked only where a
+    target has no other holder than a local variable, unless ``graphs`` asks for it. ``place`` says
+    where a tensor's memory begins.
+
+    Raises:
+        SettingsError: a target is something else.
+    """
+    blocks = BlockIndex([one for one in targets if type(one) is Block], place)
+    keys = keys_of(targets, blocks)
+    wanted = frozenset(key for key in keys if key > 0)
+    ids = frozenset(id(one) for one, key in zip(targets, keys, strict=True) if key == id(one))
+    with quiet():
+        found = _found(Targets(wanted, ids, blocks), limit, Deadline(budget_s), graphs=graphs)
+    return [found.get(key, ()) for key in keys]
+
+
+def keys_of(targets: Sequence[object], blocks: BlockIndex) -> list[int]:
+    """The key of each target; 0 for what is dead.
+
+    Raises:
+        SettingsError: one is nothing that holders can be looked for of.
+    """
+    with plain_torch():
+        return [blocks.key_of[one] if type(one) is Block else _key(one) for one in targets]
+
+
+def _key(target: object) -> int:
+    """The storage key of a target, the id of a tensor without storage, 0 for what is dead."""
+    if isinstance(target, weakref.ref):
+        target = target()
+        if target is None:
+            return 0
+    if type(target) is int:
+        return target
+    if isinstance(target, torch.UntypedStorage):
+        return int(target._cdata)
+    if is_tensor_type(type(target)):
+        return storage_key(target) or id(target)  # type: ignore[arg-type]
+    raise SettingsError(
+        f"cannot look for the holders of a {type(target).__name__}",
+        "pass tensors, untyped storages, storage keys, weak references to them, or blocks",
+    )
+
+
+def _found(
+    targets: Targets, limit: int, deadline: Deadline, *, graphs: bool
+) -> dict[int, tuple[Holder, ...]]:
+    """Plain records; everything the search held is gone when this returns."""
+    search = Search(deadline, targets, graphs)
+    try:
+        search.run()
+        return _holders_of(search, targets.all(), limit)
+    finally:
+        search.close()
+
+
+def _holders_of(search: Search, keys: Iterable[int], limit: int) -> dict[int, tuple[Holder, ...]]:
+    naming = Naming()
+    kept = {key: search.references.get(key, []) for key in keys}
+    search.resolve(one for references in kept.values() for one in references)
+    files = user_files()
+    with reading_until(search.deadline.later(_FOR_LINES).check):
+        return _named_holders(search, kept, naming, limit, files)
+
+
+def _named_holders(
+    search: Search,
+    kept: dict[int, list[Reference]],
+    naming: Naming,
+    limit: int,
+    files: list[str],
+) -> dict[int, tuple[Holder, ...]]:
+    found: dict[int, tuple[Holder, ...]] = {}
+    lost = []
+    for key, references in kept.items():
+        chains = [links_of(search, one, naming) for one in references]
+        ranked = sorted(
+            ((score(links, user=user), links) for links, user in chains if links),
+            key=lambda one: one[0],
+        )
+        found[key] = best_holders((links for _, links in ranked), limit, files)
+        if not found[key]:
+            lost.append(key)
+    if lost:
+        found.update(_of_lost(search, lost, naming, files))
+    return found
+
+
+def _of_lost(
+    search: Search, lost: list[int], naming: Naming, files: list[str]
+) -> dict[int, tuple[Holder, ...]]:
+    """Cycles, arrays over the memory, or at last what is known of memory that only C++ owns."""
+    links = _unreached_links(search, lost, naming)
+    nameless = {key for key in lost if not links[key] or links[key][0].kind == LinkKind.UNKNOWN}
+    in_arrays = held_by_arrays(search, nameless)
+    for key, reference in in_arrays.items():
+        links[key] = links_of(search, reference, naming)[0] or links[key]
+    if not search.complete:  # by now
+        links |= {key: _too_early() for key in nameless - in_arrays.keys()}
+    blocks = search.targets.blocks
+    return {
+        key: (holder_of(with_what_is_known(one, blocks.block(key)), files),)
+        for key, one in links.items()
+    }
+
+
+def _unreached_links(search: Search, lost: list[int], naming: Naming) -> dict[int, list[Link]]:
+    """What is known of targets to which no root leads, if everything was looked at."""
+    if search.complete:
+        unreached = Unreached(search)
+        if unreached.complete:
+            return {key: tidy(unreached.links(key, naming)) for key in lost}
+    return {key: _too_early() for key in lost}
+
+
+def _too_early() -> list[Link]:
+    return [Link(LinkKind.UNKNOWN, unowned=Unowned(cut_off=True))]
+
+
+def best_holders(ranked: Iterable[list[Link]], limit: int, files: list[str]) -> tuple[Holder, ...]:
+    """The first ``limit`` holders that differ in more than lines and places in containers."""
+    best: dict[tuple[Hashable, ...], Holder] = {}
+    for links in ranked:
+        if len(best) == limit:
+            break
+        key = _way(links)
+        if key not in best:
+            best[key] = holder_of(links, files)
+    return tuple(best.values())
+
+
+def _way(links: list[Link]) -> tuple[Hashable, ...]:
+    """What chains have in common that say the same: the place in the last container is none of it.
+
+    A tensor may be held by several items of one list, or by the graphs of many.
+    """
+    below = [link.kind for link in links[1:]]
+    names = tuple(
+        "" if link.kind == LinkKind.ITEM and following not in IN_PATHS else link.name
+        for link, following in zip_longest(links, below)
+    )
+    # whether a node's tensor was seen from Python changes with who has asked torch for the node
+    types = tuple("" if link.kind == LinkKind.AUTOGRAD_NODE else link.type_name for link in links)
+    return (names, types, way(links))
+
+
+def links_of(search: Search, reference: Reference, naming: Naming) -> tuple[list[Link], bool]:
+    """The tidied links of a reference and whether they begin in the user's code; none: no root."""
+    root, runs, paths = search.chain(reference)
+    if root is None:
+        return [], False
+    links = root_links(root, runs[0][1]) if len(runs[0]) > 1 else []
+    for at, run in enumerate(runs):
+        links += naming.links(run[1:] if at == 0 else run)
+        if at < len(paths):
+            links += paths[at]
+    return tidy([*links, *view_link(reference.value)]), root.user
+
+
+def root_links(root: Root, value: object) -> list[Link]:
+    """The first link of a chain: the variable that ``value`` is."""
+    name = root.name_of(value)
+    if root.kind == "module":
+        return [Link(_global_kind(root, name), name, root.owner, root.filename)]
+    thread = [Link(LinkKind.THREAD, root.thread, "thread")] if root.thread else []
+    kind = LinkKind.CLOSURE if name in root.free else LinkKind.LOCAL
+    return [*thread, Link(kind, name, root.owner, root.filename, root.line)]
+
+
+def _global_kind(root: Root, name: str) -> LinkKind:
+    history = name in ("Out", "_oh", "_", "__", "___") or (name[:1] == "_" and name[1:].isdigit())
+    return LinkKind.NOTEBOOK if history and "_oh" in root.names else LinkKind.GLOBAL
+
+
+def view_link(value: object) -> list[Link]:
+    """A link for a view that shows less than it keeps."""
+    shown, kept = shown_and_kept(value)
+    if shown >= kept:
+        return []
+    name = type(value).__name__
+    return [Link(LinkKind.BASE, type_name=name, shown_bytes=shown, storage_bytes=kept)]
+
+
+def user_files() -> list[str]:
+    """The user's source files in which a line may be looked for: those that run now come first."""
+    roots = sorted(module_roots(user=True), key=lambda root: root.owner != "__main__")
+    files = [*_running_files(), *(root.filename for root in roots if root.filename)]
+    return list(dict.fromkeys(files))[:_MOST_FILES]
+
+
+def _running_files() -> list[str]:
+    """Files of the user's functions on this thread's stack, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    files = []
+    while frame is not None:
+        if is_user_file(frame.f_code.co_filename):
+            files.append(frame.f_code.co_filename)
+        frame = frame.f_back
+    return files

@@ -1,0 +1,31 @@
+"""Which objects the collector knows, asked at the speed of C; names nothing and decides nothing."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+
+from memprof.cpython.object_addresses import addresses
+from memprof.referrers.heap import places_among
+from memprof.sources.gc_instances import instances_of, subclasses_of
+
+__all__ = ["live_tensors", "objects_at"]
+
+
+def live_tensors() -> list[Any]:
+    """Every tensor that a Python object stands for."""
+    return instances_of(subclasses_of(torch.Tensor))
+
+
+def objects_at(wanted: list[int]) -> list[Any]:
+    """The objects that live at some addresses now and that the collector knows.
+
+    An object may be gone by now, and another in its place.
+    """
+    objects = gc.get_objects()
+    try:  # no comprehension: its cell would be among the objects, and hold the list
+        return list(map(objects.__getitem__, places_among(addresses(objects), sorted(wanted))))
+    finally:
+        objects.clear()

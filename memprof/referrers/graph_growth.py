@@ -1,0 +1,119 @@
+"""How long the autograd graphs of live tensors are: growing chains cost the host's memory."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import compress
+from typing import Any
+
+from memprof.referrers.gc_objects import live_tensors
+from memprof.referrers.heap import Deadline
+from memprof.referrers.search_from_roots import quiet
+from memprof.referrers.torch_references import is_tensor_type, plain_torch
+from memprof.sources.autograd import grad_fns_of
+
+__all__ = ["GraphGrowth", "LongestGraph", "longest_graph"]
+
+_MOST_NODES = 50_000
+_MOST_ROOTS = 256
+_CHECKS = 4
+_STEADY = 2.5
+"""The fastest growth between two looks over the slowest: the graphs of a model with changing
+lengths go up and down, a chain grows by about the same from step to step."""
+_LEAST_NODES_PER_STEP = 0.2
+_ACCUMULATE_GRAD = 1 << 63
+"""Nodes that store into ``.grad`` have the greatest number, whenever they were made."""
+
+
+@dataclass(frozen=True, slots=True)
+class LongestGraph:
+    """The largest graph that hangs on one live tensor."""
+
+    nodes: int
+    tensor: weakref.ref[object] | None = None
+    oldest: int = 0
+    """The least of its nodes' sequence numbers, which count up in each thread; 0: not known."""
+    newest: int = 0
+    """The greatest."""
+
+
+def longest_graph(budget_s: float = 0.1, *, young: bool = False) -> LongestGraph:
+    """The tensor whose graph has the most nodes, and their number; none: 0 nodes.
+
+    With ``young`` only among new objects, of which the end of a chain that grows is mostly one.
+    """
+    best = LongestGraph(0)
+    with quiet(), plain_torch():
+        tensors = _tensors(young=young)
+        graphs = zip(tensors, grad_fns_of(tensors), strict=True)
+        roots = [(one, node) for one, node in graphs if node is not None]
+        deadline = Deadline(budget_s)  # a busy machine must not end the walk before it begins
+        for root, start in roots[-_MOST_ROOTS:]:
+            nodes = _nodes(start, deadline)
+            if len(nodes) > best.nodes:
+                best = LongestGraph(len(nodes), weakref.ref(root), *_span(nodes))
+            if deadline.passed:
+                break
+    return best
+
+
+def _tensors(*, young: bool) -> list[Any]:
+    if not young:
+        return live_tensors()
+    objects = gc.get_objects(generation=0) + gc.get_objects(generation=1)
+    kinds = list(map(type, objects))
+    keys = list(map(id, kinds))  # a metaclass may define ``__hash__``
+    wanted = {
+        key for key, kind in dict(zip(keys, kinds, strict=True)).items() if is_tensor_type(kind)
+    }
+    return list(compress(objects, map(wanted.__contains__, keys)))
+
+
+def _span(nodes: set[object]) -> tuple[int, int]:
+    """The least and the greatest sequence number of nodes, leaves left out."""
+    numbers = [node._sequence_nr() for node in nodes if hasattr(node, "_sequence_nr")]
+    numbers = [one for one in numbers if 0 <= one < _ACCUMULATE_GRAD]
+    return (min(numbers), max(numbers)) if numbers else (0, 0)
+
+
+def _nodes(start: object, deadline: Deadline) -> set[object]:
+    seen = {start}
+    queue = deque([start])
+    while queue and len(seen) < _MOST_NODES:
+        for node, _ in queue.popleft().next_functions:  # type: ignore[attr-defined]
+            if node is not None and node not in seen:
+                seen.add(node)
+                queue.append(node)
+        if len(seen) % 256 == 0 and deadline.check():
+            break
+    return seen
+
+
+@dataclass(slots=True)
+class GraphGrowth:
+    """Remembers the longest graph at a few step ends and says when it keeps growing.
+
+    Only one that reaches back into the steps before the last look has grown: a program whose
+    sequences become longer makes a larger graph each time.
+    """
+
+    _seen: list[tuple[int, int]] = field(default_factory=list)
+    _newest: int = 0
+
+    def add(self, step: int, longest: LongestGraph) -> float:
+        """Nodes a step by which the longest graph grew at the last four looks; 0: it did not."""
+        if longest.oldest > self._newest:
+            self._seen = []
+        self._newest = longest.newest
+        self._seen = [*self._seen, (step, longest.nodes)][-_CHECKS:]
+        if len(self._seen) < _CHECKS:
+            return 0.0
+        pairs = zip(self._seen, self._seen[1:], strict=False)
+        rates = [(n1 - n0) / max(1, s1 - s0) for (s0, n0), (s1, n1) in pairs]
+        slow, fast = min(rates), max(rates)
+        steady = slow >= _LEAST_NODES_PER_STEP and fast <= _STEADY * slow
+        (first, before), (last, after) = self._seen[0], self._seen[-1]
+        return (after - before) / max(1, last - first) if steady else 0.0

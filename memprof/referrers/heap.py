@@ -1,0 +1,224 @@
+"""One bounded pass over the objects that the cyclic collector tracks; names nothing.
+
+The pass is a breadth-first search forwards from roots, because asking the collector for the
+referrers of something costs a pass over the whole heap for every level. What is known of an object
+is one byte in a table addressed by the object's own address, so two million objects need tens of
+megabytes, and the work on references is done on whole arrays.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memprof.cpython.object_addresses import addresses
+
+__all__ = [
+    "CHUNK",
+    "LATE",
+    "SPECIAL",
+    "TARGET",
+    "VISITED",
+    "Deadline",
+    "Heap",
+    "Level",
+    "places_among",
+]
+
+TRACKED, VISITED, TARGET, SPECIAL, LATE = 1, 2, 4, 8, 16
+"""Marks of an object.
+
+``SPECIAL`` ones (tensors, graph nodes) have references the collector cannot see; ``LATE`` ones are
+entered when nothing else is left, because what they hold has a better name elsewhere.
+"""
+
+CHUNK = 1024
+"""Objects expanded at once: large enough for array work, small enough to look at one by one."""
+
+_PATIENCE = 4
+"""Times its budget that a search may take by the clock, on a machine that is busy otherwise."""
+
+_BLOCK = 1 << 16
+_PAGE_BITS, _SLOT_BITS = 20, 16  # a megabyte of addresses holds 2**16 slots of 16 bytes
+_MAX_PAGES = 2048  # a table of 128 MiB: the search stays below 200 MB
+
+Ints = NDArray[np.int64]
+
+
+class Deadline:
+    """When the search must stop; ``passed`` stays true once it was.
+
+    It counts the time that this thread computes: on a busy machine the clock runs on while the
+    search waits for a processor, as the job does. There is an end by the clock all the same.
+    """
+
+    def __init__(self, budget_s: float) -> None:
+        self._budget_s = budget_s
+        self._end = time.thread_time() + budget_s
+        self._latest = time.monotonic() + _PATIENCE * budget_s
+        self.passed = False
+
+    def check(self) -> bool:
+        """True when the time is over."""
+        if not self.passed:
+            self.passed = time.thread_time() > self._end or time.monotonic() > self._latest
+        return self.passed
+
+    def later(self, share: float) -> Deadline:
+        """A deadline that leaves this share of the whole budget more than this one leaves now."""
+        left = max(0.0, self._end - time.thread_time())
+        return Deadline(left + share * self._budget_s)
+
+
+@dataclass(frozen=True)
+class Level:
+    """Objects found in one sweep, and the chunk of ``source`` that refers to each (-1: none)."""
+
+    objects: list[object]
+    source: int
+    chunk_of: NDArray[np.int32]
+
+
+@dataclass
+class Heap:
+    """The tracked objects at one moment (held until the search ends), with their marks."""
+
+    objects: list[object]
+    deadline: Deadline
+    levels: list[Level] = field(default_factory=list)
+    complete: bool = True
+
+    def __post_init__(self) -> None:
+        ids = addresses(self.objects)
+        pages = ids >> _PAGE_BITS
+        changes = np.flatnonzero(
+            np.diff(pages, append=-1)
+        )  # neighbours share a page: fewer to sort
+        pages = np.unique(pages[changes])
+        if len(pages) > _MAX_PAGES:  # the fullest pages first would need counts; the lowest do
+            pages, self.complete = pages[:_MAX_PAGES], False
+        self._pages = pages
+        self._row_of = {page: row for row, page in enumerate(pages.tolist())}
+        self._marks = np.zeros((len(pages) << _SLOT_BITS) + 1, np.uint8)
+        self._marks[self._places(ids)] = TRACKED
+        self._marks[-1] = 0
+
+    def _places(self, ids: Ints) -> Ints:
+        pages = ids >> _PAGE_BITS
+        row = np.searchsorted(self._pages, pages)
+        np.minimum(row, len(self._pages) - 1, out=row)
+        places = (row << _SLOT_BITS) | ((ids >> 4) & ((1 << _SLOT_BITS) - 1))
+        places[self._pages[row] != pages] = len(self._marks) - 1
+        return places
+
+    def _place(self, one: object) -> int:
+        """The same for a single object, for which arrays would be slow."""
+        at = id(one)
+        row = self._row_of.get(at >> _PAGE_BITS)
+        if row is None:
+            return len(self._marks) - 1
+        return row << _SLOT_BITS | at >> 4 & (1 << _SLOT_BITS) - 1
+
+    def mark(self, objects: Iterable[object], bits: int) -> None:
+        """Add ``bits`` to the marks of ``objects``; untracked ones are left out."""
+        places = self._places(addresses(list(objects)))
+        self._marks[places] |= np.uint8(bits)
+        self._marks[-1] = 0
+
+    def forget(self, objects: Iterable[object]) -> None:
+        """Leave ``objects`` out of the search: they are neither entered nor reported."""
+        self._marks[self._places(addresses(list(objects)))] = 0
+
+    def marks(self, objects: list[object]) -> NDArray[np.uint8]:
+        """The marks of ``objects``, 0 for what is not tracked."""
+        return self._marks[self._places(addresses(objects))]
+
+    def is_tracked(self, one: object) -> bool:
+        """Whether ``one`` was there when the search began."""
+        return bool(self._marks[self._place(one)] & TRACKED)
+
+    def visit(self, one: object) -> bool:
+        """Mark ``one`` as visited; true when it is tracked and was not visited before."""
+        place = self._place(one)
+        before = self._marks[place]
+        self._marks[place] |= VISITED if before else 0
+        return bool(before & TRACKED and not before & VISITED)
+
+    def unvisited(self) -> list[object]:
+        """The tracked objects that no root leads to."""
+        marks = self.marks(self.objects)
+        left = np.flatnonzero((marks & (TRACKED | VISITED)) == TRACKED)
+        return [self.objects[i] for i in left.tolist()]
+
+    def start(self, objects: list[object]) -> int:
+        """Begin a sweep at ``objects``, which nothing refers to; its level's index."""
+        self.levels.append(Level(objects, -1, np.full(len(objects), -1, np.int32)))
+        return len(self.levels) - 1
+
+    def sweep(self, source: int) -> tuple[int, list[int]]:
+        """Follow the references of level ``source``.
+
+        Returns the new level's index and the chunks of ``source`` that refer to a target.
+        """
+        objects = self.levels[source].objects
+        found: list[object] = []
+        chunk_of: list[int] = []
+        hits: list[int] = []
+        for number, at in enumerate(range(0, len(objects), CHUNK)):
+            if self.deadline.check():
+                self.complete = False
+                break
+            fresh, hit = self._expand(objects[at : at + CHUNK])
+            found += fresh
+            chunk_of += [number] * len(fresh)
+            if hit:
+                hits.append(number)
+        self.levels.append(Level(found, source, np.array(chunk_of, np.int32)))
+        return len(self.levels) - 1, hits
+
+    def take_late(self, level: int) -> Level | None:
+        """Take the ``LATE`` objects out of a level, as a level of their own to be added later."""
+        record = self.levels[level]
+        late = (self.marks(record.objects) & LATE) != 0
+        if not late.any():
+            return None
+        parts = []
+        for mask in (~late, late):
+            places = np.flatnonzero(mask)
+            objects = [record.objects[at] for at in places.tolist()]
+            parts.append(Level(objects, record.source, record.chunk_of[places]))
+        self.levels[level] = parts[0]
+        return parts[1]
+
+    def chunk(self, level: int, number: int) -> list[object]:
+        """The objects of one chunk of a level."""
+        return self.levels[level].objects[number * CHUNK : (number + 1) * CHUNK]
+
+    def _expand(self, chunk: list[object]) -> tuple[list[object], bool]:
+        referents = gc.get_referents(*chunk)
+        fresh: list[object] = []
+        hit = False
+        ids = addresses(referents)
+        for at in range(0, len(referents), _BLOCK):
+            places = self._places(ids[at : at + _BLOCK])
+            marks = self._marks[places]
+            hit = hit or bool((marks & TARGET).any())
+            new = np.flatnonzero((marks & (TRACKED | VISITED)) == TRACKED)
+            if len(new):
+                _, first = np.unique(places[new], return_index=True)
+                new = new[np.sort(first)]
+                self._marks[places[new]] |= VISITED
+                fresh += [referents[i] for i in (new + at).tolist()]
+        return fresh, hit
+
+
+def places_among(ids: Ints, wanted: list[int]) -> list[int]:
+    """Where in ``ids`` one of ``wanted`` stands, which are few and in order."""
+    few = np.array([*wanted, np.iinfo(np.int64).max])
+    places: list[int] = np.flatnonzero(few[np.searchsorted(few, ids)] == ids).tolist()
+    return places

@@ -1,0 +1,331 @@
+"""How one object refers to the next, in a person's words; runs no code of the objects it looks at.
+
+Attributes are read from instance dicts and slots through the descriptors that C defines, containers
+through the methods of the built-in types, so no property, ``__getattr__`` or ``__repr__`` runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import types
+from collections.abc import Iterator
+
+import torch
+
+from memprof.reference_chain import Link, LinkKind
+from memprof.referrers.introspection import (
+    SEQUENCES,
+    SETS,
+    bound_of,
+    instance_dict,
+    is_one_of,
+    is_plain_container,
+    qualified_name,
+    refers,
+    size_of,
+    text_of,
+    type_mro,
+)
+from memprof.referrers.links_by_type import (
+    PROBES,
+    LruCache,
+    function_link,
+    in_code,
+    lru_link,
+    may_apply,
+)
+from memprof.referrers.torch_references import is_node_type, is_tensor_type
+from memprof.sources.user_files import is_user_file
+
+__all__ = ["Naming"]
+
+_HOOK_DICTS = {
+    "_forward_hooks": "forward hook",
+    "_forward_pre_hooks": "forward pre-hook",
+    "_backward_hooks": "backward hook",
+    "_backward_pre_hooks": "backward pre-hook",
+    "_state_dict_hooks": "state_dict hook",
+    "_load_state_dict_pre_hooks": "load_state_dict pre-hook",
+    "_load_state_dict_post_hooks": "load_state_dict post-hook",
+    "_post_accumulate_grad_hooks": "post-accumulate-grad hook",
+    "_optimizer_step_pre_hooks": "optimizer step pre-hook",
+    "_optimizer_step_post_hooks": "optimizer step post-hook",
+}
+_INDEX_FROM = 64  # containers this large get an index, for many of their items may be asked for
+
+
+def _key_text(key: object) -> str:
+    if is_one_of(type(key), (str, int, float, bool, type(None))):
+        text = repr(key)
+        return text if len(text) <= 60 else text[:57] + "...'"
+    if type(key) is tuple and len(key) <= 4:
+        return "(" + ", ".join(_key_text(one) for one in key) + ")"
+    return f"<{type(key).__name__}>"
+
+
+_SUSPENDED = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+
+
+class Naming:
+    """Names links of one search; remembers, by id alone, where things are in large containers."""
+
+    def __init__(self, module_names: dict[int, str] | None = None) -> None:
+        self._indices: dict[int, dict[int, tuple[LinkKind, object]]] = {}
+        self._records: dict[int, bool] = {}
+        self._links: dict[tuple[int, int], Link] = {}
+        self._attributes: dict[tuple[int, str], Link] = {}
+        self._probed: dict[int, bool] = {}
+        self._modules = module_names or {}
+
+    def links(self, chain: list[object]) -> list[Link]:
+        """One link for every step of ``chain``, from the first object down to the last."""
+        found: list[Link] = []
+        at = 0
+        while at < len(chain) - 1:
+            one, used = self._link(chain, at)
+            found += one
+            at += used
+        return found
+
+    def _link(self, chain: list[object], at: int) -> tuple[list[Link], int]:
+        owner, value = chain[at], chain[at + 1]
+        after = chain[at + 2] if at + 2 < len(chain) else None
+        kind = type(owner)
+        if type(value) is dict and after is not None and not is_plain_container(owner):
+            named = self._through_dict(owner, value, after)
+            if named is not None:
+                return [named], 2
+        if type(value) is types.FrameType and after is not None and is_one_of(kind, _SUSPENDED):
+            return [self._direct(owner, after)], 2  # up to Python 3.10 it refers to its frame
+        if kind is types.FunctionType:
+            return function_link(owner, value, chain[at + 2 : at + 4])  # type: ignore[arg-type]
+        return [self._direct(owner, value)], 1
+
+    def _through_dict(
+        self, owner: object, variables: dict[str, object], value: object
+    ) -> Link | None:
+        """The link ``owner.name`` where ``variables`` is the dict of owner's names."""
+        if issubclass(type(owner), type):
+            if not issubclass(type(variables), dict) or issubclass(type(value), type):
+                return None
+            return Link(
+                LinkKind.CLASS_ATTRIBUTE,
+                _variable_name(self._in_container(variables, value)[1]),
+                qualified_name(owner),
+                _file_of(owner),  # type: ignore[arg-type]
+            )
+        if type(owner) is LruCache and instance_dict(owner) is not variables:
+            return lru_link(owner)
+        if type(owner) is types.FunctionType and owner.__globals__ is variables:
+            module = variables.get("__name__")
+            name = _variable_name(self._in_container(variables, value)[1])
+            return Link(LinkKind.GLOBAL, name, module if type(module) is str else "")
+        if type(owner) is types.FunctionType and owner.__kwdefaults__ is variables:
+            name = _variable_name(self._in_container(variables, value)[1])
+            return in_code(LinkKind.DEFAULT_ARGUMENT, name, owner)
+        if instance_dict(owner) is variables:
+            kind, place = self._in_container(variables, value)
+            return self._attribute(owner, _variable_name(place)) if kind is LinkKind.ITEM else None
+        return None
+
+    def _direct(self, owner: object, value: object) -> Link:
+        """Many chains have their beginning in common: links from small containers are kept."""
+        size = size_of(owner)
+        if not 0 <= size < _INDEX_FROM:
+            return self._made(owner, value, size)
+        key = (id(owner), id(value))
+        known = self._links.get(key)
+        if known is None:
+            known = self._links[key] = self._made(owner, value, size)
+        return known
+
+    def _made(self, owner: object, value: object, size: int) -> Link:
+        kind = type(owner)
+        if size >= 0 and not _has_name(owner, value):
+            how, place = self._in_container(owner, value)
+            if place is not None:
+                return Link(
+                    how,
+                    _place_text(place),
+                    kind.__name__,
+                    length=size,
+                    limit=bound_of(owner),
+                    is_record=self._is_record(owner, size),
+                )
+        ways = [*PROBES] if self._may_be_probed(kind) else []
+        has_more = is_tensor_type(kind) or is_node_type(kind)  # than attributes: told without names
+        ways.insert(0 if has_more else len(ways), self._named_attribute)
+        for way in ways:
+            found = way(owner, value)
+            if found is not None:
+                return found
+        return Link(LinkKind.UNKNOWN, "", kind.__name__)
+
+    def _may_be_probed(self, kind: type) -> bool:
+        known = self._probed.get(id(kind))
+        if known is None:
+            known = self._probed[id(kind)] = may_apply(kind)
+        return known
+
+    def _attribute(self, owner: object, name: str) -> Link:
+        """The same for every instance of a class, except for a log record."""
+        key = (id(type(owner)), name)
+        known = self._attributes.get(key)
+        if known is None:
+            known = _attribute(owner, name)
+            if known.kind != LinkKind.LOG_RECORD:
+                self._attributes[key] = known
+        return known
+
+    def _named_attribute(self, owner: object, value: object) -> Link | None:
+        """Attributes kept without a dict of their own: inline values and slots."""
+        # reading a tensor's empty ``__dict__`` would make one; from Python 3.14 on what it has
+        # may be inline, and then it refers to it itself
+        is_inline = not is_tensor_type(type(owner)) or refers(owner, value)
+        variables = instance_dict(owner) if is_inline else None
+        if variables is not None:
+            for name, other in list(variables.items()):
+                if other is value:
+                    return self._attribute(owner, text_of(name))
+        for kind in type_mro(type(owner)):
+            for name, descriptor in list(type.__dict__["__dict__"].__get__(kind).items()):
+                if (
+                    type(descriptor) is types.MemberDescriptorType
+                    and _slot(descriptor, owner) is value
+                ):
+                    return self._attribute(owner, name)
+        return None
+
+    def _is_record(self, owner: object, size: int) -> bool:
+        if size < _INDEX_FROM:
+            return _is_record(owner)
+        if id(owner) not in self._records:
+            self._records[id(owner)] = _is_record(owner)
+        return self._records[id(owner)]
+
+    def _in_container(self, owner: object, value: object) -> tuple[LinkKind, object]:
+        """Return how a container holds a value, and where: a position or a `_Key`, else None."""
+        if size_of(owner) < _INDEX_FROM:
+            for other, kind, place in _items(owner):
+                if other is value:
+                    return kind, place
+            return LinkKind.ITEM, None
+        index = self._indices.get(id(owner))
+        if index is None:
+            index = {}
+            for other, kind, place in _items(owner):
+                index.setdefault(id(other), (kind, place))
+            self._indices[id(owner)] = index
+        return index.get(id(value), (LinkKind.ITEM, None))
+
+
+def _is_record(owner: object) -> bool:
+    """Return whether a container is a dict with nothing but strings for keys."""
+    if not issubclass(type(owner), dict):
+        return False
+    keys: list[object] = list(dict.keys(owner))  # type: ignore[arg-type]
+    return all(issubclass(type(key), str) for key in keys)
+
+
+def _variable_name(place: object) -> str:
+    """Return the name that a namespace has for what lies there; empty where that is nowhere."""
+    return text_of(place.key) if type(place) is _Key else ""
+
+
+def _place_text(place: object) -> str:
+    return str(place) if type(place) is not _Key else _key_text(place.key)
+
+
+class _Key:
+    """A dict key whose text is made only when it is asked for."""
+
+    __slots__ = ("key",)
+
+    def __init__(self, key: object) -> None:
+        self.key = key
+
+
+def _items(owner: object) -> Iterator[tuple[object, LinkKind, object]]:
+    kind = type(owner)
+    if issubclass(kind, dict):
+        pairs: list[tuple[object, object]] = list(dict.items(owner))  # type: ignore[arg-type]
+        for key, value in pairs:
+            yield value, LinkKind.ITEM, _Key(key)
+        for key, _ in pairs:
+            if not is_one_of(type(key), (str, int)):
+                yield key, LinkKind.KEY, _Key(key)
+        return
+    for base in SEQUENCES:
+        if issubclass(kind, base):
+            for position, value in enumerate(list(base.__iter__(owner))):  # type: ignore[arg-type]
+                yield value, LinkKind.ITEM, position
+    for other in SETS:
+        if issubclass(kind, other):
+            for value in list(other.__iter__(owner)):  # type: ignore[arg-type]
+                yield value, LinkKind.ITEM, "element"
+
+
+def _has_name(owner: object, value: object) -> bool:
+    """Whether a subclass of a container holds ``value`` as an attribute."""
+    if is_plain_container(owner):
+        return False
+    variables = instance_dict(owner)
+    return variables is not None and any(one is value for one in variables.values())
+
+
+def _attribute(owner: object, name: str) -> Link:
+    kind = type(owner)
+    type_name = type(owner).__name__
+    if name in _HOOK_DICTS:
+        return Link(LinkKind.HOOK, _HOOK_DICTS[name], type_name)
+    if is_node_type(type(owner)):
+        return Link(LinkKind.CTX_ATTRIBUTE, name, type_name, _file_of(type(owner)))
+    if type.__subclasscheck__(logging.LogRecord, kind):
+        return _log_record(owner, name)
+    return Link(_attribute_kind(kind, name), name, type_name, _file_of(type(owner)))
+
+
+def _attribute_kind(kind: type, name: str) -> LinkKind:
+    if type.__subclasscheck__(BaseException, kind):
+        return LinkKind.EXCEPTION
+    if type.__subclasscheck__(threading.Thread, kind):
+        return LinkKind.THREAD
+    if type.__subclasscheck__(torch.nn.Module, kind):
+        return LinkKind.MODULE_ATTRIBUTE
+    if type.__subclasscheck__(torch.optim.Optimizer, kind) and name in ("state", "param_groups"):
+        return LinkKind.OPTIMIZER_STATE
+    return LinkKind.ATTRIBUTE
+
+
+def _file_of(kind: type) -> str:
+    """The user's file that defines a class; empty for a library's."""
+    name = type.__dict__["__dict__"].__get__(kind).get("__module__")
+    module = sys.modules.get(name) if type(name) is str else None
+    filename = (
+        types.ModuleType.__getattribute__(module, "__dict__").get("__file__")
+        if type(module) is types.ModuleType
+        else None
+    )
+    return filename if type(filename) is str and is_user_file(filename) else ""
+
+
+def _log_record(record: object, name: str) -> Link:
+    """The record's link carries the place of the logging call."""
+    variables = instance_dict(record) or {}
+    logger, filename, line = (variables.get(key) for key in ("name", "pathname", "lineno"))
+    return Link(
+        LinkKind.LOG_RECORD,
+        name,
+        f"logger {logger}" if type(logger) is str else "LogRecord",
+        filename if type(filename) is str else "",
+        line if type(line) is int else 0,
+    )
+
+
+def _slot(descriptor: types.MemberDescriptorType, owner: object) -> object:
+    try:
+        return descriptor.__get__(owner)
+    except (AttributeError, TypeError):  # not set
+        return descriptor

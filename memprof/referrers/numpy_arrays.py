@@ -1,0 +1,108 @@
+"""NumPy arrays over a tensor's memory, or of objects: the collector tracks neither.
+
+Nor does it what they hold; a data frame keeps its columns of objects in such arrays.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from memprof.reference_chain import Link, LinkKind
+from memprof.referrers.heap import CHUNK
+from memprof.referrers.introspection import refers
+from memprof.referrers.search_from_roots import Reference, Search
+from memprof.referrers.tensor_attributes import nbytes_of
+from memprof.referrers.torch_references import is_tensor_type
+
+__all__ = ["held_by_arrays"]
+
+Array = npt.NDArray[Any]
+
+_MOST_OBJECTS = 100_000
+"""Objects in an array; a larger one would hold up a search."""
+_DEEPEST = 8
+"""Arrays that are views of one another, down to the tensor."""
+
+
+def held_by_arrays(search: Search, keys: Collection[int]) -> dict[int, Reference]:
+    """For each of ``keys`` an array that keeps it, and that something which was reached holds.
+
+    A pass over all that was reached, so only for what nothing else explains.
+    """
+    found: dict[int, Reference] = {}
+    if not any(search.key_of.get(id(one)) in keys for one in search.tensors):
+        return found
+    for level, record in enumerate(search.heap.levels):
+        for number in range(-(-len(record.objects) // CHUNK)):
+            if search.deadline.check():
+                return found
+            chunk = search.heap.chunk(level, number)
+            for array, path in _arrays_in(chunk):
+                for tensor, links in _held(array):
+                    key = search.key_of.get(id(tensor), 0)
+                    if key in keys and key not in found:
+                        owner = next(one for one in chunk if refers(one, path[0]))
+                        for child, parent in zip(path, [owner, *path], strict=False):
+                            search.adopt(child, parent, level)
+                        found[key] = Reference(array, level, tensor, links)
+    return found
+
+
+def _held(array: Array) -> Iterator[tuple[object, tuple[Link, ...]]]:
+    """Tensors that an array keeps: the one it shows, or the objects in it, also inside lists."""
+    tensor = _tensor_below(array)
+    if is_tensor_type(type(tensor)):
+        yield tensor, (_link(array, tensor),)
+    if array.dtype != np.dtype(object) or array.size > _MOST_OBJECTS:
+        return
+    for number, one in enumerate(array.ravel().tolist()):
+        here = Link(LinkKind.ITEM, str(number), "ndarray", length=array.size)
+        yield one, (here,)
+        if type(one) in (list, tuple) and len(one) <= CHUNK:
+            for inner, part in enumerate(one):
+                below = Link(LinkKind.ITEM, str(inner), type(one).__name__, length=len(one))
+                yield part, (here, below)
+
+
+def _arrays_in(chunk: Sequence[object]) -> Iterator[tuple[Array, list[object]]]:
+    """Arrays that ``chunk`` refers to, each with the containers on the way and itself.
+
+    A dict or tuple that holds nothing which the collector tracks, such as arrays by their number,
+    is not tracked either, and so not in the heap.
+    """
+    ways = [[one] for one in gc.get_referents(*chunk) if _may_keep_array(one)]
+    for _ in range(_DEEPEST):
+        yield from ((way[-1], way) for way in ways if type(way[-1]) is np.ndarray)
+        ways = [
+            [*way, one]
+            for way in ways
+            if type(way[-1]) is not np.ndarray
+            for one in gc.get_referents(way[-1])
+            if _may_keep_array(one)
+        ]
+
+
+def _may_keep_array(one: object) -> bool:
+    kind = type(one)
+    return kind is np.ndarray or ((kind is dict or kind is tuple) and not gc.is_tracked(one))
+
+
+def _tensor_below(array: Array) -> object:
+    below: object = array
+    for _ in range(_DEEPEST):
+        if type(below) is not np.ndarray:
+            break
+        below = below.base
+    return below
+
+
+def _link(array: Array, tensor: object) -> Link:
+    storage = nbytes_of(tensor)
+    if array.nbytes >= storage:
+        return Link(LinkKind.BASE, type_name="ndarray")
+    return Link(LinkKind.BASE, type_name="ndarray", shown_bytes=array.nbytes, storage_bytes=storage)

@@ -1,0 +1,159 @@
+"""Where a search starts: the frames of every thread and the modules; follows no reference."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import sys
+import threading
+import types
+from dataclasses import dataclass
+
+from memprof.cpython.frame_locals import frame_variables
+from memprof.referrers.introspection import text_of
+from memprof.sources.user_files import is_user_file
+
+__all__ = [
+    "Root",
+    "frame_roots",
+    "is_own",
+    "module_root",
+    "module_roots",
+    "source_line",
+]
+
+_PACKAGE = __name__.split(".")[0]
+
+
+@dataclass(frozen=True)
+class Root:
+    """Named values that are alive by themselves: a frame's variables or a module's globals."""
+
+    kind: str
+    """``"frame"`` or ``"module"``."""
+    owner: str
+    """The function's or the module's name."""
+    names: list[str]
+    values: list[object]
+    filename: str = ""
+    line: int = 0
+    thread: str = ""
+    """The thread's name where it is not the one that searches."""
+    user: bool = True
+    """Whether the code is the user's own, not a library's."""
+    free: frozenset[str] = frozenset()
+    """Variables of a frame that belong to an enclosing function."""
+
+    def name_of(self, value: object) -> str:
+        """The name that ``value`` has here; empty when it is gone."""
+        for name, other in zip(self.names, self.values, strict=True):
+            if other is value:
+                return name
+        return ""
+
+
+def is_own(globals_: dict[str, object]) -> bool:
+    """Whether a frame or module with these globals is memprof's."""
+    name = dict.get(globals_, "__name__")
+    return type(name) is str and (name == _PACKAGE or name.startswith(_PACKAGE + "."))
+
+
+def source_line(filename: str, line: int) -> str:
+    """The text of a line, stripped; empty where the source is not there."""
+    return linecache.getline(filename, line).strip() if filename and line > 0 else ""
+
+
+def frame_roots() -> list[Root]:
+    """The frames of all threads, outermost first, users' before libraries', without memprof's."""
+    threads = list(threading._active.values())  # type: ignore[attr-defined]
+    names = {thread.ident: thread.name for thread in threads}
+    here = threading.get_ident()
+    roots: list[Root] = []
+    tops = sys._current_frames()
+    while tops:  # no variable may keep a frame: the top one of this thread is our own
+        ident = next(iter(tops))
+        thread = "" if ident == here else names.get(ident, str(ident))
+        roots += _stack_roots(tops.pop(ident), thread)
+    return sorted(roots, key=lambda root: not root.user)
+
+
+def _stack_roots(top: types.FrameType | None, thread: str) -> list[Root]:
+    roots: list[Root] = []
+    while top is not None:
+        if not is_own(top.f_globals) and not _is_module_level(top):
+            roots.append(_frame_root(top, thread))
+        top = top.f_back
+    return roots[::-1]
+
+
+def _is_module_level(frame: types.FrameType) -> bool:
+    return (
+        frame.f_locals is frame.f_globals
+        if not frame.f_code.co_flags & inspect.CO_OPTIMIZED
+        else False
+    )
+
+
+def _frame_root(frame: types.FrameType, thread: str) -> Root:
+    names, values = frame_variables(frame)
+    code = frame.f_code
+    return Root(
+        "frame",
+        code.co_name,
+        names,
+        values,
+        code.co_filename,
+        frame.f_lineno or code.co_firstlineno,
+        thread,
+        is_user_file(code.co_filename),
+        frozenset(code.co_freevars),
+    )
+
+
+def module_roots(*, user: bool) -> list[Root]:
+    """The globals of the user's modules, or those of libraries; never memprof's."""
+    roots = []
+    seen: set[int] = set()  # ``multiprocessing`` calls the main module ``__mp_main__`` as well
+    for name, module in list(sys.modules.items()):
+        if type(name) is not str or not issubclass(type(module), types.ModuleType):
+            continue
+        variables = types.ModuleType.__getattribute__(module, "__dict__")
+        if type(variables) is not dict or id(variables) in seen or is_own(variables):
+            continue
+        seen.add(id(variables))
+        if _is_user_module(name, variables) is user:
+            roots.append(_module_root(name, variables))
+    return roots
+
+
+def module_root(name: str, module: types.ModuleType) -> Root:
+    """The globals of one module."""
+    return _module_root(name, types.ModuleType.__getattribute__(module, "__dict__"))
+
+
+def _module_root(name: str, variables: dict[str, object]) -> Root:
+    items = [(text_of(key), value) for key, value in list(variables.items())]
+    items = [(key, value) for key, value in items if key != "__builtins__"]
+    filename = variables.get("__file__")
+    return Root(
+        "module",
+        name,
+        [key for key, _ in items],
+        [value for _, value in items],
+        filename if type(filename) is str else "",
+        user=_is_user_module(name, variables),
+    )
+
+
+def _is_user_module(name: str, variables: dict[str, object]) -> bool:
+    if name == "__main__":
+        return True
+    filename = variables.get("__file__")
+    if type(filename) is str:
+        return is_user_file(filename)
+    # a module made by hand has no spec; built-in and namespace modules have one
+    return (
+        variables.get("__spec__") is None
+        and variables.get("__loader__") is None
+        and name != "builtins"
+    )

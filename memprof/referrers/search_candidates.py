@@ -1,0 +1,175 @@
+"""Which stacks' tensors deserve a search for their holders, judged from what is alive; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memprof.sources.tensor_addresses import Block
+from memprof.trace import EMPTY, NOT_RECORDED, Category, Column, Label
+
+__all__ = ["Living", "Suspect", "residents", "suspects"]
+
+_AGE = 2
+"""Steps that a tensor has outlived before it counts: the last one's are still bound to names."""
+_LEAST_BIRTHS = 3
+"""Distinct steps that survivors of one stack were made in."""
+_TARGETS = 3
+_MOST_SUSPECTS = 48
+_MOST_RESIDENTS = 24
+_LEAST_SHARE = 0.01
+"""Of all that is alive: smaller groups that do not grow are not worth a name."""
+_EXPLAINED = (
+    Category.PARAMETER,
+    Category.BUFFER,
+    Category.GRADIENT,
+    Category.OPTIMIZER_STATE,
+)
+
+
+Ints = npt.NDArray[np.int64]
+
+Target: TypeAlias = "int | Block"
+"""What holders are searched for: a storage by its ``_cdata``, or a block of a device's memory."""
+
+
+class Living(Protocol):
+    """Storages or blocks that are alive, as columns; holds none of them."""
+
+    @property
+    def size(self) -> Column:
+        """Bytes."""
+
+    @property
+    def stack(self) -> Column:
+        """Rows of their allocations' stacks."""
+
+    @property
+    def label(self) -> Column:
+        """Rows of their allocations' labels."""
+
+    @property
+    def category(self) -> Column:
+        """`Category` as far as it is known."""
+
+    def key(self, row: int) -> Target:
+        """By which one of them is searched for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """Storages of one stack that stay alive, in plain numbers."""
+
+    stack: int
+    label: int
+    """Of its newest member."""
+    bytes: int
+    count: int
+    births: int
+    """Distinct steps that they were made in; 0 for what does not grow."""
+    first_step: int
+    last_step: int
+    targets: tuple[Target, ...]
+    """Keys of members whose holders speak for all: from the middle, the oldest, a young one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """What lives of one stack."""
+
+    stack: int
+    rows: Ints
+    """From the oldest to the youngest."""
+    made: Ints
+    """The step of each."""
+    first: int
+    """The least of the rows: of groups that are alike otherwise, the first one comes first."""
+    births: int
+    bytes: int
+
+
+def suspects(living: Living, label_of: Callable[[int], Label], step: int) -> list[Suspect]:
+    """Stacks whose survivors were made in many different steps, the most telling first.
+
+    ``step`` is the one that has just ended; `residents` are the rest.
+    """
+    made = _steps(living.label, label_of)
+    old = np.flatnonzero((made > NOT_RECORDED) & (made <= step - _AGE))
+    old = old[living.stack[old] != EMPTY]  # nothing tells those apart
+    found = _groups(living, made, old, lambda births, _: births >= _LEAST_BIRTHS)
+    found.sort(key=lambda one: (-one.births, -one.bytes, one.first))
+    return [
+        _described(living, one, one.births, _spread(one.rows)) for one in found[:_MOST_SUSPECTS]
+    ]
+
+
+def residents(living: Living, label_of: Callable[[int], Label]) -> list[Suspect]:
+    """The largest groups that are no parameters, buffers, gradients or optimizer state."""
+    least = _LEAST_SHARE * int(living.size.sum())
+    open_ = np.flatnonzero(~np.isin(living.category, _EXPLAINED))
+    found = _groups(living, _steps(living.label, label_of), open_, lambda _, size: size >= least)
+    found.sort(key=lambda one: (-one.bytes, one.first))
+    return [_described(living, one, 0, _largest(living, one)) for one in found[:_MOST_RESIDENTS]]
+
+
+def _steps(labels: Column, label_of: Callable[[int], Label]) -> Ints:
+    rows, which = np.unique(labels, return_inverse=True)
+    steps = np.array([label_of(row).step for row in rows.tolist()], np.int64)
+    found: Ints = steps[which.reshape(-1)]
+    return found
+
+
+def _groups(
+    living: Living, made: Ints, rows: Ints, is_meant: Callable[[Ints, Ints], npt.NDArray[np.bool_]]
+) -> list[_Group]:
+    """Some rows by their stacks, of those groups that are meant by their births and bytes."""
+    if not len(rows):
+        return []
+    order = rows[np.lexsort((made[rows], living.stack[rows]))]
+    stacks, steps = living.stack[order], made[order]
+    is_other = np.append(True, stacks[1:] != stacks[:-1])
+    start = np.flatnonzero(is_other)
+    births = np.add.reduceat(is_other | np.append(True, steps[1:] != steps[:-1]), start, dtype=int)
+    size = np.add.reduceat(living.size[order], start)
+    first = np.minimum.reduceat(order, start)
+    end = np.append(start[1:], len(order))
+    return [
+        _Group(
+            stack=int(stacks[start[at]]),
+            rows=order[start[at] : end[at]],
+            made=steps[start[at] : end[at]],
+            first=int(first[at]),
+            births=int(births[at]),
+            bytes=int(size[at]),
+        )
+        for at in np.flatnonzero(is_meant(births, size)).tolist()
+    ]
+
+
+def _described(living: Living, group: _Group, births: int, targets: list[int]) -> Suspect:
+    return Suspect(
+        stack=group.stack,
+        label=int(living.label[group.rows[-1]]),
+        bytes=group.bytes,
+        count=len(group.rows),
+        births=births,
+        first_step=int(group.made[0]),
+        last_step=int(group.made[-1]),
+        targets=tuple(dict.fromkeys(map(living.key, targets))),
+    )
+
+
+def _largest(living: Living, group: _Group) -> list[int]:
+    rows = np.sort(group.rows)
+    largest: list[int] = rows[np.argsort(-living.size[rows], kind="stable")][:_TARGETS].tolist()
+    return largest
+
+
+def _spread(rows: Ints) -> list[int]:
+    """Middle, oldest, and one of the youngest quarter: what they have in common is the holder."""
+    last = len(rows) - 1
+    return [int(rows[at]) for at in (last // 2, 0, last - last // 4)]

@@ -1,0 +1,385 @@
+"""The search itself: from roots forwards to the targets, then back up to say how they are held."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from memprof.cpython.object_addresses import addresses
+from memprof.reference_chain import Link, LinkKind
+from memprof.referrers.heap import (
+    CHUNK,
+    LATE,
+    SPECIAL,
+    TARGET,
+    VISITED,
+    Deadline,
+    Heap,
+    Level,
+    places_among,
+)
+from memprof.referrers.roots import Root, frame_roots, is_own, module_roots
+from memprof.referrers.targets import Targets
+from memprof.referrers.torch_references import (
+    Reached,
+    TorchEdges,
+    is_bare,
+    is_node_type,
+    is_symbolic,
+    is_tensor_type,
+    plain_torch,
+)
+
+__all__ = ["Reference", "Search", "quiet"]
+
+_MAX_REFERENCES = 24
+"""Referrers kept of one target; beyond that they are more of the same."""
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No automatic collection and no ``__torch_function__`` while a search runs.
+
+    A collection in the middle would free the job's cycles at a moment the job did not choose.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with plain_torch():
+            yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One object that keeps a target alive, directly or (with ``path``) through C++."""
+
+    owner: object
+    level: int
+    value: object
+    """The tensor that is held."""
+    path: tuple[Link, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """How an object was come upon through torch's C++ side."""
+
+    owner: object
+    level: int
+    path: tuple[Link, ...]
+
+
+@dataclass
+class Search:
+    """One pass over the heap for the tensors and storages that are looked for.
+
+    Holds references to what it finds until it is dropped; its results are plain records.
+    """
+
+    deadline: Deadline
+    targets: Targets
+    graphs: bool = True
+    """Walk graphs in any case; else only when a target has no better holder than a local variable.
+
+    torch keeps a Python object for every node that was looked at for as long as the node lives.
+    """
+    references: dict[int, list[Reference]] = field(default_factory=lambda: defaultdict(list))
+    """By target key, or by id for a tensor without one."""
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    """Every tensor that a Python object stands for."""
+
+    def run(self) -> None:
+        """Sweep from the user's roots, then from libraries'."""
+        users = [*module_roots(user=True), *frame_roots()]
+        libraries = module_roots(user=False)
+        roots = [*users, *libraries]
+        self.heap = Heap(gc.get_objects(), self.deadline)
+        self._leave_out(roots)
+        self._find_tensors()
+        self._parents: dict[int, tuple[object, int]] = {}
+        self._entries: dict[int, _Entry] = {}
+        self._specials: list[tuple[int, object]] = []
+        self._locals: list[tuple[int, object]] = []
+        self._late: list[Level] = []
+        self._saved: list[tuple[object, _Entry]] = []
+        self.root_of = {id(root.values): root for root in roots}
+        for group in (users, libraries):
+            self._sweep([root.values for root in group])
+        if self.graphs or self._some_unexplained():
+            self._sweep_graphs()
+
+    def close(self) -> None:
+        """Let go of the heap; its list of objects holds this search, too."""
+        if hasattr(self, "heap"):
+            self.heap.objects.clear()
+            self.heap.levels.clear()
+
+    def _leave_out(self, roots: list[Root]) -> None:
+        own = [part for root in roots for part in (root, root.names, root.values, root.__dict__)]
+        self.heap.forget([self, self.__dict__, roots, *own])
+        # a module's globals are a root; whoever else refers to the dict holds nothing more
+        modules = [
+            one for one in list(sys.modules.values()) if issubclass(type(one), types.ModuleType)
+        ]
+        variables = [types.ModuleType.__getattribute__(one, "__dict__") for one in modules]
+        self.heap.mark(variables, VISITED)
+
+    def _find_tensors(self) -> None:
+        own, tensors, nodes, optimizers, storages = self._by_role(self.heap.objects)
+        self.heap.forget(own)
+        self.tensors = [one for one in tensors if not is_symbolic(one)]  # type: ignore[arg-type, misc]
+        self.heap.mark([*tensors, *nodes], SPECIAL)
+        self.heap.mark(optimizers, LATE)  # parameters are better named by their modules
+        keys = ((one, self.targets.key(one)) for one in self.tensors)
+        self.key_of = {id(one): key for one, key in keys if key}
+        self.key_of |= self.targets.storage_keys(storages, self.tensors)  # type: ignore[arg-type]
+        found = [one for one in [*tensors, *storages] if id(one) in self.key_of]
+        self.heap.mark(found, TARGET)
+        visible = frozenset(map(id, self.tensors))
+        self.edges = TorchEdges(self.heap, self.targets, visible, self.deadline)
+
+    @staticmethod
+    def _by_role(objects: list[object]) -> tuple[list[object], ...]:
+        """Of all objects memprof's own, tensors, nodes, optimizers and storages, in one pass."""
+        tests: tuple[Callable[[type], bool], ...] = (
+            _is_own_type,
+            is_tensor_type,
+            is_node_type,
+            _is_optimizer_type,
+            _is_storage_type,
+        )
+        found: tuple[list[object], ...] = tuple([] for _ in tests)
+        role_of: dict[int, list[object]] = {}  # by id: a metaclass may define ``__hash__``
+        for kind in _all_types():
+            for role, test in zip(found, tests, strict=True):
+                if test(kind):
+                    role_of[id(kind)] = role
+                    break
+        kinds = list(map(type, objects))
+        for at in places_among(addresses(kinds), sorted(role_of)):
+            role_of[id(kinds[at])].append(objects[at])
+        return found
+
+    def _sweep(self, start: list[object]) -> None:
+        level = first = self.heap.start(start)
+        while not self.deadline.passed:
+            if self.heap.levels[level].objects:
+                self._note_specials(level, of_roots=level == first + 1)
+            elif self._late:
+                self.heap.levels.append(self._late.pop(0))
+                level = len(self.heap.levels) - 1
+                continue
+            else:
+                return
+            level = self._python_edges(level)
+
+    def _some_unexplained(self) -> bool:
+        """Whether a target is held by nothing better than a variable of a running function."""
+        keys = self.targets.all() or self.key_of.values()
+        return not all(
+            any(self._explains(one) for one in self.references.get(key, [])) for key in keys
+        )
+
+    def _explains(self, reference: Reference) -> bool:
+        root = self.root_of.get(id(reference.owner))
+        return root is None or root.kind != "frame"
+
+    def _sweep_graphs(self) -> None:
+        """Follow torch's C++ side; what explains least comes last: locals, then what is saved."""
+        while not self.deadline.passed:
+            if self._specials:
+                specials, self._specials = self._specials, []
+                fresh = self._torch_edges(specials)
+            elif self._locals:
+                specials, self._locals = self._locals, []
+                fresh = self._torch_edges(specials)
+            elif self._saved:
+                saved, self._saved = self._saved, []
+                fresh = [value for value, entry in saved if self._visit(value, entry)]
+            else:
+                return
+            if fresh:
+                self._sweep(fresh)
+
+    def _python_edges(self, source: int) -> int:
+        level, hits = self.heap.sweep(source)
+        late = self.heap.take_late(level)
+        if late is not None:
+            self._late.append(late)
+        for number in hits:
+            for owner in self.heap.chunk(source, number):
+                for value in self._held_by(owner):
+                    self._note(self.key_of[id(value)], Reference(owner, source, value))
+        return level
+
+    def _held_by(self, owner: object) -> list[object]:
+        """What is looked for of what an object refers to."""
+        held = gc.get_referents(owner)
+        if len(held) > CHUNK:  # a list of millions, say: which they may be is told by their marks
+            likely = (self.heap.marks(held) & TARGET).nonzero()[0]
+            held = [held[at] for at in likely.tolist()]
+        return [value for value in held if id(value) in self.key_of]
+
+    def _note(self, key: int, reference: Reference) -> None:
+        known = self.references[key]
+        same = any(
+            one.owner is reference.owner and one.path == reference.path for one in known[-4:]
+        )
+        if len(known) < _MAX_REFERENCES and not same:
+            known.append(reference)
+
+    def _note_specials(self, level: int, *, of_roots: bool) -> None:
+        """Remember the tensors and nodes of a level, a frame's own variables apart."""
+        record = self.heap.levels[level]
+        marks = self.heap.marks(record.objects)
+        for at in (marks & SPECIAL).nonzero()[0].tolist():
+            one = record.objects[at]
+            parents = self.heap.chunk(record.source, int(record.chunk_of[at])) if of_roots else ()
+            local = any(self._is_frame_with(root, one) for root in parents)
+            (self._locals if local else self._specials).append((level, one))
+
+    def _is_frame_with(self, values: object, one: object) -> bool:
+        root = self.root_of.get(id(values))
+        return (
+            root is not None and root.kind == "frame" and any(one is value for value in root.values)
+        )
+
+    def _torch_edges(self, specials: list[tuple[int, object]]) -> list[object]:
+        starts = [
+            (level, one)
+            for level, one in specials
+            if not (is_tensor_type(type(one)) and is_bare(one))  # type: ignore[arg-type]
+        ]
+        fresh = []
+        for place, reached in self.edges.of([one for _, one in starts]):
+            level, one = starts[place]
+            if self._enter(one, level, reached):
+                fresh.append(reached.value)
+        return fresh
+
+    def _enter(self, owner: object, level: int, reached: Reached) -> bool:
+        value = reached.value
+        key = reached.key or self.key_of.get(id(value), 0)
+        if key and value is not owner:
+            self._note(key, Reference(owner, level, value, reached.path))
+        entry = _Entry(owner, level, reached.path)
+        if reached.key:
+            return False
+        if id(value) in self.edges.visible and reached.path[-1].kind == LinkKind.SAVED_TENSOR:
+            self._saved.append((value, entry))
+            return False
+        return self._visit(value, entry)
+
+    def _visit(self, value: object, entry: _Entry) -> bool:
+        if not self.heap.visit(value):
+            return False
+        self._entries[id(value)] = entry
+        return True
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything was looked at, so that what was not reached is not held by a root."""
+        return self.heap.complete and not self.deadline.passed
+
+    # --- back up -----------------------------------------------------------------------------
+
+    def resolve(self, references: Iterable[Reference]) -> None:
+        """Find, level by level, one parent for every owner and for the parents' parents."""
+        waiting: dict[int, dict[int, object]] = defaultdict(dict)
+        for one in references:
+            waiting[one.level][id(one.owner)] = one.owner
+        for level in range(len(self.heap.levels) - 1, -1, -1):
+            children = {
+                key: one for key, one in waiting.pop(level, {}).items() if key not in self._parents
+            }
+            for key in [key for key in children if key in self._entries]:
+                entry = self._entries[key]
+                self._parents[key] = (entry.owner, entry.level)
+                waiting[entry.level][id(entry.owner)] = entry.owner
+                del children[key]
+            if children and self.heap.levels[level].source >= 0:
+                self._resolve_level(level, set(children), waiting)
+
+    def _resolve_level(
+        self, level: int, missing: set[int], waiting: dict[int, dict[int, object]]
+    ) -> None:
+        record = self.heap.levels[level]
+        wanted = np.fromiter(missing, np.int64, len(missing))
+        places = np.flatnonzero(np.isin(addresses(record.objects), wanted)).tolist()
+        for number in sorted({int(record.chunk_of[at]) for at in places}):
+            if number < 0:
+                continue
+            for owner in self.heap.chunk(record.source, number):
+                for value in gc.get_referents(owner):
+                    if id(value) in missing:
+                        missing.discard(id(value))
+                        self._parents[id(value)] = (owner, record.source)
+                        waiting[record.source][id(owner)] = owner
+
+    def adopt(self, child: object, owner: object, level: int) -> None:
+        """Say that ``owner``, which was reached at ``level``, holds what no pass can see."""
+        self._parents[id(child)] = (owner, level)
+        self.resolve([Reference(owner, level, child)])
+
+    def chain(
+        self, reference: Reference
+    ) -> tuple[Root | None, list[list[object]], list[tuple[Link, ...]]]:
+        """Runs of Python references from a root down, and the C++ paths that join them.
+
+        Run ``i`` is followed by path ``i``; the last run is ``[value]`` when a path leads to it.
+        """
+        runs: list[list[object]] = [[reference.value]]
+        paths: list[tuple[Link, ...]] = []
+        if reference.path:
+            paths.append(reference.path)
+            runs.append([])
+        one: object = reference.owner
+        while True:
+            runs[-1].append(one)
+            entry = self._entries.get(id(one))
+            parent = self._parents.get(id(one))
+            if parent is None:
+                break
+            if entry is not None:
+                paths.append(entry.path)
+                runs.append([])
+            one = parent[0]
+        root = self.root_of.get(id(runs[-1][-1]))
+        return root, [run[::-1] for run in runs[::-1]], paths[::-1]
+
+
+def _is_own_type(kind: type) -> bool:
+    module = type.__dict__["__dict__"].__get__(kind).get("__module__")
+    return is_own({"__name__": module})
+
+
+def _is_optimizer_type(kind: type) -> bool:
+    return type.__subclasscheck__(torch.optim.Optimizer, kind)
+
+
+def _is_storage_type(kind: type) -> bool:
+    return type.__subclasscheck__(torch.UntypedStorage, kind)
+
+
+def _all_types() -> list[type]:
+    """Every class there is, from the class tree: much less than looking at every object."""
+    found: dict[int, type] = {}
+    waiting: list[type] = [object]
+    while waiting:
+        subclasses: list[type] = type.__subclasses__(waiting.pop())
+        for kind in subclasses:
+            if id(kind) not in found:
+                found[id(kind)] = kind
+                waiting.append(kind)
+    return list(found.values())

@@ -1,0 +1,267 @@
+"""From tensors upwards to a name, pass by pass, in a heap too large for `search_from_roots`.
+
+A pass asks the collector who refers to a few objects, which takes some 15 ns for each object that
+it knows. Between two passes the job may run: then nothing is kept but numbers, and what they stood
+for is looked up anew. At the end each way is walked down from its root, reference by reference, so
+no answer rests on an object that has gone meanwhile. What only torch's C++ side holds is not seen.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+import types
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memprof.cpython.object_addresses import addresses
+from memprof.records import Holder
+from memprof.reference_chain import Link, LinkKind, Unowned
+from memprof.referrers.find_holders import best_holders, keys_of, root_links, user_files, view_link
+from memprof.referrers.gc_objects import live_tensors, objects_at
+from memprof.referrers.heap import CHUNK, Deadline
+from memprof.referrers.links import Naming
+from memprof.referrers.merge_links import tidy
+from memprof.referrers.rank_chains import score
+from memprof.referrers.roots import Root, frame_roots, is_own, module_root
+from memprof.referrers.targets import BlockIndex, Targets
+from memprof.referrers.torch_references import is_symbolic, plain_torch
+from memprof.referrers.unowned_memory import with_what_is_known
+from memprof.source_code.find_line import reading_until
+from memprof.sources.tensor_addresses import Block, PlaceOf, place_of
+
+__all__ = ["Climb"]
+
+_AT_ONCE = 8
+"""Objects whose referrers one pass looks for; each is compared with every reference there is."""
+_MOST_PASSES = 24
+_MOST_ABOVE = 24
+"""Referrers kept of one object; beyond that they are more of the same."""
+_FOR_LINES_S = 0.1
+"""Seconds that reading sources may take at the end."""
+_LAST = 1.5
+"""The next pass is taken to last at most so many times as long as the one before."""
+
+
+@dataclass
+class _Moment:
+    """What is only looked at while the job waits; never kept from one time to the next."""
+
+    frames: dict[int, Root]
+    """The frames' roots by the ids of their values."""
+    modules: dict[int, str]
+    """Names of modules by the ids of their variables."""
+    own: set[int]
+    """Ids of lists of this search, which refer to what they hold."""
+
+    @classmethod
+    def now(cls) -> _Moment:
+        """Of all threads and modules."""
+        frames: dict[int, Root] = {}
+        roots = frame_roots()
+        for root in reversed(roots):
+            frames.update((id(value), root) for value in root.values)
+        named = [(n, m) for n, m in list(sys.modules.items()) if issubclass(type(m), _MODULE)]
+        variables = ((n, _MODULE.__getattribute__(m, "__dict__")) for n, m in reversed(named))
+        names = {id(held): name for name, held in variables if not is_own(held)}
+        return cls(frames, names, {id(root.values) for root in roots})
+
+
+_MODULE = types.ModuleType
+
+
+class Climb:
+    """A search for the holders of some tensors that can be interrupted after each pass."""
+
+    def __init__(
+        self, targets: Sequence[object], *, limit: int = 3, place: PlaceOf = place_of
+    ) -> None:
+        """``targets`` and ``place`` as for `find_holders`, but no weak references."""
+        blocks = BlockIndex([one for one in targets if type(one) is Block], place)
+        self._targets = dict(zip(targets, keys_of(targets, blocks), strict=True))
+        wanted = frozenset(key for key in self._targets.values() if key > 0)
+        self._wanted = Targets(wanted, frozenset(), blocks)
+        self._limit = limit
+        self._key: dict[int, int] = {}
+        """Key by the id of a tensor that shows what is looked for."""
+        self._above: dict[int, list[int]] = defaultdict(list)
+        """Ids of what refers to an object."""
+        self._rooted: dict[int, str] = {}
+        """The module that has an object among its variables; empty for a running function."""
+        self._waiting: list[int] = []
+        self._met: set[int] = set()
+        """Ids of what waits or has waited."""
+        self._passes = 0
+        self._has_begun = False
+        self.slowest_s = 0.0
+        """Seconds that its longest pass took."""
+        self.is_over = False
+        self.searched: dict[object, tuple[Holder, ...]] = {}
+        """Holders by target, once it is over; none for a target to which no way was found."""
+
+    def proceed(self, limit_s: float) -> None:
+        """Make passes while they are likely to be over within ``limit_s`` seconds; at least one.
+
+        To be called with the collector at rest (`quiet`).
+        """
+        began_s = time.thread_time()
+        moment = _Moment.now()
+        waiting = self._started() if not self._has_begun else self._again()
+        moment.own.add(id(waiting))
+        before = self._passes
+        while waiting and self._passes < _MOST_PASSES and not self._is_explained():
+            spent_s = time.thread_time() - began_s
+            if self._passes > before and spent_s + _LAST * self.slowest_s > limit_s:
+                self._waiting = list(map(id, waiting))
+                return
+            self._pass(waiting, moment)
+        with plain_torch():
+            self._answer(moment)
+        self.is_over = True
+
+    def give_up(self) -> None:
+        """No more passes; there are no holders where none were found by now."""
+        self._waiting = []
+        self._passes = _MOST_PASSES
+
+    def _started(self) -> list[object]:
+        began_s = time.thread_time()
+        with plain_torch():
+            shown = (one for one in live_tensors() if not is_symbolic(one))
+            keyed = [(one, self._wanted.key(one)) for one in shown]
+        found = [one for one, key in keyed if key]
+        self._key = {id(one): key for one, key in keyed if key}
+        self._met = set(self._key)
+        self._has_begun = True
+        self.slowest_s = time.thread_time() - began_s
+        return found
+
+    def _again(self) -> list[object]:
+        """What waits, looked up by address, in the order in which it waits."""
+        if not self._waiting:
+            return []
+        found = {id(one): one for one in objects_at(self._waiting)}
+        return [found[at] for at in self._waiting if at in found]
+
+    def _pass(self, waiting: list[object], moment: _Moment) -> None:
+        """Find who refers to the first few, and have those wait in their place."""
+        began_s = time.thread_time()
+        self._passes += 1
+        asked = waiting[:_AT_ONCE]
+        del waiting[:_AT_ONCE]
+        for one in asked:
+            if id(one) in moment.frames:
+                self._rooted.setdefault(id(one), "")
+        referrers = gc.get_referrers(*asked)
+        ids = set(map(id, asked))
+        moment.own |= {id(asked), id(referrers)}
+        for owner in referrers:
+            if id(owner) in moment.own or issubclass(type(owner), _PASSED_OVER):
+                continue
+            held = _held(owner, ids)
+            if id(owner) in moment.modules:
+                self._rooted.update((one, moment.modules[id(owner)]) for one in held)
+                continue
+            for one in held:
+                above = self._above[one]
+                if len(above) < _MOST_ABOVE and id(owner) not in above:
+                    above.append(id(owner))
+            if id(owner) not in self._met:
+                self._met.add(id(owner))
+                waiting.append(owner)
+        self.slowest_s = max(self.slowest_s, time.thread_time() - began_s)
+
+    def _is_explained(self) -> bool:
+        """Whether each target has a better holder than being a function's variable."""
+        keys = set(self._key.values())
+        explained = {
+            key
+            for key in keys
+            if any(len(way) > 1 or self._rooted[way[0]] for way in self._ways(key))
+        }
+        return explained == keys
+
+    def _ways(self, key: int) -> Iterator[list[int]]:
+        """Ids from an object that has a name down to a tensor, the shortest first."""
+        down: dict[int, int] = {}
+        level = [at for at, one in self._key.items() if one == key]
+        seen = set(level)
+        while level:
+            for at in level:
+                if at in self._rooted:
+                    yield _way(at, down)
+            above = [(up, at) for at in level for up in self._above.get(at, ())]
+            level = []
+            for up, at in above:
+                if up not in seen:
+                    seen.add(up)
+                    down[up] = at
+                    level.append(up)
+
+    def _answer(self, moment: _Moment) -> None:
+        naming, files = Naming(), user_files()
+        with reading_until(Deadline(_FOR_LINES_S).check):
+            for target, key in self._targets.items():
+                chains = []
+                for way in self._ways(key):
+                    run = self._walked(way, moment)
+                    if run is not None:
+                        root, objects = run
+                        links = [*root_links(root, objects[0]), *naming.links(objects)]
+                        links = tidy([*links, *view_link(objects[-1])])
+                        chains.append((score(links, user=root.user), links))
+                    if len(chains) >= _MOST_ABOVE:
+                        break
+                ranked = sorted(chains, key=lambda one: one[0])
+                best = [one for _, one in ranked] or self._unshown(key)
+                self.searched[target] = best_holders(best, self._limit, files)
+
+    def _unshown(self, key: int) -> list[list[Link]]:
+        """What is known of memory that no tensor of Python's shows; nothing of other memory."""
+        if not self._has_begun or key in self._key.values():
+            return []
+        first = [Link(LinkKind.UNKNOWN, unowned=Unowned())]
+        return [with_what_is_known(first, self._wanted.blocks.block(key))]
+
+    def _walked(self, way: list[int], moment: _Moment) -> tuple[Root, list[object]] | None:
+        """The objects of a way, if each still refers to the next one."""
+        root = self._root(way[0], moment)
+        if root is None:
+            return None
+        run = [value for value in root.values if id(value) == way[0]][:1]
+        for at in way[1:]:
+            run += [one for one in gc.get_referents(run[-1]) if id(one) == at][:1]
+            if id(run[-1]) != at:
+                return None
+        is_there = bool(self._wanted.key(run[-1]))  # type: ignore[arg-type]
+        return (root, run) if is_there else None
+
+    def _root(self, at: int, moment: _Moment) -> Root | None:
+        name = self._rooted[at]
+        if not name:
+            return moment.frames.get(at)
+        module = sys.modules.get(name)
+        root = module_root(name, module) if module is not None else None
+        return root if root is not None and any(id(one) == at for one in root.values) else None
+
+
+_PASSED_OVER: tuple[type, ...] = (types.FrameType, types.ModuleType)
+"""What functions and modules refer to is known by their variables."""
+
+
+def _held(owner: object, ids: set[int]) -> list[int]:
+    """The ids among ``ids`` of what an object refers to."""
+    held: list[Any] = gc.get_referents(owner)
+    if len(held) > CHUNK:  # a list of millions: as numbers
+        return [at for at in ids if (addresses(held) == at).any()]
+    return [at for at in set(map(id, held)) if at in ids]
+
+
+def _way(top: int, down: dict[int, int]) -> list[int]:
+    way = [top]
+    while way[-1] in down:
+        way.append(down[way[-1]])
+    return way

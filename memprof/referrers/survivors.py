@@ -1,0 +1,360 @@
+"""Looks at what is alive at a few step ends and searches for the holders of what grows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+from memprof.records import Finding, Holder
+from memprof.reference_chain import LinkKind, breadth, way
+from memprof.referrers.bounded_search import Quarry, Searches
+from memprof.referrers.graph_growth import GraphGrowth, longest_graph
+from memprof.referrers.pause_estimate import Stall
+from memprof.referrers.search_candidates import Living, Suspect, residents, suspects
+from memprof.referrers.search_from_roots import quiet
+from memprof.source_code.find_line import may_stop_growing
+from memprof.sources.tensor_addresses import PlaceOf, place_of
+from memprof.trace import Label
+from memprof.units import format_bytes
+
+__all__ = ["Announcement", "LiveSource", "Survivors"]
+
+_FIRST_LOOK = 8
+"""Steps before the first look; the others are after 12, 16, 24, 32, 48, 64, 96 …"""
+_FRESH_BIRTHS = 2.0
+"""A stack is searched again when its survivors come from so many times more steps than before."""
+_ANNOUNCED_AFTER = 4
+"""Looks in a row at which a stack's survivors had become more."""
+_ANNOUNCED_BIRTHS = 6
+_SCAN_S = 0.15
+"""The longest that a scan for graphs may hold the job up in passing."""
+_SCAN_BLOCK_S = 1.5e-8
+"""What it takes for each of the interpreter's blocks, before it was measured: 10 million blocks, of
+4.2 million objects, Python 3.11, 2026-11-22."""
+_GRAPH_S = 0.3
+"""The longest that a search for the tensor may take that a growing graph hangs on."""
+_LAST_S = 0.5
+"""What the last look may take of a short run; of a long one, its share of the time."""
+_FOR_SEARCH = 0.75
+"""The part of it that is the search's; a pass may take a little longer, and graphs are scanned."""
+_ANNOUNCED_LATE = 8
+"""The same where the program takes entries out of the container, or looks at how many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """A finding, and what to say about it in the log if it is a new leak."""
+
+    finding: Finding
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSource:
+    """What one device keeps alive, and how its labels are read."""
+
+    device: str
+    living: Callable[[], Living]
+    label_of: Callable[[int], Label]
+    place: PlaceOf = place_of
+    """Where a tensor lies, for devices whose memory is known by addresses."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What was found of a stack when it was looked at."""
+
+    births: int = 0
+    searched: int = 0
+    """Births when its holders were searched for last."""
+    first_step: int = 0
+    grown: int = 0
+    """Looks in a row at which it had grown, and the oldest were still there."""
+    holders: tuple[Holder, ...] = ()
+
+
+@dataclass(slots=True)
+class Survivors:
+    """Asked at every step's end; answers almost always at once with nothing.
+
+    Looks are so rare that a run of a million steps has some forty of them, and a look that finds
+    nothing costs one pass over the live storages.
+    """
+
+    sources: Callable[[], Sequence[LiveSource]]
+    """The devices at this moment: some come into use late."""
+    note: Callable[[str], None] = lambda _: None
+    """Told what was not searched for."""
+    budget_s: float = 2.0
+    """Seconds that all looks may take in any case, beyond that a share of the run (`share`)."""
+    share: float = 0.01
+    _steps: int = 0
+    _began_s: float = field(default_factory=time.monotonic)
+    _spent_s: float = 0.0
+    _known: dict[tuple[str, int], _Known] = field(default_factory=dict)
+    _announced: set[tuple[Hashable, ...]] = field(default_factory=set)
+    _graphs: GraphGrowth = field(default_factory=GraphGrowth)
+    _graph_said: bool = False
+    _graph_holders: tuple[Holder, ...] = ()
+    _searches: Searches = field(init=False)
+    _scanning: Stall = field(default_factory=lambda: Stall(_SCAN_S, _SCAN_BLOCK_S))
+
+    def __post_init__(self) -> None:
+        self._searches = Searches(self.note)
+
+    def step_ended(self, step: int) -> list[Announcement]:
+        """What can be said after ``step``."""
+        self._steps += 1
+        found = self._gone_on(step) if self._searches.is_under_way else []
+        return [*found, *(self.look(step) if _is_look(self._steps) and self._has_time() else ())]
+
+    def window_ended(self, step: int) -> list[Announcement]:
+        """The same when what was recorded of new tensors ends, until the next window."""
+        return self.look(step) if self._steps >= _FIRST_LOOK and self._has_time() else []
+
+    def look(self, step: int) -> list[Announcement]:
+        """Search for the holders of whatever has grown since the last look.
+
+        Where that takes long it is done at the next step ends, bit by bit, and only for a leak that
+        is certain.
+        """
+        began_s = time.thread_time()
+        is_busy = self._searches.is_under_way
+        with quiet():  # a block that a collection frees in between would seem to have no owner
+            growing = self._growing(step)
+            fresh = [(source, one) for source, one, is_fresh in growing if is_fresh]
+            if not self._searches.is_cheap():
+                fresh = [(source, one) for source, one in fresh if self._is_certain(source, one)]
+            if fresh and not is_busy:
+                self._searches.begin([_quarry(*pair) for pair in fresh])
+            searched = self._taken()
+            found = [
+                one
+                for source, suspect, _ in growing
+                if (one := self._said_of(source.device, suspect, step, searched)) is not None
+            ]
+        found += self._host(step, young=not self._scanning.is_short())
+        self._spent_s += time.thread_time() - began_s
+        return found
+
+    def last_look(self, step: int) -> list[Announcement]:
+        """At the end of the recording: also who holds the largest bytes that nothing explains.
+
+        All that was put off is searched for now, as far as it can be in half a second, or in the
+        share of a longer run that looks may take.
+        """
+        began_s = time.thread_time()
+        limit_s = max(_LAST_S, self.share * (time.monotonic() - self._began_s))
+        with quiet():
+            growing = self._growing(step)
+            fresh = [(source, one) for source, one, is_fresh in growing if is_fresh]
+            if not self._searches.is_cheap():  # what is known of them was told
+                fresh = [(source, one) for source, one in fresh if not self._holders(source, one)]
+            known = {(source.device, one.stack) for source, one, _ in growing} | set(self._known)
+            resting = [
+                (source, one)
+                for source in self.sources()
+                for one in residents(source.living(), source.label_of)
+                if (source.device, one.stack) not in known
+            ]
+            wanted = [_quarry(*pair) for pair in (*fresh, *resting)]
+            spent_s = time.thread_time() - began_s
+            self._searches.begin(wanted, _FOR_SEARCH * limit_s - spent_s, last=True)
+            taken = self._searches.take()
+        holders = {(one.device, one.suspect.stack): held for one, held in taken}
+        searched = self._noted(taken)
+        found = [
+            one
+            for source, suspect, _ in growing
+            if (one := self._said_of(source.device, suspect, step, searched)) is not None
+        ]
+        found += self._host(step, young=not self._scanning.is_short())
+        found += [
+            Announcement(_finding(source.device, suspect, step, held, "resident"))
+            for source, suspect in resting
+            if (held := holders.get((source.device, suspect.stack), ()))
+        ]
+        return found
+
+    def _gone_on(self, step: int) -> list[Announcement]:
+        """A search that was interrupted, at the next step's end."""
+        began_s = time.thread_time()
+        with quiet():
+            self._searches.proceed()
+            taken = self._searches.take()
+        searched = self._noted(taken)
+        suspects_of = [(one.device, one.suspect) for one, _ in taken]
+        found = [self._said_of(device, one, step, searched) for device, one in suspects_of]
+        self._spent_s += time.thread_time() - began_s
+        return [one for one in found if one is not None]
+
+    def _has_time(self) -> bool:
+        elapsed_s = time.monotonic() - self._began_s
+        return self._spent_s <= self.budget_s + self.share * elapsed_s
+
+    def _growing(self, step: int) -> list[tuple[LiveSource, Suspect, bool]]:
+        """What grows on every device, and whether it was not searched for yet as it is now."""
+        return [
+            (source, one, self._is_fresh(source.device, one))
+            for source in self.sources()
+            for one in suspects(source.living(), source.label_of, step)
+        ]
+
+    def _taken(self) -> set[tuple[str, int]]:
+        return self._noted(self._searches.take())
+
+    def _noted(self, taken: Iterable[tuple[Quarry, tuple[Holder, ...]]]) -> set[tuple[str, int]]:
+        """Keep what was found; whose it is."""
+        searched = set()
+        for quarry, holders in taken:
+            key = quarry.device, quarry.suspect.stack
+            known = self._known.get(key)
+            if known is not None:  # it grows
+                known.searched = quarry.suspect.births
+                known.holders = holders or known.holders
+                searched.add(key)
+        return searched
+
+    def _said_of(
+        self, device: str, one: Suspect, step: int, searched: Iterable[tuple[str, int]]
+    ) -> Announcement | None:
+        """What is new of a stack: its holders, or that it surely grows; None where nothing is."""
+        if self._searches.is_pending(device, one.stack):
+            return None
+        message = self._news(device, one)
+        if not message and (device, one.stack) not in searched:
+            return None
+        holders = self._known[device, one.stack].holders
+        return Announcement(_finding(device, one, step, holders, "growth"), message)
+
+    def _is_fresh(self, device: str, one: Suspect) -> bool:
+        known = self._known.setdefault((device, one.stack), _Known())
+        stays = not known.births or one.first_step <= known.first_step
+        known.grown = known.grown + 1 if stays and one.births > known.births else 0
+        known.births, known.first_step = one.births, one.first_step
+        return one.births >= _FRESH_BIRTHS * known.searched
+
+    def _holders(self, source: LiveSource, one: Suspect) -> tuple[Holder, ...]:
+        return self._known[source.device, one.stack].holders
+
+    def _is_certain(self, source: LiveSource, one: Suspect) -> bool:
+        """Whether it would be announced, were its holder known: once is a long search worth it."""
+        known = self._known[source.device, one.stack]
+        return known.grown >= _ANNOUNCED_AFTER and not known.searched
+
+    def _news(self, device: str, one: Suspect) -> str:
+        """What to say of a stack that has grown at several looks; empty where that was said."""
+        known = self._known[device, one.stack]
+        key = way(known.holders[0].links) if known.holders else (device, str(one.stack))
+        needed = _ANNOUNCED_LATE if _may_stop(known.holders) else _ANNOUNCED_AFTER
+        sure = known.grown >= needed and one.births >= _ANNOUNCED_BIRTHS
+        if not sure or key in self._announced or _is_bounded(known.holders):
+            return ""
+        self._announced.add(key)
+        return _message(one, self._steps, known.holders)
+
+    def _host(self, step: int, *, young: bool) -> list[Announcement]:
+        with self._scanning.measured() if not young else nullcontext():
+            longest = longest_graph(young=young)
+        rate = self._graphs.add(step, longest)
+        if not rate or longest.tensor is None:
+            return []
+        if not self._graph_holders:
+            with quiet():
+                self._graph_holders = self._searches.holders_of(longest.tensor, _GRAPH_S)
+        holders = self._graph_holders
+        finding = Finding(
+            "host_growth",
+            device="host",
+            step=step,
+            time_us=_now_us(),
+            count=longest.nodes,
+            holders=list(holders),
+            details={"nodes_per_step": rate},
+        )
+        message = "" if self._graph_said else _graph_message(rate, holders)
+        self._graph_said = True
+        return [Announcement(finding, message)]
+
+
+def _is_look(steps: int) -> bool:
+    """8, 12, 16, 24, 32, 48, 64, 96 … steps: powers of two and the middles between them."""
+    if steps < _FIRST_LOOK:
+        return False
+    odd = steps
+    while odd % 2 == 0:
+        odd //= 2
+    return odd in (1, 3)
+
+
+def _quarry(source: LiveSource, one: Suspect) -> Quarry:
+    return Quarry(source.device, one, source.place)
+
+
+def _finding(
+    device: str, one: Suspect, step: int, holders: Sequence[Holder], reason: str
+) -> Finding:
+    details: dict[str, object] = {
+        "reason": reason,
+        "births": one.births,
+        "first_step": one.first_step,
+        "last_step": one.last_step,
+    }
+    return Finding(
+        "holders",
+        device=device,
+        step=step,
+        time_us=_now_us(),
+        stack=one.stack,
+        label=one.label,
+        bytes=one.bytes,
+        count=one.count,
+        holders=list(holders),
+        details=details,
+    )
+
+
+def _is_bounded(holders: Sequence[Holder]) -> bool:
+    """Whether the first holder's longest container can hold so much and no more."""
+    links = [link for one in holders[:1] for link in one.links if link.length > 0]
+    return bool(links) and max(links, key=breadth).limit > 0
+
+
+def _may_stop(holders: Sequence[Holder]) -> bool:
+    """Whether the program does more with the first holder's longest container than fill it."""
+    for one in holders[:1]:
+        lengths = [breadth(link) for link in one.links]
+        if not one.filename or max(lengths, default=-1) <= 0:
+            continue
+        named = [
+            link for link in one.links[: lengths.index(max(lengths))] if link.kind != LinkKind.ITEM
+        ]
+        return any(
+            may_stop_growing(one.filename, name, link.type_name)
+            for link in named[-1:]
+            for name in (link.name, f".{link.name}")
+        )
+    return False
+
+
+def _message(one: Suspect, steps: int, holders: Sequence[Holder]) -> str:
+    span = one.last_step - one.first_step + 1
+    per_step = one.bytes / max(
+        1, min(span, max(steps, one.births))
+    )  # steps between windows: unseen
+    by = f", held by {holders[0].description}" if holders else ""
+    return (
+        f"{format_bytes(round(per_step))} a step stay alive since step {one.first_step} "
+        f"({one.count} tensors so far){by}"
+    )
+
+
+def _graph_message(rate: float, holders: Sequence[Holder]) -> str:
+    by = f" of {holders[0].description}" if holders else ""
+    return f"the autograd graph{by} grows by {rate:.0f} nodes a step, on the host"
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

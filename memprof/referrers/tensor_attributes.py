@@ -1,0 +1,114 @@
+"""What a tensor is and how large, as torch's C++ side knows it; looks for no tensors.
+
+What a subclass defines is passed over, and one with a ``__torch_dispatch__`` of its own is not
+asked for sizes at all: whether asking runs it cannot be told beforehand.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from memprof.referrers.introspection import type_mro
+from memprof.referrers.torch_references import is_tensor_type
+
+__all__ = [
+    "device_of",
+    "dtype_of",
+    "is_view",
+    "nbytes_of",
+    "requires_grad",
+    "shape_of",
+    "shown_and_kept",
+    "storage_bytes_of",
+]
+
+_TENSOR: Any = torch.Tensor
+_SIZELESS = (RuntimeError, NotImplementedError, ValueError)
+"""What torch raises for tensors without a single block of memory: sparse, nested, not made yet."""
+
+
+def _runs_code(kind: type) -> bool:
+    """Whether asking an instance for its size, layout or device may run code of its class."""
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        return False
+    for one in type_mro(kind):
+        found = type.__dict__["__dict__"].__get__(one).get("__torch_dispatch__")
+        if found is not None:
+            return found is not torch._C._disabled_torch_dispatch_impl
+    return False
+
+
+def nbytes_of(tensor: object) -> int:
+    """Bytes that a tensor shows; 0 where it cannot be told."""
+    if _runs_code(type(tensor)):
+        return 0
+    try:
+        return int(_TENSOR.nbytes.__get__(tensor))
+    except _SIZELESS:
+        return 0
+
+
+def storage_bytes_of(tensor: object) -> int:
+    """Bytes of a tensor's storage; those that it shows where it has none."""
+    try:
+        return int(_TENSOR.untyped_storage(tensor).nbytes())
+    except _SIZELESS:
+        return nbytes_of(tensor)
+
+
+def shape_of(tensor: object) -> tuple[int, ...]:
+    """A tensor's shape; none where it cannot be told."""
+    if _TENSOR.is_nested.__get__(tensor) or _runs_code(type(tensor)):
+        return ()
+    return tuple(_TENSOR.shape.__get__(tensor))
+
+
+def device_of(tensor: object) -> str:
+    """The device that a tensor's bytes lie on; a fake tensor only says that it is on another."""
+    if type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter:
+        return _text(tensor.device)
+    try:
+        return _text(_TENSOR.untyped_storage(tensor).device)
+    except _SIZELESS:
+        return "" if _runs_code(type(tensor)) else _text(_TENSOR.device.__get__(tensor))
+
+
+def dtype_of(tensor: object) -> str:
+    """The type of a tensor's elements, as ``float32``."""
+    return _text(_TENSOR.dtype.__get__(tensor))
+
+
+def is_view(tensor: object) -> bool:
+    """Whether a tensor shows the memory of another one, its base."""
+    return _TENSOR._base.__get__(tensor) is not None
+
+
+def requires_grad(tensor: object) -> bool:
+    """Whether a tensor takes part in gradients."""
+    return bool(_TENSOR.requires_grad.__get__(tensor))
+
+
+@lru_cache(maxsize=256)
+def _text(what: torch.device | torch.dtype) -> str:
+    return str(what).removeprefix("torch.")
+
+
+def shown_and_kept(value: object) -> tuple[int, int]:
+    """Bytes that a tensor shows and bytes of its storage; equal for what is no view.
+
+    A storage object stays with its tensor once it was asked for, so only likely views are asked.
+    """
+    if not is_tensor_type(type(value)) or _runs_code(type(value)):
+        return 0, 0
+    if _TENSOR.layout.__get__(value) is not torch.strided or _TENSOR.is_nested.__get__(value):
+        return 0, 0
+    shown = nbytes_of(value)
+    base = _TENSOR._base.__get__(value)
+    if base is not None:
+        return shown, nbytes_of(base) or shown
+    if _TENSOR.storage_offset(value) or not _TENSOR.is_contiguous(value):
+        return shown, storage_bytes_of(value)
+    return shown, shown

@@ -1,0 +1,66 @@
+"""Records of a run file that speak of others, put where those have come to lie.
+
+The recorder numbers windows over all devices, and knows the owner of some bytes late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+
+import msgspec
+import numpy as np
+
+from memprof.records import Finding, Owners, SourceFiles
+from memprof.run import Steps
+from memprof.runfile.source_digests import MOST_FILES
+from memprof.trace import NOT_RECORDED, Action, Events, State
+
+__all__ = ["digests", "in_its_place", "owned", "renumbered"]
+
+
+def renumbered(steps: Steps, windows: list[int]) -> Steps:
+    """With the place of each window among the device's; another device may have had more."""
+    place = dict(zip(windows, range(len(windows)), strict=True))
+    numbers, rows = np.unique(steps.window, return_inverse=True)
+    places = np.asarray([place.get(n, NOT_RECORDED) for n in numbers.tolist()], dtype=np.int64)
+    numbered: Steps = replace(steps, window=places[rows])
+    return numbered
+
+
+def in_its_place(finding: Finding, windows: list[int]) -> Finding:
+    """With the place of its window among the device's; -1 where that is not in the file."""
+    if "window" not in finding.details:
+        return finding
+    number = finding.details["window"]
+    place = windows.index(number) if isinstance(number, int) and number in windows else NOT_RECORDED
+    return msgspec.structs.replace(finding, details={**finding.details, "window": place})
+
+
+def owned(events: Events, start: State | None, owners: list[Owners]) -> tuple[Events, State | None]:
+    """The categories that became known late, put where they belong."""
+    if not owners:
+        return events, start
+    category = events.category.copy()
+    blocks = start.blocks.category.copy() if start else np.zeros(0, dtype="u1")
+    row_of = {int(a): i for i, a in enumerate(start.blocks.address)} if start else {}
+    for record in owners:
+        for event, value in zip(record.events, record.categories, strict=True):
+            if 0 <= event < len(category) and events.action[event] == Action.ALLOC:
+                category[event] = value
+        for address, value in zip(record.blocks, record.block_categories, strict=True):
+            if address in row_of:
+                blocks[row_of[address]] = value
+    if start is not None:
+        start = replace(start, blocks=replace(start.blocks, category=blocks))
+    return replace(events, category=category), start
+
+
+def digests(files: Sequence[SourceFiles]) -> dict[str, str]:
+    """The digests of all records by the names of the files; the first of each counts."""
+    pairs = (pair for one in files for pair in zip(one.names, one.digests, strict=False))
+    told: dict[str, str] = {}
+    for name, digest in islice(pairs, MOST_FILES):
+        told.setdefault(name, digest)
+    return told

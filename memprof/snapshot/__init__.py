@@ -1,0 +1,1 @@
+"""The pickles of torch's memory snapshots: read without executing anything, and written."""

@@ -1,0 +1,262 @@
+"""A dispatch mode that shows every operator's result to a recorder, and how it is put in place."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from types import CodeType, FunctionType
+from typing import Any
+
+from memprof.sources.loop.main_thread import MainThread
+from memprof.sources.loop.thread_state import NO_TASK
+from memprof.sources.loop.torch_compile import is_used
+
+__all__ = [
+    "LEFT",
+    "Watch",
+    "direct_overload",
+    "leave_soon",
+    "pop_left",
+    "skip_in_dynamo",
+    "spoils_compiled",
+]
+
+LEFT = (
+    "a window was ended in another thread than it began in: what watched that thread's operators "
+    "is off, and leaves it with the next call of memprof there"
+)
+"""The note for a `Watch` that `pop` could not take."""
+_CALLED = (
+    "boundaries",
+    "cpu",
+    "dispatch",
+    "modules",
+    "protocol",
+    "stacks",
+    "storages",
+    "threadstate",
+)
+"""Modules beside this one whose functions run within the program's operators and module calls."""
+
+
+class Watch:
+    """Keeps one dispatch mode at the bottom of the calling thread's stack of modes.
+
+    At the bottom it sees what the program's own modes made of an operator, and a ``with`` block
+    that the program leaves pops the mode that the program pushed.
+    """
+
+    def __init__(self, dispatch: Callable[..., Any]) -> None:
+        """``dispatch`` becomes the mode's ``__torch_dispatch__``; it is handed the mode first."""
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        # torch.compile leaves frames alone under a mode, unless the mode says that it does not
+        # want to see inside: with these two, compiled programs run as they do without it.
+        self._kind = type(
+            "MemprofMode",
+            (TorchDispatchMode,),
+            {
+                "supports_higher_order_operators": True,
+                "is_infra_mode": classmethod(lambda _: True),
+                "ignore_compile_internals": classmethod(lambda _: True),
+            },
+        )
+        # Set afterwards: in a class body torch wraps it, which costs 60 µs a call.
+        self._kind.__torch_dispatch__ = dispatch  # type: ignore[attr-defined]
+        self._mode = self._kind()
+        self._rules: list[dict[Any, Any]] = []
+        self._thread = 0
+        self._is_pushed = False
+
+    def push(self) -> None:
+        """Start in the calling thread, to be undone by `pop`."""
+        self._thread = threading.get_ident()
+        self._is_pushed = True
+        self._teach_higher_order_operators()
+        above = _pop_user_modes()
+        _push(self._mode)
+        for mode in reversed(above):
+            _push(mode)
+
+    def pop(self) -> bool:
+        """Take the mode from wherever it is on the calling thread's stack; safe to call twice.
+
+        It cannot be had from another thread, nor from within `dispatch`: there torch has put it
+        aside, and puts it back afterwards; after a backward pass torch puts back the stack that
+        there was before. Then it does nothing any more from now on, `pop_left` takes it in its own
+        thread, and `leave_soon` from the main thread's.
+        """
+        if not self._is_pushed:
+            return True
+        self._is_pushed = False
+        if self._take():
+            return True
+        self._kind.__torch_dispatch__ = _pass_on  # type: ignore[attr-defined]
+        _left.append(self)
+        return False
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the calling thread is another one than the mode's."""
+        return threading.get_ident() != self._thread
+
+    def _take(self) -> bool:
+        """Whether the mode was on the calling thread's stack, and is no more."""
+        if self.is_elsewhere or _in_backward():
+            return False
+        modes = _pop_user_modes()
+        for mode in reversed(modes):
+            if mode is not self._mode:
+                _push(mode)
+        if not any(mode is self._mode for mode in modes):
+            return False
+        for table in self._rules:
+            table.pop(self._kind, None)
+        self._rules.clear()
+        return True
+
+    def _teach_higher_order_operators(self) -> None:
+        """Before torch 2.7 a higher-order operator refuses a mode that it has no rule for."""
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        if hasattr(TorchDispatchMode, "supports_higher_order_operators"):
+            return
+        import torch._ops
+
+        for operator in list(getattr(torch._ops, "_higher_order_ops", {}).values()):
+            for name in ("python_key_table", "python_key_mode_table"):
+                table = getattr(operator, name, None)
+                if table is not None and self._kind not in table:
+                    table[self._kind] = _rule(operator)
+                    self._rules.append(table)
+
+
+_left: list[Watch] = []
+"""Modes that were ended where they could not be taken: elsewhere, or within an operator."""
+
+
+def pop_left() -> None:
+    """Take away what was left on the calling thread's stack of modes."""
+    for watch in tuple(_left):
+        if watch._take() and watch in _left:
+            _left.remove(watch)
+
+
+def _pass_on(_mode: Any, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    out = func(*args, **kwargs or {})
+    leave_soon()
+    return out
+
+
+def _in_backward() -> bool:
+    import torch
+
+    graph_task = getattr(torch._C, "_current_graph_task_id", None)
+    return graph_task is not None and graph_task() != NO_TASK
+
+
+class _Leaving(MainThread):
+    """Takes what was left on the main thread's stack as soon as torch has put it back there.
+
+    A call that comes too early, while the operator lasts, asks for the next.
+    """
+
+    def _run(self) -> None:
+        pop_left()
+        if not _in_backward() and any(not one.is_elsewhere for one in _left):
+            self.request()
+
+
+_leaving = _Leaving(pop_left)
+
+
+def leave_soon() -> None:
+    """Take a mode that ended while an operator was shown to it, as soon as the operator returns.
+
+    Called at the end of that: each instruction of Python in between tries in vain.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if _left and is_main and not _in_backward():
+        _leaving.request()
+
+
+def _rule(operator: Any) -> Callable[..., Any]:
+    def call(_mode: object, *args: Any, **kwargs: Any) -> Any:
+        return operator(*args, **kwargs)
+
+    return call
+
+
+def _pop_user_modes() -> list[Any]:
+    """Pop the modes of this thread, the uppermost first; torch keeps its own ones elsewhere."""
+    from torch.utils import _python_dispatch as modes
+
+    popped = []
+    while (top := modes._get_current_dispatch_mode()) is not None:
+        if getattr(top, "_mode_key", None) is not None:
+            break
+        popped.append(modes._pop_mode())
+    return popped
+
+
+def _push(mode: Any) -> None:
+    from torch.utils._python_dispatch import _push_mode
+
+    _push_mode(mode)
+
+
+def direct_overload() -> Any:
+    """The class of an operator whose ``_op`` may be called in its stead, which saves 1 µs a call.
+
+    Its ``__call__`` hands the arguments on, those of subclasses do more. None without an ``_op``.
+    """
+    import torch
+
+    kind = torch._ops.OpOverload
+    return kind if hasattr(torch.ops.aten.detach.default, "_op") else None
+
+
+def spoils_compiled() -> bool:
+    """Whether a program is compiled here that a mode would have compiled anew at every call.
+
+    From torch 2.9 on a mode can ask to be left out of torch.compile's guards. Before, a compiled
+    function that meets one is compiled again until a limit is reached, or never again.
+    """
+    from torch.utils import _python_dispatch
+
+    if hasattr(_python_dispatch, "is_in_any_mode_without_ignore_compile_internals"):
+        return False
+    return is_used()
+
+
+def skip_in_dynamo() -> None:
+    """Tell torch.compile, where it is loaded, that our own functions are not to be compiled.
+
+    From torch 2.5 on nothing is told: there it compiles our hooks, where it comes upon them, to
+    nothing.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return
+    from torch._C._dynamo import eval_frame
+
+    skip: Any = getattr(eval_frame, "skip_code", None)
+    for name in _CALLED if skip is not None else ():
+        module = sys.modules[f"{__package__}.{name}"]
+        for code in _codes(vars(module).values(), module.__name__):
+            skip(code)
+
+
+def _codes(values: Any, module: str) -> list[CodeType]:
+    found: list[CodeType] = []
+    for value in list(values):
+        if isinstance(value, type) and value.__module__ == module:
+            found += _codes(vars(value).values(), module)
+        elif isinstance(value, FunctionType) and value.__module__ == module:
+            found += _nested(value.__code__)
+    return found
+
+
+def _nested(code: CodeType) -> list[CodeType]:
+    inner = [c for const in code.co_consts if isinstance(const, CodeType) for c in _nested(const)]
+    return [code, *inner]

@@ -1,0 +1,523 @@
+"""CPU tensors as a source: a dispatch mode sees them come, weak references see them go."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from memprof.records import DeviceInfo
+from memprof.sources.cpu.dispatch_mode import (
+    LEFT,
+    Watch,
+    direct_overload,
+    leave_soon,
+    pop_left,
+    skip_in_dynamo,
+    spoils_compiled,
+)
+from memprof.sources.cpu.event_batch import Batch
+from memprof.sources.cpu.find_storages import Search, cpu_storages, objects_with_tensors
+from memprof.sources.cpu.live_storages import ROW, Held, LiveStorages, LivingStorages
+from memprof.sources.cpu.other_threads import Elsewhere
+from memprof.sources.cpu.sampled_time import SampledTime
+from memprof.sources.cpu.throttle import Leisure
+from memprof.sources.guarded_access import plain_attributes
+from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.loop.torch_compile import is_used
+from memprof.sources.owners.saved_tensors import Outliving
+from memprof.sources.owners.tensor_owners import (
+    Owner,
+    gradient_storages,
+    gradients,
+    owned,
+    owners,
+    tensors_in,
+)
+from memprof.sources.protocol import Chunk, Counters, Interner
+from memprof.sources.stacks import StackCapture
+from memprof.trace import EMPTY, NOT_RECORDED, Category, Phase, State
+
+__all__ = ["CpuSource"]
+
+_DEVICE = "cpu"
+_JUDGING = 0.02
+"""Share of the time that looking for owners between drains may take."""
+_NO_TENSORS = frozenset((type(None), bool, int, float, complex))
+"""What operators return that give no tensor back."""
+_MODE_US = 4.5
+"""What torch takes to call a mode that does nothing, for one operator (`docs/overhead.md`)."""
+_MANY, _PATIENCE_NS = 50_000, 100_000_000
+"""Events that wait, some 10 MB, and the time that they may, before the tracker is told."""
+_SPOILS_COMPILED = (
+    "torch.compile is used, and before torch 2.9 a compiled program is compiled anew "
+    "where it is watched: tensors of the CPU were not seen from then on"
+)
+_BESIDE_CUDA = (
+    "the job uses CUDA: tensors of the CPU were not watched from then on, because watching them "
+    "would change what autograd does on the device; name cpu in track(sources=…) to have both"
+)
+_PASSING = (Category.UNKNOWN, Category.TEMPORARY)
+
+
+class CpuSource:
+    """Records the memory of CPU tensors; addresses are those of the storages."""
+
+    name = "cpu"
+    is_timed = True
+    """What operators cost is measured here, see `take_spent_us`."""
+
+    def __init__(
+        self, interner: Interner, boundaries: Boundaries, *, beside_cuda: bool = True
+    ) -> None:
+        """Without ``beside_cuda`` nothing is watched once the job has initialised CUDA.
+
+        Under a dispatch mode autograd sums gradients that meet at a node out of place, and takes
+        other formulas: the job's own peak on the device, and bits of its gradients, would differ.
+        """
+        self._beside_cuda = beside_cuda
+        self._queued: Callable[[], None] | None = None
+        self._has_recorded = False
+        self._interner = interner
+        self._boundaries = boundaries
+        self._stacks = StackCapture(interner)
+        self._live = LiveStorages(boundaries.place)
+        self._watch: Watch | None = None
+        self._thread = 0
+        self._pid = 0
+        self._events = 0
+        self._since = 0
+        self._notes: list[str] = []
+        self._at_loss = False
+        self._unread = boundaries.unread
+        self._search = Search(boundaries.unread)
+        self._outliving = Outliving(boundaries.label_of)
+        self._elsewhere = Elsewhere()
+        self._opaque: set[str] = set()
+        self._aside = False
+        self._at_leisure = Leisure(_JUDGING)
+        self._undecided = True
+        self._operators = SampledTime(_MODE_US)
+        self.on_full: Callable[[], None] | None = None
+        """Called within an operator when many events wait, or have waited for long."""
+        self._told_ns = 0
+
+    def devices(self) -> Sequence[DeviceInfo]:
+        """The CPU; none where nothing was ever watched because the job had begun to use CUDA."""
+        if self._aside and not self._has_recorded:
+            return []
+        info = DeviceInfo(
+            device=_DEVICE, name="CPU", backend="cpu", recorder="operators", compiled=is_used()
+        )
+        return [info]
+
+    def open(self) -> None:
+        """Check that torch can be watched here."""
+        import torch
+        import torch.utils._python_dispatch
+
+        self._pid = os.getpid()
+        if not self._beside_cuda and not self._steps_aside():
+            self._queued = self._cuda_began
+            torch.cuda._lazy_call(self._queued)
+
+    def close(self) -> None:
+        """Undo `open`; leaves no mode and no weak reference."""
+        queued, self._queued = self._queued, None
+        if queued is not None:
+            import torch
+
+            calls = getattr(torch.cuda, "_queued_calls", [])
+            calls[:] = [entry for entry in calls if entry[0] is not queued]
+        self._stop()
+        self._live.clear()
+
+    def counters(self) -> Sequence[Counters]:
+        """Bytes of the storages that are known; outside a window new ones are not seen."""
+        pop_left()
+        if self._leave_if_due() and not self._has_recorded:
+            return []
+        if not self._recording:
+            return [Counters(device=_DEVICE)]
+        self._at_leisure(self._keep_up)
+        live = self._live
+        peak, live.peak = live.peak, live.bytes
+        return [
+            Counters(
+                device=_DEVICE,
+                allocated=live.bytes,
+                peak_allocated=peak,
+                active=live.bytes,
+                requested=live.bytes,
+            )
+        ]
+
+    def begin_window(self) -> Mapping[str, State]:
+        """Find the tensors that are there, then see every new one."""
+        if os.getpid() != self._pid or self._steps_aside():
+            return {}
+        self._events = 0
+        self._has_recorded = True
+        self._look(thorough=True)
+        for held in self._live.counted():
+            held.event = NOT_RECORDED
+            held.handed = held.category
+        state = self._live.state()
+        self._undecided = self._search.reads_saved
+        self._at_leisure.reset()
+        self._start()
+        return {_DEVICE: state}
+
+    def living(self, device: str = _DEVICE) -> LivingStorages:  # noqa: ARG002 - there is one
+        """The storages that are alive, each counted once; columns, they hold nothing."""
+        return LivingStorages.of(self._live.counted())
+
+    def pending_events(self) -> int:
+        """Rows that wait; a freed tensor makes two events of one row."""
+        return len(self._live.rows) * 3 // (ROW * 2)
+
+    def drain(self) -> Sequence[Chunk]:
+        """Events since the last drain, each allocation with its owner as far as it is known."""
+        if self._watch is None:
+            return []
+        skip_in_dynamo()
+        if not self._aside:
+            self._look(thorough=False)
+        batch = Batch(self._live.take_rows(), self._events, self._outliving)
+        living = [held for held in self._live.counted() if batch.first_serial <= held.serial]
+        for held in living:
+            held.event = batch.event_of(held.serial)
+        chunk = batch.chunk(_DEVICE, living, self._live.counted())
+        self._events += len(chunk.events)
+        return [chunk]
+
+    def take_spent_us(self) -> float:
+        """What watching the program's operators took since the last call, by samples."""
+        return self._operators.take_us()
+
+    def end_window(self) -> Mapping[str, State]:
+        """Stop; what is alive stays known until it dies."""
+        if self._watch is None:
+            return {}
+        self._stop()
+        if os.getpid() != self._pid:
+            return {}
+        if not self._aside:  # else what was made since then would be there without an event
+            self._look(thorough=True)
+        return {_DEVICE: self._live.state()}
+
+    def notes(self) -> Sequence[str]:
+        """What was not seen."""
+        notes, self._notes = [*self._notes, *self._boundaries.notes()], []
+        if self._live.failure:
+            notes.append(self._live.failure)
+            self._live.failure = ""
+        if not self._recording:  # once a window, when all is known
+            notes += self._elsewhere.notes()
+        return notes
+
+    # Listener of the boundaries.
+
+    def backward_began(self) -> None:
+        """What the forward pass left alive is kept for the backward pass."""
+        self._at_loss = False
+        self._mark_kept(Phase.FORWARD)
+
+    def backward_ended(self) -> None:
+        """Gradients are where they belong; some programs drop them before the step's end."""
+        with plain_attributes():
+            self._judge(gradients(self._boundaries, self._search.differentiated))
+            if self._made_in_backward():  # gradients of tensors that nobody has seen yet?
+                self._search.young()
+                self._judge(gradients(self._boundaries, self._search.differentiated))
+
+    def recompute_ended(self) -> None:
+        """What a recomputed forward pass left alive is kept for the backward pass under way."""
+        self._mark_kept(Phase.BACKWARD)
+
+    def forward_ended(self, *, with_gradients: bool) -> None:
+        """From here to the backward pass a loss is computed, which reads targets."""
+        self._at_loss = with_gradients
+
+    def optimizer_begins(self, optimizer: Any) -> None:
+        """An optimizer in a backward hook steps before the backward pass ends."""
+        self._at_loss = False
+        with plain_attributes():
+            if self._has_new_gradients(optimizer):
+                self._judge(gradients(self._boundaries, self._search.differentiated))
+
+    def outermost_call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
+        """Tensors that go into a model and were not made by one are its input."""
+        own_thread = threading.get_ident() == self._thread
+        if self._leave_if_due():
+            return
+        self._since = min(self._since, next(self._live.serials))
+        if not own_thread:
+            self._elsewhere.called()
+        tensors = list(tensors_in((args, kwargs), self._unread))
+        with plain_attributes():
+            self._search.differentiated.see(tensors)
+        self._unread.each(self._goes_in, tensors)
+
+    def _goes_in(self, tensor: Any) -> None:
+        for storage in cpu_storages(tensor, self._unread):
+            held = self._note(storage, None)
+            if held is not None:
+                self._mark_input(held)
+
+    @property
+    def _recording(self) -> bool:
+        return self._watch is not None and not self._aside
+
+    def _steps_aside(self) -> bool:
+        """Whether nothing is to be watched any more, for the sake of the job."""
+        if not self._aside:
+            why = ""
+            if not self._beside_cuda and _uses_cuda():
+                why = _BESIDE_CUDA
+            elif spoils_compiled():
+                why = _SPOILS_COMPILED
+            if why:
+                self._aside = True
+                self._notes.append(why)
+        return self._aside
+
+    def _leave_if_due(self) -> bool:
+        """Step aside in the middle of a window too; whether nothing is watched any more.
+
+        What was seen so far stays as it is, and ends of tensors are noted until the window's end.
+        """
+        was_aside = self._aside
+        if self._steps_aside() and not was_aside and self._watch is not None:
+            self._watch.pop()
+            if not spoils_compiled():  # it leaves for CUDA: what it built so far will move there
+                self._judge_uncalled()
+        return self._aside
+
+    def _judge_uncalled(self) -> None:
+        """Name the parameters of a model that nobody has called, as no call will come here."""
+        import torch
+
+        with plain_attributes():
+            found = [one for one in objects_with_tensors() if type(one) is torch.nn.Parameter]
+            self._unread.each(self._is_parameter, found)
+
+    def _is_parameter(self, parameter: Any) -> None:
+        for storage in cpu_storages(parameter, self._unread):
+            held = self._live.held.get(storage._cdata)
+            if held is not None and held.category == Category.UNKNOWN:
+                held.category = Category.PARAMETER
+
+    def _cuda_began(self) -> None:
+        """Run by torch right after it initialised CUDA, before anything was allocated there."""
+        try:
+            if self._queued is not None and os.getpid() == self._pid:
+                self._leave_if_due()
+        except Exception as error:  # noqa: BLE001 - torch would raise it into the job
+            self._notes.append(f"the CPU was watched on beside CUDA: {error!r}")
+
+    def compilation_began(self) -> None:
+        """torch.compile is about to trace a function, in the calling thread."""
+        self._leave_if_due()
+
+    def _start(self) -> None:
+        self._thread = threading.get_ident()
+        self._boundaries.watch_modules()
+        self._boundaries.listeners.append(self)
+        self._boundaries.compilations.append(self.compilation_began)
+        skip_in_dynamo()
+        self._live.record(True)
+        self._live.peak = self._live.bytes
+        self._since = next(self._live.serials)
+        pop_left()
+        self._watch = Watch(self._dispatch())
+        self._watch.push()
+
+    def _stop(self) -> None:
+        if self._watch is None:
+            return
+        if not self._watch.pop() and self._watch.is_elsewhere:
+            self._notes.append(LEFT)
+        self._watch = None
+        self._live.record(False)
+        self._live.take_rows()
+        self._boundaries.listeners.remove(self)
+        self._boundaries.compilations.remove(self.compilation_began)
+        self._boundaries.unwatch_modules()
+
+    def _dispatch(self) -> Any:
+        import torch
+
+        tensor, parameter = torch.Tensor, torch.nn.Parameter
+        plain = (tensor,)
+        disabled = torch._C._disabled_torch_dispatch_impl
+        below = torch._C._len_torch_dispatch_stack  # torch's own modes, which a subclass expects
+        overload = direct_overload()
+        known = self._live.held.get
+        note, frame_here = self._note, sys._getframe
+        operators = self._operators
+
+        def dispatch(_mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if (
+                types
+                and types != plain
+                and any(t.__torch_dispatch__ is not disabled for t in types)
+                and not below()
+            ):
+                return NotImplemented  # a subclass goes first; its inner operators come back here
+            # Not `frame_here(1)`: on a thread of autograd's own there is no frame above this one.
+            call = func._op if type(func) is overload else func
+            timed = operators.began()
+            if timed:
+                timed = operators.called(timed)
+            out = call(*args, **kwargs) if kwargs else call(*args)
+            if timed:
+                timed = operators.returned(timed)
+            try:
+                kind = type(out)
+                if kind is tensor or kind is parameter:
+                    storage = out.untyped_storage()
+                    held = known(storage._cdata)
+                    if (held is None or held.size != storage.nbytes()) and out.is_cpu:
+                        note(storage, frame_here(0).f_back)
+                elif kind not in _NO_TENSORS:
+                    self._note_results(out, frame_here(0).f_back)
+                if self._at_loss:
+                    self._mark_inputs(args)
+            except Exception as error:  # noqa: BLE001  the job goes on whatever happens here
+                self._not_seen(func, error)
+            if timed:
+                operators.ended(timed)
+                self._tell_if_full()
+            return out
+
+        return dispatch
+
+    def _tell_if_full(self) -> None:
+        """Time passes in a program that has no steps too, and its events fill the memory."""
+        now_ns = time.monotonic_ns()
+        waits = now_ns - self._told_ns >= _PATIENCE_NS or self.pending_events() >= _MANY
+        if self.on_full is not None and self._watch is not None and waits:
+            self._told_ns = now_ns
+            self.on_full()
+            leave_soon()
+
+    def _not_seen(self, func: Any, error: Exception) -> None:
+        """Say once an operator whose result has no storage or could not be looked at."""
+        name = str(func)
+        if name not in self._opaque:
+            self._opaque.add(name)
+            if not isinstance(error, (NotImplementedError, RuntimeError)):
+                self._notes.append(f"the result of {name} was not seen: {error}")
+
+    def _note_results(self, out: Any, frame: Any) -> None:
+        for tensor in tensors_in(out, self._unread, 2):
+            for storage in cpu_storages(tensor, self._unread):
+                self._note(storage, frame)
+
+    def _note(self, storage: Any, frame: Any) -> Held | None:
+        live = self._live
+        held = live.held.get(storage._cdata)
+        if held is not None and not live.refresh(held, storage):
+            return held
+        place = self._boundaries.place()
+        stack = self._stacks.capture(frame, place) if frame is not None else EMPTY
+        return live.add(storage, stack, place.row)
+
+    def _has_new_gradients(self, optimizer: Any) -> bool:
+        """Whether one that the optimizer will use was not there when the backward pass ended."""
+        known = self._live.held.get
+        noted = (known(s._cdata) for s in gradient_storages(optimizer, self._unread))
+        return any(held is not None and held.category != Category.GRADIENT for held in noted)
+
+    def _made_in_backward(self) -> bool:
+        """Whether the last backward pass left something that has no owner."""
+        label_of = self._boundaries.label_of
+        return any(
+            not held.category and label_of(held.label).phase == Phase.BACKWARD
+            for held in self._live.latest(self._since)
+        )
+
+    def _mark_kept(self, phase: Phase) -> None:
+        label_of = self._boundaries.label_of
+        for held in self._live.latest(self._since):
+            if not held.category and label_of(held.label).phase == phase:
+                held.category = Category.ACTIVATION
+        if phase == Phase.FORWARD:
+            self._since = next(self._live.serials)
+
+    def _mark_inputs(self, args: Any) -> None:
+        for tensor in tensors_in(args, self._unread, 2):
+            for storage in cpu_storages(tensor, self._unread):
+                held = self._live.held.get(storage._cdata)
+                if held is not None:
+                    self._mark_input(held)
+
+    def _mark_input(self, held: Held) -> None:
+        if held.category == Category.UNKNOWN:
+            label = self._boundaries.label_of(held.label)
+            if label.phase in (Phase.OTHER, Phase.UNKNOWN) and not label.module:
+                held.category = Category.INPUT
+
+    def _look(self, *, thorough: bool) -> None:
+        """Find what nobody saw being made, and give everything its owner as far as it has one."""
+        self._boundaries.label()  # a backward pass that has ended is noticed here
+        suspects = []
+        if self._search.reads_saved:
+            suspects = self._outliving.suspects(self._live.counted(), self._boundaries.step)
+        with plain_attributes():
+            if thorough:
+                found = self._search.everything()
+            else:
+                found = self._search.recent(thorough=self._outliving.undecided(suspects))
+            self._find(found)
+            if thorough:  # a gradient that Python has never looked at is no object yet
+                owning = owned(self._boundaries, self._search.differentiated)
+                self._find(s for _, one in owning for s in cpu_storages(one, self._unread))
+            self._judge(owners(self._boundaries, self._search.differentiated))
+        self._outliving.decide(suspects, self._search.saved)
+
+    def _keep_up(self) -> None:
+        """At a step's end: learn whose it is while it is there; it may die before a drain."""
+        if self._undecided:
+            suspects = self._outliving.suspects(self._live.counted(), self._boundaries.step)
+            if self._outliving.undecided(suspects):
+                self._undecided = False
+                self._look(thorough=True)
+                return
+        with plain_attributes():
+            self._judge(owners(self._boundaries, self._search.differentiated))
+
+    def _judge(self, found: Mapping[int, Owner]) -> None:
+        """Give every storage that has an owner its category and its owner's module."""
+        known, label_in = self._live.held.get, self._boundaries.label_in
+        for key, (category, module) in found.items():
+            held = known(key)
+            if held is not None:
+                held.category = category
+                held.label = label_in(held.label, module)
+
+    def _find(self, found: Iterable[Any]) -> None:
+        """Note the storages that no operator showed (C++ made them, or another thread did)."""
+        self._unread.each(self._found, found)
+        if self._recording:
+            self._elsewhere.look(self._thread)
+
+    def _found(self, storage: Any) -> None:
+        live = self._live
+        held = live.held.get(storage._cdata)
+        if held is not None and not live.refresh(held, storage):
+            return
+        label = self._boundaries.label() if self._recording else EMPTY
+        held = live.add(storage, EMPTY, label)
+        if held is not None and self._recording:
+            self._elsewhere.found(storage)
+
+
+def _uses_cuda() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_initialized())

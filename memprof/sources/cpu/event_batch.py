@@ -1,0 +1,103 @@
+"""From rows of the live storages to the events of a chunk; pure, and vectorised where it can be."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from memprof.sources.cpu.live_storages import ROW, Held
+from memprof.sources.owners.saved_tensors import Outliving
+from memprof.sources.protocol import Chunk
+from memprof.trace import EMPTY, NOT_RECORDED, Action, Events
+
+__all__ = ["Batch"]
+
+
+class Batch:
+    """The rows between two drains of a window."""
+
+    def __init__(self, rows: Sequence[int], first_event: int, outliving: Outliving) -> None:
+        """``first_event`` is the index in the window that the batch begins with."""
+        self._outliving = outliving
+        table = np.frombuffer(array("q", rows), dtype=np.int64).reshape(-1, ROW)
+        self._allocs = table[:, 0] == 1
+        self._table = table
+        self._first = first_event
+        width = np.where(self._allocs, 1, 2)
+        self._starts = np.cumsum(width) - width
+        self._width = width
+        serials = table[self._allocs, 6]
+        order = np.argsort(serials, kind="stable")
+        self._serials = serials[order]
+        self._alloc_starts = self._starts[self._allocs][order]
+        self._stacks = table[self._allocs, 4][order]
+        self.first_serial = int(self._serials[0]) if len(serials) else np.iinfo(np.int64).max
+
+    def event_of(self, serial: int) -> int:
+        """Index in the window of the allocation with this serial; -1 where it is not here."""
+        at = int(np.searchsorted(self._serials, serial))
+        if at < len(self._serials) and self._serials[at] == serial:
+            return int(self._alloc_starts[at]) + self._first
+        return NOT_RECORDED
+
+    def chunk(self, device: str, living: Sequence[Held], known: Iterable[Held]) -> Chunk:
+        """The events; ``living`` were made in this batch and live, ``known`` is all that lives."""
+        events = self._events()
+        late_events, late_blocks = self._settle_dead(events)
+        for held in living:
+            if held.event >= self._first:
+                row = held.event - self._first
+                events.category[row] = held.category
+                events.label[row] = held.label
+                held.handed = held.category
+        for held in known:
+            if held.category != held.handed:
+                if held.event >= 0:
+                    late_events[held.event] = int(held.category)
+                else:
+                    late_blocks[held.address] = int(held.category)
+                held.handed = held.category
+        return Chunk(device, events, late_events, late_blocks)
+
+    def _events(self) -> Events:
+        index = np.repeat(np.arange(len(self._table)), self._width)
+        rows = self._table[index]
+        allocs = self._allocs[index]
+        second = np.zeros(len(index), dtype=bool)
+        second[self._starts[~self._allocs] + 1] = True
+        action = np.where(allocs, Action.ALLOC, Action.FREE_REQUESTED)
+        action[second] = Action.FREE_COMPLETED
+        columns = Events.build(
+            action=action,
+            address=rows[:, 1],
+            size=rows[:, 2],
+            time_us=rows[:, 3] // 1000,
+            stack=np.where(allocs, rows[:, 4], 0),
+            label=rows[:, 5],
+        )
+        assert isinstance(columns, Events)
+        return columns
+
+    def _settle_dead(self, events: Events) -> tuple[dict[int, int], dict[int, int]]:
+        """Categories of what died: in ``events`` itself, or late where it was handed out before."""
+        dead = self._table[~self._allocs]
+        owner = dead[:, 7]
+        before = (owner >> 8) - 1
+        category = (owner >> 4) & 15
+        handed = owner & 15
+        at = np.searchsorted(self._serials, dead[:, 6])
+        at = np.minimum(at, max(len(self._serials) - 1, 0))
+        here = self._serials[at] == dead[:, 6] if len(self._serials) else np.zeros(len(dead), bool)
+        rows = self._alloc_starts[at[here]] if len(self._serials) else at[here]
+        stacks = np.full(len(dead), EMPTY)
+        stacks[here] = self._stacks[at[here]] if len(self._serials) else EMPTY
+        final = self._outliving.of_dead(category, stacks, born=dead[:, 4], died=dead[:, 5])
+        events.category[rows] = final[here]
+        events.label[rows] = dead[here, 4]
+        told = (before >= 0) & ~here & (final != handed)
+        late_events = dict(zip(before[told].tolist(), final[told].tolist(), strict=True))
+        blocks = (before < 0) & ~here & (category != handed)
+        late_blocks = dict(zip(dead[blocks, 1].tolist(), category[blocks].tolist(), strict=True))
+        return late_events, late_blocks

@@ -1,0 +1,210 @@
+"""The CPU storages that are alive: one weak reference each, and an event when one comes or goes."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from memprof.sources.loop.thread_state import Place
+from memprof.trace import EMPTY, NOT_RECORDED, Blocks, BlockState, Column, Columns, State, column
+
+__all__ = ["ROW", "Held", "LiveStorages", "LivingStorages"]
+
+ROW = 8
+"""Numbers in a row of the recording: kind, address, bytes, time (ns), stack, label, serial, owner.
+
+Kind 1 is an allocation (owner 0). Kind 0 is the end of a storage: its "stack" is the label that its
+allocation should have; its "owner" packs the index of its allocation if that was handed out before
+(else 0), its category and the category handed out for it.
+"""
+
+
+class Held(weakref.ref):  # type: ignore[type-arg]
+    """A storage that is alive, and what is known of its bytes."""
+
+    __slots__ = (
+        "address",
+        "category",
+        "event",
+        "handed",
+        "key",
+        "label",
+        "recomputed",
+        "serial",
+        "size",
+        "stack",
+    )
+
+    key: int
+    """``UntypedStorage._cdata``."""
+    address: int
+    size: int
+    serial: int
+    """In the order in which storages became known."""
+    stack: int
+    label: int
+    category: int
+    """`Category` as it is known now."""
+    handed: int
+    """`Category` as it was last told."""
+    event: int
+    """Index of the allocation in this window, once told; -1 for what was there before."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LivingStorages(Columns):
+    """Storages that are alive, as columns."""
+
+    cdata: Column = column("i8")
+    """``UntypedStorage._cdata``."""
+    size: Column = column("i8")
+    stack: Column = column("i4")
+    label: Column = column("i4")
+    category: Column = column("u1")
+    """`Category` as it is known now."""
+
+    @staticmethod
+    def of(held: Iterable[Held]) -> LivingStorages:
+        """The columns of some storages, which are not held by them."""
+        rows = [(h.key, h.size, h.stack, h.label, h.category) for h in held]
+        columns = zip(*rows, strict=True) if rows else [()] * 5
+        living: LivingStorages = LivingStorages.build(
+            len(rows), **dict(zip(LivingStorages.names(), columns, strict=True))
+        )
+        return living
+
+    def key(self, row: int) -> int:
+        """The ``_cdata`` by which holders are searched for."""
+        return int(self.cdata[row])
+
+
+class LiveStorages:
+    """What lives, by storage; the sum of its bytes; and, while recording, rows of events."""
+
+    def __init__(self, place: Callable[[], Place]) -> None:
+        """``place`` tells where the calling thread is, with the row of the moment's label."""
+        self.held: dict[int, Held] = {}
+        self.bytes = 0
+        self.peak = 0
+        self.rows: list[int] = []
+        self.serials = itertools.count()
+        self.failure = ""
+        self._place = place
+        self._recording = False
+        self._owner_of: dict[int, int] = {}
+        self._shared: dict[int, list[Held]] = {}
+        self._on_death = self._died
+
+    def record(self, on: bool) -> None:
+        """Begin or end to keep rows."""
+        self._recording = on
+
+    def take_rows(self) -> list[int]:
+        """The rows since the last call, flat."""
+        rows, self.rows = self.rows, []
+        return rows
+
+    def refresh(self, held: Held, storage: Any) -> bool:
+        """Whether a known storage lost its memory or got other; the old is noted as freed."""
+        if abs(held.size) == storage.nbytes() and held.address == storage.data_ptr():
+            return False
+        self._gone(held)
+        return True
+
+    def add(self, storage: Any, stack: int = EMPTY, label: int = EMPTY) -> Held | None:
+        """Note a storage that is not known; None where it has no bytes of its own."""
+        size = storage.nbytes()
+        if not size:
+            return None
+        address = storage.data_ptr()
+        if not address:
+            return None
+        key = storage._cdata
+        held = Held(storage, self._on_death)
+        held.key = key
+        held.address = address
+        held.size = size
+        held.serial = serial = next(self.serials)
+        held.stack = stack
+        held.label = label
+        held.category = held.handed = 0
+        held.event = -1
+        self.held[key] = held
+        if self._owner_of.setdefault(address, key) != key:
+            self._shared.setdefault(address, []).append(held)  # its bytes are counted already
+            held.size = -size
+            return held
+        self.bytes = total = self.bytes + size
+        if total > self.peak:  # noqa: PLR1730  max() costs more here than all the rest
+            self.peak = total
+        if self._recording:
+            self.rows += (1, address, size, time.time_ns(), stack, label, serial, 0)
+        return held
+
+    def counted(self) -> Iterator[Held]:
+        """The storages whose bytes count; of several on the same memory only the first."""
+        return (held for held in list(self.held.values()) if held.size > 0)
+
+    def state(self) -> State:
+        """What lives as blocks, in the order of their addresses."""
+        held = sorted(self.counted(), key=lambda h: h.address)
+        size = [h.size for h in held]
+        blocks = Blocks.build(
+            address=[h.address for h in held],
+            size=size,
+            requested=size,
+            state=[BlockState.ACTIVE_ALLOCATED] * len(held),
+            segment=[NOT_RECORDED] * len(held),
+            stack=[h.stack for h in held],
+            label=[h.label for h in held],
+            category=[h.category for h in held],
+        )
+        return State(blocks=blocks)
+
+    def latest(self, serial: int) -> Iterator[Held]:
+        """The living storages that became known at or after ``serial``, the latest first."""
+        for held in reversed(list(self.held.values())):
+            if held.serial < serial:
+                return
+            yield held
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.held.clear()
+        self._owner_of.clear()
+        self._shared.clear()
+        self.rows.clear()
+        self.bytes = self.peak = 0
+
+    def _died(self, held: Held) -> None:
+        try:
+            if self.held.get(held.key) is held:
+                self._gone(held)
+        except Exception as error:  # noqa: BLE001  this runs wherever the job drops a tensor
+            self.failure = f"a tensor's end was missed: {type(error).__name__}: {error}"
+
+    def _gone(self, held: Held) -> None:
+        del self.held[held.key]
+        address = held.address
+        sharers = self._shared.get(address) if self._shared else None
+        if held.size < 0 and sharers is not None:
+            sharers.remove(held)
+            return
+        if sharers:  # the memory lives on under another storage
+            heir = sharers.pop(0)
+            heir.size, heir.serial, heir.event = held.size, held.serial, held.event
+            heir.category, heir.handed, heir.label = held.category, held.handed, held.label
+            self._owner_of[address] = heir.key
+            return
+        self._owner_of.pop(address, None)
+        self.bytes -= held.size
+        if self._recording:
+            owner = (held.event + 1) << 8 | held.category << 4 | held.handed
+            row = self._place().row
+            self.rows += (
+                0, address, held.size, time.time_ns(), held.label, row, held.serial, owner
+            )  # fmt: skip

@@ -1,0 +1,548 @@
+"""Steps, phases, module paths and annotations of the calling thread; nothing about memory."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import sys
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import FrameType
+from typing import Any, Protocol
+
+from memprof.sources.autograd import any_was_made
+from memprof.sources.cpu.dispatch_mode import pop_left, skip_in_dynamo
+from memprof.sources.guarded_access import Unread
+from memprof.sources.loop.module_hooks import ModuleHooks
+from memprof.sources.loop.module_paths import ModulePaths
+from memprof.sources.loop.optimizer_hooks import OptimizerHooks
+from memprof.sources.loop.steps import Steps
+from memprof.sources.loop.thread_state import (
+    NO_TASK,
+    BackwardPass,
+    Call,
+    Place,
+    Stepping,
+    Threads,
+    ThreadState,
+    call_frame,
+    drop_ended,
+    engine_codes,
+    frame_of,
+    keywords_of,
+)
+from memprof.sources.loop.torch_compile import CompileWatch, is_used
+from memprof.sources.protocol import Interner
+from memprof.trace import EMPTY, NOT_RECORDED, Label, Phase
+
+__all__ = ["Boundaries", "Listener", "annotate", "annotation_changes"]
+
+_UNSEEN_MODULES = (
+    "the program has hooks on modules and uses torch.compile, which would compile again where more "
+    "hooks are found: modules are not watched, so labels have no modules and inputs are unknown"
+)
+_TIMED_CALLS = 16
+"""Of so many calls of modules that lie in others one is timed."""
+_LONGEST_HOOK_US = 100.0
+"""A hook that takes longer has read or written what was recorded, which is measured there."""
+_ACCUMULATE_GRAD = 1 << 63
+"""Nodes that store into ``.grad`` carry the greatest number; their module is the one before."""
+
+_annotation: contextvars.ContextVar[str] = contextvars.ContextVar("memprof", default="")
+annotation_changes: list[Callable[[], None]] = []
+"""Called in the thread whose annotation has changed; none of them may raise."""
+
+
+@contextlib.contextmanager
+def annotate(name: str) -> Iterator[None]:
+    """Name what is allocated inside; nested names are joined by ``/``. Also a decorator."""
+    outer = _annotation.get()
+    token = _annotation.set(f"{outer}/{name}" if outer else name)
+    _annotation_changed()
+    try:
+        yield
+    finally:
+        _annotation.reset(token)
+        _annotation_changed()
+
+
+def _annotation_changed() -> None:
+    for tell in tuple(annotation_changes):
+        tell()
+
+
+class Listener(Protocol):
+    """Told when a boundary is crossed, in the thread that crosses it."""
+
+    def backward_began(self) -> None:
+        """The first event of a backward pass is about to be labelled."""
+
+    def backward_ended(self) -> None:
+        """The first event after a backward pass is about to be labelled."""
+
+    def recompute_ended(self) -> None:
+        """A forward pass that activation checkpointing repeated has ended."""
+
+    def forward_ended(self, *, with_gradients: bool) -> None:
+        """The outermost module call has ended."""
+
+    def optimizer_begins(self, optimizer: Any) -> None:
+        """An optimizer's step is about to run."""
+
+    def outermost_call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A module is called from outside every other module."""
+
+
+class Boundaries:
+    """Watches torch's global hooks; knows where the calling thread is in the training loop."""
+
+    def __init__(self, interner: Interner) -> None:
+        self.modules = ModulePaths()
+        self.listeners: list[Listener] = []
+        self.unread = Unread()
+        self._interner = interner
+        self._threads = Threads()
+        self._rows: dict[tuple[int, int, str, str], int] = {}
+        self._labels: dict[int, Label] = {EMPTY: Label()}
+        self._optimizers = OptimizerHooks(
+            partial(self._guarded, self._optimizer_begins),
+            partial(self._guarded, self._optimizer_ended),
+            partial(self._guarded, self._optimizer_left_out),
+        )
+        self._parallel: list[str] = []
+        self._log: tuple[list[int], list[str]] = ([], [])
+        self._watchers = self._passes = 0
+        self.on_entry: list[Callable[[], None]] = []
+        """Called when a module's call has begun and the moment's label is its own."""
+        self.on_exit: list[Callable[[Any], None]] = []
+        """Called when a module's call has ended, with what it returns."""
+        self.compilations: list[Callable[[], None]] = []
+        """Called in the thread that begins to compile, before torch.compile traces anything."""
+        self._module_hooks = ModuleHooks(self._pre_hook(), self._post_hook())
+        self._compilers = CompileWatch(self._compilation_began, self._compilation_ended)
+        self._is_hooked = self._gave_up = False
+        self._interruptions = 0
+        self._calls = self._calls_timed = 0
+        self._timed_us = self._exact_us = self._apart_us = 0.0
+        self._failure = ""
+        self._on_step: Callable[[int], None] | None = None
+        self._steps = Steps(self._ended)
+
+    @property
+    def step(self) -> int:
+        """The step under way, from 0."""
+        return self._steps.current
+
+    @property
+    def trains(self) -> bool:
+        """Whether an optimizer or an explicit mark has ended a step, and not just a call."""
+        return self._steps.explicit or self._steps.optimized
+
+    def open(self, on_step: Callable[[int], None]) -> None:
+        """Register the hooks; ``on_step(n)`` is called when step ``n`` has ended."""
+        import torch
+
+        self._on_step = on_step
+        self._steps = Steps(self._ended)
+        self._torch_functions(torch)
+        self._optimizers.open()
+        self._compilers.open()
+        self._update_module_hooks()
+
+    def close(self) -> None:
+        """End a step whose end was still open, remove every hook. Safe to call twice.
+
+        Within a hook of an optimizer those on optimizers stay, doing nothing, until another call.
+        """
+        if self._on_step is not None:
+            self._steps.settle()
+            self._on_step = None
+            self._watchers = 0
+            self._update_module_hooks()
+        self._compilers.close()
+        self._optimizers.close()
+
+    @property
+    def counts_calls(self) -> bool:
+        """Whether steps end with calls of modules, which are seen where modules are watched."""
+        return not (self._steps.explicit or self._steps.optimized)
+
+    def skip(self, steps: int) -> None:
+        """Go on ``steps`` further, which ended while nobody counted; nobody is told of them.
+
+        An end that was found before, and whose step was open still, is told first.
+        """
+        self._steps.skip(steps)
+        self._threads.state.after_forward = False
+        self._rows.clear()
+
+    def take_spent_us(self) -> float:
+        """Time in hooks on modules since the last call, reckoned from those that were timed.
+
+        What the ends of steps take is not in it: it is measured where they are told.
+        """
+        each_us = self._timed_us / self._calls_timed if self._calls_timed else 0.0
+        spent_us = self._exact_us + each_us * 2 * self._calls  # one hook before and one after
+        self._calls, self._exact_us = 0, 0.0
+        return spent_us
+
+    def watch_modules(self) -> None:
+        """Keep module paths exact from now on, until `unwatch_modules`; calls may nest.
+
+        Outside of it there is no hook on modules, and their calls end no step.
+        """
+        self._watchers += 1
+        self._update_module_hooks()
+
+    def unwatch_modules(self) -> None:
+        """Undo one `watch_modules`."""
+        self._watchers = max(0, self._watchers - 1)
+        self._update_module_hooks()
+
+    def notes(self) -> list[str]:
+        """What went wrong since the last call."""
+        failure, self._failure = self._failure, ""
+        return [*([failure] if failure else []), *self.unread.notes()]
+
+    def optimizers(self) -> list[Any]:
+        """Every living optimizer that has stepped."""
+        return self._optimizers.known.living()
+
+    @property
+    def crossings(self) -> list[Callable[[], None]]:
+        """Called when an optimizer's step has begun or ended and the moment's label is its own."""
+        return self._optimizers.crossings
+
+    def step_done(self) -> None:
+        """An explicit mark; from the first one on, optimizers and modules end no step."""
+        self._steps.mark()
+        self._update_module_hooks()
+
+    def label(self) -> int:
+        """Row of the label of this moment in the calling thread."""
+        return self.place().row
+
+    def place(self) -> Place:
+        """Where the calling thread is, with the row of this moment's label."""
+        thread = self._threads.state
+        task = self._graph_task()
+        if thread.backward is (task == NO_TASK):
+            self._cross(thread)
+        calls, optimizers = thread.calls, thread.optimizers
+        place: Place
+        if optimizers and optimizers[-1].task == task and optimizers[-1].depth == len(calls):
+            place = optimizers[-1]  # the optimizer itself, no closure's model or backward pass
+        elif calls and calls[-1].task == task:  # or recomputed by activation checkpointing
+            place = calls[-1]
+        else:
+            place = self._in_loop(thread) if task == NO_TASK else self._in_backward(thread, task)
+        annotation = _annotation.get()
+        if place.step != self._steps.current or place.annotation != annotation:
+            place.step, place.annotation = self._steps.current, annotation
+            place.row = self._row(place)
+        return place
+
+    def label_of(self, row: int) -> Label:
+        """The label in a row that `label` or `label_in` gave."""
+        return self._labels[row]
+
+    def label_in(self, row: int, module: str) -> int:
+        """Row of the label that differs from another one in its module only."""
+        label = self._labels[row]
+        if label.module == module:
+            return row
+        moved = self._interner.label(label.step, label.phase, module, label.annotation)
+        self._labels[moved] = Label(label.step, label.phase, module, label.annotation)
+        return moved
+
+    def module_of_node(self, number: int) -> str:
+        """The module that a graph's node was made in, by its sequence number; -1: no node."""
+        return self._module_at(self._threads.state, number) if number >= 0 else ""
+
+    def _in_loop(self, thread: ThreadState) -> Place:
+        place = thread.loop
+        at_loss = thread.after_forward and thread.passes == self._passes and self._grad_enabled()
+        phase = Phase.FORWARD if at_loss else Phase.OTHER
+        if phase is not place.phase:
+            place.phase, place.step = phase, NOT_RECORDED
+        return place
+
+    def _in_backward(self, thread: ThreadState, task: int) -> Place:
+        place = thread.passing
+        if place.task != task:
+            engine = frame_of(self._engine, sys._getframe(2))
+            self._passes += not engine  # on a thread of autograd's own: a CUDA device's
+            place = thread.passing = BackwardPass(place.path, task, engine)
+            place.outer = thread.calls[-1] if thread.calls else None
+        node = self._current_node()
+        number = node._sequence_nr() if node is not None else NOT_RECORDED
+        if number != place.number and number < _ACCUMULATE_GRAD:
+            place.number = number
+            path = self._module_at(thread, number) if node is not None else ""
+            if path != place.path:
+                place.path, place.step = path, NOT_RECORDED
+        return place
+
+    def _row(self, place: Place) -> int:
+        key = (place.step, int(place.phase), place.path, place.annotation)
+        row = self._rows.get(key)
+        if row is None:
+            label = Label(place.step, place.phase, place.path, place.annotation)
+            row = self._interner.label(label.step, label.phase, label.module, label.annotation)
+            self._rows[key] = row
+            self._labels[row] = label
+        return row
+
+    def _module_at(self, thread: ThreadState, number: int) -> str:
+        numbers, paths = thread.numbers, thread.paths
+        if not numbers:  # a thread of autograd's own runs the graph of another one
+            numbers, paths = self._log
+        at = bisect_right(numbers, number)
+        return paths[at - 1] if at else ""
+
+    def _cross(self, thread: ThreadState) -> None:
+        """A backward pass has begun or ended since the thread's last event."""
+        thread.backward = not thread.backward
+        if thread.backward:
+            thread.after_forward = False
+            self._tell(lambda one: one.backward_began())
+        else:
+            self._tell(lambda one: one.backward_ended())
+
+    def _tell(self, tell: Callable[[Listener], None]) -> None:
+        """Each listener by itself: what one of them raises keeps it from nobody else."""
+        for listener in tuple(self.listeners):
+            began_ns = time.perf_counter_ns()
+            self._guarded(tell, listener)
+            spent_us = (time.perf_counter_ns() - began_ns) / 1000
+            self._apart_us += spent_us
+            if not vars(type(listener)).get("is_metered", False):
+                self._exact_us += spent_us
+
+    def _torch_functions(self, torch: Any) -> None:
+        """Functions that are looked up once; private ones may be missing in another version."""
+        self._grad_enabled = torch.is_grad_enabled
+        missing = []
+        graph_task = getattr(torch._C, "_current_graph_task_id", None)
+        current_node = getattr(torch._C, "_current_autograd_node", None)
+        sequence = getattr(getattr(torch._C, "_autograd", None), "_get_sequence_nr", None)
+        if graph_task is None:
+            missing.append("the backward phase")
+        if current_node is None or sequence is None:
+            missing.append("modules in the backward phase")
+        self._graph_task = graph_task or (lambda: NO_TASK)
+        self._current_node = (sequence and current_node) or (lambda: None)
+        self._sequence = sequence or (lambda: 0)
+        self._engine = engine_codes(torch)
+        if missing:
+            self._failure = f"torch {torch.__version__} does not tell {' nor '.join(missing)}"
+
+    def _update_module_hooks(self) -> None:
+        wanted = self._on_step is not None and self._watchers > 0 and not self._gave_up
+        if wanted and not self._is_hooked:
+            if self._compilers.look():
+                skip_in_dynamo()
+            if is_used() and self._gives_up():
+                return
+            self._threads = Threads()  # calls that began unseen will end unseen
+            self._parallel.clear()
+            self._is_hooked = True
+            self._module_hooks.add()
+        elif not wanted and self._is_hooked:
+            self._is_hooked = False
+            self._module_hooks.remove()
+
+    def _gives_up(self) -> bool:
+        """Whether hooks on modules would have compiled programs compiled again: none from now."""
+        if not self._gave_up and self._module_hooks.disturb_compiled():
+            self._gave_up = True
+            self._failure = self._failure or _UNSEEN_MODULES
+            self._update_module_hooks()
+        return self._gave_up
+
+    def _compilation_began(self) -> None:
+        self._guarded(skip_in_dynamo)
+        for begin in tuple(self.compilations):
+            self._guarded(begin)
+        if self._is_hooked:
+            began_ns = time.perf_counter_ns()
+            self._guarded(self._gives_up)
+            self._exact_us += (time.perf_counter_ns() - began_ns) / 1000
+        self._guarded(self._module_hooks.hide)
+
+    def _compilation_ended(self) -> None:
+        self._guarded(self._module_hooks.show)
+        self._interruptions += 1  # other threads' calls may have ended unseen
+
+    def _pre_hook(self) -> Callable[[Any, Any], None]:
+        from torch.compiler import is_compiling
+
+        def before_module(module: Any, args: Any) -> None:
+            if is_compiling():  # a constant to torch.compile, which drops the rest
+                return
+            self._calls = calls = self._calls + 1
+            if calls % _TIMED_CALLS:
+                try:
+                    self._enter_module(module, args)
+                except Exception as error:  # noqa: BLE001 - see `_guarded`
+                    self._missed(error)
+            else:
+                self._timed(self._enter_module, module, args)
+
+        return before_module
+
+    def _post_hook(self) -> Callable[[Any, Any, Any], None]:
+        from torch.compiler import is_compiling
+
+        def after_module(module: Any, args: Any, output: Any) -> None:  # noqa: ARG001
+            if is_compiling():
+                return
+            if self._calls % _TIMED_CALLS:
+                try:
+                    self._leave_module(module, output)
+                except Exception as error:  # noqa: BLE001 - see `_guarded`
+                    self._missed(error)
+            else:
+                self._timed(self._leave_module, module, output)
+
+        return after_module
+
+    def _timed(self, function: Callable[..., None], *args: Any) -> None:
+        began_ns = time.perf_counter_ns()
+        self._calls_timed += 1
+        apart_us = self._apart_us
+        self._guarded(function, *args)
+        spent_us = (time.perf_counter_ns() - began_ns) / 1000 - (self._apart_us - apart_us)
+        self._timed_us += min(spent_us, _LONGEST_HOOK_US)
+
+    def _guarded(self, function: Callable[..., object], *args: Any) -> None:
+        try:
+            function(*args)
+        except Exception as error:  # noqa: BLE001  the job goes on whatever happens here
+            self._missed(error)
+
+    def _missed(self, error: Exception) -> None:
+        self._failure = f"a boundary was missed: {type(error).__name__}: {error}"
+
+    def _enter_module(self, module: Any, args: tuple[Any, ...]) -> None:
+        thread = self._threads.state
+        calls = thread.calls
+        frame = _caller(sys._getframe(1))
+        if thread.interruptions != self._interruptions:
+            thread.interruptions = self._interruptions
+            _drop_unseen(calls, frame)
+        if not calls or calls[0].module_id == id(module):
+            calls.clear()  # a root below itself: the call before was ended by a Ctrl-C
+            drop_ended(thread.optimizers)
+            pop_left()
+            kwargs = keywords_of(frame)
+            self._steps.call_began(module, continues=any_was_made((args, kwargs)))
+        path = None if self._parallel else self.modules.known_path(id(module))
+        if path is None:
+            path = self._path(module, thread)
+        if not calls:
+            self._tell(lambda one: one.outermost_call(module, args, kwargs))
+        call = Call(id(module), path, self._graph_task(), id(frame.f_back or frame))
+        if calls:
+            call.outer = calls[-1]
+        calls.append(call)
+        self._log = thread.log(self._sequence(), path)
+        if type(module).__name__ == "DataParallel":
+            self._parallel.append(path)
+        for mark in self.on_entry:
+            mark()
+
+    def _path(self, module: Any, thread: ThreadState) -> str:
+        prefix = ""
+        if self._parallel and getattr(module, "_is_replica", False):
+            prefix = f"{self._parallel[-1]}.module"
+        calls = thread.calls
+        return self.modules.path(module, calls[-1].module_id if calls else 0, prefix)
+
+    def _leave_module(self, module: Any, output: Any) -> None:
+        try:
+            self._left(module, output)
+        finally:
+            for mark in tuple(self.on_exit):
+                mark(output)
+
+    def _left(self, module: Any, output: Any) -> None:
+        thread = self._threads.state
+        calls = thread.calls
+        while calls and calls[-1].module_id != id(module):
+            if all(call.module_id != id(module) for call in calls):
+                return  # it began before the hooks were there
+            calls.pop()
+        if not calls:
+            return
+        call = calls.pop()
+        path = call.path
+        if path in self._parallel:
+            self._parallel.remove(path)
+        self._log = thread.log(self._sequence(), calls[-1].path if calls else "")
+        if call.task != NO_TASK and not (calls and calls[-1].task == call.task):
+            self._tell(lambda one: one.recompute_ended())
+        elif not calls and call.task == NO_TASK:
+            self._outermost_ended(thread, module, output)
+
+    def _outermost_ended(self, thread: ThreadState, module: Any, output: Any) -> None:
+        thread.after_forward = output is not None and self._grad_enabled()
+        thread.passes = self._passes
+        self._tell(lambda one: one.forward_ended(with_gradients=thread.after_forward))
+        if output is not None:
+            self._steps.call_ended(module, with_gradients=thread.after_forward)
+
+    def _optimizer_begins(self, optimizer: Any, wrapper: FrameType) -> None:
+        self._steps.optimizer_began()
+        self._threads.state.after_forward = False
+        self._tell(lambda one: one.optimizer_begins(optimizer))
+        thread = self._threads.state  # another, if a listener has begun a window
+        drop_ended(thread.optimizers)
+        steady = wrapper.f_back or wrapper
+        calls = thread.calls
+        stepping = Stepping(self._graph_task(), len(calls), id(wrapper), id(steady))
+        stepping.outer = calls[-1] if calls else None
+        thread.optimizers.append(stepping)
+
+    def _optimizer_ended(self, optimizer: Any) -> None:
+        thread = self._threads.state
+        if thread.optimizers:
+            thread.optimizers.pop()
+        self._steps.optimizer_ended(optimizer, self._sequence())
+        self._update_module_hooks()
+
+    def _optimizer_left_out(self, optimizer: Any) -> None:
+        """A scaler found infinities: the iteration ends all the same."""
+        self._steps.optimizer_began()
+        self._threads.state.after_forward = False
+        self._steps.optimizer_ended(optimizer, self._sequence())
+        self._update_module_hooks()
+
+    def _ended(self, step: int) -> None:
+        self._threads.state.after_forward = False
+        self._rows.clear()
+        if self._on_step is not None:
+            began_ns = time.perf_counter_ns()
+            self._on_step(step)
+            self._apart_us += (time.perf_counter_ns() - began_ns) / 1000
+
+
+def _caller(frame: FrameType) -> Any:
+    """The frame of ``Module._call_impl``, from one of a hook that it has called."""
+    file = frame.f_code.co_filename
+    while frame.f_back is not None and frame.f_code.co_filename == file:
+        frame = frame.f_back
+    return call_frame(frame)
+
+
+def _drop_unseen(calls: list[Call], frame: FrameType | None) -> None:
+    """Forget calls whose ends were not seen because the hooks were away for a while."""
+    if not calls:
+        return
+    running = set()
+    while frame is not None:
+        running.add(id(frame))
+        frame = frame.f_back
+    calls[:] = [call for call in calls if call.frame_id in running]

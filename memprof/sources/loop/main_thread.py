@@ -1,0 +1,202 @@
+"""Running a function of memprof's in the program's main thread, between two of its instructions.
+
+Where a program crosses nothing that is hooked (no module, no optimizer, no step) its own thread
+must still be asked now and then to read what was recorded. Another thread must not do that: torch
+keeps the interpreter's lock while it waits for the allocator's. So the other thread only asks for
+the call, through CPython's stable function for that (``Py_AddPendingCall``), and the main thread
+makes it where it would also run the handler of a signal.
+
+Python code is entered through ``PyObject_IsTrue`` and not through a callback of ctypes: that one
+would swallow what the program's own handlers of signals raise while the call lasts.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import CodeType, TracebackType
+from typing import Any, TypeVar
+
+__all__ = ["Beat", "MainThread", "hands_on"]
+
+_LOG = logging.getLogger("memprof")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_PACKAGE, _LAUNCHER = "memprof.", "memprof.record.launch"
+_HANDING_ON: set[CodeType] = set()
+_QUEUED: set[Any] = set()
+"""What Python's queue points at, and so must live until it was called."""
+
+
+def hands_on(function: _Function) -> _Function:
+    """A function of memprof's, as it is, that runs the program's code: calls may come inside."""
+    _HANDING_ON.add(function.__code__)
+    return function
+
+
+class MainThread:
+    """Calls a function in the main thread when asked to, as soon as that runs Python.
+
+    It is left out where memprof's own code is running there, which is never entered in its middle,
+    in a forked child and after `close`. A thread that waits in C (for a lock, the network, the
+    device) makes the call when it is back.
+    """
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        """What ``call`` raises is logged, the first time, and never reaches the program."""
+        self._call = call
+        self._pid = os.getpid()
+        self._slot = threading.Lock()
+        """Held while a call waits in Python's queue, which has few places."""
+        self._is_closed = self._is_logged = False
+        self._add = _adder()
+
+    def request(self) -> bool:
+        """Ask for one call, from any thread; False when one waits already or none can be had."""
+        if self._is_closed or os.getpid() != self._pid or self._add is None:
+            return False
+        if not self._slot.acquire(blocking=False):
+            return False
+        waiting = _Waiting(self._run, self._slot)
+        _QUEUED.add(waiting)
+        if self._add(id(waiting)) == 0:
+            return True
+        _QUEUED.discard(waiting)  # the queue is full of other people's calls
+        self._slot.release()
+        return False
+
+    def close(self) -> None:
+        """No call after this; one that still waits in Python's queue does nothing."""
+        self._is_closed = True
+
+    def _run(self) -> None:
+        if self._is_closed or os.getpid() != self._pid or _is_inside_memprof():
+            return
+        try:
+            with _uncompiled():
+                self._call()
+        except Exception as error:
+            if _is_of_signal(error.__traceback__):
+                raise  # the program's, which is interrupted here as it would be in its own code
+            if not self._is_logged:
+                self._is_logged = True
+                _LOG.warning("what was to run in the main thread failed", exc_info=True)
+
+
+class _Waiting:
+    """One call in Python's queue: asking for its truth makes it."""
+
+    __slots__ = ("_run", "_slot")
+
+    def __init__(self, run: Callable[[], None], slot: threading.Lock) -> None:
+        self._run, self._slot = run, slot
+
+    def __bool__(self) -> bool:
+        _QUEUED.discard(self)
+        self._slot.release()
+        self._run()
+        return False  # the queue takes anything else for an error
+
+
+class Beat:
+    """Asks for something every so often, on a thread of its own, until it is closed."""
+
+    PATIENCE_S = 1.0
+    """What `close` waits for the thread, which asks for nothing that takes long."""
+
+    def __init__(self, ask: Callable[[], object], interval_ms: float) -> None:
+        """``ask`` runs on the thread: it must neither block nor call torch, nor raise."""
+        self._ask, self._interval_s = ask, interval_ms / 1000
+        self._goes_on = threading.Lock()
+        """Held until the end. (An event has a lock inside that a fork could leave held.)"""
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin; safe to call twice. A closed one begins anew."""
+        if self._thread is not None:
+            return
+        self._goes_on = threading.Lock()
+        self._goes_on.acquire()
+        self._thread = threading.Thread(
+            target=self._run, args=(self._goes_on,), name="memprof beat", daemon=True
+        )
+        try:
+            self._thread.start()
+        except RuntimeError:  # no thread is to be had: the program goes on without the beat
+            self._thread = None
+
+    def close(self) -> None:
+        """Ask no more, and end the thread; safe to call twice, and in a forked child."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        self._goes_on.release()
+        if thread is not threading.current_thread():
+            thread.join(self.PATIENCE_S)
+
+    def _run(self, goes_on: threading.Lock) -> None:
+        while not goes_on.acquire(timeout=self._interval_s):
+            self._ask()
+
+
+def _adder() -> Callable[[int], int] | None:
+    """What puts an object into Python's queue; None in an interpreter that has none."""
+    import ctypes
+
+    prototype = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+    try:
+        add = prototype(("Py_AddPendingCall", ctypes.pythonapi))
+        is_true = ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p)
+    except AttributeError:
+        return None
+    return functools.partial(add, is_true)
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Inside, torch.compile leaves alone what runs in the middle of a compiled function."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    from torch._C._dynamo import eval_frame
+
+    before = eval_frame.set_eval_frame(None)
+    try:
+        yield
+    finally:
+        eval_frame.set_eval_frame(before)
+
+
+def _is_inside_memprof() -> bool:
+    """Whether the main thread is in the middle of memprof's code, other than what hands on."""
+    frame = sys._getframe(3)  # above this function, `_run` and `__bool__`
+    while frame is not None:
+        name = frame.f_globals.get("__name__") or ""
+        if name.startswith(_PACKAGE) and name != _LAUNCHER and frame.f_code not in _HANDING_ON:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def _is_of_signal(traceback: TracebackType | None) -> bool:
+    """Whether an error came from a handler of a signal that the program set."""
+    codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    while traceback is not None:
+        if traceback.tb_frame.f_code in codes:
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if not hasattr(handler, "__code__") and not hasattr(handler, "__func__"):
+        handler = vars(type(handler)).get("__call__")
+    code = getattr(getattr(handler, "__func__", handler), "__code__", None)
+    return code if isinstance(code, CodeType) else None

@@ -1,0 +1,119 @@
+"""One pair of torch's global hooks on modules, which torch.compile does not get to see."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from memprof.sources.loop.suppress_warning import silence
+
+__all__ = ["ModuleHooks"]
+
+_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks"
+"""Our hooks know of compiled modules; the program is not to be warned of what it did not do."""
+_OWN_TABLES = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+_TABLES = tuple(f"_global{name}" for name in _OWN_TABLES)
+
+
+class ModuleHooks:
+    """A hook before and one after the call of every module.
+
+    Where torch.compile finds a global hook it compiles with a guard on how many there are, and once
+    more when that has changed. So it must find none of these: they are taken out of torch's tables
+    while it traces, and put back in their places.
+    """
+
+    def __init__(
+        self, before: Callable[[Any, Any], None], after: Callable[[Any, Any, Any], None]
+    ) -> None:
+        """Both are called as torch calls hooks on modules; nothing is hooked before `add`."""
+        self._before, self._after = before, after
+        self._lock = threading.RLock()
+        self._handles: list[Any] = []
+        self._hidden: list[tuple[Any, int, Any, set[int]]] | None = None
+        self._unsilence: Callable[[], None] | None = None
+
+    def add(self) -> None:
+        """Register them; while torch.compile traces, as soon as it has ended."""
+        from torch.nn.modules import module
+
+        with self._lock:
+            if self._handles:
+                return
+            self._unsilence = silence(_WARNING)
+            pre = module.register_module_forward_pre_hook(self._before)
+            post = module.register_module_forward_hook(self._after, always_call=True)
+            self._handles = [pre, post]
+            if self._hidden is not None:
+                self._hidden = list(self._take())
+
+    def remove(self) -> None:
+        """Take them away for good; safe to call twice."""
+        with self._lock:
+            handles, self._handles = self._handles, []
+            if self._hidden is not None:
+                self._hidden = []
+            for handle in handles:
+                handle.remove()
+            unsilence, self._unsilence = self._unsilence, None
+            if unsilence is not None:
+                unsilence()
+
+    def hide(self) -> None:
+        """Take them out of torch's tables until `show`."""
+        with self._lock:
+            if self._hidden is None:
+                self._hidden = list(self._take())
+
+    def show(self) -> None:
+        """Put them back where they were, before whatever the program has registered since."""
+        with self._lock:
+            hidden, self._hidden = self._hidden, None
+            for table, key, value, earlier in hidden or ():
+                later = [other for other in list(table) if other not in earlier]
+                table[key] = value
+                for other in later if isinstance(table, OrderedDict) else ():
+                    with suppress(KeyError):  # another thread has removed it just now
+                        table.move_to_end(other)
+
+    def disturb_compiled(self) -> bool:
+        """Whether something else is hooked to modules: what is compiled then has the guard.
+
+        (torch.compile goes past the tables of hooks where neither a module nor all of them have
+        any.) It looks through every object of the program, which is short beside a compilation.
+        """
+        import torch
+        from torch.nn.modules import module
+
+        own = {handle.id for handle in self._handles}
+        if any(key not in own for name in _TABLES for key in list(getattr(module, name))):
+            return True
+        kind = torch.nn.Module
+        modules = (one for one in gc.get_objects() if issubclass(type(one), kind))
+        return any(vars(one).get(name) for one in modules for name in _OWN_TABLES)
+
+    def _take(self) -> Iterator[tuple[Any, int, Any, set[int]]]:
+        from torch.nn.modules import module
+
+        if not self._handles:
+            return
+        pre, post = self._handles
+        for name, handle in (
+            ("_global_forward_pre_hooks", pre),
+            ("_global_forward_hooks", post),
+            ("_global_forward_hooks_always_called", post),
+        ):
+            table = getattr(module, name)
+            keys = list(table)
+            if handle.id in keys:
+                earlier = set(keys[: keys.index(handle.id)])
+                yield table, handle.id, table.pop(handle.id), earlier

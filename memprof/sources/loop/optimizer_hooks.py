@@ -1,0 +1,177 @@
+"""Hooks on every optimizer's step, also on those that a gradient scaler leaves out."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import FrameType
+from typing import Any
+
+from memprof.sources.loop.main_thread import hands_on
+
+__all__ = ["KnownOptimizers", "OptimizerHooks", "remove_left", "watch_scalers"]
+
+_METHOD = "_maybe_opt_step"
+"""Of `GradScaler`: steps the optimizer unless its gradients hold infinities or NaNs."""
+
+
+class KnownOptimizers:
+    """Optimizers in the order in which they first stepped, as long as they live; it holds none."""
+
+    def __init__(self) -> None:
+        """None has stepped."""
+        self._refs: dict[int, weakref.ref[Any]] = {}
+
+    def add(self, optimizer: Any) -> None:
+        """Note one that steps; it may be known."""
+        key = id(optimizer)
+        known = self._refs.get(key)
+        if known is None or known() is None:
+            self._refs[key] = weakref.ref(optimizer, functools.partial(self._forget, key))
+
+    def living(self) -> list[Any]:
+        """Those that are alive."""
+        found = [ref() for ref in list(self._refs.values())]
+        return [optimizer for optimizer in found if optimizer is not None]
+
+    def _forget(self, key: int, ref: object) -> None:
+        if self._refs.get(key) is ref:
+            del self._refs[key]
+
+
+class OptimizerHooks:
+    """Torch's global hooks on optimizers.
+
+    While it calls them torch goes through its own dict and raises, into the job, if an entry was
+    added or removed meanwhile. A step's end opens and closes windows: so there is one pair of hooks
+    all the time, and none is removed within one: `remove_left` does it later.
+    """
+
+    def __init__(
+        self,
+        began: Callable[[Any, FrameType], None],
+        ended: Callable[[Any], None],
+        left_out: Callable[[Any], None],
+    ) -> None:
+        """None of these may raise; ``began`` is also given the frame of the wrapped ``step``."""
+        self.known = KnownOptimizers()
+        self.crossings: list[Callable[[], None]] = []
+        """Called after each of ``began`` and ``ended``."""
+        self._began, self._ended, self._left_out = began, ended, left_out
+        self._stepped = 0
+        self._is_open = False
+        self._inside: list[None] = []
+        """An entry for each call under way; threads may step side by side."""
+        self._hooks = ExitStack()
+        self._scalers: Callable[[], None] = _nothing
+
+    def open(self) -> None:
+        """Register the hooks."""
+        from torch.optim import optimizer
+
+        remove_left()
+        self._is_open = True
+        pre = optimizer.register_optimizer_step_pre_hook(self._before)
+        self._hooks.callback(pre.remove)
+        post = optimizer.register_optimizer_step_post_hook(self._after)
+        self._hooks.callback(post.remove)
+        self._scalers = watch_scalers(lambda: self._stepped, self._skipped)
+
+    def close(self) -> None:
+        """Do nothing any more, hold nothing; remove the hooks, unless one runs. May be repeated."""
+        self._is_open = False
+        self._scalers()
+        self._scalers = self._began = self._ended = self._left_out = _nothing
+        if self not in _left:
+            _left.append(self)
+        remove_left()
+
+    def remove(self) -> bool:
+        """Take the hooks away; False while one of them runs."""
+        if self._inside:
+            return False
+        self._hooks.close()
+        return True
+
+    def _before(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if self._is_open:
+            self.known.add(optimizer)
+            self._within(self._began, optimizer, sys._getframe(1))
+
+    def _after(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self._stepped += 1
+        if self._is_open:
+            self._within(self._ended, optimizer)
+
+    def _within(self, told: Callable[..., None], *what: Any) -> None:
+        self._inside.append(None)
+        try:
+            told(*what)
+            for crossing in tuple(self.crossings):
+                crossing()
+        finally:
+            self._inside.pop()
+
+    def _skipped(self, optimizer: Any) -> None:
+        if self._is_open:
+            self.known.add(optimizer)
+            self._left_out(optimizer)
+
+
+_left: list[OptimizerHooks] = []
+"""Closed, with hooks that could not be removed then."""
+
+
+def remove_left() -> None:
+    """Remove the hooks of recordings that ended within one of them, unless it still runs."""
+    for hooks in tuple(_left):
+        if hooks.remove() and hooks in _left:
+            _left.remove(hooks)
+
+
+def _nothing(*_: Any) -> None:
+    """What a closed recording does."""
+
+
+def watch_scalers(stepped: Callable[[], int], skipped: Callable[[Any], None]) -> Callable[[], None]:
+    """Call ``skipped(optimizer)`` for every step that a scaler leaves out; returns what undoes it.
+
+    No hook of torch tells of them. ``stepped`` counts the steps that optimizers have ended.
+    """
+    from torch.optim import Optimizer
+
+    kind = _scaler_class()
+    original = vars(kind).get(_METHOD) if kind is not None else None
+    if original is None:
+        return lambda: None
+    watching = [True]
+
+    @hands_on
+    @functools.wraps(original)
+    def maybe_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        before = stepped()
+        result = original(self, optimizer, *args, **kwargs)
+        # A wrapper that is no optimizer hands on to one that has its own turn.
+        if watching and stepped() == before and isinstance(optimizer, Optimizer):
+            skipped(optimizer)
+        return result
+
+    def undo() -> None:
+        watching.clear()
+        if vars(kind).get(_METHOD) is maybe_step:  # else somebody wrapped it anew
+            setattr(kind, _METHOD, original)
+
+    setattr(kind, _METHOD, maybe_step)
+    return undo
+
+
+def _scaler_class() -> Any:
+    """The class below all scalers; before torch 2.3 it was the one of ``torch.cuda.amp``."""
+    try:
+        from torch.amp import grad_scaler
+    except ImportError:
+        from torch.cuda.amp import grad_scaler  # type: ignore[no-redef]
+    return getattr(grad_scaler, "GradScaler", None)

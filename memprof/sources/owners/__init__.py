@@ -1,0 +1,1 @@
+"""Whose bytes they are: parameters, gradients, optimizer state, activations, inputs."""

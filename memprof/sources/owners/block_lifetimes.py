@@ -1,0 +1,266 @@
+"""From a stretch of events to the lives of its blocks and their categories: pure, whole columns.
+
+What a caching allocator's recorder writes down has addresses and times, no owners. Who owned a
+block is read from what the program's own objects pointed at, at moments that are known.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from memprof.sources.label_rows import LabelRows
+from memprof.sources.owners.tensor_owners import Owner
+from memprof.trace import (
+    EMPTY,
+    NOT_RECORDED,
+    Action,
+    Category,
+    Column,
+    Columns,
+    Events,
+    Phase,
+    column,
+)
+
+__all__ = [
+    "GradMode",
+    "Lives",
+    "Sighting",
+    "final_of_dead",
+    "lives_of",
+    "own",
+    "replaced",
+    "settle",
+    "sight",
+]
+
+Ints = npt.NDArray[np.int64]
+
+_LASTING = 2
+"""Steps from its own on after which a block is not just made and dropped on the way."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lives(Columns):
+    """Blocks with what is known of their allocation; positions are rows of a stretch of events."""
+
+    address: Column = column("i8")
+    size: Column = column("i8")
+    """Requested bytes."""
+    stack: Column = column("i4")
+    label: Column = column("i4")
+    event: Column = column("i8", missing=NOT_RECORDED)
+    """Index of the allocation in its window; `NOT_RECORDED` for what was there before."""
+    category: Column = column("u1")
+    handed: Column = column("u1")
+    """The category that was written last."""
+    graph: Column = column("u1")
+    """1 for what a forward pass made while gradients were wanted; 0 where not, or not known."""
+    born: Column = column("i8", missing=NOT_RECORDED)
+    died: Column = column("i8")
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """What owners pointed at on one device at one moment, or that a recomputation ended."""
+
+    time_us: int
+    owners: Mapping[int, Owner]
+    """By the address of a storage; a module may be left empty where it is not at hand."""
+    recomputed: int = NOT_RECORDED
+    """The step in which a forward pass was repeated, whose results a backward pass still needs."""
+    failed: bool = False
+    """Memory ran out here, and no event says so: a library or the driver told of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradMode:
+    """From a moment on the calls of one root module want gradients, or do not."""
+
+    time_us: int
+    root: str
+    """Path of the root module."""
+    enabled: bool
+
+
+def lives_of(before: Lives, events: Events, first: int) -> Lives:
+    """The blocks of ``before`` and those that ``events`` made; ``first`` is the index of event 0.
+
+    A free ends the latest allocation of its address; one without is left out.
+    """
+    made = np.flatnonzero(events.action == Action.ALLOC)
+    new: Lives = Lives.build(
+        len(made),
+        address=events.address[made],
+        size=events.size[made],
+        stack=events.stack[made],
+        label=events.label[made],
+        event=made + first,
+        born=made,
+    )
+    joined: Lives = Lives.concatenate([before, new])
+    freed = np.flatnonzero(events.action == Action.FREE_REQUESTED)
+    died = _ends(joined, events.address[freed], freed, len(events))
+    return replaced(joined, died=died)
+
+
+def _ends(lives: Lives, address: Ints, freed: Ints, events: int) -> Ints:
+    """The row of the free that ends each life; ``events`` where none does."""
+    at = np.concatenate([lives.born, freed])
+    order = np.lexsort((at, np.concatenate([lives.address, address])))
+    addresses = np.concatenate([lives.address, address])[order]
+    is_free = order >= len(lives)
+    ends = ~is_free[:-1] & is_free[1:] & (addresses[:-1] == addresses[1:])
+    died = np.full(len(lives), events, np.int64)
+    died[order[:-1][ends]] = at[order[1:][ends]]
+    return died
+
+
+def settle(
+    lives: Lives,
+    events: Events,
+    labels: LabelRows,
+    seen: list[Sighting],
+    modes: Sequence[GradMode] = (),
+) -> Lives:
+    """The lives with the categories that phases and sightings tell, and their owners' modules.
+
+    ``modes`` say when forward passes wanted gradients, in the order of their times.
+    """
+    lives = replaced(
+        lives,
+        category=lives.category.copy(),
+        label=lives.label.copy(),
+        graph=_with_graph(lives, events, labels, modes),
+    )
+    forward = labels.phases(lives.label) == Phase.FORWARD
+    kept = forward & _lived_to(_backward_rows(events, labels), lives)
+    lives.category[kept & (lives.category == Category.UNKNOWN)] = Category.ACTIVATION
+    times = np.maximum.accumulate(events.time_us)
+    for one in seen:
+        at = int(np.searchsorted(times, one.time_us, side="right"))
+        if one.recomputed == NOT_RECORDED:
+            own(lives, one.owners, at, labels)
+        else:
+            _keep_for_backward(lives, one.recomputed, at, labels)
+    failed = [int(np.searchsorted(times, one.time_us, side="right")) for one in seen if one.failed]
+    failed += np.flatnonzero(events.action == Action.OOM).tolist()
+    there = _lived_to(np.array(sorted(failed), np.int64), lives) & (lives.graph == 1)
+    lives.category[there & (lives.category == Category.UNKNOWN)] = Category.ACTIVATION
+    return lives
+
+
+def _with_graph(
+    lives: Lives, events: Events, labels: LabelRows, modes: Sequence[GradMode]
+) -> Column:
+    """What a forward pass with gradients made: where memory runs out in it no backward pass tells.
+
+    Outside every module the phase is forward only after a call with gradients (`Boundaries`).
+    """
+    found: Column = lives.graph.copy()
+    new = np.flatnonzero((lives.born >= 0) & (labels.phases(lives.label) == Phase.FORWARD))
+    if not len(new):
+        return found
+    times: dict[str, list[int]] = defaultdict(list)
+    enabled: dict[str, list[bool]] = defaultdict(lambda: [False])  # before the first: not known
+    for one in modes:
+        times[one.root].append(one.time_us)
+        enabled[one.root].append(one.enabled)
+    made_us = events.time_us[lives.born[new]]
+    rows, which = np.unique(lives.label[new], return_inverse=True)
+    roots = [labels.of(label).module.partition(".")[0] for label in rows.tolist()]
+    number = {root: at for at, root in enumerate(dict.fromkeys(roots))}
+    of_row = np.asarray([number[root] for root in roots], np.int64)[which.reshape(-1)]
+    for root, at in number.items():
+        of_root = of_row == at
+        place = np.searchsorted(np.array(times[root], np.int64), made_us[of_root], side="right")
+        found[new[of_root]] = np.array(enabled[root], np.uint8)[place] if root else 1
+    return found
+
+
+def own(lives: Lives, owners: Mapping[int, Owner], at: int, labels: LabelRows) -> None:
+    """Put what ``owners`` had at row ``at`` of the events into the columns of ``lives``.
+
+    An input is what was made outside every module and has no other owner.
+    """
+    rows = sight(lives, list(owners), at)
+    for row, owner in zip(rows.tolist(), owners.values(), strict=True):
+        if row < 0:
+            continue
+        label = labels.of(int(lives.label[row]))
+        if owner.category == Category.INPUT and (
+            label.module
+            or label.phase not in (Phase.OTHER, Phase.UNKNOWN)
+            or lives.category[row] != Category.UNKNOWN
+        ):
+            continue
+        lives.category[row] = owner.category
+        if owner.module:
+            lives.label[row] = labels.in_module(int(lives.label[row]), owner.module)
+
+
+def _keep_for_backward(lives: Lives, step: int, at: int, labels: LabelRows) -> None:
+    here = (lives.born < at) & (lives.died >= at) & (lives.category == Category.UNKNOWN)
+    again = here & (labels.phases(lives.label) == Phase.BACKWARD)
+    lives.category[again & (labels.steps(lives.label) == step)] = Category.ACTIVATION
+
+
+def sight(lives: Lives, addresses: Sequence[int], at: int) -> Ints:
+    """Rows of the lives that hold ``addresses``, in their order; -1: none does.
+
+    They are alive at row ``at`` of the events; an address may lie inside a block.
+    """
+    alive = np.flatnonzero((lives.born < at) & (lives.died >= at))
+    alive = alive[np.argsort(lives.address[alive], kind="stable")]
+    wanted = np.array(addresses, dtype=np.int64)
+    if not len(alive) or not len(wanted):
+        return np.full(len(wanted), -1, np.int64)
+    starts = lives.address[alive]
+    place = np.searchsorted(starts, wanted, side="right") - 1
+    row = alive[np.maximum(place, 0)]
+    inside = (place >= 0) & (wanted < lives.address[row] + np.maximum(lives.size[row], 1))
+    found: Ints = np.where(inside, row, -1)
+    return found
+
+
+def _backward_rows(events: Events, labels: LabelRows) -> Ints:
+    """Rows at which a backward pass was under way.
+
+    The mark of a module comes only with the gradient of its output; before that, an allocation
+    without a stack tells it, as autograd's own threads have no Python frames.
+    """
+    phase = labels.phases(events.label)
+    bare = (events.action == Action.ALLOC) & (events.stack == EMPTY)
+    bare &= bool((events.stack != EMPTY).any())
+    return np.flatnonzero((phase == Phase.BACKWARD) | (bare & (phase == Phase.FORWARD)))
+
+
+def _lived_to(rows: Ints, lives: Lives) -> npt.NDArray[np.bool_]:
+    """Whether a life has seen the first of ``rows`` after its beginning."""
+    padded = np.append(rows, np.iinfo(np.int64).max)
+    reached: npt.NDArray[np.bool_] = (
+        padded[np.searchsorted(padded, lives.born, side="right")] <= lives.died
+    )
+    return reached
+
+
+def final_of_dead(lives: Lives, events: Events, labels: LabelRows) -> Column:
+    """Categories once what died is known to be nobody's: made and dropped on the way."""
+    dead = lives.died < len(events)
+    lasted = np.zeros(len(lives), dtype=bool)
+    died = labels.steps(events.label[lives.died[dead]])
+    lasted[dead] = died - labels.steps(lives.label[dead]) >= _LASTING
+    passing = dead & ~lasted & (lives.category == Category.UNKNOWN) & (lives.event >= 0)
+    found: Column = np.where(passing, Category.TEMPORARY, lives.category)
+    return found
+
+
+def replaced(lives: Lives, **changed: Column) -> Lives:
+    """The same lives with some columns changed."""
+    kept = {name: getattr(lives, name) for name in Lives.names()}
+    return Lives(**{**kept, **changed})

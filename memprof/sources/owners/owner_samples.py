@@ -1,0 +1,176 @@
+"""What owners point at, now and when they are about to let go; no event is read here."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from memprof.sources.cpu.find_storages import SavedTensors, objects_with_tensors, reads_saved
+from memprof.sources.guarded_access import plain_attributes
+from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.owners.block_lifetimes import GradMode, Sighting
+from memprof.sources.owners.tensor_owners import (
+    Differentiated,
+    Owner,
+    gradients_of,
+    owned,
+    parts,
+    tensors_in,
+)
+from memprof.sources.tensor_addresses import Place, PlaceOf
+from memprof.trace import Category
+
+__all__ = ["Sightings"]
+
+_MOST = 4096
+"""Sightings that wait for a drain; further ones are not kept."""
+_WHOLE = 2
+"""Steps of each optimizer in a window before which everything is looked at: as it begins with its
+parameters, and once it has state; a program may be over before the next drain."""
+
+
+_OPTIMIZERS = 4
+"""Of so many optimizers: some programs have one for every parameter."""
+
+
+class Sightings:
+    """Listens at boundaries in a window and notes addresses, about a microsecond for a tensor.
+
+    Gradients are gone by the next drain where ``zero_grad`` drops them, and so are inputs.
+    """
+
+    def __init__(
+        self, boundaries: Boundaries, place: PlaceOf, records: Callable[[str], bool]
+    ) -> None:
+        """``place`` says where a tensor lies, ``records`` whether a device's are noted."""
+        self.failure = ""
+        self._records = records
+        self._boundaries = boundaries
+        self._place = place
+        self._unread = boundaries.unread
+        self._others = Differentiated(boundaries.unread)
+        self._seen: dict[str, list[Sighting]] = defaultdict(list)
+        self._steps: dict[int, int] = defaultdict(int)
+        self._modes: list[GradMode] = []
+        self._enabled: dict[str, bool] = {}
+        self._is_grad_enabled: Callable[[], bool] = lambda: False
+
+    def start(self) -> None:
+        """Listen from now on; may be called again."""
+        if self not in self._boundaries.listeners:
+            from torch import is_grad_enabled
+
+            self._is_grad_enabled = is_grad_enabled
+            self._boundaries.listeners.append(self)
+
+    def stop(self) -> None:
+        """Listen no more, forget what waits."""
+        if self in self._boundaries.listeners:
+            self._boundaries.listeners.remove(self)
+        self._seen.clear()
+        self._steps.clear()
+        self._modes.clear()
+        self._enabled.clear()
+
+    def take(self) -> dict[str, list[Sighting]]:
+        """What was seen on each device since the last call; under ``""`` what holds for all."""
+        seen, self._seen = self._seen, defaultdict(list)
+        return seen
+
+    def take_modes(self) -> list[GradMode]:
+        """What is known of gradients being wanted; of what holds now, the next call tells again."""
+        modes = self._modes
+        self._modes = list({one.root: one for one in modes}.values())
+        return modes
+
+    def failed(self) -> None:
+        """Memory has run out at this moment, and no event of the recorder says so."""
+        self._add("", {}, failed=True)
+
+    def owners(self) -> dict[str, dict[int, Owner]]:
+        """Owner by device and address of all that modules and optimizers refer to now."""
+        return self._placed(owned(self._boundaries, self._others))
+
+    def saved(self) -> dict[str, set[int]] | None:
+        """Addresses of what graphs save, by device; None where torch tells nothing or not all.
+
+        It takes some tens of milliseconds.
+        """
+        if not reads_saved():
+            return None
+        found: dict[str, set[int]] = defaultdict(set)
+        with plain_attributes():
+            graphs = SavedTensors(objects_with_tensors(), self._unread)
+            for device, address in self._unread.within(self._places, graphs):
+                found[device].add(address)
+        return found if graphs.complete else None
+
+    def note_all(self) -> None:
+        """Note what modules and optimizers refer to at this moment."""
+        self._note(owned(self._boundaries, self._others))
+
+    # Listener of the boundaries.
+
+    def backward_began(self) -> None:
+        """Not noted: the events' own labels tell it."""
+
+    def backward_ended(self) -> None:
+        """Not noted: autograd's threads tell it late, if at all."""
+
+    def recompute_ended(self) -> None:
+        """What a recomputed forward pass left alive is kept for the backward pass under way."""
+        self._add("", {}, recomputed=self._boundaries.step)
+
+    def forward_ended(self, *, with_gradients: bool) -> None:
+        """Not noted."""
+
+    def optimizer_begins(self, optimizer: Any) -> None:
+        """Its gradients are where they belong; ``zero_grad`` may drop them before the step ends."""
+        self._steps[id(optimizer)] += 1
+        is_whole = self._steps[id(optimizer)] <= _WHOLE and len(self._steps) <= _OPTIMIZERS
+        if is_whole:
+            self._note(owned(self._boundaries, self._others))
+            return
+        owner = Owner(Category.GRADIENT, "")
+        self._note((owner, one) for one in gradients_of(optimizer, self._unread))
+
+    def outermost_call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Tensors that go into a model and were not made by one are its input."""
+        self._note_mode(self._boundaries.modules.path(module))
+        owner, inputs = Owner(Category.INPUT, ""), list(tensors_in((args, kwargs), self._unread))
+        with plain_attributes():
+            self._others.see(inputs)
+        self._note((owner, tensor) for tensor in inputs)
+
+    def _note_mode(self, root: str) -> None:
+        enabled = self._is_grad_enabled()
+        if self._enabled.get(root) is not enabled and len(self._modes) < _MOST:
+            self._enabled[root] = enabled
+            self._modes.append(GradMode(time.time_ns() // 1000, root, enabled))
+
+    def _note(self, found: Iterable[tuple[Owner, Any]]) -> None:
+        try:
+            for device, owners in self._placed(found).items():
+                self._add(device, owners)
+        except Exception as error:  # noqa: BLE001 - the job goes on with less said of its bytes
+            self.failure = f"owners were missed: {type(error).__name__}: {error}"
+
+    def _placed(self, found: Iterable[tuple[Owner, Any]]) -> dict[str, dict[int, Owner]]:
+        """Owner by device and address; no code of a tensor's subclass is run for its attributes."""
+        placed: dict[str, dict[int, Owner]] = defaultdict(dict)
+        with plain_attributes():
+            for owner, tensor in found:
+                for device, address in self._unread.within(self._places, (tensor,)):
+                    if address and self._records(device):
+                        placed[device][address] = owner
+        return placed
+
+    def _places(self, tensor: Any) -> Iterator[Place]:
+        return map(self._place, parts(tensor, self._unread))
+
+    def _add(self, device: str, owners: dict[int, Owner], **more: Any) -> None:
+        seen = self._seen[device]
+        if len(seen) < _MOST:
+            seen.append(Sighting(time.time_ns() // 1000, owners, **more))

@@ -1,0 +1,85 @@
+"""Whether a graph still saves a block that outlived its step: `saved_tensors` on whole columns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+
+import numpy as np
+import numpy.typing as npt
+
+from memprof.sources.label_rows import LabelRows
+from memprof.sources.owners.block_lifetimes import Lives, replaced, sight
+from memprof.sources.owners.saved_tensors import AGE
+from memprof.trace import EMPTY, Category, Column, Events, Phase
+
+__all__ = ["KeptBlocks", "Saved"]
+
+Ints = npt.NDArray[np.int64]
+_REST = 20
+"""The graphs are followed anew when this many times the duration of the last look has passed."""
+
+Saved = Callable[[], "Mapping[str, AbstractSet[int]] | None"]
+"""Addresses of what graphs save by device; None where torch does not tell, or not all of it."""
+
+
+class KeptBlocks:
+    """Decides between `Category.ACTIVATION` and `Category.UNKNOWN` for what outlived its step.
+
+    The graphs are followed for stacks that were not decided before, and now and then for what they
+    saved the last time.
+    """
+
+    def __init__(self, labels: LabelRows) -> None:
+        self._labels = labels
+        self._found: dict[int, int] = {}
+        self._took_s = self._ended_s = 0.0
+
+    def judged(self, device: str, lives: Lives, events: Events, step: int, saved: Saved) -> Lives:
+        """The lives with such categories changed; ``step`` is the one under way."""
+        lives = replaced(lives, category=lives.category.copy())
+        self._decide(device, lives, len(events), step, saved)
+        self._decide_dead(lives, events)
+        return lives
+
+    def _decide(self, device: str, lives: Lives, end: int, step: int, saved: Saved) -> None:
+        rows = np.flatnonzero((lives.died == end) & self._old(lives, step))
+        if not len(rows):
+            return
+        if self._is_wanted(lives, rows):
+            began_s = time.monotonic()
+            graphs = saved()
+            self._ended_s = time.monotonic()
+            self._took_s = self._ended_s - began_s
+            if graphs is not None:
+                kept = sight(lives, list(graphs.get(device, ())), end)
+                is_kept = np.isin(rows, kept)
+                lives.category[rows] = np.where(is_kept, Category.ACTIVATION, Category.UNKNOWN)
+                found = lives.category[rows].tolist()
+                self._found.update(zip(lives.stack[rows].tolist(), found, strict=True))
+                return
+        for row in rows[lives.stack[rows] != EMPTY].tolist():
+            lives.category[row] = self._found.get(int(lives.stack[row]), lives.category[row])
+
+    def _is_wanted(self, lives: Lives, rows: Ints) -> bool:
+        if not np.isin(lives.stack[rows], list(self._found)).all():
+            return True
+        rested = time.monotonic() - self._ended_s > _REST * self._took_s
+        return rested and bool((lives.category[rows] == Category.ACTIVATION).any())
+
+    def _old(self, lives: Lives, step: int) -> npt.NDArray[np.bool_]:
+        made = self._labels.steps(lives.label)
+        forward = self._labels.phases(lives.label) == Phase.FORWARD
+        activation = lives.category == Category.ACTIVATION
+        is_open = activation | (forward & (lives.category == Category.UNKNOWN))
+        old: npt.NDArray[np.bool_] = is_open & (made >= 0) & (made <= step - AGE)
+        return old
+
+    def _decide_dead(self, lives: Lives, events: Events) -> None:
+        rows = np.flatnonzero((lives.died < len(events)) & (lives.category == Category.ACTIVATION))
+        kept = [stack for stack, found in self._found.items() if stack and not found]
+        rows = rows[np.isin(lives.stack[rows], kept)]
+        died = self._labels.steps(events.label[lives.died[rows]])
+        lasted: Column = died - self._labels.steps(lives.label[rows]) >= AGE
+        lives.category[rows[lasted]] = Category.UNKNOWN

@@ -1,0 +1,81 @@
+"""Whose a tensor is that outlives its step: a graph's that still saves it, or the program's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
+
+import numpy as np
+import numpy.typing as npt
+
+from memprof.sources.cpu.live_storages import Held
+from memprof.trace import EMPTY, Category, Label, Phase
+
+__all__ = ["AGE", "Outliving"]
+
+Ints = npt.NDArray[np.int64]
+
+AGE = 2
+"""Steps from its own on: in the next one, variables still hold what they are about to replace."""
+_OPEN = (Category.UNKNOWN, Category.ACTIVATION)
+
+
+class Outliving:
+    """Decides between `Category.ACTIVATION` and `Category.UNKNOWN` for what outlived its step.
+
+    What is alive as a backward pass begins counts as kept for it. If it is there two steps later, a
+    graph still saves it or it is the program that keeps it. A look at the graphs is dear, so what
+    the last look found for the tensors of a stack holds for its others until the next.
+    """
+
+    def __init__(self, label_of: Callable[[int], Label]) -> None:
+        """``label_of`` gives the label in a row."""
+        self._label_of = label_of
+        self._found: dict[int, int] = {}
+
+    def suspects(self, living: Iterable[Held], step: int) -> list[Held]:
+        """What a forward pass made at least two steps before ``step``, and no model refers to."""
+        found = []
+        for held in living:
+            if held.category in _OPEN:
+                label = self._label_of(held.label)
+                old = 0 <= label.step <= step - AGE
+                if old and (held.category or label.phase == Phase.FORWARD):
+                    found.append(held)
+        return found
+
+    def undecided(self, suspects: Iterable[Held]) -> bool:
+        """Whether there is one of a stack that no look at the graphs has decided yet."""
+        return any(held.stack not in self._found for held in suspects)
+
+    def decide(self, suspects: Iterable[Held], saved: AbstractSet[int] | None) -> None:
+        """Give suspects their category.
+
+        ``saved`` are the keys of what the graphs save; None where nobody has looked.
+        """
+        for held in suspects:
+            if held.category not in _OPEN:  # a model or an optimizer has it by now
+                continue
+            if saved is not None:
+                kept = held.key in saved
+                self._found[held.stack] = Category.ACTIVATION if kept else Category.UNKNOWN
+                held.category = self._found[held.stack]
+            elif held.stack != EMPTY:
+                held.category = self._found.get(held.stack, held.category)
+
+    def of_dead(self, category: Ints, stack: Ints, born: Ints, died: Ints) -> Ints:
+        """Categories of what has died, from those known while it lived.
+
+        ``born`` and ``died`` are rows of labels; ``stack`` is `EMPTY` where it is not at hand.
+        """
+        lasted = self._steps(died) - self._steps(born) >= AGE
+        final = np.where((category == Category.UNKNOWN) & ~lasted, Category.TEMPORARY, category)
+        judged = np.array([s for s, c in self._found.items() if s and not c], dtype=np.int64)
+        kept = lasted & (category == Category.ACTIVATION) & np.isin(stack, judged)
+        final[kept] = Category.UNKNOWN
+        return final
+
+    def _steps(self, labels: Ints) -> Ints:
+        rows, which = np.unique(labels, return_inverse=True)
+        steps = np.array([self._label_of(row).step for row in rows.tolist()], dtype=np.int64)
+        return steps[which] if len(steps) else steps

@@ -1,0 +1,273 @@
+"""Whose bytes: parameters, buffers, gradients and optimizer state, by what refers to them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+from memprof.sources.autograd import gradient_of, has_gradient
+from memprof.sources.guarded_access import Unread
+from memprof.sources.loop.boundaries import Boundaries
+from memprof.trace import Category
+
+__all__ = [
+    "Differentiated",
+    "Owner",
+    "gradient_storages",
+    "gradients",
+    "gradients_of",
+    "is_plain",
+    "owned",
+    "owners",
+    "parts",
+    "storages",
+    "tensors_in",
+]
+
+_NESTING = 6
+"""Lists and dicts in an optimizer's state or in arguments, and wrappers, are searched this deep."""
+_BARREN = frozenset((type(None), bool, int, float, complex, str, bytes))
+"""What is so often among arguments and results that it is not asked what else it may be."""
+
+
+class Owner(NamedTuple):
+    """What a storage is, and the module that it belongs to."""
+
+    category: Category
+    module: str
+
+
+class Differentiated:
+    """Tensors other than parameters whose ``.grad`` a backward pass fills; it holds none of them.
+
+    They are leaves, such as an input whose gradient is wanted, and those after ``retain_grad()``.
+    """
+
+    def __init__(self, unread: Unread) -> None:
+        """None is known."""
+        self._unread = unread
+        self._refs: dict[int, weakref.ref[Any]] = {}
+
+    def see(self, found: Iterable[Any]) -> None:
+        """Note those among some objects; what is no tensor is passed over."""
+        self._unread.each(self._see, found)
+
+    def gradients(self) -> Iterator[Any]:
+        """What is in their ``.grad``."""
+        known = [ref() for ref in list(self._refs.values())]
+        return self._unread.within(_gradient, known)
+
+    def _see(self, item: Any) -> None:
+        tensor, parameter = _plain_kinds()[0]
+        if isinstance(item, tensor) and item.requires_grad and has_gradient(item):
+            key = id(item)
+            if key not in self._refs and not isinstance(item, parameter):
+                self._refs[key] = weakref.ref(item, partial(self._forget, key))
+
+    def _forget(self, key: int, _ref: object) -> None:
+        self._refs.pop(key, None)
+
+
+def _gradient(tensor: Any) -> Iterator[Any]:
+    gradient = gradient_of(tensor) if tensor is not None else None
+    if gradient is not None:
+        yield gradient
+
+
+def owners(boundaries: Boundaries, others: Differentiated) -> dict[int, Owner]:
+    """Owner by storage (``UntypedStorage._cdata``) of all that modules and optimizers refer to.
+
+    ``others`` are no parameters but have gradients too.
+    """
+    return _by_storage(owned(boundaries, others), boundaries.unread)
+
+
+def owned(boundaries: Boundaries, others: Differentiated) -> Iterator[tuple[Owner, Any]]:
+    """The same as tensors; where two own the same, the later one counts."""
+    unread = boundaries.unread
+    parameters = _parameters(boundaries)
+    for tensor, path in _buffers(boundaries):
+        yield Owner(Category.BUFFER, path), tensor
+    for parameter, state in unread.within(_state_of, boundaries.optimizers()):
+        owner = Owner(Category.OPTIMIZER_STATE, parameters.get(id(parameter), (None, ""))[1])
+        yield from ((owner, tensor) for tensor in tensors_in(state, unread))
+    yield from _gradients(parameters, others, unread)
+    for tensor, path in parameters.values():
+        yield Owner(Category.PARAMETER, path), tensor
+
+
+def gradients(boundaries: Boundaries, others: Differentiated) -> dict[int, Owner]:
+    """Owner by storage of the gradients alone."""
+    unread = boundaries.unread
+    return _by_storage(_gradients(_called_parameters(boundaries), others, unread), unread)
+
+
+def gradients_of(optimizer: Any, unread: Unread) -> Iterator[Any]:
+    """What is in the ``.grad`` of an optimizer's parameters."""
+    return unread.within(_gradient, unread.within(_parameters_in, (optimizer,)))
+
+
+def gradient_storages(optimizer: Any, unread: Unread) -> Iterator[Any]:
+    """The storages of an optimizer's gradients."""
+    for gradient in gradients_of(optimizer, unread):
+        yield from storages(gradient, unread)
+
+
+def _by_storage(found: Iterable[tuple[Owner, Any]], unread: Unread) -> dict[int, Owner]:
+    return {s._cdata: owner for owner, tensor in found for s in storages(tensor, unread)}
+
+
+def storages(tensor: Any, unread: Unread) -> Iterator[Any]:
+    """The storages that hold a tensor's bytes; none where it has none (fake, opaque)."""
+    for part in (tensor,) if is_plain(tensor) else parts(tensor, unread):
+        try:
+            yield part.untyped_storage()
+        # opaque, a wrapper of functorch's, or a parameter that is not initialised yet
+        except (NotImplementedError, RuntimeError, ValueError):
+            continue
+        except Exception as error:  # noqa: BLE001 - a subclass may raise anything
+            unread.add(part, error)
+
+
+def is_plain(tensor: Any) -> bool:
+    """Whether a tensor is no subclass and not sparse, so that it has a single storage."""
+    tensors, strided = _plain_kinds()
+    return type(tensor) in tensors and tensor.layout is strided
+
+
+@cache
+def _plain_kinds() -> tuple[tuple[Any, Any], Any]:
+    import torch
+
+    return (torch.Tensor, torch.nn.Parameter), torch.strided
+
+
+def parts(tensor: Any, unread: Unread, nesting: int = _NESTING) -> Iterator[Any]:
+    """The plain tensors that a subclass or a sparse tensor is made of; itself if it is plain."""
+    try:
+        inside = None if is_plain(tensor) else _inside_tensor(tensor)
+    except Exception as error:  # noqa: BLE001 - a subclass may raise anything
+        unread.add(tensor, error)
+        return
+    if inside is None:
+        yield tensor
+    elif nesting:
+        for part in inside:
+            yield from parts(part, unread, nesting - 1)
+
+
+def _inside_tensor(tensor: Any) -> Iterable[Any] | None:
+    """The tensors that have a tensor's bytes for it; None where it has them itself."""
+    flatten = getattr(type(tensor), "__tensor_flatten__", None)
+    if flatten is not None:
+        named = [getattr(tensor, name) for name in flatten(tensor)[0]]
+        kinds = _plain_kinds()[0]
+        return [one for one in named if isinstance(one, kinds)]  # or a mesh of devices
+    layout = str(tensor.layout)
+    if layout == "torch.sparse_coo":
+        return tensor._indices(), tensor._values()
+    if layout in ("torch.sparse_csr", "torch.sparse_bsr"):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if layout in ("torch.sparse_csc", "torch.sparse_bsc"):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return None
+
+
+def tensors_in(value: Any, unread: Unread, nesting: int = _NESTING) -> Iterator[Any]:
+    """The tensors in nested lists, tuples, dicts and plain objects such as model outputs."""
+    kind = type(value)
+    try:
+        if kind in _BARREN:
+            return
+        plain = _plain_kinds()[0]
+        is_tensor = kind in plain or isinstance(value, plain[0])
+        inside = _inside(value) if nesting and not is_tensor else ()
+    except Exception as error:  # noqa: BLE001 - a dead proxy, a lazy dict of the program
+        unread.add(value, error)
+        return
+    if is_tensor:
+        yield value
+    for item in inside:
+        yield from tensors_in(item, unread, nesting - 1)
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    return list(value) if isinstance(value, (list, tuple, set, frozenset)) else ()
+
+
+def _gradients(
+    parameters: dict[int, tuple[Any, str]], others: Differentiated, unread: Unread
+) -> Iterator[tuple[Owner, Any]]:
+    for gradient in others.gradients():
+        yield Owner(Category.GRADIENT, ""), gradient
+    for parameter, path in parameters.values():
+        try:
+            gradient = gradient_of(parameter)
+        except Exception as error:  # noqa: BLE001 - a subclass may raise anything
+            unread.add(parameter, error)
+            continue
+        if gradient is not None:
+            yield Owner(Category.GRADIENT, path), gradient
+
+
+def _called_parameters(boundaries: Boundaries) -> dict[int, tuple[Any, str]]:
+    """The same as `_parameters` for modules that were there at a call; takes a third of the time.
+
+    It is asked for in every step, and one that was not there has no gradient, or an optimizer.
+    """
+    return _first_of(boundaries, boundaries.modules.known())
+
+
+def _parameters(boundaries: Boundaries) -> dict[int, tuple[Any, str]]:
+    """Every parameter by its ``id``, with the path of the first module that has it."""
+    return _first_of(boundaries, _modules(boundaries))
+
+
+def _first_of(
+    boundaries: Boundaries, modules: Iterable[tuple[Any, str]]
+) -> dict[int, tuple[Any, str]]:
+    within = boundaries.unread.within
+    found: dict[int, tuple[Any, str]] = {}
+    for parameter, path in within(_parameters_of, modules):
+        found.setdefault(id(parameter), (parameter, path))
+    for parameter in within(_parameters_in, boundaries.optimizers()):
+        found.setdefault(id(parameter), (parameter, ""))
+    return found
+
+
+def _parameters_of(named: tuple[Any, str]) -> Iterator[tuple[Any, str]]:
+    module, path = named
+    return ((one, path) for one in list(module._parameters.values()) if one is not None)
+
+
+def _parameters_in(optimizer: Any) -> Iterator[Any]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _buffers(boundaries: Boundaries) -> Iterator[tuple[Any, str]]:
+    return boundaries.unread.within(_buffers_of, _modules(boundaries))
+
+
+def _buffers_of(named: tuple[Any, str]) -> Iterator[tuple[Any, str]]:
+    module, path = named
+    return ((one, path) for one in list(module._buffers.values()) if one is not None)
+
+
+def _modules(boundaries: Boundaries) -> Iterator[tuple[Any, str]]:
+    """Every module below a root, with its path."""
+    return boundaries.unread.within(_below, boundaries.modules.roots())
+
+
+def _below(root: tuple[Any, str]) -> Iterator[tuple[Any, str]]:
+    for name, module in root[0].named_modules():
+        yield module, f"{root[1]}.{name}" if name else root[1]
+
+
+def _state_of(optimizer: Any) -> Iterable[tuple[Any, Any]]:
+    """Every parameter that an optimizer has, with the state that is kept for it."""
+    return list(optimizer.state.items())

@@ -1,0 +1,410 @@
+"""The window schedule under a clock that the tests turn."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memprof.record.window_schedule import (
+    Climb,
+    End,
+    OverheadMeter,
+    Policy,
+    Quota,
+    Reason,
+    StepCost,
+    WindowSchedule,
+)
+
+SECOND = 1_000_000
+LEVEL = 50 << 20
+
+
+class Job:
+    """A training job whose recorded events cost what is said, seen by a schedule."""
+
+    def __init__(self, policy: Policy, *, step_us: int, events: int, event_us: float):
+        self.policy, self.step_us, self.events, self.event_us = policy, step_us, events, event_us
+        self.now_us = 0
+        self.cost_us = 0.0
+        self.schedule = WindowSchedule(policy, 0)
+        self.meter = OverheadMeter()
+        self.windows: list[tuple[Reason, int, int]] = []
+        self._opened = (Reason.START, 0)
+        self.worst = 0.0
+
+    def run(self, steps: int, allocated=lambda step: LEVEL, idle=lambda step: 0) -> None:
+        for step in range(steps):
+            self.one_step(allocated(step), idle(step))
+
+    def one_step(self, allocated: int = LEVEL, idle: int = 0) -> None:
+        is_open = self.schedule.is_open
+        events = self.events if is_open else 0
+        extra = round(events * self.event_us)
+        self.now_us += self.step_us + extra
+        self.cost_us += extra
+        prior = events * 30.0
+        self.meter.step(StepCost(self.step_us + extra, events, is_open, prior))
+        self.schedule.events_recorded(events)
+        reason = self.schedule.reason
+        now_open = self.schedule.step_ended(self.now_us, self.meter, allocated, idle)
+        if is_open and not now_open:
+            self.windows.append((reason, self._opened[1], self.now_us))
+        elif now_open and not is_open:
+            self._opened = (self.schedule.reason, self.now_us)
+        self.worst = max(self.worst, self.cost_us - self.policy.allowed_us(self.now_us))
+
+    @property
+    def share(self) -> float:
+        return self.cost_us / self.now_us
+
+
+def test_recording_begins_in_a_window():
+    schedule = WindowSchedule(Policy(), 0)
+    assert schedule.is_open
+    assert schedule.reason is Reason.START
+
+
+def test_a_short_run_is_recorded_whole():
+    job = Job(Policy(), step_us=20_000, events=500, event_us=20)
+    job.run(200)
+    assert job.schedule.is_open
+    assert job.windows == []
+
+
+def test_the_first_window_ends_when_the_allowance_is_nearly_used_up():
+    job = Job(Policy(), step_us=20_000, events=500, event_us=30)
+    job.run(300)
+    assert [reason for reason, _, _ in job.windows] == [Reason.START]
+    assert job.cost_us == pytest.approx(0.8 * 5 * SECOND, rel=0.01)
+
+
+def test_a_run_whose_recording_costs_less_than_the_budget_is_recorded_whole_until_events_run_out():
+    job = Job(Policy(), step_us=1_000_000, events=100, event_us=30)  # 0.3 % of the time
+    job.run(9_999)
+    assert job.schedule.is_open
+    job.run(1)
+    assert job.schedule.end is End.EVENTS
+    assert job.windows == [(Reason.START, 0, 10_000 * 1_003_000)]
+
+
+def test_a_long_job_keeps_to_its_budget():
+    job = Job(Policy(), step_us=100_000, events=2_000, event_us=25)
+    job.run(200_000)
+    assert job.now_us > 5 * 3600 * SECOND
+    assert job.share < 0.01
+    assert job.worst <= 0.05 * job.policy.allowance_us
+
+
+def test_later_windows_come_ever_more_rarely():
+    job = Job(Policy(), step_us=100_000, events=200, event_us=20)
+    job.meter.hook(4.5 * SECOND)  # the first window ends soon
+    job.run(300_000)
+    starts = [start for reason, start, _ in job.windows if reason is Reason.REGULAR]
+    gaps = [b - a for a, b in pairwise(starts)]
+    assert len(starts) >= 5
+    assert all(later >= earlier for earlier, later in pairwise(gaps[1:]))
+
+
+def test_a_regular_window_has_the_steps_that_were_asked_for():
+    job = Job(Policy(window_steps=7), step_us=100_000, events=2_000, event_us=25)
+    job.run(60_000)
+    start, end = next((a, b) for reason, a, b in job.windows if reason is Reason.REGULAR)
+    assert end - start == 7 * (100_000 + 2_000 * 25)
+
+
+def after_the_first_window(**options) -> Job:
+    job = Job(Policy(**options), step_us=20_000, events=500, event_us=30)
+    while job.schedule.is_open:
+        job.one_step()
+    return job
+
+
+def test_growth_opens_a_window_at_once():
+    job = after_the_first_window()
+    job.run(40, allocated=lambda step: LEVEL + step * (1 << 20))
+    assert job.windows[-1][0] is Reason.GROWTH or job.schedule.reason is Reason.GROWTH
+
+
+def test_fragmentation_opens_a_window_at_once():
+    job = after_the_first_window()
+    job.run(40, idle=lambda step: step * (4 << 20))
+    assert job.windows[-1][0] is Reason.FRAGMENTATION or (
+        job.schedule.reason is Reason.FRAGMENTATION
+    )
+
+
+def test_growth_that_never_ends_keeps_to_the_budget_too():
+    job = Job(Policy(), step_us=100_000, events=2_000, event_us=25)
+    job.run(100_000, allocated=lambda step: LEVEL + step * (1 << 20))
+    assert any(reason is Reason.GROWTH for reason, _, _ in job.windows)
+    assert job.share < 0.011
+
+
+def test_a_budget_of_nothing_leaves_the_allowance_only():
+    job = Job(Policy(budget=0.0), step_us=20_000, events=500, event_us=30)
+    job.run(50_000, allocated=lambda step: LEVEL + step * (1 << 20))
+    assert job.cost_us <= 1.01 * job.policy.allowance_us
+
+
+def test_the_whole_file_never_holds_more_events_than_allowed():
+    job = Job(Policy(budget=1.0, max_events=100_000), step_us=1_000, events=1_000, event_us=1)
+    recorded = 0
+    for _ in range(20_000):
+        recorded += job.events if job.schedule.is_open else 0
+        job.one_step()
+    assert 50_000 <= recorded <= 100_000 + job.events
+
+
+@pytest.mark.parametrize(
+    "series",
+    [
+        pytest.param(lambda i: LEVEL, id="level"),
+        pytest.param(lambda i: LEVEL + (i % 4) * (8 << 20), id="gradient-accumulation"),
+        pytest.param(lambda i: LEVEL + (1 << 30) * (i == 30), id="one-spike"),
+        pytest.param(lambda i: LEVEL - i * (1 << 20), id="falling"),
+        pytest.param(lambda i: LEVEL + (i >= 20) * (64 << 20), id="one-jump"),
+        pytest.param(lambda i: LEVEL + i * 100, id="too-little"),
+    ],
+)
+def test_what_does_not_climb_is_left_alone(series):
+    climb = Climb()
+    assert not any(climb.add(series(i)) for i in range(200))
+
+
+def test_a_noisy_climb_is_seen_within_thirty_steps():
+    noise = random.Random(0)
+    climb = Climb()
+    seen = [climb.add(LEVEL + i * (1 << 20) + noise.randrange(1 << 21)) for i in range(30)]
+    assert sum(seen) == 1
+
+
+def test_after_an_alarm_the_series_starts_afresh():
+    climb = Climb()
+    seen = [climb.add(LEVEL + i * (1 << 20)) for i in range(3 * Climb.LENGTH)]
+    assert [i for i, alarm in enumerate(seen) if alarm] == [23, 47, 71]
+
+
+def test_an_event_costs_its_prior_until_steps_of_both_kinds_were_seen():
+    meter = OverheadMeter()
+    for _ in range(20):
+        meter.step(StepCost(10_000, 100, in_window=True, prior_us=3_000))
+    assert meter.event_us == 30
+    assert meter.total_us == 20 * 3_000
+
+
+def test_an_event_costs_what_it_made_steps_longer():
+    meter = OverheadMeter()
+    for i in range(40):
+        in_window = i < 20
+        events = 100 if in_window else 0
+        meter.step(StepCost(12_000 if in_window else 10_000, events, in_window, 30.0 * events))
+    assert meter.event_us == 20
+    meter.hook(500)
+    assert meter.total_us == 20 * 100 * 20 + 500
+
+
+def test_one_slow_step_does_not_change_what_an_event_costs():
+    meter = OverheadMeter()
+    for i in range(40):
+        in_window = i < 20
+        duration = 9_000_000 if i in (7, 30) else 12_000 if in_window else 10_000
+        events = 100 if in_window else 0
+        meter.step(StepCost(duration, events, in_window, 30.0 * events))
+    assert meter.event_us == 20
+
+
+@settings(max_examples=40)
+@given(
+    st.integers(1_000, 2_000_000),
+    st.integers(0, 5_000),
+    st.floats(0.5, 30),
+    st.floats(0.001, 0.2),
+    st.integers(0, 2**32),
+)
+def test_no_job_costs_more_than_its_budget_or_its_allowance(
+    step_us, events, event_us, budget, seed
+):
+    noise = random.Random(seed)
+    job = Job(Policy(budget=budget), step_us=step_us, events=events, event_us=event_us)
+    for step in range(600):
+        job.one_step(LEVEL + step * noise.randrange(1 << 20), noise.randrange(1 << 28))
+    # An overrun is at most what one step of a window costs: nothing stops in the middle of a step.
+    assert job.worst <= 2 * events * event_us + 0.05 * job.policy.allowance_us
+
+
+# In the middle of a step, and by time.
+
+
+def test_the_window_of_the_start_keeps_half_of_its_share_for_training():
+    schedule, meter = WindowSchedule(Policy(), 0), OverheadMeter()
+    meter.hook(1.9 * SECOND)
+    assert schedule.time_passed(2 * SECOND, meter)
+    meter.hook(0.2 * SECOND)  # of a call of generate() before the first step
+    assert not schedule.time_passed(3 * SECOND, meter)
+    assert schedule.end is End.RESERVE
+    assert schedule.training_begins(60 * SECOND, meter)
+    assert schedule.reason is Reason.START
+
+
+def test_a_long_evaluation_after_the_first_step_leaves_some_for_the_next():
+    schedule, meter = WindowSchedule(Policy(), 0), OverheadMeter()
+    assert schedule.step_ended(1 * SECOND, meter, step=0)
+    meter.hook(2.1 * SECOND)
+    assert not schedule.time_passed(9 * SECOND, meter)
+    assert schedule.step_ended(10 * SECOND, meter, step=1)
+    for step in range(2, 4):
+        meter.hook(0.3 * SECOND)
+        assert schedule.step_ended((9 + step) * SECOND, meter, step=step)
+    meter.hook(1.0 * SECOND)  # three steps were recorded whole: the rest may be used
+    assert schedule.time_passed(14 * SECOND, meter)
+    meter.hook(0.4 * SECOND)
+    assert not schedule.time_passed(15 * SECOND, meter)
+    assert schedule.end is End.ALLOWANCE
+
+
+def test_calls_that_train_nothing_do_not_take_what_is_kept():
+    schedule, meter = WindowSchedule(Policy(), 0), OverheadMeter()
+    for step in range(10):
+        assert schedule.step_ended(step * SECOND, meter, step=step, trains=False)
+    meter.hook(2.1 * SECOND)
+    assert not schedule.step_ended(10 * SECOND, meter, step=10, trains=False)
+    assert schedule.is_reserved
+    assert not schedule.step_ended(11 * SECOND, meter, step=11, trains=False)
+    assert schedule.step_ended(12 * SECOND, meter, step=12)
+
+
+@pytest.mark.parametrize(
+    ("quota", "end"), [("events", End.EVENTS), ("bytes", End.BYTES), ("rows", End.TABLES)]
+)
+def test_a_window_ends_in_the_middle_of_a_step_where_half_of_what_is_left_is_used(quota, end):
+    policy = Policy(max_events=1000, max_bytes=1000, max_rows=1000)
+    schedule, meter = WindowSchedule(policy, 0), OverheadMeter()
+    getattr(schedule, quota).take(499)
+    assert schedule.time_passed(1, meter)
+    getattr(schedule, quota).take(1)
+    assert not schedule.time_passed(2, meter)
+    assert schedule.end is end
+    assert getattr(schedule, quota).room == 250
+
+
+def test_a_quota_of_nothing_opens_no_window():
+    assert not WindowSchedule(Policy(max_bytes=0), 0).is_open
+    assert Quota(1).room == 0
+
+
+def test_where_no_step_ends_windows_open_by_time_and_last_a_second():
+    schedule, meter = WindowSchedule(Policy(budget=0.5, allowance_us=0), 0), OverheadMeter()
+    meter.hook(0.1 * SECOND)
+    assert not schedule.time_passed(SECOND // 10, meter)  # the start may not take it all
+    opened = []
+    for tenth in range(2, 1200):
+        was_open = schedule.is_open
+        if schedule.time_passed(tenth * SECOND // 10, meter) and not was_open:
+            opened.append(tenth)
+        elif was_open and not schedule.is_open:
+            assert tenth - opened[-1] == 10
+        meter.hook(0.02 * SECOND * schedule.is_open)
+    assert opened[0] == 101  # ten seconds after the first window
+    assert len(opened) >= 4
+    gaps = [b - a for a, b in pairwise(opened)]
+    assert gaps == sorted(gaps)
+
+
+def test_a_program_with_long_steps_is_waited_for():
+    job = Job(Policy(budget=0.2), step_us=20 * SECOND, events=100, event_us=30)
+    job.meter.hook(11 * SECOND)
+    job.run(8)
+    assert not job.schedule.is_open
+    assert not job.schedule.time_passed(job.now_us + 79 * SECOND, job.meter)
+    assert job.schedule.time_passed(job.now_us + 81 * SECOND, job.meter)
+
+
+# Ranks.
+
+
+def test_regular_windows_begin_at_multiples_of_a_power_of_two():
+    starts = []
+    schedule, meter = WindowSchedule(Policy(allowance_us=0), 0), OverheadMeter()
+    meter.hook(900)
+    for step in range(200_000):
+        was_open = schedule.is_open
+        if schedule.step_ended((step + 1) * 100_000, meter, step=step) and not was_open:
+            starts.append(step + 1)
+    assert starts[:6] == [128, 256, 384, 512, 768, 1024]
+    assert all(start % (1 << (start.bit_length() - 2)) == 0 for start in starts if start < 2**16)
+
+
+def test_ranks_in_lockstep_pay_about_what_the_slowest_of_them_pays():
+    ranks = 16
+    noise = random.Random(0)
+    speeds = [noise.uniform(0.8, 1.2) for _ in range(ranks)]
+    schedules = [WindowSchedule(Policy(ranks=ranks), 0) for _ in range(ranks)]
+    meters = [OverheadMeter(ranks) for _ in range(ranks)]
+    now_us, job_us, own_us = 0, 0.0, [0.0] * ranks
+    for _ in range(12_000):
+        is_open = [one.is_open for one in schedules]
+        cost = [
+            300_000 * s * noise.uniform(0.8, 1.2) * o for s, o in zip(speeds, is_open, strict=True)
+        ]
+        now_us += 300_000 + round(max(cost))
+        edges = []
+        for rank, (schedule, meter) in enumerate(zip(schedules, meters, strict=True)):
+            meter.hook(cost[rank] + 100)
+            meter.step(StepCost(300_000, 0, is_open[rank]))
+            if schedule.step_ended(now_us, meter) != is_open[rank]:
+                edge = (1_500_000 if is_open[rank] else 300_000) * speeds[rank]
+                edges.append(edge)
+                meter.hook(edge)
+                meter.edge(edge)
+            own_us[rank] += cost[rank] + (edges[-1] if schedule.is_open != is_open[rank] else 0)
+        now_us += round(max(edges, default=0))
+        job_us += max(cost) + max(edges, default=0)
+    assert sum(own_us) > 0
+    assert job_us <= 2.5 * sum(own_us) / ranks  # it was nine times as much
+
+
+# One figure.
+
+
+def test_what_is_timed_is_not_estimated_a_second_time():
+    meter = OverheadMeter()
+    for i in range(40):
+        meter.hook(300)
+        meter.step(StepCost(10_000 + noise_of(i), 100 * (i < 20), i < 20))
+    assert meter.total_us == 40 * 300
+
+
+def noise_of(i: int) -> int:
+    """Another program on the machine makes every step with a window twice as long."""
+    return 10_000 * (i < 20)
+
+
+def test_a_noisy_machine_cannot_make_an_event_cost_more_than_four_times_its_prior():
+    meter = OverheadMeter()
+    for i in range(40):
+        events = 100 * (i < 20)
+        meter.step(StepCost(10_000 + noise_of(i) * 100, events, i < 20, 3.0 * events))
+    assert meter.event_us == 12
+
+
+def test_events_in_the_middle_of_a_step_are_counted_once():
+    meter = OverheadMeter()
+    meter.events(60, 600.0)
+    assert meter.total_us == 600
+    meter.step(StepCost(1000, 100, in_window=True, prior_us=1000.0))
+    assert meter.total_us == 1000
+
+
+def test_a_window_is_expected_to_cost_its_hooks_too():
+    meter = OverheadMeter()
+    for _ in range(10):
+        meter.hook(500)
+        meter.step(StepCost(10_000, 100, in_window=True))
+    meter.hook(7_000)
+    meter.edge(7_000)
+    assert meter.window_us(5) == 2 * 7_000 + 5 * 500

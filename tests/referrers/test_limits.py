@@ -1,0 +1,122 @@
+"""What is said when a search ends early, and that reading sources ends with it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from memprof.referrers import unreachable as garbage
+from memprof.referrers.find_holders import find_holders, holders
+from memprof.referrers.heap import Deadline
+from memprof.source_code import find_line
+from memprof.source_code.find_line import forget, index_of, reading_until
+from memprof.source_code.line_index import Index, read_index
+
+KEPT: dict[str, object] = {}
+ENDED_EARLY = "the search ended before it found an owner"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    forget()
+    yield
+    gc.enable()
+    forget()
+    KEPT.clear()
+    gc.collect()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    """A hundred sources, more than one search looks through."""
+    paths = [tmp_path / f"program{at}.py" for at in range(100)]
+    for path in paths:
+        path.write_text("kept = []\nkept.append(1)\n")
+    return list(map(str, paths))
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that were read."""
+    names: list[str] = []
+
+    def counted(filename: str) -> Index:
+        names.append(filename)
+        return read_index(filename)
+
+    monkeypatch.setattr(find_line, "read_index", counted)
+    return names
+
+
+def test_each_file_is_read_once_however_often_all_are_looked_through(
+    files: list[str], read: list[str]
+) -> None:
+    for _ in range(3):
+        assert all(index_of(one).filled["kept"] for one in files)
+    assert read == files
+
+
+def test_remembered_files_have_a_bound(files: list[str], read: list[str]) -> None:
+    for name in [*files, *(f"missing{at}" for at in range(200)), files[-1], files[0]]:
+        index_of(name)
+    # the oldest was forgotten, the others were not
+    assert read.count(files[0]) == 2
+    assert read.count(files[-1]) == 1
+
+
+def test_no_file_is_read_when_the_time_is_over_but_known_ones_are_used(
+    files: list[str], read: list[str]
+) -> None:
+    index_of(files[0])
+    with reading_until(Deadline(0.0).check):
+        assert index_of(files[0]).filled["kept"]
+        assert index_of(files[1]).filled == {}
+    assert read == files[:1]
+    assert index_of(files[1]).filled["kept"]  # it was not remembered as empty
+
+
+def test_sources_may_be_read_a_little_longer_than_the_search_may_take() -> None:
+    over = Deadline(0.0)
+    assert over.later(0.25).check()
+    assert not Deadline(1000.0).later(0.25).check()
+    spent = Deadline(0.01)
+    while not spent.check():
+        pass
+    assert not spent.later(100.0).check()
+
+
+def test_a_search_without_time_does_not_claim_that_nobody_owns_a_tensor() -> None:
+    tensor = torch.ones(2)
+    (told,) = holders(tensor, budget_s=0.0)
+    assert (told.kind, told.description) == ("unknown", ENDED_EARLY)
+    (missing,) = find_holders([12345], budget_s=60)[0]
+    assert missing.description == "no Python owner found"
+
+
+class Node:
+    """One of two that know each other."""
+
+
+def cycle() -> int:
+    """The key of a storage that only a cycle keeps."""
+    one, other = Node(), Node()
+    one.other, other.other = other, one  # type: ignore[attr-defined]
+    one.tensor = torch.ones(2)  # type: ignore[attr-defined]
+    return int(one.tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
+
+
+def test_a_cycle_among_more_objects_than_are_looked_at_is_not_called_a_leak(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = cycle()
+    ((told,),) = find_holders([target], budget_s=60)
+    assert told.kind == "cycle"
+    monkeypatch.setattr(garbage, "_MAX_OBJECTS", 1)
+    ((told,),) = find_holders([target], budget_s=60)
+    assert told.description == ENDED_EARLY

@@ -1,0 +1,479 @@
+"""Holders that Python itself knows: names, containers, functions, exceptions, threads."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import inspect
+import logging
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from memprof.errors import SettingsError
+from memprof.records import Holder
+from memprof.reference_chain import Link
+from memprof.referrers.find_holders import find_holders, holders
+
+HERE = Path(__file__).name
+KEPT: dict[str, object] = {}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept() -> Iterator[None]:
+    yield
+    KEPT.clear()
+
+
+def keep(value: object) -> None:
+    """Hold ``value`` by the global dict alone."""
+    KEPT["value"] = value
+
+
+def held(tensor: torch.Tensor) -> tuple[Holder, list[Link]]:
+    """The best holder of ``tensor`` and its links below the global dict's entry."""
+    best = holders(tensor)[0]
+    assert [(one.kind, one.name) for one in best.links[:2]] == [
+        ("global", "KEPT"),
+        ("item", "'value'"),
+    ]
+    return best, best.links[2:]
+
+
+class Box:
+    """Anything with attributes."""
+
+    def __init__(self, content: object) -> None:
+        self.content = content
+
+
+class Slotted:
+    __slots__ = ("content",)
+
+    def __init__(self, content: object) -> None:
+        self.content = content
+
+
+def test_a_local_is_told_with_its_function_and_line() -> None:
+    lonely = torch.ones(3)
+    (one,) = holders(lonely)
+    assert one.kind == "local"
+    assert (one.links[0].name, one.links[0].type_name) == (
+        "lonely",
+        "test_a_local_is_told_with_its_function_and_line",
+    )
+    assert one.code == "lonely = torch.ones(3)"
+    assert one.filename == __file__
+    assert one.description.startswith(
+        "local `lonely` of test_a_local_is_told_with_its_function_and_line()"
+    )
+
+
+def test_a_global_is_told_with_its_module() -> None:
+    tensor = torch.ones(3)
+    keep(tensor)
+    best, rest = held(tensor)
+    assert (best.kind, rest) == ("item", [])
+    assert best.links[0].type_name == __name__
+    assert best.description == f"dict `KEPT` (1 items), global `KEPT` of {__name__}"
+
+
+def test_an_attribute_path_is_told() -> None:
+    tensor = torch.ones(3)
+    keep(Box(Box(tensor)))
+    _, rest = held(tensor)
+    assert [(one.kind, one.name, one.type_name) for one in rest] == [
+        ("attribute", "content", "Box")
+    ] * 2
+
+
+def test_a_slot_and_a_namespace_are_attributes() -> None:
+    tensor = torch.ones(3)
+    keep(Slotted(types.SimpleNamespace(inner=tensor)))
+    _, rest = held(tensor)
+    assert [(one.kind, one.name, one.type_name) for one in rest] == [
+        ("attribute", "content", "Slotted"),
+        ("attribute", "inner", "SimpleNamespace"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "length"),
+    [
+        (lambda t: [0, 0, t], "2", 3),
+        (lambda t: (0, t), "1", 2),
+        (lambda t: {"a": 1, "loss": t}, "'loss'", 2),
+        (lambda t: collections.OrderedDict(a=t), "'a'", 1),
+        (lambda t: collections.deque([t, 0, 0, 0]), "0", 4),
+        (lambda t: {t, "other"}, "element", 2),
+        (lambda t: frozenset([t]), "element", 1),
+        (lambda t: [*range(200), t], "200", 201),
+    ],
+    ids=["list", "tuple", "dict", "OrderedDict", "deque", "set", "frozenset", "long-list"],
+)
+def test_a_container_is_told_with_key_and_length(make: object, name: str, length: int) -> None:
+    tensor = torch.ones(3)
+    container = make(tensor)  # type: ignore[operator]
+    keep(container)
+    del make
+    one = holders(tensor)[0]
+    assert one.kind == "item"
+    assert one.links[-1].type_name == type(container).__name__
+    assert (one.links[-1].name, one.links[-1].length) == (name, length)
+
+
+class Word(str):
+    """A string of another class."""
+
+    __slots__ = ()
+
+
+@pytest.mark.parametrize(
+    ("others", "is_record"),
+    [
+        ({"b": 1}, True),
+        ({"it's": 1, Word("c"): 2}, True),
+        ({f"layer{number}": number for number in range(200)}, True),
+        ({7: 1}, False),
+        ({("b", 1): 1}, False),
+        ({**{f"layer{number}": number for number in range(200)}, 7: 1}, False),
+    ],
+)
+def test_a_dict_is_a_record_where_all_of_its_keys_are_strings(others, is_record) -> None:
+    tensor = torch.ones(3)
+    keep({"a": tensor, **others})
+    one = holders(tensor)[0]
+    assert (one.links[-1].name, one.links[-1].is_record) == ("'a'", is_record)
+
+
+def test_an_item_of_a_list_is_no_field_of_a_record() -> None:
+    tensor = torch.ones(3)
+    keep([tensor])
+    assert not holders(tensor)[0].links[-1].is_record
+
+
+def test_a_long_name_of_an_attribute_is_told_whole() -> None:
+    tensor, box = torch.ones(3), Box(None)
+    setattr(box, "x" * 90, tensor)
+    keep(box)
+    assert holders(tensor)[0].links[-1].name == "x" * 90
+
+
+def test_nested_containers_are_told_by_the_longest() -> None:
+    tensor = torch.ones(3)
+    keep(Box([{"n": number} for number in range(9)] + [{"loss": tensor}]))
+    best, rest = held(tensor)
+    assert [(one.kind, one.name, one.length) for one in rest] == [
+        ("attribute", "content", -1),
+        ("item", "9", 10),
+        ("item", "'loss'", 1),
+    ]
+    assert best.description.startswith("list `KEPT['value'].content` (10 items) at `[9]['loss']`")
+
+
+def test_a_tensor_as_a_key_is_told() -> None:
+    tensor = torch.ones(3)
+    keep({tensor: 1, "x": 2})
+    _, rest = held(tensor)
+    assert [(one.kind, one.length) for one in rest] == [("key", 2)]
+
+
+def test_a_closure_is_told_with_function_and_variable() -> None:
+    def outer() -> object:
+        inside = torch.ones(3)
+
+        def inner() -> torch.Tensor:
+            return inside
+
+        return inner
+
+    inner = outer()
+    keep(inner)
+    one = next(one for one in holders(inner()) if one.kind == "closure")  # type: ignore[operator]
+    link = one.links[-1]
+    assert (link.kind, link.name) == ("closure", "inside")
+    assert link.type_name.endswith("outer.inner")
+    assert one.code == "def inner() -> torch.Tensor:"
+
+
+def test_default_arguments_are_told() -> None:
+    def function(a: object = torch.ones(3), *, b: object = torch.ones(4)) -> None:
+        del a, b
+
+    keep(function)
+    first = function.__defaults__[0]  # type: ignore[index]
+    second = function.__kwdefaults__["b"]
+    for tensor, name in ((first, "a"), (second, "b")):
+        chains = [one.links[-1] for one in holders(tensor)]
+        assert ("default_argument", name) in [(link.kind, link.name) for link in chains]
+
+
+def test_a_bound_method_and_a_partial_are_told() -> None:
+    tensor, other = torch.ones(3), torch.ones(4)
+    keep([Box(tensor).__init__, functools.partial(print, other)])
+    assert [link.kind for link in holders(tensor)[0].links[3:]] == ["bound_method", "attribute"]
+    assert holders(other)[0].links[3].kind == "partial"
+    assert holders(other)[0].links[3].type_name.startswith("partial of")
+
+
+@pytest.mark.parametrize("maxsize", [None, 4])
+def test_an_lru_cache_is_told_with_its_function(maxsize: int | None) -> None:
+    @functools.lru_cache(maxsize=maxsize)
+    def table(size: int) -> torch.Tensor:
+        return torch.ones(size)
+
+    keep(table)
+    one = next(one for one in holders(table(7)) if one.kind == "lru_cache")
+    assert one.links[-1].type_name.endswith(".table")
+    assert one.code == "@functools.lru_cache(maxsize=maxsize)"
+
+
+def test_a_class_attribute_is_told_with_its_class() -> None:
+    class Registry:
+        instances: list[object] = []  # noqa: RUF012 (that is the bug)
+
+    tensor = torch.ones(3)
+    Registry.instances.append(tensor)
+    keep(Registry)
+    one = next(one for one in holders(tensor) if one.kind == "class_attribute")
+    link = one.links[-2]
+    assert (link.kind, link.name) == ("class_attribute", "instances")
+    assert link.type_name.endswith("Registry")
+    assert one.code.startswith("instances: list[object] = []")
+
+
+def fail(value: torch.Tensor) -> None:
+    inside = value * 2
+    raise ValueError(inside.shape)
+
+
+def test_an_exception_is_told_with_its_frames() -> None:
+    try:
+        fail(torch.ones(3))
+    except ValueError as error:
+        keep(error)
+        tensor = error.__traceback__.tb_next.tb_frame.f_locals["inside"]  # type: ignore[union-attr]
+    best, rest = held(tensor)
+    assert best.kind == "exception"
+    kinds = [(one.kind, one.type_name) for one in rest]
+    assert kinds[0] == ("exception", "ValueError")
+    assert kinds[-2:] == [("traceback", "fail"), ("frame", "fail")]
+    assert rest[-1].name == "inside"
+    assert best.code in ("inside = value * 2", "keep(error)", 'KEPT["value"] = value')
+
+
+def test_a_context_exception_is_followed() -> None:
+    try:
+        try:
+            fail(torch.ones(3))
+        except ValueError as error:
+            tensor = error.__traceback__.tb_next.tb_frame.f_locals["inside"]  # type: ignore[union-attr]
+            raise KeyError("second") from None
+    except KeyError as second:
+        keep(second)
+    names = [one.name for one in held(tensor)[1]]
+    assert names[:2] == ["__context__", "__traceback__"]
+
+
+def test_the_last_exception_of_a_prompt_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        fail(torch.ones(3))
+    except ValueError as error:
+        monkeypatch.setattr(sys, "last_traceback", error.__traceback__.tb_next, raising=False)  # type: ignore[union-attr]
+        tensor = error.__traceback__.tb_next.tb_frame.f_locals["inside"]  # type: ignore[union-attr]
+    one = next(one for one in holders(tensor) if one.kind == "traceback")
+    assert (one.links[0].kind, one.links[0].name, one.links[0].type_name) == (
+        "global",
+        "last_traceback",
+        "sys",
+    )
+
+
+def test_a_log_record_is_told_with_the_logging_call() -> None:
+    records: list[logging.LogRecord] = []
+    logger = logging.Logger("train")  # noqa: LOG001 - one that outlives no test
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    try:
+        fail(torch.ones(3))
+    except ValueError as error:
+        logger.exception("skipped")
+        tensor = error.__traceback__.tb_next.tb_frame.f_locals["inside"]  # type: ignore[union-attr]
+    one = holders(tensor)[0]
+    link = next(link for link in one.links if link.kind == "log_record")
+    assert (one.kind, link.name, link.type_name) == ("log_record", "exc_info", "logger train")
+    assert one.code == 'logger.exception("skipped")'
+
+
+def test_a_suspended_generator_is_told() -> None:
+    def batches() -> Iterator[int]:
+        batch = torch.ones(3)
+        yield 1
+        yield int(batch.sum())
+
+    generator = batches()
+    next(generator)
+    keep(generator)
+    batch = generator.gi_frame.f_locals["batch"]  # type: ignore[attr-defined]
+    del generator
+    best, rest = held(batch)
+    assert [(one.kind, one.name, one.type_name) for one in rest] == [
+        ("generator", "batch", "batches")
+    ]
+    assert best.code == "batch = torch.ones(3)"
+
+
+def test_a_suspended_coroutine_is_told() -> None:
+    @types.coroutine
+    def pause() -> Iterator[None]:
+        yield
+
+    async def job() -> float:
+        waiting = torch.ones(3)
+        await pause()
+        return float(waiting.sum())
+
+    coroutine = job()
+    coroutine.send(None)
+    keep(coroutine)
+    waiting = coroutine.cr_frame.f_locals["waiting"]
+    coroutine = None
+    _, rest = held(waiting)
+    assert [(one.kind, one.name, one.type_name) for one in rest] == [
+        ("coroutine", "waiting", "job")
+    ]
+    KEPT["value"].close()  # type: ignore[attr-defined]
+
+
+def test_a_local_of_another_thread_is_told_with_the_thread() -> None:
+    ready, done = threading.Event(), threading.Event()
+    box: list[object] = []
+
+    def work() -> None:
+        result = torch.ones(3)
+        box.append(result.untyped_storage()._cdata)
+        ready.set()
+        done.wait(300)
+        del result
+
+    thread = threading.Thread(target=work, name="loader-7")
+    thread.start()
+    assert ready.wait(300)
+    (found,) = find_holders(box)
+    done.set()
+    thread.join()
+    assert [(one.kind, one.name) for one in found[0].links] == [
+        ("thread", "loader-7"),
+        ("local", "result"),
+    ]
+    assert found[0].code == "result = torch.ones(3)"
+
+
+def test_an_attribute_of_a_thread_is_told() -> None:
+    tensor = torch.ones(3)
+    keep(threading.Thread(target=print, args=(tensor,)))
+    _, rest = held(tensor)
+    assert [(one.kind, one.name) for one in rest] == [("thread", "_args"), ("item", "0")]
+
+
+def test_the_notebooks_output_history_is_told() -> None:
+    tensor = torch.ones(3)
+    keep({"In": ["", "x"], "Out": {1: tensor}})
+    best, _ = held(tensor)
+    assert best.kind == "notebook"
+    assert "['Out']" in best.description
+
+
+def test_objects_without_a_name_for_it_are_followed_through() -> None:
+    tensor = torch.ones(3)
+    keep(iter([tensor]))
+    _, rest = held(tensor)
+    assert [one.kind for one in rest] == ["unknown", "item"]
+    assert rest[0].type_name == "list_iterator"
+
+
+def test_no_user_code_runs() -> None:
+    class Hostile(dict):  # type: ignore[type-arg]
+        def __getattribute__(self, name: str) -> object:
+            raise AssertionError(name)
+
+        def __iter__(self) -> Iterator[object]:
+            raise AssertionError
+
+        def items(self) -> object:  # type: ignore[override]
+            raise AssertionError
+
+        def __len__(self) -> int:
+            raise AssertionError
+
+        def __eq__(self, other: object) -> bool:
+            raise AssertionError
+
+        __hash__ = None  # type: ignore[assignment]
+
+        def __repr__(self) -> str:
+            raise AssertionError
+
+    tensor = torch.ones(3)
+    hostile = Hostile()
+    dict.__setitem__(hostile, "deep", tensor)
+    keep(hostile)
+    del hostile
+    _, rest = held(tensor)
+    assert [(one.kind, one.name, one.type_name, one.length) for one in rest] == [
+        ("item", "'deep'", "Hostile", 1)
+    ]
+
+
+def test_only_tensors_have_holders() -> None:
+    with pytest.raises(SettingsError, match="takes a tensor, not list"):
+        holders([])  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="holders of a str"):
+        find_holders(["x"])
+
+
+def test_source_lines_are_those_of_the_file() -> None:
+    tensor = torch.ones(3)
+    keep([tensor, tensor])
+    best, _ = held(tensor)
+    lines = inspect.getsource(sys.modules[__name__]).splitlines()
+    assert lines[best.line - 1].strip() == best.code == 'KEPT["value"] = value'
+    assert best.filename.endswith(HERE)
+
+
+@pytest.mark.parametrize("wrap", [lambda one: one, lambda one: [one]], ids=["itself", "in_a_list"])
+def test_what_an_array_of_objects_keeps_is_found(wrap):
+    rows = np.empty((3, 2), dtype=object)
+    tensor = torch.randn(4)
+    rows[1, 0] = wrap(tensor)
+    keep([rows])
+    target = weakref.ref(tensor.untyped_storage())
+    del tensor, rows
+    (found, *_) = find_holders([target])[0]
+    assert "ndarray" in found.description
+    assert [(one.kind, one.name) for one in found.links[2:4]] == [("item", "0"), ("item", "2")]
+    assert found.links[3].length == 6
+
+
+def test_a_step_that_comes_again_and_again_is_said_once():
+    class Node:
+        def __init__(self, parents):
+            self.parents, self.value = parents, None
+
+    node = Node([])
+    node.value = torch.randn(4)
+    target = weakref.ref(node.value.untyped_storage())
+    for _ in range(12):
+        node = Node([node])
+    keep(node)
+    (found, *_) = find_holders([target])[0]
+    assert "([0].parents x11)[0].value" in found.description
+    assert found.description.count("parents") < 4

@@ -1,0 +1,125 @@
+"""The search upwards from tensors says what the search of the whole heap says, and keeps nothing."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="holders are searched for of tensors")
+
+from memprof.referrers.find_holders import find_holders  # noqa: E402
+from memprof.referrers.gc_objects import live_tensors, objects_at  # noqa: E402
+from memprof.referrers.search_from_roots import quiet  # noqa: E402
+from memprof.referrers.search_from_tensors import Climb  # noqa: E402
+
+KEPT: list[torch.Tensor] = []
+CACHE: dict[str, dict[int, torch.Tensor]] = {"step": {}}
+
+
+class Meter:
+    """Keeps what it is given."""
+
+    def __init__(self):
+        self.history = {"loss": []}
+
+
+def climbed(keys, limit_s=60.0):
+    """The descriptions by key, and how often the search went on."""
+    climb, times = Climb(keys), 0
+    with quiet():
+        while not climb.is_over:
+            climb.proceed(limit_s)
+            times += 1
+    return [[one.description for one in climb.searched[key]] for key in keys], times
+
+
+@pytest.fixture
+def held():
+    """Tensors held in ways of several lengths; their keys."""
+    meter = Meter()
+    meter.history["loss"] += [torch.ones(3), torch.ones(4)]
+    KEPT.extend([torch.ones(5), torch.ones(6)])
+    CACHE["step"][7] = torch.ones(8)
+    linear = torch.nn.Linear(3, 3)
+
+    def closing():
+        return meter
+
+    tensors = [meter.history["loss"][1], KEPT[0], CACHE["step"][7], linear.weight]
+    keys = [one.untyped_storage()._cdata for one in tensors]
+    del tensors
+    yield keys, closing, linear
+    KEPT.clear()
+    CACHE["step"].clear()
+
+
+@pytest.mark.whole_heap
+@pytest.mark.parametrize("limit_s", [0.0, 60.0])
+def test_holders_are_those_of_a_search_of_the_whole_heap(held, limit_s):
+    keys, closing, _linear = held
+    found, times = climbed(keys, limit_s)
+    whole = find_holders(keys, budget_s=60)
+    assert [one[0] for one in found] == [one[0].description for one in whole]
+    assert "`KEPT` (2 items)" in found[1][0]
+    assert "CACHE['step']" in found[2][0]
+    assert (times > 3) == (limit_s == 0.0)
+    assert closing
+
+
+def test_between_two_passes_nothing_is_kept():
+    box = Meter()
+    box.history["loss"].append(torch.ones(3))
+    dead = weakref.ref(box), weakref.ref(box.history["loss"][0])
+    climb = Climb([box.history["loss"][0].untyped_storage()._cdata])
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        climb.proceed(0.0)
+        assert not climb.is_over
+        del box
+        assert [ref() for ref in dead] == [None, None]
+    finally:
+        if enabled:
+            gc.enable()
+    while not climb.is_over:
+        climb.proceed(0.0)
+    assert list(climb.searched.values()) == [()]
+
+
+def test_a_way_that_changed_meanwhile_is_no_answer():
+    inner = [torch.ones(3)]
+    outer = {"inner": inner}
+    key = inner[0].untyped_storage()._cdata
+    climb = Climb([key])
+    with quiet():
+        climb.proceed(0.0)
+        outer["inner"] = list(inner)  # another list has taken its place
+        inner.clear()
+        while not climb.is_over:
+            climb.proceed(0.0)
+    said = [one.description for one in climb.searched[key]]
+    assert not any("inner" in one for one in said)
+
+
+def test_live_tensors_are_all_that_the_collector_knows():
+    class Own(torch.Tensor):
+        pass
+
+    some = [torch.ones(1), torch.nn.Parameter(torch.ones(1)), torch.ones(1).as_subclass(Own)]
+    product = some[1] * 2  # its graph keeps the parameter as well, which hid it before torch 2.11
+    product.backward()
+    some.append(some[1].grad)
+    ids = set(map(id, live_tensors()))
+    assert {id(one) for one in some} <= ids
+    assert ids == {id(one) for one in gc.get_objects() if issubclass(type(one), torch.Tensor)}
+
+
+def test_objects_are_looked_up_by_address_if_they_are_there_still():
+    kept, dropped = [1], [2]
+    addresses = [id(kept), id(dropped), 8]
+    del dropped
+    found = objects_at(addresses)
+    assert any(one is kept for one in found)
+    assert all(id(one) in addresses for one in found)

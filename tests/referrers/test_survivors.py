@@ -1,0 +1,470 @@
+"""What the job itself finds out about memory that stays: without holding, changing or slowing it."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import subprocess
+import sys
+import weakref
+from typing import NamedTuple
+
+import pytest
+
+import memprof
+from memprof.trace import Category, Label
+
+torch = pytest.importorskip("torch", reason="survivors are torch's tensors")
+
+from memprof.referrers import bounded_search as searches  # noqa: E402 - it imports torch
+from memprof.referrers import survivors as watch  # noqa: E402 - it imports torch
+from memprof.referrers.gc_watch import Collections  # noqa: E402 - it imports torch
+from memprof.referrers.graph_growth import GraphGrowth, LongestGraph, longest_graph  # noqa: E402 - it imports torch
+from memprof.referrers.pause_estimate import Stall  # noqa: E402 - it imports torch
+from memprof.referrers.search_candidates import residents, suspects  # noqa: E402 - it imports torch
+from memprof.referrers.search_from_tensors import Climb  # noqa: E402 - it imports torch
+from memprof.sources.cpu.live_storages import LivingStorages  # noqa: E402 - beside torch
+
+
+class Storage(NamedTuple):
+    cdata: int
+    label: int
+    stack: int = 1
+    size: int = 100
+    category: int = 0
+
+
+def columns(storages):
+    """What lives, as sources give it."""
+    return LivingStorages.build(
+        len(storages), **{name: [getattr(s, name) for s in storages] for name in Storage._fields}
+    )
+
+
+def label_of(row):
+    return Label(step=row)
+
+
+def record(step, path, steps, **options):
+    with memprof.track(path, sources=["cpu"], allowance_s=60, **options) as tracker:
+        for i in range(steps):
+            step(i)
+            tracker.step()
+    return memprof.load(path)
+
+
+def growing(run):
+    """Findings about a site; those without one are of what else lives in this process."""
+    return [f for f in run.findings if f.finding == "holders" and f.stack]
+
+
+def test_survivors_of_three_steps_are_suspects():
+    found = suspects(columns([Storage(k, k) for k in range(5)]), label_of, step=6)
+    assert [(s.births, s.count, s.bytes) for s in found] == [(5, 5, 500)]
+    assert found[0].targets == (2, 0, 3)
+
+
+def test_tensors_of_the_last_two_steps_are_not_survivors():
+    assert suspects(columns([Storage(k, k) for k in (5, 6, 7)]), label_of, step=6) == []
+
+
+def test_tensors_made_in_one_step_are_no_suspects():
+    assert suspects(columns([Storage(k, 0) for k in range(50)]), label_of, step=9) == []
+
+
+def test_large_bytes_that_no_category_explains_are_residents():
+    living = [
+        Storage(1, 0, stack=1, size=500, category=Category.PARAMETER),
+        Storage(2, 0, stack=2, size=400),
+        Storage(3, 0, stack=3, size=1),
+    ]
+    assert [(s.stack, s.bytes) for s in residents(columns(living), label_of)] == [(2, 400)]
+
+
+def test_suspects_come_by_births_then_bytes_then_the_first_of_them():
+    living = [
+        *(Storage(k, k, stack=5) for k in range(4)),
+        *(Storage(10 + k, k, stack=3) for k in range(4)),
+        *(Storage(20 + k, k, stack=4, size=500) for k in range(4)),
+        *(Storage(30 + k, k, stack=2) for k in range(5)),
+        *(Storage(40 + k, k % 2, stack=1) for k in range(9)),
+        *(Storage(50 + k, k, stack=0) for k in range(6)),
+    ]
+    found = suspects(columns(living), label_of, step=6)
+    assert [(s.stack, s.births, s.bytes, s.first_step, s.last_step) for s in found] == [
+        (2, 5, 500, 0, 4),
+        (4, 4, 2000, 0, 3),
+        (5, 4, 400, 0, 3),
+        (3, 4, 400, 0, 3),
+    ]
+
+
+def test_targets_of_a_suspect_are_its_middle_its_oldest_and_a_young_one():
+    living = [Storage(100 + made, made, size=made) for made in (7, 1, 5, 3, 9, 0, 8, 2)]
+    (found,) = suspects(columns(living), label_of, step=20)
+    assert found.targets == (103, 100, 108)
+    assert (found.label, found.count, found.bytes) == (9, 8, 35)
+    assert suspects(columns([]), label_of, step=20) == []
+
+
+def test_targets_of_residents_are_the_largest_whatever_their_age():
+    living = [Storage(key, 9 - key, size=size) for key, size in enumerate((5, 90, 20, 90, 70))]
+    (found,) = residents(columns(living), label_of)
+    assert found.targets == (1, 3, 4)
+    assert (found.births, found.first_step, found.last_step, found.label) == (0, 5, 9, 9)
+    assert residents(columns([]), label_of) == []
+
+
+def test_the_holder_of_a_growing_list_is_found_and_said_once(tmp_path, caplog):
+    outputs = []
+    heard = []
+    with caplog.at_level(logging.WARNING, logger="memprof"):
+        run = record(
+            lambda i: outputs.append(torch.zeros(1000)),
+            tmp_path / "run.json",
+            40,
+            on_finding=heard.append,
+        )
+    held = growing(run)
+    assert "outputs" in held[-1].holders[0].description
+    assert [r.message for r in caplog.records if "stay alive" in r.message] == [
+        m for m in caplog.messages if m.startswith("3.91 KiB a step stay alive since step 0")
+    ]
+    assert len(heard) == 1
+    assert heard[0].step < 30
+
+
+def test_a_job_without_growth_gets_no_findings_before_its_end(tmp_path):
+    run = record(lambda i: torch.zeros(1000).sum(), tmp_path / "run.json", 40)
+    assert growing(run) == []
+
+
+def test_nothing_is_kept_alive_by_looking(tmp_path):
+    kept, dead = [], []
+
+    def step(i):
+        kept.append(torch.zeros(64))
+        passing = torch.zeros(64)
+        dead.append(weakref.ref(passing))
+
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        record(step, tmp_path / "run.json", 34)
+        assert [ref for ref in dead if ref() is not None] == []
+    finally:
+        if collecting:
+            gc.enable()
+
+
+CHAIN = """
+from tests.unhurried import lift_limits
+lift_limits()
+import sys, memprof, torch
+def main():
+    weight = torch.ones(3, requires_grad=True)
+    total = torch.zeros(())
+    with memprof.track(sys.argv[1], sources=["cpu"], allowance_s=60) as tracker:
+        for _ in range(40):
+            total = total + (weight * 2).sum()
+            tracker.step()
+main()
+"""
+
+
+def test_a_chain_of_graph_nodes_is_found_on_the_host(tmp_path):
+    # In a process of its own: the longest graph of this one may be another test's.
+    subprocess.run([sys.executable, "-c", CHAIN, tmp_path / "run.json"], check=True)
+    run = memprof.load(tmp_path / "run.json")
+    found = [f for f in run.findings if f.finding == "host_growth"]
+    assert found[-1].details["nodes_per_step"] == pytest.approx(3.0, abs=0.5)
+    assert "total" in found[-1].holders[0].description
+
+
+def test_the_longest_graph_is_counted_in_nodes():
+    weight = torch.ones(3, requires_grad=True)
+    value = weight
+    for _ in range(500):
+        value = value + 1
+    assert longest_graph(budget_s=5).nodes >= 501
+
+
+def test_graphs_of_changing_size_do_not_grow():
+    growth = GraphGrowth()
+    looks = ((8, 100), (12, 140), (16, 90), (24, 150))
+    assert [growth.add(step, LongestGraph(nodes)) for step, nodes in looks] == [0.0] * 4
+
+
+def test_a_graph_grows_only_if_it_reaches_back_to_the_look_before():
+    longer = [(step, LongestGraph(10 * step, None, 99 * step, 100 * step)) for step in (8, 12, 16)]
+    anew, grown = GraphGrowth(), GraphGrowth()
+    assert [anew.add(*one) for one in longer] == [0.0] * 3
+    assert anew.add(24, LongestGraph(240, None, 2376, 2400)) == 0.0
+    for step, one in longer:
+        grown.add(step, LongestGraph(one.nodes, None, 5, one.newest))
+    assert grown.add(24, LongestGraph(240, None, 5, 2400)) == 10.0
+
+
+def test_a_graph_knows_its_oldest_and_its_newest_node():
+    weight = torch.ones(3, requires_grad=True)
+    value = weight * 2
+    first = value.grad_fn._sequence_nr()
+    for _ in range(700):
+        value = value + 1
+    found = longest_graph(budget_s=5)
+    assert found.tensor() is value
+    assert (found.oldest, found.newest) == (first, value.grad_fn._sequence_nr())
+
+
+def test_collections_that_free_something_are_timed():
+    waiting = [0]
+    watch = Collections(lambda: waiting[0])
+    watch.open()
+    try:
+        gc.collect()
+        assert watch.take(1) is None
+
+        class Cycle:
+            def __init__(self):
+                self.me = self
+
+            def __del__(self):
+                waiting[0] += 1
+
+        Cycle()
+        gc.collect()
+        found = watch.take(2)
+    finally:
+        watch.close()
+    assert found is not None
+    assert found.details["generation"] == [2]
+    assert found.details["start_us"] <= found.details["end_us"]
+    assert watch._on_collection not in gc.callbacks
+
+
+def test_an_error_in_a_search_ends_the_search_and_not_the_recording(tmp_path, monkeypatch):
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(searches, "find_holders", fail)
+    monkeypatch.setattr(searches, "Climb", fail)
+    kept = []
+    run = record(lambda i: kept.append(torch.zeros(64)), tmp_path / "run.json", 20)
+    assert any("the search has ended: RuntimeError: broken" in n.message for n in run.notes)
+    assert int(run.devices[0].steps.last[-1]) == 19
+
+
+CONTAINERS = """
+import collections, sys, memprof, torch
+
+SIZE = 60
+
+
+class Plain:
+    def __init__(self):
+        self.items = []
+
+    def add(self, x, step):
+        self.items.append(x)
+
+
+class Cache:
+    def __init__(self):
+        self.items = {}
+
+    def add(self, x, step):
+        if len(self.items) >= SIZE:
+            self.items.pop(next(iter(self.items)))
+        self.items[step] = x
+
+
+class Ring:
+    def __init__(self):
+        self.items = []
+
+    def add(self, x, step):
+        if len(self.items) < SIZE:
+            self.items.append(None)
+        self.items[step % SIZE] = x
+
+
+class Epoch:
+    def __init__(self):
+        self.items = []
+
+    def add(self, x, step):
+        self.items.append(x)
+        if (step + 1) % SIZE == 0:
+            self.items.clear()
+
+
+def main():
+    kept = globals()[sys.argv[2]]()
+    with memprof.track(sys.argv[1], sources=["cpu"], allowance_s=60) as tracker:
+        for step in range(int(sys.argv[3])):
+            kept.add(torch.zeros(1000), step)
+            tracker.step()
+
+
+main()
+"""
+
+
+FORKS = """
+import os, runpy, sys, torch, memprof
+from tests.unhurried import lift_limits
+lift_limits()
+for asked in sys.argv[1:]:
+    if os.fork():  # each in a process of its own, where nothing else grows
+        assert os.wait()[1] == 0, asked
+        continue
+    script, name, steps, run_file, log = asked.split("|")
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
+    sys.argv = [script, run_file, name, steps]
+    runpy.run_path(script, run_name="__main__")
+    sys.stderr.flush()
+    os._exit(0)
+"""
+FILLED = (("Cache", 150), ("Ring", 150), ("Epoch", 150), ("Plain", 29))
+IN_VAIN = ("Cache", 120)
+"""Its entries are taken out at a size that is never reached."""
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """What the log says of containers."""
+    folder = tmp_path_factory.mktemp("containers")
+    reached, never = "len(self.items) >= SIZE", "len(self.items) >= 10 ** 9"
+    assert reached in CONTAINERS
+    (folder / "containers.py").write_text(CONTAINERS)
+    (folder / "in_vain.py").write_text(CONTAINERS.replace(reached, never))
+    cases = [("containers.py", *case) for case in FILLED] + [("in_vain.py", *IN_VAIN)]
+    logs = {case: folder / f"{at}.log" for at, case in enumerate(cases)}
+    asked = [
+        f"{folder / script}|{name}|{steps}|{log.with_suffix('.json')}|{log}"
+        for (script, name, steps), log in logs.items()
+    ]
+    subprocess.run([sys.executable, "-c", FORKS, *asked], check=True)
+    return {
+        case: [line for line in log.read_text().splitlines() if "stay alive" in line]
+        for case, log in logs.items()
+    }
+
+
+@pytest.mark.parametrize("name", ["Cache", "Ring", "Epoch"])
+def test_what_the_program_keeps_small_is_not_said_to_leak_while_it_fills(name, said):
+    assert said["containers.py", name, 150] == []
+
+
+def test_a_list_that_is_only_filled_is_said_to_leak_before_step_30(said):
+    (line,) = said["containers.py", "Plain", 29]
+    assert "list `kept.items`" in line
+
+
+def test_a_container_that_is_kept_small_in_vain_is_said_to_leak_later(said):
+    assert len(said[("in_vain.py", *IN_VAIN)]) == 1
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Every pass over the heap takes too long."""
+    for name in ("_WHOLE_S", "_WHOLE_AFTER_S", "_CHEAP_S"):
+        monkeypatch.setattr(searches, name, 0.0)
+    monkeypatch.setattr(watch, "_SCAN_S", 0.0)
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_search_that_takes_long_waits_until_the_leak_is_certain(tmp_path):
+    outputs, heard, searched = [], [], []
+
+    class Watched(Climb):
+        def __init__(self, *args, **options):
+            searched.append(len(outputs))
+            super().__init__(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(searches, "Climb", Watched)
+        run = record(
+            lambda i: outputs.append(torch.zeros(1000)),
+            tmp_path / "run.json",
+            40,
+            on_finding=heard.append,
+        )
+    assert searched[0] == 24  # looks: 8, 12, 16 and 24; without the wait it would be 8
+    assert "outputs" in heard[0].holders[0].description
+    assert "outputs" in growing(run)[-1].holders[0].description
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_search_that_takes_long_is_gone_on_with_at_the_next_step_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(searches, "_SLICE_S", 0.0)
+    box, heard, slices = type("Box", (), {})(), [], []
+    box.model = {"meters": {"loss": []}}
+    proceed = Climb.proceed
+    monkeypatch.setattr(
+        Climb, "proceed", lambda self, limit_s: (slices.append(step[0]), proceed(self, limit_s))
+    )
+    step = [0]
+
+    def one(i):
+        step[0] = i
+        box.model["meters"]["loss"].append(torch.zeros(1000))
+
+    run = record(one, tmp_path / "run.json", 40, on_finding=heard.append)
+    # the leak is certain at the look after 24 steps; then a pass at each step's end
+    assert slices[:4] == [23, 24, 25, 26]
+    (found,) = heard
+    assert found.step >= 26
+    assert "box.model['meters']['loss']" in found.holders[0].description
+    assert growing(run)[-1].holders
+
+
+@pytest.mark.usefixtures("slow")
+def test_where_a_search_cannot_be_had_in_time_it_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "_LAST_S", 0.0)
+    monkeypatch.setattr(searches, "_SLICE_S", 0.0)
+    deep = []
+    for _ in range(40):
+        deep = [deep]
+
+    def step(i):
+        box = deep
+        for _ in range(40):
+            (box,) = box
+        box.append(torch.zeros(1000))
+
+    run = record(step, tmp_path / "run.json", 40)
+    (note,) = (n for n in run.notes if n.source == "survivors")
+    assert note.message.startswith("who holds some of what stays alive was not searched for")
+    assert growing(run)[-1].holders == []
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_search_that_was_put_off_is_made_at_the_end(tmp_path):
+    outputs = []
+    run = record(lambda i: outputs.append(torch.zeros(1000)), tmp_path / "run.json", 13)
+    (found,) = growing(run)
+    assert "outputs" in found.holders[0].description
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_chain_is_found_among_new_objects_where_a_scan_of_all_takes_long(tmp_path):
+    weight = torch.ones(3, requires_grad=True)
+    total = [torch.zeros(())]
+
+    def step(i):
+        total[0] = total[0] + (weight * 2).sum()
+
+    run = record(step, tmp_path / "run.json", 26)
+    found = [f for f in run.findings if f.finding == "host_growth"]
+    assert next(f.details["nodes_per_step"] for f in found) == pytest.approx(3.0, abs=0.5)
+
+
+def test_what_a_pass_will_take_is_told_by_the_last_one():
+    stall = Stall(longest_s=0.5, per_block_s=1.0)
+    assert not stall.is_short()
+    with stall.measured():
+        pass
+    assert 0 <= stall.per_block_s < 1e-6
+    assert stall.is_short()

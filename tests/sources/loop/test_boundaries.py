@@ -1,0 +1,478 @@
+"""Steps, phases and module paths of training loops."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch")
+
+from torch import nn  # noqa: E402
+
+from memprof.sources.loop.boundaries import Boundaries, annotate  # noqa: E402
+from memprof.sources.protocol import Interner  # noqa: E402
+from memprof.trace import Phase  # noqa: E402
+
+
+class Watched:
+    def __init__(self):
+        self.ended = []
+        self.boundaries = Boundaries(Interner())
+        self.boundaries.open(self.ended.append)
+        self.boundaries.watch_modules()
+
+    @property
+    def label(self):
+        return self.boundaries.label_of(self.boundaries.label())
+
+
+@pytest.fixture
+def watched():
+    it = Watched()
+    yield it
+    it.boundaries.close()
+    assert it.boundaries.notes() == []
+
+
+class Spy(nn.Module):
+    """A linear layer that notes the label of its moment, forward and backward."""
+
+    def __init__(self, watched, fails=False):
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.watched, self.seen, self.fails = watched, [], fails
+
+    def forward(self, x):
+        self.seen.append(self.watched.label)
+        if self.fails:
+            raise ValueError("on purpose")
+        y = torch.tanh(x)
+        if y.requires_grad:  # runs as the backward of tanh is about to begin
+            y.register_hook(lambda _: self.seen.append(self.watched.label))
+        return self.linear(y)
+
+
+def train(model, optimizer):
+    model(torch.ones(1, 2, requires_grad=True)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_a_step_ends_with_the_optimizer(watched):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        train(model, optimizer)
+    watched.boundaries.close()
+    assert watched.ended == [0, 1, 2, 3]
+
+
+def test_two_optimizers_in_an_iteration_make_one_step(watched):
+    models = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    pairs = [(m, torch.optim.SGD(m.parameters(), 0.1)) for m in models]
+    for iteration in range(5):
+        for model, optimizer in pairs:
+            train(model, optimizer)
+        if iteration:
+            assert watched.boundaries.step == iteration + 1
+    watched.boundaries.close()
+    assert watched.ended == [0, 1, 2, 3, 4]
+
+
+def test_an_explicit_mark_counts_no_iteration_twice(watched):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for iteration in range(4):
+        assert watched.boundaries.step == iteration
+        train(model, optimizer)
+        watched.boundaries.step_done()
+    watched.boundaries.close()
+    assert watched.ended == [0, 1, 2, 3]
+
+
+def test_where_no_optimizer_runs_the_outermost_call_ends_a_step(watched):
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU()).eval()
+    with torch.no_grad():
+        for _ in range(4):
+            model(torch.ones(1, 2))
+    watched.boundaries.close()
+    assert watched.ended == [0, 1, 2, 3]
+
+
+def test_accumulated_micro_batches_are_one_step(watched):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        for _ in range(4):
+            model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    watched.boundaries.close()
+    assert watched.ended == [0, 1, 2]
+
+
+def test_a_step_that_a_gradient_scaler_leaves_out_ends_all_the_same(watched):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    for iteration in range(6):
+        if iteration > 1:
+            assert watched.boundaries.step == iteration
+        loss = model(torch.ones(1, 2)).sum()
+        if iteration in (0, 1, 4):
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    watched.boundaries.close()
+    assert watched.ended == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_scaler_that_skips_one_of_two_optimizers_parts_no_iteration(watched):
+    models = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    pairs = [(m, torch.optim.SGD(m.parameters(), 0.1)) for m in models]
+    scaler = torch.amp.GradScaler("cpu")
+    for iteration in range(6):
+        for model, optimizer in pairs:
+            loss = model(torch.ones(1, 2)).sum()
+            if iteration in (2, 3) and model is models[iteration - 2]:
+                loss = loss * float("inf")
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            optimizer.zero_grad()
+        scaler.update()
+        assert watched.boundaries.step == iteration + 1
+    watched.boundaries.close()
+    assert watched.ended == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_scaler_that_somebody_else_wrapped_stays_wrapped(watched):
+    from torch.amp import GradScaler
+
+    ours = GradScaler._maybe_opt_step
+
+    def theirs(self, *args, **kwargs):
+        return ours(self, *args, **kwargs)
+
+    GradScaler._maybe_opt_step = theirs
+    try:
+        watched.boundaries.close()
+        assert GradScaler._maybe_opt_step is theirs
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        scaler = GradScaler("cpu")
+        scaler.scale(model(torch.ones(1, 2)).sum() * float("inf")).backward()
+        scaler.step(optimizer)
+        assert watched.ended == []
+    finally:
+        GradScaler._maybe_opt_step = ours.__wrapped__
+
+
+def test_a_recording_that_ends_within_an_optimizers_hook_raises_nothing_and_leaves_nothing(watched):
+    ended = []
+    watched.boundaries.listeners.clear()
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    train(model, optimizer)
+    watched.boundaries._on_step = lambda n: (ended.append(n), watched.boundaries.close())
+    for _ in range(3):
+        train(model, optimizer)
+    assert ended == [0]
+    watched.boundaries.close()
+
+
+def test_what_is_told_of_crossings_may_come_and_go_as_a_step_ends(watched):
+    crossed = []
+
+    def tell():
+        crossed.append(watched.label.phase)
+
+    def on_step(_):
+        if tell in watched.boundaries.crossings:
+            watched.boundaries.crossings.remove(tell)
+        else:
+            watched.boundaries.crossings.append(tell)
+
+    watched.boundaries._on_step = on_step
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(5):
+        train(model, optimizer)
+    assert crossed[:3] == [Phase.OPTIMIZER, Phase.OTHER, Phase.OPTIMIZER]
+
+
+def test_the_closure_of_an_optimizer_runs_within_its_step(watched):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.ones(1, 2)).pow(2).sum()
+        loss.backward()
+        return loss
+
+    for _ in range(4):
+        optimizer.step(closure)
+    watched.boundaries.close()
+    assert watched.ended == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("clear", [lambda p: p.grad.zero_(), lambda p: setattr(p, "grad", None)])
+def test_where_parameters_are_changed_by_hand_the_next_call_ends_the_step(watched, clear):
+    model = nn.Linear(2, 2)
+    for iteration in range(12):
+        assert watched.boundaries.step == max(0, iteration - 1)
+        model(torch.ones(1, 2)).sum().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(0.1 * parameter.grad)
+                clear(parameter)
+    assert watched.ended == list(range(11))
+
+
+def test_a_critic_that_steps_several_times_ends_a_step_each_time(watched):
+    critic, generator = nn.Linear(2, 2), nn.Linear(2, 2)
+    often = torch.optim.SGD(critic.parameters(), 0.1)
+    seldom = torch.optim.SGD(generator.parameters(), 0.1)
+    for _ in range(4):
+        for _ in range(5):
+            train(critic, often)
+        train(generator, seldom)
+    watched.boundaries.close()
+    assert watched.ended == list(range(20))
+
+
+def test_optimizers_in_backward_hooks_make_one_step_an_iteration(watched):
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
+    for parameter in model.parameters():
+        optimizer = torch.optim.SGD([parameter], 0.1)
+        parameter.register_post_accumulate_grad_hook(lambda _, o=optimizer: o.step())
+    for _ in range(4):
+        model(torch.ones(1, 2)).sum().backward()
+    watched.boundaries.close()
+    assert watched.ended == [0, 1, 2, 3]
+
+
+def test_optimizers_that_are_made_anew_and_kept_end_a_step_each(watched):
+    kept = []
+    for _ in range(20):
+        model = nn.Linear(2, 2)
+        kept.append(torch.optim.SGD(model.parameters(), 0.1))
+        train(model, kept[-1])
+    assert watched.ended == list(range(13))  # the first of twenty, and from the ninth on each
+
+
+def test_ten_optimizers_that_take_turns_make_one_step_once_they_are_known(watched):
+    models = [nn.Linear(2, 2) for _ in range(10)]
+    pairs = [(one, torch.optim.SGD(one.parameters(), 0.1)) for one in models]
+    for _ in range(3):
+        for pair in pairs:
+            train(*pair)
+    known = watched.boundaries.step
+    for _ in range(4):
+        for pair in pairs:
+            train(*pair)
+    assert watched.boundaries.step == known + 4
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_calls_that_go_on_with_the_state_of_the_last_one_end_no_step(watched, by_name):
+    cell = nn.GRUCell(2, 2)
+    state = torch.zeros(1, 2)
+    for _ in range(40):
+        x = torch.ones(1, 2)
+        state = cell(x, hx=state) if by_name else cell(x, state)
+    state.sum().backward()
+    watched.boundaries.close()
+    assert watched.ended == []
+
+
+def test_calls_in_training_mode_that_nobody_differentiates_end_a_step_each(watched):
+    model = nn.Linear(2, 2)
+    for _ in range(20):
+        model(torch.ones(1, 2))
+    watched.boundaries.close()
+    assert watched.ended == list(range(13))  # undecided up to the seventh
+
+
+def test_phases_follow_one_another(watched):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    phases = [watched.label.phase]
+    loss = model(torch.ones(1, 2)).sum()
+    loss.register_hook(lambda _: phases.append(watched.label.phase))
+    phases.append(watched.label.phase)
+    optimizer.register_step_pre_hook(lambda *_: phases.append(watched.label.phase))
+    loss.backward()
+    optimizer.step()
+    phases.append(watched.label.phase)
+    expected = [Phase.OTHER, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER]
+    assert phases == expected
+
+
+def test_paths_are_those_of_named_modules_forward_and_backward(watched):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(Spy(watched), Spy(watched)))
+    model(torch.ones(1, 2)).sum().backward()
+    for name, module in model.named_modules():
+        if isinstance(module, Spy):
+            assert [s.module for s in module.seen] == [f"Sequential.{name}"] * 2
+            assert [s.phase for s in module.seen] == [Phase.FORWARD, Phase.BACKWARD]
+
+
+def test_a_shared_module_keeps_its_first_name(watched):
+    spy = Spy(watched)
+    nn.Sequential(spy, nn.ReLU(), spy)(torch.ones(1, 2))
+    assert [s.module for s in spy.seen] == ["Sequential.0", "Sequential.0"]
+
+
+def test_a_second_model_of_the_same_class_has_a_number(watched):
+    first, second = Spy(watched), Spy(watched)
+    first(torch.ones(1, 2))
+    second(torch.ones(1, 2))
+    assert [first.seen[0].module, second.seen[0].module] == ["Spy", "Spy#2"]
+
+
+def test_a_module_added_later_is_found(watched):
+    model = nn.Sequential(nn.ReLU())
+    model(torch.ones(1, 2))
+    spy = Spy(watched)
+    model.append(spy)
+    model(torch.ones(1, 2))
+    assert spy.seen[0].module == "Sequential.1"
+
+
+def test_an_exception_in_forward_leaves_no_module_running(watched):
+    model = nn.Sequential(Spy(watched, fails=True))
+    with pytest.raises(ValueError, match="on purpose"):
+        model(torch.ones(1, 2))
+    assert watched.label.module == ""
+    assert watched.label.phase == Phase.OTHER
+
+
+def test_an_exception_in_an_optimizer_leaves_no_step_running(watched):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.LBFGS(model.parameters())
+
+    def fail():
+        raise ValueError("on purpose")
+
+    with pytest.raises(ValueError, match="on purpose"):
+        optimizer.step(fail)
+    spy = Spy(watched)
+    spy(torch.ones(1, 2))
+    assert spy.seen[0].phase == Phase.FORWARD
+
+
+def test_a_replica_of_data_parallel_has_the_path_of_its_original(watched):
+    spy = Spy(watched)
+    parallel = nn.DataParallel(nn.Sequential(spy))
+    replica = parallel.module._replicate_for_data_parallel()
+    replica._modules["0"] = copy = spy._replicate_for_data_parallel()
+    copy._modules["linear"] = spy.linear
+    parallel.forward = replica.__call__
+    parallel(torch.ones(1, 2))
+    assert spy.seen[0].module == "DataParallel.module.0"
+
+
+def test_annotations_nest_and_end(watched):
+    with annotate("outer"), annotate("inner"):
+        assert watched.label.annotation == "outer/inner"
+    assert watched.label.annotation == ""
+
+
+def test_nothing_is_held_alive(watched):
+    import gc
+    import weakref
+
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    train(model, optimizer)
+    refs = [weakref.ref(model), weakref.ref(optimizer)]
+    del model, optimizer
+    gc.collect()
+    assert [ref() for ref in refs] == [None, None]
+
+
+def test_after_a_backward_pass_on_autograds_own_thread_the_loss_is_over(watched, monkeypatch):
+    """As on CUDA: the thread that calls ``backward()`` makes no event in the pass itself."""
+    tasks = threading.local()
+    monkeypatch.setattr(watched.boundaries, "_graph_task", lambda: getattr(tasks, "id", -1))
+    model, phases = nn.Linear(2, 2), []
+
+    def device_thread(task):
+        tasks.id = task  # nothing tells the thread that its pass has ended
+        phases.append(watched.label.phase)
+
+    with ThreadPoolExecutor(1) as pool:
+        for task in range(3):
+            model(torch.ones(1, 2))
+            phases.append(watched.label.phase)
+            pool.submit(device_thread, task).result()
+            phases.append(watched.label.phase)
+    assert phases == [Phase.FORWARD, Phase.BACKWARD, Phase.OTHER] * 3
+
+
+def module_hooks():
+    from torch.nn.modules import module
+
+    return {
+        name: len(table)
+        for name, table in vars(module).items()
+        if name.startswith("_global_") and table
+    }
+
+
+def test_no_module_is_hooked_where_none_is_watched_and_one_pair_is_where_they_are(watched):
+    assert module_hooks() == {
+        "_global_forward_hooks": 1,
+        "_global_forward_hooks_always_called": 1,
+        "_global_forward_pre_hooks": 1,
+    }
+    watched.boundaries.unwatch_modules()
+    assert module_hooks() == {}
+    assert watched.boundaries.counts_calls
+
+
+def test_steps_that_nobody_counted_are_skipped_and_an_open_one_is_told(watched):
+    model = nn.Linear(2, 2).eval()
+    with torch.no_grad():
+        model(torch.ones(1, 2))  # its end stays open until the next iteration
+        watched.boundaries.unwatch_modules()
+        for _ in range(7):
+            model(torch.ones(1, 2))
+        assert watched.ended == []
+        watched.boundaries.skip(7)
+        assert watched.ended == [0]
+        assert (watched.boundaries.step, watched.label.step) == (8, 8)
+        watched.boundaries.watch_modules()
+        model(torch.ones(1, 2))
+        model(torch.ones(1, 2))
+    assert watched.ended == [0, 8, 9]
+    assert watched.label.step == 10
+
+
+def test_time_in_hooks_is_reckoned_for_every_call_and_counted_once(watched, monkeypatch):
+    model = nn.Sequential(*[nn.Identity() for _ in range(31)])
+    clock = iter(range(0, 10**9, 1000))
+    monkeypatch.setattr("memprof.sources.loop.boundaries.time.perf_counter_ns", lambda: next(clock))
+    model(torch.ones(1))
+    # 32 calls of 2 hooks; of those that are timed each takes one microsecond.
+    assert watched.boundaries.take_spent_us() == 64
+    assert watched.boundaries.take_spent_us() == 0
+
+
+def test_hooks_on_modules_are_hidden_from_torch_compile_and_come_back_in_their_places(watched):
+    from torch.nn.modules import module
+
+    watched.boundaries._module_hooks.hide()
+    assert module_hooks() == {}
+    other = module.register_module_forward_pre_hook(lambda *_: None)
+    watched.boundaries._module_hooks.show()
+    assert list(module._global_forward_pre_hooks)[1] == other.id
+    watched.boundaries._module_hooks.hide()
+    watched.boundaries.close()
+    watched.boundaries._module_hooks.show()
+    assert module_hooks() == {"_global_forward_pre_hooks": 1}
+    other.remove()
