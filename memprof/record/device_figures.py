@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from memprof.record.step_counters import Span, StepRows
+from memprof.record.step_counters import Span, StepCounters
 from memprof.record.step_sample import StepSample
 from memprof.records import DeviceInfo, DeviceSummary, Readings, StepsRecord
 from memprof.sources.protocol import Counters
 from memprof.trace import NOT_RECORDED
 
-__all__ = ["Figures"]
+__all__ = ["DeviceFigures"]
 
 
 @dataclass(slots=True)
@@ -34,17 +34,17 @@ class _Peak:
         self.reserved = max(self.reserved, counters.reserved, counters.peak_reserved)
 
 
-class Figures:
+class DeviceFigures:
     """What was counted, by device, and how much of it still waits to be written."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, StepRows] = {}
+        self._rows: dict[str, StepCounters] = {}
         self._peaks: dict[str, _Peak] = {}
 
     def count(self, steps: Span, counters: Sequence[Counters], window: int) -> None:
         """The end of a step, or of a few short ones; ``window`` recorded them."""
         for figures in counters:
-            self._rows.setdefault(figures.device, StepRows()).add(steps, figures, window)
+            self._rows.setdefault(figures.device, StepCounters()).add(steps, figures, window)
         self.see(counters, steps.last)
         each_us = (steps.end_us - steps.start_us) / max(1, steps.last - steps.first + 1)
         for figures in counters:

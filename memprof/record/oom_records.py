@@ -101,9 +101,9 @@ class OomRecords:
 
         Of the request torch tells the size of the segment alone.
         """
-        from memprof.sources.cuda.intern_tables import Remapped
+        from memprof.sources.cuda.intern_tables import InternedTables
 
-        rows, end = Remapped(self._interner, held.tables), held.end
+        rows, end = InternedTables(self._interner, held.tables), held.end
         state = rows.state(end if end is not None else State())
         addresses = state.blocks.address.tolist()
         category = [int(what.owned.get(address, Category.UNKNOWN)) for address in addresses]

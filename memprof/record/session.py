@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from memprof.errors import MemprofError
-from memprof.record.device_figures import Figures
+from memprof.record.device_figures import DeviceFigures
 from memprof.record.oom_records import OomRecords
 from memprof.record.options import Options
 from memprof.record.output import Output
@@ -27,7 +27,7 @@ from memprof.record.recording import Recording
 from memprof.record.sampler import Sampler
 from memprof.record.source_selection import Ticks, event_sources, reading_sources
 from memprof.record.step_counters import Span
-from memprof.record.summaries import Interims
+from memprof.record.summaries import Summaries
 from memprof.record.window_schedule import End, OverheadMeter, StepCost, WindowSchedule
 from memprof.records import DeviceInfo, Finding, Header, Readings, WindowRecord
 from memprof.sources.loop.boundaries import Boundaries
@@ -37,7 +37,7 @@ from memprof.trace import NOT_RECORDED
 from memprof.units import format_bytes, format_count, format_duration
 
 if TYPE_CHECKING:
-    from memprof.referrers.survivor_watch import Lookout
+    from memprof.referrers.survivor_watch import SurvivorWatch
     from memprof.sources.cuda.oom_observer import Exhausted
 
 __all__ = ["Session"]
@@ -95,10 +95,10 @@ class Session:
         self._lock = threading.RLock()
         self._schedule = WindowSchedule(replace(options.policy, ranks=ranks), now_us())
         self._boundaries: Boundaries | None = None
-        self._lookout: Lookout | None = None
+        self._survivor_watch: SurvivorWatch | None = None
         self._sampler: Sampler | None = None
-        self._figures = Figures()
-        self._interims = Interims(self._figures, self.recording, self._ooms, self.meter)
+        self._figures = DeviceFigures()
+        self._summaries = Summaries(self._figures, self.recording, self._ooms, self.meter)
         self._steps = 0
         self._last_step = -1
         self._unseen = 0
@@ -163,8 +163,10 @@ class Session:
         self._write_header()
         if self._schedule.is_open:
             self._begin_window()
-            self._lookout = _lookout(self._add_finding, self.recording.note, self._options.budget)
-            self._lookout.open(sources, self._boundaries.label_of)
+            self._survivor_watch = _survivor_watch(
+                self._add_finding, self.recording.note, self._options.budget
+            )
+            self._survivor_watch.open(sources, self._boundaries.label_of)
         self.output.flush()
         self._beats.start()
         self._step_began_us = now_us()
@@ -183,7 +185,7 @@ class Session:
             self._close_sampler()
             if "torch" not in sys.modules:
                 self.recording.note("tracker", "torch was never imported: the host only")
-            self.output.close(self._interims.footer(self._steps, self._devices, status))
+            self.output.close(self._summaries.footer(self._steps, self._devices, status))
 
     def _close_sampler(self) -> None:
         if self._sampler is None:
@@ -288,7 +290,7 @@ class Session:
 
     def _flush(self) -> None:
         self._write_rows()
-        self._interims.write(self._steps, self._devices)  # the job may be about to die
+        self._summaries.write(self._steps, self._devices)  # the job may be about to die
         self.recording.write_notes()
         self.output.flush()
 
@@ -332,7 +334,7 @@ class Session:
             trains=self._boundaries is not None and self._boundaries.trains,
         )
         self._grid = self._schedule.grid(end_us)
-        if is_open and self._lookout is not None:
+        if is_open and self._survivor_watch is not None:
             self._searched(lambda lookout: lookout.step_ended(self._last_step))
         if is_open != was_open or self.recording.is_over():
             self._change_window(is_open=is_open, in_step=False)
@@ -342,12 +344,12 @@ class Session:
         self._events_in_step, self._prior_in_step_us = 0, 0.0
         self._step_began_us = now_us()
 
-    def _searched(self, look: Callable[[Lookout], None]) -> float:
+    def _searched(self, look: Callable[[SurvivorWatch], None]) -> float:
         """Let the lookout do its part, which is counted as a search; microseconds that it took."""
-        if self._lookout is None:
+        if self._survivor_watch is None:
             return 0.0
         began_us = _clock_us()
-        look(self._lookout)
+        look(self._survivor_watch)
         spent_us = _clock_us() - began_us
         self.meter.search(spent_us)
         return spent_us
@@ -398,7 +400,7 @@ class Session:
             self._begin_window()
         elif self.recording.window != NOT_RECORDED:
             self._end_window(self._schedule.end or End.STOP, in_step=in_step)
-            self._interims.write(self._steps, self._devices)
+            self._summaries.write(self._steps, self._devices)
             searched_us = self._searched(lambda lookout: lookout.window_ended())
         self.meter.edge(_clock_us() - began_us - searched_us)
 
@@ -583,8 +585,8 @@ class Session:
         if in_window:
             self.recording.drain(only_cheap=True)
         self._write_rows()
-        if self._interims.is_due(at_us):
-            self._interims.write(self._steps, self._devices)
+        if self._summaries.is_due(at_us):
+            self._summaries.write(self._steps, self._devices)
         self.recording.write_notes()
         self.output.flush()
         self._flushed_us = now_us()
@@ -621,8 +623,8 @@ class Session:
                 _LOG.warning("a hook could not be removed", exc_info=True)
 
     def _close_lookout(self) -> None:
-        if self._lookout is not None:
-            self._lookout.close(quietly=True)
+        if self._survivor_watch is not None:
+            self._survivor_watch.close(quietly=True)
 
     def _close_boundaries(self) -> None:
         if self._boundaries is not None:
@@ -654,12 +656,13 @@ class Session:
         self._figures.read(record)
 
 
-def _lookout(
+def _survivor_watch(
     write: Callable[[Finding, str], None], note: Callable[[str, str], None], share: float
-) -> Lookout:
-    from memprof.referrers.survivor_watch import Lookout  # it imports torch, which is there by now
+) -> SurvivorWatch:
+    # It imports torch, which is there by now.
+    from memprof.referrers.survivor_watch import SurvivorWatch
 
-    return Lookout(write, note, share=share)
+    return SurvivorWatch(write, note, share=share)
 
 
 def _allocated_and_idle(counters: list[Counters]) -> tuple[int, int]:

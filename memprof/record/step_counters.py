@@ -11,7 +11,7 @@ from memprof.records import StepColumns
 from memprof.sources.protocol import Counters
 from memprof.trace import NOT_RECORDED
 
-__all__ = ["Span", "StepRows"]
+__all__ = ["Span", "StepCounters"]
 
 _LATEST = ("allocated", "reserved", "active", "requested", "inactive_split", "retries", "ooms")
 _HIGHEST = ("peak_allocated", "peak_reserved")
@@ -27,7 +27,7 @@ class Span(NamedTuple):
     end_us: int
 
 
-class StepRows:
+class StepCounters:
     """The rows of one device.
 
     The first ``single`` rows are one step each; after every further ``single / 2`` rows the number

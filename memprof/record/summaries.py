@@ -7,24 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memprof.record.device_figures import Figures
+from memprof.record.device_figures import DeviceFigures
 from memprof.record.oom_records import OomRecords
 from memprof.record.process import now_us
 from memprof.record.recording import Recording
 from memprof.record.window_schedule import OverheadMeter
 from memprof.records import DeviceInfo, DeviceSummary, Footer, Interim
 
-__all__ = ["Interims"]
+__all__ = ["Summaries"]
 
 _EVERY_US, _SHARE = 10_000_000, 0.001
 """An interim summary comes so often, or once in this share of the run so far: few in any run."""
 
 
-class Interims:
+class Summaries:
     """Sums up what was counted so far."""
 
     def __init__(
-        self, figures: Figures, recording: Recording, ooms: OomRecords, meter: OverheadMeter
+        self, figures: DeviceFigures, recording: Recording, ooms: OomRecords, meter: OverheadMeter
     ) -> None:
         self._figures, self._recording, self._ooms, self._meter = figures, recording, ooms, meter
         self._began_us = self._last_us = now_us()

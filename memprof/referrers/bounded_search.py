@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from memprof.records import Holder
 from memprof.reference_chain import way
 from memprof.referrers.find_holders import find_holders
-from memprof.referrers.pause_estimate import Stall
+from memprof.referrers.pause_estimate import PauseEstimate
 from memprof.referrers.search_candidates import Suspect
-from memprof.referrers.search_from_tensors import Climb
+from memprof.referrers.search_from_tensors import UpwardSearch
 from memprof.sources.tensor_addresses import PlaceOf, place_of
 
 __all__ = ["Quarry", "Searches"]
@@ -55,12 +55,12 @@ class Searches:
     note: Callable[[str], None] = lambda _: None
     """Told once what was not searched for, and why."""
     _wanted: list[Quarry] = field(default_factory=list)
-    _climbs: dict[PlaceOf, Climb] = field(default_factory=dict)
+    _climbs: dict[PlaceOf, UpwardSearch] = field(default_factory=dict)
     _left: list[Quarry] = field(default_factory=list)
     """What the passes did not explain."""
     _done: list[tuple[Quarry, tuple[Holder, ...]]] = field(default_factory=list)
-    _whole: Stall = field(default_factory=lambda: Stall(_WHOLE_S, _WHOLE_BLOCK_S))
-    _pass: Stall = field(default_factory=lambda: Stall(_CHEAP_S, _PASS_BLOCK_S))
+    _whole: PauseEstimate = field(default_factory=lambda: PauseEstimate(_WHOLE_S, _WHOLE_BLOCK_S))
+    _pass: PauseEstimate = field(default_factory=lambda: PauseEstimate(_CHEAP_S, _PASS_BLOCK_S))
     _said: bool = False
 
     @property
@@ -100,7 +100,7 @@ class Searches:
         for one in self._wanted[:_MOST_CLIMBED]:
             places[one.place].append(one.suspect.targets[0])
         self._climbs = {
-            place: Climb(targets, limit=_MOST_HOLDERS, place=place)
+            place: UpwardSearch(targets, limit=_MOST_HOLDERS, place=place)
             for place, targets in places.items()
         }
         self._go_on(_SLICE_S if limit_s is None else limit_s, last=last)
@@ -138,7 +138,7 @@ class Searches:
         if self._whole.is_short(limit_s):
             with self._whole.measured():
                 return find_holders([target], limit=_MOST_HOLDERS, budget_s=limit_s)[0]
-        climb = Climb([target], limit=_MOST_HOLDERS)
+        climb = UpwardSearch([target], limit=_MOST_HOLDERS)
         climb.proceed(limit_s)
         if not climb.is_over:
             climb.give_up()

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-__all__ = ["Stall"]
+__all__ = ["PauseEstimate"]
 
 
 @dataclass(slots=True)
-class Stall:
+class PauseEstimate:
     """What one kind of pass takes, by the number of the interpreter's memory blocks.
 
     That number is had in a millisecond, whereas counting objects means to list them.

@@ -33,7 +33,7 @@ from memprof.referrers.unowned_memory import with_what_is_known
 from memprof.source_code.find_line import reading_until
 from memprof.sources.tensor_addresses import Block, PlaceOf, place_of
 
-__all__ = ["Climb"]
+__all__ = ["UpwardSearch"]
 
 _AT_ONCE = 8
 """Objects whose referrers one pass looks for; each is compared with every reference there is."""
@@ -73,7 +73,7 @@ class _Moment:
 _MODULE = types.ModuleType
 
 
-class Climb:
+class UpwardSearch:
     """A search for the holders of some tensors that can be interrupted after each pass."""
 
     def __init__(

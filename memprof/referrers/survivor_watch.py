@@ -17,14 +17,14 @@ from memprof.trace import Label
 if TYPE_CHECKING:
     from memprof.referrers.survivors import Announcement, LiveSource, Survivors
 
-__all__ = ["Lookout"]
+__all__ = ["SurvivorWatch"]
 
 _LOG = logging.getLogger("memprof")
 _COLLECTIONS = 256
 """Collections of the garbage collector that may wait before they are written."""
 
 
-class Lookout:
+class SurvivorWatch:
     """Looks for survivors while a job runs; after an error of its own it is silent, with a note."""
 
     def __init__(

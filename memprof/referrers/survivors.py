@@ -11,7 +11,7 @@ from memprof.records import Finding, Holder
 from memprof.reference_chain import LinkKind, breadth, way
 from memprof.referrers.bounded_search import Quarry, Searches
 from memprof.referrers.graph_growth import GraphGrowth, longest_graph
-from memprof.referrers.pause_estimate import Stall
+from memprof.referrers.pause_estimate import PauseEstimate
 from memprof.referrers.search_candidates import Living, Suspect, residents, suspects
 from memprof.referrers.search_from_roots import quiet
 from memprof.source_code.find_line import may_stop_growing
@@ -99,7 +99,7 @@ class Survivors:
     _graph_said: bool = False
     _graph_holders: tuple[Holder, ...] = ()
     _searches: Searches = field(init=False)
-    _scanning: Stall = field(default_factory=lambda: Stall(_SCAN_S, _SCAN_BLOCK_S))
+    _scanning: PauseEstimate = field(default_factory=lambda: PauseEstimate(_SCAN_S, _SCAN_BLOCK_S))
 
     def __post_init__(self) -> None:
         self._searches = Searches(self.note)

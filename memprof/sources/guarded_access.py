@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-__all__ = ["Unread", "plain_attributes"]
+__all__ = ["GuardedAccess", "plain_attributes"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -16,7 +16,7 @@ _LONGEST = 200
 """Characters of an error's words."""
 
 
-class Unread:
+class GuardedAccess:
     """Objects that raised when they were looked at; the first of each kind is told.
 
     It may be anything: subclasses of tensors whose attributes are not there yet, views that torch

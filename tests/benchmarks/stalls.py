@@ -16,8 +16,8 @@ __all__ = ["LEAK_SEARCH", "Held", "Stalls"]
 
 LEAK_SEARCH = "leak search"
 KINDS = {
-    LEAK_SEARCH: ("memprof.referrers.survivor_watch:Lookout", ("step_ended", "window_ended")),
-    "last leak search": ("memprof.referrers.survivor_watch:Lookout", ("close",)),
+    LEAK_SEARCH: ("memprof.referrers.survivor_watch:SurvivorWatch", ("step_ended", "window_ended")),
+    "last leak search": ("memprof.referrers.survivor_watch:SurvivorWatch", ("close",)),
     "window begins": ("memprof.record.recording:Recording", ("begin_window",)),
     "window ends": ("memprof.record.recording:Recording", ("end_window",)),
     "look at what was recorded": ("memprof.record.recording:Recording", ("drain",)),

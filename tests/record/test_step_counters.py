@@ -6,13 +6,13 @@ from itertools import chain
 
 import msgspec
 
-from memprof.record.step_counters import Span, StepRows
+from memprof.record.step_counters import Span, StepCounters
 from memprof.sources.protocol import Counters
 from memprof.trace import NOT_RECORDED
 
 
 def rows_of(steps: int, single: int, peak_at: int = -1) -> list[dict]:
-    rows = StepRows(single)
+    rows = StepCounters(single)
     taken = []
     for step in range(steps):
         peak = 10**6 if step == peak_at else 100
@@ -50,7 +50,7 @@ def test_merged_rows_keep_minimum_maximum_last_and_the_peak():
 
 
 def test_a_row_lies_in_one_window_or_in_none():
-    rows = StepRows(single=1)
+    rows = StepCounters(single=1)
     for step, window in enumerate([-1, -1, -1, 0, 0, -1, -1]):
         rows.add(Span(step, step, 0, 1), Counters("cpu"), window)
     columns = rows.take(unfinished=True)
@@ -59,7 +59,7 @@ def test_a_row_lies_in_one_window_or_in_none():
 
 
 def test_a_million_steps_make_few_rows():
-    rows = StepRows()
+    rows = StepCounters()
     figures = Counters("cpu", allocated=1)
     count = 0
     for step in range(1_000_000):

@@ -8,9 +8,9 @@ import time
 import pytest
 
 import memprof
-from memprof.record.device_figures import Figures
+from memprof.record.device_figures import DeviceFigures
 from memprof.record.step_counters import Span
-from memprof.record.summaries import Interims
+from memprof.record.summaries import Summaries
 from memprof.records import DeviceInfo, Readings
 from memprof.sources.protocol import Counters
 from tests.tracked import FakeEvents, of_kind, python
@@ -18,15 +18,15 @@ from tests.tracked import FakeEvents, of_kind, python
 torch = pytest.importorskip("torch", reason="there is nothing to record without torch")
 
 
-def counted(*allocated: int, reserved: int = 4000) -> Figures:
-    figures = Figures()
+def counted(*allocated: int, reserved: int = 4000) -> DeviceFigures:
+    figures = DeviceFigures()
     for step, bytes_ in enumerate(allocated):
         now = Counters("cuda:0", bytes_, bytes_ + 5, reserved, reserved)
         figures.count(Span(step, step, 100 * step, 100 * step + 40), [now], 0)
     return figures
 
 
-def summary(figures: Figures, ooms: dict[str, int] | None = None):
+def summary(figures: DeviceFigures, ooms: dict[str, int] | None = None):
     infos = [DeviceInfo("cuda:0", total_bytes=1 << 30)]
     return figures.summaries(lambda _: 7, ooms or {}, infos)
 
@@ -55,12 +55,12 @@ def test_what_the_driver_saw_beyond_the_reserved_bytes_is_outside_torch():
 
 
 def test_a_device_that_failed_before_anything_was_counted_is_told_too():
-    (one,) = summary(Figures(), {"cpu": 1})
+    (one,) = summary(DeviceFigures(), {"cpu": 1})
     assert (one.device, one.ooms, one.peak_allocated_bytes) == ("cpu", 1, -1)
 
 
 def test_interim_summaries_come_ever_more_rarely():
-    interims = Interims(Figures(), None, None, None)
+    interims = Summaries(DeviceFigures(), None, None, None)
     began = interims._began_us
     assert not interims.is_due(began + 9_999_999)
     assert interims.is_due(began + 10_000_000)

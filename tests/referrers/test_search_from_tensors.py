@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="holders are searched for of tensors
 from memprof.referrers.find_holders import find_holders  # noqa: E402
 from memprof.referrers.gc_objects import live_tensors, objects_at  # noqa: E402
 from memprof.referrers.search_from_roots import quiet  # noqa: E402
-from memprof.referrers.search_from_tensors import Climb  # noqa: E402
+from memprof.referrers.search_from_tensors import UpwardSearch  # noqa: E402
 
 KEPT: list[torch.Tensor] = []
 CACHE: dict[str, dict[int, torch.Tensor]] = {"step": {}}
@@ -27,7 +27,7 @@ class Meter:
 
 def climbed(keys, limit_s=60.0):
     """The descriptions by key, and how often the search went on."""
-    climb, times = Climb(keys), 0
+    climb, times = UpwardSearch(keys), 0
     with quiet():
         while not climb.is_over:
             climb.proceed(limit_s)
@@ -72,7 +72,7 @@ def test_between_two_passes_nothing_is_kept():
     box = Meter()
     box.history["loss"].append(torch.ones(3))
     dead = weakref.ref(box), weakref.ref(box.history["loss"][0])
-    climb = Climb([box.history["loss"][0].untyped_storage()._cdata])
+    climb = UpwardSearch([box.history["loss"][0].untyped_storage()._cdata])
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -92,7 +92,7 @@ def test_a_way_that_changed_meanwhile_is_no_answer():
     inner = [torch.ones(3)]
     outer = {"inner": inner}
     key = inner[0].untyped_storage()._cdata
-    climb = Climb([key])
+    climb = UpwardSearch([key])
     with quiet():
         climb.proceed(0.0)
         outer["inner"] = list(inner)  # another list has taken its place

@@ -20,9 +20,9 @@ from memprof.referrers import bounded_search as searches  # noqa: E402 - it impo
 from memprof.referrers import survivors as watch  # noqa: E402 - it imports torch
 from memprof.referrers.gc_watch import Collections  # noqa: E402 - it imports torch
 from memprof.referrers.graph_growth import GraphGrowth, LongestGraph, longest_graph  # noqa: E402 - it imports torch
-from memprof.referrers.pause_estimate import Stall  # noqa: E402 - it imports torch
+from memprof.referrers.pause_estimate import PauseEstimate  # noqa: E402 - it imports torch
 from memprof.referrers.search_candidates import residents, suspects  # noqa: E402 - it imports torch
-from memprof.referrers.search_from_tensors import Climb  # noqa: E402 - it imports torch
+from memprof.referrers.search_from_tensors import UpwardSearch  # noqa: E402 - it imports torch
 from memprof.sources.cpu.live_storages import LivingStorages  # noqa: E402 - beside torch
 
 
@@ -248,7 +248,7 @@ def test_an_error_in_a_search_ends_the_search_and_not_the_recording(tmp_path, mo
         raise RuntimeError("broken")
 
     monkeypatch.setattr(searches, "find_holders", fail)
-    monkeypatch.setattr(searches, "Climb", fail)
+    monkeypatch.setattr(searches, "UpwardSearch", fail)
     kept = []
     run = record(lambda i: kept.append(torch.zeros(64)), tmp_path / "run.json", 20)
     assert any("the search has ended: RuntimeError: broken" in n.message for n in run.notes)
@@ -378,13 +378,13 @@ def slow(monkeypatch):
 def test_a_search_that_takes_long_waits_until_the_leak_is_certain(tmp_path):
     outputs, heard, searched = [], [], []
 
-    class Watched(Climb):
+    class Watched(UpwardSearch):
         def __init__(self, *args, **options):
             searched.append(len(outputs))
             super().__init__(*args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(searches, "Climb", Watched)
+        patch.setattr(searches, "UpwardSearch", Watched)
         run = record(
             lambda i: outputs.append(torch.zeros(1000)),
             tmp_path / "run.json",
@@ -401,9 +401,11 @@ def test_a_search_that_takes_long_is_gone_on_with_at_the_next_step_ends(tmp_path
     monkeypatch.setattr(searches, "_SLICE_S", 0.0)
     box, heard, slices = type("Box", (), {})(), [], []
     box.model = {"meters": {"loss": []}}
-    proceed = Climb.proceed
+    proceed = UpwardSearch.proceed
     monkeypatch.setattr(
-        Climb, "proceed", lambda self, limit_s: (slices.append(step[0]), proceed(self, limit_s))
+        UpwardSearch,
+        "proceed",
+        lambda self, limit_s: (slices.append(step[0]), proceed(self, limit_s)),
     )
     step = [0]
 
@@ -462,7 +464,7 @@ def test_a_chain_is_found_among_new_objects_where_a_scan_of_all_takes_long(tmp_p
 
 
 def test_what_a_pass_will_take_is_told_by_the_last_one():
-    stall = Stall(longest_s=0.5, per_block_s=1.0)
+    stall = PauseEstimate(longest_s=0.5, per_block_s=1.0)
     assert not stall.is_short()
     with stall.measured():
         pass

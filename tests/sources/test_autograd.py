@@ -16,9 +16,9 @@ from memprof.sources.autograd import (  # noqa: E402
     has_gradient,
     is_leaf,
 )
-from memprof.sources.cpu.find_storages import Search  # noqa: E402
-from memprof.sources.cuda.label_timeline import MarkKeeper  # noqa: E402
-from memprof.sources.guarded_access import Unread  # noqa: E402
+from memprof.sources.cpu.find_storages import StorageSearch  # noqa: E402
+from memprof.sources.cuda.label_timeline import LabelRecorder  # noqa: E402
+from memprof.sources.guarded_access import GuardedAccess  # noqa: E402
 from memprof.sources.loop.boundaries import Boundaries  # noqa: E402
 from memprof.sources.owners.tensor_owners import Differentiated  # noqa: E402
 from memprof.sources.protocol import Interner  # noqa: E402
@@ -81,8 +81,8 @@ def test_holders_are_found_beside_such_views():
 
 def test_searches_for_storages_and_graphs_pass_over_such_views():
     whole, views = stale_views()
-    unread = Unread()
-    search = Search(unread)
+    unread = GuardedAccess()
+    search = StorageSearch(unread)
     keys = {storage._cdata for storage in search.everything()}
     assert whole.untyped_storage()._cdata in keys
     Differentiated(unread).see([whole, *views])
@@ -113,7 +113,7 @@ class Wraps(torch.nn.Module):
 def test_a_module_may_give_back_such_views_or_anything_else_while_boundaries_are_marked():
     boundaries = Boundaries(Interner())
     passed = []
-    keeper = MarkKeeper(boundaries, passed.append)
+    keeper = LabelRecorder(boundaries, passed.append)
     boundaries.open(on_step=lambda step: None)
     keeper.start()
     x = torch.ones(3, 2, requires_grad=True)

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="the objects are torch's")
 import memprof  # noqa: E402
 from memprof.sources.cpu.find_storages import objects_with_tensors  # noqa: E402
 from memprof.sources.cuda.source_with_owners import OwnedCudaSource  # noqa: E402
-from memprof.sources.guarded_access import Unread  # noqa: E402
+from memprof.sources.guarded_access import GuardedAccess  # noqa: E402
 from memprof.sources.loop.boundaries import Boundaries  # noqa: E402
 from memprof.sources.owners.tensor_owners import parts, tensors_in  # noqa: E402
 from memprof.sources.protocol import Interner  # noqa: E402
@@ -89,7 +89,7 @@ def test_a_program_of_strange_objects_is_recorded_to_its_end(tmp_path, monkeypat
 
 
 def test_each_kind_is_told_once_and_a_few_at_most():
-    unread = Unread()
+    unread = GuardedAccess()
     for _ in range(3):
         for item in (1, "a", [], {}, (), 2.0, b""):
             unread.add(item, ValueError("in\ntwo lines"))
@@ -105,7 +105,7 @@ def test_an_error_without_words_is_told_all_the_same():
         def __str__(self):
             raise RuntimeError
 
-    unread = Unread()
+    unread = GuardedAccess()
     unread.add(1, Mute())
     assert unread.notes() == [
         "an object of type int raised when it was looked at: an error without words"
@@ -113,7 +113,7 @@ def test_an_error_without_words_is_told_all_the_same():
 
 
 def test_the_others_are_looked_at():
-    unread, seen = Unread(), []
+    unread, seen = GuardedAccess(), []
     unread.each(lambda item: seen.append(10 // item), [1, 0, 5])
     assert seen == [10, 2]
     assert list(unread.within(lambda n: (12 // k for k in (1, n)), [2, 0, 3])) == [12, 6, 12, 12, 4]
@@ -122,14 +122,14 @@ def test_the_others_are_looked_at():
 
 
 def test_of_a_strange_list_the_tensors_are_found():
-    tensor, unread = torch.ones(2), Unread()
+    tensor, unread = torch.ones(2), GuardedAccess()
     value = [strange.dead_proxy(), {"a": tensor}, strange.Lazy(), strange.Nameless(), (tensor,)]
     assert list(map(id, tensors_in(value, unread))) == [id(tensor)] * 2
     assert [note.split()[4] for note in unread.notes()] == ["ProxyType", "Lazy", "Nameless"]
 
 
 def test_a_wrapper_of_itself_has_no_parts():
-    assert list(parts(strange.Looped(torch.ones(2)), Unread())) == []
+    assert list(parts(strange.Looped(torch.ones(2)), GuardedAccess())) == []
 
 
 def test_classes_that_are_no_keys_hide_no_tensor():

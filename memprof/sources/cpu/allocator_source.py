@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.records import DeviceInfo
-from memprof.sources.cpu.find_storages import Search
-from memprof.sources.cpu.throttle import Leisure
+from memprof.sources.cpu.find_storages import StorageSearch
+from memprof.sources.cpu.throttle import Throttle
 from memprof.sources.guarded_access import plain_attributes
 from memprof.sources.loop.boundaries import Boundaries
 from memprof.sources.native_rows import ROW, RowLabels, Rows
@@ -69,7 +69,7 @@ class CpuAllocatorSource:
         self._live = LiveBlocks(interner, boundaries, place, lambda device: device == _DEVICE)
         self._stacks = _StackRows(interner, native.cpu_new_stacks)
         self._labels = RowLabels(interner, boundaries, native)
-        self._search = Search(boundaries.unread)
+        self._search = StorageSearch(boundaries.unread)
         self._foreign = _ForeignStorages(native)
         self._pid = os.getpid()
         self._in_window = False
@@ -77,7 +77,7 @@ class CpuAllocatorSource:
         self._state = State()
         self._lost = 0
         self._notes: list[str] = []
-        self._at_leisure = Leisure(_LEARNING)
+        self._at_leisure = Throttle(_LEARNING)
 
     def devices(self) -> Sequence[DeviceInfo]:
         """The CPU."""

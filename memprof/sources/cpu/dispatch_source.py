@@ -20,15 +20,15 @@ from memprof.sources.cpu.dispatch_mode import (
     spoils_compiled,
 )
 from memprof.sources.cpu.event_batch import Batch
-from memprof.sources.cpu.find_storages import Search, cpu_storages, objects_with_tensors
-from memprof.sources.cpu.live_storages import ROW, Held, LiveStorages, LivingStorages
-from memprof.sources.cpu.other_threads import Elsewhere
+from memprof.sources.cpu.find_storages import StorageSearch, cpu_storages, objects_with_tensors
+from memprof.sources.cpu.live_storages import ROW, LiveStorages, LivingStorages, StorageReference
+from memprof.sources.cpu.other_threads import OtherThreads
 from memprof.sources.cpu.sampled_time import SampledTime
-from memprof.sources.cpu.throttle import Leisure
+from memprof.sources.cpu.throttle import Throttle
 from memprof.sources.guarded_access import plain_attributes
 from memprof.sources.loop.boundaries import Boundaries
 from memprof.sources.loop.torch_compile import is_used
-from memprof.sources.owners.saved_tensors import Outliving
+from memprof.sources.owners.saved_tensors import SavedForBackward
 from memprof.sources.owners.tensor_owners import (
     Owner,
     gradient_storages,
@@ -93,12 +93,12 @@ class CpuSource:
         self._notes: list[str] = []
         self._at_loss = False
         self._unread = boundaries.unread
-        self._search = Search(boundaries.unread)
-        self._outliving = Outliving(boundaries.label_of)
-        self._elsewhere = Elsewhere()
+        self._search = StorageSearch(boundaries.unread)
+        self._saved_for_backward = SavedForBackward(boundaries.label_of)
+        self._other_threads = OtherThreads()
         self._opaque: set[str] = set()
         self._aside = False
-        self._at_leisure = Leisure(_JUDGING)
+        self._at_leisure = Throttle(_JUDGING)
         self._undecided = True
         self._operators = SampledTime(_MODE_US)
         self.on_full: Callable[[], None] | None = None
@@ -186,7 +186,7 @@ class CpuSource:
         skip_in_dynamo()
         if not self._aside:
             self._look(thorough=False)
-        batch = Batch(self._live.take_rows(), self._events, self._outliving)
+        batch = Batch(self._live.take_rows(), self._events, self._saved_for_backward)
         living = [held for held in self._live.counted() if batch.first_serial <= held.serial]
         for held in living:
             held.event = batch.event_of(held.serial)
@@ -216,7 +216,7 @@ class CpuSource:
             notes.append(self._live.failure)
             self._live.failure = ""
         if not self._recording:  # once a window, when all is known
-            notes += self._elsewhere.notes()
+            notes += self._other_threads.notes()
         return notes
 
     # Listener of the boundaries.
@@ -256,7 +256,7 @@ class CpuSource:
             return
         self._since = min(self._since, next(self._live.serials))
         if not own_thread:
-            self._elsewhere.called()
+            self._other_threads.called()
         tensors = list(tensors_in((args, kwargs), self._unread))
         with plain_attributes():
             self._search.differentiated.see(tensors)
@@ -418,7 +418,7 @@ class CpuSource:
             for storage in cpu_storages(tensor, self._unread):
                 self._note(storage, frame)
 
-    def _note(self, storage: Any, frame: Any) -> Held | None:
+    def _note(self, storage: Any, frame: Any) -> StorageReference | None:
         live = self._live
         held = live.held.get(storage._cdata)
         if held is not None and not live.refresh(held, storage):
@@ -456,7 +456,7 @@ class CpuSource:
                 if held is not None:
                     self._mark_input(held)
 
-    def _mark_input(self, held: Held) -> None:
+    def _mark_input(self, held: StorageReference) -> None:
         if held.category == Category.UNKNOWN:
             label = self._boundaries.label_of(held.label)
             if label.phase in (Phase.OTHER, Phase.UNKNOWN) and not label.module:
@@ -467,24 +467,28 @@ class CpuSource:
         self._boundaries.label()  # a backward pass that has ended is noticed here
         suspects = []
         if self._search.reads_saved:
-            suspects = self._outliving.suspects(self._live.counted(), self._boundaries.step)
+            suspects = self._saved_for_backward.suspects(
+                self._live.counted(), self._boundaries.step
+            )
         with plain_attributes():
             if thorough:
                 found = self._search.everything()
             else:
-                found = self._search.recent(thorough=self._outliving.undecided(suspects))
+                found = self._search.recent(thorough=self._saved_for_backward.undecided(suspects))
             self._find(found)
             if thorough:  # a gradient that Python has never looked at is no object yet
                 owning = owned(self._boundaries, self._search.differentiated)
                 self._find(s for _, one in owning for s in cpu_storages(one, self._unread))
             self._judge(owners(self._boundaries, self._search.differentiated))
-        self._outliving.decide(suspects, self._search.saved)
+        self._saved_for_backward.decide(suspects, self._search.saved)
 
     def _keep_up(self) -> None:
         """At a step's end: learn whose it is while it is there; it may die before a drain."""
         if self._undecided:
-            suspects = self._outliving.suspects(self._live.counted(), self._boundaries.step)
-            if self._outliving.undecided(suspects):
+            suspects = self._saved_for_backward.suspects(
+                self._live.counted(), self._boundaries.step
+            )
+            if self._saved_for_backward.undecided(suspects):
                 self._undecided = False
                 self._look(thorough=True)
                 return
@@ -504,7 +508,7 @@ class CpuSource:
         """Note the storages that no operator showed (C++ made them, or another thread did)."""
         self._unread.each(self._found, found)
         if self._recording:
-            self._elsewhere.look(self._thread)
+            self._other_threads.look(self._thread)
 
     def _found(self, storage: Any) -> None:
         live = self._live
@@ -514,7 +518,7 @@ class CpuSource:
         label = self._boundaries.label() if self._recording else EMPTY
         held = live.add(storage, EMPTY, label)
         if held is not None and self._recording:
-            self._elsewhere.found(storage)
+            self._other_threads.found(storage)
 
 
 def _uses_cuda() -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from memprof.sources.cpu.live_storages import ROW, Held
-from memprof.sources.owners.saved_tensors import Outliving
+from memprof.sources.cpu.live_storages import ROW, StorageReference
+from memprof.sources.owners.saved_tensors import SavedForBackward
 from memprof.sources.protocol import Chunk
 from memprof.trace import EMPTY, NOT_RECORDED, Action, Events
 
@@ -18,9 +18,9 @@ __all__ = ["Batch"]
 class Batch:
     """The rows between two drains of a window."""
 
-    def __init__(self, rows: Sequence[int], first_event: int, outliving: Outliving) -> None:
+    def __init__(self, rows: Sequence[int], first_event: int, outliving: SavedForBackward) -> None:
         """``first_event`` is the index in the window that the batch begins with."""
-        self._outliving = outliving
+        self._saved_for_backward = outliving
         table = np.frombuffer(array("q", rows), dtype=np.int64).reshape(-1, ROW)
         self._allocs = table[:, 0] == 1
         self._table = table
@@ -42,7 +42,9 @@ class Batch:
             return int(self._alloc_starts[at]) + self._first
         return NOT_RECORDED
 
-    def chunk(self, device: str, living: Sequence[Held], known: Iterable[Held]) -> Chunk:
+    def chunk(
+        self, device: str, living: Sequence[StorageReference], known: Iterable[StorageReference]
+    ) -> Chunk:
         """The events; ``living`` were made in this batch and live, ``known`` is all that lives."""
         events = self._events()
         late_events, late_blocks = self._settle_dead(events)
@@ -93,7 +95,7 @@ class Batch:
         rows = self._alloc_starts[at[here]] if len(self._serials) else at[here]
         stacks = np.full(len(dead), EMPTY)
         stacks[here] = self._stacks[at[here]] if len(self._serials) else EMPTY
-        final = self._outliving.of_dead(category, stacks, born=dead[:, 4], died=dead[:, 5])
+        final = self._saved_for_backward.of_dead(category, stacks, born=dead[:, 4], died=dead[:, 5])
         events.category[rows] = final[here]
         events.label[rows] = dead[here, 4]
         told = (before >= 0) & ~here & (final != handed)

@@ -12,10 +12,10 @@ from typing import Any
 
 from memprof.sources.autograd import grad_fn_of, gradient_of
 from memprof.sources.gc_instances import instances_of, subclasses_of
-from memprof.sources.guarded_access import Unread
+from memprof.sources.guarded_access import GuardedAccess
 from memprof.sources.owners.tensor_owners import Differentiated, is_plain, storages, tensors_in
 
-__all__ = ["SavedTensors", "Search", "cpu_storages", "objects_with_tensors", "reads_saved"]
+__all__ = ["SavedTensors", "StorageSearch", "cpu_storages", "objects_with_tensors", "reads_saved"]
 
 _NODES = 100_000
 """The graph is followed this far: a search must not take longer than a window."""
@@ -23,17 +23,17 @@ _REST = 20
 """A full search is repeated when this many times its duration has passed."""
 
 
-def cpu_storages(tensor: Any, unread: Unread) -> list[Any]:
+def cpu_storages(tensor: Any, unread: GuardedAccess) -> list[Any]:
     """The storages of a tensor that lie in the memory of the host."""
     if is_plain(tensor):
         return list(storages(tensor, unread)) if tensor.is_cpu else []
     return [s for s in storages(tensor, unread) if s.device.type == "cpu"]
 
 
-class Search:
+class StorageSearch:
     """Looks for storages; a full search takes milliseconds, one among new objects far less."""
 
-    def __init__(self, unread: Unread) -> None:
+    def __init__(self, unread: GuardedAccess) -> None:
         self._unread = unread
         self.saved: set[int] | None = None
         """Keys (``_cdata``) of what graphs save, after a full search; None when they were not
@@ -148,7 +148,7 @@ def _gradient(item: Any) -> Iterator[Any]:
             yield gradient
 
 
-def _storages(found: Iterable[Any], unread: Unread) -> Iterator[Any]:
+def _storages(found: Iterable[Any], unread: GuardedAccess) -> Iterator[Any]:
     import torch
 
     def of(item: Any) -> Iterable[Any]:
@@ -165,7 +165,7 @@ class SavedTensors:
     They are those of the graphs behind some tensors, and of checkpoints.
     """
 
-    def __init__(self, known: list[Any], unread: Unread) -> None:
+    def __init__(self, known: list[Any], unread: GuardedAccess) -> None:
         self._unread = unread
         self.complete = True
         """Whether the graphs were followed to their ends."""

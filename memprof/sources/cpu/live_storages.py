@@ -12,7 +12,7 @@ from typing import Any
 from memprof.sources.loop.thread_state import Place
 from memprof.trace import EMPTY, NOT_RECORDED, Blocks, BlockState, Column, Columns, State, column
 
-__all__ = ["ROW", "Held", "LiveStorages", "LivingStorages"]
+__all__ = ["ROW", "LiveStorages", "LivingStorages", "StorageReference"]
 
 ROW = 8
 """Numbers in a row of the recording: kind, address, bytes, time (ns), stack, label, serial, owner.
@@ -23,7 +23,7 @@ allocation should have; its "owner" packs the index of its allocation if that wa
 """
 
 
-class Held(weakref.ref):  # type: ignore[type-arg]
+class StorageReference(weakref.ref):  # type: ignore[type-arg]
     """A storage that is alive, and what is known of its bytes."""
 
     __slots__ = (
@@ -68,7 +68,7 @@ class LivingStorages(Columns):
     """`Category` as it is known now."""
 
     @staticmethod
-    def of(held: Iterable[Held]) -> LivingStorages:
+    def of(held: Iterable[StorageReference]) -> LivingStorages:
         """The columns of some storages, which are not held by them."""
         rows = [(h.key, h.size, h.stack, h.label, h.category) for h in held]
         columns = zip(*rows, strict=True) if rows else [()] * 5
@@ -87,7 +87,7 @@ class LiveStorages:
 
     def __init__(self, place: Callable[[], Place]) -> None:
         """``place`` tells where the calling thread is, with the row of the moment's label."""
-        self.held: dict[int, Held] = {}
+        self.held: dict[int, StorageReference] = {}
         self.bytes = 0
         self.peak = 0
         self.rows: list[int] = []
@@ -96,7 +96,7 @@ class LiveStorages:
         self._place = place
         self._recording = False
         self._owner_of: dict[int, int] = {}
-        self._shared: dict[int, list[Held]] = {}
+        self._shared: dict[int, list[StorageReference]] = {}
         self._on_death = self._died
 
     def record(self, on: bool) -> None:
@@ -108,14 +108,14 @@ class LiveStorages:
         rows, self.rows = self.rows, []
         return rows
 
-    def refresh(self, held: Held, storage: Any) -> bool:
+    def refresh(self, held: StorageReference, storage: Any) -> bool:
         """Whether a known storage lost its memory or got other; the old is noted as freed."""
         if abs(held.size) == storage.nbytes() and held.address == storage.data_ptr():
             return False
         self._gone(held)
         return True
 
-    def add(self, storage: Any, stack: int = EMPTY, label: int = EMPTY) -> Held | None:
+    def add(self, storage: Any, stack: int = EMPTY, label: int = EMPTY) -> StorageReference | None:
         """Note a storage that is not known; None where it has no bytes of its own."""
         size = storage.nbytes()
         if not size:
@@ -124,7 +124,7 @@ class LiveStorages:
         if not address:
             return None
         key = storage._cdata
-        held = Held(storage, self._on_death)
+        held = StorageReference(storage, self._on_death)
         held.key = key
         held.address = address
         held.size = size
@@ -145,7 +145,7 @@ class LiveStorages:
             self.rows += (1, address, size, time.time_ns(), stack, label, serial, 0)
         return held
 
-    def counted(self) -> Iterator[Held]:
+    def counted(self) -> Iterator[StorageReference]:
         """The storages whose bytes count; of several on the same memory only the first."""
         return (held for held in list(self.held.values()) if held.size > 0)
 
@@ -165,7 +165,7 @@ class LiveStorages:
         )
         return State(blocks=blocks)
 
-    def latest(self, serial: int) -> Iterator[Held]:
+    def latest(self, serial: int) -> Iterator[StorageReference]:
         """The living storages that became known at or after ``serial``, the latest first."""
         for held in reversed(list(self.held.values())):
             if held.serial < serial:
@@ -180,14 +180,14 @@ class LiveStorages:
         self.rows.clear()
         self.bytes = self.peak = 0
 
-    def _died(self, held: Held) -> None:
+    def _died(self, held: StorageReference) -> None:
         try:
             if self.held.get(held.key) is held:
                 self._gone(held)
         except Exception as error:  # noqa: BLE001  this runs wherever the job drops a tensor
             self.failure = f"a tensor's end was missed: {type(error).__name__}: {error}"
 
-    def _gone(self, held: Held) -> None:
+    def _gone(self, held: StorageReference) -> None:
         del self.held[held.key]
         address = held.address
         sharers = self._shared.get(address) if self._shared else None

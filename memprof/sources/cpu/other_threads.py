@@ -8,7 +8,7 @@ from typing import Any
 
 from memprof.units import format_bytes, format_count
 
-__all__ = ["Elsewhere"]
+__all__ = ["OtherThreads"]
 
 _LEAST = 64 << 10
 _COMPILED = "torch._inductor.graph"
@@ -20,7 +20,7 @@ _WHY = (
 )
 
 
-class Elsewhere:
+class OtherThreads:
     """Adds up storages that a search found and that no operator of the recorded thread made.
 
     Python can make a storage in that thread without an operator too: around memory of others

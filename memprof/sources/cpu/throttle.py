@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-__all__ = ["Leisure"]
+__all__ = ["Throttle"]
 
 
-class Leisure:
+class Throttle:
     """Calls what it is given at most so often that it takes ``share`` of the time."""
 
     def __init__(self, share: float, clock: Callable[[], float] = time.monotonic) -> None:

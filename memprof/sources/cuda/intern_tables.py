@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from memprof.sources.cuda.label_timeline import Marks
+from memprof.sources.cuda.label_timeline import LabelTimeline
 from memprof.sources.cuda.thread_entry_point import entry_of
 from memprof.sources.protocol import Interner
 from memprof.sources.stacks import is_own
@@ -25,10 +25,10 @@ from memprof.trace import (
     Tables,
 )
 
-__all__ = ["Remapped", "with_stacks_of"]
+__all__ = ["InternedTables", "with_stacks_of"]
 
 
-class Remapped:
+class InternedTables:
     """Rows of a snapshot's own tables as rows of the run's."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Remapped:
         self._pools = np.asarray([*map(interner.pool, tables.pools), NOT_RECORDED], np.int32)
 
     def events(
-        self, events: Events, marks: Marks, device: int, *, has_stacks: bool = False
+        self, events: Events, marks: LabelTimeline, device: int, *, has_stacks: bool = False
     ) -> Events:
         """Labels are told by the time; metadata that the user gave to torch is their annotation.
 

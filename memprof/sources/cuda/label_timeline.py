@@ -17,7 +17,7 @@ from memprof.sources.cuda.thread_entry_point import NO_ENTRY, Entry, entry_here
 from memprof.sources.loop.boundaries import Boundaries, annotation_changes
 from memprof.trace import EMPTY, Column
 
-__all__ = ["MarkKeeper", "Marks"]
+__all__ = ["LabelRecorder", "LabelTimeline"]
 
 _MARKED = "memprof"
 """Key in a graph node's metadata: the innermost module has marked it already."""
@@ -33,7 +33,7 @@ then, without which no backward pass follows. A plain tuple, as one is made at e
 
 
 @dataclass(slots=True)
-class Marks:
+class LabelTimeline:
     """Labels and the times from which they hold.
 
     Told by the time, events of the backward pass get their labels too, though other threads make
@@ -72,13 +72,15 @@ class Marks:
         """Whether a thread runs beside the loop's: the program's own, and not autograd's."""
         return entry not in self.loop
 
-    def apart(self) -> tuple[Marks, Marks]:
+    def apart(self) -> tuple[LabelTimeline, LabelTimeline]:
         """Those of the loop's thread and of autograd's, and those of threads beside it."""
         rows, loop = self.rows[:], self.loop
         ours = [row for row in rows if row[3] in loop]
         if len(ours) == len(rows):
-            return Marks(rows, loop), Marks([], loop)
-        return Marks(ours, loop), Marks([row for row in rows if row[3] not in loop], loop)
+            return LabelTimeline(rows, loop), LabelTimeline([], loop)
+        return LabelTimeline(ours, loop), LabelTimeline(
+            [row for row in rows if row[3] not in loop], loop
+        )
 
     def had_gradients(self, time_us: Column) -> Column:
         """Whether the thread of the loop recorded a graph at each time; before a mark it did."""
@@ -109,7 +111,7 @@ class Marks:
         return np.asarray(np.where(by_own, labels[rows + 1], found))
 
 
-class MarkKeeper:
+class LabelRecorder:
     """Marks every boundary that the job crosses in a window: modules, both ways, and optimizers.
 
     The boundaries call it when the label of the moment has changed.
@@ -128,7 +130,7 @@ class MarkKeeper:
         """
         import torch
 
-        self.marks = Marks()
+        self.marks = LabelTimeline()
         self._device = device or (lambda: _EVERY_DEVICE)
         self._loop = 0
         self._loop_entry = NO_ENTRY
@@ -146,7 +148,7 @@ class MarkKeeper:
     def start(self) -> None:
         """Begin with no marks but one for this moment."""
         self.stop()
-        self.marks = Marks()
+        self.marks = LabelTimeline()
         self._own = threading.local()
         self._in_loop()  # a window opens where steps end
         self._boundaries.watch_modules()

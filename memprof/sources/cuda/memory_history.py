@@ -18,12 +18,12 @@ from typing import Any
 
 from memprof.sources.cuda.avoid_compiler_import import compiler_left_out
 from memprof.sources.cuda.history_calls import HistoryCalls
-from memprof.sources.cuda.read_budget import BLOCK_ROWS, LONGEST_US, Backoff, Pace
-from memprof.sources.cuda.ring_buffer import Entry, Seen, new_entries, operations_in
+from memprof.sources.cuda.read_budget import BLOCK_ROWS, LONGEST_US, Backoff, ReadCost
+from memprof.sources.cuda.ring_buffer import Entry, RingPosition, new_entries, operations_in
 from memprof.sources.cuda.segments import leaves_out_traces, records_pinned
 from memprof.units import format_duration
 
-__all__ = ["SHARED", "Owner", "Recorder", "operations_of"]
+__all__ = ["SHARED", "HistoryOwner", "Recorder", "operations_of"]
 
 _ROW_US = 4.0
 """Until one was measured: torch takes 0.6 to 1.2 µs an entry, what is done with it 1 to 3."""
@@ -40,7 +40,7 @@ _MOST_OVERFLOWS = 3
 """Windows in a row; after them another is tried ever more rarely."""
 
 
-class Owner(enum.Enum):
+class HistoryOwner(enum.Enum):
     """Whose recording runs."""
 
     NOBODY = enum.auto()
@@ -65,7 +65,7 @@ class Recorder:
         clock_us: Callable[[], float],
     ) -> None:
         """``take`` is called when entries must be read before they are gone; ``say`` notes."""
-        self.owner = Owner.NOBODY
+        self.owner = HistoryOwner.NOBODY
         self.is_over = False
         """Whether the window cannot go on: it has a gap, or looks proved to take too long."""
         self.gathers = False
@@ -77,12 +77,15 @@ class Recorder:
         self._torch, self._ordinals, self._take, self._say = torch, ordinals, take, say
         self._clock_us = clock_us
         self._too_dear = Backoff(clock_us)
-        self._too_fast = {owner: Backoff(clock_us) for owner in Owner}
+        self._too_fast = {owner: Backoff(clock_us) for owner in HistoryOwner}
         self._blocks_too_dear = Backoff(clock_us)
         self._calls = HistoryCalls(torch, self._program_calls, self._program_called)
-        self._paces = {Owner.MEMPROF: Pace(_ROW_US, 1), Owner.PROGRAM: Pace(_THEIR_ROW_US, 1)}
-        self._overflows: Counter[Owner] = Counter()
-        self._seen: dict[int, Seen] = {}
+        self._paces = {
+            HistoryOwner.MEMPROF: ReadCost(_ROW_US, 1),
+            HistoryOwner.PROGRAM: ReadCost(_THEIR_ROW_US, 1),
+        }
+        self._overflows: Counter[HistoryOwner] = Counter()
+        self._seen: dict[int, RingPosition] = {}
         self._counted: dict[int, int] = {}
         self._counted_before: dict[int, int] = {}
         """As the counters stood before and after the last look, or when counting began."""
@@ -108,29 +111,29 @@ class Recorder:
     def begin(self) -> bool:
         """Record from now on, or share what the program records; whether that is possible."""
         with self.lock:
-            if self.owner is Owner.NOBODY:
+            if self.owner is HistoryOwner.NOBODY:
                 self._start()
-            if self.owner is not Owner.NOBODY:
+            if self.owner is not HistoryOwner.NOBODY:
                 self._calls.open()
-            return self.owner is not Owner.NOBODY
+            return self.owner is not HistoryOwner.NOBODY
 
     def end(self) -> None:
         """Stop recording, unless the recording is the program's; safe to call twice."""
         with self.lock:
             self._calls.close()
-            if self.owner is not Owner.NOBODY and self.lost:
+            if self.owner is not HistoryOwner.NOBODY and self.lost:
                 self._overflows[self.owner] += 1
-            elif self.owner is not Owner.NOBODY:
+            elif self.owner is not HistoryOwner.NOBODY:
                 self._overflows[self.owner] = 0
                 self._too_fast[self.owner].succeeded()
-            if self.owner is Owner.MEMPROF:
+            if self.owner is HistoryOwner.MEMPROF:
                 self._record(None)
-            self.owner = Owner.NOBODY
+            self.owner = HistoryOwner.NOBODY
 
     def forget(self) -> None:
         """In a forked child: the recording is the parent's."""
         self._calls.close()
-        self.owner = Owner.NOBODY
+        self.owner = HistoryOwner.NOBODY
 
     def noticed(self, operations: Mapping[int, int]) -> None:
         """Between windows: remember when the program was last seen not to record.
@@ -145,12 +148,12 @@ class Recorder:
     def may_try_again(self) -> bool:
         """Whether it could not be recorded, and long enough ago for another try."""
         refusals = (self._too_dear, *self._too_fast.values())
-        return self.owner is Owner.NOBODY and any(refusal.is_due for refusal in refusals)
+        return self.owner is HistoryOwner.NOBODY and any(refusal.is_due for refusal in refusals)
 
     @property
     def is_shared(self) -> bool:
         """Whether the recording is the program's."""
-        return self.owner is Owner.PROGRAM
+        return self.owner is HistoryOwner.PROGRAM
 
     def pending(self) -> int:
         """About how many entries the next look would find, by the counters of the allocator."""
@@ -158,8 +161,12 @@ class Recorder:
 
     def is_filling(self) -> bool:
         """Whether it is time to look, before the ring is full; of the program's, once it was."""
-        room = self._room if self.owner is Owner.MEMPROF else min(self._most.values(), default=0)
-        return self.owner is not Owner.NOBODY and 0 < room // 2 < self.pending()
+        room = (
+            self._room
+            if self.owner is HistoryOwner.MEMPROF
+            else min(self._most.values(), default=0)
+        )
+        return self.owner is not HistoryOwner.NOBODY and 0 < room // 2 < self.pending()
 
     def operations(self) -> int:
         """Entries that torch's counters account for: one an allocation, two a free."""
@@ -169,7 +176,7 @@ class Recorder:
 
     def look(self) -> Any:
         """A snapshot whose traces have only what is new; None where there is none to be had."""
-        if self.owner is Owner.NOBODY or self.is_over:
+        if self.owner is HistoryOwner.NOBODY or self.is_over:
             return None
         if not self._is_on():  # by a way that nobody is told of
             self._gap("torch's recorder was stopped in the middle of a window")
@@ -188,7 +195,7 @@ class Recorder:
         traces = [self._new(i, ring, before.get(i, 0), after.get(i, 0)) for i, ring in rings]
         self._counted_before, self._counted = before, after
         self._was_reset = False
-        if self.owner is Owner.MEMPROF and self._is_long() and self._counted == before:
+        if self.owner is HistoryOwner.MEMPROF and self._is_long() and self._counted == before:
             self._afresh()
         return {**snapshot, "device_traces": traces}
 
@@ -199,7 +206,7 @@ class Recorder:
         """
         if self._sees_their_history():
             return self._is_affordable()
-        pace, blocks = self._paces[Owner.MEMPROF], self._blocks()
+        pace, blocks = self._paces[HistoryOwner.MEMPROF], self._blocks()
         duration_us = pace.duration_us(BLOCK_ROWS * blocks)
         if duration_us <= LONGEST_US:
             return True
@@ -215,28 +222,28 @@ class Recorder:
     def saw_blocks(self, took_us: float, blocks: int) -> None:
         """What a look at the blocks alone took, in a window or between two."""
         if self._sees_their_history():
-            self._measured(Owner.PROGRAM, self._their_rows(), took_us)
+            self._measured(HistoryOwner.PROGRAM, self._their_rows(), took_us)
         else:
-            self._measured(Owner.MEMPROF, BLOCK_ROWS * blocks, took_us)
+            self._measured(HistoryOwner.MEMPROF, BLOCK_ROWS * blocks, took_us)
 
     def took(self, took_us: float) -> None:
         """What the last look took, all that was done with it included."""
         self._measured(self.owner, self._rows, took_us)
 
     def _sees_their_history(self) -> bool:
-        is_ours = self.owner is Owner.MEMPROF or self.gathers
+        is_ours = self.owner is HistoryOwner.MEMPROF or self.gathers
         is_theirs = not is_ours and self._is_on()
         return is_theirs and not leaves_out_traces(self._torch)
 
-    def _measured(self, owner: Owner, rows: float, took_us: float) -> None:
-        if owner is Owner.NOBODY:
+    def _measured(self, owner: HistoryOwner, rows: float, took_us: float) -> None:
+        if owner is HistoryOwner.NOBODY:
             return
         pace = self._paces[owner]
         pace.measured(rows, took_us)
-        if owner is Owner.MEMPROF and self.owner is Owner.MEMPROF:
+        if owner is HistoryOwner.MEMPROF and self.owner is HistoryOwner.MEMPROF:
             self._room = min(self._room, pace.room(self._blocks()))
             self.is_over = self.is_over or self._room < _LEAST_ENTRIES
-        elif owner is Owner.PROGRAM and took_us > LONGEST_US:
+        elif owner is HistoryOwner.PROGRAM and took_us > LONGEST_US:
             self._say(
                 "reading the program's own memory history held the job up for "
                 f"{format_duration(took_us)}: it is not read again as long as it is so long"
@@ -247,7 +254,7 @@ class Recorder:
         if ordinal in self.lost:
             return []
         if self.is_shared:
-            seen = self._seen.get(ordinal, Seen(self._since_us))
+            seen = self._seen.get(ordinal, RingPosition(self._since_us))
             ring = sorted(ring, key=itemgetter("time_us"))  # changing its size rotates a ring
             if not seen.is_start_of(ring):
                 self._most[ordinal] = len(ring)
@@ -257,9 +264,9 @@ class Recorder:
             new = new_entries(seen, ring, least, most)
             is_lost = operations_in(new) < least
         else:
-            new = ring[self._seen.get(ordinal, Seen()).length :]
+            new = ring[self._seen.get(ordinal, RingPosition()).length :]
             is_lost = len(ring) >= self._told
-        self._seen[ordinal] = Seen.of(ring)
+        self._seen[ordinal] = RingPosition.of(ring)
         if is_lost:
             self._overflowed(ordinal, len(ring))
             return []
@@ -282,7 +289,7 @@ class Recorder:
 
     def _is_affordable(self) -> bool:
         """Whether reading the program's whole ring holds the job up for no longer than allowed."""
-        pace, rows = self._paces[Owner.PROGRAM], self._their_rows()
+        pace, rows = self._paces[HistoryOwner.PROGRAM], self._their_rows()
         if rows > pace.room():
             self._say(
                 "the program's own memory history is too long to be read without holding the job "
@@ -300,7 +307,7 @@ class Recorder:
     def _start(self) -> None:
         self._begin_to_count()
         is_on = self._is_on()
-        owner = Owner.PROGRAM if is_on else Owner.MEMPROF
+        owner = HistoryOwner.PROGRAM if is_on else HistoryOwner.MEMPROF
         if is_on:
             self._say(SHARED)
         if not self._has_kept_up(owner):
@@ -322,7 +329,7 @@ class Recorder:
         self._since_us = time.time_ns() // 1000  # before counting: no less may have happened since
         self._counted = self._counted_before = self._count()
 
-    def _has_kept_up(self, owner: Owner) -> bool:
+    def _has_kept_up(self, owner: HistoryOwner) -> bool:
         """Whether windows hold what happens in them; after some that did not, one in a while."""
         backoff = self._too_fast[owner]
         if self._overflows[owner] < _MOST_OVERFLOWS or backoff.is_due:
@@ -337,7 +344,7 @@ class Recorder:
         return False
 
     def _has_room(self) -> bool:
-        pace, blocks = self._paces[Owner.MEMPROF], self._blocks()
+        pace, blocks = self._paces[HistoryOwner.MEMPROF], self._blocks()
         self._room = pace.room(blocks)
         if self._room < _LEAST_ENTRIES:
             longest_us = pace.duration_us(BLOCK_ROWS * blocks + _LEAST_ENTRIES)
@@ -407,23 +414,23 @@ class Recorder:
         """The program is about to start, change or stop its recording: read what is there first."""
         with self.lock:
             self._take()
-            if turns_on and self.owner is Owner.MEMPROF:
+            if turns_on and self.owner is HistoryOwner.MEMPROF:
                 self._record(None)  # theirs begins with an empty ring, as it would without us
 
     def _program_called(self, turns_on: bool) -> None:
         """It has: share it from here on, or go on alone."""
         with self.lock:
-            if self.owner is Owner.NOBODY:
+            if self.owner is HistoryOwner.NOBODY:
                 return
             self._most.clear()
             self._begin_to_count()
             if not turns_on:
-                self.owner = Owner.NOBODY
+                self.owner = HistoryOwner.NOBODY
                 self._start()
-                self.is_over = self.is_over or self.owner is Owner.NOBODY
-            elif self.owner is Owner.MEMPROF:
+                self.is_over = self.is_over or self.owner is HistoryOwner.NOBODY
+            elif self.owner is HistoryOwner.MEMPROF:
                 self._before_program = sum(self._counted.values())
-                self.owner = Owner.PROGRAM
+                self.owner = HistoryOwner.PROGRAM
                 self._say(SHARED)
 
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from statistics import median_high
 
-__all__ = ["BLOCK_ROWS", "LONGEST_US", "Backoff", "Pace"]
+__all__ = ["BLOCK_ROWS", "LONGEST_US", "Backoff", "ReadCost"]
 
 LONGEST_US = 500_000
 """The job is never held up for longer than this."""
@@ -21,7 +21,7 @@ _ENOUGH_ROWS, _ENOUGH_US = 1000, 20_000
 _FAR = 10
 
 
-class Pace:
+class ReadCost:
     """Time a row, an entry of the recorder, of which a block is a part: the median of some looks.
 
     The first one that is slower than thought counts at once; a single slow one among others, such

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-__all__ = ["Entry", "Seen", "new_entries", "operations_in"]
+__all__ = ["Entry", "RingPosition", "new_entries", "operations_in"]
 
 Entry: TypeAlias = "dict[str, Any]"
 
@@ -26,7 +26,7 @@ _WEIGHT = {"alloc": 1, "free_requested": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RingPosition:
     """One device's ring at the last look; for the first one only the time since which is asked."""
 
     last_us: int = 0
@@ -36,19 +36,19 @@ class Seen:
     """The last entries, the latest first."""
 
     @staticmethod
-    def of(ring: Sequence[Entry]) -> Seen:
+    def of(ring: Sequence[Entry]) -> RingPosition:
         """Of entries in the order of their times; where there are none, all that come are new."""
         if not ring:
-            return Seen()
+            return RingPosition()
         tail = tuple(map(_identity, reversed(ring[-_TAIL:])))
-        return Seen(ring[-1]["time_us"], len(ring), _identity(ring[0]), tail)
+        return RingPosition(ring[-1]["time_us"], len(ring), _identity(ring[0]), tail)
 
     def is_start_of(self, ring: Sequence[Entry]) -> bool:
         """Whether a ring may still hold all that was seen, as far as its first entry tells."""
         return not self.length or (len(ring) >= self.length and self.head == _identity(ring[0]))
 
 
-def new_entries(seen: Seen, ring: Sequence[Entry], least: int, most: int) -> list[Entry]:
+def new_entries(seen: RingPosition, ring: Sequence[Entry], least: int, most: int) -> list[Entry]:
     """Those of the entries, which are in the order of their times, that are new since a look.
 
     Allocations and frees among them make ``least`` to ``most`` operations, by the counters; where
@@ -67,7 +67,7 @@ def operations_in(entries: Sequence[Entry]) -> int:
     return sum(_WEIGHT.get(entry["action"], 0) for entry in entries)
 
 
-def _end_of(seen: Seen, ring: Sequence[Entry], least: int, most: int) -> int | None:
+def _end_of(seen: RingPosition, ring: Sequence[Entry], least: int, most: int) -> int | None:
     """The first place after what the last look had; None where that is not found.
 
     Of several (a loop does the same in every turn) the one that agrees best with the counters,
@@ -87,7 +87,7 @@ def _end_of(seen: Seen, ring: Sequence[Entry], least: int, most: int) -> int | N
     return min(found)[2] if found else None
 
 
-def _ends(seen: Seen, ring: Sequence[Entry], place: int) -> bool:
+def _ends(seen: RingPosition, ring: Sequence[Entry], place: int) -> bool:
     """Whether the entries before a place are the last ones that were seen, as far as they go."""
     return all(
         known == _identity(ring[place - 1 - back])
@@ -96,7 +96,7 @@ def _ends(seen: Seen, ring: Sequence[Entry], place: int) -> bool:
     )
 
 
-def _distance_us(seen: Seen, times: Sequence[int], place: int) -> int:
+def _distance_us(seen: RingPosition, times: Sequence[int], place: int) -> int:
     if seen.tail:
         return abs(times[place - 1] - seen.last_us) if place else _TOLERANCE_US
     before = max(times[place - 1] - seen.last_us, 0) if place else 0

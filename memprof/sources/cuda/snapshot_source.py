@@ -19,9 +19,9 @@ from memprof.records import DeviceInfo
 from memprof.snapshot.reader import traces_from_snapshot
 from memprof.snapshot.unpickler import collector_paused
 from memprof.sources.cuda.devices import COUNTING, NATIVE, USED, backend, used, uuid_of
-from memprof.sources.cuda.intern_tables import Remapped, with_stacks_of
-from memprof.sources.cuda.label_timeline import MarkKeeper
-from memprof.sources.cuda.memory_history import Owner, Recorder, operations_of
+from memprof.sources.cuda.intern_tables import InternedTables, with_stacks_of
+from memprof.sources.cuda.label_timeline import LabelRecorder
+from memprof.sources.cuda.memory_history import HistoryOwner, Recorder, operations_of
 from memprof.sources.cuda.oom_observer import Exhausted, OomWatch, ooms_counted
 from memprof.sources.cuda.segments import segments_now
 from memprof.sources.loop.boundaries import Boundaries
@@ -69,7 +69,7 @@ class CudaSource:
         """Where a tensor of the program lies."""
         self._boundaries = boundaries
         self._ooms: OomWatch | None = None
-        self._keeper = MarkKeeper(boundaries, self._passing, self._device)
+        self._keeper = LabelRecorder(boundaries, self._passing, self._device)
         self._interner = interner
         self._torch = torch if torch is not None else sys.modules["torch"]
         self._pid = os.getpid()
@@ -144,7 +144,7 @@ class CudaSource:
             self._recorder.forget_losses()
         if not self._can_record():
             return {}
-        already = self._recorder.owner is not Owner.NOBODY
+        already = self._recorder.owner is not HistoryOwner.NOBODY
         self._look()
         if not self._record() or self._recorder.is_shared:
             return {}
@@ -152,7 +152,7 @@ class CudaSource:
 
     def pending_events(self) -> int:
         """From torch's counters of allocations and frees; a snapshot would take far too long."""
-        return self._recorder.pending() if self._recorder.owner is not Owner.NOBODY else 0
+        return self._recorder.pending() if self._recorder.owner is not HistoryOwner.NOBODY else 0
 
     def drain(self) -> Sequence[Chunk]:
         """The recorder's entries since the last drain, through a snapshot."""
@@ -278,7 +278,7 @@ class CudaSource:
 
     def _record(self) -> bool:
         """Have entries recorded from now on; whether they are."""
-        already = self._recorder.owner is not Owner.NOBODY
+        already = self._recorder.owner is not HistoryOwner.NOBODY
         is_on = self._recorder.begin()
         if is_on and not already:
             self._keeper.start()
@@ -350,7 +350,9 @@ class CudaSource:
                 {"segments": segments_now(self._torch)}, is_live=True
             ):
                 if trace.device in states and trace.end is not None:
-                    states[trace.device] = Remapped(self._interner, trace.tables).state(trace.end)
+                    states[trace.device] = InternedTables(self._interner, trace.tables).state(
+                        trace.end
+                    )
         blocks = sum(len(state.blocks) for state in states.values())
         self._recorder.saw_blocks(_clock_us() - began_us, blocks)
         return states
@@ -376,7 +378,7 @@ class CudaSource:
         """Read what is new, and keep it as events until the next drain."""
         with self._recorder.lock, collector_paused():
             began_us = _clock_us()
-            if self._recorder.owner is not Owner.NOBODY:
+            if self._recorder.owner is not HistoryOwner.NOBODY:
                 self._look()
             looked_us = time.time_ns() // 1000 - _CLOCKS_DIFFER_US
             snapshot = self._recorder.look()
@@ -404,7 +406,7 @@ class CudaSource:
         return _ordinal(device) in self._recorder.lost
 
     def _chunk(self, trace: Trace) -> Chunk:
-        tables = Remapped(self._interner, trace.tables, self._labels)
+        tables = InternedTables(self._interner, trace.tables, self._labels)
         device, own = _ordinal(trace.device), not self._recorder.is_shared
         events = tables.events(trace.events, self._keeper.marks, device, has_stacks=own)
         if trace.end is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memprof.sources.cuda.memory_history import Owner
+from memprof.sources.cuda.memory_history import HistoryOwner
 from memprof.sources.cuda.oom_observer import Exhausted
 from memprof.sources.cuda.snapshot_source import CudaSource
 from memprof.sources.loop.boundaries import Boundaries
@@ -66,7 +66,7 @@ class OwnedCudaSource(CudaSource):
 
     def is_recording(self) -> bool:
         """Whether torch's recorder writes down what happens; asks nobody."""
-        return self._recorder.owner is not Owner.NOBODY
+        return self._recorder.owner is not HistoryOwner.NOBODY
 
     def living(self, device: str) -> LivingBlocks:
         """The blocks in use on a device at this moment; columns, they hold nothing.

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from memprof.sources.autograd import any_was_made
 from memprof.sources.cpu.dispatch_mode import pop_left, skip_in_dynamo
-from memprof.sources.guarded_access import Unread
+from memprof.sources.guarded_access import GuardedAccess
 from memprof.sources.loop.module_hooks import ModuleHooks
 from memprof.sources.loop.module_paths import ModulePaths
 from memprof.sources.loop.optimizer_hooks import OptimizerHooks
@@ -101,7 +101,7 @@ class Boundaries:
     def __init__(self, interner: Interner) -> None:
         self.modules = ModulePaths()
         self.listeners: list[Listener] = []
-        self.unread = Unread()
+        self.unread = GuardedAccess()
         self._interner = interner
         self._threads = Threads()
         self._rows: dict[tuple[int, int, str, str], int] = {}

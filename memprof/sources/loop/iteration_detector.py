@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import weakref
 
-__all__ = ["Cycle"]
+__all__ = ["IterationDetector"]
 
 _MOST_TURNS = 8
 """More objects than this, each with a beginning of its own, are hardly one iteration's: optimizers
 that are made anew in every iteration and kept."""
 
 
-class Cycle:
+class IterationDetector:
     """Finds the last of the objects that take turns in an iteration, holding none of them.
 
     The object that ended the last iteration ends the next one. At first that is the very first

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memprof.sources.autograd import gradient_of
-from memprof.sources.loop.iteration_detector import Cycle
+from memprof.sources.loop.iteration_detector import IterationDetector
 
 __all__ = ["Steps"]
 
@@ -42,8 +42,8 @@ class Steps:
         self._undecided = self._continued = 0
         self._continues = False
         self._passes = 0
-        self._optimizers = Cycle()
-        self._calls = Cycle()
+        self._optimizers = IterationDetector()
+        self._calls = IterationDetector()
         self._trained: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._by_hand: weakref.ref[Any] | None = None
 

@@ -30,7 +30,7 @@ from memprof.trace import (
 __all__ = [
     "GradMode",
     "Lives",
-    "Sighting",
+    "OwnerSample",
     "final_of_dead",
     "lives_of",
     "own",
@@ -66,7 +66,7 @@ class Lives(Columns):
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class OwnerSample:
     """What owners pointed at on one device at one moment, or that a recomputation ended."""
 
     time_us: int
@@ -125,7 +125,7 @@ def settle(
     lives: Lives,
     events: Events,
     labels: LabelRows,
-    seen: list[Sighting],
+    seen: list[OwnerSample],
     modes: Sequence[GradMode] = (),
 ) -> Lives:
     """The lives with the categories that phases and sightings tell, and their owners' modules.

@@ -23,8 +23,8 @@ from memprof.sources.owners.block_lifetimes import (
     replaced,
     settle,
 )
-from memprof.sources.owners.owner_samples import Sightings
-from memprof.sources.owners.saved_blocks import KeptBlocks
+from memprof.sources.owners.owner_samples import OwnerSamples
+from memprof.sources.owners.saved_blocks import SavedBlocks
 from memprof.sources.owners.tensor_owners import Owner
 from memprof.sources.protocol import Chunk, Interner
 from memprof.sources.tensor_addresses import Block, PlaceOf
@@ -88,8 +88,8 @@ class LiveBlocks:
     ) -> None:
         """``place`` says where a tensor lies, ``records`` which devices are meant."""
         self.labels = LabelRows(interner)
-        self.sightings = Sightings(boundaries, place, records)
-        self._kept = KeptBlocks(self.labels)
+        self.sightings = OwnerSamples(boundaries, place, records)
+        self._kept = SavedBlocks(self.labels)
         self._boundaries = boundaries
         self._pools = interner.pools
         self._lives: dict[str, Lives] = {}

@@ -10,7 +10,7 @@ from typing import Any
 from memprof.sources.cpu.find_storages import SavedTensors, objects_with_tensors, reads_saved
 from memprof.sources.guarded_access import plain_attributes
 from memprof.sources.loop.boundaries import Boundaries
-from memprof.sources.owners.block_lifetimes import GradMode, Sighting
+from memprof.sources.owners.block_lifetimes import GradMode, OwnerSample
 from memprof.sources.owners.tensor_owners import (
     Differentiated,
     Owner,
@@ -22,10 +22,10 @@ from memprof.sources.owners.tensor_owners import (
 from memprof.sources.tensor_addresses import Place, PlaceOf
 from memprof.trace import Category
 
-__all__ = ["Sightings"]
+__all__ = ["OwnerSamples"]
 
 _MOST = 4096
-"""Sightings that wait for a drain; further ones are not kept."""
+"""Samples that wait for a drain; further ones are not kept."""
 _WHOLE = 2
 """Steps of each optimizer in a window before which everything is looked at: as it begins with its
 parameters, and once it has state; a program may be over before the next drain."""
@@ -35,7 +35,7 @@ _OPTIMIZERS = 4
 """Of so many optimizers: some programs have one for every parameter."""
 
 
-class Sightings:
+class OwnerSamples:
     """Listens at boundaries in a window and notes addresses, about a microsecond for a tensor.
 
     Gradients are gone by the next drain where ``zero_grad`` drops them, and so are inputs.
@@ -51,7 +51,7 @@ class Sightings:
         self._place = place
         self._unread = boundaries.unread
         self._others = Differentiated(boundaries.unread)
-        self._seen: dict[str, list[Sighting]] = defaultdict(list)
+        self._seen: dict[str, list[OwnerSample]] = defaultdict(list)
         self._steps: dict[int, int] = defaultdict(int)
         self._modes: list[GradMode] = []
         self._enabled: dict[str, bool] = {}
@@ -74,7 +74,7 @@ class Sightings:
         self._modes.clear()
         self._enabled.clear()
 
-    def take(self) -> dict[str, list[Sighting]]:
+    def take(self) -> dict[str, list[OwnerSample]]:
         """What was seen on each device since the last call; under ``""`` what holds for all."""
         seen, self._seen = self._seen, defaultdict(list)
         return seen
@@ -173,4 +173,4 @@ class Sightings:
     def _add(self, device: str, owners: dict[int, Owner], **more: Any) -> None:
         seen = self._seen[device]
         if len(seen) < _MOST:
-            seen.append(Sighting(time.time_ns() // 1000, owners, **more))
+            seen.append(OwnerSample(time.time_ns() // 1000, owners, **more))

@@ -14,7 +14,7 @@ from memprof.sources.owners.block_lifetimes import Lives, replaced, sight
 from memprof.sources.owners.saved_tensors import AGE
 from memprof.trace import EMPTY, Category, Column, Events, Phase
 
-__all__ = ["KeptBlocks", "Saved"]
+__all__ = ["Saved", "SavedBlocks"]
 
 Ints = npt.NDArray[np.int64]
 _REST = 20
@@ -24,7 +24,7 @@ Saved = Callable[[], "Mapping[str, AbstractSet[int]] | None"]
 """Addresses of what graphs save by device; None where torch does not tell, or not all of it."""
 
 
-class KeptBlocks:
+class SavedBlocks:
     """Decides between `Category.ACTIVATION` and `Category.UNKNOWN` for what outlived its step.
 
     The graphs are followed for stacks that were not decided before, and now and then for what they

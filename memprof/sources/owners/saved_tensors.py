@@ -8,10 +8,10 @@ from collections.abc import Set as AbstractSet
 import numpy as np
 import numpy.typing as npt
 
-from memprof.sources.cpu.live_storages import Held
+from memprof.sources.cpu.live_storages import StorageReference
 from memprof.trace import EMPTY, Category, Label, Phase
 
-__all__ = ["AGE", "Outliving"]
+__all__ = ["AGE", "SavedForBackward"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -20,7 +20,7 @@ AGE = 2
 _OPEN = (Category.UNKNOWN, Category.ACTIVATION)
 
 
-class Outliving:
+class SavedForBackward:
     """Decides between `Category.ACTIVATION` and `Category.UNKNOWN` for what outlived its step.
 
     What is alive as a backward pass begins counts as kept for it. If it is there two steps later, a
@@ -33,7 +33,7 @@ class Outliving:
         self._label_of = label_of
         self._found: dict[int, int] = {}
 
-    def suspects(self, living: Iterable[Held], step: int) -> list[Held]:
+    def suspects(self, living: Iterable[StorageReference], step: int) -> list[StorageReference]:
         """What a forward pass made at least two steps before ``step``, and no model refers to."""
         found = []
         for held in living:
@@ -44,11 +44,11 @@ class Outliving:
                     found.append(held)
         return found
 
-    def undecided(self, suspects: Iterable[Held]) -> bool:
+    def undecided(self, suspects: Iterable[StorageReference]) -> bool:
         """Whether there is one of a stack that no look at the graphs has decided yet."""
         return any(held.stack not in self._found for held in suspects)
 
-    def decide(self, suspects: Iterable[Held], saved: AbstractSet[int] | None) -> None:
+    def decide(self, suspects: Iterable[StorageReference], saved: AbstractSet[int] | None) -> None:
         """Give suspects their category.
 
         ``saved`` are the keys of what the graphs save; None where nobody has looked.

@@ -8,7 +8,7 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 from memprof.sources.autograd import gradient_of, has_gradient
-from memprof.sources.guarded_access import Unread
+from memprof.sources.guarded_access import GuardedAccess
 from memprof.sources.loop.boundaries import Boundaries
 from memprof.trace import Category
 
@@ -45,7 +45,7 @@ class Differentiated:
     They are leaves, such as an input whose gradient is wanted, and those after ``retain_grad()``.
     """
 
-    def __init__(self, unread: Unread) -> None:
+    def __init__(self, unread: GuardedAccess) -> None:
         """None is known."""
         self._unread = unread
         self._refs: dict[int, weakref.ref[Any]] = {}
@@ -104,22 +104,22 @@ def gradients(boundaries: Boundaries, others: Differentiated) -> dict[int, Owner
     return _by_storage(_gradients(_called_parameters(boundaries), others, unread), unread)
 
 
-def gradients_of(optimizer: Any, unread: Unread) -> Iterator[Any]:
+def gradients_of(optimizer: Any, unread: GuardedAccess) -> Iterator[Any]:
     """What is in the ``.grad`` of an optimizer's parameters."""
     return unread.within(_gradient, unread.within(_parameters_in, (optimizer,)))
 
 
-def gradient_storages(optimizer: Any, unread: Unread) -> Iterator[Any]:
+def gradient_storages(optimizer: Any, unread: GuardedAccess) -> Iterator[Any]:
     """The storages of an optimizer's gradients."""
     for gradient in gradients_of(optimizer, unread):
         yield from storages(gradient, unread)
 
 
-def _by_storage(found: Iterable[tuple[Owner, Any]], unread: Unread) -> dict[int, Owner]:
+def _by_storage(found: Iterable[tuple[Owner, Any]], unread: GuardedAccess) -> dict[int, Owner]:
     return {s._cdata: owner for owner, tensor in found for s in storages(tensor, unread)}
 
 
-def storages(tensor: Any, unread: Unread) -> Iterator[Any]:
+def storages(tensor: Any, unread: GuardedAccess) -> Iterator[Any]:
     """The storages that hold a tensor's bytes; none where it has none (fake, opaque)."""
     for part in (tensor,) if is_plain(tensor) else parts(tensor, unread):
         try:
@@ -144,7 +144,7 @@ def _plain_kinds() -> tuple[tuple[Any, Any], Any]:
     return (torch.Tensor, torch.nn.Parameter), torch.strided
 
 
-def parts(tensor: Any, unread: Unread, nesting: int = _NESTING) -> Iterator[Any]:
+def parts(tensor: Any, unread: GuardedAccess, nesting: int = _NESTING) -> Iterator[Any]:
     """The plain tensors that a subclass or a sparse tensor is made of; itself if it is plain."""
     try:
         inside = None if is_plain(tensor) else _inside_tensor(tensor)
@@ -175,7 +175,7 @@ def _inside_tensor(tensor: Any) -> Iterable[Any] | None:
     return None
 
 
-def tensors_in(value: Any, unread: Unread, nesting: int = _NESTING) -> Iterator[Any]:
+def tensors_in(value: Any, unread: GuardedAccess, nesting: int = _NESTING) -> Iterator[Any]:
     """The tensors in nested lists, tuples, dicts and plain objects such as model outputs."""
     kind = type(value)
     try:
@@ -200,7 +200,7 @@ def _inside(value: Any) -> Iterable[Any]:
 
 
 def _gradients(
-    parameters: dict[int, tuple[Any, str]], others: Differentiated, unread: Unread
+    parameters: dict[int, tuple[Any, str]], others: Differentiated, unread: GuardedAccess
 ) -> Iterator[tuple[Owner, Any]]:
     for gradient in others.gradients():
         yield Owner(Category.GRADIENT, ""), gradient

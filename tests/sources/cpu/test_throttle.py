@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memprof.sources.cpu.throttle import Leisure
+from memprof.sources.cpu.throttle import Throttle
 
 
 def test_work_waits_until_what_it_took_has_become_a_small_share():
@@ -12,7 +12,7 @@ def test_work_waits_until_what_it_took_has_become_a_small_share():
         done.append(now[0])
         now[0] += 0.5
 
-    at_leisure = Leisure(0.02, lambda: now[0])
+    at_leisure = Throttle(0.02, lambda: now[0])
     at_leisure(work)
     for _ in range(40):
         at_leisure(work)

@@ -15,8 +15,8 @@ from torch.utils import checkpoint  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from memprof.sources.cpu import dispatch_source as cpu  # noqa: E402
-from memprof.sources.cuda.intern_tables import Remapped  # noqa: E402
-from memprof.sources.cuda.label_timeline import Marks  # noqa: E402
+from memprof.sources.cuda.intern_tables import InternedTables  # noqa: E402
+from memprof.sources.cuda.label_timeline import LabelTimeline  # noqa: E402
 from memprof.sources.cuda.snapshot_source import CudaSource  # noqa: E402
 from memprof.sources.cuda.thread_entry_point import NO_ENTRY  # noqa: E402
 from memprof.sources.loop.boundaries import Boundaries  # noqa: E402
@@ -292,8 +292,8 @@ def test_what_has_no_frame_but_memprofs_came_from_a_thread_of_autograds():
     interner = Interner()
     own, theirs = Frame("dispatch", cpu.__file__, 1), Frame("step", "train.py", 2)
     tables = Tables(frames=(own, theirs), stacks=((), (0,), (0, 1)), labels=(Label(),))
-    remapped = Remapped(interner, tables)
-    marks = Marks()
+    remapped = InternedTables(interner, tables)
+    marks = LabelTimeline()
     marks.add(0, interner.label(3, Phase.FORWARD, "Net", ""))
     events = Events.build(
         action=[Action.ALLOC] * 3, time_us=[1, 2, 3], stack=[0, 1, 2], label=[0] * 3, pool=[0] * 3
@@ -331,7 +331,7 @@ def test_what_has_no_stack_where_no_graph_is_recorded_is_of_no_backward_pass(ste
 
 def test_marks_that_no_event_needs_any_more_are_dropped_and_the_others_hold() -> None:
     beside = ("file.py", "load")
-    marks = Marks()
+    marks = LabelTimeline()
     for time_us, label, device, entry in (
         (10, 1, -1, NO_ENTRY), (20, 2, 0, NO_ENTRY), (30, 3, -1, NO_ENTRY), (35, 4, -1, beside),
         (40, 5, -1, NO_ENTRY), (50, 6, 1, NO_ENTRY), (60, 7, -1, NO_ENTRY), (70, 8, 0, NO_ENTRY),

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("torch", reason="the labels of CUDA events come from torch's hooks")
 
-from memprof.sources.cuda.memory_history import Owner
-from memprof.sources.cuda.read_budget import Pace
+from memprof.sources.cuda.memory_history import HistoryOwner
+from memprof.sources.cuda.read_budget import ReadCost
 from memprof.sources.cuda.snapshot_source import CudaSource
 from memprof.sources.loop.boundaries import Boundaries
 from memprof.sources.protocol import Interner
@@ -42,7 +42,7 @@ class Recorded:
 
     def think(self, row_us: float) -> None:
         """A look at memprof's own recording has taken so long for each row."""
-        self.source._recorder._paces[Owner.MEMPROF] = Pace(row_us)
+        self.source._recorder._paces[HistoryOwner.MEMPROF] = ReadCost(row_us)
 
     def sizes(self) -> list[int]:
         """Requested bytes of the allocations that a drain returns."""

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from memprof.sources.cuda.ring_buffer import Seen, new_entries, operations_in
+from memprof.sources.cuda.ring_buffer import RingPosition, new_entries, operations_in
 
 
 def entry(action: str, address: int, time_us: int, size: int = 512) -> dict[str, object]:
@@ -30,41 +30,42 @@ def shifted(ring: list[dict[str, object]], shift_us: int) -> list[dict[str, obje
 @pytest.mark.parametrize("most", [30, 1000])
 def test_each_entry_of_a_loop_is_new_once(shift_us, most):
     entries, found = loop(100), []
-    seen, at = Seen(1_000_000), 0
+    seen, at = RingPosition(1_000_000), 0
     random.seed(1)
     for look, upto in enumerate(range(9, 301, 12)):
         ring = shifted(entries[max(0, upto - most) : upto], shift_us * look % 950)
         made = operations_in(entries[at:upto])
         found += new_entries(seen, ring, made, made)
-        seen, at = Seen.of(ring), upto
+        seen, at = RingPosition.of(ring), upto
     assert len(found) == at
     assert [one["action"] for one in found] == [one["action"] for one in entries[:at]]
 
 
 def test_what_another_thread_does_in_the_middle_of_a_look_is_new_once():
     entries = loop(40)
-    seen = Seen.of(entries[:60])
+    seen = RingPosition.of(entries[:60])
     # the counters were read before and after, and stand for a turn less and a turn more
     assert new_entries(seen, shifted(entries, 3), 57, 63) == shifted(entries[60:], 3)
 
 
 def test_a_ring_of_nothing_that_was_seen_is_new_as_a_whole():
-    seen = Seen.of(loop(4))
+    seen = RingPosition.of(loop(4))
     ring = [entry("alloc", 0x5000 + at, 1_000_050 + at) for at in range(5)]
     assert new_entries(seen, ring, 5, 5) == ring
 
 
 def test_what_was_dropped_unseen_makes_less_than_the_counters_say():
     entries = loop(100)
-    new = new_entries(Seen.of(entries[:30]), shifted(entries[200:230], 2), 200, 200)
+    new = new_entries(RingPosition.of(entries[:30]), shifted(entries[200:230], 2), 200, 200)
     assert operations_in(new) < 200
 
 
 def test_with_nothing_seen_all_is_new_and_the_first_look_goes_by_the_time():
     entries = loop(10)
-    assert new_entries(Seen.of([]), entries, 30, 30) == entries
-    assert new_entries(Seen(1_000_060), entries, 15, 15) == entries[15:]
+    assert new_entries(RingPosition.of([]), entries, 30, 30) == entries
+    assert new_entries(RingPosition(1_000_060), entries, 15, 15) == entries[15:]
     assert (
-        new_entries(Seen(1_000_060 - 5), shifted(entries, -8), 15, 15) == shifted(entries, -8)[15:]
+        new_entries(RingPosition(1_000_060 - 5), shifted(entries, -8), 15, 15)
+        == shifted(entries, -8)[15:]
     )
-    assert new_entries(Seen(1_000_060), [], 0, 0) == []
+    assert new_entries(RingPosition(1_000_060), [], 0, 0) == []

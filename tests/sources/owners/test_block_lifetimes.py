@@ -6,7 +6,7 @@ from memprof.sources.label_rows import LabelRows
 from memprof.sources.owners.block_lifetimes import (
     GradMode,
     Lives,
-    Sighting,
+    OwnerSample,
     final_of_dead,
     lives_of,
     own,
@@ -107,7 +107,7 @@ def test_a_failure_that_no_event_tells_of_is_one_all_the_same():
     stretch = failing_forward(moment=False)
     modes = [GradMode(1, "Net", True)]
     assert Category.ACTIVATION not in categories(stretch, modes=modes)
-    found = categories(stretch, [Sighting(5, {}, failed=True)], modes=modes)
+    found = categories(stretch, [OwnerSample(5, {}, failed=True)], modes=modes)
     assert found[2:] == [Category.ACTIVATION] * 3
 
 
@@ -138,23 +138,23 @@ def test_what_was_there_before_a_stretch_is_known_from_the_one_it_was_made_in():
 def test_what_was_seen_at_a_moment_is_the_block_that_was_there_then():
     stretch = Stretch().add(ALLOC, 1, Phase.BACKWARD).add(FREE, 1, Phase.OTHER)
     stretch.add(ALLOC, 1, Phase.OTHER)
-    gradient = Sighting(0, {1: Owner(Category.GRADIENT, "")})
+    gradient = OwnerSample(0, {1: Owner(Category.GRADIENT, "")})
     assert categories(stretch, [gradient]) == [Category.GRADIENT, Category.UNKNOWN]
-    later = Sighting(2, {1: Owner(Category.GRADIENT, "")})
+    later = OwnerSample(2, {1: Owner(Category.GRADIENT, "")})
     assert categories(stretch, [later]) == [Category.TEMPORARY, Category.GRADIENT]
 
 
 def test_an_input_is_what_was_made_outside_every_module():
     stretch = Stretch().add(ALLOC, 1, Phase.OTHER).add(ALLOC, 2, Phase.FORWARD, module="Net.head")
     inputs = Owner(Category.INPUT, "")
-    seen = Sighting(1, {1: inputs, 2: inputs})
+    seen = OwnerSample(1, {1: inputs, 2: inputs})
     assert categories(stretch, [seen]) == [Category.INPUT, Category.UNKNOWN]
 
 
 def test_what_a_repeated_forward_pass_leaves_is_kept_for_the_backward_pass():
     stretch = Stretch().add(ALLOC, 1, Phase.BACKWARD, step=3).add(ALLOC, 2, Phase.BACKWARD, step=3)
     stretch.add(FREE, 2, Phase.BACKWARD, step=3).add(ALLOC, 4, Phase.BACKWARD, step=3)
-    found = categories(stretch, [Sighting(2, {}, recomputed=3)])
+    found = categories(stretch, [OwnerSample(2, {}, recomputed=3)])
     assert found == [Category.ACTIVATION, Category.TEMPORARY, Category.UNKNOWN]
 
 

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="needs torch")
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from memprof.sources.cpu.find_storages import Search, reads_saved  # noqa: E402
+from memprof.sources.cpu.find_storages import StorageSearch, reads_saved  # noqa: E402
 from memprof.trace import Action, Category  # noqa: E402
 from tests.sources.recording import CpuRecording  # noqa: E402
 
@@ -287,13 +287,13 @@ def test_what_died_old_is_unknown_and_what_died_young_temporary(recorder):
 
 def test_graphs_are_looked_at_only_when_something_new_has_outlived_its_step(recorder, monkeypatch):
     looks = []
-    everything = Search.everything
+    everything = StorageSearch.everything
 
     def counted(search):
         looks.append(None)
         return everything(search)
 
-    monkeypatch.setattr(Search, "everything", counted)
+    monkeypatch.setattr(StorageSearch, "everything", counted)
     monkeypatch.setattr("memprof.sources.cpu.find_storages._full_collections", lambda: 0)
     kept, net = [], Net()
     recorder.source.begin_window()
@@ -313,7 +313,7 @@ def test_graphs_are_looked_at_only_when_something_new_has_outlived_its_step(reco
 
 
 def test_where_torch_does_not_tell_what_graphs_save_activations_stay_such(recorder, monkeypatch):
-    monkeypatch.setattr(Search, "reads_saved", False)
+    monkeypatch.setattr(StorageSearch, "reads_saved", False)
     kept = []
     net = nn.Linear(16, 16)
 

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="needs torch")
 
 from torch import nn  # noqa: E402
 
-from memprof.sources.guarded_access import Unread  # noqa: E402
+from memprof.sources.guarded_access import GuardedAccess  # noqa: E402
 from memprof.sources.owners.tensor_owners import Differentiated, owned, storages, tensors_in  # noqa: E402
 from memprof.trace import Action, Category  # noqa: E402
 from tests.sources.recording import CpuRecording  # noqa: E402
@@ -65,7 +65,7 @@ def recorder():
 
 def nbytes(tensors: Iterable) -> int:
     """Bytes of the distinct storages of some tensors."""
-    found = {s.data_ptr(): s.nbytes() for t in tensors for s in storages(t, Unread())}
+    found = {s.data_ptr(): s.nbytes() for t in tensors for s in storages(t, GuardedAccess())}
     return sum(found.values())
 
 
@@ -104,7 +104,7 @@ def test_the_state_of_an_optimizer_is_what_it_keeps_and_no_more(recorder, make):
     for _ in range(3):
         optimizer.step(closure)
     found, _ = recorder.end()
-    state = nbytes(tensors_in(list(optimizer.state.values()), Unread()))
+    state = nbytes(tensors_in(list(optimizer.state.values()), GuardedAccess()))
     assert of(found, STATE) == state
     assert of(found, PARAMETER) == nbytes(model.parameters()) == 4 * (35 + 12)
     assert of(found, GRADIENT) == nbytes(p.grad for p in model.parameters()) == 4 * (35 + 12)
@@ -162,7 +162,7 @@ def test_a_sparse_gradient_is_its_indices_and_values(recorder):
     assert found[PARAMETER, "Embedding"] == 16000
     assert (
         of(found, STATE)
-        == nbytes(tensors_in(list(optimizer.state.values()), Unread()))
+        == nbytes(tensors_in(list(optimizer.state.values()), GuardedAccess()))
         >= 2 * 16000
     )
 
@@ -314,7 +314,7 @@ def test_a_retained_gradient_between_layers_is_a_gradient(recorder):
 
 
 def test_nothing_that_has_a_gradient_is_held_alive(recorder):
-    others = Differentiated(Unread())
+    others = Differentiated(GuardedAccess())
     leaf = torch.ones(3, requires_grad=True)
     (leaf * 2).sum().backward()
     others.see([leaf, None, leaf.untyped_storage(), torch.ones(2)])
@@ -329,6 +329,6 @@ def test_everything_owned_is_told_with_its_category(recorder):
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     model(torch.ones(3, 2)).sum().backward()
     optimizer.step()
-    found = owned(recorder.boundaries, Differentiated(Unread()))
+    found = owned(recorder.boundaries, Differentiated(GuardedAccess()))
     counts = Counter(owner.category for owner, _ in found)
     assert counts == {PARAMETER: 2, GRADIENT: 2, Category.BUFFER: 3, STATE: 2}
