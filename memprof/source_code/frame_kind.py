@@ -13,8 +13,10 @@ _PACKAGES = re.compile(r"/(?:site|dist)-packages/([^/]+)")
 _STDLIB = re.compile(r"/lib(?:64)?/python\d[^/]*/(?!site-packages|dist-packages)")
 _WINDOWS_STDLIB = re.compile(r"/[Ll]ib/([A-Za-z_]\w*)(?:\.py$|/)")
 _TORCH_TREE = re.compile(r"/torch/(?:[a-z_]+/)*_?[a-z]\w*\.py$")
+# What lay elsewhere, recordings of earlier versions name.
 _OWN = re.compile(
-    r"/memprof/(?:launch|tracker|autostart|sampler|holding/\w+|sources/\w+|testing/\w+)\.py$|/memprof_cli/"
+    r"/memprof/(?:(?:record|sources|referrers|cpython|testing|holding)/(?:\w+/)*\w+"
+    r"|launch|tracker|autostart|sampler)\.py$|/memprof_cli/"
 )
 _NATIVE_FILE = re.compile(r"\.(?:cpp|cc|cxx|c|cu|cuh|h|hpp|inc|S|o|so[.\d]*)$")
 _HIDDEN = ("<frozen ", "<__array_function__")

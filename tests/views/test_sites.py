@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+import memprof
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Frame, Tables
 from memprof.views.sites import NO_SITE, short_path, site_name, sites
@@ -42,6 +45,9 @@ from memprof.views.sites import NO_SITE, short_path, site_name, sites
         (r"C:\Python311\Lib\threading.py", FrameKind.STDLIB),
         ("<frozen importlib._bootstrap>", FrameKind.HIDDEN),
         ("/x/site-packages/memprof/record/tracker.py", FrameKind.HIDDEN),
+        ("/x/memprof/sources/cuda/snapshot_source.py", FrameKind.HIDDEN),
+        ("/x/site-packages/memprof/tracker.py", FrameKind.HIDDEN),  # of an earlier version
+        ("/home/me/memprof/train.py", FrameKind.USER),
         ("??", FrameKind.NATIVE),
         ("", FrameKind.NATIVE),
         ("/pytorch/aten/src/ATen/native/Linear.cpp", FrameKind.NATIVE),
@@ -50,6 +56,14 @@ from memprof.views.sites import NO_SITE, short_path, site_name, sites
 )
 def test_a_path_tells_whose_code_it_is(filename: str, kind: FrameKind) -> None:
     assert frame_kind(filename) is kind
+
+
+def test_whatever_of_memprof_runs_inside_a_job_is_hidden() -> None:
+    package = Path(memprof.__file__).parent
+    rooms = [package / name for name in ("record", "sources", "referrers", "cpython")]
+    files = [path for room in rooms for path in room.rglob("*.py")]
+    assert len(files) > 80
+    assert {frame_kind(str(path)) for path in files} == {FrameKind.HIDDEN}
 
 
 def site(*frames: Frame) -> Frame:
