@@ -242,7 +242,9 @@ def skip_in_dynamo() -> None:
 
     skip: Any = getattr(eval_frame, "skip_code", None)
     for name in _CALLED if skip is not None else ():
-        module = sys.modules[f"{__package__}.{name}"]
+        module = sys.modules.get(f"{__package__}.{name}")
+        if module is None:  # a source that this recording does without: nothing of it is called
+            continue
         for code in _codes(vars(module).values(), module.__name__):
             skip(code)
 
