@@ -1,15 +1,16 @@
-"""Where the objects of a list lie, as a column; looks at none of them."""
+"""Where the objects of a list lie, as a column, and which are of some types; asks none of them."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["addresses"]
+__all__ = ["addresses", "are_exact_instances", "exact_instances"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -47,3 +48,19 @@ def addresses(objects: list[Any]) -> Ints:
         return np.fromiter(map(id, objects), np.int64, len(objects))
     items = ctypes.c_void_p.from_address(id(objects) + 24).value
     return np.asarray(_Memory(items or 0, len(objects), objects))
+
+
+def exact_instances(objects: list[Any], kinds: Iterable[type]) -> list[Any]:
+    """The objects whose type is exactly one of ``kinds``, in order."""
+    rows = np.flatnonzero(are_exact_instances(objects, kinds)).tolist()
+    return list(map(objects.__getitem__, rows))
+
+
+def are_exact_instances(objects: list[Any], kinds: Iterable[type]) -> npt.NDArray[np.bool_]:
+    """Whether the type of each object is exactly one of ``kinds``.
+
+    By the addresses of the types: a metaclass may define ``__hash__`` or ``__eq__``, which would be
+    the program's code.
+    """
+    types, wanted = list(map(type, objects)), list(kinds)
+    return np.isin(addresses(types), addresses(wanted))

@@ -7,16 +7,22 @@ from typing import Any
 
 import torch
 
-from memprof.cpython.object_addresses import addresses
+from memprof.cpython.object_addresses import addresses, exact_instances
 from memprof.referrers.heap import places_among
 from memprof.sources.gc_instances import instances_of, subclasses_of
 
-__all__ = ["live_tensors", "objects_at"]
+__all__ = ["live_tensors", "objects_at", "young_tensors"]
 
 
 def live_tensors() -> list[Any]:
     """Every tensor that a Python object stands for."""
     return instances_of(subclasses_of(torch.Tensor))
+
+
+def young_tensors() -> list[Any]:
+    """Those that no full collection has looked at yet."""
+    objects = gc.get_objects(generation=0) + gc.get_objects(generation=1)
+    return exact_instances(objects, subclasses_of(torch.Tensor))
 
 
 def objects_at(wanted: list[int]) -> list[Any]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
-from itertools import compress
 from typing import Any
 
-from memprof.referrers.gc_objects import live_tensors
+from memprof.referrers.gc_objects import live_tensors, young_tensors
 from memprof.referrers.heap import Deadline
 from memprof.referrers.search_from_roots import quiet
-from memprof.referrers.torch_references import is_tensor_type, plain_torch
+from memprof.referrers.torch_references import plain_torch
 from memprof.sources.autograd import grad_fns_of
 
 __all__ = ["GraphGrowth", "LongestGraph", "longest_graph"]
@@ -61,15 +59,7 @@ def longest_graph(budget_s: float = 0.1, *, young: bool = False) -> LongestGraph
 
 
 def _tensors(*, young: bool) -> list[Any]:
-    if not young:
-        return live_tensors()
-    objects = gc.get_objects(generation=0) + gc.get_objects(generation=1)
-    kinds = list(map(type, objects))
-    keys = list(map(id, kinds))  # a metaclass may define ``__hash__``
-    wanted = {
-        key for key, kind in dict(zip(keys, kinds, strict=True)).items() if is_tensor_type(kind)
-    }
-    return list(compress(objects, map(wanted.__contains__, keys)))
+    return young_tensors() if young else live_tensors()
 
 
 def _span(nodes: set[object]) -> tuple[int, int]:

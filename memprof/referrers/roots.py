@@ -132,14 +132,19 @@ def module_root(name: str, module: types.ModuleType) -> Root:
 
 
 def _module_root(name: str, variables: dict[str, object]) -> Root:
-    items = [(text_of(key), value) for key, value in list(variables.items())]
-    items = [(key, value) for key, value in items if key != "__builtins__"]
+    items = list(variables.items())
+    names, values = [key for key, _ in items], [value for _, value in items]
+    if not all(type(key) is str for key in names):
+        names = [text_of(key) for key in names]
+    if "__builtins__" in names:
+        at = names.index("__builtins__")
+        del names[at], values[at]
     filename = variables.get("__file__")
     return Root(
         "module",
         name,
-        [key for key, _ in items],
-        [value for _, value in items],
+        names,
+        values,
         filename if type(filename) is str else "",
         user=_is_user_module(name, variables),
     )

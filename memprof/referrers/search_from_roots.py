@@ -98,6 +98,10 @@ class Search:
     """By target key, or by id for a tensor without one."""
     tensors: list[torch.Tensor] = field(default_factory=list)
     """Every tensor that a Python object stands for."""
+    tensor_types: list[type] = field(default_factory=list)
+    """`torch.Tensor` and all that is derived from it."""
+    node_types: list[type] = field(default_factory=list)
+    """The classes of nodes of autograd graphs."""
 
     def run(self) -> None:
         """Sweep from the user's roots, then from libraries'."""
@@ -149,23 +153,14 @@ class Search:
         visible = frozenset(map(id, self.tensors))
         self.edges = TorchEdges(self.heap, self.targets, visible, self.deadline)
 
-    @staticmethod
-    def _by_role(objects: list[object]) -> tuple[list[object], ...]:
+    def _by_role(self, objects: list[object]) -> tuple[list[object], ...]:
         """Of all objects memprof's own, tensors, nodes, optimizers and storages, in one pass."""
-        tests: tuple[Callable[[type], bool], ...] = (
-            _is_own_type,
-            is_tensor_type,
-            is_node_type,
-            _is_optimizer_type,
-            _is_storage_type,
-        )
-        found: tuple[list[object], ...] = tuple([] for _ in tests)
-        role_of: dict[int, list[object]] = {}  # by id: a metaclass may define ``__hash__``
-        for kind in _all_types():
-            for role, test in zip(found, tests, strict=True):
-                if test(kind):
-                    role_of[id(kind)] = role
-                    break
+        types_of = _types_by_role()
+        _, self.tensor_types, self.node_types, *_ = types_of
+        found: tuple[list[object], ...] = tuple([] for _ in types_of)
+        role_of = {  # by id: a metaclass may define ``__hash__``
+            id(kind): role for role, kinds in zip(found, types_of, strict=True) for kind in kinds
+        }
         kinds = list(map(type, objects))
         for at in places_among(addresses(kinds), sorted(role_of)):
             role_of[id(kinds[at])].append(objects[at])
@@ -370,6 +365,24 @@ def _is_optimizer_type(kind: type) -> bool:
 
 def _is_storage_type(kind: type) -> bool:
     return type.__subclasscheck__(torch.UntypedStorage, kind)
+
+
+def _types_by_role() -> tuple[list[type], ...]:
+    """The classes of memprof's own objects, tensors, nodes, optimizers and storages."""
+    tests: tuple[Callable[[type], bool], ...] = (
+        _is_own_type,
+        is_tensor_type,
+        is_node_type,
+        _is_optimizer_type,
+        _is_storage_type,
+    )
+    types_of: tuple[list[type], ...] = tuple([] for _ in tests)
+    for kind in _all_types():
+        for kinds, test in zip(types_of, tests, strict=True):
+            if test(kind):
+                kinds.append(kind)
+                break
+    return types_of
 
 
 def _all_types() -> list[type]:

@@ -8,11 +8,14 @@ import types
 from collections import OrderedDict, defaultdict, deque
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from memprof.cpython.object_addresses import addresses, are_exact_instances
 from memprof.reference_chain import Link, LinkKind, Unowned
 from memprof.referrers.introspection import instance_dict, is_one_of
 from memprof.referrers.links import Naming
 from memprof.referrers.search_from_roots import Search
-from memprof.referrers.torch_references import TorchEdges, is_node_type, is_tensor_type
+from memprof.referrers.torch_references import TorchEdges
 
 __all__ = ["Unreached"]
 
@@ -47,25 +50,27 @@ class Unreached:
         del objects[_MAX_OBJECTS:]  # no other list may hold them: their references are counted
         counts = list(map(sys.getrefcount, objects))
         base = _own_references()
-        self._outside = {
-            id(one): count - base - is_tensor_type(type(one))
-            for one, count in zip(objects, counts, strict=True)
-        }
+        tensors = are_exact_instances(objects, self.search.tensor_types)
+        nodes = are_exact_instances(objects, self.search.node_types)
+        outside = np.array(counts, np.int64) - base - tensors  # a tensor's C++ side counts as one
+        self._outside = dict(zip(addresses(objects).tolist(), outside.tolist(), strict=True))
         self._python_edges(objects)
-        starts = [one for one in objects if is_tensor_type(type(one)) or is_node_type(type(one))]
+        starts = [objects[at] for at in np.flatnonzero(tensors | nodes)]
         for one in starts[:_MAX_STARTS]:
             self._torch_edges(one)
         cut = cut or len(starts) > _MAX_STARTS
         self.complete = self.search.complete and not cut
 
     def _python_edges(self, objects: list[object]) -> None:
+        outside = self._outside
         for count, owner in enumerate(objects):
             if count % 1024 == 0 and self.search.deadline.check():
                 return
             for value in gc.get_referents(owner):
-                if id(value) in self._outside:
-                    self._into[id(value)].append(_Edge(owner, value))
-                    self._outside[id(value)] -= 1
+                at = id(value)
+                if at in outside:
+                    self._into[at].append(_Edge(owner, value))
+                    outside[at] -= 1
 
     def _torch_edges(self, one: object) -> None:
         search = self.search

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable
-from itertools import compress
 from typing import Any
+
+from memprof.cpython.object_addresses import exact_instances
 
 __all__ = ["instances_of", "subclasses_of"]
 
@@ -22,12 +23,9 @@ def instances_of(kinds: Iterable[type]) -> list[Any]:
     """
     import torch
 
-    by_id = {id(kind): kind for kind in kinds}  # a metaclass may define `__hash__`
-    if torch.__version__ >= _TELLS_TYPES:
-        objects = gc.get_referrers(*by_id.values())
-    else:
-        objects = gc.get_objects()
-    return list(compress(objects, map(by_id.__contains__, map(id, map(type, objects)))))
+    asked = list(kinds)
+    objects = gc.get_referrers(*asked) if torch.__version__ >= _TELLS_TYPES else gc.get_objects()
+    return exact_instances(objects, asked)
 
 
 def subclasses_of(kind: type) -> list[type]:

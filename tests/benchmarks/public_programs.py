@@ -1,6 +1,6 @@
 """Public programs with and without memprof: exit, output, processor time, peak of the process, file.
 
-``python tests/benchmarks/public_programs.py FOLDER [--only NAME …] [--rows OUT.md]``: FOLDER holds
+``python tests/benchmarks/public_programs.py FOLDER [--only NAME …]``: FOLDER holds
 checkouts of ``pytorch/examples`` (as ``examples``) and ``karpathy/nanoGPT`` (as ``nanoGPT``). Nothing
 is downloaded: data sets are random data of the same shape, handed over by stand-ins of the packages
 that would fetch them; the programs themselves are as they are. Programs of these shapes that are no

@@ -28,16 +28,16 @@ LEFT = (
 )
 """The note for a `Watch` that `pop` could not take."""
 _CALLED = (
-    "boundaries",
-    "cpu",
-    "dispatch",
-    "modules",
-    "protocol",
-    "stacks",
-    "storages",
-    "threadstate",
+    "memprof.sources.cpu.dispatch_mode",
+    "memprof.sources.cpu.dispatch_source",
+    "memprof.sources.cpu.live_storages",
+    "memprof.sources.loop.boundaries",
+    "memprof.sources.loop.module_paths",
+    "memprof.sources.loop.thread_state",
+    "memprof.sources.protocol",
+    "memprof.sources.stacks",
 )
-"""Modules beside this one whose functions run within the program's operators and module calls."""
+"""Modules whose functions run within the program's operators and module calls."""
 
 
 class Watch:
@@ -242,7 +242,9 @@ def skip_in_dynamo() -> None:
 
     skip: Any = getattr(eval_frame, "skip_code", None)
     for name in _CALLED if skip is not None else ():
-        module = sys.modules[f"{__package__}.{name}"]
+        module = sys.modules.get(name)
+        if module is None:  # a source that this recording does without: nothing of it is called
+            continue
         for code in _codes(vars(module).values(), module.__name__):
             skip(code)
 

@@ -7,9 +7,9 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from functools import partial
-from itertools import compress
 from typing import Any
 
+from memprof.cpython.object_addresses import exact_instances
 from memprof.sources.autograd import grad_fn_of, gradient_of
 from memprof.sources.gc_instances import instances_of, subclasses_of
 from memprof.sources.guarded_access import GuardedAccess
@@ -118,11 +118,7 @@ def objects_with_tensors() -> list[Any]:
 
 def _tensors(objects: list[Any]) -> list[Any]:
     """The tensors and storages among some objects."""
-    ids = set(map(id, _kinds()))
-    types = list(map(id, map(type, objects)))
-    if ids.isdisjoint(types):  # half as dear as the rest: a job that has not begun
-        return []
-    return list(compress(objects, map(ids.__contains__, types)))
+    return exact_instances(objects, _kinds())
 
 
 def _kinds() -> list[type]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -96,3 +98,18 @@ def test_what_is_compiled_in_a_window_is_compiled_once_and_nothing_is_left(tmp_p
     assert rest == plain_rest
     # Two threads that come at the same moment compile a function once or each for itself.
     assert graphs == plain_graphs or (how == "threads" and {graphs, plain_graphs} == {"1", "2"})
+
+
+def test_a_source_that_was_never_loaded_is_no_obstacle(monkeypatch):
+    """Before torch 2.5 the compiler is told of our functions: of those that are there."""
+    eval_frame = pytest.importorskip("torch._C._dynamo.eval_frame")
+    dispatch = importlib.import_module("memprof.sources.cpu.dispatch_mode")
+    importlib.import_module("memprof.sources.loop.boundaries")
+    monkeypatch.setitem(sys.modules, "torch._dynamo", ModuleType("torch._dynamo"))
+    monkeypatch.delitem(sys.modules, "memprof.sources.cpu.dispatch_source", raising=False)
+    skipped = []
+    monkeypatch.setattr(eval_frame, "skip_code", skipped.append, raising=False)
+    dispatch.skip_in_dynamo()
+    files = {Path(code.co_filename).name for code in skipped}
+    assert {"dispatch_mode.py", "boundaries.py", "module_paths.py", "protocol.py"} <= files
+    assert "dispatch_source.py" not in files
