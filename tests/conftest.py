@@ -196,12 +196,7 @@ def chromium() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all of tests/gpu, so that no test there can be forgotten.
-
-    The files at the root, which start processes, come first: a file is one worker's, and with the
-    longest at the end the others would wait for it.
-    """
-    items.sort(key=lambda item: len(item.path.relative_to(ROOT).parts))
+    """Mark all of tests/gpu, so that no test there can be forgotten."""
     for item in items:
         if item.path.is_relative_to(ROOT / "tests" / "gpu"):
             item.add_marker(pytest.mark.gpu)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import subprocess
-import sys
 import weakref
 from typing import NamedTuple
 
@@ -23,6 +21,7 @@ from memprof.survivors.collections import Collections  # noqa: E402 - it imports
 from memprof.survivors.graphs import GraphGrowth, LongestGraph, longest_graph  # noqa: E402 - it imports torch
 from memprof.survivors.stalls import Stall  # noqa: E402 - it imports torch
 from memprof.survivors.suspects import residents, suspects  # noqa: E402 - it imports torch
+from tests import forks  # noqa: E402
 
 
 class Storage(NamedTuple):
@@ -173,7 +172,8 @@ main()
 
 def test_a_chain_of_graph_nodes_is_found_on_the_host(tmp_path):
     # In a process of its own: the longest graph of this one may be another test's.
-    subprocess.run([sys.executable, "-c", CHAIN, tmp_path / "run.json"], check=True)
+    done = forks.run(CHAIN, tmp_path / "run.json")
+    assert done.returncode == 0, done.stderr
     run = memprof.load(tmp_path / "run.json")
     found = [f for f in run.findings if f.finding == "host_growth"]
     assert found[-1].details["nodes_per_step"] == pytest.approx(3.0, abs=0.5)
@@ -255,6 +255,8 @@ def test_an_error_in_a_search_ends_the_search_and_not_the_recording(tmp_path, mo
 
 
 CONTAINERS = """
+from tests.unhurried import lift_limits
+lift_limits()
 import collections, sys, memprof, torch
 
 SIZE = 60
@@ -310,21 +312,6 @@ main()
 """
 
 
-FORKS = """
-import os, runpy, sys, torch, memprof
-from tests.unhurried import lift_limits
-lift_limits()
-for asked in sys.argv[1:]:
-    if os.fork():  # each in a process of its own, where nothing else grows
-        assert os.wait()[1] == 0, asked
-        continue
-    script, name, steps, run_file, log = asked.split("|")
-    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
-    sys.argv = [script, run_file, name, steps]
-    runpy.run_path(script, run_name="__main__")
-    sys.stderr.flush()
-    os._exit(0)
-"""
 FILLED = (("Cache", 150), ("Ring", 150), ("Epoch", 150), ("Plain", 29))
 IN_VAIN = ("Cache", 120)
 """Its entries are taken out at a size that is never reached."""
@@ -339,16 +326,14 @@ def said(tmp_path_factory):
     (folder / "containers.py").write_text(CONTAINERS)
     (folder / "in_vain.py").write_text(CONTAINERS.replace(reached, never))
     cases = [("containers.py", *case) for case in FILLED] + [("in_vain.py", *IN_VAIN)]
-    logs = {case: folder / f"{at}.log" for at, case in enumerate(cases)}
-    asked = [
-        f"{folder / script}|{name}|{steps}|{log.with_suffix('.json')}|{log}"
-        for (script, name, steps), log in logs.items()
-    ]
-    subprocess.run([sys.executable, "-c", FORKS, *asked], check=True)
-    return {
-        case: [line for line in log.read_text().splitlines() if "stay alive" in line]
-        for case, log in logs.items()
-    }
+    lines = {}
+    for script, name, steps in cases:  # each in a process of its own, where nothing else grows
+        done = forks.run_file(folder / script, folder / "run.json", name, steps)
+        assert done.returncode == 0, done.stderr
+        lines[script, name, steps] = [
+            line for line in done.stderr.splitlines() if "stay alive" in line
+        ]
+    return lines
 
 
 @pytest.mark.parametrize("name", ["Cache", "Ring", "Epoch"])

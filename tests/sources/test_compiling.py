@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+
+from tests import forks
 
 pytest.importorskip("torch", reason="needs torch")
 
-ROOT = Path(__file__).resolve().parents[2]
 
 JOB = """
 import sys, threading, warnings
@@ -80,8 +77,7 @@ HOWS = ["model", "in place", "function", "own hook", "global hook", "reset", "th
 
 def outcome(how: str, path: str) -> tuple[str, str]:
     # In a process of its own: torch.compile patches modules for good.
-    command = [sys.executable, "-c", JOB, how, path]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    done = forks.run(JOB, how, path, only_torch=True)
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import _thread
 import gc
-import subprocess
-import sys
 import time
 from collections import Counter
 from functools import partial
@@ -20,6 +18,7 @@ from torch.utils import _python_dispatch  # noqa: E402
 
 from memprof.sources.cpu import CpuSource  # noqa: E402
 from memprof.trace import Action, Category  # noqa: E402
+from tests import forks  # noqa: E402
 from tests.sources.recording import CpuRecording  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -248,8 +247,7 @@ boundaries.close()
 
 def test_torch_compile_compiles_once_and_warns_of_nothing_under_a_window():
     # In a process of its own: dynamo patches Module for good.
-    command = [sys.executable, "-W", "error::UserWarning", "-c", COMPILED]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    done = forks.run("import warnings\nwarnings.simplefilter('error', UserWarning)" + COMPILED)
     assert done.returncode == 0, done.stderr
 
 
