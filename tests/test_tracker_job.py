@@ -84,8 +84,8 @@ def test_nothing_of_the_job_is_kept_alive(path):
 
 
 def test_a_step_that_goes_on_for_long_reaches_the_disk_before_its_end(path, monkeypatch):
-    monkeypatch.setattr("memprof.session._FLUSH_IN_WINDOW_US", 0)
-    monkeypatch.setattr("memprof.recording._DRAIN_SHARE", 1e9)  # however long a drain takes
+    monkeypatch.setattr("memprof.session.FLUSH_IN_WINDOW_US", 0)
+    monkeypatch.setattr("memprof.recording.DRAIN_SHARE", 1e9)  # however long a drain takes
     layer = torch.nn.Linear(4, 4)
     with memprof.track(path, sources=["cpu"], sample_interval_s=100) as tracker:
         tracker.step()

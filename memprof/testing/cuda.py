@@ -109,7 +109,7 @@ class TorchStandIn(Devices):
     def _cuda(self) -> SimpleNamespace:
         cuda = SimpleNamespace(
             is_initialized=lambda: self._initialized,
-            device_count=lambda: len(self._devices),
+            device_count=lambda: len(self.devices),
             memory_reserved=lambda i=0: self._stats(i)["reserved_bytes"]["all"]["current"],
             memory_allocated=lambda i=0: self._stats(i)["allocated_bytes"]["all"]["current"],
             get_device_properties=self._properties,
@@ -140,9 +140,9 @@ class TorchStandIn(Devices):
 
     def _private(self) -> SimpleNamespace:
         return SimpleNamespace(
-            _cuda_isHistoryEnabled=lambda: self._recording is not None,
+            _cuda_isHistoryEnabled=lambda: self.recording is not None,
             _cuda_attach_out_of_memory_observer=self._attach,
-            _cuda_hasPrimaryContext=lambda i: self._devices[i].made["allocated"] > 0,
+            _cuda_hasPrimaryContext=lambda i: self.devices[i].made["allocated"] > 0,
             _cuda_record_memory_history=self._record,
             _cuda_record_memory_history_legacy=self._record_legacy,
         )
@@ -170,7 +170,7 @@ class TorchStandIn(Devices):
             self._queued.append((call, []))
 
     def _properties(self, ordinal: int) -> SimpleNamespace:
-        total = self._devices[ordinal].total
+        total = self.devices[ordinal].total
         return SimpleNamespace(
             name=f"Stand-in {ordinal}", total_memory=total, uuid=f"stand-in-{ordinal}"
         )
@@ -181,7 +181,7 @@ class TorchStandIn(Devices):
             raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats.")
         if self._backend == "uncached":
             return _UNCOUNTED
-        held, model = self._devices[ordinal], self._devices[ordinal].model
+        held, model = self.devices[ordinal], self.devices[ordinal].model
         requested = sum(b.requested for b in model.live.values())
         allocated = {"current": model.allocated, "peak": model.peak_allocated}
         reserved = {"current": model.reserved, "peak": model.peak_reserved}
@@ -203,13 +203,13 @@ class TorchStandIn(Devices):
 
     def _reset_peaks(self, ordinal: int = 0) -> None:
         self.calls["reset_peak_memory_stats"] += 1
-        model = self._devices[ordinal].model
+        model = self.devices[ordinal].model
         model.peak_allocated, model.peak_reserved = model.allocated, model.reserved
 
     def _attach(self, observer: Callable[[int, int, int, int], None]) -> None:
         self.calls["attach_oom_observer"] += 1
         self._only_native("attachOutOfMemoryObserver")
-        self._observers.append(observer)
+        self.observers.append(observer)
 
     def _set_device(self, ordinal: int) -> None:
         self._thread.device = ordinal
@@ -228,7 +228,7 @@ class TorchStandIn(Devices):
 
     def _fraction(self, ordinal: int = 0) -> float:
         self._set_device(ordinal)  # as torch 2.7 does
-        return self._devices[ordinal].fraction
+        return self.devices[ordinal].fraction
 
     def _set_metadata(self, text: str) -> None:
         self._thread.metadata = text
@@ -285,13 +285,13 @@ class TorchStandIn(Devices):
             self._pinned.clear()
         enabled = enabled if record_cuda else None
         if enabled is None or clear_history:
-            for held in self._devices:
+            for held in self.devices:
                 held.ring.clear()
         if enabled is None:
-            self._recording = None
+            self.recording = None
             return
         entries = 1 if enabled == "state" else max_entries
-        self._recording = Told(context, entries, frozenset(skip_actions))
+        self.recording = Told(context, entries, frozenset(skip_actions))
 
     def _record_legacy(self, enabled: bool, *_: Any) -> None:
         self._record("all" if enabled else None, "state", "python", 1)
@@ -300,7 +300,7 @@ class TorchStandIn(Devices):
         self.calls["snapshot"] += 1
         self._only_native("snapshot")
         shift_us = self.clock_error_us()
-        rings = [held.ring.entries() for held in self._devices]
+        rings = [held.ring.entries() for held in self.devices]
         traces = [self._trace(i, ring, shift_us) for i, ring in enumerate(rings)]
         self.write_looks()
         found = snapshot(*traces, torch=self._version)
@@ -309,7 +309,7 @@ class TorchStandIn(Devices):
     def _segments(self, mempool_id: Any = None, include_traces: bool = True) -> list[Any]:  # noqa: ARG002
         self.calls["memory_snapshot"] += 1
         self._only_native("snapshot")
-        traces = [self._trace(i, range(0)) for i in range(len(self._devices))]
+        traces = [self._trace(i, range(0)) for i in range(len(self.devices))]
         self.write_looks()
         found: list[Any] = snapshot(*traces, torch=self._version)["segments"]
         return found

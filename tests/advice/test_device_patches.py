@@ -99,7 +99,7 @@ def run(monkeypatch, tmp_path):
     def run(source: str) -> tuple[Run, Torch]:
         torch = Torch()
         # A busy machine makes looks at the stand-in seem too dear, and what is measured is no GPU.
-        monkeypatch.setattr("memprof.sources.pace._AIM_US", 1e12)
+        monkeypatch.setattr("memprof.sources.pace.AIM_US", 1e12)
         monkeypatch.setattr(
             "memprof.session.event_sources",
             lambda _, interner, boundaries, __: [CudaSource(interner, boundaries, torch)],

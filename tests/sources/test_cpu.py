@@ -223,8 +223,9 @@ def backend(graph, _inputs):
     graphs.append(graph)
     return graph.forward
 
-boundaries = Boundaries(Interner())
-source = CpuSource(boundaries._interner, boundaries)
+interner = Interner()
+boundaries = Boundaries(interner)
+source = CpuSource(interner, boundaries)
 boundaries.open(lambda _: None)
 source.open()
 model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
@@ -275,7 +276,8 @@ def test_where_a_compiled_program_would_suffer_nothing_is_watched_and_that_is_sa
 def test_results_on_a_thread_that_runs_no_python_above_are_seen(recorder):
     """As on CUDA, where autograd calls operators from a thread of its own."""
     recorder.begin()
-    dispatch = type(recorder.source._watch._mode).__torch_dispatch__
+    (mode,) = _python_dispatch._get_current_dispatch_mode_stack()
+    dispatch = type(mode).__torch_dispatch__
     kept = []
 
     def operator():
@@ -383,8 +385,8 @@ def test_rows_are_bounded_where_nothing_is_crossed_and_the_window_may_end_there(
     recorder, monkeypatch
 ):
     """`on_full` is called within an operator, while torch has put the mode aside."""
-    monkeypatch.setattr("memprof.sources.cpu._MANY", 1000)
-    monkeypatch.setattr("memprof.sources.cpu._PATIENCE_NS", 60_000_000_000)
+    monkeypatch.setattr("memprof.sources.cpu.MANY", 1000)
+    monkeypatch.setattr("memprof.sources.cpu.PATIENCE_NS", 60_000_000_000)
     recorder.begin()
     drained, modes = [], []
 

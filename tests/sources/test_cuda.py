@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
@@ -143,8 +144,9 @@ class StandIn:
 
 def source_on(torch: StandIn) -> tuple[CudaSource, Interner]:
     interner = Interner()
-    source = CudaSource(interner, Boundaries(interner), torch)
-    source._keeper._boundaries.open(lambda step: None)
+    boundaries = Boundaries(interner)
+    source = CudaSource(interner, boundaries, torch)
+    boundaries.open(lambda step: None)
     source.open()
     return source, interner
 
@@ -152,18 +154,15 @@ def source_on(torch: StandIn) -> tuple[CudaSource, Interner]:
 @pytest.fixture(autouse=True)
 def closed(monkeypatch):
     """Every source and its boundaries are closed after the test, whatever became of it."""
-    made: list[CudaSource] = []
-    init = CudaSource.__init__
+    with ExitStack() as made:
+        for kind in (Boundaries, CudaSource):
 
-    def remembered(self, *args, **kwargs):
-        init(self, *args, **kwargs)
-        made.append(self)
+            def remembered(self, *args, init=kind.__init__, **kwargs):
+                init(self, *args, **kwargs)
+                made.callback(self.close)
 
-    monkeypatch.setattr(CudaSource, "__init__", remembered)
-    yield
-    for source in made:
-        source.close()
-        source._keeper._boundaries.close()
+            monkeypatch.setattr(kind, "__init__", remembered)
+        yield
 
 
 def test_counters_are_those_of_the_devices_in_use():

@@ -18,7 +18,7 @@ from memprof.sources import cpu  # noqa: E402
 from memprof.sources.boundaries import Boundaries  # noqa: E402
 from memprof.sources.cuda import CudaSource  # noqa: E402
 from memprof.sources.entries import NO_ENTRY  # noqa: E402
-from memprof.sources.marks import Marks  # noqa: E402
+from memprof.sources.marks import MarkKeeper, Marks  # noqa: E402
 from memprof.sources.protocol import Interner  # noqa: E402
 from memprof.sources.remapped import Remapped  # noqa: E402
 from memprof.testing.cuda import TorchStandIn  # noqa: E402
@@ -211,11 +211,18 @@ class Alone(torch.nn.Module):
 
 
 @pytest.fixture
-def stepped() -> Iterator:
+def stepped(monkeypatch) -> Iterator:
     """A stand-in, and what runs a step so often; then the labels of its blocks of 1 MiB."""
     interner = Interner()
     boundaries = Boundaries(interner)
     stand_in = TorchStandIn("2.13")
+    keepers = []
+
+    def keeper(*args):
+        keepers.append(MarkKeeper(*args))
+        return keepers[-1]
+
+    monkeypatch.setattr("memprof.sources.cuda.MarkKeeper", keeper)
     source = CudaSource(interner, boundaries, stand_in)
     boundaries.open(lambda step: source.counters() and None)
     source.open()
@@ -230,7 +237,7 @@ def stepped() -> Iterator:
         made = (chunk.events.action == Action.ALLOC) & (chunk.events.size == MIB)
         return [labels[row] for row in chunk.events.label[made]]
 
-    steps.keeper = source._keeper
+    (steps.keeper,) = keepers
     yield stand_in, steps
     source.close()
     boundaries.close()
