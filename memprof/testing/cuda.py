@@ -77,7 +77,7 @@ class TorchStandIn(Devices):
         self._version, self._backend = version, backend
         self._initialized, self._initializing = initialized, False
         self._records_host = False
-        self._pinned: list[dict[str, Any]] = []
+        self.pinned: list[dict[str, Any]] = []
         self._queued: list[Any] = []
         self.version = SimpleNamespace(hip=hip, cuda=None if hip else "12.8")
         self.clock_error_us: Callable[[], int] = lambda: 0
@@ -102,7 +102,7 @@ class TorchStandIn(Devices):
     def pin(self, size: int) -> None:
         """The program takes pinned host memory, which 2.14 and later can record."""
         if self._records_host:
-            self._pinned.append({"action": "alloc", "addr": 1 << 40, "size": size, "stream": 0})
+            self.pinned.append({"action": "alloc", "addr": 1 << 40, "size": size, "stream": 0})
 
     # -- torch.cuda ----------------------------------------------------------------------------
 
@@ -282,7 +282,7 @@ class TorchStandIn(Devices):
             self.calls["hooks_left"] += 1
         self._records_host = enabled is not None and record_pinned_host_memory
         if not self._records_host:  # any other call stops what is recorded there
-            self._pinned.clear()
+            self.pinned.clear()
         enabled = enabled if record_cuda else None
         if enabled is None or clear_history:
             for held in self.devices:
@@ -291,7 +291,7 @@ class TorchStandIn(Devices):
             self.recording = None
             return
         entries = 1 if enabled == "state" else max_entries
-        self.recording = Told(context, entries, frozenset(skip_actions))
+        self.recording = Told(context, stacks, entries, frozenset(skip_actions))
 
     def _record_legacy(self, enabled: bool, *_: Any) -> None:
         self._record("all" if enabled else None, "state", "python", 1)
@@ -304,7 +304,7 @@ class TorchStandIn(Devices):
         traces = [self._trace(i, ring, shift_us) for i, ring in enumerate(rings)]
         self.write_looks()
         found = snapshot(*traces, torch=self._version)
-        return found | {"host_traces": list(self._pinned)} if self._since >= 14 else found
+        return found | {"host_traces": list(self.pinned)} if self._since >= 14 else found
 
     def _segments(self, mempool_id: Any = None, include_traces: bool = True) -> list[Any]:  # noqa: ARG002
         self.calls["memory_snapshot"] += 1

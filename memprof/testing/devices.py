@@ -99,6 +99,7 @@ class Told:
     """What torch's recorder was told."""
 
     context: str | None
+    stacks: str
     max_entries: int
     skipped: frozenset[str]
 

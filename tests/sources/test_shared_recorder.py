@@ -186,7 +186,7 @@ def test_a_recording_of_pinned_memory_alone_that_starts_in_a_window_ends_ours(ve
     job.source.end_window()
     job.torch.pin(4096)
     job.source.close()
-    assert [one["size"] for one in job.torch._pinned] == [4096]
+    assert [one["size"] for one in job.torch.pinned] == [4096]
 
 
 def test_a_recording_of_both_is_shared(started):
@@ -199,7 +199,7 @@ def test_a_recording_of_both_is_shared(started):
     job.source.end_window()
     job.source.close()
     assert job.torch._C._cuda_isHistoryEnabled()
-    assert len(job.torch._pinned) == 1
+    assert len(job.torch.pinned) == 1
 
 
 @pytest.mark.parametrize("version", ["2.4", "2.13"])
