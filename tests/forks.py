@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -18,6 +19,7 @@ import socket
 import struct
 import sys
 import tempfile
+import threading
 import types
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -47,8 +49,9 @@ class Job:
         return self._code is not None or bool(select.select([self._link], [], [], 0)[0])
 
     def kill(self) -> None:
-        """End it at once."""
-        os.kill(self.pid, signal.SIGKILL)
+        """End it at once, if it has not ended by itself."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
 
     def wait(self) -> int:
         """Return its exit code when it has ended; negative where a signal ended it."""
@@ -68,7 +71,7 @@ def run(
 
     ``only_torch`` runs it where neither memprof nor the parts that torch loads late are imported.
     """
-    server = _server(only_torch)
+    server = _server("torch" if only_torch else "recording")
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         _ask(server, code, arguments, cwd, environment, stdout.fileno(), stderr.fileno())
         _answer(server)
@@ -97,7 +100,7 @@ def run_module(
 @contextmanager
 def started(code: str, *arguments: object, **environment: str) -> Iterator[Job]:
     """Start a script, which is killed where it still runs at the end of the block."""
-    server = _server(only_torch=False)
+    server = _server("recording")
     reads, writes = os.pipe()
     _ask(server, code, arguments, None, environment, writes, 2)
     os.close(writes)
@@ -145,12 +148,12 @@ def _answer(link: socket.socket) -> int:
 
 
 @cache
-def _server(only_torch: bool) -> socket.socket:
-    """Our end of the wire to the Python that forks; there are two for each process of pytest."""
+def _server(imported: str) -> socket.socket:
+    """Our end of the wire to the Python that forks: one of each kind for a process of pytest."""
     ours, theirs = socket.socketpair()
     with theirs:
         server = Popen(
-            [sys.executable, __file__, str(theirs.fileno()), *["only torch"] * only_torch],
+            [sys.executable, __file__, str(theirs.fileno()), imported],
             env=os.environ | {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"},
             pass_fds=[theirs.fileno()],
         )
@@ -224,8 +227,10 @@ def _serve(link: socket.socket) -> dict[str, Any] | None:
 def _main() -> None:
     with socket.socket(fileno=int(sys.argv[1])) as link:
         importlib.import_module("torch")
-        if sys.argv[2:] != ["only torch"]:
+        if sys.argv[2] == "recording":
             _import_what_a_recording_needs()
+        gc.collect()
+        gc.freeze()  # collections and searches for holders see what a script makes, as in all tests
         request = _serve(link)
     if request is None:
         return
@@ -236,7 +241,24 @@ def _main() -> None:
     sys.path[0] = ""
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
-    exec(compile(request["code"], "<string>", "exec"), vars(module))
+    status = 0
+    try:
+        exec(compile(request["code"], "<string>", "exec"), vars(module))
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else end.code is not None
+        if not isinstance(end.code, int | None):
+            print(end.code, file=sys.stderr)
+    except BaseException:  # noqa: BLE001 - as an interpreter does
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    # As an interpreter ends, but that it leaves all that was imported where it is: taking it apart
+    # would copy every page of it.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":
