@@ -26,12 +26,24 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from subprocess import CompletedProcess, Popen
-from typing import IO, Any
+from types import CodeType
+from typing import IO, Any, NoReturn
 
-__all__ = ["Job", "run", "run_file", "run_module", "started"]
+__all__ = ["Job", "leave", "run", "run_file", "run_module", "served", "started"]
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHONPATH = os.pathsep.join(str(ROOT / folder) for folder in (".", "cli", "dashboards"))
+SERVER = """
+from tests import forks
+script, names = forks.served({}, {})
+error = None
+try:
+    exec(script, names)
+except BaseException as raised:
+    error = raised
+forks.leave(error)
+"""
+"""No file of ours is in the stacks of a script."""
 ANSWER = struct.Struct("i")
 """A process id, or an exit code as `subprocess` gives it."""
 
@@ -71,7 +83,7 @@ def run(
 
     ``only_torch`` runs it where neither memprof nor the parts that torch loads late are imported.
     """
-    server = _server("torch" if only_torch else "recording")
+    server = _servers()[only_torch]
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         _ask(server, code, arguments, cwd, environment, stdout.fileno(), stderr.fileno())
         _answer(server)
@@ -100,7 +112,7 @@ def run_module(
 @contextmanager
 def started(code: str, *arguments: object, **environment: str) -> Iterator[Job]:
     """Start a script, which is killed where it still runs at the end of the block."""
-    server = _server("recording")
+    server = _servers()[False]
     reads, writes = os.pipe()
     _ask(server, code, arguments, None, environment, writes, 2)
     os.close(writes)
@@ -148,48 +160,51 @@ def _answer(link: socket.socket) -> int:
 
 
 @cache
-def _server(imported: str) -> socket.socket:
-    """Our end of the wire to the Python that forks: one of each kind for a process of pytest."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        server = Popen(
-            [sys.executable, __file__, str(theirs.fileno()), imported],
-            env=os.environ | {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"},
-            pass_fds=[theirs.fileno()],
-        )
+def _servers() -> tuple[socket.socket, socket.socket]:
+    """Our ends of the wires to two Pythons that fork: all is imported, or torch alone."""
+    ours, theirs = zip(socket.socketpair(), socket.socketpair(), strict=True)
+    numbers = [one.fileno() for one in theirs]
+    server = Popen(
+        [sys.executable, "-c", SERVER.format(*numbers)],
+        env=os.environ | {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"},
+        pass_fds=numbers,
+    )
+    for one in theirs:
+        one.close()
 
     def end() -> None:
-        ours.close()
+        for one in ours:
+            one.close()
         server.wait()
 
     atexit.register(end)
     return ours
 
 
-def _import_what_a_recording_needs() -> None:
-    """Import what torch and memprof import when the first steps are recorded.
+def _import_what_scripts_need() -> None:
+    """Import what torch and memprof import when the first steps are recorded and compiled.
 
-    A child records and says what it was, so that this process has recorded nothing.
+    A child does so and says what it was, so that this process has recorded and compiled nothing.
     """
     reads, writes = os.pipe()
-    if os.fork() == 0:
-        _record_something()
+    before = set(sys.modules)
+    pid = os.fork()
+    if pid == 0:
+        _record_and_compile()
         with os.fdopen(writes, "w") as names:
-            json.dump(
-                [name for name in sys.modules if name.startswith(("memprof", "torch"))], names
-            )
+            json.dump([name for name in sys.modules if name not in before], names)
             names.flush()
             os._exit(0)
     os.close(writes)
     with os.fdopen(reads) as names:
         loaded = json.load(names)
-    os.wait()
+    os.waitpid(pid, 0)
     for name in loaded:
         with suppress(ImportError):  # torch has modules that no file is behind
             importlib.import_module(name)
 
 
-def _record_something() -> None:
+def _record_and_compile() -> None:
     import torch
 
     import memprof
@@ -201,14 +216,15 @@ def _record_something() -> None:
             model(torch.ones(2, 4)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
+    torch.compile(model, backend="aot_eager")(torch.ones(2, 4)).sum().backward()
 
 
-def _serve(link: socket.socket) -> dict[str, Any] | None:
-    """Fork for each request, and return it in the child; None once nobody can ask any more."""
+def _serve(link: socket.socket) -> dict[str, Any]:
+    """Fork for each request, and return it in the child; end when nobody can ask any more."""
     while True:
         message, files, _, _ = socket.recv_fds(link, 1, 4)
         if not message:
-            return None
+            os._exit(0)
         with os.fdopen(files[0]) as file:
             request: dict[str, Any] = json.load(file)
         pid = os.fork()
@@ -224,42 +240,44 @@ def _serve(link: socket.socket) -> dict[str, Any] | None:
         link.sendall(ANSWER.pack(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
 
 
-def _main() -> None:
-    with socket.socket(fileno=int(sys.argv[1])) as link:
-        importlib.import_module("torch")
-        if sys.argv[2] == "recording":
-            _import_what_a_recording_needs()
-        gc.collect()
-        gc.freeze()  # collections and searches for holders see what a script makes, as in all tests
+def served(wire: int, wire_of_torch: int) -> tuple[CodeType, dict[str, Any]]:
+    """Serve; in each child return the script to be run, and the namespace of its main module."""
+    importlib.import_module("torch")
+    has_torch_alone = os.fork() == 0
+    if has_torch_alone:
+        wire, wire_of_torch = wire_of_torch, wire
+    else:
+        _import_what_scripts_need()
+    os.close(wire_of_torch)
+    gc.collect()
+    gc.freeze()  # collections and searches for holders see what a script makes, as in all tests
+    with socket.socket(fileno=wire) as link:
         request = _serve(link)
-    if request is None:
-        return
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv[:] = ["-c", *request["arguments"]]
-    sys.path[0] = ""
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
+    return compile(request["code"], "<string>", "exec"), vars(module)
+
+
+def leave(error: BaseException | None) -> NoReturn:
+    """End as an interpreter ends, but that all that was imported is left where it is.
+
+    Taking it apart would copy every page of it.
+    """
     status = 0
-    try:
-        exec(compile(request["code"], "<string>", "exec"), vars(module))
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else end.code is not None
-        if not isinstance(end.code, int | None):
-            print(end.code, file=sys.stderr)
-    except BaseException:  # noqa: BLE001 - as an interpreter does
-        sys.excepthook(*sys.exc_info())
+    if isinstance(error, SystemExit):
+        status = error.code if isinstance(error.code, int) else error.code is not None
+        if status is True:
+            print(error.code, file=sys.stderr)
+    elif error is not None:
+        sys.excepthook(type(error), error, error.__traceback__)
         status = 1
-    # As an interpreter ends, but that it leaves all that was imported where it is: taking it apart
-    # would copy every page of it.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     with suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(status)
-
-
-if __name__ == "__main__":
-    _main()

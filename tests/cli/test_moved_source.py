@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from memprof.digests import digest_of
 from memprof.loading import load
 from memprof_cli.leaks import command
 from memprof_cli.report import command as report
-from tests import forks
+from tests.tracked import PYTHONPATH
 
 pytest.importorskip("torch", reason="there is nothing to record without torch")
 
@@ -45,9 +47,11 @@ def recorded(folder, train):
     (ran / "parts").mkdir(parents=True)
     (ran / "train.py").write_text(train)
     (ran / "parts" / "keeper.py").write_text(KEEPER)
-    words = ("run", "-o", folder / "run.json", "train.py")
-    done = forks.run_module("memprof_cli", *words, cwd=ran, MEMPROF_ALLOWANCE="600")
-    assert done.returncode == 0, done.stderr
+    subprocess.run(
+        [sys.executable, "-m", "memprof_cli", "run", "-o", folder / "run.json", "train.py"],
+        cwd=ran, check=True, capture_output=True,
+        env={**os.environ, "PYTHONPATH": PYTHONPATH, "MEMPROF_ALLOWANCE": "600"},
+    )  # fmt: skip
     ran.rename(folder / "gone")
     clone = folder / "clone"
     (clone / "parts").mkdir(parents=True)
