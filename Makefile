@@ -9,7 +9,7 @@
 
 BIN := .venv/bin
 # A process for each core, up to four: each of them loads torch. SPREAD= runs one after another.
-SPREAD := -n auto --maxprocesses 4 --dist loadfile
+SPREAD := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -p tests.schedule
 # The corpus runs its programs on all cores by itself.
 CORPUS := tests/test_corpus.py
 READY := .venv/.ready
@@ -38,6 +38,8 @@ demo: $(READY)  ## Record the training of a small GPT and report where its memor
 
 # The tests' tensors are small: threads of their own would only get in one another's way.
 test corpus: export OMP_NUM_THREADS ?= 1
+# Hundreds of processes import memprof: each would compile it anew.
+test corpus: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(READY)  ## Run the tests, all but the corpus
 	$(BIN)/python -m pytest $(SPREAD) --ignore $(CORPUS)

@@ -196,13 +196,7 @@ def chromium() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all of tests/gpu, so that no test there can be forgotten.
-
-    The files at the root and those of the recorder, which start processes, come first: a file is
-    one worker's, and with the longest at the end the others would wait for it.
-    """
-    first = (ROOT / "tests", ROOT / "tests" / "record")
-    items.sort(key=lambda item: item.path.parent not in first)
+    """Mark all of tests/gpu, so that no test there can be forgotten."""
     for item in items:
         if item.path.is_relative_to(ROOT / "tests" / "gpu"):
             item.add_marker(pytest.mark.gpu)

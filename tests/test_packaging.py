@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import zipfile
 from collections.abc import Callable
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -45,6 +46,7 @@ def run(*command: object, **environment: str) -> str:
 def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Builds a wheel by the backend itself: hatchling, with no network and no environment."""
 
+    @cache
     def built(hook: str) -> Path:
         folder = tmp_path_factory.mktemp(hook)
         program = (

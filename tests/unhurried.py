@@ -25,13 +25,13 @@ def lift_limits(
     from memprof.sources.loop import main_thread
 
     for owner, names in (
-        (searches, ("_WHOLE_S", "_WHOLE_AFTER_S", "_BUDGET_S")),
-        (watch, ("_SCAN_S", "_GRAPH_S", "_LAST_S")),
+        (searches, ("WHOLE_S", "WHOLE_AFTER_S", "BUDGET_S")),
+        (watch, ("SCAN_S", "GRAPH_S", "LAST_S")),
         (sampler.Sampler, ("PATIENCE_S",)),
         (main_thread.Beat, ("PATIENCE_S",)),
     ):
         for name in names:
             getattr(owner, name)  # it has one of this name
             set_attribute(owner, name, LONG_S)
-    set_attribute(watch.Survivors, "_has_time", lambda _: True)
+    set_attribute(watch.Survivors, "has_time", lambda _: True)
     set_item(tracker.track.__kwdefaults__, "allowance_s", 600.0)

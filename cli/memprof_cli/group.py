@@ -55,14 +55,14 @@ class _LazyGroup(click.Group):
     epilog=EPILOG,
 )
 @click.version_option(__version__, "-V", "--version", prog_name="memprof")
-def _group() -> None:
+def group() -> None:
     """What there is to type; its help is `ABOUT`."""
 
 
 def run_command(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line; the only place where a `MemprofError` becomes text and an exit code."""
     try:
-        status = _group.main(args=args, prog_name="memprof", standalone_mode=False)
+        status = group.main(args=args, prog_name="memprof", standalone_mode=False)
     except MemprofError as error:
         _complain(error.message, error.hint)
         sys.exit(error.exit_code)

@@ -29,7 +29,7 @@ from memprof_cli.terminal import terminal
 
 __all__ = ["command"]
 
-_WIDTH = 140
+WIDTH = 140
 _FIGURES = ("allocated", "reserved", "unused", "largest free", "mallocs", "frees", "retries")
 _MOST_TOLD = 3
 """Of them in a narrow terminal."""
@@ -83,7 +83,7 @@ def command(
         figures = {"file": str(file), "devices": [_figures(device) for device in devices]}
         click.echo(json.dumps(figures, indent=2))
         return
-    console = terminal(_WIDTH)
+    console = terminal(WIDTH)
     for device in devices:
         _print(console, device, _conclusion(device, file) if search else "")
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Recording", "Use"]
 
 _LOG = logging.getLogger("memprof")
-_DRAIN_SHARE = 0.05
+DRAIN_SHARE = 0.05
 """Draining in a window may take so much of the time: a source whose drain is dear waits longer."""
 
 _DEAREST_EVENT_US = 30.0
@@ -293,7 +293,7 @@ def _owners(chunk: Chunk, window: int) -> Owners:
 
 
 def _is_cheap_now(opened: _Open) -> bool:
-    return _clock_us() - opened.drained_at_us >= opened.drain_us / _DRAIN_SHARE
+    return _clock_us() - opened.drained_at_us >= opened.drain_us / DRAIN_SHARE
 
 
 def _clock_us() -> float:

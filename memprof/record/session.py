@@ -44,11 +44,11 @@ __all__ = ["Session"]
 
 _LOG = logging.getLogger("memprof")
 _FLUSH_US = 1_000_000
-_PATIENCE_S = 5.0
+PATIENCE_S = 5.0
 """A thread that ran out of memory waits so long for another that is writing, and no longer."""
 _LOOK_SHARE = 0.004
 """Between windows, looking at counters may take so much of the time; a look takes some 50 µs."""
-_FLUSH_IN_WINDOW_US = 100_000
+FLUSH_IN_WINDOW_US = 100_000
 """In a window the last events before the job dies matter most."""
 _BEAT_MS = 100.0
 """Limits are judged so often where a window is open and nothing of torch is crossed."""
@@ -264,7 +264,7 @@ class Session:
         """A device ran out of memory, on the thread whose request failed."""
         if not (self._is_open and self._pid == os.getpid()):
             return
-        if not self._lock.acquire(timeout=_PATIENCE_S):
+        if not self._lock.acquire(timeout=PATIENCE_S):
             self._late_ooms.append((_brief(what), self._last_step + 1, self._label()))
             _LOG.warning("%s ran out of memory; told later, the recording is busy", what.device)
             return
@@ -282,7 +282,7 @@ class Session:
             self.recording.note(
                 "tracker",
                 f"a failed allocation on {what.device} was recorded late and briefly: the thread "
-                f"waited {_PATIENCE_S:g} s for another that was writing",
+                f"waited {PATIENCE_S:g} s for another that was writing",
             )
 
     def _label(self) -> int:
@@ -580,7 +580,7 @@ class Session:
 
     def _write_now_and_then(self, at_us: int) -> None:
         in_window = self.recording.window != NOT_RECORDED
-        if at_us - self._flushed_us < (_FLUSH_IN_WINDOW_US if in_window else _FLUSH_US):
+        if at_us - self._flushed_us < (FLUSH_IN_WINDOW_US if in_window else _FLUSH_US):
             return
         if in_window:
             self.recording.drain(only_cheap=True)

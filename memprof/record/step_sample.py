@@ -40,6 +40,11 @@ class StepSample:
                 self._halve()
         self._seen += 1
 
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The numbers of the steps whose ends are kept."""
+        return tuple(self._steps)
+
     def _halve(self) -> None:
         del self._steps[1::2], self._allocated[1::2], self._duration_us[1::2]
         self._stride *= 2

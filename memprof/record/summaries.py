@@ -16,7 +16,7 @@ from memprof.records import DeviceInfo, DeviceSummary, Footer, Interim
 
 __all__ = ["Summaries"]
 
-_EVERY_US, _SHARE = 10_000_000, 0.001
+EVERY_US, _SHARE = 10_000_000, 0.001
 """An interim summary comes so often, or once in this share of the run so far: few in any run."""
 
 
@@ -31,7 +31,7 @@ class Summaries:
 
     def is_due(self, at_us: int) -> bool:
         """Whether the last one is old."""
-        return at_us - self._last_us >= max(_EVERY_US, _SHARE * (at_us - self._began_us))
+        return at_us - self._last_us >= max(EVERY_US, _SHARE * (at_us - self._began_us))
 
     def write(self, steps: int, devices: Sequence[DeviceInfo]) -> None:
         """An interim summary, after so many steps."""

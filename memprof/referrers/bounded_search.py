@@ -19,21 +19,21 @@ from memprof.sources.tensor_addresses import PlaceOf, place_of
 __all__ = ["Quarry", "Searches"]
 
 _MOST_HOLDERS = 3
-_WHOLE_S = 0.45
+WHOLE_S = 0.45
 """The longest that a search of the whole heap may be expected to hold the job up; what would take
 longer is climbed, pass by pass, …"""
-_WHOLE_AFTER_S = 0.45
+WHOLE_AFTER_S = 0.45
 """… and what was not explained so is searched for once more, if that takes no longer than this."""
-_BUDGET_S = 0.9
+BUDGET_S = 0.9
 """What is not found by then is not looked for any longer: the estimate was wrong. A busy machine
 may take twice as long, and an answer that is cut off names the wrong holder."""
-_SLICE_S = 0.15
+SLICE_S = 0.15
 """The time for passes at one step's end; a single pass of 4 million objects takes 0.08 s, and
 looking up where it stopped 0.1 s."""
 _WHOLE_BLOCK_S, _PASS_BLOCK_S = 3e-7, 1e-8
 """What a whole search and a pass take for each of the interpreter's blocks, before it was measured
 (640,000 and 10 million blocks, 190,000 and 4.2 million objects, Python 3.11, 2026-11-22)."""
-_CHEAP_S = 0.05
+CHEAP_S = 0.05
 """Where a pass takes no longer, what is new is searched for as it comes, not only a sure leak."""
 _MOST_CLIMBED = 8
 """Stacks whose tensors are climbed from at once, those that come first."""
@@ -59,8 +59,8 @@ class Searches:
     _left: list[Quarry] = field(default_factory=list)
     """What the passes did not explain."""
     _done: list[tuple[Quarry, tuple[Holder, ...]]] = field(default_factory=list)
-    _whole: PauseEstimate = field(default_factory=lambda: PauseEstimate(_WHOLE_S, _WHOLE_BLOCK_S))
-    _pass: PauseEstimate = field(default_factory=lambda: PauseEstimate(_CHEAP_S, _PASS_BLOCK_S))
+    _whole: PauseEstimate = field(default_factory=lambda: PauseEstimate(WHOLE_S, _WHOLE_BLOCK_S))
+    _pass: PauseEstimate = field(default_factory=lambda: PauseEstimate(CHEAP_S, _PASS_BLOCK_S))
     _said: bool = False
 
     @property
@@ -70,7 +70,7 @@ class Searches:
 
     def is_cheap(self) -> bool:
         """Whether what is new may be searched for as it comes."""
-        return self._whole.is_short(_WHOLE_S) or self._pass.is_short(_CHEAP_S)
+        return self._whole.is_short(WHOLE_S) or self._pass.is_short(CHEAP_S)
 
     def is_pending(self, device: str, stack: int) -> bool:
         """Whether the answer for the tensors of a stack is still to come."""
@@ -92,7 +92,7 @@ class Searches:
         self._done = [(one, ()) for one in wanted if not one.suspect.targets]
         if not self._wanted:
             return
-        if self._whole.is_short(_WHOLE_AFTER_S if last else _WHOLE_S):
+        if self._whole.is_short(WHOLE_AFTER_S if last else WHOLE_S):
             self._search_all(self._wanted)
             self._wanted = []
             return
@@ -103,7 +103,7 @@ class Searches:
             place: UpwardSearch(targets, limit=_MOST_HOLDERS, place=place)
             for place, targets in places.items()
         }
-        self._go_on(_SLICE_S if limit_s is None else limit_s, last=last)
+        self._go_on(SLICE_S if limit_s is None else limit_s, last=last)
 
     def proceed(self) -> None:
         """Go on at the next step's end."""
@@ -111,7 +111,7 @@ class Searches:
             left, self._left, self._wanted = self._left, [], []
             self._search_all(left)
         else:
-            self._go_on(_SLICE_S)
+            self._go_on(SLICE_S)
 
     def _go_on(self, limit_s: float, *, last: bool = False) -> None:
         began_s = time.thread_time()
@@ -157,7 +157,7 @@ class Searches:
                 self._done.append((one, holders))
             else:
                 missing.append((one, holders))
-        if missing and not last and self._whole.is_short(_WHOLE_AFTER_S):
+        if missing and not last and self._whole.is_short(WHOLE_AFTER_S):
             self._left = [one for one, _ in missing]
             return
         self._done += missing
@@ -181,9 +181,7 @@ class Searches:
             for place, quarries in places.items():
                 targets = [key for one in quarries for key in one.suspect.targets]
                 targets = list(dict.fromkeys(targets))
-                holders = find_holders(
-                    targets, limit=_MOST_HOLDERS, budget_s=_BUDGET_S, place=place
-                )
+                holders = find_holders(targets, limit=_MOST_HOLDERS, budget_s=BUDGET_S, place=place)
                 found = dict(zip(targets, holders, strict=True))
                 for one in quarries:
                     answers = [found[key] for key in one.suspect.targets]

@@ -28,14 +28,14 @@ _FRESH_BIRTHS = 2.0
 _ANNOUNCED_AFTER = 4
 """Looks in a row at which a stack's survivors had become more."""
 _ANNOUNCED_BIRTHS = 6
-_SCAN_S = 0.15
+SCAN_S = 0.15
 """The longest that a scan for graphs may hold the job up in passing."""
 _SCAN_BLOCK_S = 1.5e-8
 """What it takes for each of the interpreter's blocks, before it was measured: 10 million blocks, of
 4.2 million objects, Python 3.11, 2026-11-22."""
-_GRAPH_S = 0.3
+GRAPH_S = 0.3
 """The longest that a search for the tensor may take that a growing graph hangs on."""
-_LAST_S = 0.5
+LAST_S = 0.5
 """What the last look may take of a short run; of a long one, its share of the time."""
 _FOR_SEARCH = 0.75
 """The part of it that is the search's; a pass may take a little longer, and graphs are scanned."""
@@ -99,7 +99,7 @@ class Survivors:
     _graph_said: bool = False
     _graph_holders: tuple[Holder, ...] = ()
     _searches: Searches = field(init=False)
-    _scanning: PauseEstimate = field(default_factory=lambda: PauseEstimate(_SCAN_S, _SCAN_BLOCK_S))
+    _scanning: PauseEstimate = field(default_factory=lambda: PauseEstimate(SCAN_S, _SCAN_BLOCK_S))
 
     def __post_init__(self) -> None:
         self._searches = Searches(self.note)
@@ -108,11 +108,11 @@ class Survivors:
         """What can be said after ``step``."""
         self._steps += 1
         found = self._gone_on(step) if self._searches.is_under_way else []
-        return [*found, *(self.look(step) if _is_look(self._steps) and self._has_time() else ())]
+        return [*found, *(self.look(step) if _is_look(self._steps) and self.has_time() else ())]
 
     def window_ended(self, step: int) -> list[Announcement]:
         """The same when what was recorded of new tensors ends, until the next window."""
-        return self.look(step) if self._steps >= _FIRST_LOOK and self._has_time() else []
+        return self.look(step) if self._steps >= _FIRST_LOOK and self.has_time() else []
 
     def look(self, step: int) -> list[Announcement]:
         """Search for the holders of whatever has grown since the last look.
@@ -146,7 +146,7 @@ class Survivors:
         share of a longer run that looks may take.
         """
         began_s = time.thread_time()
-        limit_s = max(_LAST_S, self.share * (time.monotonic() - self._began_s))
+        limit_s = max(LAST_S, self.share * (time.monotonic() - self._began_s))
         with quiet():
             growing = self._growing(step)
             fresh = [(source, one) for source, one, is_fresh in growing if is_fresh]
@@ -190,7 +190,8 @@ class Survivors:
         self._spent_s += time.thread_time() - began_s
         return [one for one in found if one is not None]
 
-    def _has_time(self) -> bool:
+    def has_time(self) -> bool:
+        """Whether searches have taken less than they may; where time is no limit, always."""
         elapsed_s = time.monotonic() - self._began_s
         return self._spent_s <= self.budget_s + self.share * elapsed_s
 
@@ -263,7 +264,7 @@ class Survivors:
             return []
         if not self._graph_holders:
             with quiet():
-                self._graph_holders = self._searches.holders_of(longest.tensor, _GRAPH_S)
+                self._graph_holders = self._searches.holders_of(longest.tensor, GRAPH_S)
         holders = self._graph_holders
         finding = Finding(
             "host_growth",

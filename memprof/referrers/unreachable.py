@@ -19,7 +19,7 @@ from memprof.referrers.torch_references import TorchEdges
 
 __all__ = ["Unreached"]
 
-_MAX_OBJECTS = 400_000
+MAX_OBJECTS = 400_000
 _MAX_STARTS = 3_000
 _MAX_RING = 20_000
 _PARTS_OF_OBJECTS = (dict, OrderedDict, list, tuple, types.CellType)
@@ -46,8 +46,8 @@ class Unreached:
 
     def __post_init__(self) -> None:
         objects = self.search.heap.unvisited()
-        cut = len(objects) > _MAX_OBJECTS
-        del objects[_MAX_OBJECTS:]  # no other list may hold them: their references are counted
+        cut = len(objects) > MAX_OBJECTS
+        del objects[MAX_OBJECTS:]  # no other list may hold them: their references are counted
         counts = list(map(sys.getrefcount, objects))
         base = _own_references()
         tensors = are_exact_instances(objects, self.search.tensor_types)

@@ -12,7 +12,7 @@ from memprof.rules.collection import waste_rules
 __all__ = ["explained_by", "page", "summaries"]
 
 _HERE = Path(__file__)
-_FOLDERS = {
+FOLDERS = {
     kind: (_HERE.with_name(f"{kind}_pages"), _HERE.resolve().parents[2] / "docs" / kind)
     for kind in ("rules", "fixes")
 }
@@ -47,7 +47,7 @@ def page(name: str) -> str:
         raise SettingsError(
             f"{name} is no rule and no fix", f"{meant}memprof explain lists all of them"
         )
-    for folder in _FOLDERS[kind]:
+    for folder in FOLDERS[kind]:
         path = folder / f"{name}.md"
         if path.is_file():
             return path.read_text(encoding="utf-8")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ProgramFiles", "code_since_s", "is_user_file"]
 
-_MOST_READ = 16 << 20
+MOST_READ = 16 << 20
 """Bytes of all files of a run together: some 20 ms."""
 
 
@@ -92,7 +92,7 @@ class ProgramFiles:
         return content if whole and changed_s < self._began_s() else None
 
     def _left(self) -> int:
-        return _MOST_READ - self._read
+        return MOST_READ - self._read
 
     def _began_s(self) -> float:
         if self._limit_s is None:

@@ -77,7 +77,7 @@ class TorchStandIn(Devices):
         self._version, self._backend = version, backend
         self._initialized, self._initializing = initialized, False
         self._records_host = False
-        self._pinned: list[dict[str, Any]] = []
+        self.pinned: list[dict[str, Any]] = []
         self._queued: list[Any] = []
         self.version = SimpleNamespace(hip=hip, cuda=None if hip else "12.8")
         self.clock_error_us: Callable[[], int] = lambda: 0
@@ -102,14 +102,14 @@ class TorchStandIn(Devices):
     def pin(self, size: int) -> None:
         """The program takes pinned host memory, which 2.14 and later can record."""
         if self._records_host:
-            self._pinned.append({"action": "alloc", "addr": 1 << 40, "size": size, "stream": 0})
+            self.pinned.append({"action": "alloc", "addr": 1 << 40, "size": size, "stream": 0})
 
     # -- torch.cuda ----------------------------------------------------------------------------
 
     def _cuda(self) -> SimpleNamespace:
         cuda = SimpleNamespace(
             is_initialized=lambda: self._initialized,
-            device_count=lambda: len(self._devices),
+            device_count=lambda: len(self.devices),
             memory_reserved=lambda i=0: self._stats(i)["reserved_bytes"]["all"]["current"],
             memory_allocated=lambda i=0: self._stats(i)["allocated_bytes"]["all"]["current"],
             get_device_properties=self._properties,
@@ -140,9 +140,9 @@ class TorchStandIn(Devices):
 
     def _private(self) -> SimpleNamespace:
         return SimpleNamespace(
-            _cuda_isHistoryEnabled=lambda: self._recording is not None,
+            _cuda_isHistoryEnabled=lambda: self.recording is not None,
             _cuda_attach_out_of_memory_observer=self._attach,
-            _cuda_hasPrimaryContext=lambda i: self._devices[i].made["allocated"] > 0,
+            _cuda_hasPrimaryContext=lambda i: self.devices[i].made["allocated"] > 0,
             _cuda_record_memory_history=self._record,
             _cuda_record_memory_history_legacy=self._record_legacy,
         )
@@ -170,7 +170,7 @@ class TorchStandIn(Devices):
             self._queued.append((call, []))
 
     def _properties(self, ordinal: int) -> SimpleNamespace:
-        total = self._devices[ordinal].total
+        total = self.devices[ordinal].total
         return SimpleNamespace(
             name=f"Stand-in {ordinal}", total_memory=total, uuid=f"stand-in-{ordinal}"
         )
@@ -181,7 +181,7 @@ class TorchStandIn(Devices):
             raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats.")
         if self._backend == "uncached":
             return _UNCOUNTED
-        held, model = self._devices[ordinal], self._devices[ordinal].model
+        held, model = self.devices[ordinal], self.devices[ordinal].model
         requested = sum(b.requested for b in model.live.values())
         allocated = {"current": model.allocated, "peak": model.peak_allocated}
         reserved = {"current": model.reserved, "peak": model.peak_reserved}
@@ -203,13 +203,13 @@ class TorchStandIn(Devices):
 
     def _reset_peaks(self, ordinal: int = 0) -> None:
         self.calls["reset_peak_memory_stats"] += 1
-        model = self._devices[ordinal].model
+        model = self.devices[ordinal].model
         model.peak_allocated, model.peak_reserved = model.allocated, model.reserved
 
     def _attach(self, observer: Callable[[int, int, int, int], None]) -> None:
         self.calls["attach_oom_observer"] += 1
         self._only_native("attachOutOfMemoryObserver")
-        self._observers.append(observer)
+        self.observers.append(observer)
 
     def _set_device(self, ordinal: int) -> None:
         self._thread.device = ordinal
@@ -228,7 +228,7 @@ class TorchStandIn(Devices):
 
     def _fraction(self, ordinal: int = 0) -> float:
         self._set_device(ordinal)  # as torch 2.7 does
-        return self._devices[ordinal].fraction
+        return self.devices[ordinal].fraction
 
     def _set_metadata(self, text: str) -> None:
         self._thread.metadata = text
@@ -282,16 +282,16 @@ class TorchStandIn(Devices):
             self.calls["hooks_left"] += 1
         self._records_host = enabled is not None and record_pinned_host_memory
         if not self._records_host:  # any other call stops what is recorded there
-            self._pinned.clear()
+            self.pinned.clear()
         enabled = enabled if record_cuda else None
         if enabled is None or clear_history:
-            for held in self._devices:
+            for held in self.devices:
                 held.ring.clear()
         if enabled is None:
-            self._recording = None
+            self.recording = None
             return
         entries = 1 if enabled == "state" else max_entries
-        self._recording = Told(context, entries, frozenset(skip_actions))
+        self.recording = Told(context, stacks, entries, frozenset(skip_actions))
 
     def _record_legacy(self, enabled: bool, *_: Any) -> None:
         self._record("all" if enabled else None, "state", "python", 1)
@@ -300,16 +300,16 @@ class TorchStandIn(Devices):
         self.calls["snapshot"] += 1
         self._only_native("snapshot")
         shift_us = self.clock_error_us()
-        rings = [held.ring.entries() for held in self._devices]
+        rings = [held.ring.entries() for held in self.devices]
         traces = [self._trace(i, ring, shift_us) for i, ring in enumerate(rings)]
         self.write_looks()
         found = snapshot(*traces, torch=self._version)
-        return found | {"host_traces": list(self._pinned)} if self._since >= 14 else found
+        return found | {"host_traces": list(self.pinned)} if self._since >= 14 else found
 
     def _segments(self, mempool_id: Any = None, include_traces: bool = True) -> list[Any]:  # noqa: ARG002
         self.calls["memory_snapshot"] += 1
         self._only_native("snapshot")
-        traces = [self._trace(i, range(0)) for i in range(len(self._devices))]
+        traces = [self._trace(i, range(0)) for i in range(len(self.devices))]
         self.write_looks()
         found: list[Any] = snapshot(*traces, torch=self._version)["segments"]
         return found

@@ -99,6 +99,7 @@ class Told:
     """What torch's recorder was told."""
 
     context: str | None
+    stacks: str
     max_entries: int
     skipped: frozenset[str]
 
@@ -118,7 +119,7 @@ class Devices:
         self._settings: dict[str, Any] = {"expandable_segments": parsed.expandable_segments}
         if settings:
             self._settings["PYTORCH_CUDA_ALLOC_CONF"] = settings
-        self._devices = [
+        self.devices = [
             _Device(
                 CachingAllocator(parsed, tie_break=tie, driver=Driver(capacity)),
                 capacity + outside,
@@ -126,14 +127,14 @@ class Devices:
             )
             for _ in range(devices)
         ]
-        self._recording: Told | None = None
+        self.recording: Told | None = None
         self._tables: dict[str, dict[Any, int]] = {
             "frames": {},
             "stacks": {(): 0},
             "labels": {Label(): 0},
         }
         self._thread = threading.local()
-        self._observers: list[Callable[[int, int, int, int], None]] = []
+        self.observers: list[Callable[[int, int, int, int], None]] = []
 
     # -- what a program does -------------------------------------------------------------------
 
@@ -143,11 +144,11 @@ class Devices:
         Raises:
             StandInOutOfMemoryError: they do not fit; observers were called before.
         """
-        return self._alloc(self._devices[device], size, device, stream)
+        return self._alloc(self.devices[device], size, device, stream)
 
     def free(self, address: int, device: int = 0, *, complete: bool = True) -> None:
         """The tensor is gone; with ``complete`` False its block waits for another stream."""
-        held = self._devices[device]
+        held = self.devices[device]
         block = held.model.live[address]
         where = (block.address, block.requested, block.arena.stream, block.arena.pool)
         stack = self._free_stack(held.rows[block.owner].stack)
@@ -159,7 +160,7 @@ class Devices:
 
     def completed(self, address: int, device: int = 0) -> None:
         """The other stream is done with a block that was freed."""
-        held = self._devices[device]
+        held = self.devices[device]
         block = held.model.live[address]
         where = (block.address, block.requested, block.arena.stream, block.arena.pool)
         self._write(held, Action.FREE_COMPLETED, *where, held.rows[block.owner].stack)
@@ -167,13 +168,13 @@ class Devices:
 
     def empty_cache(self, device: int = 0) -> None:
         """The program empties its cache; counted apart from calls through `cuda`."""
-        held = self._devices[device]
+        held = self.devices[device]
         held.model.empty_cache()
         self._take_log(held)
 
     def limit(self, fraction: float, device: int = 0) -> None:
         """The process may hold no more than this share of the device's memory."""
-        held = self._devices[device]
+        held = self.devices[device]
         held.fraction = fraction
         held.model.driver.capacity = min(held.physical, int(fraction * held.total))
 
@@ -189,11 +190,11 @@ class Devices:
 
     def trace(self, device: int = 0) -> Trace:
         """Everything that happened on a device, recorded or not."""
-        return self._trace(device, range(len(self._devices[device].rows)))
+        return self._trace(device, range(len(self.devices[device].rows)))
 
     def write_looks(self) -> None:
         """At the end of a snapshot torch records that there was one; later ones show it."""
-        for held in self._devices if self._recording is not None else ():
+        for held in self.devices if self.recording is not None else ():
             self._write(held, Action.SNAPSHOT, 0, held.model.allocated, 0, 0, 0)
 
     # -- the allocator -------------------------------------------------------------------------
@@ -217,7 +218,7 @@ class Devices:
         segment = 2 << 20 if rounded <= SMALL_SIZE else segment
         free = held.free
         limit = int(held.fraction * held.total)
-        for observer in self._observers:
+        for observer in self.observers:
             observer(device, segment, limit, free)
         gib = 1 << 30
         raise StandInOutOfMemoryError(
@@ -242,7 +243,7 @@ class Devices:
         pool: int,
         stack: int,
     ) -> None:
-        recording = self._recording
+        recording = self.recording
         with_stack = recording is None or recording.context in ("alloc", "all")
         if recording is not None and action.name.lower() not in recording.skipped:
             held.ring.add(len(held.rows), recording.max_entries)
@@ -261,7 +262,7 @@ class Devices:
         )
 
     def _stack_here(self) -> int:
-        if self._recording is None or self._recording.context is None:
+        if self.recording is None or self.recording.context is None:
             return 0
         if getattr(self._thread, "bare", False):
             return 0
@@ -276,7 +277,7 @@ class Devices:
 
     def _free_stack(self, of_alloc: int) -> int:
         """Entries of a free bear the allocation's stack, with ``context="all"`` their own."""
-        is_all = self._recording is not None and self._recording.context == "all"
+        is_all = self.recording is not None and self.recording.context == "all"
         return self._stack_here() if is_all else of_alloc
 
     def _label(self) -> int:
@@ -288,7 +289,7 @@ class Devices:
         return rows.setdefault(key, len(rows))
 
     def _trace(self, ordinal: int, rows: Any, shift_us: int = 0) -> Trace:
-        held = self._devices[ordinal]
+        held = self.devices[ordinal]
         names = ("action", "address", "size", "stream", "pool", "time_us", "stack", "label")
         columns = {n: [getattr(row, n) for row in held.rows] for n in names}
         columns["time_us"] = [time_us + shift_us for time_us in columns["time_us"]]

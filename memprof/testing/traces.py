@@ -86,6 +86,10 @@ class TraceBuilder:
     _start: State | None = None
     _recording: bool = True
 
+    def __len__(self) -> int:
+        """Events so far."""
+        return len(self._rows)
+
     def label(
         self,
         *,

@@ -22,7 +22,7 @@ from memprof.allocator import (
 
 __all__ = ["Job", "LeastCapacity", "fitted", "played"]
 
-_WORTH_A_PROCESS = 200_000
+WORTH_A_PROCESS = 200_000
 """Events to replay in all, below which starting processes costs more than it saves."""
 
 _STEP = 2 << 20
@@ -99,7 +99,7 @@ def _spread(
     global _shared  # noqa: PLW0603 - what a forked worker sees must be in the module
     count = min(workers or _cores(), len(tasks))
     events = sum(len(program.events) for program in programs)
-    if count < 2 or events * len(tasks) < _WORTH_A_PROCESS or not _may_fork():
+    if count < 2 or events * len(tasks) < WORTH_A_PROCESS or not _may_fork():
         return [work(programs, task) for task in tasks]
     _shared = programs
     try:

@@ -8,6 +8,7 @@ import pytest
 from memprof.advice import allocator
 from memprof.advice.vocabulary import FIXES
 from memprof.analysis.findings import Kind
+from memprof.errors import MemprofError
 from memprof.reference_chain import Link, LinkKind
 from memprof.rules.waste.fragmentation import Holes
 from memprof.rules.waste.loaded import Loaded
@@ -211,7 +212,10 @@ def test_expandable_segments_are_not_advised_where_they_are_on(bench):
 
 
 def test_a_split_limit_is_not_advised_where_it_is_set(bench, monkeypatch):
-    monkeypatch.setattr(allocator, "_MOST_EVENTS", 0)  # nothing is replayed
+    def in_vain(*_, **__):
+        raise MemprofError("this recording cannot be replayed")
+
+    monkeypatch.setattr(allocator, "replay", in_vain)
     bench.write("x = f()\n")
     offered = fixes(bench.advise("x = f", kind=Kind.FRAGMENTATION))
     assert offered == ["expandable_segments", "max_split_size"]

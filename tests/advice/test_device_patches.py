@@ -99,7 +99,7 @@ def run(monkeypatch, tmp_path):
     def run(source: str) -> tuple[Run, Torch]:
         torch = Torch()
         # A busy machine makes looks at the stand-in seem too dear, and what is measured is no GPU.
-        monkeypatch.setattr("memprof.sources.cuda.read_budget._AIM_US", 1e12)
+        monkeypatch.setattr("memprof.sources.cuda.read_budget.AIM_US", 1e12)
         monkeypatch.setattr(
             "memprof.record.session.event_sources",
             lambda _, interner, boundaries, __: [CudaSource(interner, boundaries, torch)],

@@ -17,6 +17,7 @@ from memprof.advice.vocabulary import PATCHED
 from memprof.analysis.findings import Found, Kind, Remedy
 from memprof.rules.findings import findings
 from memprof.views.examination import examine
+from tests.programs.patchable import LEAKS, WASTE, program
 
 pytest.importorskip("torch", reason="the programs that are patched train with torch")
 
@@ -30,8 +31,7 @@ def beside(name):
     return module
 
 
-programs, offers, patched = beside("programs"), beside("offers"), beside("diffs").patched
-LEAKS, WASTE, program = programs.LEAKS, programs.WASTE, programs.program
+offers, patched = beside("offers"), beside("diffs").patched
 
 PEAKS: dict[Path, int] = {}
 """The peak after warm-up of every run."""

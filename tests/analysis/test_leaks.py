@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
-from pathlib import Path
 
 import pytest
 
@@ -14,11 +12,7 @@ from memprof.analysis.leaks import leaks
 
 pytest.importorskip("torch", reason="these programs are torch's")
 
-_spec = importlib.util.spec_from_file_location(
-    "leak_programs", Path(__file__).with_name("leak_programs.py")
-)
-programs = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(programs)
+from tests.programs import leaks as programs
 
 STEPS = 40
 WITH_GRAPHS = {"losses_kept_before_backward"}

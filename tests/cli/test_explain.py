@@ -48,7 +48,7 @@ def test_a_name_that_is_no_fix_is_answered_with_the_nearest_one(capsys):
 
 
 def test_an_install_without_its_pages_says_so(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(pages, "_FOLDERS", {"fixes": (tmp_path,)})
+    monkeypatch.setattr(pages, "FOLDERS", {"fixes": (tmp_path,)})
     with pytest.raises(SystemExit) as end:
         main(["explain", "detach"])
     assert end.value.code == 1

@@ -8,7 +8,7 @@ import pytest
 
 from memprof import __version__
 from memprof_cli import COMMANDS, help_text, main
-from memprof_cli.group import _group
+from memprof_cli.group import group
 
 
 def run_main(*args: str) -> int | str | None:
@@ -28,7 +28,7 @@ def test_the_help_names_every_command(
 
 
 def test_the_quick_help_says_what_clicks_own_does() -> None:
-    slow = _group.get_help(_group.make_context("memprof", [], resilient_parsing=True))
+    slow = group.get_help(group.make_context("memprof", [], resilient_parsing=True))
     assert sorted(slow.split()) == sorted(help_text().split())
 
 

@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("torch", reason="there is nothing to record without torch")
 
+
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {
     **{n: v for n, v in os.environ.items() if not n.startswith("MEMPROF")},
@@ -34,7 +35,7 @@ def memprof(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    (tmp_path / "script.py").write_text("import torch; kept = torch.ones(100)")
+    (tmp_path / "script.py").write_text("print('it runs')")
     return tmp_path
 
 

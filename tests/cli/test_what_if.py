@@ -69,7 +69,7 @@ def test_without_a_search_nothing_is_concluded(tmp_path, capsys):
 
 
 def test_a_narrow_terminal_has_the_configurations_and_what_they_hold(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(what_if, "_WIDTH", 80)
+    monkeypatch.setattr(what_if, "WIDTH", 80)
     lines = told(capsys, fragmented(tmp_path)).splitlines()
     assert " ".join(lines[1].split()) == "configuration allocated reserved unused out of memory"
     assert lines[2].startswith("recorded  ")

@@ -12,11 +12,11 @@ import os
 import sys
 
 import torch
-from training_jobs import run
 
 from memprof.sources.cpu.dispatch_source import CpuSource
 from memprof.sources.loop.boundaries import Boundaries
 from memprof.sources.protocol import Interner
+from tests.programs.training import run
 
 # Before torch 2.8 a saved tensor cannot be read without running a hook that packed it away.
 TOLD = hasattr(torch._C._autograd.SavedTensor, "data")

@@ -53,7 +53,7 @@ LONE = (
     "lbfgs_with_a_long_history",
     "validation_with_a_local_list",
 )
-"""Functions of `tests/analysis/leak_programs.py`; the last five are healthy."""
+"""Functions of `tests/programs/leaks.py`; the last five are healthy."""
 
 LOOP = """
 
@@ -72,7 +72,7 @@ import importlib.util, sys
 from memprof.referrers import bounded_search as searches
 
 # However busy the machine is:
-searches._WHOLE_S = searches._WHOLE_AFTER_S = searches._BUDGET_S = 60.0
+searches.WHOLE_S = searches.WHOLE_AFTER_S = searches.BUDGET_S = 60.0
 spec = importlib.util.spec_from_file_location("train", sys.argv[1])
 train = importlib.util.module_from_spec(spec)
 sys.modules["train"] = train
@@ -88,17 +88,17 @@ PLATFORM = re.compile(rb'("platform":")[^"]*')
 
 def sources() -> dict[str, str]:
     """The text of every program, by name."""
-    from tests.advice.programs import program
-    from tests.analysis import leak_programs
+    from tests.programs import leaks
+    from tests.programs.patchable import program
 
     texts = {case.replace("/", "-").replace("-_", "-"): program(case) for case in GROWING}
     texts |= {name: program(case) for name, case in RENAMED.items()}
-    whole = inspect.getsource(leak_programs)
+    whole = inspect.getsource(leaks)
     head = whole[: whole.index("LEAKING: dict")].partition('"""\n\n')[2]
     for name in LONE:
-        function = getattr(leak_programs, name)
+        function = getattr(leaks, name)
         named = inspect.getsource(function).partition("def ")[2]
-        needed = [inspect.getsource(getattr(leak_programs, x)) for x in ("mlp", "trainer")]
+        needed = [inspect.getsource(getattr(leaks, x)) for x in ("mlp", "trainer")]
         texts[name] = head + "\n\n".join([*needed, "def " + named]) + LOOP.replace("{name}", name)
     return texts
 

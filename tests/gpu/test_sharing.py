@@ -54,7 +54,7 @@ def test_a_history_that_runs_already_is_shared_and_goes_on(
     tmp_path, sources, stacks, context, monkeypatch
 ):
     # All that this process did before may be in a history whose length torch does not tell.
-    monkeypatch.setattr("memprof.sources.cuda.memory_history._THEIR_ROW_US", 0.1)
+    monkeypatch.setattr("memprof.sources.cuda.memory_history.THEIR_ROW_US", 0.1)
     theirs("all", context=context, stacks=stacks, max_entries=1000)
     with memprof.track(tmp_path / "run.json", sources=sources, allowance_s=LONG_S):
         for size in SIZES[:2]:
@@ -95,7 +95,7 @@ def test_a_dump_in_the_middle_changes_nothing(tmp_path, sources):
 def test_a_ring_that_is_cleared_after_long_looks_loses_nothing(tmp_path, sources, monkeypatch):
     # As long whatever machine this is: a ring is shortened where looks are measured to be slow, and
     # a step of three thousand entries must stay within the half of it that is read in time.
-    monkeypatch.setattr("memprof.sources.cuda.memory_history._ROW_US", 30.0)
+    monkeypatch.setattr("memprof.sources.cuda.memory_history.ROW_US", 30.0)
     monkeypatch.setattr("memprof.sources.cuda.read_budget.ReadCost.measured", lambda *_args: None)
     count = 20_000
     with memprof.track(tmp_path / "run.json", sources=sources, allowance_s=LONG_S):

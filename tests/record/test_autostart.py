@@ -155,8 +155,6 @@ def test_a_child_process_writes_a_file_of_its_own(site, out, tmp_path):
 import multiprocessing
 if __name__ == "__main__":
     train()
-    from memprof.record.tracker import active
-    active()._session.output.flush()
     child = multiprocessing.get_context("spawn").Process(target=train)
     child.start(); child.join(); print(child.pid)
 """

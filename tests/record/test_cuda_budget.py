@@ -13,6 +13,7 @@ import memprof
 from memprof.loading import load
 from memprof.sources.cuda.snapshot_source import CudaSource
 from memprof.testing.cuda import TorchStandIn
+from tests.clocks import set_clock
 
 SECOND = 1_000_000.0
 
@@ -31,12 +32,13 @@ class SlowJob:
         self.row_us, self.event_us = row_us, 3.0
         self.cost_us = self.longest_us = 0.0
         self._events = 0
-        for name in (
-            "record.session._clock_us",
-            "record.recording._clock_us",
-            "sources.cuda.snapshot_source._clock_us",
-        ):
-            monkeypatch.setattr(f"memprof.{name}", lambda: self.now_us)
+        set_clock(
+            monkeypatch,
+            lambda: self.now_us,
+            "record.session",
+            "record.recording",
+            "sources.cuda.snapshot_source",
+        )
         for name in ("session", "summaries"):
             monkeypatch.setattr(f"memprof.record.{name}.now_us", lambda: int(self.now_us))
         turned = SimpleNamespace(**vars(time))
@@ -67,7 +69,7 @@ class SlowJob:
 
     def step(self, took_us: float, tensors: int) -> None:
         """One step of the job, and what memprof does at its end."""
-        is_recorded = self.torch._recording is not None
+        is_recorded = self.torch.recording is not None
         for _ in range(tensors):
             self.torch.free(self.torch.alloc(4096))
         extra_us = 3 * tensors * self.event_us if is_recorded else 0.0
@@ -100,7 +102,7 @@ def test_slow_looks_keep_to_the_budget_and_never_hold_the_job_up(
 
 def test_a_heap_that_takes_too_long_is_left_to_the_counters_and_said(monkeypatch, tmp_path):
     job = SlowJob(monkeypatch, blocks=500, row_us=12.0)
-    monkeypatch.setattr("memprof.sources.cuda.memory_history._ROW_US", 1000.0)
+    monkeypatch.setattr("memprof.sources.cuda.memory_history.ROW_US", 1000.0)
     with memprof.track(tmp_path / "run.json", sources=("cuda",)):
         for _ in range(50):
             job.step(0.1 * SECOND, tensors=5)

@@ -40,8 +40,8 @@ def test_a_leak_is_found_whoever_records_and_whenever(order, version, monkeypatc
         lambda _, interner, boundaries, __: [CudaSource(interner, boundaries, torch)],
     )
     # beside steps of microseconds a reading takes long, and would be put off beyond the last one
-    monkeypatch.setattr("memprof.record.session._FLUSH_IN_WINDOW_US", 0)
-    monkeypatch.setattr("memprof.record.recording._DRAIN_SHARE", math.inf)
+    monkeypatch.setattr("memprof.record.session.FLUSH_IN_WINDOW_US", 0)
+    monkeypatch.setattr("memprof.record.recording.DRAIN_SHARE", math.inf)
     calls = ORDERS[order]
 
     def program_calls(step: int) -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import gc
 import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import memprof
 from memprof.loading import load
+from memprof.record import session
+from memprof.record.window_schedule import Policy
 from memprof.report.summary import summarize
+from memprof.sources.loop.boundaries import Boundaries
 from memprof.views.examination import examine
 
 torch = pytest.importorskip("torch", reason="there is nothing to record without torch")
@@ -66,29 +71,41 @@ def test_a_loop_without_steps_is_recorded_up_to_a_limit(path, option, end):
     assert "a window ended in step 0" in notes(path)
 
 
-def test_what_waits_in_memory_is_written_before_it_is_much(path):
-    with memprof.track(path, sources=("cpu",), allowance_s=600.0) as tracker:
-        (opened,) = tracker._session.recording._sources
+@pytest.fixture
+def inside(monkeypatch):
+    """The tables and the sources of the recording that begins next."""
+    seen, chosen = SimpleNamespace(interner=None, sources=[]), session.event_sources
+
+    def event_sources(names, interner, boundaries, note):
+        seen.interner, seen.sources = interner, chosen(names, interner, boundaries, note)
+        return seen.sources
+
+    monkeypatch.setattr(session, "event_sources", event_sources)
+    return seen
+
+
+def test_what_waits_in_memory_is_written_before_it_is_much(path, inside):
+    with memprof.track(path, sources=("cpu",), allowance_s=600.0):
+        (source,) = inside.sources
         most = 0
         for _ in range(60):
             small_operators(1_000)
-            most = max(most, opened.source.pending_events())
+            most = max(most, source.pending_events())
         assert len(of_kind_so_far(path, "trace")) >= 2
     assert 0 < most <= BATCH + 10_000
-    assert len(tracker._session.interner) < 1_000
+    assert len(inside.interner) < 1_000
 
 
 def of_kind_so_far(path: Path, kind: str) -> list[str]:
     return [line for line in path.read_text().splitlines() if f'"kind":"{kind}"' in line]
 
 
-def test_the_tables_in_memory_are_bounded(path):
-    source = FakeEvents()
-    with memprof.track(path, sources=[source]) as tracker:
-        session = tracker._session
-        session._schedule.rows._left = 2_000
+def test_the_tables_in_memory_are_bounded(path, inside, monkeypatch):
+    few = partial(Policy, max_rows=2_000)
+    monkeypatch.setattr("memprof.record.options.Policy", few)
+    with memprof.track(path, sources=[FakeEvents()]) as tracker:
         for row in range(3_000):
-            session.interner.frame("f", "f.py", row)
+            inside.interner.frame("f", "f.py", row)
         tracker.step()
     (window,) = of_kind(path, "window")
     assert window["end"] == "tables"
@@ -179,21 +196,25 @@ def test_a_window_that_ends_in_a_backward_pass_leaves_no_mode_behind_it(path):
     assert of_kind(path, "window")[0]["end"] == "max_events"
 
 
-def test_between_windows_calls_are_reckoned_and_nothing_is_hooked_to_modules(path):
+def test_between_windows_calls_are_reckoned_and_nothing_is_hooked_to_modules(path, monkeypatch):
     from torch.nn.modules import module
 
     model = torch.nn.Linear(8, 8).eval()
-    calls, hooks, reckoned_at = 0, [], -1
+    calls, hooks, reckoned, skip = 0, [], [], Boundaries.skip
+
+    def counted(boundaries, steps):
+        reckoned.append(steps)
+        skip(boundaries, steps)
+
+    monkeypatch.setattr(Boundaries, "skip", counted)
     deadline = time.monotonic() + 300
-    with memprof.track(path, sources=("cpu",), allowance_s=2.0) as tracker, torch.no_grad():
+    with memprof.track(path, sources=("cpu",), allowance_s=2.0), torch.no_grad():
         while time.monotonic() < deadline:
             model(torch.ones(2, 8))
             calls += 1
             if not modes():
                 hooks.append(len(module._global_forward_hooks))
-                if reckoned_at < 0 and tracker._session._reckoned:
-                    reckoned_at = tracker._session._last_step
-                if 0 <= reckoned_at < tracker._session._last_step:
+                if len(reckoned) > 1:
                     break
     assert set(hooks) == {0}
     (note,) = [one for one in load(path).notes if "is reckoned from their duration" in one.message]

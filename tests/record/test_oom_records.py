@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -21,9 +19,8 @@ from memprof.loading import load
 from memprof.oom.post_mortem import Cause, post_mortems
 from memprof.sources.cuda.snapshot_source import CudaSource
 from memprof.testing.cuda import StandInOutOfMemoryError, TorchStandIn
+from tests import forks
 from tests.exhausting import MIB, fragmented, leaking, peaking, recorder
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -211,7 +208,7 @@ with memprof.track(sys.argv[1], sources=("cuda",)):
 
 def test_a_job_that_is_killed_right_after_its_failure_has_left_the_whole_record(tmp_path):
     path = tmp_path / "run.json"
-    done = subprocess.run([sys.executable, "-c", KILLED, path], cwd=ROOT, check=False, timeout=600)
+    done = forks.run(KILLED, path)
     assert done.returncode == -signal.SIGKILL
     (told,) = post_mortems(load(path))
     assert told.failure.recorded == "event"
@@ -322,14 +319,7 @@ if __name__ == "__main__":
 def test_a_data_loader_s_worker_that_runs_out_is_told_by_its_own_line(tmp_path):
     path, script = tmp_path / "run.json", tmp_path / "too_large.py"
     script.write_text(TOO_LARGE)
-    done = subprocess.run(
-        [sys.executable, script, path],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-        timeout=600,
-    )
+    done = forks.run_file(script, path)
     assert "Caught RuntimeError in DataLoader worker process 0" in done.stderr
     (finding,) = (f for f in load(path).findings if f.finding == "oom")
     assert (finding.device, finding.bytes) == ("cpu", 1 << 60)

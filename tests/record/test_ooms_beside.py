@@ -162,7 +162,7 @@ def test_rejections_that_the_program_survived_are_counted(recorded):
 
 
 def test_a_thread_that_cannot_wait_leaves_its_failure_to_be_told_later(recorded, monkeypatch):
-    monkeypatch.setattr(session, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(session, "PATIENCE_S", 0.05)
     entered, leave = threading.Event(), threading.Event()
 
     def busy(_finding):

@@ -63,9 +63,9 @@ def test_a_failure_that_only_the_counter_tells_of_is_told_after_older_ones_too(t
     def job():
         fail(stand_in)
         memprof.step()
-        observers, stand_in._observers = stand_in._observers, []
+        observers, stand_in.observers = stand_in.observers, []
         fail(stand_in)
-        stand_in._observers = observers
+        stand_in.observers = observers
         memprof.step()
 
     assert told(stand_in, job) == [(0, "observer"), (1, "counter")]

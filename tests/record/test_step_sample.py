@@ -45,6 +45,6 @@ def test_the_step_time_is_the_median():
 def test_a_long_run_is_sampled_at_regular_distances_and_stays_small():
     sample = sampled([7 * n for n in range(100_000)])
     assert sample.trend() == (7.0, 1.0)
-    kept = sample._steps
+    kept = sample.steps
     assert 64 <= len(kept) < 128
     assert {b - a for a, b in itertools.pairwise(kept)} == {1024}

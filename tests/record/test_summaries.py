@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -59,13 +60,18 @@ def test_a_device_that_failed_before_anything_was_counted_is_told_too():
     assert (one.device, one.ooms, one.peak_allocated_bytes) == ("cpu", 1, -1)
 
 
-def test_interim_summaries_come_ever_more_rarely():
-    interims = Summaries(DeviceFigures(), None, None, None)
-    began = interims._began_us
+def test_interim_summaries_come_ever_more_rarely(monkeypatch):
+    began = 1_700_000_000_000_000
+    monkeypatch.setattr("memprof.record.summaries.now_us", lambda: began)
+    output = SimpleNamespace(write=lambda _: 0)
+    recording = SimpleNamespace(output=output, total_events={})
+    ooms, meter = SimpleNamespace(times={}), SimpleNamespace(total_us=0.0)
+    interims = Summaries(DeviceFigures(), recording, ooms, meter)
     assert not interims.is_due(began + 9_999_999)
     assert interims.is_due(began + 10_000_000)
     week_us = 7 * 24 * 3600 * 1_000_000
-    interims._last_us = began + week_us
+    monkeypatch.setattr("memprof.record.summaries.now_us", lambda: began + week_us)
+    interims.write(1, [])
     assert not interims.is_due(began + week_us + 600_000_000)
     assert interims.is_due(began + week_us + 610_000_000)
 
@@ -87,7 +93,7 @@ def test_a_run_out_of_memory_leaves_a_summary_on_disk_before_the_exception_goes_
 
 
 def test_a_running_job_sums_up_now_and_then(tmp_path, monkeypatch):
-    monkeypatch.setattr("memprof.record.summaries._EVERY_US", 1000)
+    monkeypatch.setattr("memprof.record.summaries.EVERY_US", 1000)
     path = tmp_path / "run.json"
     with memprof.track(path, sources=[FakeEvents()], sample_interval_s=100) as tracker:
         for _ in range(3):

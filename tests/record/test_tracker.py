@@ -51,7 +51,7 @@ def test_every_step_makes_a_row_with_the_counters_at_its_end(path):
 
 
 def test_chunks_of_a_window_follow_one_another_without_a_gap(path, monkeypatch):
-    monkeypatch.setattr("memprof.record.session._FLUSH_IN_WINDOW_US", 0)
+    monkeypatch.setattr("memprof.record.session.FLUSH_IN_WINDOW_US", 0)
     source = FakeEvents()
     with memprof.track(path, sources=[source]) as tracker:
         for count in (5, 0, 2, 7):

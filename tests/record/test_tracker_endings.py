@@ -14,6 +14,7 @@ import memprof
 
 torch = pytest.importorskip("torch", reason="there is nothing to record without torch")
 
+from tests import forks  # noqa: E402
 from tests.tracked import FakeEvents, FakeReadings, flat, kinds, notes, of_kind, python  # noqa: E402
 
 
@@ -118,7 +119,7 @@ assert type(torch.__spec__.loader).__module__ == "_frozen_importlib_external", t
 
 
 def test_a_program_that_never_stops_its_recording_gets_a_footer_at_its_end(path):
-    done = python("import sys, torch, memprof\nmemprof.start(sys.argv[1])", path)
+    done = forks.run("import sys, torch, memprof\nmemprof.start(sys.argv[1])", path)
     assert done.returncode == 0, done.stderr
     assert kinds(path)[-1] == "footer"
 
@@ -133,7 +134,7 @@ memprof.active = None
 import time; time.sleep(0.12); memprof.step()
 os._exit(7)
 """
-    assert python(code, path).returncode == 7
+    assert forks.run(code, path).returncode == 7
     run = memprof.load(path)
     assert run.footer is None
     assert run.devices[0].device == "cpu"
@@ -145,7 +146,7 @@ import os, signal, sys, torch, memprof
 memprof.start(sys.argv[1])
 os.kill(os.getpid(), signal.SIGTERM)
 """
-    assert python(code, path).returncode == -signal.SIGTERM
+    assert forks.run(code, path).returncode == -signal.SIGTERM
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -167,7 +168,7 @@ with memprof.track(sys.argv[1], sources=["cpu"]) as tracker:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
     tracker.step()
 """
-    done = python(code, path)
+    done = forks.run(code, path)
     assert done.returncode == 0, done.stderr
     assert of_kind(path, "footer")[0]["steps"] == 2
     assert len(of_kind(path, "footer")) == 1

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
-import sys
 import time
 import weakref
 from pathlib import Path
@@ -16,7 +13,8 @@ import memprof
 
 torch = pytest.importorskip("torch", reason="there is nothing to record without torch")
 
-from tests.tracked import PYTHONPATH, FakeReadings, flat, of_kind, python  # noqa: E402
+from tests import forks  # noqa: E402
+from tests.tracked import FakeReadings, flat, of_kind  # noqa: E402
 
 
 @pytest.fixture
@@ -58,14 +56,14 @@ with memprof.track(sys.argv[1], max_events=0):
 assert plain == recorded == counted
 """
     )
-    done = python(code, path)
+    done = forks.run(code, path)
     assert done.returncode == 0, done.stderr
     assert of_kind(path, "footer")[0]["steps"] == 12
 
 
 def test_steps_are_found_by_themselves_and_a_real_run_loads(path):
     recorded = "import memprof\nwith memprof.track(sys.argv[1], allowance_s=600): train()"
-    done = python(TRAIN + recorded, path)
+    done = forks.run(TRAIN + recorded, path)
     assert done.returncode == 0, done.stderr
     run = memprof.load(path)
     cpu = run.device("cpu")
@@ -86,8 +84,8 @@ def test_nothing_of_the_job_is_kept_alive(path):
 
 
 def test_a_step_that_goes_on_for_long_reaches_the_disk_before_its_end(path, monkeypatch):
-    monkeypatch.setattr("memprof.record.session._FLUSH_IN_WINDOW_US", 0)
-    monkeypatch.setattr("memprof.record.recording._DRAIN_SHARE", 1e9)  # however long a drain takes
+    monkeypatch.setattr("memprof.record.session.FLUSH_IN_WINDOW_US", 0)
+    monkeypatch.setattr("memprof.record.recording.DRAIN_SHARE", 1e9)  # however long a drain takes
     layer = torch.nn.Linear(4, 4)
     with memprof.track(path, sources=["cpu"], sample_interval_s=100) as tracker:
         tracker.step()
@@ -114,15 +112,11 @@ for number in range(10**9):
 """
     for attempt in range(100):
         path = tmp_path / f"run{attempt}.json"
-        job = subprocess.Popen(
-            [sys.executable, "-c", code, path],
-            env=os.environ | {"PYTHONPATH": PYTHONPATH},
-            stdout=subprocess.PIPE,
-        )
-        assert job.stdout.readline() == b"go\n"
-        time.sleep((attempt % 17) * 0.001)
-        job.kill()
-        told = job.communicate()[0].split(b"\n")[:-1]
+        with forks.started(code, path) as job:
+            assert job.stdout.readline() == b"go\n"
+            time.sleep((attempt % 17) * 0.001)
+            job.kill()
+            told = job.stdout.read().split(b"\n")[:-1]
         steps = memprof.load(path).devices[0].steps if told else None
         if steps is not None:
             assert len(steps) >= len(told)
@@ -143,17 +137,12 @@ train(10**9)
     )
     for attempt in range(8):
         path = tmp_path / f"run{attempt}.json"
-        job = subprocess.Popen(
-            [sys.executable, "-c", code, path],
-            env=os.environ | {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-        )
-        assert job.stdout.readline() == b"go\n"
-        while job.poll() is None and b'"kind":"trace"' not in path.read_bytes():
-            time.sleep(0.01)
-        time.sleep(0.5 + attempt * 0.037)
-        job.kill()
-        job.communicate()
+        with forks.started(code, path) as job:
+            assert job.stdout.readline() == b"go\n"
+            while not job.has_ended() and b'"kind":"trace"' not in path.read_bytes():
+                time.sleep(0.01)
+            time.sleep(0.5 + attempt * 0.037)
+            job.kill()
         run = memprof.load(path)
         cpu = run.device("cpu")
         assert cpu.events > 0

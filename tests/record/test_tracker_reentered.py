@@ -14,7 +14,8 @@ import memprof
 from memprof.loading import load
 from memprof.record.sampler import Sampler
 from memprof.sources.protocol import Interner
-from tests.tracked import notes, python
+from tests import forks
+from tests.tracked import notes
 
 torch = pytest.importorskip("torch", reason="there is nothing to record without torch")
 
@@ -86,7 +87,7 @@ def path(tmp_path) -> Path:
     ids=["finalizers", "a signal handler"],
 )
 def test_tensors_made_in_the_midst_of_our_writing_neither_hang_nor_damage(path, script):
-    done = python(GUARD + script, str(path))
+    done = forks.run(GUARD + script, path)
     assert done.returncode == 0, done.stderr
     run = load(path)
     assert run.footer is not None

@@ -117,6 +117,6 @@ def test_a_cycle_among_more_objects_than_are_looked_at_is_not_called_a_leak(
     target = cycle()
     ((told,),) = find_holders([target], budget_s=60)
     assert told.kind == "cycle"
-    monkeypatch.setattr(garbage, "_MAX_OBJECTS", 1)
+    monkeypatch.setattr(garbage, "MAX_OBJECTS", 1)
     ((told,),) = find_holders([target], budget_s=60)
     assert told.description == ENDED_EARLY

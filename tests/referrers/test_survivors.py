@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import subprocess
-import sys
 import weakref
 from typing import NamedTuple
 
@@ -24,6 +22,7 @@ from memprof.referrers.pause_estimate import PauseEstimate  # noqa: E402 - it im
 from memprof.referrers.search_candidates import residents, suspects  # noqa: E402 - it imports torch
 from memprof.referrers.search_from_tensors import UpwardSearch  # noqa: E402 - it imports torch
 from memprof.sources.cpu.live_storages import LivingStorages  # noqa: E402 - beside torch
+from tests import forks  # noqa: E402
 
 
 class Storage(NamedTuple):
@@ -174,7 +173,8 @@ main()
 
 def test_a_chain_of_graph_nodes_is_found_on_the_host(tmp_path):
     # In a process of its own: the longest graph of this one may be another test's.
-    subprocess.run([sys.executable, "-c", CHAIN, tmp_path / "run.json"], check=True)
+    done = forks.run(CHAIN, tmp_path / "run.json")
+    assert done.returncode == 0, done.stderr
     run = memprof.load(tmp_path / "run.json")
     found = [f for f in run.findings if f.finding == "host_growth"]
     assert found[-1].details["nodes_per_step"] == pytest.approx(3.0, abs=0.5)
@@ -218,6 +218,7 @@ def test_a_graph_knows_its_oldest_and_its_newest_node():
 
 def test_collections_that_free_something_are_timed():
     waiting = [0]
+    before = list(gc.callbacks)
     watch = Collections(lambda: waiting[0])
     watch.open()
     try:
@@ -239,7 +240,7 @@ def test_collections_that_free_something_are_timed():
     assert found is not None
     assert found.details["generation"] == [2]
     assert found.details["start_us"] <= found.details["end_us"]
-    assert watch._on_collection not in gc.callbacks
+    assert gc.callbacks == before
 
 
 def test_an_error_in_a_search_ends_the_search_and_not_the_recording(tmp_path, monkeypatch):
@@ -256,6 +257,8 @@ def test_an_error_in_a_search_ends_the_search_and_not_the_recording(tmp_path, mo
 
 
 CONTAINERS = """
+from tests.unhurried import lift_limits
+lift_limits()
 import collections, sys, memprof, torch
 
 SIZE = 60
@@ -311,21 +314,6 @@ main()
 """
 
 
-FORKS = """
-import os, runpy, sys, torch, memprof
-from tests.unhurried import lift_limits
-lift_limits()
-for asked in sys.argv[1:]:
-    if os.fork():  # each in a process of its own, where nothing else grows
-        assert os.wait()[1] == 0, asked
-        continue
-    script, name, steps, run_file, log = asked.split("|")
-    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
-    sys.argv = [script, run_file, name, steps]
-    runpy.run_path(script, run_name="__main__")
-    sys.stderr.flush()
-    os._exit(0)
-"""
 FILLED = (("Cache", 150), ("Ring", 150), ("Epoch", 150), ("Plain", 29))
 IN_VAIN = ("Cache", 120)
 """Its entries are taken out at a size that is never reached."""
@@ -340,16 +328,14 @@ def said(tmp_path_factory):
     (folder / "containers.py").write_text(CONTAINERS)
     (folder / "in_vain.py").write_text(CONTAINERS.replace(reached, never))
     cases = [("containers.py", *case) for case in FILLED] + [("in_vain.py", *IN_VAIN)]
-    logs = {case: folder / f"{at}.log" for at, case in enumerate(cases)}
-    asked = [
-        f"{folder / script}|{name}|{steps}|{log.with_suffix('.json')}|{log}"
-        for (script, name, steps), log in logs.items()
-    ]
-    subprocess.run([sys.executable, "-c", FORKS, *asked], check=True)
-    return {
-        case: [line for line in log.read_text().splitlines() if "stay alive" in line]
-        for case, log in logs.items()
-    }
+    lines = {}
+    for script, name, steps in cases:  # each in a process of its own, where nothing else grows
+        done = forks.run_file(folder / script, folder / "run.json", name, steps)
+        assert done.returncode == 0, done.stderr
+        lines[script, name, steps] = [
+            line for line in done.stderr.splitlines() if "stay alive" in line
+        ]
+    return lines
 
 
 @pytest.mark.parametrize("name", ["Cache", "Ring", "Epoch"])
@@ -369,9 +355,9 @@ def test_a_container_that_is_kept_small_in_vain_is_said_to_leak_later(said):
 @pytest.fixture
 def slow(monkeypatch):
     """Every pass over the heap takes too long."""
-    for name in ("_WHOLE_S", "_WHOLE_AFTER_S", "_CHEAP_S"):
+    for name in ("WHOLE_S", "WHOLE_AFTER_S", "CHEAP_S"):
         monkeypatch.setattr(searches, name, 0.0)
-    monkeypatch.setattr(watch, "_SCAN_S", 0.0)
+    monkeypatch.setattr(watch, "SCAN_S", 0.0)
 
 
 @pytest.mark.usefixtures("slow")
@@ -398,7 +384,7 @@ def test_a_search_that_takes_long_waits_until_the_leak_is_certain(tmp_path):
 
 @pytest.mark.usefixtures("slow")
 def test_a_search_that_takes_long_is_gone_on_with_at_the_next_step_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr(searches, "_SLICE_S", 0.0)
+    monkeypatch.setattr(searches, "SLICE_S", 0.0)
     box, heard, slices = type("Box", (), {})(), [], []
     box.model = {"meters": {"loss": []}}
     proceed = UpwardSearch.proceed
@@ -424,8 +410,8 @@ def test_a_search_that_takes_long_is_gone_on_with_at_the_next_step_ends(tmp_path
 
 @pytest.mark.usefixtures("slow")
 def test_where_a_search_cannot_be_had_in_time_it_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(watch, "_LAST_S", 0.0)
-    monkeypatch.setattr(searches, "_SLICE_S", 0.0)
+    monkeypatch.setattr(watch, "LAST_S", 0.0)
+    monkeypatch.setattr(searches, "SLICE_S", 0.0)
     deep = []
     for _ in range(40):
         deep = [deep]

@@ -108,8 +108,8 @@ def test_looking_for_holders_keeps_no_cuda_tensor_alive(tmp_path, device):
 
 def test_blocks_that_no_object_owns_are_said_to_have_no_owner(tmp_path, device):
     workspace = 8_519_680
-    with device._stand_in.backward_thread():
-        device._stand_in.alloc(workspace)
+    with device.stand_in.backward_thread():
+        device.stand_in.alloc(workspace)
     run = train(tmp_path / "run.json", device, lambda loss: None)
     (found,) = [f for f in findings(run, "resident") if f.bytes == workspace]
     assert found.holders[0].description.startswith("no Python owner found: it has the size of a")

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from memprof.loading import load
@@ -15,6 +11,7 @@ from memprof.run import DeviceRun, Run, Steps
 from memprof.testing import TraceBuilder
 from memprof.trace import NOT_RECORDED
 from memprof.views.examination import examine
+from tests import forks
 
 
 def said_of(rest: int, windows: int = 1, *ends: str) -> tuple[str, ...]:
@@ -105,9 +102,9 @@ with memprof.track(sys.argv[2], sources=("cpu",)):
 @pytest.mark.parametrize("how", ["eager", "compiled"])
 def test_a_recording_says_what_saw_its_allocations(tmp_path, how):
     pytest.importorskip("torch", reason="there is nothing to record without torch")
-    file = str(tmp_path / "run.json")  # a process of its own: Dynamo leaves patches in torch
-    program = [sys.executable, "-c", PROGRAM, how, file]
-    subprocess.run(program, env={**os.environ, "MEMPROF_NATIVE": "0"}, check=True)
+    file = tmp_path / "run.json"  # a process of its own: Dynamo leaves patches in torch
+    done = forks.run(PROGRAM, how, file, MEMPROF_NATIVE="0")
+    assert done.returncode == 0, done.stderr
     run = load(file)
     (cpu,) = run.devices
     assert (cpu.info.recorder, cpu.info.compiled) == ("operators", how == "compiled")

@@ -9,7 +9,7 @@ pytest.importorskip("torch", reason="the programs train with torch")
 from memprof.loading import load
 from memprof.rules.findings import findings
 from memprof.views.examination import examine
-from tests.rules import arranged_programs as programs
+from tests.programs import passes as programs
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ import pytest
 
 from memprof.errors import FileFormatError, MemprofError
 from memprof.records import SCHEMA_VERSION, Finding, Footer, Header, Note, Record
+from memprof.runfile import reader as runfile
 from memprof.runfile.reader import Damage, decode_events, decode_state, read_records
 from memprof.runfile.writer import RunWriter, encode_state, encode_trace
 from memprof.testing import TraceBuilder, run_records, write_run
@@ -205,16 +206,27 @@ class PartWriter:
         self.file.close()
 
 
-def test_a_write_that_takes_a_part_is_continued(tmp_path: Path) -> None:
-    writer = RunWriter(tmp_path / "run.json", HEADER)
-    writer._sink._file = PartWriter(writer._sink._file)  # type: ignore[union-attr]
+def test_a_write_that_takes_a_part_is_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.json"
+    whole = Path.open
+
+    def in_parts(self: Path, *args: Any, **kwargs: Any) -> Any:
+        file = whole(self, *args, **kwargs)
+        return PartWriter(file) if self == path and args[:1] == ("wb",) else file
+
+    monkeypatch.setattr(Path, "open", in_parts)
+    writer = RunWriter(path, HEADER)
     writer.write(Note("a", "b" * 100))
     writer.close(Footer(ended_us=1))
 
     assert records(tmp_path / "run.json") == [HEADER, Note("a", "b" * 100), Footer(ended_us=1)]
 
 
-def test_a_file_system_of_its_own_may_raise_what_it_likes(tmp_path: Path) -> None:
+def test_a_file_system_of_its_own_may_raise_what_it_likes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Broken:
         def write(self, data: bytes) -> None:
             raise KeyError("no such bucket")
@@ -224,26 +236,49 @@ def test_a_file_system_of_its_own_may_raise_what_it_likes(tmp_path: Path) -> Non
         def close(self) -> None:
             raise RuntimeError("closed already")
 
+    monkeypatch.setattr("memprof.runfile.reader.create_sink", lambda _: Broken())
     writer = RunWriter(tmp_path / "run.json", HEADER)
-    writer._sink.close()  # type: ignore[union-attr]
-    writer._sink = Broken()
     writer.write(Note("a", "b"))
     writer.close()
 
     assert isinstance(writer.failure, KeyError)
 
 
-def test_a_forked_child_writes_nothing_into_its_parents_file(tmp_path: Path) -> None:
+def test_a_forked_child_writes_nothing_into_its_parents_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes, goes_on, create = threading.Event(), threading.Event(), runfile.create_sink
+
+    class Slow:
+        """Holds the thread that writes, and with it the writer's lock, once it is told to."""
+
+        def __init__(self, path: str) -> None:
+            self.file, self.is_slow = create(path), False
+            self.flush, self.close = self.file.flush, self.file.close
+
+        def write(self, data: bytes, /) -> None:
+            if self.is_slow:
+                writes.set()
+                goes_on.wait()
+            self.file.write(data)
+
+    sinks: list[Slow] = []
+    monkeypatch.setattr(runfile, "create_sink", lambda path: sinks.append(Slow(path)) or sinks[0])
     writer = RunWriter(tmp_path / "run.json", HEADER)
     writer.write(Note("parent", "before"))
-    with writer._lock:  # a thread may hold it at the fork
-        child = os.fork()
-        if not child:  # pragma: no cover - another process
-            writer.write(Note("child", "no"))
-            writer.flush()
-            writer.close(Footer(ended_us=1))
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
+    sinks[0].is_slow = True
+    thread = threading.Thread(target=writer.flush)
+    thread.start()
+    writes.wait()
+    child = os.fork()
+    if not child:  # pragma: no cover - another process
+        writer.write(Note("child", "no"))
+        writer.flush()
+        writer.close(Footer(ended_us=1))
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    goes_on.set()
+    thread.join()
     writer.close()
 
     assert records(tmp_path / "run.json") == [HEADER, Note("parent", "before")]

@@ -26,7 +26,7 @@ class Pretended(TorchDispatchMode):
 
     def __init__(self, stand_in: TorchStandIn, device: int = 0) -> None:
         super().__init__()
-        self._stand_in, self._device = stand_in, device
+        self.stand_in, self._device = stand_in, device
         self._blocks: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._dead: list[int] = []
         self._busy = False
@@ -50,8 +50,8 @@ class Pretended(TorchDispatchMode):
             return
         self._busy = True
         in_backward = torch._C._current_graph_task_id() != -1
-        with self._stand_in.backward_thread() if in_backward else contextlib.nullcontext():
-            address = self._stand_in.alloc(storage.nbytes(), self._device)
+        with self.stand_in.backward_thread() if in_backward else contextlib.nullcontext():
+            address = self.stand_in.alloc(storage.nbytes(), self._device)
         self._busy = False
         self._blocks[key] = weakref.ref(storage, lambda _: self._died(key)), address
         self._free_dead()
@@ -64,7 +64,7 @@ class Pretended(TorchDispatchMode):
 
     def _free_dead(self) -> None:
         while self._dead:
-            self._stand_in.free(self._dead.pop(), self._device)
+            self.stand_in.free(self._dead.pop(), self._device)
 
 
 def recorded_device(monkeypatch: pytest.MonkeyPatch, capacity: int = 8 << 30) -> Pretended:

@@ -34,12 +34,14 @@ def test_what_is_new_is_handed_out_once_and_numbered_on():
 def test_the_tables_go_with_their_interner_without_a_collection():
     interner = Interner()
     interner.stack((interner.frame("f", "a.py", 1),))
-    tables = [weakref.ref(t) for t in (interner._frames, interner._stacks, interner._labels)]
+    tables = [
+        weakref.ref(t) for t in vars(interner).values() if type(t).__module__ == Interner.__module__
+    ]
     was_on = gc.isenabled()
     gc.disable()
     try:
         del interner
-        assert [table() for table in tables] == [None] * 3
+        assert [table() for table in tables] == [None] * 4
     finally:
         if was_on:
             gc.enable()

@@ -92,7 +92,7 @@ def test_large_files_are_left_out_and_so_is_what_goes_beyond_the_bounds(tmp_path
     large = written(tmp_path / "large.py", "#" * (MOST_BYTES + 1))
     full = written(tmp_path / "full.py", "#" * MOST_BYTES)
     assert files().new([large, full]) == SourceFiles([full], [digest_of(b"#" * MOST_BYTES)])
-    monkeypatch.setattr(programfiles, "_MOST_READ", 10)
+    monkeypatch.setattr(programfiles, "MOST_READ", 10)
     small = [written(tmp_path / f"{n}.py") for n in range(3)]
     found = files().new(small)
     assert found is not None

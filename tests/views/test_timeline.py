@@ -150,14 +150,14 @@ def built(program: Program, before: Program) -> tuple[TraceBuilder, list[int]]:
             live[str(key)] = -(-size // 512) * 512
     levels.append(sum(live.values()))
     for key, size in program:
-        name, count = str(key), len(builder._rows)
+        name, count = str(key), len(builder)
         if name in live:
             builder.free(name)
             del live[name]
-            levels += [sum(live.values())] * (len(builder._rows) - count)
+            levels += [sum(live.values())] * (len(builder) - count)
         else:
             builder.alloc(size, name, stream=key % 2, category=Category(1 + key % 7))
-            levels += [levels[-1]] * (len(builder._rows) - count - 1)
+            levels += [levels[-1]] * (len(builder) - count - 1)
             live[name] = -(-size // 512) * 512
             levels.append(sum(live.values()))
     return builder, levels

@@ -194,7 +194,7 @@ for number in range(200):
 program = program_of(recording.trace())
 jobs = [replays.Job(0, parse_settings(t)) for t in ("", "expandable_segments:True", "max_split_size_mb:20")]
 one = replays.played([program], jobs, 1)
-replays._WORTH_A_PROCESS = 0
+replays.WORTH_A_PROCESS = 0
 assert "torch" not in sys.modules
 assert replays.played([program], jobs, 2) == one
 """

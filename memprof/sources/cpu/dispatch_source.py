@@ -50,7 +50,7 @@ _NO_TENSORS = frozenset((type(None), bool, int, float, complex))
 """What operators return that give no tensor back."""
 _MODE_US = 4.5
 """What torch takes to call a mode that does nothing, for one operator (`docs/overhead.md`)."""
-_MANY, _PATIENCE_NS = 50_000, 100_000_000
+MANY, PATIENCE_NS = 50_000, 100_000_000
 """Events that wait, some 10 MB, and the time that they may, before the tracker is told."""
 _SPOILS_COMPILED = (
     "torch.compile is used, and before torch 2.9 a compiled program is compiled anew "
@@ -399,7 +399,7 @@ class CpuSource:
     def _tell_if_full(self) -> None:
         """Time passes in a program that has no steps too, and its events fill the memory."""
         now_ns = time.monotonic_ns()
-        waits = now_ns - self._told_ns >= _PATIENCE_NS or self.pending_events() >= _MANY
+        waits = now_ns - self._told_ns >= PATIENCE_NS or self.pending_events() >= MANY
         if self.on_full is not None and self._watch is not None and waits:
             self._told_ns = now_ns
             self.on_full()

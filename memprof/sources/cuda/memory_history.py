@@ -25,11 +25,11 @@ from memprof.units import format_duration
 
 __all__ = ["SHARED", "HistoryOwner", "Recorder", "operations_of"]
 
-_ROW_US = 4.0
+ROW_US = 4.0
 """Until one was measured: torch takes 0.6 to 1.2 µs an entry, what is done with it 1 to 3."""
-_THEIR_ROW_US = 30.0
+THEIR_ROW_US = 30.0
 """The program may have asked for C++ frames, whose names take long to find."""
-_LEAST_ENTRIES = 1000
+LEAST_ENTRIES = 1000
 """A window of fewer would hold less than a step of most programs."""
 SHARED = "the program records memory history itself: it goes on undisturbed, and is shared"
 _HOST = (
@@ -81,8 +81,8 @@ class Recorder:
         self._blocks_too_dear = Backoff(clock_us)
         self._calls = HistoryCalls(torch, self._program_calls, self._program_called)
         self._paces = {
-            HistoryOwner.MEMPROF: ReadCost(_ROW_US, 1),
-            HistoryOwner.PROGRAM: ReadCost(_THEIR_ROW_US, 1),
+            HistoryOwner.MEMPROF: ReadCost(ROW_US, 1),
+            HistoryOwner.PROGRAM: ReadCost(THEIR_ROW_US, 1),
         }
         self._overflows: Counter[HistoryOwner] = Counter()
         self._seen: dict[int, RingPosition] = {}
@@ -242,7 +242,7 @@ class Recorder:
         pace.measured(rows, took_us)
         if owner is HistoryOwner.MEMPROF and self.owner is HistoryOwner.MEMPROF:
             self._room = min(self._room, pace.room(self._blocks()))
-            self.is_over = self.is_over or self._room < _LEAST_ENTRIES
+            self.is_over = self.is_over or self._room < LEAST_ENTRIES
         elif owner is HistoryOwner.PROGRAM and took_us > LONGEST_US:
             self._say(
                 "reading the program's own memory history held the job up for "
@@ -346,13 +346,13 @@ class Recorder:
     def _has_room(self) -> bool:
         pace, blocks = self._paces[HistoryOwner.MEMPROF], self._blocks()
         self._room = pace.room(blocks)
-        if self._room < _LEAST_ENTRIES:
-            longest_us = pace.duration_us(BLOCK_ROWS * blocks + _LEAST_ENTRIES)
+        if self._room < LEAST_ENTRIES:
+            longest_us = pace.duration_us(BLOCK_ROWS * blocks + LEAST_ENTRIES)
             self._say(
                 f"{blocks} blocks are in use, and a look at them and at some events would hold "
                 f"the job up for about {format_duration(longest_us)}: counters only"
             )
-        return self._room >= _LEAST_ENTRIES
+        return self._room >= LEAST_ENTRIES
 
     def _count(self) -> dict[int, int]:
         return {i: self._grown(i, operations_of(self._stats(i))) for i in self._ordinals()}

@@ -10,7 +10,7 @@ __all__ = ["BLOCK_ROWS", "LONGEST_US", "Backoff", "ReadCost"]
 
 LONGEST_US = 500_000
 """The job is never held up for longer than this."""
-_AIM_US = 300_000
+AIM_US = 300_000
 """What a look should take at most: the rest is for writing down what it found."""
 BLOCK_ROWS = 0.3
 """What a block of the heap takes of what an entry of the recorder does, stacks included."""
@@ -69,7 +69,7 @@ class ReadCost:
 
         With very many blocks a look may take what it must, up to `LONGEST_US`; 0 beyond that.
         """
-        for most_us in (_AIM_US, LONGEST_US):
+        for most_us in (AIM_US, LONGEST_US):
             room = int(most_us / self.row_us - BLOCK_ROWS * blocks)
             if room >= _ENOUGH_ROWS:
                 return room

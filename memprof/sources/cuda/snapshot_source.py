@@ -34,11 +34,11 @@ __all__ = ["CudaSource"]
 
 _LOOK_AGAIN = 50
 """Step ends between two looks for further devices that torch has begun to use."""
-_PASSING_US = 20_000
+PASSING_US = 20_000
 """In a window the recorder's filling is looked at so often, at boundaries of modules."""
 _CLOCKS_DIFFER_US = 10_000
 """By less than this torch's clock is behind ours."""
-_BEAT_MS = 15
+BEAT_MS = 15
 """And so often where none is crossed, if the main thread runs Python."""
 
 
@@ -289,7 +289,7 @@ class CudaSource:
         """A loop that crosses no boundary is asked in its own thread, if that is the main one."""
         self._stop_beat()
         self._main_thread = MainThread(self._beaten)
-        self._beat = Beat(self._main_thread.request, _BEAT_MS)
+        self._beat = Beat(self._main_thread.request, BEAT_MS)
         self._beat.start()
 
     def _beaten(self) -> None:
@@ -361,7 +361,7 @@ class CudaSource:
         """At a boundary in a window, on any thread: read what the recorder will not hold long."""
         if time_us < self._passing_us:
             return
-        self._passing_us = time_us + _PASSING_US
+        self._passing_us = time_us + PASSING_US
         if not self._recorder.lock.acquire(blocking=False):
             return
         try:

@@ -23,13 +23,13 @@ from contextlib import contextmanager
 from types import CodeType, TracebackType
 from typing import Any, TypeVar
 
-__all__ = ["Beat", "MainThread", "hands_on"]
+__all__ = ["QUEUED", "Beat", "MainThread", "adder", "hands_on"]
 
 _LOG = logging.getLogger("memprof")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _PACKAGE, _LAUNCHER = "memprof.", "memprof.record.launch"
 _HANDING_ON: set[CodeType] = set()
-_QUEUED: set[Any] = set()
+QUEUED: set[Any] = set()
 """What Python's queue points at, and so must live until it was called."""
 
 
@@ -47,14 +47,17 @@ class MainThread:
     device) makes the call when it is back.
     """
 
-    def __init__(self, call: Callable[[], None]) -> None:
-        """What ``call`` raises is logged, the first time, and never reaches the program."""
+    def __init__(self, call: Callable[[], None], add: Callable[[int], int] | None = None) -> None:
+        """What ``call`` raises is logged, the first time, and never reaches the program.
+
+        ``add`` puts an object into a queue of calls and returns 0 if there was room: Python's.
+        """
         self._call = call
         self._pid = os.getpid()
         self._slot = threading.Lock()
         """Held while a call waits in Python's queue, which has few places."""
         self._is_closed = self._is_logged = False
-        self._add = _adder()
+        self._add = adder() if add is None else add
 
     def request(self) -> bool:
         """Ask for one call, from any thread; False when one waits already or none can be had."""
@@ -63,10 +66,10 @@ class MainThread:
         if not self._slot.acquire(blocking=False):
             return False
         waiting = _Waiting(self._run, self._slot)
-        _QUEUED.add(waiting)
+        QUEUED.add(waiting)
         if self._add(id(waiting)) == 0:
             return True
-        _QUEUED.discard(waiting)  # the queue is full of other people's calls
+        QUEUED.discard(waiting)  # the queue is full of other people's calls
         self._slot.release()
         return False
 
@@ -97,7 +100,7 @@ class _Waiting:
         self._run, self._slot = run, slot
 
     def __bool__(self) -> bool:
-        _QUEUED.discard(self)
+        QUEUED.discard(self)
         self._slot.release()
         self._run()
         return False  # the queue takes anything else for an error
@@ -144,7 +147,7 @@ class Beat:
             self._ask()
 
 
-def _adder() -> Callable[[int], int] | None:
+def adder() -> Callable[[int], int] | None:
     """What puts an object into Python's queue; None in an interpreter that has none."""
     import ctypes
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import _thread
 import gc
-import subprocess
-import sys
 import time
 from collections import Counter
 from functools import partial
@@ -20,6 +18,7 @@ from torch.utils import _python_dispatch  # noqa: E402
 
 from memprof.sources.cpu.dispatch_source import CpuSource  # noqa: E402
 from memprof.trace import Action, Category  # noqa: E402
+from tests import forks  # noqa: E402
 from tests.sources.recording import CpuRecording  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -224,8 +223,9 @@ def backend(graph, _inputs):
     graphs.append(graph)
     return graph.forward
 
-boundaries = Boundaries(Interner())
-source = CpuSource(boundaries._interner, boundaries)
+interner = Interner()
+boundaries = Boundaries(interner)
+source = CpuSource(interner, boundaries)
 boundaries.open(lambda _: None)
 source.open()
 model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
@@ -248,8 +248,7 @@ boundaries.close()
 
 def test_torch_compile_compiles_once_and_warns_of_nothing_under_a_window():
     # In a process of its own: dynamo patches Module for good.
-    command = [sys.executable, "-W", "error::UserWarning", "-c", COMPILED]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    done = forks.run("import warnings\nwarnings.simplefilter('error', UserWarning)" + COMPILED)
     assert done.returncode == 0, done.stderr
 
 
@@ -277,7 +276,8 @@ def test_where_a_compiled_program_would_suffer_nothing_is_watched_and_that_is_sa
 def test_results_on_a_thread_that_runs_no_python_above_are_seen(recorder):
     """As on CUDA, where autograd calls operators from a thread of its own."""
     recorder.begin()
-    dispatch = type(recorder.source._watch._mode).__torch_dispatch__
+    (mode,) = _python_dispatch._get_current_dispatch_mode_stack()
+    dispatch = type(mode).__torch_dispatch__
     kept = []
 
     def operator():
@@ -385,8 +385,8 @@ def test_rows_are_bounded_where_nothing_is_crossed_and_the_window_may_end_there(
     recorder, monkeypatch
 ):
     """`on_full` is called within an operator, while torch has put the mode aside."""
-    monkeypatch.setattr("memprof.sources.cpu.dispatch_source._MANY", 1000)
-    monkeypatch.setattr("memprof.sources.cpu.dispatch_source._PATIENCE_NS", 60_000_000_000)
+    monkeypatch.setattr("memprof.sources.cpu.dispatch_source.MANY", 1000)
+    monkeypatch.setattr("memprof.sources.cpu.dispatch_source.PATIENCE_NS", 60_000_000_000)
     recorder.begin()
     drained, modes = [], []
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+
+from tests import forks
 
 pytest.importorskip("torch", reason="it is torch that imports its compiler")
 
-ROOT = Path(__file__).resolve().parents[3]
 NAMING = """
 import sys, torch
 from memprof.sources.cuda.avoid_compiler_import import compiler_left_out
@@ -23,9 +20,7 @@ assert named[0][0]["name"] == "<module>"
 
 def failure(code: str) -> str:
     """What a Python of its own says of the code if it fails, its assertions among it; else empty."""
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = forks.run(code, only_torch=True)
     return done.stderr or "failed" if done.returncode else ""
 
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from memprof.sources.cpu import dispatch_source as cpu  # noqa: E402
 from memprof.sources.cuda.intern_tables import InternedTables  # noqa: E402
-from memprof.sources.cuda.label_timeline import LabelTimeline  # noqa: E402
+from memprof.sources.cuda.label_timeline import LabelRecorder, LabelTimeline  # noqa: E402
 from memprof.sources.cuda.snapshot_source import CudaSource  # noqa: E402
 from memprof.sources.cuda.thread_entry_point import NO_ENTRY  # noqa: E402
 from memprof.sources.loop.boundaries import Boundaries  # noqa: E402
@@ -211,11 +211,18 @@ class Alone(torch.nn.Module):
 
 
 @pytest.fixture
-def stepped() -> Iterator:
+def stepped(monkeypatch) -> Iterator:
     """A stand-in, and what runs a step so often; then the labels of its blocks of 1 MiB."""
     interner = Interner()
     boundaries = Boundaries(interner)
     stand_in = TorchStandIn("2.13")
+    keepers = []
+
+    def keeper(*args):
+        keepers.append(LabelRecorder(*args))
+        return keepers[-1]
+
+    monkeypatch.setattr("memprof.sources.cuda.snapshot_source.LabelRecorder", keeper)
     source = CudaSource(interner, boundaries, stand_in)
     boundaries.open(lambda step: source.counters() and None)
     source.open()
@@ -230,7 +237,7 @@ def stepped() -> Iterator:
         made = (chunk.events.action == Action.ALLOC) & (chunk.events.size == MIB)
         return [labels[row] for row in chunk.events.label[made]]
 
-    steps.keeper = source._keeper
+    (steps.keeper,) = keepers
     yield stand_in, steps
     source.close()
     boundaries.close()

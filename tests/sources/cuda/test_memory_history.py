@@ -10,13 +10,13 @@ import pytest
 
 pytest.importorskip("torch", reason="the labels of CUDA events come from torch's hooks")
 
-from memprof.sources.cuda.memory_history import HistoryOwner
 from memprof.sources.cuda.read_budget import ReadCost
 from memprof.sources.cuda.snapshot_source import CudaSource
 from memprof.sources.loop.boundaries import Boundaries
 from memprof.sources.protocol import Interner
 from memprof.testing.cuda import TorchStandIn
 from memprof.trace import Action
+from tests.clocks import set_clock
 
 MIB = 1 << 20
 VERSIONS = [f"2.{minor}" for minor in range(4, 16)]
@@ -29,7 +29,9 @@ class Recorded:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, torch: TorchStandIn) -> None:
         self.torch = torch
         self.now_us = 0.0
-        monkeypatch.setattr("memprof.sources.cuda.snapshot_source._clock_us", lambda: self.now_us)
+        set_clock(monkeypatch, lambda: self.now_us, "sources.cuda.snapshot_source")
+        self.paces: list[ReadCost] = []
+        monkeypatch.setattr("memprof.sources.cuda.memory_history.ReadCost", self.pace)
         self.interner = Interner()
         self.boundaries = Boundaries(self.interner)
         self.boundaries.open(lambda step: None)
@@ -40,9 +42,14 @@ class Recorded:
     def record(self, *args, **kwargs) -> None:
         self.torch.cuda.memory._record_memory_history(*args, **kwargs)
 
+    def pace(self, *thought) -> ReadCost:
+        self.paces.append(ReadCost(*thought))
+        return self.paces[-1]
+
     def think(self, row_us: float) -> None:
         """A look at memprof's own recording has taken so long for each row."""
-        self.source._recorder._paces[HistoryOwner.MEMPROF] = ReadCost(row_us)
+        own, _of_the_program = self.paces
+        own.__init__(row_us)
 
     def sizes(self) -> list[int]:
         """Requested bytes of the allocations that a drain returns."""
@@ -278,9 +285,9 @@ def test_a_window_that_could_not_keep_up_is_over_when_another_may_be_tried(recor
 
 
 def test_a_loop_that_crosses_nothing_is_read_before_the_ring_is_full(recorded, monkeypatch):
-    monkeypatch.setattr("memprof.sources.cuda.memory_history._LEAST_ENTRIES", 1)
-    monkeypatch.setattr("memprof.sources.cuda.snapshot_source._PASSING_US", 0)
-    monkeypatch.setattr("memprof.sources.cuda.snapshot_source._BEAT_MS", 1)
+    monkeypatch.setattr("memprof.sources.cuda.memory_history.LEAST_ENTRIES", 1)
+    monkeypatch.setattr("memprof.sources.cuda.snapshot_source.PASSING_US", 0)
+    monkeypatch.setattr("memprof.sources.cuda.snapshot_source.BEAT_MS", 1)
     job = recorded()
     job.think(row_us=300.0)  # a ring of a thousand entries
     job.source.begin_window()
@@ -303,13 +310,13 @@ def test_a_loop_that_crosses_nothing_is_read_before_the_ring_is_full(recorded, m
 def test_counters_that_the_program_sets_to_zero_do_not_hide_that_the_ring_fills(
     recorded, monkeypatch
 ):
-    monkeypatch.setattr("memprof.sources.cuda.memory_history._LEAST_ENTRIES", 1)
+    monkeypatch.setattr("memprof.sources.cuda.memory_history.LEAST_ENTRIES", 1)
     job = recorded()
     job.think(row_us=300.0)
     for _ in range(200):
         job.torch.free(job.torch.alloc(512))
     job.source.begin_window()
-    made = job.torch._devices[0].made
+    made = job.torch.devices[0].made
     for number in range(1, 700):
         job.torch.free(job.torch.alloc(number * 1024))
         job.source.counters()
@@ -402,7 +409,7 @@ def test_torchs_function_is_replaced_in_a_window_only(recorded):
 def test_a_recorder_that_is_stopped_behind_everyones_back_ends_the_window(recorded):
     job = recorded()
     job.source.begin_window()
-    job.torch._recording = None
+    job.torch.recording = None
     assert list(job.source.drain()) == []
     assert job.source.is_over()
     assert "stopped in the middle" in " ".join(job.source.notes())
@@ -413,7 +420,7 @@ def test_a_recorder_that_is_stopped_behind_everyones_back_ends_the_window(record
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_ring_is_cleared_after_a_long_look_and_nothing_is_lost(version, recorded, monkeypatch):
-    monkeypatch.setattr("memprof.sources.cuda.memory_history._LEAST_ENTRIES", 1)
+    monkeypatch.setattr("memprof.sources.cuda.memory_history.LEAST_ENTRIES", 1)
     job = recorded(version)
     job.think(row_us=3000.0)
     job.source.begin_window()
@@ -421,13 +428,13 @@ def test_the_ring_is_cleared_after_a_long_look_and_nothing_is_lost(version, reco
     for number in range(1, 60):
         job.torch.free(job.torch.alloc(number * 1024))
         seen += job.sizes()
-        assert len(job.torch._devices[0].ring.rows) < 40
+        assert len(job.torch.devices[0].ring.rows) < 40
     assert seen == [number * 1024 for number in range(1, 60)]
     assert not job.source.is_over()
 
 
 def test_a_ring_that_overflowed_is_said_and_gives_no_false_trace(recorded, monkeypatch):
-    monkeypatch.setattr("memprof.sources.cuda.memory_history._LEAST_ENTRIES", 1)
+    monkeypatch.setattr("memprof.sources.cuda.memory_history.LEAST_ENTRIES", 1)
     job = recorded()
     job.think(row_us=10_000.0)
     job.source.begin_window()
@@ -440,20 +447,21 @@ def test_a_ring_that_overflowed_is_said_and_gives_no_false_trace(recorded, monke
 
 
 def test_a_filling_ring_is_read_at_a_boundary_in_the_middle_of_a_step(recorded, monkeypatch):
-    monkeypatch.setattr("memprof.sources.cuda.memory_history._LEAST_ENTRIES", 1)
-    monkeypatch.setattr("memprof.sources.cuda.snapshot_source._PASSING_US", 0)
+    monkeypatch.setattr("memprof.sources.cuda.memory_history.LEAST_ENTRIES", 1)
+    monkeypatch.setattr("memprof.sources.cuda.snapshot_source.PASSING_US", 0)
     job = recorded()
     job.think(row_us=5000.0)
     job.source.begin_window()
     for number in range(1, 100):
         job.torch.free(job.torch.alloc(number * 1024))
-        job.source._keeper.mark()
+        for cross in job.boundaries.crossings:
+            cross()
     assert job.sizes() == [number * 1024 for number in range(1, 100)]
     assert not job.source.is_over()
 
 
 def test_a_filling_ring_is_read_at_a_steps_end_though_a_drain_is_not_due(recorded, monkeypatch):
-    monkeypatch.setattr("memprof.sources.cuda.memory_history._LEAST_ENTRIES", 1)
+    monkeypatch.setattr("memprof.sources.cuda.memory_history.LEAST_ENTRIES", 1)
     job = recorded()
     job.torch.alloc(MIB)
     job.think(row_us=5000.0)
@@ -510,14 +518,14 @@ def test_looks_grow_shorter_when_they_turn_out_to_be_slow(recorded):
     job = recorded()
     job.take_long(100.0)
     job.source.begin_window()
-    first = job.torch._recording.max_entries
+    first = job.torch.recording.max_entries
     for _ in range(400):
         job.torch.free(job.torch.alloc(1024))
     job.sizes()
     job.source.end_window()
     job.source.begin_window()
     assert first == 75_000
-    assert job.torch._recording.max_entries <= 300_000 / 100
+    assert job.torch.recording.max_entries <= 300_000 / 100
     assert job.now_us < 500_000
 
 

@@ -13,6 +13,7 @@ from memprof.sources.loop.boundaries import Boundaries
 from memprof.sources.protocol import Interner
 from memprof.testing.cuda import StandInOutOfMemoryError, TorchStandIn
 from memprof.trace import Action
+from tests.clocks import set_clock
 
 MIB = 1 << 20
 OLD, NEW = ["2.4", "2.8", "2.10"], ["2.11", "2.13", "2.15"]
@@ -68,7 +69,7 @@ def started() -> Iterator:
 @pytest.fixture
 def dear_entries(monkeypatch):
     """A program's entry is thought to take twenty times what it does: fewer are too many."""
-    monkeypatch.setattr("memprof.sources.cuda.memory_history._THEIR_ROW_US", 600.0)
+    monkeypatch.setattr("memprof.sources.cuda.memory_history.THEIR_ROW_US", 600.0)
 
 
 def made_in(job: Job) -> list[int]:
@@ -136,7 +137,7 @@ def test_a_failure_in_our_own_window_is_told_with_its_blocks(version, started):
 
 def test_a_look_that_took_long_is_not_repeated(started, monkeypatch):
     now_us = [0.0]
-    monkeypatch.setattr("memprof.sources.cuda.snapshot_source._clock_us", lambda: now_us[0])
+    set_clock(monkeypatch, lambda: now_us[0], "sources.cuda.snapshot_source")
     job = started("2.8")
     job.record("all")
     for _ in range(1000):
@@ -185,7 +186,7 @@ def test_a_recording_of_pinned_memory_alone_that_starts_in_a_window_ends_ours(ve
     job.source.end_window()
     job.torch.pin(4096)
     job.source.close()
-    assert [one["size"] for one in job.torch._pinned] == [4096]
+    assert [one["size"] for one in job.torch.pinned] == [4096]
 
 
 def test_a_recording_of_both_is_shared(started):
@@ -198,7 +199,7 @@ def test_a_recording_of_both_is_shared(started):
     job.source.end_window()
     job.source.close()
     assert job.torch._C._cuda_isHistoryEnabled()
-    assert len(job.torch._pinned) == 1
+    assert len(job.torch.pinned) == 1
 
 
 @pytest.mark.parametrize("version", ["2.4", "2.13"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import pytest
@@ -15,7 +16,7 @@ from memprof.run import Run  # noqa: E402
 from memprof.sources.cpu.find_storages import reads_saved  # noqa: E402
 from memprof.sources.cuda.source_with_owners import OwnedCudaSource  # noqa: E402
 from memprof.sources.loop.boundaries import Boundaries  # noqa: E402
-from memprof.sources.owners.live_blocks import LivingBlocks  # noqa: E402
+from memprof.sources.owners.live_blocks import LiveBlocks, LivingBlocks  # noqa: E402
 from memprof.sources.protocol import Interner  # noqa: E402
 from memprof.sources.tensor_addresses import Block  # noqa: E402
 from memprof.testing.cuda import TorchStandIn  # noqa: E402
@@ -197,22 +198,20 @@ def test_an_input_that_a_program_makes_inside_its_model_is_none(tmp_path, device
 
 
 @pytest.fixture
-def sources() -> Iterator[list[OwnedCudaSource]]:
-    """Sources made in a test; closed after it."""
-    made: list[OwnedCudaSource] = []
-    yield made
-    for source in made:
-        source.close()
-        source._boundaries.close()
+def sources() -> Iterator[ExitStack]:
+    """What closes the sources made in a test."""
+    with ExitStack() as made:
+        yield made
 
 
-def source_on(torch: TorchStandIn, made: list[OwnedCudaSource]) -> OwnedCudaSource:
+def source_on(torch: TorchStandIn, made: ExitStack) -> OwnedCudaSource:
     interner = Interner()
     boundaries = Boundaries(interner)
     boundaries.open(lambda step: None)
+    made.callback(boundaries.close)
     source = OwnedCudaSource(interner, boundaries, torch)
     source.open()
-    made.append(source)
+    made.callback(source.close)
     return source
 
 
@@ -290,19 +289,27 @@ def test_blocks_of_private_pools_and_streams_say_so(sources):
     assert living(source)[side].key.stream == 0x7F
 
 
-def test_the_events_alone_tell_the_streams_and_pools_of_the_windows_beginning(sources):
+def test_the_events_alone_tell_the_streams_and_pools_of_the_windows_beginning(sources, monkeypatch):
+    made = []
+
+    def live_blocks(*what):
+        made.append(LiveBlocks(*what))
+        return made[-1]
+
+    monkeypatch.setattr("memprof.sources.cuda.source_with_owners.LiveBlocks", live_blocks)
     torch = TorchStandIn()
     old = torch.alloc(1000, stream=0x7F)
     source = source_on(torch, sources)
     source.begin_window()
     kept = torch.alloc(30 << 20)  # in a segment that the beginning has not
     source.drain()
-    known, alone = source._live.living("cuda:0"), source._live.alive("cuda:0")
+    (live,) = made
+    known, alone = live.living("cuda:0"), live.alive("cuda:0")
     assert known.key(0)._replace(size=0) == Block("cuda:0", old, 0, 0x7F)
     assert rows_of(alone)[old].key == Block("cuda:0", old, 1000, 0x7F)
     assert rows_of(alone)[kept].key == Block("cuda:0", kept, 30 << 20)
     assert set(rows_of(known)) == set(rows_of(alone)) == {old, kept}
-    assert len(source._live.alive("cuda:1")) == 0
+    assert len(live.alive("cuda:1")) == 0
 
 
 @pytest.mark.parametrize("version", [f"2.{minor}" for minor in range(4, 16)])

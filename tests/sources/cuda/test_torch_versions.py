@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
@@ -12,12 +13,14 @@ pytest.importorskip("torch", reason="the labels of CUDA events come from torch's
 
 from memprof.sources.cuda.devices import backend as backend_of
 from memprof.sources.cuda.devices import uuid_of
+from memprof.sources.cuda.oom_observer import Exhausted
 from memprof.sources.cuda.snapshot_source import CudaSource
 from memprof.sources.loop.boundaries import Boundaries
 from memprof.sources.nvml import cuda_uuids
 from memprof.sources.protocol import Interner
 from memprof.testing.cuda import StandInOutOfMemoryError, TorchStandIn
 from memprof.trace import Action, BlockState
+from tests.clocks import set_clock
 
 MIB = 1 << 20
 VERSIONS = [f"2.{minor}" for minor in range(4, 16)]
@@ -25,22 +28,23 @@ FORBIDDEN = ("synchronize", "empty_cache", "reset_peak_memory_stats", "init")
 
 
 @pytest.fixture
-def sources() -> Iterator[list[CudaSource]]:
-    """Sources made in a test; closed after it."""
-    made: list[CudaSource] = []
-    yield made
-    for source in made:
-        source.close()
-        source._boundaries.close()
+def sources() -> Iterator[ExitStack]:
+    """What closes the sources made in a test."""
+    with ExitStack() as made:
+        yield made
 
 
-def source_on(torch: TorchStandIn, made: list[CudaSource]) -> tuple[CudaSource, Interner]:
+def source_on(
+    torch: TorchStandIn, made: ExitStack, on_oom: Callable[[Exhausted], None] | None = None
+) -> tuple[CudaSource, Interner]:
     interner = Interner()
     boundaries = Boundaries(interner)
     boundaries.open(lambda step: None)
+    made.callback(boundaries.close)
     source = CudaSource(interner, boundaries, torch)
+    source.on_oom = on_oom
     source.open()
-    made.append(source)
+    made.callback(source.close)
     return source, interner
 
 
@@ -90,11 +94,9 @@ class Touched:
         return found
 
 
-def a_whole_job(torch: TorchStandIn, made: list[CudaSource]) -> None:
+def a_whole_job(torch: TorchStandIn, made: ExitStack) -> None:
     """Everything that the tracker asks of the source, and a failed allocation."""
-    source, _ = source_on(torch, made)
-    source.on_oom = lambda what: None
-    source._watch_ooms()
+    source, _ = source_on(torch, made, on_oom=lambda what: None)
     source.counters()
     for _ in range(2):
         source.begin_window()
@@ -160,9 +162,7 @@ def test_before_the_job_uses_cuda_it_is_only_asked_whether_it_does(sources):
 
 @pytest.mark.parametrize("version", ["2.5", "2.7"])
 def test_hooks_that_torch_leaves_at_every_start_are_few(version, sources, monkeypatch):
-    monkeypatch.setattr(
-        "memprof.sources.cuda.snapshot_source._clock_us", lambda: 0.0
-    )  # no look is slow
+    set_clock(monkeypatch, lambda: 0.0, "sources.cuda.snapshot_source")  # no look is slow
     torch = TorchStandIn(version)
     torch.alloc(MIB)
     source, _ = source_on(torch, sources)
@@ -326,15 +326,13 @@ def test_a_failed_allocation_is_in_the_window_and_told_before_the_error(version,
 
 def test_a_closed_source_hears_nothing_and_an_error_of_ours_never_replaces_torchs(sources):
     torch = TorchStandIn(capacity=8 * MIB)
-    source, _ = source_on(torch, sources)
     told = []
 
     def broken(what):
         told.append(what)
         raise ValueError("ours")
 
-    source.on_oom = broken
-    source._watch_ooms()
+    source, _ = source_on(torch, sources, on_oom=broken)
     for _ in range(2):
         with pytest.raises(StandInOutOfMemoryError):
             torch.alloc(64 * MIB)

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="needs torch")
 from torch import nn  # noqa: E402
 
 from memprof.sources.loop.boundaries import Boundaries, annotate  # noqa: E402
+from memprof.sources.loop.module_hooks import ModuleHooks  # noqa: E402
 from memprof.sources.protocol import Interner  # noqa: E402
 from memprof.trace import Phase  # noqa: E402
 
@@ -20,8 +21,12 @@ class Watched:
     def __init__(self):
         self.ended = []
         self.boundaries = Boundaries(Interner())
-        self.boundaries.open(self.ended.append)
+        self.on_step = self.ended.append
+        self.boundaries.open(self.step_ended)
         self.boundaries.watch_modules()
+
+    def step_ended(self, step):
+        self.on_step(step)
 
     @property
     def label(self):
@@ -176,7 +181,7 @@ def test_a_recording_that_ends_within_an_optimizers_hook_raises_nothing_and_leav
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     train(model, optimizer)
-    watched.boundaries._on_step = lambda n: (ended.append(n), watched.boundaries.close())
+    watched.on_step = lambda n: (ended.append(n), watched.boundaries.close())
     for _ in range(3):
         train(model, optimizer)
     assert ended == [0]
@@ -195,7 +200,7 @@ def test_what_is_told_of_crossings_may_come_and_go_as_a_step_ends(watched):
         else:
             watched.boundaries.crossings.append(tell)
 
-    watched.boundaries._on_step = on_step
+    watched.on_step = on_step
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(5):
@@ -395,10 +400,11 @@ def test_nothing_is_held_alive(watched):
     assert [ref() for ref in refs] == [None, None]
 
 
-def test_after_a_backward_pass_on_autograds_own_thread_the_loss_is_over(watched, monkeypatch):
+def test_after_a_backward_pass_on_autograds_own_thread_the_loss_is_over(request, monkeypatch):
     """As on CUDA: the thread that calls ``backward()`` makes no event in the pass itself."""
     tasks = threading.local()
-    monkeypatch.setattr(watched.boundaries, "_graph_task", lambda: getattr(tasks, "id", -1))
+    monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: getattr(tasks, "id", -1))
+    watched = request.getfixturevalue("watched")
     model, phases = nn.Linear(2, 2), []
 
     def device_thread(task):
@@ -463,16 +469,18 @@ def test_time_in_hooks_is_reckoned_for_every_call_and_counted_once(watched, monk
     assert watched.boundaries.take_spent_us() == 0
 
 
-def test_hooks_on_modules_are_hidden_from_torch_compile_and_come_back_in_their_places(watched):
+def test_hooks_on_modules_are_hidden_from_torch_compile_and_come_back_in_their_places():
     from torch.nn.modules import module
 
-    watched.boundaries._module_hooks.hide()
+    hooks = ModuleHooks(lambda *_: None, lambda *_: None)
+    hooks.add()
+    hooks.hide()
     assert module_hooks() == {}
     other = module.register_module_forward_pre_hook(lambda *_: None)
-    watched.boundaries._module_hooks.show()
+    hooks.show()
     assert list(module._global_forward_pre_hooks)[1] == other.id
-    watched.boundaries._module_hooks.hide()
-    watched.boundaries.close()
-    watched.boundaries._module_hooks.show()
+    hooks.hide()
+    hooks.remove()
+    hooks.show()
     assert module_hooks() == {"_global_forward_pre_hooks": 1}
     other.remove()

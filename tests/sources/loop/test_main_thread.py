@@ -141,7 +141,7 @@ def test_nothing_runs_after_the_end() -> None:
     thread.join()
     assert not spin_a_little(lambda: calls)
     assert not request(main)
-    assert not main_thread._QUEUED
+    assert not main_thread.QUEUED
 
 
 def test_what_was_called_is_let_go_of() -> None:
@@ -177,14 +177,14 @@ def test_no_call_comes_in_the_middle_of_the_own_code() -> None:
     main.close()
 
 
-def test_a_full_queue_is_asked_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_queue_is_asked_again_later() -> None:
     calls: list[int] = []
-    main = MainThread(lambda: calls.append(1))
-    add = main._add
-    monkeypatch.setattr(main, "_add", lambda *_: -1)
+    add, is_full = main_thread.adder(), [True]
+    assert add is not None
+    main = MainThread(lambda: calls.append(1), lambda call: -1 if is_full else add(call))
     assert not request(main)
-    assert not main_thread._QUEUED
-    monkeypatch.setattr(main, "_add", add)
+    assert not main_thread.QUEUED
+    is_full.clear()
     assert request(main)
     assert spin(lambda: calls)
     main.close()

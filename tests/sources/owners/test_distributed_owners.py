@@ -83,8 +83,13 @@ def local(tensor):
 
 
 @pytest.fixture
-def boundaries():
-    made = Boundaries(Interner())
+def interner():
+    return Interner()
+
+
+@pytest.fixture
+def boundaries(interner):
+    made = Boundaries(interner)
     made.open(lambda step: None)
     made.watch_modules()
     yield made
@@ -114,10 +119,10 @@ def test_on_the_cpu_every_byte_of_a_distributed_model_has_its_owner(mesh, record
             assert at[local(tensor).untyped_storage().data_ptr()] == category
 
 
-def test_on_cuda_the_local_tensors_blocks_have_the_owner(mesh, boundaries):
+def test_on_cuda_the_local_tensors_blocks_have_the_owner(mesh, interner, boundaries):
     stand_in = TorchStandIn()
     device, *_trained = laid(stand_in, mesh)
-    source = OwnedCudaSource(boundaries._interner, boundaries, stand_in, device.place)
+    source = OwnedCudaSource(interner, boundaries, stand_in, device.place)
     source.open()
     blocks = source.begin_window()["cuda:0"].blocks
     used = blocks.take(blocks.state == BlockState.ACTIVE_ALLOCATED)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import time
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +15,7 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from memprof.sources.cpu.find_storages import StorageSearch, reads_saved  # noqa: E402
+from memprof.sources.cpu.throttle import Throttle  # noqa: E402
 from memprof.trace import Action, Category  # noqa: E402
 from tests.sources.recording import CpuRecording  # noqa: E402
 
@@ -251,7 +255,21 @@ def test_what_hooks_pack_is_seen_and_nothing_is_unpacked(recorder):
     assert {left[address] for address in packed[:-3]} == {Category.ACTIVATION}
 
 
-def test_what_died_old_is_unknown_and_what_died_young_temporary(recorder):
+@pytest.fixture
+def rest(monkeypatch):
+    """Lets so much time go by, for a search, that it may look again."""
+    clock = SimpleNamespace(now_s=time.monotonic())
+    turned = SimpleNamespace(**vars(time))
+    turned.monotonic = lambda: clock.now_s
+    monkeypatch.setattr("memprof.sources.cpu.find_storages.time", turned)
+
+    def rest() -> None:
+        clock.now_s += 1000.0
+
+    return rest
+
+
+def test_what_died_old_is_unknown_and_what_died_young_temporary(recorder, rest):
     net = Net()
     kept = []
     net.keep = lambda y: kept.append(y.detach())
@@ -274,7 +292,7 @@ def test_what_died_old_is_unknown_and_what_died_young_temporary(recorder):
         net(torch.ones(3, 8)).backward()
         recorder.boundaries.step_done()
         if step == 3:
-            recorder.source._search._ended_s = 0.0  # as if it had rested long enough
+            rest()
         drain()
     recorder.boundaries.step_done()
     kept.clear()
@@ -285,7 +303,9 @@ def test_what_died_old_is_unknown_and_what_died_young_temporary(recorder):
     recorder.source.end_window()
 
 
-def test_graphs_are_looked_at_only_when_something_new_has_outlived_its_step(recorder, monkeypatch):
+def test_graphs_are_looked_at_only_when_something_new_has_outlived_its_step(
+    recorder, rest, monkeypatch
+):
     looks = []
     everything = StorageSearch.everything
 
@@ -294,7 +314,8 @@ def test_graphs_are_looked_at_only_when_something_new_has_outlived_its_step(reco
         return everything(search)
 
     monkeypatch.setattr(StorageSearch, "everything", counted)
-    monkeypatch.setattr("memprof.sources.cpu.find_storages._full_collections", lambda: 0)
+    # No object becomes old unnoticed.
+    monkeypatch.setattr(gc, "get_stats", lambda: [{"collections": 0}] * 3)
     kept, net = [], Net()
     recorder.source.begin_window()
 
@@ -305,7 +326,7 @@ def test_graphs_are_looked_at_only_when_something_new_has_outlived_its_step(reco
         for _ in range(6):
             net(torch.ones(3, 8)).backward()
             recorder.boundaries.step_done()
-            recorder.source._search._ended_s = 0.0  # as if it had rested long enough
+            rest()
             recorder.source.drain()
         found.append(len(looks) - before)
     assert found == [0, 1, 0]  # nothing to ask; one look; the line is known by now
@@ -326,7 +347,8 @@ def test_where_torch_does_not_tell_what_graphs_save_activations_stay_such(record
     assert {found[one.data_ptr()] for one in kept} == {Category.ACTIVATION}
 
 
-def test_what_dies_before_the_first_drain_was_known_while_it_lived(recorder):
+def test_what_dies_before_the_first_drain_was_known_while_it_lived(recorder, monkeypatch):
+    monkeypatch.setattr(Throttle, "__call__", lambda _, work: work())  # as if steps were long
     kept = []
 
     def train():
@@ -337,7 +359,6 @@ def test_what_dies_before_the_first_drain_was_known_while_it_lived(recorder):
             optimizer.step()
             optimizer.zero_grad()
             recorder.boundaries.step_done()
-            recorder.source._at_leisure.reset()  # as if steps were long
             recorder.source.counters()
         return sum(p.nbytes for p in net.parameters())
 

@@ -1,8 +1,6 @@
-"""Small programs with one mistake each, for which memprof offers a patch; used by `test_patches`."""
+"""Small programs with one mistake each, for which memprof offers a patch."""
 
 from __future__ import annotations
-
-from tests.advice.variants import VARIANTS
 
 HEAD = """\
 import functools
@@ -218,10 +216,69 @@ class Gating:
         first, gated = Gate.apply(self.net(torch.randn(96, 192)))
         (first.mean() + gated.mean()).item()
 """,
+    # Where the first patch that comes to mind would end the program:
+    "clone_view/small_view/tuple": """\
+class Rows:
+    def __init__(self):
+        self.first, self.steps = [], 0
+
+    def step(self):
+        self.steps += 1
+        part = {"name": f"part {self.steps}", "rows": torch.randn(96, 192)}
+        name = part["name"]
+        rows = part["rows"]
+        self.first.append((name.upper(), rows[:1]))
+        return self.first[0][0].upper()
+""",
+    "item/_running_sum/local": """\
+def main(path, steps=24):
+    import memprof
+
+    net, total = build(), 0.0
+    with memprof.track(path, sources=["cpu"]) as tracker:
+        for _ in range(steps):
+            error = net(torch.randn(64, 192)).square().mean()
+            tracker.step()
+            total += error
+        print("mean", float(total) / steps)
+""",
+    "detach/_running_sum/read": """\
+class Averaging:
+    def __init__(self):
+        self.net, self.sum, self.steps = build(), 0.0, 0
+
+    def step(self):
+        error = self.net(torch.randn(64, 192)).square().mean()
+        self.sum = self.sum + error
+        self.steps += 1
+        return self.mean().item()
+
+    def mean(self):
+        return self.sum / self.steps
+""",
+    "detach/_kept_results/stacked": """\
+class Stacking:
+    def __init__(self):
+        self.net, self.losses = build(), []
+
+    def step(self):
+        error = self.net(torch.randn(64, 192)).square().mean()
+        self.losses.append(error)
+        return torch.stack(self.losses).mean().tolist()
+""",
+    "detach/_kept_results/called": """\
+class Calling:
+    def __init__(self):
+        self.net, self.values = build(), []
+
+    def step(self):
+        self.net(torch.randn(64, 192)).square().mean().backward()
+        self.net.zero_grad()
+        self.values.append(self.net(torch.randn(64, 192)).square().mean())
+""",
 }
 """By fix and rule: a program whose classes' last one has a ``step`` that leaks."""
 
-LEAKS |= VARIANTS
 LEAKS["detach/_running_sum"] = LEAKS["item/_running_sum"]
 
 WASTE = {
