@@ -298,14 +298,8 @@ def test_cuda_that_is_initialised_later_is_recorded_from_its_first_byte(sources)
 def test_a_failed_allocation_is_in_the_window_and_told_before_the_error(version, sources):
     torch = TorchStandIn(version, capacity=64 * MIB, outside=MIB)
     torch.alloc(40 * MIB)
-    interner = Interner()
-    boundaries = Boundaries(interner)
-    boundaries.open(lambda step: None)
-    source = CudaSource(interner, boundaries, torch)
-    sources.append(source)
     told = []
-    source.on_oom = told.append
-    source.open()
+    source, _ = source_on(torch, sources, on_oom=told.append)
     source.begin_window()
     torch.alloc(4 * MIB)
     with pytest.raises(StandInOutOfMemoryError, match="Tried to allocate"):
