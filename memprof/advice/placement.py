@@ -1,22 +1,22 @@
-"""Rules for where bytes live: host or device, whole storage or part, wide or narrow."""
+"""Rules for views that keep more than they show."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from memprof.advice.case import Case, Proposal, says
+from memprof.advice.case import Case, Proposal
 from memprof.advice.source_facts import handed_over
 from memprof.records import Holder
 from memprof.reference_chain import THROUGH_GRAPH, LinkKind
 from memprof.source_code.call_sites import Handed
 from memprof.source_code.idioms import growing, last_name
 from memprof.source_code.patch import diff, wrapped
-from memprof.source_code.program import Place, assigned, bound_names, calls_in
+from memprof.source_code.program import Place, assigned, bound_names
 from memprof.source_code.values import values_of
 from memprof.units import format_bytes
 
-__all__ = ["kept_over_steps", "rules", "small_view"]
+__all__ = ["rules", "small_view"]
 
 
 _SMALL_PART = 0.25
@@ -24,45 +24,8 @@ _SMALL_PART = 0.25
 
 
 def rules(case: Case) -> Iterator[Proposal]:
-    """``clone_view``, ``cpu_offload``, ``narrow_before_cast``."""
+    """``clone_view``."""
     yield from small_view(case)
-    if case.pattern == "pinned":
-        yield from kept_over_steps(case)
-
-
-def kept_over_steps(case: Case) -> Iterator[Proposal]:
-    """What to do about tensors that stay over the steps, the best first."""
-    nbytes = format_bytes(case.found.bytes)
-    holder = case.found.holders[0] if case.found.holders else None
-    place = case.site or (case.places[0] if case.places else None)
-    links = holder.links if holder is not None else []
-    local = next((link.name for link in links if link.kind == LinkKind.LOCAL), "")
-    if local and any(link.kind == LinkKind.THREAD for link in links):
-        yield Proposal(
-            "del_ref",
-            0.8,
-            f"{nbytes} stay there while the thread waits for its next job ({says(holder)}): "
-            f"`del {local}` at the end of the loop's body.",
-            place,
-        )
-        return
-    held = f", held by {says(holder)}" if holder is not None else ""
-    why = f"{nbytes} stay there over the steps{held}"
-    if place is not None and calls_in(place.statement, "float", "double"):
-        yield Proposal(
-            "narrow_before_cast",
-            0.75,
-            f"{why}: keep what it was converted from, and convert the part that a step needs.",
-            place,
-            remains=0.5,  # at most: float32 of 16 bits; of a byte a quarter
-        )
-    drop = f"{why}: drop them when they are not used any more."
-    by_function = bool(case.links & {LinkKind.LOCAL, LinkKind.FRAME, LinkKind.CLOSURE})
-    if by_function:
-        yield Proposal("del_ref", 0.7, drop, place)
-    yield Proposal("cpu_offload", 0.6, f"{why}: keep them on the host between uses.", place)
-    if not by_function:
-        yield Proposal("del_ref", 0.5, drop, place)
 
 
 def small_view(case: Case) -> Iterator[Proposal]:

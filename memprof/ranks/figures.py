@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memprof.analysis.outside import beyond_torch, most
 from memprof.oom.failed_allocation import times_out_of_memory
 from memprof.ranks.outliers import outliers
 from memprof.records import DeviceSummary, Footer, Header
 from memprof.run import Run, Steps
 from memprof.trace import NOT_RECORDED
+from memprof.views.device_readings import beyond_torch, most
 from memprof.views.examination import DeviceExamination, examine
 from memprof.views.steps import growth
 

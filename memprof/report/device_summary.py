@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memprof.analysis.outside import PROCESS, beyond_torch, most, other_processes, series_of
 from memprof.oom.failed_allocation import times_out_of_memory
 from memprof.report.recorded_steps import recorded_steps
 from memprof.run import Run
 from memprof.trace import NOT_RECORDED, Phase
+from memprof.views.device_readings import PROCESS, beyond_torch, most, other_processes, series_of
 from memprof.views.examination import DeviceExamination, alive_at_peak
 from memprof.views.owners import Group, top
 from memprof.views.steps import Growth, growth

@@ -50,10 +50,9 @@ def advise(found: Found, run: Run) -> tuple[Remedy, ...]:
     """
     case = Case(found, run)
     rule = rule_named(found.rule)
-    if rule is not None:
-        changes: Iterator[Proposal] = map(_proposal, rule.advice(found.match, case))
-    else:
-        changes = (proposal for rules in _RULES for proposal in rules(case))
+    changes = [*map(_proposal, rule.advice(found.match, case))] if rule is not None else []
+    if rule is None or case.grows:
+        changes += [proposal for rules in _RULES for proposal in rules(case)]
     proposals = [_of_what_ran(proposal, case) for proposal in changes]
     proposals.sort(key=lambda p: -p.certainty)
     best: dict[str, Proposal] = {}

@@ -12,17 +12,22 @@ import numpy.typing as npt
 
 from memprof.advice.case import Case
 from memprof.analysis.findings import Kind
+from memprof.rules.overlap import ANY_GROWTH, Overlap
 from memprof.source_code.program import Place
 from memprof.views.peak_without import Saving
 from memprof.views.window import Window
 
-__all__ = ["EVERY_OTHER", "Advice", "Match", "WasteRule"]
+__all__ = ["EVERY_OTHER", "Advice", "Match", "WasteRule", "confidence_of"]
 
 Ints = npt.NDArray[np.int64]
 
 EVERY_OTHER = ("*",)
 """For ``yields_to`` of a rule that only says what the bytes are, not what is wrong: to every match
 that is larger."""
+
+_SURE, _UNSURE = 0.8, 0.4
+"""Confidence of what is surely so, and of what may be meant; only growth of tensors has a measured
+one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,6 +87,11 @@ class WasteRule(ABC, Generic[AnyMatch]):
 
     stands_beside: ClassVar[bool] = False
     """It says something else of the tensors than other rules: it yields to none."""
+    yields_beyond: ClassVar[tuple[str, ...]] = (ANY_GROWTH,)
+    """Rules beyond the window, of growth or over the whole run, that say it better where their
+    finding has `overlap` in common with one of this rule."""
+    overlap: ClassVar[Overlap] = Overlap.LINE
+    """What it has in common with such a finding."""
 
     @abstractmethod
     def matches(self, window: Window) -> Iterator[AnyMatch]:
@@ -94,3 +104,8 @@ class WasteRule(ABC, Generic[AnyMatch]):
     @abstractmethod
     def advice(self, match: AnyMatch, case: Case) -> Iterator[Advice]:
         """Changes that would mend it, the best first."""
+
+
+def confidence_of(*, tentative: bool) -> float:
+    """How sure a finding is that has no measured confidence, from 0 to 1."""
+    return _UNSURE if tentative else _SURE

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["WARM_UP", "Rise", "floor", "rise", "theil_sen"]
+__all__ = ["WARM_UP", "LevelRise", "Rise", "floor", "level_rise", "rise", "theil_sen"]
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 WARM_UP = 3
 """Steps in which lazily made state (moments, workspaces, tables) still appears."""
@@ -23,6 +24,14 @@ _LEAST_RATIO = 0.5
 _DROP = 0.2
 """A fall by this share of what had been reached is a reset, and begins a new tooth of a saw."""
 _MOST_PAIRS = 512
+_LEAST_READINGS = 12
+"""Readings of a level: in fewer, three jumps of a cache look like growth."""
+_MOST_READINGS = 256
+"""Readings that are compared in pairs."""
+_RISING_PAIRS = 0.75
+"""Share of the pairs of readings that must be in rising order; noise has half of them."""
+_LEAST_LEVEL_RISE = 0.1
+"""Of the level at first: what changes less is noise."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +48,16 @@ class Rise:
     """0 to 1: how many rises there were, how regular, how near to the end."""
     every: int
     """The usual distance between two rises: 1 is every step."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LevelRise:
+    """A level, read now and then, that keeps rising: bytes that a driver or a counter told."""
+
+    steps: Floats
+    levels: Floats
+    per_step: float
+    """By Theil-Sen, which no outlier bends."""
 
 
 def floor(series: Ints) -> Ints:
@@ -88,6 +107,27 @@ def theil_sen(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> float:
     if not len(left):
         return 0.0
     return float(np.median((y[right] - y[left]) / (x[right] - x[left])))
+
+
+def level_rise(steps: Floats, levels: Floats) -> LevelRise | None:
+    """How a level that was read after ``steps`` keeps rising; None where it does not.
+
+    Levels of the driver and of the process are noisy: single rises say nothing, so here, unlike in
+    `rise`, most pairs of readings must be in rising order, the last third must lie above the middle
+    one, and that above the first.
+    """
+    if len(levels) < _LEAST_READINGS:
+        return None
+    picked = np.unique(np.linspace(0, len(levels) - 1, _MOST_READINGS).astype(np.int64))
+    some = levels[picked]
+    left, right = np.triu_indices(len(some), 1)
+    early, middle, late = (float(np.median(part)) for part in np.array_split(some, 3))
+    if not early < middle < late or late - early <= _LEAST_LEVEL_RISE * max(1.0, abs(early)):
+        return None
+    per_step = theil_sen(steps, levels)
+    if per_step <= 0 or (some[right] > some[left]).mean() < _RISING_PAIRS:
+        return None
+    return LevelRise(steps, levels, per_step)
 
 
 def _end_of_last_tooth(series: Ints) -> tuple[int, bool]:

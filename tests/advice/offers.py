@@ -18,7 +18,7 @@ import pytest
 import memprof.advice
 from memprof.advice.vocabulary import FIXES
 from memprof.rules import references
-from memprof.rules.collection import waste_rules
+from memprof.rules.collection import rules
 
 FOLDER = Path(memprof.advice.__file__).parent
 
@@ -35,7 +35,7 @@ def offered() -> set[tuple[str, str]]:
     # What a rule hands on from a family has no fix of its own here: it is the family's.
     of_rules = {
         (call.args[0].value, rule.name)
-        for rule in waste_rules()
+        for rule in rules()
         for call in _patched(ast.parse(inspect.getsource(_module_of(rule))), "Advice", 4)
         if isinstance(call.args[0], ast.Constant)
     }
@@ -47,7 +47,7 @@ def watched() -> Iterator[dict[tuple[str, str], str]]:
     """The rule that made a patch, by fix and patch, for what is advised meanwhile."""
     makers: dict[tuple[str, str], str] = {}
     with pytest.MonkeyPatch.context() as patch:
-        importing = [references, *map(_module_of, waste_rules())]
+        importing = [references, *map(_module_of, rules())]
         for module, tree in _rooms():
             for function in _functions(tree):
                 if any(_patched(function, "Proposal", 5)):
@@ -57,7 +57,7 @@ def watched() -> Iterator[dict[tuple[str, str], str]]:
                     for user in importing:
                         if getattr(user, function.name, None) is family:
                             patch.setattr(user, function.name, watching)
-        for rule in waste_rules():
+        for rule in rules():
             advice = _watching(type(rule).advice, rule.name, makers)
             patch.setattr(type(rule), "advice", advice)
         yield makers

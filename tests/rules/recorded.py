@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,18 +12,34 @@ import torch
 import memprof
 from memprof.analysis.findings import Found
 from memprof.loading import load
+from memprof.records import Record, StepColumns
 from memprof.rules.findings import findings
 from memprof.testing import TraceBuilder, write_run
 
 Step = Callable[[int], None]
-Program = Callable[[], "Step | TraceBuilder | tuple[TraceBuilder, ...]"]
-"""Builds a job and returns its step, or the traces that such a job would have left."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a job would have left: traces, the counters of the first one's device, and the rest."""
+
+    traces: tuple[TraceBuilder, ...]
+    steps: StepColumns | None = None
+    more: tuple[Record, ...] = ()
+
+    def write(self, path: Path) -> Path:
+        traces = (trace.build() for trace in self.traces)
+        return write_run(path, *traces, steps=self.steps, more=self.more)
+
+
+Program = Callable[[], "Step | TraceBuilder | tuple[TraceBuilder, ...] | Recording"]
+"""Builds a job and returns its step, or what a recording of such a job would hold."""
 
 
 def findings_of(program: Program, path: Path, steps: int = 16) -> tuple[Found, ...]:
     """What is found in a recording of ``program``.
 
-    A program that returns a step is run on the CPU; one that returns traces is of a device.
+    A program that returns a step is run on the CPU; else what it returns is the recording.
     """
     hook = sys.excepthook  # a process group sets one, and leaves it there
     with memprof.track(path, sources=["cpu"], allowance_s=600) as tracker:
@@ -35,9 +52,10 @@ def findings_of(program: Program, path: Path, steps: int = 16) -> tuple[Found, .
         torch.distributed.destroy_process_group()
         sys.excepthook = hook
     if not callable(job):
-        traces = job if isinstance(job, tuple) else (job,)
         path.unlink()
-        write_run(path, *(trace.build() for trace in traces))
+        if not isinstance(job, Recording):
+            job = Recording(job if isinstance(job, tuple) else (job,))
+        job.write(path)
     return findings(load(path))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from graphlib import TopologicalSorter
 from importlib import import_module
 
 import pytest
@@ -10,11 +11,13 @@ import pytest
 pytest.importorskip("torch", reason="the programs train")
 
 from memprof.advice.vocabulary import FIXES
-from memprof.rules.collection import waste_rules
+from memprof.rules.collection import rules
+from memprof.rules.overlap import ANY_GROWTH, ANY_WASTE
 from memprof.rules.pages import page
+from memprof.rules.rule import EVERY_OTHER, WasteRule
 from tests.rules.recorded import findings_of, names
 
-RULES = {rule.name: rule for rule in waste_rules()}
+RULES = {rule.name: rule for rule in rules()}
 PARTS = ["The pattern", "Why it costs memory", "How memprof knows", "What to change"]
 
 
@@ -30,7 +33,7 @@ def test_it_fires_where_its_mistake_is_and_advises_its_fixes(rule, tmp_path):
         if one.rule == rule
     ]
     assert found
-    assert found[0].remedies
+    assert bool(found[0].remedies) == bool(RULES[rule].fixes)
     assert {remedy.fix for one in found for remedy in one.remedies} <= set(RULES[rule].fixes)
 
 
@@ -47,5 +50,16 @@ def test_its_page_has_four_parts_and_leads_to_every_fix(rule):
     assert set(re.findall(r"\.\./fixes/(\w+)\.md", text)) == set(RULES[rule].fixes) <= set(FIXES)
 
 
+def stronger(rule) -> tuple[str, ...]:
+    """The rules that a rule declares to yield to."""
+    return (*rule.yields_to, *(rule.yields_beyond if isinstance(rule, WasteRule) else ()))
+
+
 def test_rules_yield_to_rules_that_there_are():
-    assert {name for rule in RULES.values() for name in rule.yields_to} <= {"*", *RULES}
+    names = {name for rule in RULES.values() for name in stronger(rule)}
+    assert names <= {*EVERY_OTHER, ANY_GROWTH, ANY_WASTE, *RULES}
+
+
+def test_no_rules_yield_to_each_other():
+    single = {name: {*stronger(rule)} & {*RULES} for name, rule in RULES.items()}
+    assert [*TopologicalSorter(single).static_order()]

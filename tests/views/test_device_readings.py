@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from memprof.analysis.outside import beyond_torch, most, other_processes, reserved_then
 from memprof.loading import load
 from memprof.records import Readings
 from memprof.report.summary import summarize
 from memprof.testing import TraceBuilder, step_columns, write_run
+from memprof.views.device_readings import beyond_torch, most, other_processes, reserved_then
 from memprof.views.examination import examine
 
 MIB = 1 << 20

@@ -1,7 +1,7 @@
 """Device memory that is not torch's, over time: this process's beyond the allocator, and others'.
 
-From what NVML read and what the allocator held at step ends; whether any of it grows is judged in
-`reserves`.
+From what NVML read and what the allocator held at step ends; whether any of it grows is for a rule
+to say.
 """
 
 from __future__ import annotations
@@ -12,8 +12,20 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.run import DeviceRun, ReadingSeries, Run
+from memprof.views.trend import WARM_UP
 
-__all__ = ["PROCESS", "beyond_torch", "most", "other_processes", "reserved_then", "series_of"]
+__all__ = [
+    "PROCESS",
+    "after_steps",
+    "beyond_torch",
+    "most",
+    "other_processes",
+    "reserved_then",
+    "series_of",
+]
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 PROCESS = "used by "
 """What the names of other processes' series begin with; then the program, then its PID."""
@@ -27,7 +39,22 @@ def series_of(run: Run, device: str, name: str) -> ReadingSeries | None:
     return None
 
 
-def reserved_then(device: DeviceRun, time_us: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+def after_steps(
+    end_us: Ints, numbers: Ints, time_us: Ints, values: Floats
+) -> tuple[Floats, Floats]:
+    """The numbers of steps, and the first value that was read after the end of each.
+
+    Steps without a reading are left out, and so are those of the warm-up. ``end_us`` and
+    ``numbers`` are of the steps, ``time_us`` and ``values`` of the readings.
+    """
+    at = np.searchsorted(end_us, time_us, side="right") - 1
+    there = np.flatnonzero((at >= WARM_UP) & ~np.isnan(values))
+    steps = numbers[at[there]].astype(np.float64)
+    first = np.diff(steps, prepend=-1.0) > 0
+    return steps[first], values[there][first]
+
+
+def reserved_then(device: DeviceRun, time_us: Ints) -> Floats:
     """What torch had reserved at the last step's end before each moment; NaN before the first."""
     steps = device.steps
     known = (steps.reserved > 0) & (steps.end_us > 0)
