@@ -22,7 +22,7 @@ from memprof.analysis.clusters import (
     outline,
 )
 from memprof.analysis.cycles import Collected, collected, freed_by_collector
-from memprof.analysis.findings import Evidence, Found, Kind, Series
+from memprof.analysis.findings import Evidence, Found, Growth, Kind, Series
 from memprof.analysis.growing import Growing, growing
 from memprof.chain_description import keeper
 from memprof.records import Holder, Site
@@ -49,13 +49,7 @@ _BOUNDED_GRAPHS = 0.5
 
 
 def leaks(run: Run) -> tuple[Found, ...]:
-    """Every leak and cycle of ``run``, the fastest growing first.
-
-    The evidence's facts: ``in_graph`` (held through an autograd graph), ``kept_itself`` (share of
-    the growth that something holds without a graph in between), ``activation_share`` (of the bytes:
-    made by a forward pass that a backward pass followed), ``models`` (whole models pile up, with
-    parameters).
-    """
+    """Every leak and cycle of ``run``, the fastest growing first."""
     found = [one for device in run.devices for one in _of_device(run, device)]
     return tuple(sorted(found, key=lambda one: -one.bytes_per_step))
 
@@ -148,7 +142,8 @@ class _Leak:
             category=CATEGORY_NAMES[_most(lives.category[rows], lives.size[rows])],
             holders=holders,
             series=series,
-            evidence=self._evidence(rows, holders),
+            evidence=self._evidence(rows),
+            growth=self._growth(rows),
         )
 
     def _kind(self, holders: Sequence[Holder]) -> Kind:
@@ -211,22 +206,21 @@ class _Leak:
             found |= (kept == Category.UNKNOWN) & forward[lives.label[rows]]
         return found
 
-    def _evidence(self, rows: Ints, holders: Sequence[Holder]) -> Evidence:
+    def _evidence(self, rows: Ints) -> Evidence:
         lives = self.seen.lives
         windows = lives.window[rows]
         window = _most(windows, np.ones(len(windows), dtype=np.int64))
         inside = rows[(windows == window) & (lives.alloc[rows] >= 0)]
-        bytes_ = int(lives.size[rows].sum())
-        kept = lives.category[rows]
-        links = [link.kind for link in holders[0].links] if holders else []
-        facts: dict[str, float | int | str | bool] = {
-            "in_graph": LinkKind.AUTOGRAD_NODE in links,
-            "kept_itself": self.kept_itself,
-            "activation_share": float(lives.size[rows[self._is_forward(rows)]].sum())
-            / max(1, bytes_),
-            "models": bool((kept == Category.PARAMETER).any()),
-        }
-        return Evidence(window=window, allocs=np.sort(lives.alloc[inside]), facts=facts)
+        return Evidence(window=window, allocs=np.sort(lives.alloc[inside]))
+
+    def _growth(self, rows: Ints) -> Growth:
+        lives = self.seen.lives
+        forward = lives.size[rows[self._is_forward(rows)]].sum()
+        return Growth(
+            kept_itself=self.kept_itself,
+            forward_share=float(forward) / max(1, int(lives.size[rows].sum())),
+            has_parameters=bool((lives.category[rows] == Category.PARAMETER).any()),
+        )
 
 
 def site_of_frame(frame: Frame) -> Site:

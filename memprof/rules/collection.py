@@ -3,27 +3,66 @@
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Iterable
 from functools import cache
+from graphlib import TopologicalSorter
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
-from memprof.rules import waste
-from memprof.rules.rule import Match, WasteRule
+from memprof.rules import growth, waste
+from memprof.rules.rule import EVERY_OTHER, GrowthRule, Rule, WasteRule
 
-__all__ = ["rule_named", "waste_rules"]
+__all__ = ["growth_rules", "in_order", "rule_named", "rules", "waste_rules"]
 
 
 @cache
 def waste_rules() -> tuple[WasteRule[Any], ...]:
     """Every rule of ``memprof/rules/waste``, in the order of their names."""
-    modules = [
-        import_module(f"{waste.__name__}.{found.name}")
-        for found in pkgutil.iter_modules(waste.__path__)
-    ]
-    rules: list[WasteRule[Any]] = [m.RULE for m in modules if hasattr(m, "RULE")]
-    return tuple(sorted(rules, key=lambda rule: rule.name))
+    return tuple(rule for rule in _rules_in(waste) if isinstance(rule, WasteRule))
 
 
-def rule_named(name: str) -> WasteRule[Match] | None:
+@cache
+def growth_rules() -> tuple[GrowthRule[Any], ...]:
+    """Every rule of ``memprof/rules/growth``, each after those that it yields to."""
+    rules = [rule for rule in _rules_in(growth) if isinstance(rule, GrowthRule)]
+    return in_order(rules)
+
+
+@cache
+def rules() -> tuple[Rule, ...]:
+    """Every rule, in the order of their names."""
+    return tuple(sorted((*waste_rules(), *growth_rules()), key=lambda rule: rule.name))
+
+
+def rule_named(name: str) -> Rule | None:
     """The rule of that name; None where there is none."""
-    return next((rule for rule in waste_rules() if rule.name == name), None)
+    return next((rule for rule in rules() if rule.name == name), None)
+
+
+def in_order(rules: Iterable[GrowthRule[Any]]) -> tuple[GrowthRule[Any], ...]:
+    """The rules, each after all that it yields to; rules that do not compare by their names.
+
+    Raises:
+        graphlib.CycleError: rules yield to each other.
+    """
+    named = {rule.name: rule for rule in sorted(rules, key=lambda rule: rule.name)}
+    strong = {name for name, rule in named.items() if not _yields_to_all(rule)}
+    before = {
+        name: sorted({*rule.yields_to, *(strong if _yields_to_all(rule) else ())} & named.keys())
+        for name, rule in named.items()
+    }
+    return tuple(named[name] for name in TopologicalSorter(before).static_order())
+
+
+def _yields_to_all(rule: Rule) -> bool:
+    return set(EVERY_OTHER) <= set(rule.yields_to)
+
+
+def _rules_in(folder: ModuleType) -> list[Rule]:
+    modules = [
+        import_module(f"{folder.__name__}.{found.name}")
+        for found in pkgutil.iter_modules(folder.__path__)
+    ]
+    rules: list[Rule] = [module.RULE for module in modules if hasattr(module, "RULE")]
+    return sorted(rules, key=lambda rule: rule.name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from memprof.analysis.clusters import outline
 from memprof.analysis.findings import Found, Kind
@@ -12,7 +11,7 @@ from memprof.analysis.host_memory import host_memory
 from memprof.analysis.leaks import leaks
 from memprof.analysis.pinned import pinned
 from memprof.analysis.reserves import fragmentation, non_torch
-from memprof.rules.remedies import advise
+from memprof.rules.remedies import with_remedies
 from memprof.rules.wasted import waste_of
 from memprof.run import Run
 from memprof.views.examination import Examination, examine
@@ -39,7 +38,7 @@ def findings(run: Run, examination: Examination | None = None) -> tuple[Found, .
         *wasted,
         *_not_growing(pinned(run), (*growing, *wasted)),
     ]
-    return tuple(replace(one, remedies=one.remedies or advise(one, run)) for one in found)
+    return tuple(with_remedies(one, run) for one in found)
 
 
 def _is_part_of(one: Found, growing: tuple[Found, ...]) -> bool:
