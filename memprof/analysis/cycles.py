@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memprof.analysis.growing import AGE
 from memprof.records import Finding
 from memprof.run import DeviceRun
-from memprof.trace import EMPTY
+from memprof.trace import EMPTY, SURVIVOR_AGE
 from memprof.views.survivors import Survival
 
 __all__ = ["Collected", "collected", "freed_by_collector"]
@@ -66,7 +65,7 @@ def _times(findings: Sequence[Finding]) -> tuple[Ints, Ints]:
 def collected(seen: Survival, freed: Bools) -> Iterator[Collected]:
     """Stacks whose allocations, made in many steps up to the end, wait for the collector."""
     lives = seen.lives
-    old = (lives.born >= 0) & (np.minimum(lives.died, len(seen)) - lives.born > AGE)
+    old = (lives.born >= 0) & (np.minimum(lives.died, len(seen)) - lives.born > SURVIVOR_AGE)
     for stack in np.unique(lives.stack[freed & old]).tolist():
         if stack == EMPTY:
             continue

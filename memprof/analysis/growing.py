@@ -15,18 +15,16 @@ import numpy.typing as npt
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import copies_collection, joins_tensors
 from memprof.source_code.program import place_of
-from memprof.trace import EMPTY, Category, Frame, Tables
+from memprof.trace import EMPTY, SURVIVOR_AGE, Category, Frame, Tables
 from memprof.views.sites import sites
 from memprof.views.survivors import Survival
 from memprof.views.trend import WARM_UP, Rise, floor, rise
 
-__all__ = ["AGE", "Growing", "growing"]
+__all__ = ["Growing", "growing"]
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-AGE = 2
-"""Step ends that an allocation has outlived before it counts as a survivor."""
 _LEAST_BIRTHS = 4
 _LEAST_SPAN = 8
 """Steps from the first rise to the last: less is a start, not a trend."""
@@ -58,9 +56,9 @@ class Growing:
 def growing(seen: Survival) -> Iterator[Growing]:
     """Every group of ``seen`` that keeps growing, each allocation in at most one."""
     lives = seen.lives
-    if len(seen) < _LEAST_SPAN + AGE:
+    if len(seen) < _LEAST_SPAN + SURVIVOR_AGE:
         return
-    survives = (lives.born >= 0) & (np.minimum(lives.died, len(seen)) - lives.born > AGE)
+    survives = (lives.born >= 0) & (np.minimum(lives.died, len(seen)) - lives.born > SURVIVOR_AGE)
     grouped = np.zeros(len(lives), dtype=bool)
     for keys in (_by_stack(seen), _by_line(seen)):
         for rows in _groups(keys, survives & ~grouped):
@@ -114,10 +112,10 @@ def _ever_more(seen: Survival, rows: Ints) -> Growing | None:
     if len(np.unique(lives.born[rows])) < _LEAST_BIRTHS:
         return None
     count, amount = (
-        _alive(lives.born[rows] + AGE, lives.died[rows], weights, length)
+        _alive(lives.born[rows] + SURVIVOR_AGE, lives.died[rows], weights, length)
         for weights in (np.ones(len(rows), dtype=np.int64), lives.size[rows])
     )
-    found = rise(count, amount, first=WARM_UP + AGE - 1)
+    found = rise(count, amount, first=WARM_UP + SURVIVOR_AGE - 1)
     if found is None or found.places[-1] - found.places[0] < _LEAST_SPAN or found.per_place <= 0:
         return None
     kept = _kept(seen, rows, found)

@@ -10,11 +10,10 @@ import numpy.typing as npt
 
 from memprof.analysis.findings import Found, Kind, Series
 from memprof.analysis.outside import series_of
-from memprof.analysis.reserves import keeps_rising
 from memprof.records import Site
 from memprof.run import DeviceRun, Run
 from memprof.units import format_bytes
-from memprof.views.trend import WARM_UP, theil_sen
+from memprof.views.trend import WARM_UP, keeps_rising, theil_sen
 
 __all__ = ["host_memory"]
 

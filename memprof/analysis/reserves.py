@@ -12,21 +12,17 @@ from memprof.analysis.outside import reserved_then, series_of
 from memprof.records import Site
 from memprof.run import DeviceRun, ReadingSeries, Run, Steps
 from memprof.units import format_bytes, format_percent
-from memprof.views.trend import WARM_UP, theil_sen
+from memprof.views.trend import WARM_UP, keeps_rising, theil_sen
 
-__all__ = ["fragmentation", "keeps_rising", "non_torch"]
+__all__ = ["fragmentation", "non_torch"]
 
 Floats = npt.NDArray[np.float64]
 
 _LEAST_POINTS = 12
 _LEAST_IDLE = 0.25
 """Of the reserved bytes: so much may lie idle between steps without anybody minding."""
-_LEAST_RISE = 0.1
-"""Of the level at first: what changes less is noise."""
 _LEAST_OUTSIDE = 64 << 20
 """Libraries load kernels and workspaces as they are first used: less is their matter."""
-_RISING_PAIRS = 0.75
-"""Share of pairs of points that must be in rising order; noise has half of them."""
 
 
 def fragmentation(run: Run) -> tuple[Found, ...]:
@@ -125,15 +121,3 @@ def _points(
     x, y = steps.last[known].astype(np.float64), values[known].astype(np.float64)
     first = min(WARM_UP, len(x) - 1)
     return x[first:], y[first:]
-
-
-def keeps_rising(y: Floats) -> bool:
-    """Most pairs rise, the last third lies above the middle one, and that above the first."""
-    picked = np.unique(np.linspace(0, len(y) - 1, 256).astype(np.int64))
-    y = y[picked]
-    left, right = np.triu_indices(len(y), 1)
-    thirds = [float(np.median(part)) for part in np.array_split(y, 3)]
-    risen = thirds[2] - thirds[0] > _LEAST_RISE * max(1.0, abs(thirds[0]))
-    return bool(
-        (y[right] > y[left]).mean() >= _RISING_PAIRS and thirds[0] < thirds[1] < thirds[2] and risen
-    )
