@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memprof.advice.case import Case, Proposal
 from memprof.allocator import parse_settings
-from memprof.analysis.findings import Kind
 from memprof.errors import MemprofError
+from memprof.rules.case import Case, Proposal
+from memprof.rules.finding import Kind
 from memprof.trace import EMPTY, BlockState, State
 from memprof.units import format_bytes
 from memprof.views.peak_without import Saving

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from memprof.analysis.findings import Found, Kind
 from memprof.records import Finding, Site
+from memprof.rules.finding import Found, Kind
 from memprof.run import Run
 
 __all__ = ["host_growth"]

@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from memprof.analysis.findings import Found, Kind, Series
 from memprof.analysis.outside import series_of
 from memprof.records import Site
+from memprof.rules.finding import Found, Kind, Series
 from memprof.run import DeviceRun, Run
 from memprof.units import format_bytes
 from memprof.views.trend import WARM_UP, keeps_rising, theil_sen

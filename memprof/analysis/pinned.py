@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memprof.analysis.findings import Evidence, Found, Kind
 from memprof.records import Finding, Site
 from memprof.reference_chain import LinkKind
+from memprof.rules.finding import Evidence, Found, Kind
 from memprof.run import DeviceRun, Run
 from memprof.units import format_bytes, format_percent
 from memprof.views.steps import device_steps

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from memprof.analysis.findings import Found, Kind, Series
 from memprof.analysis.outside import reserved_then, series_of
 from memprof.records import Site
+from memprof.rules.finding import Found, Kind, Series
 from memprof.run import DeviceRun, ReadingSeries, Run, Steps
 from memprof.units import format_bytes, format_percent
 from memprof.views.trend import WARM_UP, keeps_rising, theil_sen

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memprof.analysis.clusters import outline
-from memprof.analysis.findings import Found, Kind
 from memprof.analysis.host_growth import host_growth
 from memprof.analysis.host_memory import host_memory
-from memprof.analysis.leaks import leaks
 from memprof.analysis.pinned import pinned
 from memprof.analysis.reserves import fragmentation, non_torch
+from memprof.rules.finding import Found, Kind
+from memprof.rules.group_by_holder import outline
+from memprof.rules.leaks import leaks
 from memprof.rules.remedies import with_remedies
 from memprof.rules.wasted import waste_of
 from memprof.run import Run

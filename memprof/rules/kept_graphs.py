@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from memprof.advice.case import Case
-from memprof.advice.source_facts import serves_training
 from memprof.reference_chain import LinkKind
+from memprof.rules.case import Case
 from memprof.rules.rule import Advice
+from memprof.rules.source_facts import serves_training
 from memprof.source_code.dataflow import flow_from
 from memprof.source_code.idioms import (
     Accumulation,

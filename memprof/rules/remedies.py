@@ -14,13 +14,13 @@ from memprof.advice import (
     errors,
     placement,
 )
-from memprof.advice.case import Case, Proposal
-from memprof.advice.saving import saving_of
-from memprof.advice.vocabulary import PATCHED
-from memprof.analysis.findings import Found, Remedy
+from memprof.rules.case import Case, Proposal
 from memprof.rules.collection import growth_rules, rule_named
+from memprof.rules.finding import Found, Remedy
+from memprof.rules.fixes import PATCHED
 from memprof.rules.pages import explained_by
 from memprof.rules.rule import Advice, WasteRule
+from memprof.rules.saving import saving_of
 from memprof.run import Run
 from memprof.source_code.patch import patched_file
 from memprof.source_code.program import program_of

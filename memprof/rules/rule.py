@@ -10,8 +10,8 @@ from typing import ClassVar, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from memprof.advice.case import Case
-from memprof.analysis.findings import Kind
+from memprof.rules.case import Case
+from memprof.rules.finding import Kind
 from memprof.source_code.program import Place
 from memprof.views.peak_without import Saving
 from memprof.views.window import Window
@@ -46,7 +46,7 @@ class Advice:
     """One change that would mend a finding."""
 
     fix: str
-    """A term of `memprof.advice.FIXES`."""
+    """A term of `memprof.rules.fixes.FIXES`."""
     why: str
     """One sentence with the evidence."""
     place: Place | None = None

@@ -6,11 +6,11 @@ import os
 
 import numpy as np
 
-from memprof.analysis.findings import Evidence, Found, Growth, Kind
 from memprof.digests import digest_of
 from memprof.loading import load
 from memprof.records import Holder, SourceFiles
 from memprof.reference_chain import Link, LinkKind
+from memprof.rules.finding import Evidence, Found, Growth, Kind
 from memprof.rules.remedies import with_remedies
 from memprof.rules.rule import Match
 from memprof.testing import TraceBuilder, write_run

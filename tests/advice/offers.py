@@ -16,9 +16,9 @@ from types import ModuleType
 import pytest
 
 import memprof.advice
-from memprof.advice.vocabulary import FIXES
 from memprof.rules import kept_graphs, references
 from memprof.rules.collection import rules
+from memprof.rules.fixes import FIXES
 
 _MAKERS = {"Proposal": 5, "Advice": 4}
 """What makes advice, and the place of the patch among its arguments."""

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from memprof.advice import allocator
-from memprof.advice.vocabulary import FIXES
-from memprof.analysis.findings import Kind
 from memprof.reference_chain import Link, LinkKind
+from memprof.rules.finding import Kind
+from memprof.rules.fixes import FIXES
 from memprof.rules.waste.fragmentation import Holes
 from memprof.rules.waste.loaded import Loaded
 from tests.advice.bench import LOOP, Bench, fixes

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from memprof.analysis.findings import Kind
 from memprof.reference_chain import Link, LinkKind
+from memprof.rules.finding import Kind
 from tests.advice.bench import LOOP, Bench, fixes
 
 

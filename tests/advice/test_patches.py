@@ -13,9 +13,9 @@ if sys.platform == "win32":
     pytest.skip("programs are forked", allow_module_level=True)
 
 from memprof import load
-from memprof.advice.vocabulary import PATCHED
-from memprof.analysis.findings import Found, Kind, Remedy
+from memprof.rules.finding import Found, Kind, Remedy
 from memprof.rules.findings import findings
+from memprof.rules.fixes import PATCHED
 from memprof.views.examination import examine
 
 pytest.importorskip("torch", reason="the programs that are patched train with torch")

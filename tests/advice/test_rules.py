@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from memprof.advice.vocabulary import FIXES
-from memprof.analysis.findings import Growth, Kind
 from memprof.records import Holder
 from memprof.reference_chain import Link
+from memprof.rules.finding import Growth, Kind
+from memprof.rules.fixes import FIXES
 from tests.advice.bench import LOOP, Bench, fixes
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "fixes"

@@ -8,10 +8,10 @@ import os
 import numpy as np
 import pytest
 
-from memprof.analysis.findings import Evidence, Found, Kind
 from memprof.loading import load
 from memprof.records import Holder
 from memprof.reference_chain import Link
+from memprof.rules.finding import Evidence, Found, Kind
 from memprof.rules.remedies import with_remedies
 from memprof.rules.rule import Match
 from memprof.rules.waste.unused_gradients import Unused

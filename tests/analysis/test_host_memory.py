@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from memprof.analysis.findings import Kind
 from memprof.analysis.host_memory import host_memory
 from memprof.loading import load
 from memprof.records import Readings
 from memprof.report.summary import summarize
+from memprof.rules.finding import Kind
 from memprof.rules.findings import findings
 from memprof.testing import TraceBuilder, step_columns, write_run
 from memprof.views.examination import examine

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import memprof
-from memprof.analysis.findings import Kind
-from memprof.analysis.leaks import leaks
+from memprof.rules.finding import Kind
+from memprof.rules.leaks import leaks
 
 pytest.importorskip("torch", reason="these programs are torch's")
 

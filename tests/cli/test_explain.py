@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from memprof.advice.vocabulary import FIXES
 from memprof.rules import collection, pages
+from memprof.rules.fixes import FIXES
 from memprof_cli import main
 from memprof_cli.explain import command
 

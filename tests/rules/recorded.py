@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 import memprof
-from memprof.analysis.findings import Found
 from memprof.loading import load
+from memprof.rules.finding import Found
 from memprof.rules.findings import findings
 from memprof.testing import TraceBuilder, write_run
 

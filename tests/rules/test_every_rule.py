@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("torch", reason="the programs train")
 
-from memprof.advice.vocabulary import FIXES
 from memprof.rules.collection import growth_rules, in_order, rules
+from memprof.rules.fixes import FIXES
 from memprof.rules.pages import page
 from tests.rules.recorded import findings_of, named_by, names
 

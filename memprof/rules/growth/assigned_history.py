@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from memprof.advice.case import Case
 from memprof.reference_chain import THROUGH_GRAPH, LinkKind
+from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import (
     accumulation,

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memprof.advice.case import Case
 from memprof.reference_chain import LinkKind
+from memprof.rules.case import Case
 from memprof.rules.kept_graphs import on_the_way
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import keyword

@@ -6,12 +6,12 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memprof.advice.case import Case
-from memprof.advice.source_facts import handed_over, is_number
-from memprof.analysis.findings import Kind
 from memprof.reference_chain import LinkKind
+from memprof.rules.case import Case
+from memprof.rules.finding import Kind
 from memprof.rules.kept_graphs import of_many_steps, retaining
 from memprof.rules.rule import Advice, Cause, GrowthRule
+from memprof.rules.source_facts import handed_over, is_number
 from memprof.source_code.call_sites import Handed
 from memprof.source_code.idioms import Filling, growing
 from memprof.source_code.patch import diff, wrapped

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memprof.advice.case import Case
-from memprof.analysis.findings import Kind
+from memprof.rules.case import Case
+from memprof.rules.finding import Kind
 from memprof.rules.kept_graphs import under_no_grad
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.program import Place

@@ -6,11 +6,11 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memprof.advice.case import Case
-from memprof.advice.source_facts import is_number, makes_number
-from memprof.analysis.findings import Kind
+from memprof.rules.case import Case
+from memprof.rules.finding import Kind
 from memprof.rules.kept_graphs import holding_places, running_sum
 from memprof.rules.rule import Advice, Cause, GrowthRule
+from memprof.rules.source_facts import is_number, makes_number
 from memprof.source_code.idioms import Accumulation
 from memprof.source_code.patch import diff, wrapped
 from memprof.source_code.program import Place

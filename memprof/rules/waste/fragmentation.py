@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.advice.allocator import settings_against_holes
-from memprof.advice.case import Case
-from memprof.analysis.findings import Kind
+from memprof.rules.case import Case
+from memprof.rules.finding import Kind
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.trace import Action
 from memprof.units import format_bytes

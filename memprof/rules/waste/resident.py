@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memprof.advice.case import Case
 from memprof.advice.placement import kept_over_steps
+from memprof.rules.case import Case
 from memprof.rules.lifespan import outlive_steps
 from memprof.rules.references import advice_on_exceptions, advice_on_views
 from memprof.rules.rule import Advice, Match, WasteRule

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memprof.advice.case import Case
+from memprof.rules.case import Case
 from memprof.rules.kept_graphs import retaining
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.trace import Category, Phase

@@ -1,4 +1,4 @@
-"""What an analysis can find wrong with a run, as data; remedies are added by `advice`."""
+"""What can be wrong with a run, as data: findings, their evidence and their remedies."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Remedy:
     """A change that would mend a finding."""
 
     fix: str
-    """A term of the vocabulary in `advice`."""
+    """A term of `memprof.rules.fixes.FIXES`."""
     why: str
     """One sentence with the evidence."""
     filename: str = ""

@@ -1,7 +1,8 @@
 """Leaks: what survives its step and becomes more without end, as findings with their evidence.
 
-What grows is decided in `growing` and `growth`, what belongs together in `clusters`, what the
-collector frees in `cycles`; remedies are `advice`'s.
+One engine for every rule of growth. What grows is decided in `growing_groups`, what belongs
+together in `group_by_holder`, what only the collector frees in `cyclic_garbage`. Why it grows, and
+what to do about it, is for the rules in ``growth``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memprof.analysis.clusters import (
+from memprof.chain_description import keeper
+from memprof.records import Holder, Site
+from memprof.reference_chain import LinkKind
+from memprof.rules.cyclic_garbage import CyclicGarbage, cyclic_garbage, freed_by_collector
+from memprof.rules.finding import Evidence, Found, Growth, Kind, Series
+from memprof.rules.group_by_holder import (
     Cluster,
     Member,
     clusters,
@@ -21,12 +27,7 @@ from memprof.analysis.clusters import (
     kept_itself,
     outline,
 )
-from memprof.analysis.cycles import Collected, collected, freed_by_collector
-from memprof.analysis.findings import Evidence, Found, Growth, Kind, Series
-from memprof.analysis.growing import Growing, growing
-from memprof.chain_description import keeper
-from memprof.records import Holder, Site
-from memprof.reference_chain import LinkKind
+from memprof.rules.growing_groups import GrowingGroup, growing_groups
 from memprof.run import DeviceRun, Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import code_of
@@ -57,10 +58,12 @@ def leaks(run: Run) -> tuple[Found, ...]:
 def _of_device(run: Run, device: DeviceRun) -> list[Found]:
     seen = survival(device)
     freed = freed_by_collector(device, seen, run.findings)
-    members = [_growing_member(one, seen, freed) for one in growing(seen)]
+    members = [_growing_member(one, seen, freed) for one in growing_groups(seen)]
     known = {member.stack for member in members}
     members += [
-        _collected_member(one, seen) for one in collected(seen, freed) if one.stack not in known
+        _collected_member(one, seen)
+        for one in cyclic_garbage(seen, freed)
+        if one.stack not in known
     ]
     holders = held_by(run.findings, device.device)
     made = [
@@ -70,7 +73,7 @@ def _of_device(run: Run, device: DeviceRun) -> list[Found]:
     return [leak.found() for leak in made if leak.confidence >= _LEAST_CONFIDENCE]
 
 
-def _growing_member(one: Growing, seen: Survival, freed: npt.NDArray[np.bool_]) -> Member:
+def _growing_member(one: GrowingGroup, seen: Survival, freed: npt.NDArray[np.bool_]) -> Member:
     same = seen.lives.stack == one.stack
     return Member(
         stack=one.stack,
@@ -84,7 +87,7 @@ def _growing_member(one: Growing, seen: Survival, freed: npt.NDArray[np.bool_]) 
     )
 
 
-def _collected_member(one: Collected, seen: Survival) -> Member:
+def _collected_member(one: CyclicGarbage, seen: Survival) -> Member:
     births = np.unique(seen.lives.born[one.rows])
     return Member(
         stack=one.stack,

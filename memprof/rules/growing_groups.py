@@ -1,6 +1,6 @@
 """Groups of allocations whose survivors keep growing: by stack, and where stacks differ by line.
 
-What a group is called, and which groups are one leak, is decided in `leaks`.
+Which groups are one leak is decided in `group_by_holder`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from memprof.views.sites import sites
 from memprof.views.survivors import Survival
 from memprof.views.trend import WARM_UP, Rise, floor, rise
 
-__all__ = ["Growing", "growing"]
+__all__ = ["GrowingGroup", "growing_groups"]
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -39,7 +39,7 @@ _ONE_EACH = (Category.GRADIENT, Category.OPTIMIZER_STATE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Growing:
+class GrowingGroup:
     """Allocations of one stack or line that stay and become more."""
 
     stack: int
@@ -53,7 +53,7 @@ class Growing:
     """One tensor, or a collection that is copied, is made anew and larger again and again."""
 
 
-def growing(seen: Survival) -> Iterator[Growing]:
+def growing_groups(seen: Survival) -> Iterator[GrowingGroup]:
     """Every group of ``seen`` that keeps growing, each allocation in at most one."""
     lives = seen.lives
     if len(seen) < _LEAST_SPAN + SURVIVOR_AGE:
@@ -107,7 +107,7 @@ def _groups(keys: Ints, mask: Bools) -> Iterator[Ints]:
             yield part
 
 
-def _ever_more(seen: Survival, rows: Ints) -> Growing | None:
+def _ever_more(seen: Survival, rows: Ints) -> GrowingGroup | None:
     lives, length = seen.lives, len(seen)
     if len(np.unique(lives.born[rows])) < _LEAST_BIRTHS:
         return None
@@ -119,10 +119,10 @@ def _ever_more(seen: Survival, rows: Ints) -> Growing | None:
     if found is None or found.places[-1] - found.places[0] < _LEAST_SPAN or found.per_place <= 0:
         return None
     kept = _kept(seen, rows, found)
-    return Growing(_most(lives.stack[kept if len(kept) else rows]), kept, found, amount)
+    return GrowingGroup(_most(lives.stack[kept if len(kept) else rows]), kept, found, amount)
 
 
-def _ever_larger(seen: Survival, rows: Ints) -> Growing | None:
+def _ever_larger(seen: Survival, rows: Ints) -> GrowingGroup | None:
     """A group that is made anew, larger: by joining an old tensor with a part, or by copying."""
     lives, length = seen.lives, len(seen)
     if len(rows) < _LEAST_GROWN:
@@ -145,7 +145,7 @@ def _ever_larger(seen: Survival, rows: Ints) -> Growing | None:
         return None
     if not (_joins if one_each else _copies)(seen.tables, stack):
         return None
-    return Growing(stack, _kept(seen, rows, found), found, amount, replaced=True)
+    return GrowingGroup(stack, _kept(seen, rows, found), found, amount, replaced=True)
 
 
 def _kept(seen: Survival, rows: Ints, found: Rise) -> Ints:
@@ -172,7 +172,7 @@ def _most(stacks: Ints) -> int:
     return int(values[counts.argmax()])
 
 
-def _is_expected(seen: Survival, found: Growing) -> bool:
+def _is_expected(seen: Survival, found: GrowingGroup) -> bool:
     """Gradients and optimizer state while there are no more than one per parameter.
 
     They come when a layer is unfrozen or first used, and go on for as many steps as there are

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from memprof.analysis.findings import Found, Kind
 from memprof.chain_description import shortened
 from memprof.records import Holder
 from memprof.reference_chain import THROUGH_GRAPH, LinkKind
+from memprof.rules.finding import Found, Kind
 from memprof.run import Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import growing, is_cut_off
