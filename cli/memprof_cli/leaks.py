@@ -13,12 +13,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from memprof.analysis.findings import Found, Kind, Remedy
 from memprof.chain_description import names_line
 from memprof.errors import MemprofError
 from memprof.records import Holder, Site
 from memprof.report.recording_gaps import is_bare_state
 from memprof.report.summary import without_remedy
+from memprof.rules.finding import Found, Kind, Remedy
 from memprof.rules.findings import findings
 from memprof.run import DeviceRun, Run
 from memprof.source_code.locate import not_here

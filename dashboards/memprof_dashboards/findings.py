@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from memprof.analysis.findings import Found, Remedy
 from memprof.chain_description import label
 from memprof.records import Holder, Site
 from memprof.reference_chain import Link
+from memprof.rules.finding import Found, Remedy
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Frame
 from memprof.units import format_bytes, format_count, format_percent

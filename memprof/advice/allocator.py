@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memprof.advice.case import Case, Proposal
+from memprof.rules.case import Case, Proposal
 from memprof.trace import EMPTY
 
 __all__ = ["rules"]

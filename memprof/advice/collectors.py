@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from memprof.advice.case import Case, Proposal
 from memprof.records import Holder
 from memprof.reference_chain import LinkKind
+from memprof.rules.case import Case, Proposal
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import growing, last_name
 from memprof.source_code.program import calls_in

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from memprof.advice.case import NO_FIGURE, Case, Proposal, says
-from memprof.advice.source_facts import handed_over
 from memprof.records import Holder
 from memprof.reference_chain import Link, LinkKind, breadth
+from memprof.rules.case import NO_FIGURE, Case, Proposal, says
+from memprof.rules.source_facts import handed_over
 from memprof.source_code.idioms import (
     Filling,
     checks_for_key,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from memprof.advice.case import Case, Proposal, says
-from memprof.analysis.findings import Kind
 from memprof.records import Holder
 from memprof.reference_chain import LinkKind
+from memprof.rules.case import Case, Proposal, says
+from memprof.rules.finding import Kind
 from memprof.source_code.idioms import is_autograd_function, keyword
 from memprof.source_code.patch import diff, replaced, with_keyword, wrapped
 from memprof.source_code.program import FUNCTIONS, Place, bound_names, calls_in, loaded_names

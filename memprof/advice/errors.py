@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from memprof.advice.case import Case, Proposal, says
 from memprof.reference_chain import LinkKind
+from memprof.rules.case import Case, Proposal, says
 from memprof.source_code.exception_handlers import exception_store
 from memprof.source_code.idioms import growing
 from memprof.source_code.patch import diff, replaced

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from memprof.advice.case import Case, Proposal
-from memprof.advice.source_facts import handed_over
 from memprof.records import Holder
 from memprof.reference_chain import THROUGH_GRAPH, LinkKind
+from memprof.rules.case import Case, Proposal
+from memprof.rules.source_facts import handed_over
 from memprof.source_code.call_sites import Handed
 from memprof.source_code.idioms import growing, last_name
 from memprof.source_code.patch import diff, wrapped

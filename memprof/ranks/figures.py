@@ -18,7 +18,7 @@ from memprof.run import Run, Steps
 from memprof.trace import NOT_RECORDED
 from memprof.views.device_readings import beyond_torch, most
 from memprof.views.examination import DeviceExamination, examine
-from memprof.views.steps import growth
+from memprof.views.steps import allocated_trend
 
 __all__ = [
     "MEASURES",
@@ -208,7 +208,7 @@ def footer_of(run: Run) -> Footer:
 
 def _summary(examined: DeviceExamination, run: Run) -> DeviceSummary:
     device = examined.device
-    trend = growth(device.steps)
+    trend = allocated_trend(device.steps)
     # What a CPU reserves, and how it rounds, is the model's; footers hold what was counted.
     is_cpu = device.device == "cpu"
     counted = int(device.steps.peak_allocated.max(initial=NOT_RECORDED))

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
-from memprof.analysis.findings import Kind
 from memprof.ranks.figures import MEASURES, Deviation, Rank, Spread, is_rising
 from memprof.ranks.merge_findings import Shared
 from memprof.report.summary import Verdict
+from memprof.rules.finding import Kind
 from memprof.units import format_bytes, format_count, format_duration
 from memprof.views.sites import short_path
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from memprof.analysis.findings import Found, Kind
 from memprof.oom.failed_allocation import NO_STACKS, Failure, failures, times_out_of_memory
 from memprof.oom.post_mortem import in_a_line
 from memprof.records import Site
 from memprof.report.device_summary import DeviceFigures, device_figures
 from memprof.report.recorded_steps import in_words
 from memprof.report.recording_gaps import is_bare_state, unseen
+from memprof.rules.finding import Found, Kind
 from memprof.run import Run
 from memprof.trace import NOT_RECORDED
 from memprof.units import format_bytes, format_count

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from memprof.advice.case import Case
 from memprof.allocator import parse_settings
 from memprof.errors import MemprofError
+from memprof.rules.case import Case
 from memprof.rules.rule import Advice
 from memprof.units import format_bytes
 from memprof.views.peak_without import Saving

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Iterable
 from functools import cache
+from graphlib import TopologicalSorter
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from memprof.rules import waste, whole_run
-from memprof.rules.rule import WasteRule
+from memprof.rules import growth, waste, whole_run
+from memprof.rules.rule import EVERY_OTHER, GrowthRule, Rule, WasteRule
 from memprof.rules.run_rule import RunRule
 
-__all__ = ["rule_named", "rules", "run_rules", "waste_rules"]
+__all__ = ["growth_rules", "in_order", "rule_named", "rules", "run_rules", "waste_rules"]
 
 
 @cache
@@ -28,20 +30,47 @@ def run_rules() -> tuple[RunRule[Any], ...]:
 
 
 @cache
-def rules() -> tuple[WasteRule[Any] | RunRule[Any], ...]:
+def growth_rules() -> tuple[GrowthRule[Any], ...]:
+    """Every rule of ``memprof/rules/growth``, each after those that it yields to."""
+    rules = [rule for rule in _rules_in(growth) if isinstance(rule, GrowthRule)]
+    return in_order(rules)
+
+
+@cache
+def rules() -> tuple[Rule, ...]:
     """Every rule, in the order of their names."""
-    return tuple(sorted((*waste_rules(), *run_rules()), key=lambda rule: rule.name))
+    every = (*waste_rules(), *growth_rules(), *run_rules())
+    return tuple(sorted(every, key=lambda rule: rule.name))
 
 
-def rule_named(name: str) -> WasteRule[Any] | RunRule[Any] | None:
+def rule_named(name: str) -> Rule | None:
     """The rule of that name; None where there is none."""
     return next((rule for rule in rules() if rule.name == name), None)
 
 
-def _rules_in(folder: ModuleType) -> list[Any]:
+def in_order(rules: Iterable[GrowthRule[Any]]) -> tuple[GrowthRule[Any], ...]:
+    """The rules, each after all that it yields to; rules that do not compare by their names.
+
+    Raises:
+        graphlib.CycleError: rules yield to each other.
+    """
+    named = {rule.name: rule for rule in sorted(rules, key=lambda rule: rule.name)}
+    strong = {name for name, rule in named.items() if not _yields_to_all(rule)}
+    before = {
+        name: sorted({*rule.yields_to, *(strong if _yields_to_all(rule) else ())} & named.keys())
+        for name, rule in named.items()
+    }
+    return tuple(named[name] for name in TopologicalSorter(before).static_order())
+
+
+def _yields_to_all(rule: Rule) -> bool:
+    return set(EVERY_OTHER) <= set(rule.yields_to)
+
+
+def _rules_in(folder: ModuleType) -> list[Rule]:
     modules = [
         import_module(f"{folder.__name__}.{found.name}")
         for found in pkgutil.iter_modules(folder.__path__)
     ]
-    own = [module.RULE for module in modules if hasattr(module, "RULE")]
-    return sorted(own, key=lambda rule: str(rule.name))
+    rules: list[Rule] = [module.RULE for module in modules if hasattr(module, "RULE")]
+    return sorted(rules, key=lambda rule: rule.name)

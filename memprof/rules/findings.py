@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from memprof.analysis.findings import Found, Kind
-from memprof.analysis.leaks import leaks
 from memprof.rules.collection import rule_named
+from memprof.rules.finding import Found, Kind
+from memprof.rules.leaks import leaks
 from memprof.rules.over_run import over_run
 from memprof.rules.overlap import ANY_GROWTH, ANY_WASTE
-from memprof.rules.remedies import advise
+from memprof.rules.remedies import with_remedies
 from memprof.rules.rule import WasteRule
+from memprof.rules.run_rule import RunRule
 from memprof.rules.wasted import waste_of
 from memprof.run import Run
 from memprof.views.examination import Examination, examine
@@ -35,7 +35,7 @@ def findings(run: Run, examination: Examination | None = None) -> tuple[Found, .
         *waste_of(examination),
         *(one for one in over if one.kind not in _BEFORE_WASTE),
     ]
-    return tuple(replace(one, remedies=one.remedies or advise(one, run)) for one in reported(found))
+    return tuple(with_remedies(one, run) for one in reported(found))
 
 
 def reported(found: Sequence[Found]) -> list[Found]:
@@ -52,9 +52,12 @@ def reported(found: Sequence[Found]) -> list[Found]:
 
 def _yields(one: Found, other: Found) -> bool:
     rule = rule_named(one.rule)
-    if rule is None:
+    if isinstance(rule, WasteRule):
+        names = rule.yields_beyond
+    elif isinstance(rule, RunRule):
+        names = rule.yields_to
+    else:
         return False
-    names = rule.yields_beyond if isinstance(rule, WasteRule) else rule.yields_to
     return any(_is_of(other, name) for name in names) and rule.overlap.joins(one, other)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memprof.advice.case import Case, says
 from memprof.reference_chain import LinkKind
+from memprof.rules.case import Case, says
 from memprof.rules.rule import Advice
 from memprof.source_code.program import calls_in
 from memprof.units import format_bytes

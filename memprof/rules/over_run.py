@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from memprof.analysis.findings import Found, Series
 from memprof.rules.collection import run_rules
+from memprof.rules.finding import Found, Series
 from memprof.rules.rule import confidence_of
 from memprof.rules.run_rule import RunMatch, RunRule
 from memprof.views.examination import Examination

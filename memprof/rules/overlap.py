@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import enum
 
-from memprof.analysis.clusters import outline
-from memprof.analysis.findings import Found
+from memprof.rules.finding import Found
+from memprof.rules.group_by_holder import outline
 
 __all__ = ["ANY_GROWTH", "ANY_WASTE", "Overlap"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from memprof.advice.vocabulary import FIXES
 from memprof.errors import MissingError, SettingsError
 from memprof.rules.collection import rules
+from memprof.rules.fixes import FIXES
 
 __all__ = ["explained_by", "page", "summaries"]
 

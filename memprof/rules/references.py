@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memprof.advice.case import Case
 from memprof.advice.errors import kept_by_exception
 from memprof.advice.placement import small_view
+from memprof.rules.case import Case
 from memprof.rules.rule import Advice
 
 __all__ = ["advice_on_exceptions", "advice_on_stored_exceptions", "advice_on_views"]

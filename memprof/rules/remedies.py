@@ -8,71 +8,99 @@ from pathlib import PurePath
 
 from memprof.advice import (
     allocator,
-    backward,
     collectors,
     containers,
     cycles,
     errors,
-    graph,
     placement,
 )
-from memprof.advice.case import Case, Proposal
-from memprof.advice.saving import saving_of
-from memprof.advice.vocabulary import PATCHED
-from memprof.analysis.findings import Found, Remedy
-from memprof.rules.collection import rule_named
+from memprof.rules.case import Case, Proposal
+from memprof.rules.collection import growth_rules, rule_named
+from memprof.rules.finding import Found, Remedy
+from memprof.rules.fixes import PATCHED
 from memprof.rules.pages import explained_by
-from memprof.rules.rule import Advice
+from memprof.rules.rule import Advice, WasteRule
+from memprof.rules.run_rule import RunRule
+from memprof.rules.saving import saving_of
 from memprof.run import Run
 from memprof.source_code.patch import patched_file
 from memprof.source_code.program import program_of
 from memprof.views.peak_without import Saving
 
-__all__ = ["advise"]
+__all__ = ["with_remedies"]
 
 _MOST = 3
-_RULES: tuple[Callable[[Case], Iterator[Proposal]], ...] = (
+_FAMILIES: tuple[Callable[[Case], Iterator[Proposal]], ...] = (
     errors.rules,
     cycles.rules,
-    graph.rules,
-    backward.rules,
     containers.rules,
     collectors.rules,
     placement.rules,
     allocator.rules,
 )
+_CERTAINTY: dict[str, tuple[float, float]] = {
+    "running-sum": (0.95, 0.7),
+    "carried-state": (0.9, 0.9),
+    "create-graph": (0.93, 0.9),
+    "kept-graph": (0.87, 0.65),
+    "assigned-history": (0.86, 0.6),
+    "no-backward": (0.75, 0.75),
+}
+"""Of each rule of growth, what it advises first and otherwise, beside the proposals of families."""
 
 
-def advise(found: Found, run: Run) -> tuple[Remedy, ...]:
-    """At most three remedies for a finding, the most certain and most local first.
+def with_remedies(found: Found, run: Run) -> Found:
+    """The finding with at most three remedies, those that give none of its bytes back last.
 
-    Those that give none of its bytes back come last.
+    Where it grows, every rule that explains it gives advice; the first that does names the finding.
     """
     case = Case(found, run)
     rule = rule_named(found.rule)
-    changes = [*map(_proposal, rule.advice(found.match, case))] if rule is not None else []
-    if rule is None or case.grows:
-        changes += [proposal for rules in _RULES for proposal in rules(case)]
+    advice: list[tuple[str, Advice]] = []
+    if isinstance(rule, (WasteRule, RunRule)):
+        advice = [(rule.name, one) for one in rule.advice(found.match, case)]
+    changes = [_proposal(name, one) for name, one in advice]
+    if case.grows:
+        advice = sorted(_on_growth(case), key=lambda pair: pair[1].otherwise)
+        if advice and rule is None:
+            found = replace(found, rule=advice[0][0])
+        changes += [_proposal(name, one) for name, one in advice]
+        changes += [proposal for family in _FAMILIES for proposal in family(case)]
     proposals = [_of_what_ran(proposal, case) for proposal in changes]
     proposals.sort(key=lambda p: -p.certainty)
     best: dict[str, Proposal] = {}
     for proposal in proposals:
         best.setdefault(proposal.fix, proposal)
     first = sorted(list(best.values())[:_MOST], key=lambda p: p.remains >= 1)
-    return tuple(_remedy(proposal, case) for proposal in first)
+    return replace(found, remedies=tuple(_remedy(proposal, case) for proposal in first))
 
 
-def _proposal(advice: Advice) -> Proposal:
-    """A rule's advice beside that of the families: as sure as the others, so its order stays."""
+def _on_growth(case: Case) -> Iterator[tuple[str, Advice]]:
+    """What every rule that explains the growth advises, with its name, in the rules' order."""
+    for rule in growth_rules():
+        cause = rule.match(case)
+        if cause is not None:
+            for advice in rule.advice(cause, case):
+                yield rule.name, advice
+
+
+def _proposal(rule: str, advice: Advice) -> Proposal:
+    """A rule's advice beside that of the families."""
+    first, otherwise = _CERTAINTY.get(rule, (1.0, 1.0))
+    if rule == "kept-graph" and advice.fix == "detach":
+        otherwise = 0.7 if advice.remains >= 1 else 0.5
+    if rule == "kept-graph" and advice.fix == "no_retain_graph":
+        first, otherwise = 0.85, 0.5
     return Proposal(
         fix=advice.fix,
-        certainty=1.0,
+        certainty=otherwise if advice.otherwise else first,
         why=advice.why,
         place=advice.place,
         line=advice.line,
         patch=advice.patch,
         remains=advice.remains,
         saving=advice.saving,
+        rule=rule,
     )
 
 
@@ -103,6 +131,7 @@ def _remedy(proposal: Proposal, case: Case) -> Remedy:
         peak_after=_after(saving, proposal.remains) if saving is not None else -1,
         patch=proposal.patch,
         page=explained_by(proposal.fix),
+        rule=proposal.rule,
     )
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, Generic, TypeVar
 
-from memprof.advice.case import Case
-from memprof.analysis.findings import Kind
 from memprof.records import Holder, Site
+from memprof.rules.case import Case
+from memprof.rules.finding import Kind
 from memprof.rules.overlap import Overlap
-from memprof.rules.rule import Advice
+from memprof.rules.rule import Advice, Rule
 from memprof.trace import Frame
 from memprof.views.examination import Examination
 from memprof.views.peak_without import Saving
@@ -47,21 +47,16 @@ class RunMatch:
 AnyRunMatch = TypeVar("AnyRunMatch", bound=RunMatch)
 
 
-class RunRule(ABC, Generic[AnyRunMatch]):
+class RunRule(Rule, Generic[AnyRunMatch]):
     """One kind of finding over a whole run: from counters, readings and the job's own searches."""
 
-    name: ClassVar[str]
-    """What `memprof explain` knows it by; also the name of its page in ``docs/rules``."""
-    summary: ClassVar[str]
-    """One line for `memprof explain`, as a clause: ``reserved but unallocated memory grows``."""
     fixes: ClassVar[tuple[str, ...]] = ()
-    """Every fix that it may advise; none where a recording of tensors does not show the cause."""
+    """Every fix that it may advise; none where a recording of tensors does not show the cause, and
+    where causes of growth do."""
     kind: ClassVar[Kind]
-    yields_to: ClassVar[tuple[str, ...]] = ()
-    """Rules whose findings say it better, and `ANY_GROWTH` or `ANY_WASTE`: of two that have
-    `overlap` in common, only the other is reported."""
     overlap: ClassVar[Overlap] = Overlap.DEVICE
-    """What it has in common with such a finding."""
+    """What it has in common with a finding that it yields to, and which is reported instead of it:
+    one of a rule in ``yields_to``, where `ANY_GROWTH` and `ANY_WASTE` stand for many."""
 
     @abstractmethod
     def matches(self, examination: Examination) -> Iterator[AnyRunMatch]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from memprof.analysis.findings import Evidence, Found
 from memprof.records import Holder
 from memprof.reference_chain import Link, way
 from memprof.rules.collection import waste_rules
+from memprof.rules.finding import Evidence, Found
 from memprof.rules.rule import EVERY_OTHER, Match, WasteRule, confidence_of
 from memprof.run import Run
 from memprof.units import format_bytes, format_percent

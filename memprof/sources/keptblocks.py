@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from memprof.sources.blocklives import Lives, replaced, sight
 from memprof.sources.labels import LabelRows
-from memprof.sources.outliving import AGE
-from memprof.trace import EMPTY, Category, Column, Events, Phase
+from memprof.trace import EMPTY, SURVIVOR_AGE, Category, Column, Events, Phase
 
 __all__ = ["KeptBlocks", "Saved"]
 
@@ -73,7 +72,7 @@ class KeptBlocks:
         forward = self._labels.phases(lives.label) == Phase.FORWARD
         activation = lives.category == Category.ACTIVATION
         is_open = activation | (forward & (lives.category == Category.UNKNOWN))
-        old: npt.NDArray[np.bool_] = is_open & (made >= 0) & (made <= step - AGE)
+        old: npt.NDArray[np.bool_] = is_open & (made >= 0) & (made <= step - SURVIVOR_AGE)
         return old
 
     def _decide_dead(self, lives: Lives, events: Events) -> None:
@@ -81,5 +80,5 @@ class KeptBlocks:
         kept = [stack for stack, found in self._found.items() if stack and not found]
         rows = rows[np.isin(lives.stack[rows], kept)]
         died = self._labels.steps(events.label[lives.died[rows]])
-        lasted: Column = died - self._labels.steps(lives.label[rows]) >= AGE
+        lasted: Column = died - self._labels.steps(lives.label[rows]) >= SURVIVOR_AGE
         lives.category[rows[lasted]] = Category.UNKNOWN

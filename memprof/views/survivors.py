@@ -1,6 +1,6 @@
 """In which step every allocation of a device was made and in which it died, over all windows.
 
-Whether what survives is a leak is judged in `growth` and `leaks`.
+Whether what survives is a leak is judged in `rules.leaks`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which rules offer a patch: read from their source, and observed at work.
 
-A rule of waste goes by its name; advice on growth by the function in `memprof.advice` that makes it.
+A rule goes by its name; what several rules share, by the function that makes it.
 """
 
 from __future__ import annotations
@@ -16,30 +16,33 @@ from types import ModuleType
 import pytest
 
 import memprof.advice
-from memprof.advice.vocabulary import FIXES
-from memprof.rules import references
+from memprof.rules import kept_graphs, references
 from memprof.rules.collection import rules
+from memprof.rules.fixes import FIXES
+
+_MAKERS = {"Proposal": 5, "Advice": 4}
+"""What makes advice, and the place of the patch among its arguments."""
 
 FOLDER = Path(memprof.advice.__file__).parent
 
 
 def offered() -> set[tuple[str, str]]:
     """Fix and rule, for everything in the source that may bear a patch."""
-    of_families = {
+    shared = {
         (fix, function.name)
         for module, tree in _rooms()
         for function in _functions(tree)
-        for call in _patched(function, "Proposal", 5)
-        for fix in _fixes(call.args[0], function, tree)
+        for fix in _fixes_with_patch(function, tree)
     }
-    # What a rule hands on from a family has no fix of its own here: it is the family's.
+    # What a rule hands on from there has no fix of its own here.
     of_rules = {
-        (call.args[0].value, rule.name)
+        (fix, rule.name)
         for rule in rules()
-        for call in _patched(ast.parse(inspect.getsource(_module_of(rule))), "Advice", 4)
-        if isinstance(call.args[0], ast.Constant)
+        for tree in [_tree(_module_of(rule))]
+        for function in _functions(tree)
+        for fix in _fixes_with_patch(function, tree)
     }
-    return of_families | of_rules
+    return shared | of_rules
 
 
 @contextmanager
@@ -50,7 +53,7 @@ def watched() -> Iterator[dict[tuple[str, str], str]]:
         importing = [references, *map(_module_of, rules())]
         for module, tree in _rooms():
             for function in _functions(tree):
-                if any(_patched(function, "Proposal", 5)):
+                if any(_patched(function)):
                     family = getattr(module, function.name)
                     watching = _watching(family, function.name, makers)
                     patch.setattr(module, function.name, watching)
@@ -82,19 +85,31 @@ def _rooms() -> Iterator[tuple[ModuleType, ast.Module]]:
         if path.stem != "__init__":
             module = importlib.import_module(f"memprof.advice.{path.stem}")
             yield module, ast.parse(path.read_text())
+    yield kept_graphs, _tree(kept_graphs)
+
+
+def _tree(module: ModuleType) -> ast.Module:
+    return ast.parse(inspect.getsource(module))
 
 
 def _functions(tree: ast.Module) -> list[ast.FunctionDef]:
-    return [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    """The functions of a module and the methods of its classes."""
+    bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]
+    return [node for body in bodies for node in body if isinstance(node, ast.FunctionDef)]
 
 
-def _patched(tree: ast.AST, made: str, place: int) -> Iterator[ast.Call]:
-    """Calls that make such a thing with a patch: named, or as the argument at that place."""
+def _patched(tree: ast.AST) -> Iterator[ast.Call]:
+    """Calls that make advice with a patch: named, or as the argument at its place."""
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Call) or ast.unparse(node.func) != made:
+        place = _MAKERS.get(ast.unparse(node.func)) if isinstance(node, ast.Call) else None
+        if place is None:
             continue
         if len(node.args) > place or any(k.arg == "patch" for k in node.keywords):
             yield node
+
+
+def _fixes_with_patch(function: ast.FunctionDef, tree: ast.Module) -> set[str]:
+    return {fix for call in _patched(function) for fix in _fixes(call.args[0], function, tree)}
 
 
 def _fixes(fix: ast.expr, function: ast.FunctionDef, tree: ast.Module) -> set[str]:

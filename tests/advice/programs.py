@@ -21,7 +21,7 @@ def build(width=192, blocks=4):
 """
 
 LEAKS = {
-    "item/_running_sum": """\
+    "item/running-sum": """\
 class Meter:
     def __init__(self):
         self.net, self.sum = build(), 0.0
@@ -30,7 +30,7 @@ class Meter:
         error = self.net(torch.randn(64, 192)).square().mean()
         self.sum = self.sum + error
 """,
-    "detach/_history": """\
+    "detach/assigned-history": """\
 class History:
     def __init__(self):
         self.net, self.state = build(), torch.zeros(64, 192)
@@ -39,7 +39,7 @@ class History:
         carried = self.net(self.state)
         self.state = carried
 """,
-    "detach/_carried": """\
+    "detach/carried-state": """\
 class Recurrent:
     def __init__(self):
         self.cell, self.hidden = nn.GRUCell(192, 192), torch.zeros(64, 192)
@@ -148,7 +148,7 @@ class Cubing:
         Cube.apply(self.net(torch.randn(96, 192))).sum().backward()
         self.net.zero_grad()
 """,
-    "item/_kept_results": """\
+    "item/kept-graph": """\
 class Losses:
     def __init__(self):
         self.net, self.losses = build(), []
@@ -159,7 +159,7 @@ class Losses:
         self.net.zero_grad()
         self.losses.append(error)
 """,
-    "detach/_kept_results": """\
+    "detach/kept-graph": """\
 class Values:
     def __init__(self):
         self.net, self.values = build(), []
@@ -168,7 +168,7 @@ class Values:
         value = self.net(torch.randn(64, 192)).square().mean()
         self.values.append(value)
 """,
-    "no_grad/_no_backward": """\
+    "no_grad/no-backward": """\
 def score(net, x):
     return net(x).square().mean()
 
@@ -222,7 +222,7 @@ class Gating:
 """By fix and rule: a program whose classes' last one has a ``step`` that leaks."""
 
 LEAKS |= VARIANTS
-LEAKS["detach/_running_sum"] = LEAKS["item/_running_sum"]
+LEAKS["detach/running-sum"] = LEAKS["item/running-sum"]
 
 WASTE = {
     "no_grad/evaluation-graph": """\

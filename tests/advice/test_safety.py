@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from memprof.analysis.findings import Evidence, Found, Kind
 from memprof.loading import load
 from memprof.records import Holder
 from memprof.reference_chain import Link
-from memprof.rules.remedies import advise
+from memprof.rules.finding import Evidence, Found, Kind
+from memprof.rules.remedies import with_remedies
 from memprof.rules.rule import Match
 from memprof.rules.waste.unused_gradients import Unused
 from memprof.testing import TraceBuilder, write_run
@@ -57,11 +56,12 @@ def advised(tmp_path):
             bytes_per_step=1 << 18,
             stack=(frame,),
             holders=() if pattern else (holder,),
-            evidence=Evidence(0, facts={"in_graph": True, "pattern": pattern}),
+            evidence=Evidence(0, facts={"pattern": pattern}),
             rule=pattern.replace("_", "-"),
             match=EVIDENCE.get(pattern, Match)(0, np.zeros(0, int), 1 << 20) if pattern else None,
         )
-        return {remedy.fix: remedy for remedy in advise(found, load(Path(tmp_path / "run.json")))}
+        judged = with_remedies(found, load(tmp_path / "run.json"))
+        return {remedy.fix: remedy for remedy in judged.remedies}
 
     return advised
 

@@ -16,7 +16,7 @@ class Rows:
         self.first.append((name.upper(), rows[:1]))
         return self.first[0][0].upper()
 """,
-    "item/_running_sum/local": """\
+    "item/running-sum/local": """\
 def main(path, steps=24):
     import memprof
 
@@ -28,7 +28,7 @@ def main(path, steps=24):
             total += error
         print("mean", float(total) / steps)
 """,
-    "detach/_running_sum/read": """\
+    "detach/running-sum/read": """\
 class Averaging:
     def __init__(self):
         self.net, self.sum, self.steps = build(), 0.0, 0
@@ -42,7 +42,7 @@ class Averaging:
     def mean(self):
         return self.sum / self.steps
 """,
-    "detach/_kept_results/stacked": """\
+    "detach/kept-graph/stacked": """\
 class Stacking:
     def __init__(self):
         self.net, self.losses = build(), []
@@ -52,7 +52,7 @@ class Stacking:
         self.losses.append(error)
         return torch.stack(self.losses).mean().tolist()
 """,
-    "detach/_kept_results/called": """\
+    "detach/kept-graph/called": """\
 class Calling:
     def __init__(self):
         self.net, self.values = build(), []

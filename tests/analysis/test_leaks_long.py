@@ -10,7 +10,7 @@ import random
 import pytest
 
 import memprof
-from memprof.analysis.leaks import leaks
+from memprof.rules.leaks import leaks
 
 torch = pytest.importorskip("torch", reason="these programs are torch's")
 

@@ -9,11 +9,11 @@ import subprocess
 import pytest
 from click.testing import CliRunner
 
-from memprof.analysis.findings import Found, Kind, Remedy
 from memprof.errors import MemprofError
 from memprof.loading import load
 from memprof.records import Site
 from memprof.report.summary import summarize
+from memprof.rules.finding import Found, Kind, Remedy
 from memprof.rules.findings import findings
 from memprof.source_code.patch import diff, replaced
 from memprof.source_code.program import program_of

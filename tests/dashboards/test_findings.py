@@ -7,10 +7,10 @@ from html.parser import HTMLParser
 
 import numpy as np
 
-from memprof.advice.vocabulary import FIXES
-from memprof.analysis.findings import Found, Kind, Remedy, Series
 from memprof.records import Holder, Site
 from memprof.reference_chain import Link
+from memprof.rules.finding import Found, Kind, Remedy, Series
+from memprof.rules.fixes import FIXES
 from memprof.rules.pages import page
 from memprof.trace import Frame
 from memprof_dashboards.findings import cards, series

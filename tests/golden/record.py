@@ -20,18 +20,18 @@ FOLDER = HERE / "recordings"
 sys.path[:0] = [str(ROOT)]
 
 GROWING = (
-    "item/_running_sum",
-    "detach/_history",
-    "detach/_carried",
     "weakref/_registry",
     "bound_cache/_memoized/lru_cache",
     "clear_traceback/_kept",
     "break_cycle/_checkpoint",
     "save_for_backward/_ctx_attribute",
-    "no_grad/_no_backward",
-    "detach/_kept_results/called",
 )
 RENAMED = {
+    "item-running_sum": "item/running-sum",
+    "detach-history": "detach/assigned-history",
+    "detach-carried": "detach/carried-state",
+    "no_grad-no_backward": "no_grad/no-backward",
+    "detach-kept_results-called": "detach/kept-graph/called",
     "clone_view-view": "clone_view/small_view",
     "no_grad-of_pattern": "no_grad/evaluation-graph",
     "set_to_none-gradients": "set_to_none/held-gradients",

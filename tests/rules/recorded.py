@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 import memprof
-from memprof.analysis.findings import Found
 from memprof.loading import load
 from memprof.records import Record, StepColumns
+from memprof.rules.finding import Found
 from memprof.rules.findings import findings
 from memprof.testing import TraceBuilder, write_run
 
@@ -61,4 +61,9 @@ def findings_of(program: Program, path: Path, steps: int = 16) -> tuple[Found, .
 
 def names(program: Program, path: Path) -> list[str]:
     """The rules that match a recording of ``program``."""
-    return [one.rule for one in findings_of(program, path)]
+    return [name for one in findings_of(program, path) for name in named_by(one)]
+
+
+def named_by(found: Found) -> list[str]:
+    """The rule that names a finding, and those that give advice on it as well."""
+    return [*dict.fromkeys([found.rule, *(remedy.rule for remedy in found.remedies)])]

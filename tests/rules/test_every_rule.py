@@ -10,12 +10,12 @@ import pytest
 
 pytest.importorskip("torch", reason="the programs train")
 
-from memprof.advice.vocabulary import FIXES
-from memprof.rules.collection import rules
+from memprof.rules.collection import growth_rules, in_order, rules
+from memprof.rules.fixes import FIXES
 from memprof.rules.overlap import ANY_GROWTH, ANY_WASTE
 from memprof.rules.pages import page
 from memprof.rules.rule import EVERY_OTHER, WasteRule
-from tests.rules.recorded import findings_of, names
+from tests.rules.recorded import findings_of, named_by, names
 
 RULES = {rule.name: rule for rule in rules()}
 PARTS = ["The pattern", "Why it costs memory", "How memprof knows", "What to change"]
@@ -27,14 +27,11 @@ def programs_of(rule: str):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_it_fires_where_its_mistake_is_and_advises_its_fixes(rule, tmp_path):
-    found = [
-        one
-        for one in findings_of(programs_of(rule).fires, tmp_path / "run.json")
-        if one.rule == rule
-    ]
-    assert found
-    assert bool(found[0].remedies) == bool(RULES[rule].fixes)
-    assert {remedy.fix for one in found for remedy in one.remedies} <= set(RULES[rule].fixes)
+    found = findings_of(programs_of(rule).fires, tmp_path / "run.json")
+    advised = [r.fix for one in found for r in one.remedies if r.rule == rule]
+    assert rule in {name for one in found for name in named_by(one)}
+    assert bool(advised) == bool(RULES[rule].fixes)
+    assert set(advised) <= set(RULES[rule].fixes)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -48,6 +45,15 @@ def test_its_page_has_four_parts_and_leads_to_every_fix(rule):
     assert text.startswith(f"# `{rule}`: {RULES[rule].summary}\n")
     assert re.findall(r"^## (.*)$", text, flags=re.MULTILINE) == PARTS
     assert set(re.findall(r"\.\./fixes/(\w+)\.md", text)) == set(RULES[rule].fixes) <= set(FIXES)
+
+
+def test_causes_of_growth_come_after_those_that_they_yield_to():
+    order = [rule.name for rule in growth_rules()]
+    for rule in growth_rules():
+        assert all(
+            order.index(name) < order.index(rule.name) for name in rule.yields_to if name != "*"
+        )
+    assert in_order(reversed(growth_rules())) == growth_rules()
 
 
 def stronger(rule) -> tuple[str, ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from memprof.analysis.findings import Kind
 from memprof.records import Readings
+from memprof.rules.finding import Kind
 from memprof.testing import TraceBuilder, step_columns
 from memprof.trace import Phase
 from tests.rules.recorded import Recording, findings_of

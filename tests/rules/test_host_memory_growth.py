@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from memprof.analysis.findings import Kind
 from memprof.loading import load
 from memprof.records import Readings
 from memprof.report.summary import summarize
+from memprof.rules.finding import Kind
 from memprof.rules.findings import findings
 from memprof.testing import TraceBuilder, step_columns
 from memprof.views.examination import examine

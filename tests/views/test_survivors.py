@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from memprof.analysis.findings import Kind
-from memprof.analysis.leaks import leaks
 from memprof.records import SCHEMA_VERSION, DeviceInfo, Finding, Header, Holder
 from memprof.reference_chain import Link
+from memprof.rules.finding import Kind
+from memprof.rules.leaks import leaks
 from memprof.run import DeviceRun, Run, Steps
 from memprof.trace import (
     Action,

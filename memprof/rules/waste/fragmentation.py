@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.advice.case import Case
-from memprof.analysis.findings import Kind
 from memprof.rules.allocator_settings import advice_on_settings
+from memprof.rules.case import Case
+from memprof.rules.finding import Kind
 from memprof.rules.overlap import Overlap
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.trace import Action

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memprof.advice.case import Case
+from memprof.rules.case import Case
 from memprof.rules.lifespan import outlive_steps
 from memprof.rules.long_lived_tensors import advice_on_long_lived
 from memprof.rules.references import advice_on_exceptions, advice_on_views

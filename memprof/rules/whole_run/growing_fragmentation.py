@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memprof.advice.case import Case
-from memprof.analysis.findings import Kind
 from memprof.rules.allocator_settings import advice_on_settings
+from memprof.rules.case import Case
+from memprof.rules.finding import Kind
 from memprof.rules.rule import Advice
 from memprof.rules.run_rule import RunMatch, RunRule
 from memprof.rules.unallocated_reserve import UnallocatedReserve, unallocated_reserve

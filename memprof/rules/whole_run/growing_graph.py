@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memprof.analysis.findings import Kind
 from memprof.records import Finding, Site
+from memprof.rules.finding import Kind
 from memprof.rules.overlap import ANY_GROWTH, Overlap
 from memprof.rules.run_rule import RunMatch, RunRule
 from memprof.run import Run
@@ -35,7 +35,6 @@ class GrowingGraph(RunRule[LongerGraph]):
 
     name = "growing-graph"
     summary = "the autograd graph grows in every step, in host memory"
-    fixes = ("item", "detach", "del_ref", "clear_container")
     kind = Kind.HOST_GROWTH
     yields_to = (ANY_GROWTH,)
     overlap = Overlap.HOLDER  # the graph hangs on something whose tensors grow anyway

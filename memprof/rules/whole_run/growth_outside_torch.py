@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.advice.case import Case
-from memprof.analysis.findings import Kind
 from memprof.oom.layouts import idle_bytes
+from memprof.rules.case import Case
+from memprof.rules.finding import Kind
 from memprof.rules.rule import Advice
 from memprof.rules.run_rule import RunMatch, RunRule
 from memprof.run import DeviceRun, Run

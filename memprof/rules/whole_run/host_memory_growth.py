@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from memprof.analysis.findings import Kind
+from memprof.rules.finding import Kind
 from memprof.rules.overlap import ANY_GROWTH
 from memprof.rules.run_rule import RunMatch, RunRule
 from memprof.run import Run

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memprof.advice.case import Case, says
-from memprof.analysis.findings import Kind
 from memprof.records import Finding, Site
 from memprof.reference_chain import LinkKind
+from memprof.rules.case import Case, says
+from memprof.rules.finding import Kind
 from memprof.rules.long_lived_tensors import advice_on_long_lived
 from memprof.rules.overlap import ANY_GROWTH, ANY_WASTE, Overlap
 from memprof.rules.references import advice_on_stored_exceptions, advice_on_views

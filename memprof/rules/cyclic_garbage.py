@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memprof.analysis.growing import AGE
 from memprof.records import Finding
 from memprof.run import DeviceRun
-from memprof.trace import EMPTY
+from memprof.trace import EMPTY, SURVIVOR_AGE
 from memprof.views.survivors import Survival
 
-__all__ = ["Collected", "collected", "freed_by_collector"]
+__all__ = ["CyclicGarbage", "cyclic_garbage", "freed_by_collector"]
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -25,7 +24,7 @@ _LEAST_SHARE = 1 / 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Collected:
+class CyclicGarbage:
     """Allocations of one stack that outlived their step and died in collections."""
 
     stack: int
@@ -63,10 +62,10 @@ def _times(findings: Sequence[Finding]) -> tuple[Ints, Ints]:
     return start[order], end[order]
 
 
-def collected(seen: Survival, freed: Bools) -> Iterator[Collected]:
+def cyclic_garbage(seen: Survival, freed: Bools) -> Iterator[CyclicGarbage]:
     """Stacks whose allocations, made in many steps up to the end, wait for the collector."""
     lives = seen.lives
-    old = (lives.born >= 0) & (np.minimum(lives.died, len(seen)) - lives.born > AGE)
+    old = (lives.born >= 0) & (np.minimum(lives.died, len(seen)) - lives.born > SURVIVOR_AGE)
     for stack in np.unique(lives.stack[freed & old]).tolist():
         if stack == EMPTY:
             continue
@@ -77,7 +76,7 @@ def collected(seen: Survival, freed: Bools) -> Iterator[Collected]:
         if len(births) < _LEAST_BIRTHS or not _goes_on(births, len(seen)):
             continue
         before_last = rows[lives.born[rows] < births[-1]]
-        yield Collected(
+        yield CyclicGarbage(
             stack=stack,
             rows=rows,
             bytes_per_step=float(lives.size[before_last].sum()) / int(births[-1] - births[0]),

@@ -1,4 +1,7 @@
-"""The fixes that memprof can advise, each with one line of what it means; rules are elsewhere."""
+"""The fixes that memprof can advise, each with one line of what it means.
+
+Each has a page in ``docs/fixes``, which `pages` reads.
+"""
 
 from __future__ import annotations
 

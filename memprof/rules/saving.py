@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from memprof.analysis.findings import Found, Kind
+from memprof.rules.finding import Found, Kind
 from memprof.run import Run
 from memprof.trace import Trace
 from memprof.views.peak_without import Cuts, Saving, replayed

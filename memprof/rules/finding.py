@@ -1,4 +1,4 @@
-"""What an analysis can find wrong with a run, as data; remedies are added by `advice`."""
+"""What can be wrong with a run, as data: findings, their evidence and their remedies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from memprof.records import Holder, Site
 from memprof.trace import Frame
 
-__all__ = ["Evidence", "Found", "Kind", "Remedy", "Series"]
+__all__ = ["Evidence", "Found", "Growth", "Kind", "Remedy", "Series"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -43,6 +43,18 @@ class Series:
     bytes: Ints
 
 
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What is recorded of tensors that grow, beside their lines and holders; for the rules."""
+
+    kept_itself: float = 0.0
+    """Share of the growth that something holds without a graph in between."""
+    forward_share: float = 0.0
+    """Share of the bytes that a forward pass made which a backward pass followed."""
+    has_parameters: bool = False
+    """Parameters are among them: whole models pile up."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
     """Where in the trace the finding stands, for replays and for charts."""
@@ -60,7 +72,7 @@ class Remedy:
     """A change that would mend a finding."""
 
     fix: str
-    """A term of the vocabulary in `advice`."""
+    """A term of `memprof.rules.fixes.FIXES`."""
     why: str
     """One sentence with the evidence."""
     filename: str = ""
@@ -75,6 +87,8 @@ class Remedy:
     """A unified diff of the user's file where the change is mechanical."""
     page: str = ""
     """What to type to read about this fix."""
+    rule: str = ""
+    """The name of the rule that advises it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,7 +119,9 @@ class Found:
     remedies: tuple[Remedy, ...] = ()
     series: Series | None = None
     evidence: Evidence = field(default_factory=Evidence)
+    growth: Growth = Growth()
+    """Of tensors that grow."""
     rule: str = ""
     """The name of the rule that matched, where it is one of `memprof.rules`."""
     match: Any = None
-    """What that rule matched, for its words and its advice."""
+    """What a rule of waste matched, for its words and its advice."""

@@ -6,8 +6,8 @@ import ast
 
 import numpy as np
 
-from memprof.advice.case import Case
-from memprof.advice.saving import timeline_of
+from memprof.rules.case import Case
+from memprof.rules.saving import timeline_of
 from memprof.source_code import call_sites
 from memprof.source_code.call_sites import Handed
 from memprof.source_code.program import Place

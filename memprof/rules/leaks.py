@@ -1,7 +1,8 @@
 """Leaks: what survives its step and becomes more without end, as findings with their evidence.
 
-What grows is decided in `growing` and `growth`, what belongs together in `clusters`, what the
-collector frees in `cycles`; remedies are `advice`'s.
+One engine for every rule of growth. What grows is decided in `growing_groups`, what belongs
+together in `group_by_holder`, what only the collector frees in `cyclic_garbage`. Why it grows, and
+what to do about it, is for the rules in ``growth``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memprof.analysis.clusters import (
+from memprof.chain_description import keeper
+from memprof.records import Holder, Site
+from memprof.reference_chain import LinkKind
+from memprof.rules.cyclic_garbage import CyclicGarbage, cyclic_garbage, freed_by_collector
+from memprof.rules.finding import Evidence, Found, Growth, Kind, Series
+from memprof.rules.group_by_holder import (
     Cluster,
     Member,
     clusters,
@@ -21,12 +27,7 @@ from memprof.analysis.clusters import (
     kept_itself,
     outline,
 )
-from memprof.analysis.cycles import Collected, collected, freed_by_collector
-from memprof.analysis.findings import Evidence, Found, Kind, Series
-from memprof.analysis.growing import Growing, growing
-from memprof.chain_description import keeper
-from memprof.records import Holder, Site
-from memprof.reference_chain import LinkKind
+from memprof.rules.growing_groups import GrowingGroup, growing_groups
 from memprof.run import DeviceRun, Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import code_of
@@ -49,13 +50,7 @@ _BOUNDED_GRAPHS = 0.5
 
 
 def leaks(run: Run) -> tuple[Found, ...]:
-    """Every leak and cycle of ``run``, the fastest growing first.
-
-    The evidence's facts: ``in_graph`` (held through an autograd graph), ``kept_itself`` (share of
-    the growth that something holds without a graph in between), ``activation_share`` (of the bytes:
-    made by a forward pass that a backward pass followed), ``models`` (whole models pile up, with
-    parameters).
-    """
+    """Every leak and cycle of ``run``, the fastest growing first."""
     found = [one for device in run.devices for one in _of_device(run, device)]
     return tuple(sorted(found, key=lambda one: -one.bytes_per_step))
 
@@ -63,10 +58,12 @@ def leaks(run: Run) -> tuple[Found, ...]:
 def _of_device(run: Run, device: DeviceRun) -> list[Found]:
     seen = survival(device)
     freed = freed_by_collector(device, seen, run.findings)
-    members = [_growing_member(one, seen, freed) for one in growing(seen)]
+    members = [_growing_member(one, seen, freed) for one in growing_groups(seen)]
     known = {member.stack for member in members}
     members += [
-        _collected_member(one, seen) for one in collected(seen, freed) if one.stack not in known
+        _collected_member(one, seen)
+        for one in cyclic_garbage(seen, freed)
+        if one.stack not in known
     ]
     holders = held_by(run.findings, device.device)
     made = [
@@ -76,7 +73,7 @@ def _of_device(run: Run, device: DeviceRun) -> list[Found]:
     return [leak.found() for leak in made if leak.confidence >= _LEAST_CONFIDENCE]
 
 
-def _growing_member(one: Growing, seen: Survival, freed: npt.NDArray[np.bool_]) -> Member:
+def _growing_member(one: GrowingGroup, seen: Survival, freed: npt.NDArray[np.bool_]) -> Member:
     same = seen.lives.stack == one.stack
     return Member(
         stack=one.stack,
@@ -90,7 +87,7 @@ def _growing_member(one: Growing, seen: Survival, freed: npt.NDArray[np.bool_]) 
     )
 
 
-def _collected_member(one: Collected, seen: Survival) -> Member:
+def _collected_member(one: CyclicGarbage, seen: Survival) -> Member:
     births = np.unique(seen.lives.born[one.rows])
     return Member(
         stack=one.stack,
@@ -148,7 +145,8 @@ class _Leak:
             category=CATEGORY_NAMES[_most(lives.category[rows], lives.size[rows])],
             holders=holders,
             series=series,
-            evidence=self._evidence(rows, holders),
+            evidence=self._evidence(rows),
+            growth=self._growth(rows),
         )
 
     def _kind(self, holders: Sequence[Holder]) -> Kind:
@@ -211,22 +209,21 @@ class _Leak:
             found |= (kept == Category.UNKNOWN) & forward[lives.label[rows]]
         return found
 
-    def _evidence(self, rows: Ints, holders: Sequence[Holder]) -> Evidence:
+    def _evidence(self, rows: Ints) -> Evidence:
         lives = self.seen.lives
         windows = lives.window[rows]
         window = _most(windows, np.ones(len(windows), dtype=np.int64))
         inside = rows[(windows == window) & (lives.alloc[rows] >= 0)]
-        bytes_ = int(lives.size[rows].sum())
-        kept = lives.category[rows]
-        links = [link.kind for link in holders[0].links] if holders else []
-        facts: dict[str, float | int | str | bool] = {
-            "in_graph": LinkKind.AUTOGRAD_NODE in links,
-            "kept_itself": self.kept_itself,
-            "activation_share": float(lives.size[rows[self._is_forward(rows)]].sum())
-            / max(1, bytes_),
-            "models": bool((kept == Category.PARAMETER).any()),
-        }
-        return Evidence(window=window, allocs=np.sort(lives.alloc[inside]), facts=facts)
+        return Evidence(window=window, allocs=np.sort(lives.alloc[inside]))
+
+    def _growth(self, rows: Ints) -> Growth:
+        lives = self.seen.lives
+        forward = lives.size[rows[self._is_forward(rows)]].sum()
+        return Growth(
+            kept_itself=self.kept_itself,
+            forward_share=float(forward) / max(1, int(lives.size[rows].sum())),
+            has_parameters=bool((lives.category[rows] == Category.PARAMETER).any()),
+        )
 
 
 def site_of_frame(frame: Frame) -> Site:

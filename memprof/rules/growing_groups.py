@@ -1,6 +1,6 @@
 """Groups of allocations whose survivors keep growing: by stack, and where stacks differ by line.
 
-What a group is called, and which groups are one leak, is decided in `leaks`.
+Which groups are one leak is decided in `group_by_holder`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,16 @@ import numpy.typing as npt
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import copies_collection, joins_tensors
 from memprof.source_code.program import place_of
-from memprof.trace import EMPTY, Category, Frame, Tables
+from memprof.trace import EMPTY, SURVIVOR_AGE, Category, Frame, Tables
 from memprof.views.sites import sites
 from memprof.views.survivors import Survival
 from memprof.views.trend import WARM_UP, Rise, floor, rise
 
-__all__ = ["AGE", "Growing", "growing"]
+__all__ = ["GrowingGroup", "growing_groups"]
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-AGE = 2
-"""Step ends that an allocation has outlived before it counts as a survivor."""
 _LEAST_BIRTHS = 4
 _LEAST_SPAN = 8
 """Steps from the first rise to the last: less is a start, not a trend."""
@@ -41,7 +39,7 @@ _ONE_EACH = (Category.GRADIENT, Category.OPTIMIZER_STATE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Growing:
+class GrowingGroup:
     """Allocations of one stack or line that stay and become more."""
 
     stack: int
@@ -55,12 +53,12 @@ class Growing:
     """One tensor, or a collection that is copied, is made anew and larger again and again."""
 
 
-def growing(seen: Survival) -> Iterator[Growing]:
+def growing_groups(seen: Survival) -> Iterator[GrowingGroup]:
     """Every group of ``seen`` that keeps growing, each allocation in at most one."""
     lives = seen.lives
-    if len(seen) < _LEAST_SPAN + AGE:
+    if len(seen) < _LEAST_SPAN + SURVIVOR_AGE:
         return
-    survives = (lives.born >= 0) & (np.minimum(lives.died, len(seen)) - lives.born > AGE)
+    survives = (lives.born >= 0) & (np.minimum(lives.died, len(seen)) - lives.born > SURVIVOR_AGE)
     grouped = np.zeros(len(lives), dtype=bool)
     for keys in (_by_stack(seen), _by_line(seen)):
         for rows in _groups(keys, survives & ~grouped):
@@ -109,22 +107,22 @@ def _groups(keys: Ints, mask: Bools) -> Iterator[Ints]:
             yield part
 
 
-def _ever_more(seen: Survival, rows: Ints) -> Growing | None:
+def _ever_more(seen: Survival, rows: Ints) -> GrowingGroup | None:
     lives, length = seen.lives, len(seen)
     if len(np.unique(lives.born[rows])) < _LEAST_BIRTHS:
         return None
     count, amount = (
-        _alive(lives.born[rows] + AGE, lives.died[rows], weights, length)
+        _alive(lives.born[rows] + SURVIVOR_AGE, lives.died[rows], weights, length)
         for weights in (np.ones(len(rows), dtype=np.int64), lives.size[rows])
     )
-    found = rise(count, amount, first=WARM_UP + AGE - 1)
+    found = rise(count, amount, first=WARM_UP + SURVIVOR_AGE - 1)
     if found is None or found.places[-1] - found.places[0] < _LEAST_SPAN or found.per_place <= 0:
         return None
     kept = _kept(seen, rows, found)
-    return Growing(_most(lives.stack[kept if len(kept) else rows]), kept, found, amount)
+    return GrowingGroup(_most(lives.stack[kept if len(kept) else rows]), kept, found, amount)
 
 
-def _ever_larger(seen: Survival, rows: Ints) -> Growing | None:
+def _ever_larger(seen: Survival, rows: Ints) -> GrowingGroup | None:
     """A group that is made anew, larger: by joining an old tensor with a part, or by copying."""
     lives, length = seen.lives, len(seen)
     if len(rows) < _LEAST_GROWN:
@@ -147,7 +145,7 @@ def _ever_larger(seen: Survival, rows: Ints) -> Growing | None:
         return None
     if not (_joins if one_each else _copies)(seen.tables, stack):
         return None
-    return Growing(stack, _kept(seen, rows, found), found, amount, replaced=True)
+    return GrowingGroup(stack, _kept(seen, rows, found), found, amount, replaced=True)
 
 
 def _kept(seen: Survival, rows: Ints, found: Rise) -> Ints:
@@ -174,7 +172,7 @@ def _most(stacks: Ints) -> int:
     return int(values[counts.argmax()])
 
 
-def _is_expected(seen: Survival, found: Growing) -> bool:
+def _is_expected(seen: Survival, found: GrowingGroup) -> bool:
     """Gradients and optimizer state while there are no more than one per parameter.
 
     They come when a layer is unfrozen or first used, and go on for as many steps as there are

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from memprof.analysis.findings import Found, Kind
 from memprof.chain_description import shortened
 from memprof.records import Holder
 from memprof.reference_chain import THROUGH_GRAPH, LinkKind
+from memprof.rules.finding import Found, Kind
 from memprof.run import Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import growing, is_cut_off
@@ -64,6 +64,8 @@ class Proposal:
     """Share of the bytes that are there all the same after the change."""
     saving: Saving | None = None
     """Of this very change, where a replay of its own tells; else the finding's is taken."""
+    rule: str = ""
+    """The rule that advises it, where it is one."""
 
 
 @dataclass(eq=False)
@@ -93,10 +95,6 @@ class Case:
         """The pattern of waste; empty for growth."""
         return str(self.found.evidence.facts.get("pattern", ""))
 
-    def fact(self, name: str, otherwise: float | int | str | bool) -> float | int | str | bool:
-        """A fact of the evidence."""
-        return self.found.evidence.facts.get(name, otherwise)
-
     @cached_property
     def trace(self) -> Trace | None:
         """The window that the evidence is in."""
@@ -109,10 +107,9 @@ class Case:
     @cached_property
     def graph(self) -> bool:
         """Whether what is kept hangs on autograd's graph."""
-        facts = self.found.evidence.facts
         if self.direct and self._is_cut_off:
             return False
-        if facts.get("in_graph") or float(facts.get("activation_share", 0)) > _MOSTLY:
+        if self.found.growth.forward_share > _MOSTLY:
             return True
         return bool(self.links & THROUGH_GRAPH) or self.found.category == "activation"
 
@@ -138,12 +135,12 @@ class Case:
     @property
     def kept_itself(self) -> float:
         """Share of the bytes that stay when the graph is cut off what is kept."""
-        return 1.0 if self.direct else float(self.fact("kept_itself", 0.0))
+        return 1.0 if self.direct else self.found.growth.kept_itself
 
     @property
     def of_model(self) -> bool:
         """Whether it is part of a model or of its optimizer that a container keeps whole."""
-        if self.found.category in _MODEL or self.found.evidence.facts.get("models"):
+        if self.found.category in _MODEL or self.found.growth.has_parameters:
             return True
         for holder in self.found.holders:
             items = [i for i, link in enumerate(holder.links) if link.kind == LinkKind.ITEM]
