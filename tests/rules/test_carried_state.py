@@ -11,7 +11,8 @@ from tests.rules.recorded import findings_of
 
 
 def fires():
-    cell, memory = nn.GRUCell(64, 64), SimpleNamespace(state=torch.zeros(16, 64))
+    cell, memory = nn.GRUCell(64, 64), SimpleNamespace()
+    memory.state = torch.zeros(16, 64)
 
     def step(number):
         memory.state = cell(torch.randn(16, 64), memory.state)
@@ -21,13 +22,13 @@ def fires():
 
 def looks_alike():
     """The state is cut off between two steps, and each is kept as a list of predictions."""
-    cell, memory = nn.GRUCell(64, 64), SimpleNamespace(state=torch.zeros(16, 64))
-    predictions = []
+    cell, memory = nn.GRUCell(64, 64), SimpleNamespace()
+    memory.hidden, predictions = torch.zeros(16, 64), []
 
     def step(number):
-        memory.state = cell(torch.randn(16, 64), memory.state.detach())
-        memory.state.square().mean().backward()
-        predictions.append(memory.state.detach())
+        memory.hidden = cell(torch.randn(16, 64), memory.hidden.detach())
+        memory.hidden.square().mean().backward()
+        predictions.append(memory.hidden.detach())
 
     return step
 

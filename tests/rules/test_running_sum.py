@@ -40,9 +40,9 @@ def looks_alike():
 
 def test_what_was_added_is_named_and_the_number_added_instead(tmp_path):
     (found,) = findings_of(fires, tmp_path / "run.json")
-    first, second = found.remedies[:2]
+    first, *_, last = found.remedies
     assert found.rule == first.rule == "running-sum"
-    assert (first.fix, second.fix) == ("item", "detach")
+    assert (first.fix, last.fix) == ("item", "detach")
     assert first.code == "meter.total = meter.total + loss"
     assert "+        meter.total = meter.total + loss.item()" in first.patch
     assert first.saves_bytes == round(found.bytes_per_step)

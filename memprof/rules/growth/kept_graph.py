@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from memprof.reference_chain import LinkKind
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
-from memprof.rules.kept_graphs import of_many_steps, retaining
+from memprof.rules.kept_graphs import OF_ERRORS, of_many_steps, retaining
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.rules.source_facts import handed_over, is_number
 from memprof.source_code.call_sites import Handed
@@ -23,9 +23,6 @@ __all__ = ["RULE"]
 
 _MOSTLY = 0.5
 """Share of the bytes from which cutting off the graph is not the remedy."""
-_OF_ERRORS = frozenset(
-    {LinkKind.EXCEPTION, LinkKind.TRACEBACK, LinkKind.FRAME, LinkKind.LOG_RECORD}
-)
 _INSIDE = frozenset({LinkKind.ITEM, LinkKind.ATTRIBUTE})
 """Links from what a container holds to a tensor further inside."""
 _CODE = {"item": ".item()", "detach": ".detach()"}
@@ -53,7 +50,7 @@ class KeptGraph(GrowthRule[KeptGraphs]):
         """A statement that fills a container with what has a graph, or a chain that shows it."""
         if not case.graph and case.found.kind is not Kind.HOST_GROWTH:
             return None
-        if case.links & _OF_ERRORS:
+        if case.links & OF_ERRORS:
             return None  # what the container takes is not the tensor
         many = of_many_steps(case)
         for place in case.places:

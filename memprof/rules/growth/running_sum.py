@@ -72,6 +72,7 @@ class RunningSum(GrowthRule[Sum]):
             f"`.detach()` cuts the graph off as well, without waiting; it keeps {what} no longer.",
             place,
             patch=detached,
+            otherwise=True,
         )
 
 
