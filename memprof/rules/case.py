@@ -26,7 +26,7 @@ from memprof.source_code.program import (
 from memprof.trace import Frame, Phase, Trace
 from memprof.views.peak_without import Saving
 
-__all__ = ["NO_FIGURE", "Case", "Proposal", "says"]
+__all__ = ["NO_FIGURE", "Case", "says"]
 
 _MODEL = frozenset(("parameter", "gradient", "optimizer state", "buffer"))
 _IN_MODEL = frozenset(
@@ -46,26 +46,6 @@ _CLOCK_SKEW_US = 2_000_000
 
 NO_FIGURE = Saving(-1, -1)
 """Of a change that was not replayed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """A remedy before it is ranked and its saving is worked out."""
-
-    fix: str
-    certainty: float
-    """0 to 1, among the proposals for one finding."""
-    why: str
-    place: Place | None = None
-    line: int = 0
-    """In the place's file, where it is not the statement's first line."""
-    patch: str = ""
-    remains: float = 0.0
-    """Share of the bytes that are there all the same after the change."""
-    saving: Saving | None = None
-    """Of this very change, where a replay of its own tells; else the finding's is taken."""
-    rule: str = ""
-    """The rule that advises it, where it is one."""
 
 
 @dataclass(eq=False)
@@ -89,11 +69,6 @@ class Case:
     def grows(self) -> bool:
         """Whether it is growth of any kind."""
         return self.found.kind in (Kind.LEAK, Kind.CYCLE, Kind.HOST_GROWTH)
-
-    @property
-    def pattern(self) -> str:
-        """The pattern of waste; empty for growth."""
-        return str(self.found.evidence.facts.get("pattern", ""))
 
     @cached_property
     def trace(self) -> Trace | None:

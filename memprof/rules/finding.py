@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,8 +62,6 @@ class Evidence:
     """Index into the device's windows."""
     allocs: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """``ALLOC`` events, in that window, of the tensors that it is about."""
-    facts: Mapping[str, float | int | str | bool] = field(default_factory=dict)
-    """What rules may ask: names are documented where they are set."""
 
 
 @dataclass(frozen=True, slots=True)

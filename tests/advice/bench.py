@@ -62,10 +62,8 @@ class Bench:
         rule="",
         match=None,
         growth=None,
-        pattern="",
     ):
         """The remedies for growth, or for what ``rule`` matched, at the line that says ``site``."""
-        rule = rule or pattern.replace("_", "-")
         if rule and match is None:
             match = Match(0, np.zeros(0, dtype=np.int64), nbytes)
         trace = TraceBuilder(device="cuda:0", settings=self.settings)
@@ -86,7 +84,7 @@ class Bench:
             stack=(frame,),
             category=category,
             holders=holders,
-            evidence=Evidence(0, np.array(allocs, dtype=np.int64), {"pattern": pattern}),
+            evidence=Evidence(0, np.array(allocs, dtype=np.int64)),
             growth=growth or Growth(),
             rule=rule,
             match=match,

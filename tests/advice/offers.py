@@ -10,20 +10,18 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-import memprof.advice
-from memprof.rules import kept_graphs, references
+from memprof.rules import kept_graphs, references, small_views, stored_exceptions
 from memprof.rules.collection import rules
 from memprof.rules.fixes import FIXES
 
-_MAKERS = {"Proposal": 5, "Advice": 4}
-"""What makes advice, and the place of the patch among its arguments."""
-
-FOLDER = Path(memprof.advice.__file__).parent
+_PATCH = 4
+"""The place of the patch among the arguments of `Advice`."""
+_SHARED = (kept_graphs, small_views, stored_exceptions)
+"""Modules whose advice several rules give."""
 
 
 def offered() -> set[tuple[str, str]]:
@@ -81,11 +79,8 @@ def _module_of(rule: object) -> ModuleType:
 
 
 def _rooms() -> Iterator[tuple[ModuleType, ast.Module]]:
-    for path in sorted(FOLDER.glob("*.py")):
-        if path.stem != "__init__":
-            module = importlib.import_module(f"memprof.advice.{path.stem}")
-            yield module, ast.parse(path.read_text())
-    yield kept_graphs, _tree(kept_graphs)
+    for module in _SHARED:
+        yield module, _tree(module)
 
 
 def _tree(module: ModuleType) -> ast.Module:
@@ -101,10 +96,9 @@ def _functions(tree: ast.Module) -> list[ast.FunctionDef]:
 def _patched(tree: ast.AST) -> Iterator[ast.Call]:
     """Calls that make advice with a patch: named, or as the argument at its place."""
     for node in ast.walk(tree):
-        place = _MAKERS.get(ast.unparse(node.func)) if isinstance(node, ast.Call) else None
-        if place is None:
+        if not isinstance(node, ast.Call) or ast.unparse(node.func) != "Advice":
             continue
-        if len(node.args) > place or any(k.arg == "patch" for k in node.keywords):
+        if len(node.args) > _PATCH or any(k.arg == "patch" for k in node.keywords):
             yield node
 
 

@@ -48,7 +48,7 @@ class Recurrent:
         self.hidden = self.cell(torch.randn(64, 192), self.hidden)
         return self.hidden.square().mean().item()
 """,
-    "weakref/_registry": """\
+    "weakref/class-registry": """\
 class Adapter(nn.Module):
     everyone = set()
 
@@ -63,7 +63,7 @@ class Pipeline:
         with torch.no_grad():
             Adapter().proj(torch.randn(4, 160))
 """,
-    "bound_cache/_memoized/lru_cache": """\
+    "bound_cache/memoized-function/lru_cache": """\
 @functools.lru_cache(maxsize=None)
 def table(n):
     return torch.arange(n * 64, dtype=torch.float32).view(n, 64)
@@ -78,7 +78,7 @@ class Decoder:
             self.n += 1
             table(self.n)
 """,
-    "clone_view/small_view": """\
+    "clone_view/advice_on_view": """\
 class Features:
     def __init__(self):
         self.net, self.first = build(), []
@@ -88,7 +88,7 @@ class Features:
         out = self.net(torch.randn(96, 192))
         self.first.append(out[0])
 """,
-    "clear_traceback/_kept": """\
+    "clear_traceback/advice_on_exception": """\
 def broken(net):
     hidden = net(torch.randn(96, 192))
     raise ValueError(hidden.shape)
@@ -106,7 +106,7 @@ class Skipping:
             problem = error
         return problem is not None
 """,
-    "break_cycle/_checkpoint": """\
+    "break_cycle/reentrant-checkpoint": """\
 from torch.utils.checkpoint import checkpoint
 
 
@@ -127,7 +127,7 @@ class Checkpointed:
         seen["out"].sum().backward()
         self.net.zero_grad()
 """,
-    "save_for_backward/_ctx_attribute": """\
+    "save_for_backward/context-attribute": """\
 class Cube(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -180,7 +180,7 @@ class Scores:
     def step(self):
         self.scores.append(score(self.net, torch.randn(64, 192)))
 """,
-    "bound_cache/_memoized/cache": """\
+    "bound_cache/memoized-function/cache": """\
 @functools.cache
 def table(n):
     return torch.arange(n * 64, dtype=torch.float32).view(n, 64)
@@ -195,7 +195,7 @@ class Encoder:
             self.n += 1
             table(self.n)
 """,
-    "clone_view/_saved_view": """\
+    "clone_view/saved-view": """\
 class Gate(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

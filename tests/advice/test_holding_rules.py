@@ -251,7 +251,7 @@ def test_a_data_set_that_was_converted_as_a_whole_is_told_to_be_converted_in_par
     bench, line, fix
 ):
     bench.write(f"def load(self, raw):\n    {line}\n")
-    first, *_ = bench.advise("self.images", kind=Kind.WASTE, pattern="resident")
+    first, *_ = bench.advise("self.images", rule="resident")
     assert first.fix == fix
     assert "held by" not in first.why
 

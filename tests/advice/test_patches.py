@@ -40,8 +40,8 @@ ELSEWHERE = {"drop_empty_cache/cache-emptied", "map_location_cpu/loaded"}
 """Only a GPU's allocator shows these: they are tested in `test_device_patches`."""
 
 LEFT = {
-    "clone_view/small_view": 0.02,
-    "clone_view/small_view/tuple": 0.02,
+    "clone_view/advice_on_view": 0.02,
+    "clone_view/advice_on_view/tuple": 0.02,
     "detach/kept-graph": 0.01,
     "detach/kept-graph/stacked": 0.01,
     "detach/kept-graph/called": 0.01,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 VARIANTS = {
-    "clone_view/small_view/tuple": """\
+    "clone_view/advice_on_view/tuple": """\
 class Rows:
     def __init__(self):
         self.first, self.steps = [], 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ def findings_of(program: Program, path: Path, steps: int = 16) -> tuple[Found, .
 
     A program that returns a step is run on the CPU; else what it returns is the recording.
     """
+    gc.collect()  # what another program has left in cycles is none of this one's
     hook = sys.excepthook  # a process group sets one, and leaves it there
     with memprof.track(path, sources=["cpu"], allowance_s=600) as tracker:
         job = program()

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from memprof.records import Finding, Site
 from memprof.reference_chain import LinkKind
-from memprof.rules.case import Case, says
+from memprof.rules.case import Case
 from memprof.rules.finding import Kind
 from memprof.rules.long_lived_tensors import advice_on_long_lived
+from memprof.rules.notebooks import advice_on_outputs
 from memprof.rules.overlap import ANY_GROWTH, ANY_WASTE, Overlap
-from memprof.rules.references import advice_on_stored_exceptions, advice_on_views
+from memprof.rules.references import advice_on_exceptions_and_logs, advice_on_views
 from memprof.rules.rule import Advice
 from memprof.rules.run_rule import RunMatch, RunRule
 from memprof.units import format_bytes, format_percent
@@ -76,22 +77,13 @@ class IdleHolder(RunRule[IdleTensors]):
 
     def advice(self, match: IdleTensors, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - of the case
         """Make the holder let go; of a thread also keep less of it, or keep it on the host."""
-        yield from advice_on_stored_exceptions(case)
-        yield from _advice_on_outputs(case)
+        yield from advice_on_exceptions_and_logs(case)
+        notebook = case.holder(LinkKind.NOTEBOOK)
+        if notebook is not None:
+            yield advice_on_outputs(notebook, case)
         if not case.links & (_IDLE - {LinkKind.THREAD}):
             yield from advice_on_views(case)
             yield from advice_on_long_lived(case)
-
-
-def _advice_on_outputs(case: Case) -> Iterator[Advice]:
-    holder = case.holder(LinkKind.NOTEBOOK)
-    if holder is not None:
-        yield Advice(
-            "clear_container",
-            f"The notebook keeps the result of every cell ({says(holder)}): end the cell with `;`, "
-            "or `%reset out`.",
-            case.place_of(holder) or case.site,
-        )
 
 
 def _searches(examination: Examination, device: DeviceExamination) -> list[Finding]:

@@ -1,13 +1,15 @@
-"""Rules for views that keep more than they show."""
+"""Small views that keep a whole storage, and the expression to clone."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from memprof.records import Holder
 from memprof.reference_chain import THROUGH_GRAPH, LinkKind
-from memprof.rules.case import Case, Proposal
+from memprof.rules.case import Case
+from memprof.rules.rule import Advice, Cause
 from memprof.rules.source_facts import handed_over
 from memprof.source_code.call_sites import Handed
 from memprof.source_code.idioms import growing, last_name
@@ -16,49 +18,55 @@ from memprof.source_code.program import Place, assigned, bound_names
 from memprof.source_code.values import values_of
 from memprof.units import format_bytes
 
-__all__ = ["rules", "small_view"]
-
+__all__ = ["PartOfStorage", "advice_on_view", "small_view"]
 
 _SMALL_PART = 0.25
 """Of a storage: a larger view is not what keeps much alive where a graph does."""
 
 
-def rules(case: Case) -> Iterator[Proposal]:
-    """``clone_view``."""
-    yield from small_view(case)
+@dataclass(frozen=True, slots=True, eq=False)
+class PartOfStorage(Cause):
+    """A view that something holds, and the storage that it keeps whole."""
+
+    shown_bytes: int
+    storage_bytes: int
+    is_main_reason: bool
+    """No graph holds the storage as well, or the view is a small part of it."""
 
 
-def small_view(case: Case) -> Iterator[Proposal]:
-    """``clone_view``, where a small view keeps a whole storage."""
-    shown, kept = _sizes(case)
-    if not 0 < shown < kept:
-        return
-    taken = next(_kept_parts(case), None)
+def small_view(case: Case) -> PartOfStorage | None:
+    """The first view in the chains of references that shows less than its storage has."""
+    for holder in case.found.holders:
+        for link in holder.links:
+            if link.shown_bytes >= 0 and link.storage_bytes >= 0:
+                shown, whole = link.shown_bytes, link.storage_bytes
+                if not 0 < shown < whole:
+                    return None
+                small = shown <= _SMALL_PART * whole or not case.links & THROUGH_GRAPH
+                return PartOfStorage(shown, whole, small)
+    return None
+
+
+def advice_on_view(part: PartOfStorage, case: Case) -> Iterator[Advice]:
+    """Clone the view where it is stored."""
+    taken = next(_stored_parts(case), None)
     place = taken[0] if taken is not None else _slicing(case)
     patch = ""
     if taken is not None:
         suffix = ".copy()" if _of_arrays(case) else ".clone()"
         patch = diff(taken[0].program, *wrapped(taken[1], suffix))
-    yield Proposal(
+    shown, whole = format_bytes(part.shown_bytes), format_bytes(part.storage_bytes)
+    yield Advice(
         "clone_view",
-        0.94 if shown <= _SMALL_PART * kept or not case.links & THROUGH_GRAPH else 0.8,
-        f"A view of {format_bytes(shown)} keeps its whole storage of {format_bytes(kept)}.",
+        f"A view of {shown} keeps its whole storage of {whole}.",
         place or (case.places[0] if case.places else case.site),
         patch=patch,
-        remains=shown / kept,
+        remains=part.shown_bytes / part.storage_bytes,
+        otherwise=not part.is_main_reason,
     )
 
 
-def _sizes(case: Case) -> tuple[int, int]:
-    """Return bytes that the first view shows, and those of its storage; 0 where there is none."""
-    for holder in case.found.holders:
-        for link in holder.links:
-            if link.shown_bytes >= 0 and link.storage_bytes >= 0:
-                return link.shown_bytes, link.storage_bytes
-    return 0, 0
-
-
-def _kept_parts(case: Case) -> Iterator[Handed]:
+def _stored_parts(case: Case) -> Iterator[Handed]:
     """The very expression that is the view, where it is put: ``rows[:2]`` of ``kept.append(…)``.
 
     Or a name that stands for nothing but such a part. The chain of references says which of several

@@ -1,1 +1,0 @@
-"""Families of advice that are no rules yet."""
