@@ -275,7 +275,7 @@ def _distinct(holders: Sequence[Holder]) -> tuple[Holder, ...]:
 
 
 def _title(per_step: float, holders: Sequence[Holder], frame: Frame, every: int) -> str:
-    often = "a step" if every == 1 else f"a step (every {every} steps)"
+    often = "per step" if every == 1 else f"per step (every {every} steps)"
     named = holders and holders[0].is_named
     by = keeper(holders[0].links) if named else f"made at {site_name(frame)}"
-    return f"{format_bytes(round(per_step))} {often} stay alive: {by}"
+    return f"grows by {format_bytes(round(per_step))} {often}: {by}"

@@ -346,14 +346,14 @@ def _message(one: Suspect, steps: int, holders: Sequence[Holder]) -> str:
     )  # steps between windows: unseen
     by = f", held by {holders[0].description}" if holders else ""
     return (
-        f"{format_bytes(round(per_step))} a step stay alive since step {one.first_step} "
+        f"memory grows by {format_bytes(round(per_step))} per step since step {one.first_step} "
         f"({one.count} tensors so far){by}"
     )
 
 
 def _graph_message(rate: float, holders: Sequence[Holder]) -> str:
     by = f" of {holders[0].description}" if holders else ""
-    return f"the autograd graph{by} grows by {rate:.0f} nodes a step, on the host"
+    return f"the autograd graph{by} grows by {rate:.0f} nodes per step, on the host"
 
 
 def _now_us() -> int:
