@@ -74,11 +74,9 @@ class Survival:
 
     @property
     def outlive_steps(self) -> Bools:
-        """Which lives were made in a step and are there at the `SURVIVOR_AGE`-th end after its own."""
-        born = self.lives.born
-        outlive: Bools = (born >= 0) & (
-            np.minimum(self.lives.died, len(self)) - born > SURVIVOR_AGE
-        )
+        """Which lives were made in a step and are there `SURVIVOR_AGE` step ends after its own."""
+        born, died = self.lives.born, np.minimum(self.lives.died, len(self))
+        outlive: Bools = (born >= 0) & (died - born > SURVIVOR_AGE)
         return outlive
 
     def outlast(self, rows: Ints) -> Bools:
