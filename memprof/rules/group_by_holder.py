@@ -9,10 +9,10 @@ from itertools import groupby
 import numpy as np
 
 from memprof.records import Finding, Holder
-from memprof.reference_chain import THROUGH_GRAPH, Link, LinkKind, breadth, way
+from memprof.reference_chain import THROUGH_GRAPH, Link, LinkKind, largest_container, way
 from memprof.rules.growing_groups import GrowingGroup
 
-__all__ = ["Cluster", "clusters", "held_by", "is_bounded", "outline"]
+__all__ = ["Cluster", "clusters", "held_by", "outline"]
 
 _CYCLES = frozenset({LinkKind.CYCLE, LinkKind.CPP_CYCLE})
 _INSIDE = THROUGH_GRAPH | {
@@ -23,7 +23,6 @@ _INSIDE = THROUGH_GRAPH | {
     LinkKind.BUFFER,
 }
 """Links below the thing that a person would let go of."""
-_CONTAINERS = frozenset({LinkKind.ITEM, LinkKind.KEY, LinkKind.LRU_CACHE})
 _SAME_STEPS = 0.8
 
 
@@ -119,14 +118,8 @@ def outline(holder: Holder) -> tuple[Hashable, ...]:
 
 def _depth(links: Sequence[Link]) -> int:
     """Links up to the largest container, or up to what lies inside the thing held."""
-    items = [at for at, link in enumerate(links) if link.kind in _CONTAINERS and link.length > 1]
-    if items:
-        return max(items, key=lambda at: breadth(links[at])) + 1
+    container = largest_container(links)
+    if container is not None:
+        return container + 1
     inside = (at for at, link in enumerate(links) if link.kind in _INSIDE and at)
     return next(inside, len(links))
-
-
-def is_bounded(holder: Holder) -> bool:
-    """Whether the container that grows can hold so much and no more (``maxlen``, ``maxsize``)."""
-    depth = _depth(holder.links)
-    return bool(holder.links) and holder.links[max(0, depth - 1)].limit > 0

@@ -15,14 +15,13 @@ import numpy.typing as npt
 
 from memprof.chain_description import keeper
 from memprof.records import Holder, Site
-from memprof.reference_chain import LinkKind
+from memprof.reference_chain import LinkKind, is_bounded
 from memprof.rules.cyclic_garbage import cyclic_garbage, freed_by_collector
 from memprof.rules.finding import Evidence, Found, Growth, Kind, Series
 from memprof.rules.group_by_holder import (
     Cluster,
     clusters,
     held_by,
-    is_bounded,
     outline,
 )
 from memprof.rules.growing_groups import growing_groups
@@ -77,7 +76,7 @@ class _Leak:
         """How sure it is that this leaks, from 0 to 1: less where the program keeps it small."""
         most = max(group.confidence for group in self.cluster.groups)
         for one in self.cluster.holders[:1]:
-            if is_bounded(one):
+            if is_bounded(one.links):
                 keeps_graphs = any(link.kind == LinkKind.AUTOGRAD_NODE for link in one.links)
                 return min(most, _BOUNDED_GRAPHS if keeps_graphs else _BOUNDED_CONFIDENCE)
         return most
