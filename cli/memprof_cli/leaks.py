@@ -268,14 +268,14 @@ def _growth(one: Found) -> str:
     full = "host" if one.device == "host" else "device"
     left = f"; the {full} is full in {one.steps_left:,.0f} steps" if one.steps_left >= 0 else ""
     return (
-        f"{format_bytes(one.bytes_per_step)} a step, {format_bytes(one.bytes)} so far, "
+        f"{format_bytes(one.bytes_per_step)} per step, {format_bytes(one.bytes)} so far, "
         f"steps {one.first_step} to {one.last_step}, "
         f"confidence {format_percent(one.confidence, 1)}{left}"
     )
 
 
 def _fix(one: Found, remedy: Remedy) -> str:
-    often = " a step" if one.bytes_per_step else ""
+    often = " per step" if one.bytes_per_step else ""
     saves = [f"saves {format_bytes(remedy.saves_bytes)}{often}"] if remedy.saves_bytes > 0 else []
     if remedy.peak_before > remedy.peak_after >= 0:
         saves.append(f"peak {format_bytes(remedy.peak_before)} → {format_bytes(remedy.peak_after)}")

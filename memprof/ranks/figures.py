@@ -95,7 +95,7 @@ class Measure:
     name: str
     title: str
     unit: str
-    """``bytes``, ``bytes a step`` or ``us``."""
+    """``bytes``, ``bytes per step`` or ``us``."""
     least: float
     """Differences of this size are noise."""
     of: Callable[[Rank], float | None]
@@ -111,7 +111,7 @@ MEASURES = (
     Measure("peak_reserved", "peak reserved", "bytes", 2 * _MIB, lambda r: r.peak_reserved_bytes),
     Measure("unused", "reserved, unused", "bytes", 2 * _MIB, lambda r: r.unused_bytes),
     Measure("outside", "outside torch", "bytes", 2 * _MIB, lambda r: r.outside_bytes),
-    Measure("growth", "growth", "bytes a step", _SMALLEST_BLOCK, lambda r: r.bytes_per_step),
+    Measure("growth", "growth", "bytes per step", _SMALLEST_BLOCK, lambda r: r.bytes_per_step),
     Measure("step_time", "step time", "us", 1_000, lambda r: r.step_us),
 )
 _NOT_COMPARED = ("peak_reserved",)

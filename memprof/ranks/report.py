@@ -78,10 +78,10 @@ class JobReport:
 
 
 def format_measure(value: float, unit: str) -> str:
-    """``62.1 GiB``, ``24 KiB a step`` or ``310 ms``."""
+    """``62.1 GiB``, ``24 KiB per step`` or ``310 ms``."""
     if unit == "us":
         return format_duration(value)
-    return format_bytes(round(value)) + (" a step" if unit == "bytes a step" else "")
+    return format_bytes(round(value)) + (" per step" if unit == "bytes per step" else "")
 
 
 def format_ranks(ranks: Iterable[Rank | int], *, most: int = _STRETCHES) -> str:
@@ -243,7 +243,8 @@ def _rising(ranks: Sequence[Rank]) -> str:
         return ""
     rate = format_bytes(round(rates[len(rates) // 2]))
     return (
-        f"allocated bytes rise on {format_count(len(rates))} of {_counted(ranks)}, by {rate} a step"
+        f"allocated bytes rise on {format_count(len(rates))} of {_counted(ranks)}, "
+        f"by {rate} per step"
     )
 
 

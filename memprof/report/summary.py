@@ -165,7 +165,7 @@ def _ran_out(examination: Examination, failure: Failure, findings: Sequence[Foun
     if leak is None:
         then = f"{command} says what would have let it go on"
         return Verdict("oom", in_a_line(failure), _held(failure), then)
-    why = f"{_held(failure)}; {format_bytes(leak.bytes)} of that a leak: {leak.title}"
+    why = f"{_held(failure)}; {format_bytes(leak.bytes)} of that is a leak, which {leak.title}"
     then = f"{_what_to_do(leak)}; {command} says what else would have let it go on"
     return Verdict("oom", in_a_line(failure), why, then)
 
@@ -282,5 +282,5 @@ def _trend(device: DeviceFigures, run: Run) -> str:
         return f"{steps} too few to judge growth from step to step"
     if trend.bytes_per_step > _SMALLEST_BLOCK and trend.rising > _RISING:
         rate = format_bytes(trend.bytes_per_step)
-        return f"allocated bytes rise by {rate} a step, yet no single line keeps growing"
+        return f"allocated bytes rise by {rate} per step, yet no single line keeps growing"
     return f"nothing keeps growing over {format_count(device.steps)} steps"

@@ -14,7 +14,15 @@ from memprof.rules import growth, waste, whole_run
 from memprof.rules.rule import EVERY_OTHER, GrowthRule, Rule, WasteRule
 from memprof.rules.run_rule import RunRule
 
-__all__ = ["growth_rules", "in_order", "rule_named", "rules", "run_rules", "waste_rules"]
+__all__ = [
+    "growth_rules",
+    "in_order",
+    "precedence",
+    "rule_named",
+    "rules",
+    "run_rules",
+    "waste_rules",
+]
 
 
 @cache
@@ -55,12 +63,22 @@ def in_order(rules: Iterable[GrowthRule[Any]]) -> tuple[GrowthRule[Any], ...]:
         graphlib.CycleError: rules yield to each other.
     """
     named = {rule.name: rule for rule in sorted(rules, key=lambda rule: rule.name)}
-    strong = {name for name, rule in named.items() if not _yields_to_all(rule)}
-    before = {
-        name: sorted({*rule.yields_to, *(strong if _yields_to_all(rule) else ())} & named.keys())
-        for name, rule in named.items()
-    }
+    before = {name: sorted(names) for name, names in precedence(named.values()).items()}
     return tuple(named[name] for name in TopologicalSorter(before).static_order())
+
+
+def precedence(rules: Iterable[GrowthRule[Any]]) -> dict[str, set[str]]:
+    """For each rule, by its name, the names of those that come before it by what rules declare."""
+    rules = tuple(rules)
+    weak = {rule.name for rule in rules if _yields_to_all(rule)}
+    strong = {rule.name for rule in rules} - weak
+    before = {rule.name: {*rule.yields_to} & (strong | weak) for rule in rules}
+    for name in weak:
+        before[name] |= strong
+    for rule in rules:
+        for name in {*rule.precedes} & before.keys():
+            before[name].add(rule.name)
+    return before
 
 
 def _yields_to_all(rule: Rule) -> bool:

@@ -96,7 +96,7 @@ class Found:
     device: str
     site: Site
     title: str
-    """One line for a person: ``24 KiB a step stay alive: list `outputs` of LitModel``."""
+    """One line for a person: ``grows by 24 KiB per step: list `outputs` of LitModel``."""
     bytes_per_step: float = 0.0
     """0 where nothing grows."""
     bytes: int = 0

@@ -1,4 +1,4 @@
-"""Which growing groups are one leak: the same thing holds them, or they grow in the same steps."""
+"""Which growing groups are one leak: one thing holds them, or they grow in the same steps."""
 
 from __future__ import annotations
 
@@ -7,22 +7,12 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 import numpy as np
-import numpy.typing as npt
 
 from memprof.records import Finding, Holder
-from memprof.reference_chain import THROUGH_GRAPH, Link, LinkKind, breadth, way
+from memprof.reference_chain import THROUGH_GRAPH, Link, LinkKind, largest_container, way
+from memprof.rules.growing_groups import GrowingGroup
 
-__all__ = [
-    "Cluster",
-    "Member",
-    "clusters",
-    "held_by",
-    "is_bounded",
-    "kept_itself",
-    "outline",
-]
-
-Ints = npt.NDArray[np.int64]
+__all__ = ["Cluster", "clusters", "held_by", "outline"]
 
 _CYCLES = frozenset({LinkKind.CYCLE, LinkKind.CPP_CYCLE})
 _INSIDE = THROUGH_GRAPH | {
@@ -33,42 +23,35 @@ _INSIDE = THROUGH_GRAPH | {
     LinkKind.BUFFER,
 }
 """Links below the thing that a person would let go of."""
-_CONTAINERS = frozenset({LinkKind.ITEM, LinkKind.KEY, LinkKind.LRU_CACHE})
 _SAME_STEPS = 0.8
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Member:
-    """One growing group, in what matters for telling which belong together."""
-
-    stack: int
-    rows: Ints
-    places: Ints
-    """Where it grows."""
-    per_place: float
-    confidence: float
-    every: int
-    collected: bool = False
-    """The garbage collector was seen to free such tensors."""
-    replaced: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Cluster:
-    """Members with one cause, the largest first once `clusters` is done."""
+    """Growing groups that one thing holds, the fastest growing first."""
 
-    members: list[Member]
+    groups: list[GrowingGroup] = field(default_factory=list)
     holders: list[Holder] = field(default_factory=list)
+    """Those of each group, in the order of the groups."""
+    _itself: float = 0.0
+    """Bytes a step of the groups that are held without a graph in between."""
 
     @property
-    def per_place(self) -> float:
-        """Bytes a step of all members."""
-        return sum(member.per_place for member in self.members)
+    def per_step(self) -> float:
+        """Bytes that all groups grow by."""
+        return sum(group.per_step for group in self.groups)
 
     @property
-    def places(self) -> Ints:
-        """Where any member grows."""
-        return np.unique(np.concatenate([member.places for member in self.members]))
+    def kept_itself(self) -> float:
+        """The share of the growth that is there without any graph, from 0 to 1."""
+        return self._itself / self.per_step if self.per_step > 0 else 0.0
+
+    def add(self, group: GrowingGroup, holders: Sequence[Holder]) -> None:
+        """Put a group to the others, with its holders; the first is the shortest way of holding."""
+        self.groups.append(group)
+        self.holders += holders
+        if any(one.is_named and not one.through_graph for one in holders[:1]):
+            self._itself += group.per_step
 
 
 def held_by(findings: Iterable[Finding], device: str) -> dict[int, tuple[Holder, ...]]:
@@ -82,49 +65,39 @@ def held_by(findings: Iterable[Finding], device: str) -> dict[int, tuple[Holder,
     return found
 
 
-def clusters(members: Sequence[Member], holders: Mapping[int, Sequence[Holder]]) -> list[Cluster]:
-    """Groups of members with one cause, the fastest growing first."""
-    named: dict[tuple[Hashable, ...], Cluster] = {}
-    nameless: list[Member] = []
-    for member in sorted(members, key=lambda one: -one.per_place):
-        held = holders.get(member.stack, ())
-        if not held or not held[0].is_named:
-            nameless.append(member)
-            continue
-        cluster = named.setdefault(outline(held[0]), Cluster([]))
-        cluster.members.append(member)
-        cluster.holders += held
-    found = list(named.values())
-    for member in nameless:
-        same = _with_same_steps(found, member)
-        if same is None:
-            same = Cluster([])
-            found.append(same)
-        same.members.append(member)
-        same.holders += holders.get(member.stack, ())
-    return sorted(found, key=lambda cluster: -cluster.per_place)
+def clusters(
+    groups: Sequence[GrowingGroup], holders: Mapping[int, Sequence[Holder]]
+) -> list[Cluster]:
+    """Growing groups by what holds them, the fastest growing first.
 
-
-def kept_itself(cluster: Cluster, holders: Mapping[int, Sequence[Holder]]) -> float:
-    """The share of a cluster's growth that is there without any graph, from 0 to 1.
-
-    Of a stack with several ways of holding the first counts: that is the shortest.
+    ``holders`` are those of each stack. A group that nothing is known to hold joins one that grows
+    in the same steps, where there is one.
     """
-    itself = 0.0
-    for member in cluster.members:
-        held = holders.get(member.stack, ())[:1]
-        if any(one.is_named and not one.through_graph for one in held):
-            itself += member.per_place
-    return itself / cluster.per_place if cluster.per_place > 0 else 0.0
+    named: dict[tuple[Hashable, ...], Cluster] = {}
+    nameless: list[GrowingGroup] = []
+    for group in sorted(groups, key=lambda one: -one.per_step):
+        held = holders.get(group.stack, ())
+        if not held or not held[0].is_named:
+            nameless.append(group)
+            continue
+        named.setdefault(outline(held[0]), Cluster()).add(group, held)
+    found = list(named.values())
+    for group in nameless:
+        same = _with_same_steps(found, group)
+        if same is None:
+            same = Cluster()
+            found.append(same)
+        same.add(group, holders.get(group.stack, ()))
+    return sorted(found, key=lambda cluster: -cluster.per_step)
 
 
-def _with_same_steps(found: Sequence[Cluster], member: Member) -> Cluster | None:
+def _with_same_steps(found: Sequence[Cluster], group: GrowingGroup) -> Cluster | None:
     """A cluster that grows in the same steps, as a graph's tensors do with what holds it."""
     best: tuple[float, Cluster] | None = None
     for cluster in found:
-        places = cluster.members[0].places
-        shared = len(np.intersect1d(places, member.places))
-        share = shared / max(1, len(np.union1d(places, member.places)))
+        places = cluster.groups[0].places
+        shared = len(np.intersect1d(places, group.places))
+        share = shared / max(1, len(np.union1d(places, group.places)))
         if share >= _SAME_STEPS and (best is None or share > best[0]):
             best = share, cluster
     return best[1] if best else None
@@ -145,14 +118,8 @@ def outline(holder: Holder) -> tuple[Hashable, ...]:
 
 def _depth(links: Sequence[Link]) -> int:
     """Links up to the largest container, or up to what lies inside the thing held."""
-    items = [at for at, link in enumerate(links) if link.kind in _CONTAINERS and link.length > 1]
-    if items:
-        return max(items, key=lambda at: breadth(links[at])) + 1
+    container = largest_container(links)
+    if container is not None:
+        return container + 1
     inside = (at for at, link in enumerate(links) if link.kind in _INSIDE and at)
     return next(inside, len(links))
-
-
-def is_bounded(holder: Holder) -> bool:
-    """Whether the container that grows can hold so much and no more (``maxlen``, ``maxsize``)."""
-    depth = _depth(holder.links)
-    return bool(holder.links) and holder.links[max(0, depth - 1)].limit > 0

@@ -46,47 +46,58 @@ class GrowingGroup:
     """The stack of most of them."""
     rows: Ints
     """Rows of `Survival.lives` that survive and that the last step left."""
-    rise: Rise
-    series: Ints
-    """Bytes of the survivors at every place."""
+    places: Ints
+    """Where among the recorded step ends it grows."""
+    per_step: float
+    """Bytes."""
+    confidence: float
+    """That it grows without end, from 0 to 1."""
+    every: int
+    """The usual distance between two places: 1 is every step."""
     replaced: bool = False
     """One tensor, or a collection that is copied, is made anew and larger again and again."""
+    collected: bool = False
+    """The garbage collector was seen to free such tensors."""
 
 
-def growing_groups(seen: Survival) -> Iterator[GrowingGroup]:
-    """Every group of ``seen`` that keeps growing, each allocation in at most one."""
-    lives = seen.lives
-    if len(seen) < _LEAST_SPAN + SURVIVOR_AGE:
+def growing_groups(survival: Survival, freed: Bools) -> Iterator[GrowingGroup]:
+    """Every group of ``survival`` that keeps growing, each allocation in at most one.
+
+    ``freed`` says which allocations the garbage collector freed.
+    """
+    lives = survival.lives
+    if len(survival) < _LEAST_SPAN + SURVIVOR_AGE:
         return
-    survives = (lives.born >= 0) & (np.minimum(lives.died, len(seen)) - lives.born > SURVIVOR_AGE)
+    survives = survival.outlive_steps
     grouped = np.zeros(len(lives), dtype=bool)
-    for keys in (_by_stack(seen), _by_line(seen)):
+    for keys in (_by_stack(survival), _by_line(survival)):
         for rows in _groups(keys, survives & ~grouped):
-            group = _ever_more(seen, rows)
-            if group is not None and not _is_expected(seen, group):
+            group = _ever_more(survival, rows, freed)
+            if group is not None and not _is_expected(survival, group):
                 grouped[rows] = True
                 yield group
-    for rows in _groups(_by_stack(seen), (lives.born >= 0) & (lives.died > lives.born) & ~grouped):
-        group = _ever_larger(seen, rows)
+    replaced = (lives.born >= 0) & (lives.died > lives.born)
+    for rows in _groups(_by_stack(survival), replaced & ~grouped):
+        group = _ever_larger(survival, rows, freed)
         if group is not None:
             yield group
 
 
-def _by_stack(seen: Survival) -> Ints:
+def _by_stack(survival: Survival) -> Ints:
     """The stack of each allocation; without one its module tells it apart, or nothing does (-1)."""
-    lives = seen.lives
+    lives = survival.lives
     keys = lives.stack.astype(np.int64)
-    modules = _modules(seen.tables)[lives.label]
+    modules = _modules(survival.tables)[lives.label]
     nowhere = keys == EMPTY
     keys[nowhere] = np.where(modules[nowhere] > 0, -1 - modules[nowhere], -1)
     return keys
 
 
-def _by_line(seen: Survival) -> Ints:
+def _by_line(survival: Survival) -> Ints:
     """The user's line and the module: one line is reached by many stacks in some programs."""
-    lives = seen.lives
-    line = sites(seen.tables).of_stack[lives.stack].astype(np.int64)
-    modules = _modules(seen.tables)[lives.label]
+    lives = survival.lives
+    line = sites(survival.tables).of_stack[lives.stack].astype(np.int64)
+    modules = _modules(survival.tables)[lives.label]
     return np.where(line > 0, line * (int(modules.max(initial=0)) + 1) + modules, -1)
 
 
@@ -107,8 +118,8 @@ def _groups(keys: Ints, mask: Bools) -> Iterator[Ints]:
             yield part
 
 
-def _ever_more(seen: Survival, rows: Ints) -> GrowingGroup | None:
-    lives, length = seen.lives, len(seen)
+def _ever_more(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | None:
+    lives, length = survival.lives, len(survival)
     if len(np.unique(lives.born[rows])) < _LEAST_BIRTHS:
         return None
     count, amount = (
@@ -118,13 +129,13 @@ def _ever_more(seen: Survival, rows: Ints) -> GrowingGroup | None:
     found = rise(count, amount, first=WARM_UP + SURVIVOR_AGE - 1)
     if found is None or found.places[-1] - found.places[0] < _LEAST_SPAN or found.per_place <= 0:
         return None
-    kept = _kept(seen, rows, found)
-    return GrowingGroup(_most(lives.stack[kept if len(kept) else rows]), kept, found, amount)
+    left = _left(survival, rows, found)
+    return _group(survival, left if len(left) else rows, left, found, freed)
 
 
-def _ever_larger(seen: Survival, rows: Ints) -> GrowingGroup | None:
+def _ever_larger(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | None:
     """A group that is made anew, larger: by joining an old tensor with a part, or by copying."""
-    lives, length = seen.lives, len(seen)
+    lives, length = survival.lives, len(survival)
     if len(rows) < _LEAST_GROWN:
         return None
     count, amount = (
@@ -140,20 +151,35 @@ def _ever_larger(seen: Survival, rows: Ints) -> GrowingGroup | None:
     if (np.diff(floor(amount)[WARM_UP:]) > 0).sum() < _LEAST_BIRTHS:
         return None
     found = rise(amount, amount)
-    stack = _most(lives.stack[rows])
     if found is None or found.places[-1] - found.places[0] < _LEAST_SPAN:
         return None
-    if not (_joins if one_each else _copies)(seen.tables, stack):
+    if not (_joins if one_each else _copies)(survival.tables, _most(lives.stack[rows])):
         return None
-    return GrowingGroup(stack, _kept(seen, rows, found), found, amount, replaced=True)
+    return _group(survival, rows, _left(survival, rows, found), found, freed, replaced=True)
 
 
-def _kept(seen: Survival, rows: Ints, found: Rise) -> Ints:
+def _group(
+    survival: Survival, rows: Ints, left: Ints, found: Rise, freed: Bools, *, replaced: bool = False
+) -> GrowingGroup:
+    stack = _most(survival.lives.stack[rows])
+    return GrowingGroup(
+        stack=stack,
+        rows=left,
+        places=found.places,
+        per_step=found.per_place,
+        confidence=found.confidence,
+        every=found.every,
+        replaced=replaced,
+        collected=bool((freed & (survival.lives.stack == stack)).any()),
+    )
+
+
+def _left(survival: Survival, rows: Ints, found: Rise) -> Ints:
     """Those of ``rows`` that the last step left; where a reset took all, the last rise."""
-    rows_left = rows[seen.outlast(rows)]
+    rows_left = rows[survival.outlast(rows)]
     if len(rows_left):
         return rows_left
-    born, died, last = seen.lives.born[rows], seen.lives.died[rows], int(found.places[-1])
+    born, died, last = survival.lives.born[rows], survival.lives.died[rows], int(found.places[-1])
     there: Ints = rows[(born <= last) & (last < died)]
     return there
 
@@ -172,21 +198,21 @@ def _most(stacks: Ints) -> int:
     return int(values[counts.argmax()])
 
 
-def _is_expected(seen: Survival, found: GrowingGroup) -> bool:
+def _is_expected(survival: Survival, found: GrowingGroup) -> bool:
     """Gradients and optimizer state while there are no more than one per parameter.
 
     They come when a layer is unfrozen or first used, and go on for as many steps as there are
     layers; more of them than parameters means optimizers that are not given back.
     """
-    lives = seen.lives
-    frames = seen.tables.stack(found.stack)
+    lives = survival.lives
+    frames = survival.tables.stack(found.stack)
     if _is_history(frames):
         return True
     category = _most(lives.category[found.rows]) if len(found.rows) else 0
     if category not in _ONE_EACH:
         return False
     everything = np.arange(len(lives))
-    there = (lives.category == Category.PARAMETER) & seen.outlast(everything)
+    there = (lives.category == Category.PARAMETER) & survival.outlast(everything)
     born = np.unique(lives.born[there])
     co_grown = np.isin(lives.born[found.rows], born[born >= WARM_UP]).mean()
     return len(found.rows) <= int(there.sum()) and bool(co_grown < 0.5)

@@ -15,19 +15,16 @@ import numpy.typing as npt
 
 from memprof.chain_description import keeper
 from memprof.records import Holder, Site
-from memprof.reference_chain import LinkKind
-from memprof.rules.cyclic_garbage import CyclicGarbage, cyclic_garbage, freed_by_collector
+from memprof.reference_chain import LinkKind, is_bounded
+from memprof.rules.cyclic_garbage import cyclic_garbage, freed_by_collector
 from memprof.rules.finding import Evidence, Found, Growth, Kind, Series
 from memprof.rules.group_by_holder import (
     Cluster,
-    Member,
     clusters,
     held_by,
-    is_bounded,
-    kept_itself,
     outline,
 )
-from memprof.rules.growing_groups import GrowingGroup, growing_groups
+from memprof.rules.growing_groups import growing_groups
 from memprof.run import DeviceRun, Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import code_of
@@ -56,48 +53,14 @@ def leaks(run: Run) -> tuple[Found, ...]:
 
 
 def _of_device(run: Run, device: DeviceRun) -> list[Found]:
-    seen = survival(device)
-    freed = freed_by_collector(device, seen, run.findings)
-    members = [_growing_member(one, seen, freed) for one in growing_groups(seen)]
-    known = {member.stack for member in members}
-    members += [
-        _collected_member(one, seen)
-        for one in cyclic_garbage(seen, freed)
-        if one.stack not in known
-    ]
+    lives = survival(device)
+    freed = freed_by_collector(device, lives, run.findings)
+    groups = list(growing_groups(lives, freed))
+    grown = {group.stack for group in groups}
+    groups += [one for one in cyclic_garbage(lives, freed) if one.stack not in grown]
     holders = held_by(run.findings, device.device)
-    made = [
-        _Leak(device, seen, cluster, kept_itself(cluster, holders))
-        for cluster in clusters(members, holders)
-    ]
+    made = [_Leak(device, lives, cluster) for cluster in clusters(groups, holders)]
     return [leak.found() for leak in made if leak.confidence >= _LEAST_CONFIDENCE]
-
-
-def _growing_member(one: GrowingGroup, seen: Survival, freed: npt.NDArray[np.bool_]) -> Member:
-    same = seen.lives.stack == one.stack
-    return Member(
-        stack=one.stack,
-        rows=one.rows,
-        places=one.rise.places,
-        per_place=one.rise.per_place,
-        confidence=one.rise.confidence,
-        every=one.rise.every,
-        collected=bool((freed & same).any()),
-        replaced=one.replaced,
-    )
-
-
-def _collected_member(one: CyclicGarbage, seen: Survival) -> Member:
-    births = np.unique(seen.lives.born[one.rows])
-    return Member(
-        stack=one.stack,
-        rows=one.rows,
-        places=births,
-        per_place=one.bytes_per_step,
-        confidence=round(min(0.95, 1 - 0.5 ** (len(births) / 5)), 3),
-        every=max(1, round(float(np.median(np.diff(births))))),
-        collected=True,
-    )
 
 
 @dataclass(slots=True, eq=False)
@@ -105,30 +68,29 @@ class _Leak:
     """One cluster on its way to a finding."""
 
     device: DeviceRun
-    seen: Survival
+    survival: Survival
     cluster: Cluster
-    kept_itself: float
 
     @property
     def confidence(self) -> float:
         """How sure it is that this leaks, from 0 to 1: less where the program keeps it small."""
-        most = max(member.confidence for member in self.cluster.members)
+        most = max(group.confidence for group in self.cluster.groups)
         for one in self.cluster.holders[:1]:
-            if is_bounded(one):
+            if is_bounded(one.links):
                 keeps_graphs = any(link.kind == LinkKind.AUTOGRAD_NODE for link in one.links)
                 return min(most, _BOUNDED_GRAPHS if keeps_graphs else _BOUNDED_CONFIDENCE)
         return most
 
     def found(self) -> Found:
         """The cluster as a finding, without remedies."""
-        cluster, lives, steps = self.cluster, self.seen.lives, self.seen.steps
-        rows = np.concatenate([member.rows for member in cluster.members])
+        cluster, lives, steps = self.cluster, self.survival.lives, self.survival.steps
+        rows = np.concatenate([group.rows for group in cluster.groups])
         frame, stack = self._site()
         holders = _distinct(cluster.holders)
         births = self._births(rows)
-        per_step = cluster.per_place
+        per_step = cluster.per_step
         series = self._series(rows)
-        left = int(lives.size[rows[self.seen.outlast(rows)]].sum())
+        left = int(lives.size[rows[self.survival.outlast(rows)]].sum())
         return Found(
             kind=self._kind(holders),
             device=self.device.device,
@@ -154,34 +116,34 @@ class _Leak:
         return Kind.CYCLE if by_cycle or self._collected() else Kind.LEAK
 
     def _collected(self) -> bool:
-        members = self.cluster.members
-        freed = sum(member.per_place for member in members if member.collected)
-        return freed > 0.5 * self.cluster.per_place
+        groups = self.cluster.groups
+        freed = sum(group.per_step for group in groups if group.collected)
+        return freed > 0.5 * self.cluster.per_step
 
     def _every(self) -> int:
-        return self.cluster.members[0].every
+        return self.cluster.groups[0].every
 
     def _site(self) -> tuple[Frame, tuple[Frame, ...]]:
-        """The largest member's line; with no name for a holder, the line that all members share."""
-        tables = self.seen.tables
-        stacks = [tables.stack(member.stack) for member in self.cluster.members]
+        """The largest group's line; with no name for a holder, the line that all groups share."""
+        tables = self.survival.tables
+        stacks = [tables.stack(group.stack) for group in self.cluster.groups]
         named = self.cluster.holders and self.cluster.holders[0].is_named
         shared = _shared_frame(stacks) if len(stacks) > 1 and not named else None
         if shared is not None:
             return shared, stacks[0]
         places = sites(tables)
-        return places.frames[int(places.of_stack[self.cluster.members[0].stack])], stacks[0]
+        return places.frames[int(places.of_stack[self.cluster.groups[0].stack])], stacks[0]
 
     def _module(self, rows: Ints) -> str:
-        labels = self.seen.tables.labels
-        names = [labels[int(i)].module for i in np.unique(self.seen.lives.label[rows])]
+        labels = self.survival.tables.labels
+        names = [labels[int(i)].module for i in np.unique(self.survival.lives.label[rows])]
         names = sorted({name.split("#")[0] for name in names if name})
         return names[0] if len(names) == 1 else _common_path(names)
 
     def _births(self, rows: Ints) -> Ints:
         """Places where it grew; of what is made anew again and again, not only the last time."""
-        anew = [member.places for member in self.cluster.members if member.replaced]
-        return np.unique(np.concatenate([self.seen.lives.born[rows], *anew]))
+        anew = [group.places for group in self.cluster.groups if group.replaced]
+        return np.unique(np.concatenate([self.survival.lives.born[rows], *anew]))
 
     def _steps_left(self, per_step: float) -> float:
         total = self.device.info.total_bytes * self.device.info.memory_fraction
@@ -191,17 +153,17 @@ class _Leak:
         return max(0.0, float(total - used[-1]) / per_step)
 
     def _series(self, rows: Ints) -> Series:
-        lives, length = self.seen.lives, len(self.seen)
-        stacks = [member.stack for member in self.cluster.members]
+        lives, length = self.survival.lives, len(self.survival)
+        stacks = [group.stack for group in self.cluster.groups]
         chosen = np.union1d(rows, np.flatnonzero(np.isin(lives.stack, stacks) & (lives.born >= 0)))
         change = np.zeros(length + 1, dtype=np.int64)
         np.add.at(change, np.minimum(lives.born[chosen], length), lives.size[chosen])
         np.add.at(change, np.minimum(lives.died[chosen], length), -lives.size[chosen])
-        return Series(self.seen.steps, np.cumsum(change[:-1]))
+        return Series(self.survival.steps, np.cumsum(change[:-1]))
 
     def _is_forward(self, rows: Ints) -> npt.NDArray[np.bool_]:
         """What a forward pass made for its backward pass, also where only the program keeps it."""
-        lives, labels = self.seen.lives, self.seen.tables.labels
+        lives, labels = self.survival.lives, self.survival.tables.labels
         kept = lives.category[rows]
         found: npt.NDArray[np.bool_] = kept == Category.ACTIVATION
         if any(label.phase == Phase.BACKWARD for label in labels):
@@ -210,17 +172,17 @@ class _Leak:
         return found
 
     def _evidence(self, rows: Ints) -> Evidence:
-        lives = self.seen.lives
+        lives = self.survival.lives
         windows = lives.window[rows]
         window = _most(windows, np.ones(len(windows), dtype=np.int64))
         inside = rows[(windows == window) & (lives.alloc[rows] >= 0)]
         return Evidence(window=window, allocs=np.sort(lives.alloc[inside]))
 
     def _growth(self, rows: Ints) -> Growth:
-        lives = self.seen.lives
+        lives = self.survival.lives
         forward = lives.size[rows[self._is_forward(rows)]].sum()
         return Growth(
-            kept_itself=self.kept_itself,
+            kept_itself=self.cluster.kept_itself,
             forward_share=float(forward) / max(1, int(lives.size[rows].sum())),
             has_parameters=bool((lives.category[rows] == Category.PARAMETER).any()),
         )
@@ -275,7 +237,7 @@ def _distinct(holders: Sequence[Holder]) -> tuple[Holder, ...]:
 
 
 def _title(per_step: float, holders: Sequence[Holder], frame: Frame, every: int) -> str:
-    often = "a step" if every == 1 else f"a step (every {every} steps)"
+    often = "per step" if every == 1 else f"per step (every {every} steps)"
     named = holders and holders[0].is_named
     by = keeper(holders[0].links) if named else f"made at {site_name(frame)}"
-    return f"{format_bytes(round(per_step))} {often} stay alive: {by}"
+    return f"grows by {format_bytes(round(per_step))} {often}: {by}"

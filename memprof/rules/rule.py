@@ -140,6 +140,9 @@ class GrowthRule(Rule, Generic[AnyCause]):
     such finding, and says whether it is of its kind.
     """
 
+    precedes: ClassVar[tuple[str, ...]] = ()
+    """Rules that say less where both match: the same as if they yielded to this one."""
+
     @abstractmethod
     def match(self, case: Case) -> AnyCause | None:
         """What makes it grow; None where this rule does not explain it."""

@@ -159,7 +159,7 @@ class Trend:
 
     def __str__(self) -> str:
         rate = round(self.bytes_per_step)
-        said = f"{format_bytes(rate)} a step" if rate else "none"
+        said = f"{format_bytes(rate)} per step" if rate else "none"
         return f"{said} over steps {self.first_step} to {self.last_step}"
 
 

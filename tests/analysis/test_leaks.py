@@ -66,6 +66,6 @@ def test_what_is_held_without_its_graph_is_told_from_what_only_the_graph_keeps(t
     assert others == []
     assert found.bytes_per_step == 512 + 1024 + 512  # the batch, what tanh made, the output
     assert found.growth.kept_itself == 0.25
-    assert found.title.startswith("2 KiB a step stay alive: list (")
+    assert found.title.startswith("grows by 2 KiB per step: list (")
     assert found.title.endswith(", through the autograd graph")
     assert found.holders[0].description.startswith("saved tensor ")

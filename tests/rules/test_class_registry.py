@@ -52,5 +52,8 @@ def test_objects_are_to_be_registered_weakly(tmp_path):
     first = found.remedies[0]
     assert found.rule == first.rule == "class-registry"
     assert found.bytes_per_step == (WIDTH * WIDTH + WIDTH) * 4
-    assert (first.fix, first.code) == ("weakref", "everyone = set()  # noqa: RUF012 - shared on purpose")
+    assert (first.fix, first.code) == (
+        "weakref",
+        "everyone = set()  # noqa: RUF012 - shared on purpose",
+    )
     assert "+        everyone = weakref.WeakSet()" in first.patch

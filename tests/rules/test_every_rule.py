@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from graphlib import TopologicalSorter
 from importlib import import_module
+from itertools import pairwise
 
 import pytest
 
 pytest.importorskip("torch", reason="the programs train")
 
-from memprof.rules.collection import growth_rules, in_order, rules
+from memprof.loading import load
+from memprof.rules.case import Case
+from memprof.rules.collection import growth_rules, in_order, precedence, rules
 from memprof.rules.fixes import FIXES
 from memprof.rules.overlap import ANY_GROWTH, ANY_WASTE
 from memprof.rules.pages import page
@@ -30,8 +33,24 @@ def test_it_fires_where_its_mistake_is_and_advises_its_fixes(rule, tmp_path):
     found = findings_of(programs_of(rule).fires, tmp_path / "run.json")
     advised = [r.fix for one in found for r in one.remedies if r.rule == rule]
     assert rule in {name for one in found for name in named_by(one)}
+    assert list(undeclared(found, load(tmp_path / "run.json"))) == []
     assert bool(advised) == bool(RULES[rule].fixes)
     assert set(advised) <= set(RULES[rule].fixes)
+
+
+def undeclared(found, run):
+    """Pairs of rules that explain the same growth, of which none says which one comes first."""
+    before = precedence(growth_rules())
+
+    def precedes(first, second):
+        return first in before[second] or any(precedes(first, one) for one in before[second])
+
+    for one in found:
+        case = Case(one, run)
+        causes = [rule.name for rule in growth_rules() if case.grows and rule.match(case)]
+        for first, second in pairwise(causes):
+            if not precedes(first, second):
+                yield first, second
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -62,8 +81,9 @@ def stronger(rule) -> tuple[str, ...]:
 
 
 def test_rules_yield_to_rules_that_there_are():
-    names = {name for rule in RULES.values() for name in stronger(rule)}
-    assert names <= {*EVERY_OTHER, ANY_GROWTH, ANY_WASTE, *RULES}
+    named = {name for rule in RULES.values() for name in stronger(rule)}
+    named |= {name for rule in growth_rules() for name in rule.precedes}
+    assert named <= {*EVERY_OTHER, ANY_GROWTH, ANY_WASTE, *RULES}
 
 
 def test_no_rules_yield_to_each_other():

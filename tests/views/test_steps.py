@@ -127,7 +127,7 @@ def test_ooms_are_events() -> None:
 
 @pytest.mark.parametrize(
     ("rate", "said"),
-    [(393_216.2, "384 KiB a step over steps 3 to 39"), (0.3, "none over steps 3 to 39")],
+    [(393_216.2, "384 KiB per step over steps 3 to 39"), (0.3, "none over steps 3 to 39")],
 )
 def test_growth_is_told_in_words(rate: float, said: str) -> None:
     assert str(Trend(rate, 3, 39, 1.0)) == said

@@ -146,7 +146,7 @@ def test_the_holder_found_in_the_job_names_the_leak():
     finding = Finding("holders", device="cuda:0", stack=1, holders=[holder])
     found = leaks(run_of(window([], list(range(20))), findings=(finding,)))
     assert (
-        found[0].title == "512 B a step stay alive: list `kept` (20 items), global `kept` of train"
+        found[0].title == "grows by 512 B per step: list `kept` (20 items), global `kept` of train"
     )
     assert found[0].holders == (holder,)
 

@@ -38,6 +38,7 @@ class ClassRegistry(GrowthRule[Registry]):
     name = "class-registry"
     summary = "a class keeps every object that was registered with it"
     fixes = ("weakref", "clear_container")
+    precedes = ("kept-graph",)
     yields_to = ("unbounded-cache",)
 
     def match(self, case: Case) -> Registry | None:

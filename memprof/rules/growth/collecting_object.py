@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from memprof.records import Holder
 from memprof.reference_chain import LinkKind
 from memprof.rules.case import Case
-from memprof.rules.rule import Advice, Cause, GrowthRule
+from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import growing, last_name
 from memprof.source_code.program import Place, calls_in
@@ -43,7 +43,7 @@ class CollectingObject(GrowthRule[Collector]):
     name = "collecting-object"
     summary = "a library's object collects what it is called with"
     fixes = ("clear_container", "del_ref")
-    yields_to = ("stored-exception", "log-record", "collected-models")
+    yields_to = EVERY_OTHER
 
     def match(self, case: Case) -> Collector | None:
         """What calls the object on the way to the tensors; else what hands it things, or makes it.

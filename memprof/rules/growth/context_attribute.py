@@ -31,6 +31,7 @@ class ContextAttribute(GrowthRule[Stored]):
     name = "context-attribute"
     summary = "a custom Function keeps its output as an attribute of `ctx`"
     fixes = ("save_for_backward",)
+    precedes = ("kept-graph",)
 
     def match(self, case: Case) -> Stored | None:
         """An attribute of a node's ``ctx`` in a chain of references, and what assigns it."""

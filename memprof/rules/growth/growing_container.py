@@ -32,7 +32,7 @@ class GrowingContainer(GrowthRule[GrownContainer]):
     name = "growing-container"
     summary = "a container is filled in every step and never emptied"
     fixes = ("clear_container", "cpu_offload")
-    yields_to = EVERY_OTHER
+    yields_to = (*EVERY_OTHER, "no-backward", "reference-cycle")
 
     def match(self, case: Case) -> GrownContainer | None:
         """A container that the program's own source fills."""

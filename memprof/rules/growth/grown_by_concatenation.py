@@ -28,6 +28,7 @@ class GrownByConcatenation(GrowthRule[Concatenation]):
     name = "grown-by-concatenation"
     summary = "a tensor is joined with more in every step"
     fixes = ("cpu_offload", "preallocate")
+    yields_to = ("kept-graph", "running-sum", "carried-state")
 
     def match(self, case: Case) -> Concatenation | None:
         """A statement that joins what it binds with something else."""

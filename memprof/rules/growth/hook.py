@@ -36,6 +36,7 @@ class Hook(GrowthRule[RegisteredHook]):
     name = "hook"
     summary = "a hook keeps what its function closes over"
     fixes = ("break_cycle", "remove_hook")
+    precedes = ("kept-graph",)
 
     def match(self, case: Case) -> RegisteredHook | None:
         """A hook in a chain of references, and the statement that registers it."""

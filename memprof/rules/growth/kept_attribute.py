@@ -45,7 +45,7 @@ class KeptAttribute(GrowthRule[Name]):
     name = "kept-attribute"
     summary = "an attribute or a variable holds tensors beyond their step"
     fixes = ("del_ref",)
-    yields_to = EVERY_OTHER
+    yields_to = (*EVERY_OTHER, "collecting-object", "growing-container")
 
     def match(self, case: Case) -> Name | None:
         """The first holder whose statement is here; else whatever outlives its step."""

@@ -41,6 +41,7 @@ class MemoizedFunction(GrowthRule[Memoized]):
     name = "memoized-function"
     summary = "a memoized function's cache has no largest size"
     fixes = ("bound_cache", "clear_container")
+    precedes = ("kept-graph",)
 
     def match(self, case: Case) -> Memoized | None:
         """An ``lru_cache`` in a chain of references."""

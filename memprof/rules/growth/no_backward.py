@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
 from memprof.rules.kept_graphs import under_no_grad
-from memprof.rules.rule import Advice, Cause, GrowthRule
+from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.source_code.program import Place
 
 __all__ = ["RULE"]
@@ -27,7 +27,7 @@ class NoBackward(GrowthRule[NeedlessGraph]):
     name = "no-backward"
     summary = "graphs are kept though nothing runs a backward pass"
     fixes = ("no_grad",)
-    yields_to = ("kept-graph", "running-sum", "carried-state", "create-graph", "assigned-history")
+    yields_to = (*EVERY_OTHER, "collecting-object")
 
     def match(self, case: Case) -> NeedlessGraph | None:
         """A graph that something holds, in a run whose labels know no backward pass."""

@@ -30,6 +30,7 @@ class Parametrizations(GrowthRule[Registration]):
     name = "parametrizations"
     summary = "a module gets one more parametrization in every step"
     fixes = ("del_ref",)
+    precedes = ("kept-graph",)
 
     def match(self, case: Case) -> Registration | None:
         """Something below a module's list of parametrizations, which the program registers."""

@@ -34,6 +34,7 @@ class PrivatePools(GrowthRule[Pools]):
     name = "private-pools"
     summary = "every captured CUDA graph has a memory pool of its own"
     fixes = ("share_pool",)
+    precedes = ("kept-graph",)
 
     def match(self, case: Case) -> Pools | None:
         """Growing tensors that lie in several pools other than the allocator's own."""

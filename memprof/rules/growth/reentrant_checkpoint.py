@@ -33,6 +33,7 @@ class ReentrantCheckpoint(GrowthRule[Checkpoint]):
     name = "reentrant-checkpoint"
     summary = "a reentrant checkpoint keeps its function, and that its output"
     fixes = ("break_cycle",)
+    precedes = ("kept-graph",)
 
     def match(self, case: Case) -> Checkpoint | None:
         """The node of such a checkpoint in a chain of references, and a call that makes one."""

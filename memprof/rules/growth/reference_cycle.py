@@ -34,7 +34,7 @@ class ReferenceCycle(GrowthRule[Cycle]):
     name = "reference-cycle"
     summary = "a reference cycle holds tensors until the garbage collector runs"
     fixes = ("break_cycle", "weakref")
-    yields_to = EVERY_OTHER
+    yields_to = (*EVERY_OTHER, "collecting-object", "no-backward")
 
     def match(self, case: Case) -> Cycle | None:
         """Tensors that only the collector frees, or a cycle in a chain of references."""

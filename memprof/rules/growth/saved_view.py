@@ -33,6 +33,7 @@ class SavedView(GrowthRule[SavedViews]):
     name = "saved-view"
     summary = "a custom Function saves a view of its own output"
     fixes = ("clone_view",)
+    precedes = ("kept-graph",)
 
     def match(self, case: Case) -> SavedViews | None:
         """A call of ``save_for_backward`` with a part of something, where a graph holds itself."""

@@ -17,6 +17,14 @@ class SmallView(GrowthRule[PartOfStorage]):
     name = "small-view"
     summary = "a small view keeps its whole storage"
     fixes = ("clone_view",)
+    yields_to = ("stored-exception", "log-record")
+    precedes = (
+        "kept-graph",
+        "unbounded-cache",
+        "unreset-metric",
+        "class-registry",
+        "grown-by-concatenation",
+    )
 
     def match(self, case: Case) -> PartOfStorage | None:
         """A view in a chain of references that shows less than its storage has."""

@@ -26,6 +26,7 @@ class UnboundedCache(GrowthRule[Cache]):
     name = "unbounded-cache"
     summary = "a cache has an entry for every new key, and no largest size"
     fixes = ("bound_cache",)
+    precedes = ("kept-graph",)
 
     def match(self, case: Case) -> Cache | None:
         """A container that is filled by key where its function asks for the key."""
