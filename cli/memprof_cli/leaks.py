@@ -17,7 +17,6 @@ from memprof.chain_description import names_line
 from memprof.errors import MemprofError
 from memprof.records import Holder, Site
 from memprof.report.recording_gaps import is_bare_state
-from memprof.report.summary import without_remedy
 from memprof.rules.finding import Found, Kind, Remedy
 from memprof.rules.findings import findings
 from memprof.run import DeviceRun, Run
@@ -245,8 +244,8 @@ def _rows(one: Found) -> list[tuple[str, str, str]]:
     holders = one.holders[:_MOST_HOLDERS]
     rows += [("held by", holder.description + _place(holder, told), "") for holder in holders]
     fixes = [_fix(one, remedy) + _place(remedy, told) for remedy in one.remedies]
-    if not one.remedies and one.kind is Kind.HOST_GROWTH:
-        fixes.append(without_remedy(one))
+    if not one.remedies and one.hint:
+        fixes.append(one.hint)
     return [*rows, *[("fix", text, "green") for text in fixes]]
 
 

@@ -26,7 +26,6 @@ __all__ = [
     "Summary",
     "Verdict",
     "summarize",
-    "without_remedy",
 ]
 
 _FRAGMENTED = 0.15
@@ -194,21 +193,11 @@ def _from_finding(level: str, found: Found) -> Verdict:
 def _what_to_do(found: Found) -> str:
     remedy = found.remedies[0] if found.remedies else None
     if remedy is None:
-        return without_remedy(found)
+        return found.hint or "see the finding below"
     then = f"{remedy.fix}: {remedy.why}"
     if remedy.line and (remedy.filename, remedy.line) != _line_of(found.site):
         then += f" ({short_path(remedy.filename)}:{remedy.line})"
     return then
-
-
-def without_remedy(found: Found) -> str:
-    """What to do about a finding that no rule has a remedy for."""
-    if found.kind is Kind.HOST_GROWTH and not found.holders:
-        return (
-            "look for arrays, texts or lists of numbers that are kept: Python's `tracemalloc` "
-            "names the lines that allocate them, where they are Python's or numpy's"
-        )
-    return "see the finding below"
 
 
 def _line_of(site: Site) -> tuple[str, int]:

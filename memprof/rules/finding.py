@@ -114,6 +114,8 @@ class Found:
     category: str = ""
     holders: tuple[Holder, ...] = ()
     remedies: tuple[Remedy, ...] = ()
+    hint: str = ""
+    """What to do where no remedy is known: one clause."""
     series: Series | None = None
     evidence: Evidence = field(default_factory=Evidence)
     growth: Growth = Growth()

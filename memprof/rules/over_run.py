@@ -35,6 +35,7 @@ def _found(rule: RunRule[Any], match: RunMatch) -> Found:
         steps_left=match.steps_left,
         stack=match.stack,
         holders=match.holders,
+        hint=rule.hint,
         series=_series(match.rise),
         rule=rule.name,
         match=match,

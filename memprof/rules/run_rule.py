@@ -54,6 +54,8 @@ class RunRule(Rule, Generic[AnyRunMatch]):
     """Every fix that it may advise; none where a recording of tensors does not show the cause, and
     where causes of growth do."""
     kind: ClassVar[Kind]
+    hint: ClassVar[str] = ""
+    """What to do where no fix is known: one clause."""
     overlap: ClassVar[Overlap] = Overlap.DEVICE
     """What it has in common with a finding that it yields to, and which is reported instead of it:
     one of a rule in ``yields_to``, where `ANY_GROWTH` and `ANY_WASTE` stand for many."""

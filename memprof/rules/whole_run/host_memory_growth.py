@@ -33,6 +33,10 @@ class HostMemoryGrowth(RunRule[RunMatch]):
     name = "host-memory-growth"
     summary = "host memory that no tensor holds grows in every step"
     kind = Kind.HOST_GROWTH
+    hint = (
+        "look for arrays, texts or lists of numbers that are kept: Python's `tracemalloc` "
+        "names the lines that allocate them, where they are Python's or numpy's"
+    )
     # Tensors and graphs that grow on the host leave such memory around them: that is theirs.
     yields_to = ("growing-graph", ANY_GROWTH)
 
