@@ -16,7 +16,9 @@ __all__ = [
     "Unowned",
     "above_graph",
     "breadth",
+    "is_bounded",
     "is_field",
+    "largest_container",
     "way",
 ]
 
@@ -112,6 +114,8 @@ THROUGH_GRAPH = frozenset({LinkKind.AUTOGRAD_NODE, LinkKind.SAVED_TENSOR, LinkKi
 """Links by which autograd's graph keeps a tensor, and no name of the program."""
 
 
+_CONTAINERS = frozenset({LinkKind.ITEM, LinkKind.KEY, LinkKind.LRU_CACHE})
+"""Links whose ``length`` is that of what a tensor lies in."""
 VARIABLES = frozenset({LinkKind.LOCAL, LinkKind.GLOBAL, LinkKind.NOTEBOOK})
 """Links that begin a path, as one types it."""
 IN_PATHS = VARIABLES | {
@@ -180,6 +184,21 @@ def breadth(link: Link) -> int:
     A dict with names for keys is as a rule a record, such as the weights of one model.
     """
     return link.length // _OF_RECORD if link.is_record else link.length
+
+
+def largest_container(links: Sequence[Link]) -> int | None:
+    """Return the position of the link whose container counts as the largest; None without one.
+
+    It is the one that grows, where several lie within one another. One item alone is no container.
+    """
+    items = [at for at, link in enumerate(links) if link.kind in _CONTAINERS and link.length > 1]
+    return max(items, key=lambda at: breadth(links[at]), default=None)
+
+
+def is_bounded(links: Sequence[Link]) -> bool:
+    """Return whether the largest container can hold so much and no more (``maxlen``)."""
+    at = largest_container(links)
+    return at is not None and links[at].limit > 0
 
 
 def above_graph(links: Sequence[Link]) -> Sequence[Link]:

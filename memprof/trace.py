@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = [
     "EMPTY",
     "NOT_RECORDED",
+    "SURVIVOR_AGE",
+    "WARM_UP",
     "Action",
     "Annotation",
     "BlockState",
@@ -47,6 +49,13 @@ EMPTY = 0
 
 NOT_RECORDED = -1
 """In a column of indices or times: the recorder did not say."""
+
+WARM_UP = 3
+"""Steps in which what is made lazily (moments, workspaces, tables) still appears."""
+
+SURVIVOR_AGE = 2
+"""Step ends that a tensor outlives before it counts as one that stays: in the step after its own,
+variables still hold what they are about to replace."""
 
 
 class Action(enum.IntEnum):

@@ -84,7 +84,7 @@ Session.open_samplers = at_first_record
 memprof.track(sys.argv[1], sources=("cpu", "host", "nvml")).start()
 """
 LATER = {
-    "memprof.advice",
+    "memprof.rules",
     "memprof.views.trend",
     "memprof.loading",
     "memprof.runfile.reader",

@@ -5,7 +5,16 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from memprof.reference_chain import Link, LinkKind, above_graph, breadth, is_field, way
+from memprof.reference_chain import (
+    Link,
+    LinkKind,
+    above_graph,
+    breadth,
+    is_bounded,
+    is_field,
+    largest_container,
+    way,
+)
 
 
 def test_a_record_counts_a_quarter_of_its_length_whatever_its_key_is_called():
@@ -19,6 +28,20 @@ def test_only_an_item_is_the_field_of_a_record():
     assert is_field(Link(LinkKind.ITEM, is_record=True))
     assert not is_field(Link(LinkKind.ITEM, "'model'"))
     assert not is_field(Link(LinkKind.KEY, is_record=True))
+
+
+def test_of_containers_within_one_another_the_largest_is_the_one_that_grows():
+    row = Link(LinkKind.ITEM, "loss", "dict", length=12, is_record=True)
+    rows = Link(LinkKind.ITEM, "3", "deque", length=8, limit=100)
+    assert largest_container([Link(LinkKind.LOCAL, "rows"), rows, row]) == 1
+    assert is_bounded([rows, row])
+    assert not is_bounded([rows, msgspec.structs.replace(row, is_record=False)])
+
+
+def test_a_single_item_is_no_container_that_grows():
+    alone = Link(LinkKind.ITEM, "0", "deque", length=1, limit=1)
+    assert largest_container([alone]) is None
+    assert not is_bounded([alone])
 
 
 def test_what_keeps_a_graph_is_all_above_its_first_node():

@@ -13,12 +13,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from memprof.analysis.findings import Found, Kind, Remedy
 from memprof.chain_description import names_line
 from memprof.errors import MemprofError
 from memprof.records import Holder, Site
 from memprof.report.recording_gaps import is_bare_state
-from memprof.report.summary import without_remedy
+from memprof.rules.finding import Found, Kind, Remedy
 from memprof.rules.findings import findings
 from memprof.run import DeviceRun, Run
 from memprof.source_code.locate import not_here
@@ -245,8 +244,8 @@ def _rows(one: Found) -> list[tuple[str, str, str]]:
     holders = one.holders[:_MOST_HOLDERS]
     rows += [("held by", holder.description + _place(holder, told), "") for holder in holders]
     fixes = [_fix(one, remedy) + _place(remedy, told) for remedy in one.remedies]
-    if not one.remedies and one.kind is Kind.HOST_GROWTH:
-        fixes.append(without_remedy(one))
+    if not one.remedies and one.hint:
+        fixes.append(one.hint)
     return [*rows, *[("fix", text, "green") for text in fixes]]
 
 
@@ -268,14 +267,14 @@ def _growth(one: Found) -> str:
     full = "host" if one.device == "host" else "device"
     left = f"; the {full} is full in {one.steps_left:,.0f} steps" if one.steps_left >= 0 else ""
     return (
-        f"{format_bytes(one.bytes_per_step)} a step, {format_bytes(one.bytes)} so far, "
+        f"{format_bytes(one.bytes_per_step)} per step, {format_bytes(one.bytes)} so far, "
         f"steps {one.first_step} to {one.last_step}, "
         f"confidence {format_percent(one.confidence, 1)}{left}"
     )
 
 
 def _fix(one: Found, remedy: Remedy) -> str:
-    often = " a step" if one.bytes_per_step else ""
+    often = " per step" if one.bytes_per_step else ""
     saves = [f"saves {format_bytes(remedy.saves_bytes)}{often}"] if remedy.saves_bytes > 0 else []
     if remedy.peak_before > remedy.peak_after >= 0:
         saves.append(f"peak {format_bytes(remedy.peak_before)} → {format_bytes(remedy.peak_after)}")

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import click
 
-from memprof.analysis.findings import Found
 from memprof.oom.post_mortem import PostMortem, post_mortems
 from memprof.ranks.files import files_of, gathered, job_report
 from memprof.ranks.report import JobReport
 from memprof.report.summary import Summary, summarize
+from memprof.rules.finding import Found
 from memprof.rules.findings import findings
 from memprof.trace import Action
 from memprof.units import parse_bytes

@@ -1,4 +1,4 @@
-"""A summary as one screen of text, and as JSON; what it says is decided in `memprof.analysis`."""
+"""A summary as one screen of text, and as JSON; what it says is decided in `memprof.report`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from memprof.analysis.findings import Found
 from memprof.report.device_summary import DeviceFigures, PeakMoment
 from memprof.report.summary import Summary, Verdict
+from memprof.rules.finding import Found
 from memprof.units import format_bytes, format_count, format_duration, format_percent
 from memprof.views.owners import Group as OwnerGroup
 from memprof_cli.terminal import terminal

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from memprof.analysis.findings import Found, Remedy
 from memprof.chain_description import label
 from memprof.records import Holder, Site
 from memprof.reference_chain import Link
+from memprof.rules.finding import Found, Remedy
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Frame
 from memprof.units import format_bytes, format_count, format_percent
@@ -89,7 +89,7 @@ def _card(found: Found, number: int) -> str:
 def _weight(found: Found) -> str:
     facts = []
     if found.bytes_per_step:
-        facts.append(f"<b>{format_bytes(found.bytes_per_step)}</b> a step")
+        facts.append(f"<b>{format_bytes(found.bytes_per_step)}</b> per step")
     if found.bytes:
         facts.append(f"<b>{format_bytes(found.bytes)}</b> in all")
     if found.first_step >= 0:
@@ -190,7 +190,7 @@ def _link(link: Link) -> str:
 def _remedies(found: Found, told: Lines) -> str:
     if not found.remedies:
         return ""
-    often = " a step" if found.bytes_per_step else ""
+    often = " per step" if found.bytes_per_step else ""
     items = "".join(_remedy(remedy, often, told) for remedy in found.remedies[:_REMEDIES])
     return f'<div class="remedies"><h4>What to do</h4>{items}</div>'
 

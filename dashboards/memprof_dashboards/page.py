@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from memprof.analysis.findings import Found
 from memprof.oom.post_mortem import PostMortem
 from memprof.report.summary import Summary, summarize
+from memprof.rules.finding import Found
 from memprof.run import Run
 from memprof.trace import Category, Phase, Tables
 from memprof.views.examination import Examination, examine

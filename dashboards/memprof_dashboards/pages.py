@@ -6,7 +6,7 @@ import html
 import re
 from collections.abc import Iterable, Iterator
 
-from memprof.advice.vocabulary import FIXES
+from memprof.rules.fixes import FIXES
 from memprof.rules.pages import page
 from memprof_dashboards.text import coded
 

@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from memprof.analysis.outside import PROCESS, beyond_torch, other_processes
 from memprof.run import ReadingSeries
+from memprof.views.device_readings import PROCESS, beyond_torch, other_processes
 from memprof_dashboards.text import visible
 from memprof_dashboards.views import DeviceView
 

@@ -25,7 +25,8 @@ from memprof.units import format_bytes, format_count
 from memprof.views.examination import Examination
 from memprof.views.owners import Group, top
 from memprof.views.sites import NO_SITE, site_name
-from memprof.views.steps import Growth, growth
+from memprof.views.steps import allocated_trend
+from memprof.views.trend import Trend
 from memprof.what_if.replay import OUTSIDE_TORCH
 
 __all__ = ["Cause", "PostMortem", "Weight", "in_a_line", "post_mortems"]
@@ -92,7 +93,7 @@ class PostMortem:
     """By the line that called the one above; empty where each line has one caller."""
     inferred: bool
     """Categories were guessed from stacks, or taken from a step that was recorded before."""
-    growth: Growth | None
+    growth: Trend | None
     """Of allocated bytes at step ends before it happened."""
     rescues: Rescues
     advice: tuple[str, ...]
@@ -128,7 +129,7 @@ def _hint(run: Run) -> str:
 
 def _explained(run: Run, failure: Failure, workers: int | None) -> PostMortem:
     steps = next(d.steps for d in run.devices if d.device == failure.device)
-    trend = growth(steps)
+    trend = allocated_trend(steps)
     weights = tuple(sorted(_weights(failure, trend), key=lambda w: (not w.enough, -w.bytes)))
     cause, why = _judged(failure, weights)
     window = failure.window
@@ -182,7 +183,7 @@ def _shortage(failure: Failure) -> int:
     return max(needed - failure.limit, 0)
 
 
-def _weights(failure: Failure, trend: Growth | None) -> Iterator[Weight]:
+def _weights(failure: Failure, trend: Trend | None) -> Iterator[Weight]:
     shortage = _shortage(failure)
     if failure.requested >= 0 and failure.unused >= 0:
         room = failure.unused + failure.attainable
@@ -205,7 +206,7 @@ def _in_pieces(failure: Failure) -> str:
     return told + apart * (failure.apart > 0)
 
 
-def _leak_weights(failure: Failure, trend: Growth | None, shortage: int) -> Iterator[Weight]:
+def _leak_weights(failure: Failure, trend: Trend | None, shortage: int) -> Iterator[Weight]:
     traced = 0
     if failure.window is not None and failure.recorded == "event":
         moment = Moment.at(failure.window, failure.event)

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memprof.analysis.outside import beyond_torch, most
 from memprof.oom.failed_allocation import times_out_of_memory
 from memprof.ranks.outliers import outliers
 from memprof.records import DeviceSummary, Footer, Header
 from memprof.run import Run, Steps
 from memprof.trace import NOT_RECORDED
+from memprof.views.device_readings import beyond_torch, most
 from memprof.views.examination import DeviceExamination, examine
-from memprof.views.steps import growth
+from memprof.views.steps import allocated_trend
 
 __all__ = [
     "MEASURES",
@@ -95,7 +95,7 @@ class Measure:
     name: str
     title: str
     unit: str
-    """``bytes``, ``bytes a step`` or ``us``."""
+    """``bytes``, ``bytes per step`` or ``us``."""
     least: float
     """Differences of this size are noise."""
     of: Callable[[Rank], float | None]
@@ -111,7 +111,7 @@ MEASURES = (
     Measure("peak_reserved", "peak reserved", "bytes", 2 * _MIB, lambda r: r.peak_reserved_bytes),
     Measure("unused", "reserved, unused", "bytes", 2 * _MIB, lambda r: r.unused_bytes),
     Measure("outside", "outside torch", "bytes", 2 * _MIB, lambda r: r.outside_bytes),
-    Measure("growth", "growth", "bytes a step", _SMALLEST_BLOCK, lambda r: r.bytes_per_step),
+    Measure("growth", "growth", "bytes per step", _SMALLEST_BLOCK, lambda r: r.bytes_per_step),
     Measure("step_time", "step time", "us", 1_000, lambda r: r.step_us),
 )
 _NOT_COMPARED = ("peak_reserved",)
@@ -208,7 +208,7 @@ def footer_of(run: Run) -> Footer:
 
 def _summary(examined: DeviceExamination, run: Run) -> DeviceSummary:
     device = examined.device
-    trend = growth(device.steps)
+    trend = allocated_trend(device.steps)
     # What a CPU reserves, and how it rounds, is the model's; footers hold what was counted.
     is_cpu = device.device == "cpu"
     counted = int(device.steps.peak_allocated.max(initial=NOT_RECORDED))

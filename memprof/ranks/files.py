@@ -1,6 +1,6 @@
 """The files of a job's ranks in, one report out: the ends of all files, the whole of a few.
 
-What the figures mean is judged in `analysis`; here files are found, read and left out.
+What the figures mean is judged in `figures`; here files are found, read and left out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from memprof.analysis.findings import Evidence, Found
 from memprof.errors import MemprofError
 from memprof.loading import load, looks_like_run
 from memprof.ranks.figures import Rank, chosen, deviations, footer_of, rank_rows, spreads
@@ -19,6 +18,7 @@ from memprof.ranks.group_by_launch import Launch, command_of, gaps, launches
 from memprof.ranks.merge_findings import shared
 from memprof.ranks.report import JobReport, Judged, LeftOut, job_verdict, next_command
 from memprof.records import Footer, Header
+from memprof.rules.finding import Evidence, Found
 from memprof.rules.findings import findings
 from memprof.run import Run
 from memprof.runfile.head_and_tail import read_ends

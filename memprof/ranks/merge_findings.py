@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from memprof.analysis.clusters import outline
-from memprof.analysis.findings import Found, Remedy
 from memprof.records import Site
+from memprof.rules.finding import Found, Remedy
+from memprof.rules.group_by_holder import outline
 
 __all__ = ["Shared", "shared"]
 
@@ -24,7 +24,7 @@ class Shared:
     holder: str
     """The first one's description."""
     fix: str
-    """A term of the vocabulary in `advice`; empty without a remedy."""
+    """A term of `memprof.rules.fixes.FIXES`; empty without a remedy."""
     why: str
     fix_filename: str
     fix_line: int

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
-from memprof.analysis.findings import Kind
 from memprof.ranks.figures import MEASURES, Deviation, Rank, Spread, is_rising
 from memprof.ranks.merge_findings import Shared
 from memprof.report.summary import Verdict
+from memprof.rules.finding import Kind
 from memprof.units import format_bytes, format_count, format_duration
 from memprof.views.sites import short_path
 
@@ -78,10 +78,10 @@ class JobReport:
 
 
 def format_measure(value: float, unit: str) -> str:
-    """``62.1 GiB``, ``24 KiB a step`` or ``310 ms``."""
+    """``62.1 GiB``, ``24 KiB per step`` or ``310 ms``."""
     if unit == "us":
         return format_duration(value)
-    return format_bytes(round(value)) + (" a step" if unit == "bytes a step" else "")
+    return format_bytes(round(value)) + (" per step" if unit == "bytes per step" else "")
 
 
 def format_ranks(ranks: Iterable[Rank | int], *, most: int = _STRETCHES) -> str:
@@ -243,7 +243,8 @@ def _rising(ranks: Sequence[Rank]) -> str:
         return ""
     rate = format_bytes(round(rates[len(rates) // 2]))
     return (
-        f"allocated bytes rise on {format_count(len(rates))} of {_counted(ranks)}, by {rate} a step"
+        f"allocated bytes rise on {format_count(len(rates))} of {_counted(ranks)}, "
+        f"by {rate} per step"
     )
 
 

@@ -110,9 +110,9 @@ def judged(job: JobReport) -> str:
 
 
 def sums(job: JobReport, one: Shared) -> str:
-    """``on 3 of 3 judged, 18 MiB and 24 KiB a step in sum``."""
+    """``on 3 of 3 judged, 18 MiB and 24 KiB per step in sum``."""
     on = format_share(one.ranks, len(job.judged))
-    rate = f"{format_bytes(round(one.bytes_per_step))} a step" if one.bytes_per_step else ""
+    rate = f"{format_bytes(round(one.bytes_per_step))} per step" if one.bytes_per_step else ""
     size = format_bytes(one.bytes) if one.bytes else ""
     told = " and ".join(filter(None, (size, rate)))
     if not told:

@@ -8,16 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from memprof.trace import NOT_RECORDED
+from memprof.trace import NOT_RECORDED, WARM_UP
 
 __all__ = ["StepSample"]
 
 _MOST = 128
 """Step ends that are kept: their 8,128 pairs are compared in a tenth of a millisecond."""
-_FEWEST = 5
-"""Step ends after warm-up below which there is no trend, as in `analysis.steps.growth`."""
 
 
 @dataclass(slots=True)
@@ -59,16 +56,10 @@ class StepSample:
 
         None and -1 with fewer than five step ends.
         """
-        from memprof.views.trend import WARM_UP, theil_sen
+        from memprof.views.trend import trend
 
         steps, allocated = np.array(self._steps), np.array(self._allocated, dtype=np.float64)
         known = (steps >= WARM_UP) & (allocated >= 0) if len(steps) else np.zeros(0, dtype=bool)
         x, y = steps[known].astype(np.float64), allocated[known]
-        if len(x) < _FEWEST:
-            return None, float(NOT_RECORDED)
-        return theil_sen(x, y), _rising(y)
-
-
-def _rising(values: npt.NDArray[np.float64]) -> float:
-    first, second = np.triu_indices(len(values), 1)
-    return float((values[second] > values[first]).mean())
+        found = trend(x, y)
+        return (found.bytes_per_step, found.rising) if found else (None, float(NOT_RECORDED))

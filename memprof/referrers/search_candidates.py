@@ -10,12 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.sources.tensor_addresses import Block
-from memprof.trace import EMPTY, NOT_RECORDED, Category, Column, Label
+from memprof.trace import EMPTY, NOT_RECORDED, SURVIVOR_AGE, Category, Column, Label
 
 __all__ = ["Living", "Suspect", "residents", "suspects"]
 
-_AGE = 2
-"""Steps that a tensor has outlived before it counts: the last one's are still bound to names."""
 _LEAST_BIRTHS = 3
 """Distinct steps that survivors of one stack were made in."""
 _TARGETS = 3
@@ -98,7 +96,7 @@ def suspects(living: Living, label_of: Callable[[int], Label], step: int) -> lis
     ``step`` is the one that has just ended; `residents` are the rest.
     """
     made = _steps(living.label, label_of)
-    old = np.flatnonzero((made > NOT_RECORDED) & (made <= step - _AGE))
+    old = np.flatnonzero((made > NOT_RECORDED) & (made <= step - SURVIVOR_AGE))
     old = old[living.stack[old] != EMPTY]  # nothing tells those apart
     found = _groups(living, made, old, lambda births, _: births >= _LEAST_BIRTHS)
     found.sort(key=lambda one: (-one.births, -one.bytes, one.first))

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from memprof.records import Finding, Holder
-from memprof.reference_chain import LinkKind, breadth, way
+from memprof.reference_chain import LinkKind, is_bounded, largest_container, way
 from memprof.referrers.bounded_search import Quarry, Searches
 from memprof.referrers.graph_growth import GraphGrowth, longest_graph
 from memprof.referrers.pause_estimate import PauseEstimate
@@ -251,7 +251,8 @@ class Survivors:
         key = way(known.holders[0].links) if known.holders else (device, str(one.stack))
         needed = _ANNOUNCED_LATE if _may_stop(known.holders) else _ANNOUNCED_AFTER
         sure = known.grown >= needed and one.births >= _ANNOUNCED_BIRTHS
-        if not sure or key in self._announced or _is_bounded(known.holders):
+        fills_up = any(is_bounded(one.links) for one in known.holders[:1])
+        if not sure or fills_up or key in self._announced:
             return ""
         self._announced.add(key)
         return _message(one, self._steps, known.holders)
@@ -317,21 +318,13 @@ def _finding(
     )
 
 
-def _is_bounded(holders: Sequence[Holder]) -> bool:
-    """Whether the first holder's longest container can hold so much and no more."""
-    links = [link for one in holders[:1] for link in one.links if link.length > 0]
-    return bool(links) and max(links, key=breadth).limit > 0
-
-
 def _may_stop(holders: Sequence[Holder]) -> bool:
-    """Whether the program does more with the first holder's longest container than fill it."""
+    """Whether the program does more with the first holder's largest container than fill it."""
     for one in holders[:1]:
-        lengths = [breadth(link) for link in one.links]
-        if not one.filename or max(lengths, default=-1) <= 0:
+        at = largest_container(one.links)
+        if not one.filename or at is None:
             continue
-        named = [
-            link for link in one.links[: lengths.index(max(lengths))] if link.kind != LinkKind.ITEM
-        ]
+        named = [link for link in one.links[:at] if link.kind != LinkKind.ITEM]
         return any(
             may_stop_growing(one.filename, name, link.type_name)
             for link in named[-1:]
@@ -347,14 +340,14 @@ def _message(one: Suspect, steps: int, holders: Sequence[Holder]) -> str:
     )  # steps between windows: unseen
     by = f", held by {holders[0].description}" if holders else ""
     return (
-        f"{format_bytes(round(per_step))} a step stay alive since step {one.first_step} "
+        f"memory grows by {format_bytes(round(per_step))} per step since step {one.first_step} "
         f"({one.count} tensors so far){by}"
     )
 
 
 def _graph_message(rate: float, holders: Sequence[Holder]) -> str:
     by = f" of {holders[0].description}" if holders else ""
-    return f"the autograd graph{by} grows by {rate:.0f} nodes a step, on the host"
+    return f"the autograd graph{by} grows by {rate:.0f} nodes per step, on the host"
 
 
 def _now_us() -> int:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memprof.analysis.outside import PROCESS, beyond_torch, most, other_processes, series_of
 from memprof.oom.failed_allocation import times_out_of_memory
 from memprof.report.recorded_steps import recorded_steps
 from memprof.run import Run
 from memprof.trace import NOT_RECORDED, Phase
+from memprof.views.device_readings import PROCESS, beyond_torch, most, other_processes, series_of
 from memprof.views.examination import DeviceExamination, alive_at_peak
 from memprof.views.owners import Group, top
-from memprof.views.steps import Growth, growth
+from memprof.views.steps import allocated_trend
+from memprof.views.trend import Trend
 from memprof.views.window import Window
 
 __all__ = ["DeviceFigures", "PeakMoment", "device_figures"]
@@ -62,7 +63,7 @@ class DeviceFigures:
     """Most that this process held on the device beyond torch's reserved bytes; -1: not measured."""
     other_processes: dict[str, int]
     """Most that each other process held on the device, by program and PID."""
-    growth: Growth | None
+    growth: Trend | None
     peak: PeakMoment | None
 
 
@@ -88,7 +89,7 @@ def device_figures(device: DeviceExamination, run: Run) -> DeviceFigures:
             series.name.removeprefix(PROCESS): most(series)
             for series in other_processes(run, device.name)
         },
-        growth=growth(device.steps),
+        growth=allocated_trend(device.steps),
         peak=_peak_moment(window, device.windows.index(window)) if window else None,
     )
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from memprof.analysis.findings import Found, Kind
 from memprof.oom.failed_allocation import NO_STACKS, Failure, failures, times_out_of_memory
 from memprof.oom.post_mortem import in_a_line
 from memprof.records import Site
 from memprof.report.device_summary import DeviceFigures, device_figures
 from memprof.report.recorded_steps import in_words
 from memprof.report.recording_gaps import is_bare_state, unseen
+from memprof.rules.finding import Found, Kind
 from memprof.run import Run
 from memprof.trace import NOT_RECORDED
 from memprof.units import format_bytes, format_count
@@ -26,7 +26,6 @@ __all__ = [
     "Summary",
     "Verdict",
     "summarize",
-    "without_remedy",
 ]
 
 _FRAGMENTED = 0.15
@@ -165,7 +164,7 @@ def _ran_out(examination: Examination, failure: Failure, findings: Sequence[Foun
     if leak is None:
         then = f"{command} says what would have let it go on"
         return Verdict("oom", in_a_line(failure), _held(failure), then)
-    why = f"{_held(failure)}; {format_bytes(leak.bytes)} of that a leak: {leak.title}"
+    why = f"{_held(failure)}; {format_bytes(leak.bytes)} of that is a leak, which {leak.title}"
     then = f"{_what_to_do(leak)}; {command} says what else would have let it go on"
     return Verdict("oom", in_a_line(failure), why, then)
 
@@ -194,21 +193,11 @@ def _from_finding(level: str, found: Found) -> Verdict:
 def _what_to_do(found: Found) -> str:
     remedy = found.remedies[0] if found.remedies else None
     if remedy is None:
-        return without_remedy(found)
+        return found.hint or "see the finding below"
     then = f"{remedy.fix}: {remedy.why}"
     if remedy.line and (remedy.filename, remedy.line) != _line_of(found.site):
         then += f" ({short_path(remedy.filename)}:{remedy.line})"
     return then
-
-
-def without_remedy(found: Found) -> str:
-    """What to do about a finding that no rule has a remedy for."""
-    if found.kind is Kind.HOST_GROWTH and not found.holders:
-        return (
-            "look for arrays, texts or lists of numbers that are kept: Python's `tracemalloc` "
-            "names the lines that allocate them, where they are Python's or numpy's"
-        )
-    return "see the finding below"
 
 
 def _line_of(site: Site) -> tuple[str, int]:
@@ -282,5 +271,5 @@ def _trend(device: DeviceFigures, run: Run) -> str:
         return f"{steps} too few to judge growth from step to step"
     if trend.bytes_per_step > _SMALLEST_BLOCK and trend.rising > _RISING:
         rate = format_bytes(trend.bytes_per_step)
-        return f"allocated bytes rise by {rate} a step, yet no single line keeps growing"
+        return f"allocated bytes rise by {rate} per step, yet no single line keeps growing"
     return f"nothing keeps growing over {format_count(device.steps)} steps"

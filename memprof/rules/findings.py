@@ -3,58 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from memprof.analysis.clusters import outline
-from memprof.analysis.findings import Found, Kind
-from memprof.analysis.host_growth import host_growth
-from memprof.analysis.host_memory import host_memory
-from memprof.analysis.leaks import leaks
-from memprof.analysis.pinned import pinned
-from memprof.analysis.reserves import fragmentation, non_torch
-from memprof.rules.remedies import advise
+from memprof.rules.collection import rule_named
+from memprof.rules.finding import Found, Kind
+from memprof.rules.leaks import leaks
+from memprof.rules.over_run import over_run
+from memprof.rules.overlap import ANY_GROWTH, ANY_WASTE
+from memprof.rules.remedies import with_remedies
+from memprof.rules.rule import WasteRule
+from memprof.rules.run_rule import RunRule
 from memprof.rules.wasted import waste_of
 from memprof.run import Run
 from memprof.views.examination import Examination, examine
 
-__all__ = ["findings"]
+__all__ = ["findings", "reported"]
+
+_BEFORE_WASTE = (Kind.NON_TORCH, Kind.HOST_GROWTH, Kind.FRAGMENTATION)
+"""Kinds of findings over a whole run that come before waste at a peak, the gravest first."""
 
 
 def findings(run: Run, examination: Examination | None = None) -> tuple[Found, ...]:
     """What grows first, the fastest first; then what is merely there, the largest first.
 
-    ``examination`` saves time where the caller has one of ``run`` already. What tensors and graphs
-    that grow on the host leave there around them is theirs, and not told once more.
+    ``examination`` saves time where the caller has one of ``run`` already.
     """
-    growing = leaks(run)
-    graphs = [one for one in host_growth(run) if not _is_part_of(one, growing)]
-    holes = fragmentation(run)
-    wasted = _not_growing(_told_once(waste_of(examination or examine(run)), holes), growing)
+    examination = examination or examine(run)
+    over = over_run(examination)
     found = [
-        *growing,
-        *non_torch(run),
-        *graphs,
-        *([] if graphs or any(one.device == "cpu" for one in growing) else host_memory(run)),
-        *holes,
-        *wasted,
-        *_not_growing(pinned(run), (*growing, *wasted)),
+        *leaks(run),
+        *(one for kind in _BEFORE_WASTE for one in over if one.kind is kind),
+        *waste_of(examination),
+        *(one for one in over if one.kind not in _BEFORE_WASTE),
     ]
-    return tuple(replace(one, remedies=one.remedies or advise(one, run)) for one in found)
+    return tuple(with_remedies(one, run) for one in reported(found))
 
 
-def _is_part_of(one: Found, growing: tuple[Found, ...]) -> bool:
-    """Whether the graph hangs on something that is a leak of tensors anyway."""
-    held = {outline(holder) for leak in growing for holder in leak.holders[:1]}
-    return any(outline(holder) in held for holder in one.holders[:1])
+def reported(found: Sequence[Found]) -> list[Found]:
+    """Without findings about memory of which another one says it better, by what rules declare.
+
+    A finding yields only to one that is reported itself.
+    """
+
+    def is_reported(one: Found) -> bool:
+        return not any(_yields(one, other) and is_reported(other) for other in found)
+
+    return [one for one in found if is_reported(one)]
 
 
-def _told_once(found: Sequence[Found], holes: Sequence[Found]) -> list[Found]:
-    """Without the fragmentation of devices whose fragmentation was found from step to step."""
-    devices = {one.device for one in holes}
-    return [one for one in found if one.kind is not Kind.FRAGMENTATION or one.device not in devices]
+def _yields(one: Found, other: Found) -> bool:
+    rule = rule_named(one.rule)
+    if isinstance(rule, WasteRule):
+        names = rule.yields_beyond
+    elif isinstance(rule, RunRule):
+        names = rule.yields_to
+    else:
+        return False
+    return any(_is_of(other, name) for name in names) and rule.overlap.joins(one, other)
 
 
-def _not_growing(found: Sequence[Found], told: Sequence[Found]) -> list[Found]:
-    """Waste at other lines than those that were told: there it is the same bytes."""
-    lines = {(one.site.filename, one.site.line) for one in told}
-    return [one for one in found if (one.site.filename, one.site.line) not in lines]
+def _is_of(found: Found, name: str) -> bool:
+    """Whether a finding is of a rule, or of one of the rules that a name stands for."""
+    if name == ANY_GROWTH:
+        return found.kind in (Kind.LEAK, Kind.CYCLE)
+    if name == ANY_WASTE:
+        return isinstance(rule_named(found.rule), WasteRule)
+    return found.rule == name

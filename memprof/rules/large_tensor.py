@@ -13,7 +13,7 @@ from itertools import takewhile
 import numpy as np
 
 from memprof.source_code.program import Place, place_of
-from memprof.trace import Category
+from memprof.trace import SURVIVOR_AGE, Category
 from memprof.views.window import Bools, Ints, Window
 
 __all__ = ["LargeTensor", "large_tensor", "made_by_module", "made_on_its_line"]
@@ -22,8 +22,6 @@ _LEAST_SHARE = 0.2
 """Of the peak, with all tensors of its size: less is what every program has."""
 _LEAST_ONE = 0.1
 """Of the peak: many small tensors of one size are a collection, and no large tensor."""
-_RESIDENT = 2
-"""Steps from which on something is kept rather than computed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +46,7 @@ def large_tensor(window: Window) -> LargeTensor | None:
     if window.peak.event < 0:
         return None
     mask = window.at_peak & ~window.owned & (window.category != Category.INPUT)
-    mask &= window.freed_in - window.made_in < _RESIDENT
+    mask &= window.freed_in - window.made_in < SURVIVOR_AGE
     if not mask.any():
         return None
     row = window.largest(mask)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from memprof.advice.vocabulary import FIXES
 from memprof.errors import MissingError, SettingsError
-from memprof.rules.collection import waste_rules
+from memprof.rules.collection import rules
+from memprof.rules.fixes import FIXES
 
 __all__ = ["explained_by", "page", "summaries"]
 
@@ -27,7 +27,7 @@ def explained_by(name: str) -> str:
 def summaries() -> dict[str, dict[str, str]]:
     """One line about every rule and every fix, by name: ``{"rules": …, "fixes": …}``."""
     return {
-        "rules": {rule.name: rule.summary for rule in waste_rules()},
+        "rules": {rule.name: rule.summary for rule in rules()},
         "fixes": dict(FIXES),
     }
 

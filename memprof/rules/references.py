@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memprof.advice.case import Case
-from memprof.advice.errors import kept_by_exception
-from memprof.advice.placement import small_view
+from memprof.rules.case import Case
 from memprof.rules.rule import Advice
+from memprof.rules.small_views import advice_on_view, small_view
+from memprof.rules.stored_exceptions import (
+    advice_on_exception,
+    advice_on_log,
+    logged_tensors,
+    stored_exception,
+)
 
-__all__ = ["advice_on_exceptions", "advice_on_views"]
+__all__ = ["advice_on_exceptions", "advice_on_exceptions_and_logs", "advice_on_views"]
 
 
 def advice_on_exceptions(case: Case, *, raises: bool = False) -> Iterator[Advice]:
@@ -17,12 +22,23 @@ def advice_on_exceptions(case: Case, *, raises: bool = False) -> Iterator[Advice
 
     ``raises`` where the source says so: no search for holders has to find it.
     """
-    for one in kept_by_exception(case, raises=raises):
-        if one.fix == "clear_traceback":  # a log record also has advice about what is logged
-            yield Advice(one.fix, one.why, one.place, patch=one.patch)
+    for advice in advice_on_exceptions_and_logs(case, raises=raises):
+        if advice.fix == "clear_traceback":  # a log record also has advice about what is logged
+            yield advice
+
+
+def advice_on_exceptions_and_logs(case: Case, *, raises: bool = False) -> Iterator[Advice]:
+    """The same, and what to log where a log record has the tensors themselves."""
+    logged = logged_tensors(case)
+    if logged is not None:
+        yield from advice_on_log(logged)
+    stored = stored_exception(case, raises=raises)
+    if stored is not None:
+        yield from advice_on_exception(stored, case)
 
 
 def advice_on_views(case: Case) -> Iterator[Advice]:
     """``clone_view``, where a small view holds a whole storage."""
-    for one in small_view(case):
-        yield Advice(one.fix, one.why, one.place, patch=one.patch, remains=one.remains)
+    part = small_view(case)
+    if part is not None:
+        yield from advice_on_view(part, case)

@@ -2,121 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import PurePath
+from typing import NamedTuple
 
-from memprof.advice import (
-    allocator,
-    backward,
-    collectors,
-    containers,
-    cycles,
-    errors,
-    graph,
-    placement,
-)
-from memprof.advice.case import Case, Proposal
-from memprof.advice.saving import saving_of
-from memprof.advice.vocabulary import PATCHED
-from memprof.analysis.findings import Found, Remedy
-from memprof.rules.collection import rule_named
+from memprof.rules.case import Case
+from memprof.rules.collection import growth_rules, rule_named
+from memprof.rules.finding import Found, Remedy
+from memprof.rules.fixes import PATCHED
 from memprof.rules.pages import explained_by
-from memprof.rules.rule import Advice
+from memprof.rules.rule import Advice, WasteRule
+from memprof.rules.run_rule import RunRule
+from memprof.rules.saving import saving_of
 from memprof.run import Run
 from memprof.source_code.patch import patched_file
 from memprof.source_code.program import program_of
 from memprof.views.peak_without import Saving
 
-__all__ = ["advise"]
+__all__ = ["with_remedies"]
 
 _MOST = 3
-_RULES: tuple[Callable[[Case], Iterator[Proposal]], ...] = (
-    errors.rules,
-    cycles.rules,
-    graph.rules,
-    backward.rules,
-    containers.rules,
-    collectors.rules,
-    placement.rules,
-    allocator.rules,
-)
+"""Remedies of a finding."""
 
 
-def advise(found: Found, run: Run) -> tuple[Remedy, ...]:
-    """At most three remedies for a finding, the most certain and most local first.
+class _OfRule(NamedTuple):
+    """Advice, and the name of the rule that gives it."""
 
-    Those that give none of its bytes back come last.
+    rule: str
+    advice: Advice
+
+
+def with_remedies(found: Found, run: Run) -> Found:
+    """The finding with at most three remedies, those that give none of its bytes back last.
+
+    Where it grows, every rule that explains it gives advice; the first that does names the finding.
     """
     case = Case(found, run)
     rule = rule_named(found.rule)
-    if rule is not None:
-        changes: Iterator[Proposal] = map(_proposal, rule.advice(found.match, case))
-    else:
-        changes = (proposal for rules in _RULES for proposal in rules(case))
-    proposals = [_of_what_ran(proposal, case) for proposal in changes]
-    proposals.sort(key=lambda p: -p.certainty)
-    best: dict[str, Proposal] = {}
-    for proposal in proposals:
-        best.setdefault(proposal.fix, proposal)
-    first = sorted(list(best.values())[:_MOST], key=lambda p: p.remains >= 1)
-    return tuple(_remedy(proposal, case) for proposal in first)
+    advice: list[_OfRule] = []
+    if isinstance(rule, (WasteRule, RunRule)):
+        advice = [_OfRule(rule.name, one) for one in rule.advice(found.match, case)]
+    if case.grows:
+        advice += sorted(_on_growth(case), key=lambda one: one.advice.otherwise)
+    if advice and rule is None:
+        found = replace(found, rule=advice[0].rule)
+    best: dict[str, _OfRule] = {}
+    for one in advice:
+        best.setdefault(one.advice.fix, one)
+    first = [one._replace(advice=_of_what_ran(one.advice, case)) for one in best.values()][:_MOST]
+    first.sort(key=lambda one: one.advice.remains >= 1)
+    return replace(found, remedies=tuple(_remedy(*one, case) for one in first))
 
 
-def _proposal(advice: Advice) -> Proposal:
-    """A rule's advice beside that of the families: as sure as the others, so its order stays."""
-    return Proposal(
-        fix=advice.fix,
-        certainty=1.0,
-        why=advice.why,
-        place=advice.place,
-        line=advice.line,
-        patch=advice.patch,
-        remains=advice.remains,
-        saving=advice.saving,
-    )
+def _on_growth(case: Case) -> Iterator[_OfRule]:
+    """What every rule that explains the growth advises, in the rules' order."""
+    for rule in growth_rules():
+        cause = rule.match(case)
+        if cause is not None:
+            for advice in rule.advice(cause, case):
+                yield _OfRule(rule.name, advice)
 
 
-def _of_what_ran(proposal: Proposal, case: Case) -> Proposal:
+def _of_what_ran(advice: Advice, case: Case) -> Advice:
     """Without its patch where that would be one of a file that is not what the job ran."""
-    program = program_of(patched_file(proposal.patch))
+    program = program_of(patched_file(advice.patch))
     if program is None or case.is_as_it_ran(program) is not False:
-        return proposal
+        return advice
     case.changed.add(program.filename)
-    return replace(proposal, patch="")
+    return replace(advice, patch="")
 
 
-def _remedy(proposal: Proposal, case: Case) -> Remedy:
+def _remedy(rule: str, advice: Advice, case: Case) -> Remedy:
     nbytes, saving = saving_of(case.found, case.run)
-    if proposal.saving is not None:
-        nbytes, saving = proposal.saving.bytes, proposal.saving
-    place = proposal.place
-    line = proposal.line or (place.line if place is not None else case.found.site.line)
+    if advice.saving is not None:
+        nbytes, saving = advice.saving.bytes, advice.saving
+    place = advice.place
+    line = advice.line or (place.line if place is not None else case.found.site.line)
     filename = place.program.filename if place is not None else case.found.site.filename
     return Remedy(
-        fix=proposal.fix,
-        why=proposal.why + _unpatched(proposal, case),
+        fix=advice.fix,
+        why=advice.why + _unpatched(advice, case),
         filename=filename,
         line=line,
-        code=_code(proposal, case, line),
-        saves_bytes=round(nbytes * (1 - proposal.remains)),
+        code=_code(advice, case, line),
+        saves_bytes=round(nbytes * (1 - advice.remains)),
         peak_before=saving.before if saving is not None else -1,
-        peak_after=_after(saving, proposal.remains) if saving is not None else -1,
-        patch=proposal.patch,
-        page=explained_by(proposal.fix),
+        peak_after=_after(saving, advice.remains) if saving is not None else -1,
+        patch=advice.patch,
+        page=explained_by(advice.fix),
+        rule=rule,
     )
 
 
-def _code(proposal: Proposal, case: Case, line: int) -> str:
-    if proposal.place is not None:
-        return proposal.place.program.code(line).strip()
+def _code(advice: Advice, case: Case, line: int) -> str:
+    if advice.place is not None:
+        return advice.place.program.code(line).strip()
     site = case.found.site
     return "" if site.filename in case.changed else site.code
 
 
-def _unpatched(proposal: Proposal, case: Case) -> str:
+def _unpatched(advice: Advice, case: Case) -> str:
     """Says that a patch is missing because it would be one of another text than was recorded."""
-    if proposal.patch or proposal.fix not in PATCHED or not case.changed:
+    if advice.patch or advice.fix not in PATCHED or not case.changed:
         return ""
     names = ", ".join(sorted(f"`{PurePath(name).name}`" for name in case.changed))
     verb = "has" if len(case.changed) == 1 else "have"

@@ -1,4 +1,4 @@
-"""What a rule of waste consists of: matches in a window, a title, and advice."""
+"""What a rule consists of: what it matches, in a window or in what grows, and its advice."""
 
 from __future__ import annotations
 
@@ -10,19 +10,33 @@ from typing import ClassVar, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from memprof.advice.case import Case
-from memprof.analysis.findings import Kind
+from memprof.rules.case import Case
+from memprof.rules.finding import Kind
+from memprof.rules.overlap import ANY_GROWTH, Overlap
 from memprof.source_code.program import Place
 from memprof.views.peak_without import Saving
 from memprof.views.window import Window
 
-__all__ = ["EVERY_OTHER", "Advice", "Match", "WasteRule"]
+__all__ = [
+    "EVERY_OTHER",
+    "Advice",
+    "Cause",
+    "GrowthRule",
+    "Match",
+    "Rule",
+    "WasteRule",
+    "confidence_of",
+]
 
 Ints = npt.NDArray[np.int64]
 
 EVERY_OTHER = ("*",)
-"""For ``yields_to`` of a rule that only says what the bytes are, not what is wrong: to every match
-that is larger."""
+"""For ``yields_to`` of a rule that only says what the bytes are or what holds them, not what is
+wrong: of waste to every match that is larger, of growth to every rule that does not yield so."""
+
+_SURE, _UNSURE = 0.8, 0.4
+"""Confidence of what is surely so, and of what may be meant; only growth of tensors has a measured
+one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +60,7 @@ class Advice:
     """One change that would mend a finding."""
 
     fix: str
-    """A term of `memprof.advice.FIXES`."""
+    """A term of `memprof.rules.fixes.FIXES`."""
     why: str
     """One sentence with the evidence."""
     place: Place | None = None
@@ -59,13 +73,13 @@ class Advice:
     """Share of the bytes that are there all the same after the change."""
     saving: Saving | None = None
     """What this very change saves, where that is not what the match says."""
+    otherwise: bool = False
+    """It is another way, for where the first does not fit: of growth it comes after what the other
+    rules that match advise first."""
 
 
-AnyMatch = TypeVar("AnyMatch", bound=Match)
-
-
-class WasteRule(ABC, Generic[AnyMatch]):
-    """One kind of waste. A rule is a subclass in a file of its own, with one instance, ``RULE``."""
+class Rule(ABC):
+    """One kind of finding: a subclass in a file of its own, with one instance, ``RULE``."""
 
     name: ClassVar[str]
     """What `memprof explain` knows it by; also the name of its page in ``docs/rules``."""
@@ -73,15 +87,30 @@ class WasteRule(ABC, Generic[AnyMatch]):
     """One line for `memprof explain`, as a clause: ``gradients are kept during …``."""
     fixes: ClassVar[tuple[str, ...]]
     """Every fix that it may advise."""
+    yields_to: ClassVar[tuple[str, ...]] = ()
+    """Rules that say it better where both match; and `EVERY_OTHER`.
+
+    Of two kinds of waste about the same tensors only the other is reported, whichever is larger. Of
+    two causes of growth the other comes first, and both give advice.
+    """
+
+
+AnyMatch = TypeVar("AnyMatch", bound=Match)
+
+
+class WasteRule(Rule, Generic[AnyMatch]):
+    """One kind of waste: bytes that are there at the peak for no use."""
+
     kind: ClassVar[Kind] = Kind.WASTE
     names_holders: ClassVar[bool] = False
     """Who holds the tensors matters: the job's own search is looked up."""
-    yields_to: ClassVar[tuple[str, ...]] = ()
-    """Rules that say it better where both match the same tensors, whichever of the two is larger;
-    and `EVERY_OTHER`."""
-
     stands_beside: ClassVar[bool] = False
     """It says something else of the tensors than other rules: it yields to none."""
+    yields_beyond: ClassVar[tuple[str, ...]] = (ANY_GROWTH,)
+    """Rules beyond the window, of growth or over the whole run, that say it better where their
+    finding has `overlap` in common with one of this rule."""
+    overlap: ClassVar[Overlap] = Overlap.LINE
+    """What it has in common with such a finding."""
 
     @abstractmethod
     def matches(self, window: Window) -> Iterator[AnyMatch]:
@@ -94,3 +123,35 @@ class WasteRule(ABC, Generic[AnyMatch]):
     @abstractmethod
     def advice(self, match: AnyMatch, case: Case) -> Iterator[Advice]:
         """Changes that would mend it, the best first."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cause:
+    """Why something grows; rules add what they saw of it in a subclass."""
+
+
+AnyCause = TypeVar("AnyCause", bound=Cause)
+
+
+class GrowthRule(Rule, Generic[AnyCause]):
+    """One cause of growth.
+
+    What grows, how fast and who holds it is found once for all rules; a rule is asked about one
+    such finding, and says whether it is of its kind.
+    """
+
+    precedes: ClassVar[tuple[str, ...]] = ()
+    """Rules that say less where both match: the same as if they yielded to this one."""
+
+    @abstractmethod
+    def match(self, case: Case) -> AnyCause | None:
+        """What makes it grow; None where this rule does not explain it."""
+
+    @abstractmethod
+    def advice(self, cause: AnyCause, case: Case) -> Iterator[Advice]:
+        """Changes that would mend it, the best first; at least one."""
+
+
+def confidence_of(*, tentative: bool) -> float:
+    """How sure a finding is that has no measured confidence, from 0 to 1."""
+    return _UNSURE if tentative else _SURE

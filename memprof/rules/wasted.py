@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from memprof.analysis.findings import Evidence, Found
 from memprof.records import Holder
 from memprof.reference_chain import Link, way
 from memprof.rules.collection import waste_rules
-from memprof.rules.rule import EVERY_OTHER, Match, WasteRule
+from memprof.rules.finding import Evidence, Found
+from memprof.rules.rule import EVERY_OTHER, Match, WasteRule, confidence_of
 from memprof.run import Run
 from memprof.units import format_bytes, format_percent
 from memprof.views.examination import Examination
@@ -27,8 +27,6 @@ _MOST = 6
 _MOST_HOLDERS = 3
 _MOSTLY = 0.5
 """Of a match's tensors: with more in another match both are about the same."""
-_SURE, _UNSURE = 0.8, 0.4
-"""Confidence of what is waste, and of what may be meant; only growth has a measured one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,7 +142,7 @@ def _found(one: _Candidate, run: Run) -> Found:
         site=window.site_of(match.row),
         title=f"{format_bytes(match.nbytes)} ({share} of the peak) {one.rule.title(match)}",
         bytes=int(match.nbytes),
-        confidence=_UNSURE if match.tentative else _SURE,
+        confidence=confidence_of(tentative=match.tentative),
         first_step=int(steps.min()),
         last_step=int(steps.max()),
         stack=window.stack(match.row),

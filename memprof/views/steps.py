@@ -7,41 +7,21 @@ optimizer annotations.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from memprof.run import DeviceRun, Steps
 from memprof.trace import NOT_RECORDED, Action, Trace
-from memprof.units import format_bytes
 from memprof.views.timeline import Timeline
+from memprof.views.trend import WARM_UP, Trend, trend
 
-__all__ = ["Growth", "device_steps", "growth", "is_lone_request", "step_of_event"]
+__all__ = ["allocated_trend", "device_steps", "is_lone_request", "step_of_event"]
 
 Ints = npt.NDArray[np.int64]
 
 _PROFILER_STEP = re.compile(r"ProfilerStep#(\d{1,15})$", re.ASCII)
 _OPTIMIZER_STEP = "Optimizer.step#"
-_WARM_UP = 3
-"""Steps before which lazily made state (moments, workspaces, caches) still appears."""
-
-
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """The trend of allocated bytes at step ends, after warm-up."""
-
-    bytes_per_step: float
-    """Theil-Sen slope (Sen 1968): the median over all pairs, which outliers do not bend."""
-    first_step: int
-    last_step: int
-    rising: float
-    """Share of the pairs of steps between which it rose: 0.5 is noise, 1 rises every time."""
-
-    def __str__(self) -> str:
-        rate = round(self.bytes_per_step)
-        said = f"{format_bytes(rate)} a step" if rate else "none"
-        return f"{said} over steps {self.first_step} to {self.last_step}"
 
 
 def device_steps(device: DeviceRun, lines: tuple[Timeline, ...]) -> Steps:
@@ -132,23 +112,11 @@ def _step_row(line: Timeline, times: Ints, number: int, start: int, end: int) ->
     )
 
 
-def growth(steps: Steps) -> Growth | None:
-    """How fast allocated bytes at step ends rise after warm-up; None with fewer than 5 steps."""
-    known = (steps.allocated != NOT_RECORDED) & (steps.first >= _WARM_UP)
+def allocated_trend(steps: Steps) -> Trend | None:
+    """The trend of allocated bytes at step ends after warm-up; None with fewer than five steps."""
+    known = (steps.allocated != NOT_RECORDED) & (steps.first >= WARM_UP)
     last, row = np.unique(steps.last[known], return_index=True)  # a damaged file repeats steps
-    x, y = last.astype(np.float64), steps.allocated[known][row].astype(np.float64)
-    if len(x) < 5:
-        return None
-    picked = np.unique(np.linspace(0, len(x) - 1, 512).astype(np.int64))
-    x, y = x[picked], y[picked]
-    first, second = np.triu_indices(len(x), 1)
-    rises = y[second] - y[first]
-    return Growth(
-        bytes_per_step=float(np.median(rises / (x[second] - x[first]))),
-        first_step=int(x[0]),
-        last_step=int(x[-1]),
-        rising=float((rises > 0).mean()),
-    )
+    return trend(last.astype(np.float64), steps.allocated[known][row].astype(np.float64))
 
 
 def is_lone_request(trace: Trace) -> bool:

@@ -1,6 +1,6 @@
 """In which step every allocation of a device was made and in which it died, over all windows.
 
-Whether what survives is a leak is judged in `growth` and `leaks`.
+Whether what survives is a leak is judged in `rules.leaks`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.run import DeviceRun
-from memprof.trace import EMPTY, NOT_RECORDED, Category, Column, Columns, Tables, Trace, column
+from memprof.trace import (
+    EMPTY,
+    NOT_RECORDED,
+    SURVIVOR_AGE,
+    Category,
+    Column,
+    Columns,
+    Tables,
+    Trace,
+    column,
+)
 from memprof.views.lifetimes import Lifetimes, lifetimes
 from memprof.views.steps import device_steps, step_of_event
 from memprof.views.timeline import timeline
@@ -61,6 +71,13 @@ class Survival:
 
     def __len__(self) -> int:
         return len(self.steps)
+
+    @property
+    def outlive_steps(self) -> Bools:
+        """Which lives were made in a step and are there `SURVIVOR_AGE` step ends after its own."""
+        born, died = self.lives.born, np.minimum(self.lives.died, len(self))
+        outlive: Bools = (born >= 0) & (died - born > SURVIVOR_AGE)
+        return outlive
 
     def outlast(self, rows: Ints) -> Bools:
         """Which of the lives in ``rows`` were there when the last recorded step had ended.

@@ -1,4 +1,4 @@
-"""Does a series at step ends grow without end? Robust statistics of one series; no traces here."""
+"""Whether a series at step ends grows: its floor, its slope, and how its values are ordered."""
 
 from __future__ import annotations
 
@@ -7,12 +7,27 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["WARM_UP", "Rise", "floor", "rise", "theil_sen"]
+from memprof.trace import WARM_UP
+from memprof.units import format_bytes
+
+__all__ = [
+    "WARM_UP",
+    "LevelRise",
+    "Rise",
+    "Trend",
+    "floor",
+    "level_rise",
+    "rise",
+    "rising_share",
+    "theil_sen",
+    "trend",
+]
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
-WARM_UP = 3
-"""Steps in which lazily made state (moments, workspaces, tables) still appears."""
+_FEWEST_STEPS = 5
+"""Step ends below which there is no trend."""
 _LEAST_RISES = 4
 _LATE_RISES = 8
 """Rises that are needed where they begin in the second half only."""
@@ -22,7 +37,15 @@ _LEAST_RATIO = 0.5
 """Rises in the second half of the series over those in the first: below, it settles down."""
 _DROP = 0.2
 """A fall by this share of what had been reached is a reset, and begins a new tooth of a saw."""
-_MOST_PAIRS = 512
+_MOST_POINTS = 512
+"""Points of a series that are compared with each other; of more, so many at regular distances."""
+_RISING_PAIRS = 0.75
+"""Share of pairs of points that must be in rising order; noise has half of them."""
+_LEAST_RISE = 0.1
+"""Of the level at first: what changes less is noise."""
+_POINTS_OF_NOISE = 256
+_FEWEST_READINGS = 12
+"""Readings of a level below which three jumps of a cache look like growth."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +62,16 @@ class Rise:
     """0 to 1: how many rises there were, how regular, how near to the end."""
     every: int
     """The usual distance between two rises: 1 is every step."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LevelRise:
+    """A level, read now and then, that keeps rising: bytes that a driver or a counter told."""
+
+    steps: Floats
+    levels: Floats
+    per_step: float
+    """By Theil-Sen, which no outlier bends."""
 
 
 def floor(series: Ints) -> Ints:
@@ -78,9 +111,7 @@ def theil_sen(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> float:
 
     Points at the same place, as in a damaged file, have no slope between them.
     """
-    picked = np.unique(
-        np.linspace(0, max(len(x) - 1, 0), min(len(x), _MOST_PAIRS)).astype(np.int64)
-    )
+    picked = _picked(len(x), _MOST_POINTS)
     x, y = x[picked], y[picked]
     left, right = np.triu_indices(len(x), 1)
     apart = x[right] != x[left]
@@ -88,6 +119,61 @@ def theil_sen(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> float:
     if not len(left):
         return 0.0
     return float(np.median((y[right] - y[left]) / (x[right] - x[left])))
+
+
+def rising_share(y: Floats) -> float:
+    """The share of the pairs of values of which the later one is larger: 0.5 is noise."""
+    y = y[_picked(len(y), _MOST_POINTS)]
+    left, right = np.triu_indices(len(y), 1)
+    return float((y[right] > y[left]).mean())
+
+
+def level_rise(steps: Floats, levels: Floats) -> LevelRise | None:
+    """How a level that was read after ``steps`` rises up to the end; None where it does not.
+
+    What is read now and then is noisy, and single rises say nothing: unlike in `rise`, most pairs
+    of readings must be in rising order, the last third above the middle one, and that above the
+    first.
+    """
+    if len(levels) < _FEWEST_READINGS:
+        return None
+    some = levels[_picked(len(levels), _POINTS_OF_NOISE)]
+    early, middle, late = (float(np.median(part)) for part in np.array_split(some, 3))
+    risen = late - early > _LEAST_RISE * max(1.0, abs(early))
+    if not (early < middle < late and risen and rising_share(some) >= _RISING_PAIRS):
+        return None
+    per_step = theil_sen(steps, levels)
+    return LevelRise(steps, levels, per_step) if per_step > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """How a count of bytes at step ends changed."""
+
+    bytes_per_step: float
+    """Theil-Sen slope (Sen 1968): the median over all pairs, which outliers do not bend."""
+    first_step: int
+    last_step: int
+    rising: float
+    """Share of the pairs of steps between which it rose: 0.5 is noise, 1 rises every time."""
+
+    def __str__(self) -> str:
+        rate = round(self.bytes_per_step)
+        said = f"{format_bytes(rate)} per step" if rate else "none"
+        return f"{said} over steps {self.first_step} to {self.last_step}"
+
+
+def trend(steps: Floats, values: Floats) -> Trend | None:
+    """How ``values`` at the ends of ``steps`` changed; None with fewer than five of them."""
+    if len(steps) < _FEWEST_STEPS:
+        return None
+    return Trend(theil_sen(steps, values), int(steps[0]), int(steps[-1]), rising_share(values))
+
+
+def _picked(length: int, most: int) -> Ints:
+    """So many places of a series at regular distances; all of a short one."""
+    places = np.linspace(0, max(length - 1, 0), min(length, most))
+    return np.unique(places.astype(np.int64))
 
 
 def _end_of_last_tooth(series: Ints) -> tuple[int, bool]:

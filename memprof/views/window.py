@@ -12,7 +12,7 @@ from memprof.allocator import exact_sizes
 from memprof.records import Site
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import Program, code_of, program_of
-from memprof.trace import Action, Frame, Phase, Trace
+from memprof.trace import SURVIVOR_AGE, WARM_UP, Action, Frame, Phase, Trace
 from memprof.views.lifetimes import Lifetimes
 from memprof.views.owners import OWNED, Owners, owners
 from memprof.views.peak_without import Cuts, Saving, replayed
@@ -25,9 +25,6 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 _ENOUGH_STEPS = 8
-_WARM_UP = 3
-_STAYING = 2
-"""Step ends that the last step's own tensors, and those it replaces, do not outlive."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +76,7 @@ class Window:
         """
         if len(self.steps) < _ENOUGH_STEPS:
             return 0
-        return self.first_event[int(self.steps[_WARM_UP])] + 1
+        return self.first_event[int(self.steps[WARM_UP])] + 1
 
     @cached_property
     def peak(self) -> Peak:
@@ -133,7 +130,7 @@ class Window:
         nothing of what is still there.
         """
         last = self.first_event[int(self.steps[-1])] if len(self.steps) else self.events
-        staying: Bools = (self.lives.free >= last) & (self.freed_in - self.made_in >= _STAYING)
+        staying: Bools = (self.lives.free >= last) & (self.freed_in - self.made_in >= SURVIVOR_AGE)
         return staying
 
     @cached_property

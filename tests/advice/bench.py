@@ -6,11 +6,11 @@ import os
 
 import numpy as np
 
-from memprof.analysis.findings import Evidence, Found, Kind
 from memprof.loading import load
 from memprof.records import Holder, SourceFiles
 from memprof.reference_chain import Link, LinkKind
-from memprof.rules.remedies import advise
+from memprof.rules.finding import Evidence, Found, Growth, Kind
+from memprof.rules.remedies import with_remedies
 from memprof.rules.rule import Match
 from memprof.runfile.source_digests import digest_of
 from memprof.testing import TraceBuilder, write_run
@@ -61,10 +61,9 @@ class Bench:
         nbytes=4096,
         rule="",
         match=None,
-        **facts,
+        growth=None,
     ):
         """The remedies for growth, or for what ``rule`` matched, at the line that says ``site``."""
-        rule = rule or str(facts.get("pattern", "")).replace("_", "-")
         if rule and match is None:
             match = Match(0, np.zeros(0, dtype=np.int64), nbytes)
         trace = TraceBuilder(device="cuda:0", settings=self.settings)
@@ -85,11 +84,12 @@ class Bench:
             stack=(frame,),
             category=category,
             holders=holders,
-            evidence=Evidence(0, allocs, facts) if len(allocs) else Evidence(0, facts=facts),
+            evidence=Evidence(0, np.array(allocs, dtype=np.int64)),
+            growth=growth or Growth(),
             rule=rule,
             match=match,
         )
-        return advise(found, load(self.folder / "run.json"))
+        return with_remedies(found, load(self.folder / "run.json")).remedies
 
 
 def link(kind, name, length):

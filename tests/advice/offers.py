@@ -1,6 +1,6 @@
 """Which rules offer a patch: read from their source, and observed at work.
 
-A rule of waste goes by its name; advice on growth by the function in `memprof.advice` that makes it.
+A rule goes by its name; what several rules share, by the function that makes it.
 """
 
 from __future__ import annotations
@@ -10,36 +10,37 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-import memprof.advice
-from memprof.advice.vocabulary import FIXES
-from memprof.rules import references
-from memprof.rules.collection import waste_rules
+from memprof.rules import kept_graphs, references, small_views, stored_exceptions
+from memprof.rules.collection import rules
+from memprof.rules.fixes import FIXES
 
-FOLDER = Path(memprof.advice.__file__).parent
+_PATCH = 4
+"""The place of the patch among the arguments of `Advice`."""
+_SHARED = (kept_graphs, small_views, stored_exceptions)
+"""Modules whose advice several rules give."""
 
 
 def offered() -> set[tuple[str, str]]:
     """Fix and rule, for everything in the source that may bear a patch."""
-    of_families = {
+    shared = {
         (fix, function.name)
         for module, tree in _rooms()
         for function in _functions(tree)
-        for call in _patched(function, "Proposal", 5)
-        for fix in _fixes(call.args[0], function, tree)
+        for fix in _fixes_with_patch(function, tree)
     }
-    # What a rule hands on from a family has no fix of its own here: it is the family's.
+    # What a rule hands on from there has no fix of its own here.
     of_rules = {
-        (call.args[0].value, rule.name)
-        for rule in waste_rules()
-        for call in _patched(ast.parse(inspect.getsource(_module_of(rule))), "Advice", 4)
-        if isinstance(call.args[0], ast.Constant)
+        (fix, rule.name)
+        for rule in rules()
+        for tree in [_tree(_module_of(rule))]
+        for function in _functions(tree)
+        for fix in _fixes_with_patch(function, tree)
     }
-    return of_families | of_rules
+    return shared | of_rules
 
 
 @contextmanager
@@ -47,17 +48,17 @@ def watched() -> Iterator[dict[tuple[str, str], str]]:
     """The rule that made a patch, by fix and patch, for what is advised meanwhile."""
     makers: dict[tuple[str, str], str] = {}
     with pytest.MonkeyPatch.context() as patch:
-        importing = [references, *map(_module_of, waste_rules())]
+        importing = [references, *map(_module_of, rules())]
         for module, tree in _rooms():
             for function in _functions(tree):
-                if any(_patched(function, "Proposal", 5)):
+                if any(_patched(function)):
                     family = getattr(module, function.name)
                     watching = _watching(family, function.name, makers)
                     patch.setattr(module, function.name, watching)
                     for user in importing:
                         if getattr(user, function.name, None) is family:
                             patch.setattr(user, function.name, watching)
-        for rule in waste_rules():
+        for rule in rules():
             advice = _watching(type(rule).advice, rule.name, makers)
             patch.setattr(type(rule), "advice", advice)
         yield makers
@@ -78,23 +79,31 @@ def _module_of(rule: object) -> ModuleType:
 
 
 def _rooms() -> Iterator[tuple[ModuleType, ast.Module]]:
-    for path in sorted(FOLDER.glob("*.py")):
-        if path.stem != "__init__":
-            module = importlib.import_module(f"memprof.advice.{path.stem}")
-            yield module, ast.parse(path.read_text())
+    for module in _SHARED:
+        yield module, _tree(module)
+
+
+def _tree(module: ModuleType) -> ast.Module:
+    return ast.parse(inspect.getsource(module))
 
 
 def _functions(tree: ast.Module) -> list[ast.FunctionDef]:
-    return [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    """The functions of a module and the methods of its classes."""
+    bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]
+    return [node for body in bodies for node in body if isinstance(node, ast.FunctionDef)]
 
 
-def _patched(tree: ast.AST, made: str, place: int) -> Iterator[ast.Call]:
-    """Calls that make such a thing with a patch: named, or as the argument at that place."""
+def _patched(tree: ast.AST) -> Iterator[ast.Call]:
+    """Calls that make advice with a patch: named, or as the argument at its place."""
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Call) or ast.unparse(node.func) != made:
+        if not isinstance(node, ast.Call) or ast.unparse(node.func) != "Advice":
             continue
-        if len(node.args) > place or any(k.arg == "patch" for k in node.keywords):
+        if len(node.args) > _PATCH or any(k.arg == "patch" for k in node.keywords):
             yield node
+
+
+def _fixes_with_patch(function: ast.FunctionDef, tree: ast.Module) -> set[str]:
+    return {fix for call in _patched(function) for fix in _fixes(call.args[0], function, tree)}
 
 
 def _fixes(fix: ast.expr, function: ast.FunctionDef, tree: ast.Module) -> set[str]:

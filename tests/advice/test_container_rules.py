@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from memprof.advice import allocator
-from memprof.advice.vocabulary import FIXES
-from memprof.analysis.findings import Kind
-from memprof.errors import MemprofError
 from memprof.reference_chain import Link, LinkKind
+from memprof.rules import allocator_settings
+from memprof.rules.finding import Kind
+from memprof.rules.fixes import FIXES
 from memprof.rules.waste.fragmentation import Holes
 from memprof.rules.waste.loaded import Loaded
 from tests.advice.bench import LOOP, Bench, fixes
@@ -212,15 +211,12 @@ def test_expandable_segments_are_not_advised_where_they_are_on(bench):
 
 
 def test_a_split_limit_is_not_advised_where_it_is_set(bench, monkeypatch):
-    def in_vain(*_, **__):
-        raise MemprofError("this recording cannot be replayed")
-
-    monkeypatch.setattr(allocator, "replay", in_vain)
+    monkeypatch.setattr(allocator_settings, "MOST_EVENTS", 0)  # nothing is replayed
     bench.write("x = f()\n")
-    offered = fixes(bench.advise("x = f", kind=Kind.FRAGMENTATION))
+    offered = fixes(bench.advise("x = f", rule="growing-fragmentation"))
     assert offered == ["expandable_segments", "max_split_size"]
     bench.settings = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128"}
-    assert fixes(bench.advise("x = f", kind=Kind.FRAGMENTATION)) == ["expandable_segments"]
+    assert fixes(bench.advise("x = f", rule="growing-fragmentation")) == ["expandable_segments"]
 
 
 def test_empty_cache_is_never_advised_for_tensors_that_are_alive(bench):
@@ -292,7 +288,7 @@ def test_a_class_of_the_same_name_that_is_not_torch_s_is_not_patched(bench):
 def test_what_a_waiting_thread_has_a_name_for_is_told_to_be_dropped_there(bench):
     bench.write("def work(jobs):\n    while True:\n        job = jobs.get()\n        run(job)\n")
     holder = bench.holder("job = ", ("thread", "Thread-1", -1), ("local", "job", -1))
-    (only,) = bench.advise("job = ", holder, kind=Kind.WASTE, pattern="pinned")
+    (only,) = bench.advise("job = ", holder, rule="idle-holder")
     assert (only.fix, only.line) == ("del_ref", 3)
     assert "`del job` at the end of the loop's body" in only.why
 
@@ -300,7 +296,7 @@ def test_what_a_waiting_thread_has_a_name_for_is_told_to_be_dropped_there(bench)
 def test_a_loaded_checkpoint_goes_to_the_host(bench):
     bench.write("ckpt = torch.load(path, map_location=device)\n")
     match = Loaded(0, np.zeros(0, int), 4096, name="ckpt")
-    first, second = bench.advise("ckpt", kind=Kind.WASTE, pattern="loaded", match=match)
+    first, second = bench.advise("ckpt", rule="loaded", match=match)
     assert first.fix == "map_location_cpu"
     assert second.why == "Drop `ckpt` once the model has been filled from it."
     assert '+ckpt = torch.load(path, map_location="cpu")' in first.patch
@@ -319,7 +315,7 @@ def test_an_entry_that_is_joined_with_more_and_more_is_told_to_be_allocated_once
         "def validate(state, out):\n"
         '    state["preds"] = out if state is None else torch.cat([state["preds"], out])\n'
     )
-    remedies = bench.advise("torch.cat", replaced=True)
+    remedies = bench.advise("torch.cat")
     assert {"preallocate", "cpu_offload"} <= set(fixes(remedies))
     assert '`state["preds"]`' in remedies[0].why or "`state['preds']`" in remedies[0].why
 

@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("torch", reason="a recording needs torch")
 
 import memprof
-from memprof.analysis.findings import Found, Remedy
 from memprof.loading import load
+from memprof.rules.finding import Found, Remedy
 from memprof.rules.findings import findings
 from memprof.run import Run
 from memprof.sources.cuda.snapshot_source import CudaSource

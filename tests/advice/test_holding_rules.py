@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from memprof.analysis.findings import Kind
 from memprof.reference_chain import Link, LinkKind
+from memprof.rules.finding import Kind
 from tests.advice.bench import LOOP, Bench, fixes
 
 
@@ -42,7 +42,7 @@ def test_a_value_handed_over_is_cut_off_at_the_call_that_hands_it_over(bench):
         ("autograd_node", "MeanBackward0", -1),
         ("saved_tensor", "self", -1),
     )
-    by_fix = {r.fix: r for r in bench.advise("net().mean()", held, in_graph=True)}
+    by_fix = {r.fix: r for r in bench.advise("net().mean()", held)}
     assert by_fix["detach"].code == "self.values.append(value)"
     assert by_fix["item"].code == "meter.watch(loss)"
     assert "+    meter.watch(loss.item())" in by_fix["item"].patch
@@ -251,7 +251,7 @@ def test_a_data_set_that_was_converted_as_a_whole_is_told_to_be_converted_in_par
     bench, line, fix
 ):
     bench.write(f"def load(self, raw):\n    {line}\n")
-    first, *_ = bench.advise("self.images", kind=Kind.WASTE, pattern="resident")
+    first, *_ = bench.advise("self.images", rule="resident")
     assert first.fix == fix
     assert "held by" not in first.why
 

@@ -13,9 +13,9 @@ if sys.platform == "win32":
     pytest.skip("programs are forked", allow_module_level=True)
 
 from memprof import load
-from memprof.advice.vocabulary import PATCHED
-from memprof.analysis.findings import Found, Kind, Remedy
+from memprof.rules.finding import Found, Kind, Remedy
 from memprof.rules.findings import findings
+from memprof.rules.fixes import PATCHED
 from memprof.views.examination import examine
 from tests.programs.patchable import LEAKS, WASTE, program
 
@@ -40,12 +40,12 @@ ELSEWHERE = {"drop_empty_cache/cache-emptied", "map_location_cpu/loaded"}
 """Only a GPU's allocator shows these: they are tested in `test_device_patches`."""
 
 LEFT = {
-    "clone_view/small_view": 0.02,
-    "clone_view/small_view/tuple": 0.02,
-    "detach/_kept_results": 0.01,
-    "detach/_kept_results/stacked": 0.01,
-    "detach/_kept_results/called": 0.01,
-    "no_grad/_no_backward": 0.01,
+    "clone_view/advice_on_view": 0.02,
+    "clone_view/advice_on_view/tuple": 0.02,
+    "detach/kept-graph": 0.01,
+    "detach/kept-graph/stacked": 0.01,
+    "detach/kept-graph/called": 0.01,
+    "no_grad/no-backward": 0.01,
 }
 """Share of the growth that is meant to stay: the clones, the losses without their graphs."""
 

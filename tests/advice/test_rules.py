@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from memprof.advice.vocabulary import FIXES
-from memprof.analysis.findings import Kind
 from memprof.records import Holder
 from memprof.reference_chain import Link
+from memprof.rules.finding import Growth, Kind
+from memprof.rules.fixes import FIXES
 from tests.advice.bench import LOOP, Bench, fixes
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "fixes"
@@ -58,7 +58,7 @@ def test_detaching_saves_what_the_graph_keeps_and_not_what_the_list_does(
 ):
     bench.write("def step(net, kept):\n    kept.append(net())\n")
     holders = [bench.holder("append", *GRAPH), bench.holder("append", GRAPH[0])]
-    remedies = bench.advise("append", *holders, kept_itself=itself)
+    remedies = bench.advise("append", *holders, growth=Growth(kept_itself=itself))
     assert fixes(remedies) == order
     detach = next(remedy for remedy in remedies if remedy.fix == "detach")
     assert detach.saves_bytes == saves
@@ -215,7 +215,7 @@ def test_a_line_that_is_no_whole_statement_is_not_advised_on_without_its_file(be
 def test_a_tensor_that_is_detached_where_it_is_kept_is_not_to_be_detached(bench):
     bench.write(LOOP.replace("append(loss)", "append(loss.detach())"))
     holder = bench.holder("append", ("local", "kept", -1), ("item", "0", 9))
-    said = bench.advise("append", holder, category="activation", activation_share=1.0)
+    said = bench.advise("append", holder, category="activation", growth=Growth(forward_share=1.0))
     assert not {"detach", "item", "no_grad"} & set(fixes(said))
 
 
@@ -257,7 +257,7 @@ def test_a_container_that_is_made_anew_of_tensors_without_graphs_carries_none(
 ):
     bench.write("def log(self, row):\n    self.rows = with_row(self.rows, row)\n")
     held = bench.holder("self.rows", ("attribute", "rows", -1), ("item", "3", 9), *inside)
-    remedies = bench.advise("self.rows", held, activation_share=1.0)
+    remedies = bench.advise("self.rows", held, growth=Growth(forward_share=1.0))
     assert any("of the step before" in remedy.why for remedy in remedies) is carried
 
 

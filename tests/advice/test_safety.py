@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from memprof.analysis.findings import Evidence, Found, Kind
 from memprof.loading import load
 from memprof.records import Holder
 from memprof.reference_chain import Link
-from memprof.rules.remedies import advise
+from memprof.rules.finding import Evidence, Found, Kind
+from memprof.rules.remedies import with_remedies
 from memprof.rules.rule import Match
 from memprof.rules.waste.unused_gradients import Unused
 from memprof.testing import TraceBuilder, write_run
@@ -22,7 +21,7 @@ from memprof.views.window import site_at
 
 GRAPH = (Link("autograd_node", nodes=(("AddBackward0", 1),)), Link("saved_tensor", "self"))
 
-EVIDENCE = {"unused_gradients": Unused}
+EVIDENCE = {"unused-gradients": Unused}
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ def advised(tmp_path):
 
     times = itertools.count()
 
-    def advised(text, line, *links, made=(), freed_in=Phase.OTHER, pattern="", site=0):
+    def advised(text, line, *links, made=(), freed_in=Phase.OTHER, rule="", site=0):
         path = tmp_path / "train.py"
         path.write_text(text)
         written = next(times)  # before the recording, whose time is made up
@@ -49,19 +48,20 @@ def advised(tmp_path):
         holder = Holder(links[0].kind, str(path), line, lines[line - 1], [*links])
         frame = Frame("step", str(path), site or line)
         found = Found(
-            kind=Kind.WASTE if pattern else Kind.LEAK,
+            kind=Kind.WASTE if rule else Kind.LEAK,
             device="cpu",
             site=site_at(frame),
             title="",
             bytes=1 << 20,
             bytes_per_step=1 << 18,
             stack=(frame,),
-            holders=() if pattern else (holder,),
-            evidence=Evidence(0, facts={"in_graph": True, "pattern": pattern}),
-            rule=pattern.replace("_", "-"),
-            match=EVIDENCE.get(pattern, Match)(0, np.zeros(0, int), 1 << 20) if pattern else None,
+            holders=() if rule else (holder,),
+            evidence=Evidence(0),
+            rule=rule,
+            match=EVIDENCE.get(rule, Match)(0, np.zeros(0, int), 1 << 20) if rule else None,
         )
-        return {remedy.fix: remedy for remedy in advise(found, load(Path(tmp_path / "run.json")))}
+        judged = with_remedies(found, load(tmp_path / "run.json"))
+        return {remedy.fix: remedy for remedy in judged.remedies}
 
     return advised
 
@@ -147,7 +147,7 @@ def score(net, x):
 @pytest.mark.parametrize("phase", [Phase.OTHER, Phase.BACKWARD])
 def test_a_function_that_training_calls_too_is_not_put_under_no_grad(advised, phase):
     remedies = advised(
-        SCORE, 3, GRAPH[0], made=[(3, 4096)], freed_in=phase, pattern="evaluation_graph"
+        SCORE, 3, GRAPH[0], made=[(3, 4096)], freed_in=phase, rule="evaluation-graph"
     )
     assert bool(remedies["no_grad"].patch) == (phase is Phase.OTHER)
 
@@ -164,9 +164,7 @@ RESULT = SCORE + "def train(net, x):\n    {}\n"
     ],
 )
 def test_a_function_whose_result_is_learned_from_is_not_put_under_no_grad(advised, use, offered):
-    remedies = advised(
-        RESULT.format(use), 3, GRAPH[0], made=[(3, 4096)], pattern="evaluation_graph"
-    )
+    remedies = advised(RESULT.format(use), 3, GRAPH[0], made=[(3, 4096)], rule="evaluation-graph")
     assert bool(remedies["no_grad"].patch) is offered
 
 
@@ -199,7 +197,7 @@ CUT_OFF = TEACHER.replace('torch.randn(8, 8, device="cpu").float()', "net(data).
 @pytest.mark.parametrize("text", [TEACHER, LOADED, CUT_OFF])
 def test_what_is_made_of_a_batch_by_a_model_that_is_not_trained_is_detached(advised, text):
     line = next(n for n, one in enumerate(text.splitlines(), 1) if "wanted =" in one)
-    remedies = advised(text, line, GRAPH[0], pattern="unused_gradients")
+    remedies = advised(text, line, GRAPH[0], rule="unused-gradients")
     assert next(iter(remedies)) == "detach"
     assert "+        wanted = teacher(x).detach()" in remedies["detach"].patch
 
@@ -225,6 +223,6 @@ def test_what_may_take_a_gradient_is_not_cut_off_from_it(advised, old, new):
     assert old in TEACHER
     text = TEACHER.replace(old, new, 1)
     line = next(n for n, one in enumerate(text.splitlines(), 1) if "wanted =" in one)
-    remedies = advised(text, line, GRAPH[0], pattern="unused_gradients")
+    remedies = advised(text, line, GRAPH[0], rule="unused-gradients")
     assert list(remedies)[:2] == ["freeze_params", "detach"]
     assert remedies["detach"].patch == ""

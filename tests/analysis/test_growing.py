@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.analysis.leaks import leaks
 from memprof.loading import load
+from memprof.rules.leaks import leaks
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Frame
 

@@ -7,8 +7,8 @@ import gc
 import pytest
 
 import memprof
-from memprof.analysis.findings import Kind
-from memprof.analysis.leaks import leaks
+from memprof.rules.finding import Kind
+from memprof.rules.leaks import leaks
 
 pytest.importorskip("torch", reason="these programs are torch's")
 
@@ -59,7 +59,7 @@ def test_what_is_held_without_its_graph_is_told_from_what_only_the_graph_keeps(t
     found, *others = leaks(record(outputs_kept_with_their_graphs, tmp_path / "run.json"))
     assert others == []
     assert found.bytes_per_step == 512 + 1024 + 512  # the batch, what tanh made, the output
-    assert found.evidence.facts["kept_itself"] == 0.25
-    assert found.title.startswith("2 KiB a step stay alive: list (")
+    assert found.growth.kept_itself == 0.25
+    assert found.title.startswith("grows by 2 KiB per step: list (")
     assert found.title.endswith(", through the autograd graph")
     assert found.holders[0].description.startswith("saved tensor ")

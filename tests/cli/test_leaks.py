@@ -9,11 +9,11 @@ import subprocess
 import pytest
 from click.testing import CliRunner
 
-from memprof.analysis.findings import Found, Kind, Remedy
 from memprof.errors import MemprofError
 from memprof.loading import load
 from memprof.records import Site
 from memprof.report.summary import summarize
+from memprof.rules.finding import Found, Kind, Remedy
 from memprof.rules.findings import findings
 from memprof.source_code.patch import diff, replaced
 from memprof.source_code.program import program_of
@@ -57,7 +57,7 @@ def test_the_json_has_the_documented_keys(leaking):
 def test_the_text_says_how_fast_and_where(leaking):
     output = invoke(leaking).output
     assert "1. leak" in output
-    assert "4 KiB a step" in output
+    assert "4 KiB per step" in output
     assert "me/train.py:3" in output
 
 
@@ -90,7 +90,7 @@ def test_what_is_given_back_after_the_last_step_was_kept_all_the_same(given_back
 def test_a_line_is_quoted_once_and_the_saving_says_of_what(given_back):
     output = invoke(given_back).output
     assert output.count("kept.append(make().detach())") == 1
-    assert "saves 4 KiB a step; peak 120 KiB → 8.50 KiB" in " ".join(output.split())
+    assert "saves 4 KiB per step; peak 120 KiB → 8.50 KiB" in " ".join(output.split())
 
 
 def test_a_line_of_a_file_that_is_not_what_ran_is_not_quoted(given_back):

@@ -269,7 +269,7 @@ def test_a_host_that_a_leak_filled_is_said_to_be_and_sent_to_the_leak(tmp_path, 
     run_main("oom", file)
     out = " ".join(capsys.readouterr().out.split())
     assert "cpu ran out of memory because of a leak: 16 MiB asked" in out
-    assert "but allocated bytes rose by 8 MiB a step over steps 3 to 29, 208 MiB in all" in out
+    assert "but allocated bytes rose by 8 MiB per step over steps 3 to 29, 208 MiB in all" in out
     assert f"`memprof leaks {file}` says what grows, who holds it and the fix" in out
 
 
@@ -277,7 +277,9 @@ def test_the_report_of_it_names_the_leak_and_the_fix(tmp_path, capsys):
     run_main("report", leaking_host(tmp_path), "--json")
     verdict = json.loads(capsys.readouterr().out)["verdict"]
     assert verdict["line"] == "cpu ran out of memory: 16 MiB asked"
-    assert verdict["why"].startswith("tensors held 240 MiB; 224 MiB of that a leak: 8 MiB a step")
+    assert verdict["why"].startswith(
+        "tensors held 240 MiB; 224 MiB of that is a leak, which grows by 8 MiB per step"
+    )
     assert verdict["next"].startswith("del_ref: ")
     assert "memprof oom" in verdict["next"]
 

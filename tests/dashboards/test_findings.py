@@ -7,10 +7,10 @@ from html.parser import HTMLParser
 
 import numpy as np
 
-from memprof.advice.vocabulary import FIXES
-from memprof.analysis.findings import Found, Kind, Remedy, Series
 from memprof.records import Holder, Site
 from memprof.reference_chain import Link
+from memprof.rules.finding import Found, Kind, Remedy, Series
+from memprof.rules.fixes import FIXES
 from memprof.rules.pages import page
 from memprof.trace import Frame
 from memprof_dashboards.findings import cards, series
@@ -33,7 +33,7 @@ def leak(text: str = "list `outputs` of LitModel", fix: str = "item") -> Found:
         kind=Kind.LEAK,
         device="cuda:0",
         site=Site("/home/someone/job/train.py", 31, "step", text),
-        title=f"24 MiB a step stay alive: {text}",
+        title=f"grows by 24 MiB per step: {text}",
         bytes_per_step=24 * MIB,
         bytes=240 * MIB,
         confidence=0.98,
@@ -92,7 +92,7 @@ class Reader(HTMLParser):
 def test_a_card_says_what_grows_where_who_holds_it_what_to_type_and_what_it_saves():
     words = Reader(cards([leak()])).words
     for said in (
-        "24 MiB a step stay alive",
+        "grows by 24 MiB per step",
         "240 MiB in all",
         "seen in steps 3 to 12",
         "device full in about 410 steps",

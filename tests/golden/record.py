@@ -19,20 +19,18 @@ FOLDER = HERE / "recordings"
 
 sys.path[:0] = [str(ROOT)]
 
-GROWING = (
-    "item/_running_sum",
-    "detach/_history",
-    "detach/_carried",
-    "weakref/_registry",
-    "bound_cache/_memoized/lru_cache",
-    "clear_traceback/_kept",
-    "break_cycle/_checkpoint",
-    "save_for_backward/_ctx_attribute",
-    "no_grad/_no_backward",
-    "detach/_kept_results/called",
-)
-RENAMED = {
-    "clone_view-view": "clone_view/small_view",
+PROGRAMS = {
+    "weakref-registry": "weakref/class-registry",
+    "bound_cache-memoized-lru_cache": "bound_cache/memoized-function/lru_cache",
+    "clear_traceback-kept": "clear_traceback/advice_on_exception",
+    "break_cycle-checkpoint": "break_cycle/reentrant-checkpoint",
+    "save_for_backward-ctx_attribute": "save_for_backward/context-attribute",
+    "item-running_sum": "item/running-sum",
+    "detach-history": "detach/assigned-history",
+    "detach-carried": "detach/carried-state",
+    "no_grad-no_backward": "no_grad/no-backward",
+    "detach-kept_results-called": "detach/kept-graph/called",
+    "clone_view-view": "clone_view/advice_on_view",
     "no_grad-of_pattern": "no_grad/evaluation-graph",
     "set_to_none-gradients": "set_to_none/held-gradients",
     "foreach_false-optimizer": "foreach_false/optimizer-temporaries",
@@ -91,8 +89,7 @@ def sources() -> dict[str, str]:
     from tests.programs import leaks
     from tests.programs.patchable import program
 
-    texts = {case.replace("/", "-").replace("-_", "-"): program(case) for case in GROWING}
-    texts |= {name: program(case) for name, case in RENAMED.items()}
+    texts = {name: program(case) for name, case in PROGRAMS.items()}
     whole = inspect.getsource(leaks)
     head = whole[: whole.index("LEAKING: dict")].partition('"""\n\n')[2]
     for name in LONE:

@@ -19,7 +19,7 @@ def build(width=192, blocks=4):
 """
 
 LEAKS = {
-    "item/_running_sum": """\
+    "item/running-sum": """\
 class Meter:
     def __init__(self):
         self.net, self.sum = build(), 0.0
@@ -28,7 +28,7 @@ class Meter:
         error = self.net(torch.randn(64, 192)).square().mean()
         self.sum = self.sum + error
 """,
-    "detach/_history": """\
+    "detach/assigned-history": """\
 class History:
     def __init__(self):
         self.net, self.state = build(), torch.zeros(64, 192)
@@ -37,7 +37,7 @@ class History:
         carried = self.net(self.state)
         self.state = carried
 """,
-    "detach/_carried": """\
+    "detach/carried-state": """\
 class Recurrent:
     def __init__(self):
         self.cell, self.hidden = nn.GRUCell(192, 192), torch.zeros(64, 192)
@@ -46,7 +46,7 @@ class Recurrent:
         self.hidden = self.cell(torch.randn(64, 192), self.hidden)
         return self.hidden.square().mean().item()
 """,
-    "weakref/_registry": """\
+    "weakref/class-registry": """\
 class Adapter(nn.Module):
     everyone = set()
 
@@ -61,7 +61,7 @@ class Pipeline:
         with torch.no_grad():
             Adapter().proj(torch.randn(4, 160))
 """,
-    "bound_cache/_memoized/lru_cache": """\
+    "bound_cache/memoized-function/lru_cache": """\
 @functools.lru_cache(maxsize=None)
 def table(n):
     return torch.arange(n * 64, dtype=torch.float32).view(n, 64)
@@ -76,7 +76,7 @@ class Decoder:
             self.n += 1
             table(self.n)
 """,
-    "clone_view/small_view": """\
+    "clone_view/advice_on_view": """\
 class Features:
     def __init__(self):
         self.net, self.first = build(), []
@@ -86,7 +86,7 @@ class Features:
         out = self.net(torch.randn(96, 192))
         self.first.append(out[0])
 """,
-    "clear_traceback/_kept": """\
+    "clear_traceback/advice_on_exception": """\
 def broken(net):
     hidden = net(torch.randn(96, 192))
     raise ValueError(hidden.shape)
@@ -104,7 +104,7 @@ class Skipping:
             problem = error
         return problem is not None
 """,
-    "break_cycle/_checkpoint": """\
+    "break_cycle/reentrant-checkpoint": """\
 from torch.utils.checkpoint import checkpoint
 
 
@@ -125,7 +125,7 @@ class Checkpointed:
         seen["out"].sum().backward()
         self.net.zero_grad()
 """,
-    "save_for_backward/_ctx_attribute": """\
+    "save_for_backward/context-attribute": """\
 class Cube(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -146,7 +146,7 @@ class Cubing:
         Cube.apply(self.net(torch.randn(96, 192))).sum().backward()
         self.net.zero_grad()
 """,
-    "item/_kept_results": """\
+    "item/kept-graph": """\
 class Losses:
     def __init__(self):
         self.net, self.losses = build(), []
@@ -157,7 +157,7 @@ class Losses:
         self.net.zero_grad()
         self.losses.append(error)
 """,
-    "detach/_kept_results": """\
+    "detach/kept-graph": """\
 class Values:
     def __init__(self):
         self.net, self.values = build(), []
@@ -166,7 +166,7 @@ class Values:
         value = self.net(torch.randn(64, 192)).square().mean()
         self.values.append(value)
 """,
-    "no_grad/_no_backward": """\
+    "no_grad/no-backward": """\
 def score(net, x):
     return net(x).square().mean()
 
@@ -178,7 +178,7 @@ class Scores:
     def step(self):
         self.scores.append(score(self.net, torch.randn(64, 192)))
 """,
-    "bound_cache/_memoized/cache": """\
+    "bound_cache/memoized-function/cache": """\
 @functools.cache
 def table(n):
     return torch.arange(n * 64, dtype=torch.float32).view(n, 64)
@@ -193,7 +193,7 @@ class Encoder:
             self.n += 1
             table(self.n)
 """,
-    "clone_view/_saved_view": """\
+    "clone_view/saved-view": """\
 class Gate(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -217,7 +217,7 @@ class Gating:
         (first.mean() + gated.mean()).item()
 """,
     # Where the first patch that comes to mind would end the program:
-    "clone_view/small_view/tuple": """\
+    "clone_view/advice_on_view/tuple": """\
 class Rows:
     def __init__(self):
         self.first, self.steps = [], 0
@@ -230,7 +230,7 @@ class Rows:
         self.first.append((name.upper(), rows[:1]))
         return self.first[0][0].upper()
 """,
-    "item/_running_sum/local": """\
+    "item/running-sum/local": """\
 def main(path, steps=24):
     import memprof
 
@@ -242,7 +242,7 @@ def main(path, steps=24):
             total += error
         print("mean", float(total) / steps)
 """,
-    "detach/_running_sum/read": """\
+    "detach/running-sum/read": """\
 class Averaging:
     def __init__(self):
         self.net, self.sum, self.steps = build(), 0.0, 0
@@ -256,7 +256,7 @@ class Averaging:
     def mean(self):
         return self.sum / self.steps
 """,
-    "detach/_kept_results/stacked": """\
+    "detach/kept-graph/stacked": """\
 class Stacking:
     def __init__(self):
         self.net, self.losses = build(), []
@@ -266,7 +266,7 @@ class Stacking:
         self.losses.append(error)
         return torch.stack(self.losses).mean().tolist()
 """,
-    "detach/_kept_results/called": """\
+    "detach/kept-graph/called": """\
 class Calling:
     def __init__(self):
         self.net, self.values = build(), []
@@ -279,7 +279,7 @@ class Calling:
 }
 """By fix and rule: a program whose classes' last one has a ``step`` that leaks."""
 
-LEAKS["detach/_running_sum"] = LEAKS["item/_running_sum"]
+LEAKS["detach/running-sum"] = LEAKS["item/running-sum"]
 
 WASTE = {
     "no_grad/evaluation-graph": """\

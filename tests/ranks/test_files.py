@@ -206,7 +206,7 @@ def test_a_leak_on_some_ranks_is_one_finding_with_its_bytes_in_sum(tmp_path):
     assert leak.bytes == 3 * (STEPS - 2) * 4 * MIB  # those of the last two steps may still go
     assert said.verdict.level == "leak"
     assert said.verdict.line.endswith("; on 3 of 6 judged")
-    assert "allocated bytes rise on 3 of 6 ranks, by 4 MiB a step" in said.verdict.why
+    assert "allocated bytes rise on 3 of 6 ranks, by 4 MiB per step" in said.verdict.why
     assert said.next == f"memprof leaks {tmp_path / 'run.rank1.json'}"
     assert [one.rank for one in said.judged] == [f"rank {n}" for n in range(6)]
 

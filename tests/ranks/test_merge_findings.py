@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from memprof.analysis.findings import Found, Kind, Remedy
 from memprof.ranks.merge_findings import shared
 from memprof.records import Holder, Site
 from memprof.reference_chain import Link
+from memprof.rules.finding import Found, Kind, Remedy
 
 LINE = Site("/job/train.py", 31, "step", "kept.append(loss)")
 

@@ -21,7 +21,7 @@ from tests.ranks.test_figures import GIB, MIB, ranks
 
 def found(kind: str = "leak", rate: float = 4096.0, confidence: float = 0.9) -> Shared:
     return Shared(
-        kind, "4 KiB a step stay alive: list `kept`", "cuda:0",
+        kind, "grows by 4 KiB per step: list `kept`", "cuda:0",
         Site("/home/u/job/train.py", 31, "step", "kept.append(loss)"), "list `kept`", "item", "take the number",
         "/home/u/job/train.py", 31, confidence, ("rank 0", "rank 1"), "rank 1", 90, rate,
     )  # fmt: skip
@@ -63,8 +63,8 @@ def test_a_leak_comes_before_a_failure_and_tells_its_fix_and_how_many_ranks_rise
     said, command = verdict(given, found())
     assert said == Verdict(
         "leak",
-        "4 KiB a step stay alive: list `kept`; on 2 of 3 judged",
-        "made at job/train.py:31: `kept.append(loss)`; allocated bytes rise on 8 of 10 ranks, by 4 KiB a step",
+        "grows by 4 KiB per step: list `kept`; on 2 of 3 judged",
+        "made at job/train.py:31: `kept.append(loss)`; allocated bytes rise on 8 of 10 ranks, by 4 KiB per step",
         "item: take the number",
     )
     assert command == "memprof leaks run.rank1.json"
@@ -125,7 +125,7 @@ def test_growth_without_a_line_is_told():
     rates = dict.fromkeys(range(12), 4096.0)
     said, _ = verdict(ranks(12, bytes_per_step=rates, rising=dict.fromkeys(rates, 1.0)))
     assert said.why == (
-        "allocated bytes rise on 12 of 12 ranks, by 4 KiB a step, yet no single line keeps growing on those judged"
+        "allocated bytes rise on 12 of 12 ranks, by 4 KiB per step, yet no single line keeps growing on those judged"
     )
 
 
@@ -163,7 +163,7 @@ def test_recordings_without_a_rank_are_told_by_their_files():
 
 def test_measures_are_told_with_their_units():
     assert format_measure(62.1 * GIB, "bytes") == "62.1 GiB"
-    assert format_measure(-2048.4, "bytes a step") == "-2 KiB a step"
+    assert format_measure(-2048.4, "bytes per step") == "-2 KiB per step"
     assert format_measure(310_000, "us") == "310 ms"
 
 

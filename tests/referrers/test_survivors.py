@@ -126,8 +126,8 @@ def test_the_holder_of_a_growing_list_is_found_and_said_once(tmp_path, caplog):
         )
     held = growing(run)
     assert "outputs" in held[-1].holders[0].description
-    assert [r.message for r in caplog.records if "stay alive" in r.message] == [
-        m for m in caplog.messages if m.startswith("3.91 KiB a step stay alive since step 0")
+    assert [r.message for r in caplog.records if "memory grows by" in r.message] == [
+        m for m in caplog.messages if m.startswith("memory grows by 3.91 KiB per step since step 0")
     ]
     assert len(heard) == 1
     assert heard[0].step < 30
@@ -333,7 +333,7 @@ def said(tmp_path_factory):
         done = forks.run_file(folder / script, folder / "run.json", name, steps)
         assert done.returncode == 0, done.stderr
         lines[script, name, steps] = [
-            line for line in done.stderr.splitlines() if "stay alive" in line
+            line for line in done.stderr.splitlines() if "memory grows by" in line
         ]
     return lines
 

@@ -51,8 +51,8 @@ def test_the_holder_of_growing_cuda_memory_is_found_and_logged_once(tmp_path, de
     assert found.device == "cuda:0"
     assert "outputs" in found.holders[0].description
     assert found.bytes == found.count * 512
-    assert [m for m in caplog.messages if "stay alive" in m] == [
-        m for m in caplog.messages if m.startswith("512 B a step stay alive since step 0")
+    assert [m for m in caplog.messages if "memory grows by" in m] == [
+        m for m in caplog.messages if m.startswith("memory grows by 512 B per step since step 0")
     ]
     outputs.clear()
 
@@ -63,7 +63,7 @@ def test_the_command_names_site_holder_and_fix_of_a_leak_on_cuda(tmp_path, devic
     losses.clear()
     told = CliRunner().invoke(command, ["--fail-on-leak", str(tmp_path / "run.json")])
     assert told.exit_code == 3
-    assert "512 B a step stay alive: list `losses`" in told.output
+    assert "grows by 512 B per step: list `losses`" in told.output
     assert "loss = model(torch.ones(16, 32)).square().mean()" in told.output
     assert "item" in told.output
 

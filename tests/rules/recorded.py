@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 import memprof
-from memprof.analysis.findings import Found
 from memprof.loading import load
+from memprof.records import Record, StepColumns
+from memprof.rules.finding import Found
 from memprof.rules.findings import findings
 from memprof.testing import TraceBuilder, write_run
 
 Step = Callable[[int], None]
-Program = Callable[[], "Step | TraceBuilder | tuple[TraceBuilder, ...]"]
-"""Builds a job and returns its step, or the traces that such a job would have left."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a job would have left: traces, the counters of the first one's device, and the rest."""
+
+    traces: tuple[TraceBuilder, ...]
+    steps: StepColumns | None = None
+    more: tuple[Record, ...] = ()
+
+    def write(self, path: Path) -> Path:
+        traces = (trace.build() for trace in self.traces)
+        return write_run(path, *traces, steps=self.steps, more=self.more)
+
+
+Program = Callable[[], "Step | TraceBuilder | tuple[TraceBuilder, ...] | Recording"]
+"""Builds a job and returns its step, or what a recording of such a job would hold."""
 
 
 def findings_of(program: Program, path: Path, steps: int = 16) -> tuple[Found, ...]:
     """What is found in a recording of ``program``.
 
-    A program that returns a step is run on the CPU; one that returns traces is of a device.
+    A program that returns a step is run on the CPU; else what it returns is the recording.
     """
+    gc.collect()  # what another program has left in cycles is none of this one's
     hook = sys.excepthook  # a process group sets one, and leaves it there
     with memprof.track(path, sources=["cpu"], allowance_s=600) as tracker:
         job = program()
@@ -35,12 +54,18 @@ def findings_of(program: Program, path: Path, steps: int = 16) -> tuple[Found, .
         torch.distributed.destroy_process_group()
         sys.excepthook = hook
     if not callable(job):
-        traces = job if isinstance(job, tuple) else (job,)
         path.unlink()
-        write_run(path, *(trace.build() for trace in traces))
+        if not isinstance(job, Recording):
+            job = Recording(job if isinstance(job, tuple) else (job,))
+        job.write(path)
     return findings(load(path))
 
 
 def names(program: Program, path: Path) -> list[str]:
     """The rules that match a recording of ``program``."""
-    return [one.rule for one in findings_of(program, path)]
+    return [name for one in findings_of(program, path) for name in named_by(one)]
+
+
+def named_by(found: Found) -> list[str]:
+    """The rule that names a finding, and those that give advice on it as well."""
+    return [*dict.fromkeys([found.rule, *(remedy.rule for remedy in found.remedies)])]

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import re
+from graphlib import TopologicalSorter
 from importlib import import_module
+from itertools import pairwise
 
 import pytest
 
 pytest.importorskip("torch", reason="the programs train")
 
-from memprof.advice.vocabulary import FIXES
-from memprof.rules.collection import waste_rules
+from memprof.loading import load
+from memprof.rules.case import Case
+from memprof.rules.collection import growth_rules, in_order, precedence, rules
+from memprof.rules.fixes import FIXES
+from memprof.rules.overlap import ANY_GROWTH, ANY_WASTE
 from memprof.rules.pages import page
-from tests.rules.recorded import findings_of, names
+from memprof.rules.rule import EVERY_OTHER, WasteRule
+from tests.rules.recorded import findings_of, named_by, names
 
-RULES = {rule.name: rule for rule in waste_rules()}
+RULES = {rule.name: rule for rule in rules()}
 PARTS = ["The pattern", "Why it costs memory", "How memprof knows", "What to change"]
 
 
@@ -24,14 +30,27 @@ def programs_of(rule: str):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_it_fires_where_its_mistake_is_and_advises_its_fixes(rule, tmp_path):
-    found = [
-        one
-        for one in findings_of(programs_of(rule).fires, tmp_path / "run.json")
-        if one.rule == rule
-    ]
-    assert found
-    assert found[0].remedies
-    assert {remedy.fix for one in found for remedy in one.remedies} <= set(RULES[rule].fixes)
+    found = findings_of(programs_of(rule).fires, tmp_path / "run.json")
+    advised = [r.fix for one in found for r in one.remedies if r.rule == rule]
+    assert rule in {name for one in found for name in named_by(one)}
+    assert list(undeclared(found, load(tmp_path / "run.json"))) == []
+    assert bool(advised) == bool(RULES[rule].fixes)
+    assert set(advised) <= set(RULES[rule].fixes)
+
+
+def undeclared(found, run):
+    """Pairs of rules that explain the same growth, of which none says which one comes first."""
+    before = precedence(growth_rules())
+
+    def precedes(first, second):
+        return first in before[second] or any(precedes(first, one) for one in before[second])
+
+    for one in found:
+        case = Case(one, run)
+        causes = [rule.name for rule in growth_rules() if case.grows and rule.match(case)]
+        for first, second in pairwise(causes):
+            if not precedes(first, second):
+                yield first, second
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -47,5 +66,26 @@ def test_its_page_has_four_parts_and_leads_to_every_fix(rule):
     assert set(re.findall(r"\.\./fixes/(\w+)\.md", text)) == set(RULES[rule].fixes) <= set(FIXES)
 
 
+def test_causes_of_growth_come_after_those_that_they_yield_to():
+    order = [rule.name for rule in growth_rules()]
+    for rule in growth_rules():
+        assert all(
+            order.index(name) < order.index(rule.name) for name in rule.yields_to if name != "*"
+        )
+    assert in_order(reversed(growth_rules())) == growth_rules()
+
+
+def stronger(rule) -> tuple[str, ...]:
+    """The rules that a rule declares to yield to."""
+    return (*rule.yields_to, *(rule.yields_beyond if isinstance(rule, WasteRule) else ()))
+
+
 def test_rules_yield_to_rules_that_there_are():
-    assert {name for rule in RULES.values() for name in rule.yields_to} <= {"*", *RULES}
+    named = {name for rule in RULES.values() for name in stronger(rule)}
+    named |= {name for rule in growth_rules() for name in rule.precedes}
+    assert named <= {*EVERY_OTHER, ANY_GROWTH, ANY_WASTE, *RULES}
+
+
+def test_no_rules_yield_to_each_other():
+    single = {name: {*stronger(rule)} & {*RULES} for name, rule in RULES.items()}
+    assert [*TopologicalSorter(single).static_order()]

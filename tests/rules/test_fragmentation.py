@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memprof.analysis.findings import Kind
+from memprof.rules.finding import Kind
 from memprof.testing import TraceBuilder
 from memprof.trace import Frame, Phase
 from memprof.views.peak_without import Saving

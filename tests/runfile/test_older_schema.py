@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from memprof.analysis.leaks import leaks
 from memprof.loading import load
 from memprof.records import SCHEMA_VERSION, Finding, Holder
 from memprof.reference_chain import Link, LinkKind, Unowned
+from memprof.rules.leaks import leaks
 from memprof.runfile.older_schema import upgraded
 from memprof.testing import TraceBuilder, write_run
 

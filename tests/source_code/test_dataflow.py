@@ -4,10 +4,10 @@ import textwrap
 
 import pytest
 
-from memprof.advice.case import Case
-from memprof.analysis.findings import Found, Kind
 from memprof.loading import load
 from memprof.records import Site
+from memprof.rules.case import Case
+from memprof.rules.finding import Found, Kind
 from memprof.source_code.dataflow import flow_into, flow_of
 from memprof.source_code.program import calls_in, program_of
 from memprof.testing import TraceBuilder, write_run

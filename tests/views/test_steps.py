@@ -11,8 +11,9 @@ from memprof.records import DeviceInfo
 from memprof.run import DeviceRun, Steps
 from memprof.testing import TraceBuilder
 from memprof.trace import NOT_RECORDED, Annotation, Trace
-from memprof.views.steps import Growth, device_steps, growth, ooms, step_of_event
+from memprof.views.steps import allocated_trend, device_steps, ooms, step_of_event
 from memprof.views.timeline import timeline
+from memprof.views.trend import Trend
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -87,7 +88,7 @@ def test_growth_is_the_median_slope_after_warm_up() -> None:
     values = [9 * MIB, 5, 7, *(MIB + 100 * i for i in range(20))]
     values[10] = 1 << 40  # one outlier bends nothing
 
-    found = growth(counters(values))
+    found = allocated_trend(counters(values))
     assert found is not None
     assert found.bytes_per_step == 100
     assert (found.first_step, found.last_step) == (3, 22)
@@ -95,26 +96,26 @@ def test_growth_is_the_median_slope_after_warm_up() -> None:
 
 
 def test_a_level_floor_does_not_grow() -> None:
-    found = growth(counters([MIB] * 30))
+    found = allocated_trend(counters([MIB] * 30))
     assert found is not None
     assert (found.bytes_per_step, found.rising) == (0, 0)
 
 
 def test_too_few_steps_have_no_growth() -> None:
-    assert growth(counters([1] * 7)) is None
-    assert growth(counters([NOT_RECORDED] * 50)) is None
-    assert growth(Steps.build()) is None
+    assert allocated_trend(counters([1] * 7)) is None
+    assert allocated_trend(counters([NOT_RECORDED] * 50)) is None
+    assert allocated_trend(Steps.build()) is None
 
 
 def test_steps_that_a_damaged_file_repeats_count_once() -> None:
     repeated = counters([100 * i for i in range(20)])
-    found = growth(Steps.concatenate([repeated, repeated]))
+    found = allocated_trend(Steps.concatenate([repeated, repeated]))
     assert found is not None
     assert found.bytes_per_step == 100
 
 
 def test_long_runs_are_thinned_and_keep_their_slope() -> None:
-    found = growth(counters([10 * i for i in range(100_000)]))
+    found = allocated_trend(counters([10 * i for i in range(100_000)]))
     assert found is not None
     assert found.bytes_per_step == pytest.approx(10)
 
@@ -126,7 +127,7 @@ def test_ooms_are_events() -> None:
 
 @pytest.mark.parametrize(
     ("rate", "said"),
-    [(393_216.2, "384 KiB a step over steps 3 to 39"), (0.3, "none over steps 3 to 39")],
+    [(393_216.2, "384 KiB per step over steps 3 to 39"), (0.3, "none over steps 3 to 39")],
 )
 def test_growth_is_told_in_words(rate: float, said: str) -> None:
-    assert str(Growth(rate, 3, 39, 1.0)) == said
+    assert str(Trend(rate, 3, 39, 1.0)) == said

@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from memprof.analysis.findings import Kind
-from memprof.analysis.leaks import leaks
-from memprof.analysis.reserves import fragmentation, non_torch
 from memprof.records import SCHEMA_VERSION, DeviceInfo, Finding, Header, Holder
 from memprof.reference_chain import Link
-from memprof.run import DeviceRun, ReadingSeries, Run, Steps
+from memprof.rules.finding import Kind
+from memprof.rules.leaks import leaks
+from memprof.run import DeviceRun, Run, Steps
 from memprof.trace import (
     Action,
     Annotation,
@@ -147,7 +146,7 @@ def test_the_holder_found_in_the_job_names_the_leak():
     finding = Finding("holders", device="cuda:0", stack=1, holders=[holder])
     found = leaks(run_of(window([], list(range(20))), findings=(finding,)))
     assert (
-        found[0].title == "512 B a step stay alive: list `kept` (20 items), global `kept` of train"
+        found[0].title == "grows by 512 B per step: list `kept` (20 items), global `kept` of train"
     )
     assert found[0].holders == (holder,)
 
@@ -163,60 +162,3 @@ def test_a_snapshot_with_profiler_steps_shows_leaks_too():
     device = DeviceRun("cuda:0", DeviceInfo("cuda:0"), (snapshot,))
     found = leaks(Run("", header, (device,), is_snapshot=True))
     assert [(f.bytes_per_step, f.site.line) for f in found] == [(512.0, 7)]
-
-
-def counters(**columns):
-    length = len(next(iter(columns.values())))
-    return Steps.build(length, first=range(length), last=range(length), **columns)
-
-
-def test_reserved_bytes_that_grow_above_level_tensors_are_fragmentation():
-    reserved = [(100 + 10 * i) << 20 for i in range(30)]
-    steps = counters(allocated=[90 << 20] * 30, reserved=reserved, ooms=[0] * 30)
-    found = fragmentation(run_of(window([], [0]), steps=steps))
-    assert [(f.kind, f.bytes_per_step) for f in found] == [(Kind.FRAGMENTATION, 10 << 20)]
-
-
-def test_a_level_reserve_is_no_fragmentation():
-    steps = counters(allocated=[50 << 20] * 30, reserved=[100 << 20] * 30, ooms=[0] * 30)
-    assert fragmentation(run_of(window([], [0]), steps=steps)) == ()
-
-
-def outside(values, name="process_used"):
-    count = len(values)
-    steps = counters(
-        allocated=[1 << 20] * count,
-        reserved=[2 << 20] * count,
-        end_us=[1000 * (i + 1) for i in range(count)],
-    )
-    series = ReadingSeries(
-        "nvml",
-        "cuda:0",
-        name,
-        np.array([1000 * (i + 1) + 1 for i in range(count)]),
-        np.array(values, dtype=np.float64),
-    )
-    return non_torch(run_of(window([], [0]), steps=steps, readings=(series,)))
-
-
-def test_growth_outside_of_torch_is_told_apart():
-    found = outside([(500 + 8 * i) << 20 for i in range(40)])
-    assert [(f.kind, f.bytes_per_step) for f in found] == [(Kind.NON_TORCH, 8 << 20)]
-
-
-def test_growth_in_a_container_is_told_without_saying_whose_it_is():
-    (found,) = outside([(500 + 8 * i) << 20 for i in range(40)], name="used")
-    assert (found.kind, found.bytes_per_step) == (Kind.NON_TORCH, 8 << 20)
-    assert "the driver does not tell them apart" in found.title
-    assert found.confidence == 0.5
-
-
-def test_a_driver_that_died_in_the_middle_leaves_what_was_read_before():
-    values = [(500 + 8 * i) << 20 for i in range(40)] + [float("nan")] * 10
-    (found,) = outside(values)
-    assert found.bytes_per_step == 8 << 20
-    assert outside([float("nan")] * 40) == ()
-
-
-def test_a_context_that_was_made_once_is_no_growth_outside_of_torch():
-    assert outside([500 << 20] * 5 + [700 << 20] * 35) == ()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.advice.case import NO_FIGURE, Case
+from memprof.rules.case import NO_FIGURE, Case
 from memprof.rules.forward_passes import block_names, checkpointed, forward_passes
 from memprof.rules.rule import EVERY_OTHER, Advice, Match, WasteRule
 from memprof.trace import Category

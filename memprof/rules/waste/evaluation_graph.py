@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memprof.advice.backward import under_no_grad
-from memprof.advice.case import Case
+from memprof.rules.case import Case
+from memprof.rules.kept_graphs import under_no_grad
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.torch_modes import without_gradients
 from memprof.trace import Action, Phase

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.advice.allocator import settings_against_holes
-from memprof.advice.case import Case
-from memprof.analysis.findings import Kind
+from memprof.rules.allocator_settings import advice_on_settings
+from memprof.rules.case import Case
+from memprof.rules.finding import Kind
+from memprof.rules.overlap import Overlap
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.trace import Action
 from memprof.units import format_bytes
@@ -45,6 +46,8 @@ class Fragmentation(WasteRule[Holes]):
     summary = "reserved bytes lie unused between blocks in use"
     fixes = ("expandable_segments", "max_split_size", "static_shapes")
     kind = Kind.FRAGMENTATION
+    yields_beyond = ("growing-fragmentation", "oom-fragmentation")
+    overlap = Overlap.DEVICE  # a device has one reserve, whatever lines asked for it
 
     def matches(self, window: Window) -> Iterator[Holes]:
         """Segments taken while as many bytes were reserved and in no tensor."""
@@ -79,15 +82,12 @@ class Fragmentation(WasteRule[Holes]):
 
     def advice(self, match: Holes, case: Case) -> Iterator[Advice]:
         """Change the allocator's settings, or ask for fewer sizes."""
-        settings = [
-            Advice(one.fix, one.why, one.place, saving=one.saving)
-            for one in settings_against_holes(case)
-        ]
+        settings = list(advice_on_settings(case))
         yield from (one for one in settings if one.fix == "expandable_segments")
         if match.sizes >= _MANY_SIZES:
             yield Advice(
                 "static_shapes",
-                f"{format_bytes(match.nbytes)} are reserved and in no use: this line asked for "
+                f"{format_bytes(match.nbytes)} are reserved but unallocated: this line asked for "
                 f"{match.sizes} different sizes; pad to a few.",
                 case.site,
             )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.advice.case import Case
+from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.idioms import keyword
 from memprof.source_code.patch import diff, without_keyword

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memprof.advice.case import Case
+from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Window

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.advice.case import NO_FIGURE, Case
+from memprof.rules.case import NO_FIGURE, Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.idioms import enlarged_copy
 from memprof.source_code.program import calls_in, place_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.advice.case import Case
+from memprof.rules.case import Case
 from memprof.rules.registered_buffers import (
     buffers_made_by,
     large_buffers,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memprof.advice.case import Case
+from memprof.rules.case import Case
 from memprof.rules.large_tensor import (
     LargeTensor,
     large_tensor,

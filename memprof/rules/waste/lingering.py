@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.advice.case import Case, says
 from memprof.reference_chain import LinkKind
+from memprof.rules.case import Case, says
 from memprof.rules.references import advice_on_exceptions, advice_on_views
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.bindings import Binding, binding_of, handed_on

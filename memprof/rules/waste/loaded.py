@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.advice.case import Case
+from memprof.rules.case import Case
 from memprof.rules.lifespan import FEWEST_STEPS, outlive_steps
 from memprof.rules.references import advice_on_exceptions, advice_on_views
 from memprof.rules.rule import Advice, Match, WasteRule

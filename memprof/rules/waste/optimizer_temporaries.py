@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memprof.advice.case import Case
+from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.rules.stacks import made_through
 from memprof.source_code.frame_kind import FrameKind, frame_kind

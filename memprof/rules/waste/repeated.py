@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memprof.advice.case import NO_FIGURE, Case
+from memprof.rules.case import NO_FIGURE, Case
 from memprof.rules.large_tensor import large_tensor
 from memprof.rules.rule import EVERY_OTHER, Advice, Match, WasteRule
 from memprof.source_code.program import Place, calls_in, place_of

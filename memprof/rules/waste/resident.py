@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memprof.advice.case import Case
-from memprof.advice.placement import kept_over_steps
+from memprof.rules.case import Case
 from memprof.rules.lifespan import outlive_steps
+from memprof.rules.long_lived_tensors import advice_on_long_lived
 from memprof.rules.references import advice_on_exceptions, advice_on_views
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.trace import Category
@@ -51,8 +51,7 @@ class Resident(WasteRule[Match]):
         """Keep less of it, keep it on the host, or drop it."""
         yield from advice_on_views(case)
         yield from advice_on_exceptions(case)
-        for one in kept_over_steps(case):
-            yield Advice(one.fix, one.why, one.place, remains=one.remains)
+        yield from advice_on_long_lived(case)
 
 
 RULE = Resident()

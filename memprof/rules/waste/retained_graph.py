@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memprof.advice.backward import retaining
-from memprof.advice.case import Case
+from memprof.rules.case import Case
+from memprof.rules.kept_graphs import retaining
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.trace import Category, Phase
 from memprof.units import format_bytes
@@ -61,7 +61,7 @@ class RetainedGraph(WasteRule[Match]):
 
     def advice(self, match: Match, case: Case) -> Iterator[Advice]:
         """Let the backward pass free the graph, else drop what holds it."""
-        asked = [Advice(one.fix, one.why, one.place, patch=one.patch) for one in retaining(case)]
+        asked = list(retaining(case))
         nbytes = format_bytes(match.nbytes)
         why = f"{nbytes} of activations outlive the backward pass, held by the loss or the output."
         dropped = Advice("del_ref", why, case.site)

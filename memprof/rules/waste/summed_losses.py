@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memprof.advice.case import Case
+from memprof.rules.case import Case
 from memprof.rules.forward_passes import forward_passes, one_at_a_time
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.idioms import added_by, filling, is_partly_cut

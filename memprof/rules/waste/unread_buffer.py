@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.advice.case import Case
+from memprof.rules.case import Case
 from memprof.rules.registered_buffers import large_buffers, unread_buffer
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.program import place_of

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.advice.backward import called_from
-from memprof.advice.case import Case
+from memprof.rules.case import Case
 from memprof.rules.lifespan import FEWEST_STEPS
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.idioms import OPTIMIZERS, keyword
@@ -77,7 +76,7 @@ class UnusedGradients(WasteRule[Unused]):
     def advice(self, match: Unused, case: Case) -> Iterator[Advice]:
         """Give the parameters none; where a patch is safe, cut the other model's output off."""
         why = f"backward runs through {match.modules}, whose gradients no optimizer reads"
-        site = case.site if match.within_model else called_from(case) or case.site
+        site = case.site if match.within_model else _called_from(case) or case.site
         patch = "" if match.within_model or site is None else _cut_from_training(case, site)
         optimizers = [place for _, place in case.calls(*OPTIMIZERS)]
         frozen = Advice(
@@ -94,6 +93,12 @@ class UnusedGradients(WasteRule[Unused]):
         condition = "If nothing before it takes a gradient,"
         yield Advice("detach", f"{condition} cut it off here: {why}.", site)
         yield Advice("no_grad", f"{condition} compute it under `torch.no_grad()`: {why}.", site)
+
+
+def _called_from(case: Case) -> Place | None:
+    """The statement outside all modules from which what made the tensors was called."""
+    outside = (p for f, p in case.frames if f.name.rpartition(".")[2] != "forward")
+    return next(outside, None)
 
 
 def _zeroes_gradients(program: Program) -> bool:

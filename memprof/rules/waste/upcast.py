@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memprof.advice.case import Case
+from memprof.rules.case import Case
 from memprof.rules.large_tensor import LargeTensor, large_tensor, made_by_module, made_on_its_line
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.program import calls_in

@@ -18,6 +18,7 @@ from memprof.sources.owners.tensor_owners import Owner
 from memprof.trace import (
     EMPTY,
     NOT_RECORDED,
+    SURVIVOR_AGE,
     Action,
     Category,
     Column,
@@ -40,9 +41,6 @@ __all__ = [
 ]
 
 Ints = npt.NDArray[np.int64]
-
-_LASTING = 2
-"""Steps from its own on after which a block is not just made and dropped on the way."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -254,7 +252,7 @@ def final_of_dead(lives: Lives, events: Events, labels: LabelRows) -> Column:
     dead = lives.died < len(events)
     lasted = np.zeros(len(lives), dtype=bool)
     died = labels.steps(events.label[lives.died[dead]])
-    lasted[dead] = died - labels.steps(lives.label[dead]) >= _LASTING
+    lasted[dead] = died - labels.steps(lives.label[dead]) >= SURVIVOR_AGE
     passing = dead & ~lasted & (lives.category == Category.UNKNOWN) & (lives.event >= 0)
     found: Column = np.where(passing, Category.TEMPORARY, lives.category)
     return found

@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from memprof.sources.label_rows import LabelRows
 from memprof.sources.owners.block_lifetimes import Lives, replaced, sight
-from memprof.sources.owners.saved_tensors import AGE
-from memprof.trace import EMPTY, Category, Column, Events, Phase
+from memprof.trace import EMPTY, SURVIVOR_AGE, Category, Column, Events, Phase
 
 __all__ = ["Saved", "SavedBlocks"]
 
@@ -73,7 +72,7 @@ class SavedBlocks:
         forward = self._labels.phases(lives.label) == Phase.FORWARD
         activation = lives.category == Category.ACTIVATION
         is_open = activation | (forward & (lives.category == Category.UNKNOWN))
-        old: npt.NDArray[np.bool_] = is_open & (made >= 0) & (made <= step - AGE)
+        old: npt.NDArray[np.bool_] = is_open & (made >= 0) & (made <= step - SURVIVOR_AGE)
         return old
 
     def _decide_dead(self, lives: Lives, events: Events) -> None:
@@ -81,5 +80,5 @@ class SavedBlocks:
         kept = [stack for stack, found in self._found.items() if stack and not found]
         rows = rows[np.isin(lives.stack[rows], kept)]
         died = self._labels.steps(events.label[lives.died[rows]])
-        lasted: Column = died - self._labels.steps(lives.label[rows]) >= AGE
+        lasted: Column = died - self._labels.steps(lives.label[rows]) >= SURVIVOR_AGE
         lives.category[rows[lasted]] = Category.UNKNOWN

@@ -9,14 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.sources.cpu.live_storages import StorageReference
-from memprof.trace import EMPTY, Category, Label, Phase
+from memprof.trace import EMPTY, SURVIVOR_AGE, Category, Label, Phase
 
-__all__ = ["AGE", "SavedForBackward"]
+__all__ = ["SavedForBackward"]
 
 Ints = npt.NDArray[np.int64]
 
-AGE = 2
-"""Steps from its own on: in the next one, variables still hold what they are about to replace."""
 _OPEN = (Category.UNKNOWN, Category.ACTIVATION)
 
 
@@ -39,7 +37,7 @@ class SavedForBackward:
         for held in living:
             if held.category in _OPEN:
                 label = self._label_of(held.label)
-                old = 0 <= label.step <= step - AGE
+                old = 0 <= label.step <= step - SURVIVOR_AGE
                 if old and (held.category or label.phase == Phase.FORWARD):
                     found.append(held)
         return found
@@ -68,7 +66,7 @@ class SavedForBackward:
 
         ``born`` and ``died`` are rows of labels; ``stack`` is `EMPTY` where it is not at hand.
         """
-        lasted = self._steps(died) - self._steps(born) >= AGE
+        lasted = self._steps(died) - self._steps(born) >= SURVIVOR_AGE
         final = np.where((category == Category.UNKNOWN) & ~lasted, Category.TEMPORARY, category)
         judged = np.array([s for s, c in self._found.items() if s and not c], dtype=np.int64)
         kept = lasted & (category == Category.ACTIVATION) & np.isin(stack, judged)

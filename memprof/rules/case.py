@@ -1,0 +1,265 @@
+"""A finding with what the rules ask about it: who holds it, through what, at which statements."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from memprof.chain_description import shortened
+from memprof.records import Holder
+from memprof.reference_chain import THROUGH_GRAPH, LinkKind
+from memprof.rules.finding import Found, Kind
+from memprof.run import Run
+from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.idioms import growing, is_cut_off
+from memprof.source_code.program import (
+    Place,
+    Program,
+    calls_in,
+    excerpt,
+    imported_by,
+    program_of,
+)
+from memprof.trace import Frame, Phase, Trace
+from memprof.views.peak_without import Saving
+
+__all__ = ["NO_FIGURE", "Case", "says"]
+
+_MODEL = frozenset(("parameter", "gradient", "optimizer state", "buffer"))
+_IN_MODEL = frozenset(
+    {
+        LinkKind.MODULE_ATTRIBUTE,
+        LinkKind.PARAMETER,
+        LinkKind.BUFFER,
+        LinkKind.GRAD,
+        LinkKind.OPTIMIZER_STATE,
+    }
+)
+_MOST_FILES = 64
+_SCALAR_BYTES = 512
+_MOSTLY = 0.5
+_CLOCK_SKEW_US = 2_000_000
+"""By how much the clocks of a file server and of the job may differ."""
+
+NO_FIGURE = Saving(-1, -1)
+"""Of a change that was not replayed."""
+
+
+@dataclass(eq=False)
+class Case:
+    """A finding, the run it is of, and the source around it."""
+
+    found: Found
+    run: Run
+    links: frozenset[LinkKind] = field(init=False)
+    """The kinds of all links of all holders."""
+    changed: set[str] = field(default_factory=set)
+    """Files that are not what ran any more, of those that were asked for."""
+
+    def __post_init__(self) -> None:
+        self.links = frozenset(
+            [link.kind for holder in self.found.holders for link in holder.links]
+            + [holder.kind for holder in self.found.holders]
+        )
+
+    @property
+    def grows(self) -> bool:
+        """Whether it is growth of any kind."""
+        return self.found.kind in (Kind.LEAK, Kind.CYCLE, Kind.HOST_GROWTH)
+
+    @cached_property
+    def trace(self) -> Trace | None:
+        """The window that the evidence is in."""
+        device = self.run.device(self.found.device)
+        index = self.found.evidence.window
+        if device is None or not -len(device.windows) <= index < len(device.windows):
+            return None
+        return device.windows[index]
+
+    @cached_property
+    def graph(self) -> bool:
+        """Whether what is kept hangs on autograd's graph."""
+        if self.direct and self._is_cut_off:
+            return False
+        if self.found.growth.forward_share > _MOSTLY:
+            return True
+        return bool(self.links & THROUGH_GRAPH) or self.found.category == "activation"
+
+    @property
+    def _is_cut_off(self) -> bool:
+        """Whether the statement that fills the first holder detaches what it takes."""
+        grown = growing(self.places[0]) if self.places else None
+        return grown is not None and is_cut_off(self.places[0], grown.values[-1])
+
+    @cached_property
+    def backward(self) -> bool:
+        """Whether the run has a backward pass at all, or may have one: not every trace tells."""
+        if self.trace is None:
+            return True
+        phases = {label.phase for label in self.trace.tables.labels}
+        return Phase.BACKWARD in phases or phases <= {Phase.UNKNOWN}
+
+    @property
+    def direct(self) -> bool:
+        """Whether what is held is the tensor itself, and not a graph that saved it."""
+        return bool(self.found.holders) and not self.links & THROUGH_GRAPH
+
+    @property
+    def kept_itself(self) -> float:
+        """Share of the bytes that stay when the graph is cut off what is kept."""
+        return 1.0 if self.direct else self.found.growth.kept_itself
+
+    @property
+    def of_model(self) -> bool:
+        """Whether it is part of a model or of its optimizer that a container keeps whole."""
+        if self.found.category in _MODEL or self.found.growth.has_parameters:
+            return True
+        for holder in self.found.holders:
+            items = [i for i, link in enumerate(holder.links) if link.kind == LinkKind.ITEM]
+            inner = holder.links[items[-1] + 1 :] if items else ()
+            if any(link.kind in _IN_MODEL for link in inner):
+                return True
+        return False
+
+    @property
+    def scalar(self) -> bool:
+        """Whether the tensors are single numbers: the smallest block that there is."""
+        count = max(1, len(self.found.evidence.allocs))
+        return 0 < self.found.bytes <= _SCALAR_BYTES * count
+
+    @cached_property
+    def site(self) -> Place | None:
+        """The statement that made the tensors."""
+        site = self.found.site
+        gone = self._excerpt(site.filename, site.line, site.code)
+        return gone.at(site.line) if gone is not None else self.place_at(site.filename, site.line)
+
+    @cached_property
+    def places(self) -> list[Place]:
+        """Statements of holders, best first."""
+        found = [self.place_of(holder) for holder in self.found.holders]
+        return [place for place in found if place is not None]
+
+    @cached_property
+    def frames(self) -> list[tuple[Frame, Place]]:
+        """The user's frames of the stack, innermost first, with their statements."""
+        found = []
+        for frame in self.found.stack:
+            place = self.place_at(frame.filename, frame.line)
+            if place is not None:
+                found.append((frame, place))
+        return found
+
+    @cached_property
+    def programs(self) -> list[Program]:
+        """The user's files that the finding names, then the other files of the recording."""
+        names = [self.found.site.filename, *(h.filename for h in self.found.holders)]
+        names += [frame.filename for frame in self.found.stack]
+        if self.trace is not None:
+            names += [frame.filename for frame in self.trace.tables.frames]
+        user = [n for n in dict.fromkeys(names) if n and frame_kind(n) is FrameKind.USER]
+        found = [program_of(name) for name in user[:32]]
+        return [program for program in found if program is not None]
+
+    @cached_property
+    def everywhere(self) -> list[Program]:
+        """Those files, and files of the user's that they import; at most ``_MOST_FILES``."""
+        found = {program.filename: program for program in self.programs}
+        waiting = list(self.programs)
+        while waiting and len(found) < _MOST_FILES:
+            for program in imported_by(waiting.pop()):
+                if program.filename not in found:
+                    found[program.filename] = program
+                    waiting.append(program)
+        return list(found.values())
+
+    def calls(self, *names: str) -> Iterator[tuple[ast.Call, Place]]:
+        """Calls of those names in the program, nearest first, with their statements."""
+        for program in self.programs:
+            for call in calls_in(program.tree, *names):
+                place = program.at(call.lineno)
+                if place is not None:
+                    yield call, place
+
+    def holder(self, *kinds: LinkKind) -> Holder | None:
+        """The first holder that is of one of these kinds or has a link of one."""
+        for holder in self.found.holders:
+            if holder.kind in kinds or any(link.kind in kinds for link in holder.links):
+                return holder
+        return None
+
+    def place_of(self, holder: Holder | None) -> Place | None:
+        """The statement of a holder's line."""
+        if holder is None:
+            return None
+        place = self.place_at(holder.filename, holder.line, holder.code)
+        if place is None or ";" not in place.program.code(holder.line):
+            return place
+        names = {link.name for link in holder.links}
+        return next(_named(place.program, holder.line, names), place)
+
+    def link_place(self, *kinds: LinkKind) -> Place | None:
+        """The statement of the first link of such a kind that has a line."""
+        for holder in self.found.holders:
+            for link in holder.links:
+                if link.kind in kinds and link.line:
+                    same = (link.filename, link.line) == (holder.filename, holder.line)
+                    code = holder.code if same else ""
+                    place = self.place_at(link.filename, link.line, code)
+                    if place is not None:
+                        return place
+        return None
+
+    def place_at(self, filename: str, line: int, code: str = "") -> Place | None:
+        """The statement at a recorded line of a user's file; None where the file is not here.
+
+        Nor where the line may be another by now: the file is not the one that ran. Of a file
+        without a digest the line must be ``code``, or (where its text was not recorded) the file
+        must not be younger than the recording. Of a file that is not here at all, such as a
+        notebook's cell, ``code`` has to do: a statement with nothing around it.
+        """
+        program = program_of(filename) if filename and line else None
+        if program is None:
+            program = self._excerpt(filename, line, code)
+            return program.at(line) if program is not None else None
+        if self._is_other_line(program, line, code):
+            self.changed.add(filename)
+            return None
+        return program.at(line)
+
+    def _excerpt(self, filename: str, line: int, code: str) -> Program | None:
+        known = filename and code and not Path(filename).exists()
+        return excerpt(filename, line, code) if known else None
+
+    def _is_other_line(self, program: Program, line: int, code: str) -> bool:
+        ran = self.is_as_it_ran(program)
+        if ran is not None:
+            return not ran
+        if code:
+            return program.code(line).strip() != code.strip()
+        created_us = self.run.header.created_us
+        return 0 < created_us < program.modified_us - _CLOCK_SKEW_US
+
+    def is_as_it_ran(self, program: Program) -> bool | None:
+        """Whether a file is what the job ran; None where the recording has no digest of it."""
+        digest = self.run.digests.get(program.filename)
+        return digest == program.digest if digest is not None else None
+
+
+def says(holder: Holder | None) -> str:
+    """A holder in few words: what holds the tensor, and by what name one reaches that."""
+    return "something" if holder is None else shortened(holder.links)
+
+
+def _named(program: Program, line: int, names: set[str]) -> Iterator[Place]:
+    """The statements on a line that mention one of those names."""
+    for node in ast.walk(program.tree):
+        if not isinstance(node, ast.stmt) or hasattr(node, "body") or node.lineno != line:
+            continue
+        read = {getattr(one, "id", None) or getattr(one, "attr", None) for one in ast.walk(node)}
+        place = program.place(node) if names & read else None
+        if place is not None:
+            yield place

@@ -1,0 +1,66 @@
+"""The fixes that memprof can advise, each with one line of what it means.
+
+Each has a page in ``docs/fixes``, which `pages` reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+__all__ = ["FIXES", "PATCHED"]
+
+FIXES: Mapping[str, str] = MappingProxyType(
+    {
+        "item": "Keep the number, not the tensor: `.item()` (waits for the device).",
+        "detach": "Cut the graph off what is kept: `.detach()` (does not wait).",
+        "no_grad": "Run what needs no backward pass under `torch.no_grad()`.",
+        "inference_mode": "Run pure inference under `torch.inference_mode()`.",
+        "no_retain_graph": "Let `backward()` free the graph: no `retain_graph=True`.",
+        "autograd_grad": "Use `torch.autograd.grad` where `backward(create_graph=True)` cycles.",
+        "early_backward": "Call `backward()` on each loss instead of on their sum.",
+        "freeze_params": "`requires_grad_(False)` for what no optimizer trains.",
+        "del_ref": "Drop the last name that holds it: `del x`, or `self.x = None`.",
+        "clear_container": "Empty the container when its contents have been used.",
+        "bound_cache": "Give the cache a largest size.",
+        "weakref": "Register objects weakly, so that the registry does not keep them.",
+        "reset_metric": "Call the metric's `reset()` after `compute()`.",
+        "break_cycle": "Break the reference cycle, so that counting references frees it.",
+        "save_for_backward": "Keep tensors with `ctx.save_for_backward`, not as attributes of ctx.",
+        "remove_hook": "Remove the hook by its handle when it has done its work.",
+        "clear_traceback": "Keep the text of an exception, not its traceback.",
+        "move_out_of_except": "Retry after the `except` block, when the exception is gone.",
+        "cpu_offload": "Keep it in host memory: `.cpu()`.",
+        "map_location_cpu": 'Load files to the host: `torch.load(…, map_location="cpu")`.',
+        "clone_view": "Clone the small part, so that the whole storage can go.",
+        "narrow_before_cast": "Take the part that is needed before casting to a wider type.",
+        "mixed_precision": "Compute activations in bfloat16 under autocast.",
+        "checkpoint": "Recompute activations in the backward pass: activation checkpointing.",
+        "chunk": "Work through the large tensor in parts.",
+        "foreach_false": "Let the optimizer go tensor by tensor: `foreach=False`, or `fused=True`.",
+        "set_to_none": "Drop gradients right after the step: `zero_grad(set_to_none=True)`.",
+        "bucket_view": "Keep gradients in the reducer's buckets: `gradient_as_bucket_view=True`.",
+        "right_size": "Make the buffer as large as what is read from it.",
+        "preallocate": "Allocate the final size once and fill it.",
+        "reshape": "Give both operands the same shape.",
+        "limit_workspace": "Limit the workspaces of cuDNN and cuBLAS.",
+        "disable_autocast_cache": "Turn off autocast's weight cache: `cache_enabled=False`.",
+        "empty_cache": "Give cached blocks back once, where something else needs them.",
+        "drop_empty_cache": "Leave out `empty_cache()` in the loop.",
+        "expandable_segments": "Use expandable segments: `expandable_segments:True`.",
+        "max_split_size": "Keep large blocks whole: `max_split_size_mb`.",
+        "static_shapes": "Pad to a few sizes.",
+        "share_pool": "Let CUDA graphs share one memory pool.",
+    }
+)
+"""Every term that ``Remedy.fix`` may be."""
+
+PATCHED = frozenset(
+    (
+        *("bound_cache", "break_cycle", "bucket_view", "clear_traceback", "clone_view", "del_ref"),
+        *("detach", "disable_autocast_cache", "drop_empty_cache", "foreach_false", "item"),
+        *("map_location_cpu", "no_grad", "no_retain_graph", "save_for_backward", "set_to_none"),
+        "weakref",
+    )
+)
+"""Those that may come with a patch."""

@@ -1,0 +1,125 @@
+"""Which growing groups are one leak: one thing holds them, or they grow in the same steps."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import numpy as np
+
+from memprof.records import Finding, Holder
+from memprof.reference_chain import THROUGH_GRAPH, Link, LinkKind, largest_container, way
+from memprof.rules.growing_groups import GrowingGroup
+
+__all__ = ["Cluster", "clusters", "held_by", "outline"]
+
+_CYCLES = frozenset({LinkKind.CYCLE, LinkKind.CPP_CYCLE})
+_INSIDE = THROUGH_GRAPH | {
+    LinkKind.BASE,
+    LinkKind.GRAD,
+    LinkKind.OPTIMIZER_STATE,
+    LinkKind.PARAMETER,
+    LinkKind.BUFFER,
+}
+"""Links below the thing that a person would let go of."""
+_SAME_STEPS = 0.8
+
+
+@dataclass(slots=True, eq=False)
+class Cluster:
+    """Growing groups that one thing holds, the fastest growing first."""
+
+    groups: list[GrowingGroup] = field(default_factory=list)
+    holders: list[Holder] = field(default_factory=list)
+    """Those of each group, in the order of the groups."""
+    _itself: float = 0.0
+    """Bytes a step of the groups that are held without a graph in between."""
+
+    @property
+    def per_step(self) -> float:
+        """Bytes that all groups grow by."""
+        return sum(group.per_step for group in self.groups)
+
+    @property
+    def kept_itself(self) -> float:
+        """The share of the growth that is there without any graph, from 0 to 1."""
+        return self._itself / self.per_step if self.per_step > 0 else 0.0
+
+    def add(self, group: GrowingGroup, holders: Sequence[Holder]) -> None:
+        """Put a group to the others, with its holders; the first is the shortest way of holding."""
+        self.groups.append(group)
+        self.holders += holders
+        if any(one.is_named and not one.through_graph for one in holders[:1]):
+            self._itself += group.per_step
+
+
+def held_by(findings: Iterable[Finding], device: str) -> dict[int, tuple[Holder, ...]]:
+    """For every stack the holders that the last search in the job found."""
+    found: dict[int, tuple[Holder, ...]] = {}
+    for finding in findings:
+        if finding.finding == "holders" and finding.device == device and finding.holders:
+            if not finding.holders[0].is_named and finding.stack in found:
+                continue  # an earlier look knew more: the job's names may be gone at the end
+            found[finding.stack] = tuple(finding.holders)
+    return found
+
+
+def clusters(
+    groups: Sequence[GrowingGroup], holders: Mapping[int, Sequence[Holder]]
+) -> list[Cluster]:
+    """Growing groups by what holds them, the fastest growing first.
+
+    ``holders`` are those of each stack. A group that nothing is known to hold joins one that grows
+    in the same steps, where there is one.
+    """
+    named: dict[tuple[Hashable, ...], Cluster] = {}
+    nameless: list[GrowingGroup] = []
+    for group in sorted(groups, key=lambda one: -one.per_step):
+        held = holders.get(group.stack, ())
+        if not held or not held[0].is_named:
+            nameless.append(group)
+            continue
+        named.setdefault(outline(held[0]), Cluster()).add(group, held)
+    found = list(named.values())
+    for group in nameless:
+        same = _with_same_steps(found, group)
+        if same is None:
+            same = Cluster()
+            found.append(same)
+        same.add(group, holders.get(group.stack, ()))
+    return sorted(found, key=lambda cluster: -cluster.per_step)
+
+
+def _with_same_steps(found: Sequence[Cluster], group: GrowingGroup) -> Cluster | None:
+    """A cluster that grows in the same steps, as a graph's tensors do with what holds it."""
+    best: tuple[float, Cluster] | None = None
+    for cluster in found:
+        places = cluster.groups[0].places
+        shared = len(np.intersect1d(places, group.places))
+        share = shared / max(1, len(np.union1d(places, group.places)))
+        if share >= _SAME_STEPS and (best is None or share > best[0]):
+            best = share, cluster
+    return best[1] if best else None
+
+
+def outline(holder: Holder) -> tuple[Hashable, ...]:
+    """What two tensors' holders have in common when one thing holds both.
+
+    The names down to the container that grows, else down to where the graph, the module or the
+    optimizer begins; for a cycle the line that makes it.
+    """
+    if holder.kind in _CYCLES:
+        place = (holder.filename, holder.line) if holder.line else ("", 0)
+        return (holder.kind, place)
+    links = way(holder.links[: _depth(holder.links)])
+    return tuple(link for link, _ in groupby(links)) or (holder.kind, holder.filename, holder.line)
+
+
+def _depth(links: Sequence[Link]) -> int:
+    """Links up to the largest container, or up to what lies inside the thing held."""
+    container = largest_container(links)
+    if container is not None:
+        return container + 1
+    inside = (at for at, link in enumerate(links) if link.kind in _INSIDE and at)
+    return next(inside, len(links))

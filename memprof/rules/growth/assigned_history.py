@@ -1,0 +1,103 @@
+"""assigned-history: an attribute or a buffer is assigned a tensor with the graph that made it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from memprof.reference_chain import THROUGH_GRAPH, LinkKind
+from memprof.rules.case import Case
+from memprof.rules.rule import Advice, Cause, GrowthRule
+from memprof.source_code.idioms import (
+    accumulation,
+    is_autograd_function,
+    read_by_itself,
+    reads_name,
+)
+from memprof.source_code.patch import diff, wrapped
+from memprof.source_code.program import Place, bound_names
+from memprof.source_code.values import is_object
+
+__all__ = ["RULE"]
+
+_OF_TENSORS = THROUGH_GRAPH | {LinkKind.BASE, LinkKind.GRAD}
+"""Links by which one tensor keeps another, or a graph."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Assigned(Cause):
+    """The statement that assigns, and what."""
+
+    place: Place
+    name: str
+    """As written: ``self.state``."""
+    value: ast.expr
+
+
+class AssignedHistory(GrowthRule[Assigned]):
+    """`self.state = out`, where the next step's `out` is computed with `self.state`."""
+
+    name = "assigned-history"
+    summary = "an attribute or a buffer keeps the graph of what it is assigned"
+    fixes = ("detach", "no_grad")
+    yields_to = ("running-sum", "carried-state", "create-graph")
+
+    def match(self, case: Case) -> Assigned | None:
+        """An attribute that is assigned what is made without it, and holds a graph."""
+        if not case.graph:
+            return None
+        for place in case.places:
+            statement = place.statement
+            if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or statement.value is None:
+                continue
+            names = [t for t in bound_names(statement) if isinstance(t, ast.Attribute)]
+            if not names or accumulation(place) is not None or is_autograd_function(place):
+                continue
+            if not any(read_by_itself(place)):
+                return Assigned(place, ast.unparse(names[0]), statement.value)
+        return None
+
+    def advice(self, cause: Assigned, case: Case) -> Iterator[Advice]:
+        """Assign it without its graph; or compute it without one."""
+        yield Advice(
+            "detach",
+            f"`{cause.name}` keeps the graph that made it, and with it every tensor saved there.",
+            cause.place,
+            patch=_cut_off(cause, case),
+        )
+        yield Advice(
+            "no_grad",
+            f"If nothing is to be learned through `{cause.name}`, compute it under "
+            "`torch.no_grad()`.",
+            cause.place,
+            otherwise=True,
+        )
+
+
+def _cut_off(cause: Assigned, case: Case) -> str:
+    """``self.state = out.detach()``; empty where the function goes on to learn from it."""
+    place, name = cause.place, cause.name
+    targets = place.statement.targets if isinstance(place.statement, ast.Assign) else []
+    if LinkKind.ITEM in case.links or any(isinstance(t, (ast.Tuple, ast.List)) for t in targets):
+        return ""
+    nodes = [node for node in ast.walk(place.scope) if isinstance(node, ast.expr)]
+    if any(reads_name(node, name) and node.lineno > place.line for node in nodes):
+        return ""
+    if is_object(place, cause.value) or not _is_tensor_itself(case, name):
+        return ""
+    return diff(place.program, *wrapped(cause.value, ".detach()"))
+
+
+def _is_tensor_itself(case: Case, name: str) -> bool:
+    """Whether the chains go from a name straight into the graph, and through no other object."""
+    last = name.rpartition(".")[2]
+    for holder in case.found.holders:
+        for link, below in pairwise(holder.links):
+            if link.name == last and below.kind not in _OF_TENSORS:
+                return False
+    return True
+
+
+RULE = AssignedHistory()

@@ -1,0 +1,77 @@
+"""carried-state: a state is made from that of the step before, with the graphs of all steps."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memprof.reference_chain import LinkKind
+from memprof.rules.case import Case
+from memprof.rules.kept_graphs import OF_ERRORS, of_many_steps, on_the_way, running_sum
+from memprof.rules.rule import Advice, Cause, GrowthRule
+from memprof.source_code.idioms import read_by_itself
+from memprof.source_code.patch import diff, wrapped
+from memprof.source_code.program import Place, calls_in
+from memprof.source_code.values import is_fresh_tensor
+
+__all__ = ["RULE"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class State(Cause):
+    """The statement that makes the next state, and where it reads the last one."""
+
+    place: Place
+    name: str
+    """As written: ``self.hidden``."""
+    reads: tuple[ast.expr, ...]
+
+
+class CarriedState(GrowthRule[State]):
+    """`h = net(x, h)`: each step's graph hangs on that of the step before."""
+
+    name = "carried-state"
+    summary = "a state is handed from step to step with its graph"
+    fixes = ("detach",)
+
+    def match(self, case: Case) -> State | None:
+        """A name that a call makes from itself, where the graph hangs on no container."""
+        if not case.graph or of_many_steps(case) or (case.direct and LinkKind.ITEM in case.links):
+            return None
+        if case.links & OF_ERRORS:
+            return None  # ``h = layer(h)`` of a failed forward pass
+        near = on_the_way(case)
+        if any(running_sum(place) is not None for place in near):
+            return None
+        states = (State(p, name, tuple(reads)) for p in near for name, reads in read_by_itself(p))
+        return next(states, None)
+
+    def advice(self, cause: State, case: Case) -> Iterator[Advice]:
+        """Hand it over without its graph."""
+        name, patch = cause.name, _between_steps(cause, case)
+        yield Advice(
+            "detach",
+            f"`{name}` is made from the `{name}` of the step before, whose graph it keeps, and "
+            "that of all steps before it: hand over "
+            + (f"`{name}.detach()`." if patch else f"`{name}` detached."),
+            cause.place,
+            patch=patch,
+        )
+
+
+def _between_steps(state: State, case: Case) -> str:
+    """The patch; empty where it might cut within a step, or the name may be no tensor.
+
+    None at first, or the pair of states that an LSTM returns.
+    """
+    place = state.place
+    within = place.loop is not None and not calls_in(place.loop, "backward")
+    fresh = is_fresh_tensor(place, state.name, place.statement)
+    if within or LinkKind.ITEM in case.links or not fresh:
+        return ""
+    edits = (edit for node in state.reads for edit in wrapped(node, ".detach()"))
+    return diff(place.program, *edits)
+
+
+RULE = CarriedState()

@@ -1,0 +1,89 @@
+"""class-registry: a class's own attribute keeps every object that was registered there."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memprof.records import Holder
+from memprof.reference_chain import LinkKind
+from memprof.rules.case import Case, says
+from memprof.rules.containers import FilledContainer, below_item, filled_registry, is_cache
+from memprof.rules.rule import Advice, Cause, GrowthRule
+from memprof.source_code.patch import after, diff, replaced
+from memprof.source_code.program import Place
+
+__all__ = ["RULE"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Registry(Cause):
+    """The attribute, and the statement that fills it."""
+
+    holder: Holder
+    place: Place | None
+    """The statement that makes it, or what the holder names; None where that is not here."""
+    filled: FilledContainer | None
+
+    @property
+    def of_objects(self) -> bool:
+        """Whether objects that have the tensors are registered, and not the tensors themselves."""
+        return bool(below_item(self.holder))
+
+
+class ClassRegistry(GrowthRule[Registry]):
+    """`Layer._all.add(self)` in a constructor: each instance lives as long as the class."""
+
+    name = "class-registry"
+    summary = "a class keeps every object that was registered with it"
+    fixes = ("weakref", "clear_container")
+    precedes = ("kept-graph",)
+    yields_to = ("unbounded-cache",)
+
+    def match(self, case: Case) -> Registry | None:
+        """A class's attribute in a chain of references."""
+        holder = case.holder(LinkKind.CLASS_ATTRIBUTE)
+        if holder is None or LinkKind.LRU_CACHE in case.links:
+            return None
+        return Registry(holder, case.place_of(holder), filled_registry(case))
+
+    def advice(self, cause: Registry, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the registry says all
+        """Register objects weakly; or take them out again."""
+        of_class = says(cause.holder)
+        cache = cause.filled is not None and is_cache(cause.filled)
+        if cause.of_objects and not cache:  # else nothing but the registry may hold the tensors
+            yield Advice(
+                "weakref",
+                f"Every object that was registered lives as long as the class: {of_class}.",
+                cause.place,
+                patch=_weak(cause.place),
+            )
+        yield Advice(
+            "clear_container",
+            f"Or take things out again: {of_class}.",
+            cause.filled.place if cause.filled is not None else cause.place,
+            otherwise=True,
+        )
+
+
+def _weak(place: Place | None) -> str:
+    """``_all = set()`` becomes ``_all = weakref.WeakSet()``."""
+    statement = place.statement if place is not None else None
+    if place is None or not isinstance(statement, (ast.Assign, ast.AnnAssign)):
+        return ""
+    if statement.value is None or ast.unparse(statement.value) != "set()":
+        return ""
+    tree = place.program.tree
+    imports = [n for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom))]
+    known = any(a.name == "weakref" for n in imports if isinstance(n, ast.Import) for a in n.names)
+    edit = replaced(statement.value, "weakref.WeakSet()")
+    if known:
+        return diff(place.program, edit)
+    plain = [n for n in imports if not (isinstance(n, ast.ImportFrom) and n.module == "__future__")]
+    if not plain:
+        return ""
+    return diff(place.program, after(place.program, plain[0], "import weakref"), edit)
+
+
+RULE = ClassRegistry()

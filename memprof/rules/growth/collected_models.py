@@ -1,0 +1,62 @@
+"""collected-models: a container keeps whole models, one of each fold or trial."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memprof.reference_chain import LinkKind
+from memprof.rules.case import Case
+from memprof.rules.containers import FilledContainer, below_item, filled_container
+from memprof.rules.rule import Advice, Cause, GrowthRule
+from memprof.rules.source_facts import handed_over
+from memprof.source_code.program import Place
+
+__all__ = ["RULE"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Models(Cause):
+    """The container, and the statement that gives it a model."""
+
+    container: FilledContainer
+    origin: Place
+
+
+class CollectedModels(GrowthRule[Models]):
+    """`models.append(model)` in a loop over folds, where only the scores are read afterwards."""
+
+    name = "collected-models"
+    summary = "a container keeps whole models"
+    fixes = ("del_ref",)
+    yields_to = ("unbounded-cache", "kept-graph", "unreset-metric", "registered-callback")
+
+    def match(self, case: Case) -> Models | None:
+        """A container in whose items parts of a model or of an optimizer lie."""
+        container = filled_container(case) if case.of_model else None
+        if container is None:
+            return None
+        return Models(container, _origin(container, case))
+
+    def advice(self, cause: Models, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the container says all
+        """Keep what is read of them."""
+        yield Advice(
+            "del_ref",
+            f"{cause.container}, and keeps whole models: keep their scores or files.",
+            cause.origin,
+        )
+
+
+def _origin(container: FilledContainer, case: Case) -> Place:
+    """The statement that gives a model to what the container keeps: ``trial.model = model``."""
+    for link in below_item(container.holder):
+        place = case.place_at(link.filename, link.line) if link.kind == LinkKind.ATTRIBUTE else None
+        if place is None:
+            continue
+        source = handed_over(case, place, getattr(place.statement, "value", None))
+        return source[0] if source is not None else place
+    source = handed_over(case, container.place, container.filling.values[-1])
+    return source[0] if source is not None else container.place
+
+
+RULE = CollectedModels()

@@ -1,0 +1,152 @@
+"""collecting-object: an object of a library collects what it is called with or given."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memprof.records import Holder
+from memprof.reference_chain import LinkKind
+from memprof.rules.case import Case
+from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
+from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.idioms import growing, last_name
+from memprof.source_code.program import Place, calls_in
+
+__all__ = ["RULE"]
+
+_ATTRIBUTES = frozenset({LinkKind.ATTRIBUTE, LinkKind.MODULE_ATTRIBUTE})
+"""Links from an object to what it has."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Collector(Cause):
+    """The object, and the program's own statement that fills it."""
+
+    place: Place | None
+    call: str = ""
+    """What the statement calls, as written."""
+    owner: str = ""
+    container: str = ""
+    length: int = -1
+    """Items in the container."""
+    is_in_stack: bool = False
+    """The tensors are made within the call."""
+    made_class: str = ""
+    """The object's class, where only the statement that makes the object is in sight."""
+
+
+class CollectingObject(GrowthRule[Collector]):
+    """`metric.update(preds)` of a library's metric, `loop.call_later(…)`."""
+
+    name = "collecting-object"
+    summary = "a library's object collects what it is called with"
+    fixes = ("clear_container", "del_ref")
+    yields_to = EVERY_OTHER
+
+    def match(self, case: Case) -> Collector | None:
+        """What calls the object on the way to the tensors; else what hands it things, or makes it.
+
+        Not where the program's own source fills the container: that is the line to mend.
+        """
+        if case.of_model or any(growing(place) for place in case.places):
+            return None
+        return _called(case) or _handed(case) or _made(case)
+
+    def advice(self, cause: Collector, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the cause says all
+        """Empty it; or give it less."""
+        if cause.made_class:
+            yield Advice(
+                "del_ref",
+                f"`{cause.made_class}` keeps what it is given here as long as it lives: hand it no "
+                "more than it needs, or end it.",
+                cause.place,
+                otherwise=True,
+            )
+        elif cause.is_in_stack:
+            yield Advice(
+                "clear_container",
+                f"At every call of `{cause.call}` its `{cause.container}` ({cause.length} items) "
+                "becomes longer: empty it when its result is done with (`reset()`, `clear()`).",
+                cause.place,
+            )
+        else:
+            yield Advice(
+                "clear_container",
+                f"`{cause.call}` is handed what `{cause.owner}` keeps in its `{cause.container}` "
+                f"({cause.length} items): have it taken out when it is done with.",
+                cause.place,
+                otherwise=True,
+            )
+
+
+def _called(case: Case) -> Collector | None:
+    """The object's call in the stack that made the tensors."""
+    for holder in case.found.holders:
+        owner, container, length = _collected_in(holder)
+        for _, place in case.frames if owner else ():
+            call = next((c for c in calls_in(place.statement) if owner in _receivers(c)), None)
+            if call is not None and growing(place) is None:
+                text = ast.unparse(call.func)
+                return Collector(place, text, owner, container, length, is_in_stack=True)
+    return None
+
+
+def _handed(case: Case) -> Collector | None:
+    """What a function gives to a library's object that it has in a name: ``loop.call_later(…)``."""
+    for holder in case.found.holders:
+        owner, container, length = _collected_in(holder)
+        place = case.place_of(holder)
+        if not owner or place is None or growing(place) is not None:
+            continue
+        calls = [call for call in calls_in(place.scope) if _hands(call, owner)]
+        if calls:
+            call = max(calls, key=lambda one: len(one.args))
+            text = ast.unparse(call.func)
+            return Collector(place.program.place(call), text, owner, container, length)
+    return None
+
+
+def _hands(call: ast.Call, owner: str) -> bool:
+    function = call.func
+    if not isinstance(function, ast.Attribute) or last_name(ast.unparse(function.value)) != owner:
+        return False
+    return any(isinstance(argument, (ast.Name, ast.Attribute)) for argument in call.args)
+
+
+def _made(case: Case) -> Collector | None:
+    """Where the program makes the library's object that keeps it, if that is one place only."""
+    for holder in case.found.holders:
+        if frame_kind(holder.filename) is FrameKind.USER:
+            continue
+        for link in reversed([one for one in holder.links if one.kind in _ATTRIBUTES]):
+            name = link.type_name.rpartition(".")[2]
+            places = [place for call, place in case.calls(name) if call.args or call.keywords]
+            if len({place.line for place in places}) == 1:
+                return Collector(places[0], made_class=name)
+    return None
+
+
+def _collected_in(holder: Holder) -> tuple[str, str, int]:
+    """The name of the object whose container holds it, the container's, and its length.
+
+    A container that a function has in a variable of its own is no object's.
+    """
+    at = next((at for at, link in enumerate(holder.links) if link.kind == LinkKind.ITEM), 0)
+    if not at or holder.links[at - 1].kind not in _ATTRIBUTES:
+        return "", "", 0
+    names = ".".join(link.name for link in holder.links[:at]).split(".")
+    if len(names) < 2 or holder.links[at].length < 2:
+        return "", "", 0
+    return names[-2], names[-1], holder.links[at].length
+
+
+def _receivers(call: ast.Call) -> set[str]:
+    """``{"update", "metric"}`` of ``self.metric.update(…)``: what is called, and on what."""
+    function = call.func
+    inner = function.value if isinstance(function, ast.Attribute) else function
+    return {last_name(ast.unparse(function)), last_name(ast.unparse(inner))}
+
+
+RULE = CollectingObject()

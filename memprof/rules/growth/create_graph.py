@@ -1,0 +1,68 @@
+"""create-graph: gradients hold the graph that made them, and that graph the parameters."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memprof.reference_chain import LinkKind
+from memprof.rules.case import Case
+from memprof.rules.kept_graphs import on_the_way
+from memprof.rules.rule import Advice, Cause, GrowthRule
+from memprof.source_code.idioms import keyword
+from memprof.source_code.program import Place, calls_in
+
+__all__ = ["RULE"]
+
+_BY_GRADIENT = frozenset({LinkKind.GRAD, LinkKind.CPP_CYCLE, LinkKind.CYCLE})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DifferentiableGradient(Cause):
+    """The call that asks for it."""
+
+    place: Place | None
+    of_parameters: bool
+    """The gradients are those of a model's parameters."""
+
+
+class CreateGraph(GrowthRule[DifferentiableGradient]):
+    """`loss.backward(create_graph=True)`, after which `.grad` and its leaf hold each other."""
+
+    name = "create-graph"
+    summary = "gradients of `backward(create_graph=True)` hold the graph that made them"
+    fixes = ("set_to_none", "autograd_grad")
+
+    def match(self, case: Case) -> DifferentiableGradient | None:
+        """Such a call in a function that holds the tensors or leads to them."""
+        by_gradient = case.links & _BY_GRADIENT or case.found.category == "gradient"
+        if not (case.graph or by_gradient):
+            return None
+        for place in {id(place.scope): place for place in on_the_way(case)}.values():
+            for call in calls_in(place.scope, "backward"):
+                value = keyword(call, "create_graph")
+                if isinstance(value, ast.Constant) and value.value is True:
+                    of_model = case.links & {LinkKind.PARAMETER, LinkKind.MODULE_ATTRIBUTE}
+                    return DifferentiableGradient(place.program.place(call), bool(of_model))
+        return None
+
+    def advice(self, cause: DifferentiableGradient, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the call says all
+        """Drop the gradients when they have been used, or do not store them in the leaves."""
+        dropped = Advice(
+            "set_to_none",
+            "With `create_graph=True` a gradient holds the graph that made it, and that the "
+            "leaf: set `.grad = None` once the gradients have been used.",
+            cause.place,
+        )
+        returned = Advice(
+            "autograd_grad",
+            "`torch.autograd.grad(…, create_graph=True)` returns the gradients and stores none "
+            "in `.grad`, so that no cycle comes about.",
+            cause.place,
+        )
+        # Parameters are emptied by `zero_grad`; an input that takes a gradient by nothing.
+        yield from (dropped, returned) if cause.of_parameters else (returned, dropped)
+
+
+RULE = CreateGraph()

@@ -1,0 +1,67 @@
+"""growing-container: a list, a dict or a set is filled in every step and never emptied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memprof.rules.case import Case
+from memprof.rules.containers import FilledContainer, filled_container
+from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
+from memprof.rules.source_facts import handed_over
+from memprof.source_code.program import Place
+
+__all__ = ["RULE"]
+
+
+_MOSTLY = 0.5
+"""Share of the bytes that stay when the graph is cut off."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GrownContainer(Cause):
+    """The container, and where what it takes comes from."""
+
+    container: FilledContainer
+    origin: Place
+
+
+class GrowingContainer(GrowthRule[GrownContainer]):
+    """`self.outputs.append(out)` in every step, and no `clear()`."""
+
+    name = "growing-container"
+    summary = "a container is filled in every step and never emptied"
+    fixes = ("clear_container", "cpu_offload")
+    yields_to = (*EVERY_OTHER, "no-backward", "reference-cycle")
+
+    def match(self, case: Case) -> GrownContainer | None:
+        """A container that the program's own source fills."""
+        container = filled_container(case)
+        if container is None:
+            return None
+        source = handed_over(case, container.place, container.filling.values[-1])
+        return GrownContainer(container, source[0] if source is not None else container.place)
+
+    def advice(self, cause: GrownContainer, case: Case) -> Iterator[Advice]:
+        """Empty it; or keep its items on the host, which of a graph's result is better."""
+        why, how = str(cause.container), "`.detach().cpu()`" if case.graph else "`.cpu()`"
+        empty = Advice(
+            "clear_container",
+            f"{why}: empty it when it has been used.",
+            cause.container.place,
+        )
+        if case.of_model:
+            yield empty
+            return
+        host = Advice(
+            "cpu_offload",
+            f"{why}: keep its items in host memory ({how}), or the numbers needed of them.",
+            cause.origin,
+            # Where most of the bytes are the graph's, or a number would do, others know better.
+            otherwise=case.scalar or case.kept_itself <= _MOSTLY,
+        )
+        results = case.graph and case.direct and not case.scalar
+        yield from (host, empty) if results else (empty, host)
+
+
+RULE = GrowingContainer()

@@ -1,0 +1,49 @@
+"""grown-by-concatenation: a tensor is replaced in every step by one that has more appended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memprof.rules.case import Case
+from memprof.rules.kept_graphs import on_the_way
+from memprof.rules.rule import Advice, Cause, GrowthRule
+from memprof.source_code.idioms import grown_by_concatenation
+from memprof.source_code.program import Place
+
+__all__ = ["RULE"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Concatenation(Cause):
+    """The statement that joins, and the name that it binds again."""
+
+    place: Place
+    name: str
+
+
+class GrownByConcatenation(GrowthRule[Concatenation]):
+    """`preds = torch.cat([preds, new])` in every step."""
+
+    name = "grown-by-concatenation"
+    summary = "a tensor is joined with more in every step"
+    fixes = ("cpu_offload", "preallocate")
+    yields_to = ("kept-graph", "running-sum", "carried-state")
+
+    def match(self, case: Case) -> Concatenation | None:
+        """A statement that joins what it binds with something else."""
+        for place in on_the_way(case):
+            name = grown_by_concatenation(place)
+            if name:
+                return Concatenation(place, name)
+        return None
+
+    def advice(self, cause: Concatenation, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the statement says all
+        """Collect the parts on the host, or fill a tensor of the final size."""
+        why = f"`{cause.name}` is replaced by a larger copy of itself, and both are there meanwhile"
+        yield Advice("cpu_offload", f"{why}: collect the parts in host memory.", cause.place)
+        once = f"{why}: allocate the final size once."
+        yield Advice("preallocate", once, cause.place, otherwise=True)
+
+
+RULE = GrownByConcatenation()

@@ -1,0 +1,110 @@
+"""hook: a registered hook keeps all that its function closes over."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memprof.reference_chain import LinkKind
+from memprof.rules.case import Case
+from memprof.rules.rule import Advice, Cause, GrowthRule
+from memprof.source_code.program import FUNCTIONS, Place, calls_in, loaded_names
+
+__all__ = ["RULE"]
+
+_CYCLES = frozenset({LinkKind.CYCLE, LinkKind.CPP_CYCLE})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RegisteredHook(Cause):
+    """The statement that registers, and the call in it."""
+
+    place: Place
+    call: ast.Call
+    method: str
+    """``register_hook``, ``register_forward_hook`` …"""
+    owner: str
+    """On what it is called, as written."""
+    closes_over_owner: bool
+    """The hook's function reads the very thing that it is registered on."""
+
+
+class Hook(GrowthRule[RegisteredHook]):
+    """`y.register_hook(lambda g: g * y)`, or a hook for each step whose handle is dropped."""
+
+    name = "hook"
+    summary = "a hook keeps what its function closes over"
+    fixes = ("break_cycle", "remove_hook")
+    precedes = ("kept-graph",)
+
+    def match(self, case: Case) -> RegisteredHook | None:
+        """A hook in a chain of references, and the statement that registers it."""
+        place = _registration(case) if LinkKind.HOOK in case.links else None
+        if place is None:
+            return None
+        for call in calls_in(place.statement):
+            if isinstance(call.func, ast.Attribute) and "hook" in call.func.attr:
+                owner = ast.unparse(call.func.value)
+                closed = owner in _closed_over(place, call)
+                return RegisteredHook(place, call, call.func.attr, owner, closed)
+        return None
+
+    def advice(self, cause: RegisteredHook, case: Case) -> Iterator[Advice]:
+        """Break the cycle through it, or remove it."""
+        owner, in_cycle = cause.owner, bool(case.links & _CYCLES)
+        if cause.closes_over_owner and in_cycle:
+            yield Advice(
+                "break_cycle",
+                f"The hook of `{owner}` uses `{owner}` itself, and C++ owns the hook, where "
+                "no collector looks: compute what it needs beforehand, detached.",
+                cause.place,
+            )
+        assigned = isinstance(cause.place.statement, (ast.Assign, ast.AnnAssign))
+        why = "its handle is never used" if assigned else "its handle is not kept"
+        yield Advice(
+            "remove_hook",
+            f"`{cause.method}` keeps the function and all it closes over for as long as `{owner}` "
+            f"lives, and {why}: keep the handle and call `remove()`.",
+            cause.place,
+        )
+
+
+def _registration(case: Case) -> Place | None:
+    """The statement that registers a hook: a link's own, a holder's, or one in the same scope."""
+    places = [case.link_place(LinkKind.HOOK), *case.places]
+    for place in places:
+        if place is not None and _registers(place.statement):
+            return place
+    for place in [p for p in places if p is not None]:
+        for call in calls_in(place.scope):
+            where = place.program.place(call)
+            if where is not None and _registers(where.statement):
+                return where
+    return None
+
+
+def _registers(statement: ast.stmt) -> bool:
+    if isinstance(statement, (*FUNCTIONS, ast.ClassDef)):
+        return False
+    return any(
+        isinstance(call.func, ast.Attribute)
+        and call.func.attr.startswith("register_")
+        and "hook" in call.func.attr
+        for call in calls_in(statement)
+    )
+
+
+def _closed_over(place: Place, call: ast.Call) -> set[str]:
+    """Names that the hook function reads: a lambda's, or those of a function defined near by."""
+    names: set[str] = set()
+    for argument in call.args:
+        if isinstance(argument, ast.Name):
+            for function in place.program.functions(argument.id):
+                names |= loaded_names(function)
+        else:
+            names |= loaded_names(argument)
+    return names
+
+
+RULE = Hook()

@@ -1,0 +1,79 @@
+"""kept-attribute: an attribute or a variable holds the tensors beyond their step."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memprof.records import Holder
+from memprof.reference_chain import LinkKind
+from memprof.rules.case import NO_FIGURE, Case, says
+from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
+from memprof.source_code.program import Place, bound_names
+
+__all__ = ["RULE"]
+
+_SAY_MORE = frozenset(
+    {
+        *(LinkKind.CYCLE, LinkKind.CPP_CYCLE, LinkKind.LRU_CACHE, LinkKind.CLASS_ATTRIBUTE),
+        *(LinkKind.LOG_RECORD, LinkKind.TRACEBACK),
+    }
+)
+"""Links that say more than the attribute or variable that they begin with."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Name(Cause):
+    """What holds the tensors by a name; nothing where no holder was found."""
+
+    holder: Holder | None = None
+    place: Place | None = None
+    """The statement that binds the name."""
+    name: str = ""
+    """As written: ``self.batch``; empty where the statement binds none."""
+
+    @property
+    def is_attribute(self) -> bool:
+        """Whether it outlives the function that binds it."""
+        return "." in self.name
+
+
+class KeptAttribute(GrowthRule[Name]):
+    """`sample.features = features` for every sample of a list."""
+
+    name = "kept-attribute"
+    summary = "an attribute or a variable holds tensors beyond their step"
+    fixes = ("del_ref",)
+    yields_to = (*EVERY_OTHER, "collecting-object", "growing-container")
+
+    def match(self, case: Case) -> Name | None:
+        """The first holder whose statement is here; else whatever outlives its step."""
+        if case.links & _SAY_MORE:
+            return None
+        for holder in case.found.holders:
+            place = case.place_of(holder)
+            if place is not None:
+                names = bound_names(place.statement)
+                return Name(holder, place, ast.unparse(names[0]) if names else "")
+        return Name(place=case.site) if case.found.site.filename else None
+
+    def advice(self, cause: Name, case: Case) -> Iterator[Advice]:
+        """Drop the reference."""
+        if cause.holder is None:
+            why = "It outlives its step; drop the last reference to it."
+            yield Advice("del_ref", why, cause.place, otherwise=True)
+            return
+        name = f"`{cause.name}`" if cause.name else "what holds it"
+        yield Advice(
+            "del_ref",
+            f"Let go of {name} when it is done with: {says(cause.holder)}.",
+            cause.place,
+            # Of a graph the name is not what is too much, and what letting go of it saves no replay
+            # tells.
+            saving=None if case.direct else NO_FIGURE,
+            otherwise=not (cause.is_attribute and case.direct),
+        )
+
+
+RULE = KeptAttribute()

@@ -1,0 +1,153 @@
+"""kept-graph: a container takes tensors together with the graphs that made them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memprof.reference_chain import LinkKind
+from memprof.rules.case import Case
+from memprof.rules.finding import Kind
+from memprof.rules.kept_graphs import OF_ERRORS, of_many_steps, retaining
+from memprof.rules.rule import Advice, Cause, GrowthRule
+from memprof.rules.source_facts import handed_over, is_number
+from memprof.source_code.call_sites import Handed
+from memprof.source_code.idioms import Filling, growing
+from memprof.source_code.patch import diff, wrapped
+from memprof.source_code.program import Place
+from memprof.source_code.values import goes_backward, survives_call, used_as_tensor
+from memprof.units import format_percent
+
+__all__ = ["RULE"]
+
+_MOSTLY = 0.5
+"""Share of the bytes from which cutting off the graph is not the remedy."""
+_INSIDE = frozenset({LinkKind.ITEM, LinkKind.ATTRIBUTE})
+"""Links from what a container holds to a tensor further inside."""
+_CODE = {"item": ".item()", "detach": ".detach()"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptGraphs(Cause):
+    """The statement that fills the container; None where the chain of references says it alone."""
+
+    place: Place | None = None
+    filling: Filling | None = None
+    of_many_steps: bool = False
+    """The chain of references goes from an item of a container into a graph."""
+
+
+class KeptGraph(GrowthRule[KeptGraphs]):
+    """`losses.append(loss)` with a loss that has a `grad_fn`."""
+
+    name = "kept-graph"
+    summary = "a container keeps tensors with the graphs that made them"
+    fixes = ("detach", "item", "no_retain_graph")
+    yields_to = ("running-sum", "carried-state", "create-graph")
+
+    def match(self, case: Case) -> KeptGraphs | None:
+        """A statement that fills a container with what has a graph, or a chain that shows it."""
+        if not case.graph and case.found.kind is not Kind.HOST_GROWTH:
+            return None
+        if case.links & OF_ERRORS:
+            return None  # what the container takes is not the tensor
+        many = of_many_steps(case)
+        for place in case.places:
+            filling = growing(place)
+            if filling is not None:
+                return KeptGraphs(place, filling, many)
+        return KeptGraphs(of_many_steps=True) if many and any(retaining(case)) else None
+
+    def advice(self, cause: KeptGraphs, case: Case) -> Iterator[Advice]:
+        """Keep the number, or the tensor without its graph; and let backward passes free it."""
+        if cause.place is not None and cause.filling is not None:
+            yield from _cuts(cause.place, cause.filling, case)
+        if cause.of_many_steps:
+            yield from retaining(case)
+
+
+def _cuts(place: Place, filling: Filling, case: Case) -> Iterator[Advice]:
+    """The first where the value is kept, the second where it comes from."""
+    value = filling.values[-1]
+    grouped = _is_grouped(case)
+    learned = goes_backward(place, filling.container, case.everywhere)
+    tensors = used_as_tensor(place, filling.container, case.everywhere)
+    places: list[Handed] = [(place, value), handed_over(case, place, value) or (place, value)]
+    ways = [way for way in _ways(case) if not (tensors and way.fix == "item")]
+    for way, (where, what) in zip(ways, places, strict=False):
+        number = is_number(case, where, what)
+        if way.fix == "item" and number is False:
+            continue
+        tensor = _is_plain(what) or (where is place and _takes_tensors(case))
+        sure = tensor and not grouped and not learned and (way.fix != "item" or number is True)
+        if where is not place:
+            as_number = way.fix == "item"
+            sure = sure and survives_call(where, what, case.everywhere, number=as_number)
+        yield Advice(
+            way.fix,
+            f"`{filling.container}` keeps `{ast.unparse(value)}` {way.why}",
+            where,
+            patch=diff(where.program, *wrapped(what, _CODE[way.fix])) if sure else "",
+            remains=case.kept_itself if way.fix == "detach" else 0.0,
+            otherwise=way.otherwise and not tensors,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A fix for a tensor with a ``grad_fn`` that a container takes, and why it helps."""
+
+    fix: str
+    why: str
+    otherwise: bool = False
+
+
+def _ways(case: Case) -> Iterator[_Way]:
+    if case.scalar and case.direct:
+        yield _Way("item", "as a tensor of one number: keep the number.")
+    if case.direct and case.backward:
+        why = (
+            "after its backward pass: detaching drops the graph's nodes (host memory), while the "
+            "tensor itself stays as long as it is kept."
+        )
+        yield _Way("detach", why, otherwise=True)
+        return
+    if case.kept_itself > _MOSTLY:
+        share = format_percent(case.kept_itself, 1)
+        left = f"cutting that off leaves the tensors, {share} of the bytes."
+        yield _Way("detach", f"with the graph that made it; {left}", otherwise=True)
+        return
+    why = "with the graph that made it, and all that graph saved: keep it detached (`.detach()`)."
+    yield _Way("detach", why)
+    if not case.scalar:
+        why = (
+            "with its graph: if it is a single number, keep that (`.item()` waits for the device)."
+        )
+        yield _Way("item", why, otherwise=True)
+
+
+def _is_plain(value: ast.expr) -> bool:
+    return isinstance(value, (ast.Name, ast.Attribute, ast.Subscript))
+
+
+def _takes_tensors(case: Case) -> bool:
+    """Whether what the container takes was seen to be tensors: such as what a module returned."""
+    for holder in case.found.holders:
+        kinds = [link.kind for link in holder.links]
+        if LinkKind.ITEM in kinds:
+            after = kinds[len(kinds) - kinds[::-1].index(LinkKind.ITEM) :]
+            return not after or after[0] == LinkKind.AUTOGRAD_NODE
+    return False
+
+
+def _is_grouped(case: Case) -> bool:
+    """Whether the tensors sit deeper than the container's own items: in dicts or tuples."""
+    for holder in case.found.holders:
+        kinds = [link.kind for link in holder.links]
+        if LinkKind.ITEM in kinds and _INSIDE & set(kinds[kinds.index(LinkKind.ITEM) + 1 :]):
+            return True
+    return False
+
+
+RULE = KeptGraph()

@@ -1,0 +1,129 @@
+"""Autograd graphs that stay: the lines to look at, and what several rules ask of them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from memprof.reference_chain import LinkKind
+from memprof.rules.case import Case
+from memprof.rules.rule import Advice
+from memprof.rules.source_facts import serves_training
+from memprof.source_code.dataflow import flow_from
+from memprof.source_code.idioms import (
+    Accumulation,
+    accumulation,
+    growing,
+    keyword,
+    read_by_itself,
+)
+from memprof.source_code.patch import before, diff, without_keyword
+from memprof.source_code.program import Place, Program, bound_names, calls_in, loaded_names
+
+__all__ = [
+    "OF_ERRORS",
+    "holding_places",
+    "of_many_steps",
+    "on_the_way",
+    "retaining",
+    "running_sum",
+    "under_no_grad",
+]
+
+OF_ERRORS = frozenset({LinkKind.EXCEPTION, LinkKind.TRACEBACK, LinkKind.FRAME, LinkKind.LOG_RECORD})
+"""Links by which a failed call keeps its variables: what they hold is not meant to stay."""
+_STEPPING = ("backward", "grad", "step", "enable_grad", "set_grad_enabled")
+
+
+def holding_places(case: Case) -> list[Place]:
+    """Statements of the holders, then the one that made the tensors."""
+    return [*case.places, *([case.site] if case.site is not None else [])]
+
+
+def on_the_way(case: Case) -> list[Place]:
+    """Statements of the holders, then those of the calls that made the tensors, innermost first."""
+    return [*case.places, *(place for _, place in case.frames)]
+
+
+def running_sum(place: Place) -> Accumulation | None:
+    """The sum over the steps that a statement adds to; None for other statements."""
+    added = accumulation(place)
+    return added if added is not None and not _is_residual(place, added.value) else None
+
+
+def _is_residual(place: Place, value: ast.expr) -> bool:
+    """Whether it is a layer's ``x = x + f(x)``, which no step adds to: what is added reads it."""
+    function = place.function
+    targets = {target.id for target in bound_names(place.statement) if isinstance(target, ast.Name)}
+    inside = function is not None and function.name == "forward" and place.class_ is not None
+    return bool(targets) and (inside or bool(targets & loaded_names(value)))
+
+
+def of_many_steps(case: Case) -> bool:
+    """Whether a container keeps the graphs of many steps, each of its own.
+
+    One graph that runs through all steps hangs on a single name: without the graph of the step
+    before, its backward pass would fail.
+    """
+    for holder in case.found.holders:
+        kinds = [link.kind for link in holder.links]
+        place = case.place_of(holder)
+        if place is not None and growing(place) is None and any(read_by_itself(place)):
+            continue  # a dict of weights, made of those of the step before
+        if LinkKind.ITEM in kinds and LinkKind.AUTOGRAD_NODE in kinds[kinds.index(LinkKind.ITEM) :]:
+            return True
+    return False
+
+
+def retaining(case: Case) -> Iterator[Advice]:
+    """``backward(retain_graph=True)`` in a function that holds the tensors or leads to them."""
+    for place in {id(p.scope): p for p in on_the_way(case)}.values():
+        calls = calls_in(place.scope, "backward", "grad")
+        asking = [call for call in calls if _retains(call)]
+        if asking:
+            call = asking[-1]
+            needless = call is calls[-1] and not _repeats(place.program, call)
+            program = place.program
+            yield Advice(
+                "no_retain_graph",
+                "`retain_graph=True` keeps every saved tensor after the backward pass"
+                + ("." if needless else ": the last pass through a graph needs none."),
+                program.place(call),
+                patch=diff(program, without_keyword(call, "retain_graph")) if needless else "",
+                otherwise=not needless,
+            )
+            return
+
+
+def _retains(call: ast.Call) -> bool:
+    value = keyword(call, "retain_graph")
+    return isinstance(value, ast.Constant) and value.value is True
+
+
+def _repeats(program: Program, call: ast.Call) -> bool:
+    """Whether a loop runs the call again on a graph that was made before the loop."""
+    place = program.place(call)
+    loop = place.loop if place is not None else None
+    if loop is None:
+        return False
+    bound = [target for node in ast.walk(loop) if node is not loop for target in bound_names(node)]
+    made = {target.id for target in bound if isinstance(target, ast.Name)}
+    return not loaded_names(call.func) & made
+
+
+def under_no_grad(case: Case) -> str:
+    """``@torch.no_grad()`` above the user's outermost function without a backward pass."""
+    for _, place in case.frames:
+        function = place.function
+        if function is None or place.class_ is not None or calls_in(function, *_STEPPING):
+            continue
+        program = place.program
+        if "torch" not in {a.asname or a.name for n in program.tree.body
+                           if isinstance(n, ast.Import) for a in n.names}:  # fmt: skip
+            continue
+        learned = flow_from([program, *case.everywhere], function.name).learned
+        if learned or serves_training(case, place):
+            return ""
+        line = min([function.lineno, *(d.lineno for d in function.decorator_list)])
+        return diff(program, before(program, line, "@torch.no_grad()"))
+    return ""

@@ -1,0 +1,243 @@
+"""Leaks: what survives its step and becomes more without end, as findings with their evidence.
+
+One engine for every rule of growth. What grows is decided in `growing_groups`, what belongs
+together in `group_by_holder`, what only the collector frees in `cyclic_garbage`. Why it grows, and
+what to do about it, is for the rules in ``growth``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from memprof.chain_description import keeper
+from memprof.records import Holder, Site
+from memprof.reference_chain import LinkKind, is_bounded
+from memprof.rules.cyclic_garbage import cyclic_garbage, freed_by_collector
+from memprof.rules.finding import Evidence, Found, Growth, Kind, Series
+from memprof.rules.group_by_holder import (
+    Cluster,
+    clusters,
+    held_by,
+    outline,
+)
+from memprof.rules.growing_groups import growing_groups
+from memprof.run import DeviceRun, Run
+from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.program import code_of
+from memprof.trace import Category, Frame, Phase
+from memprof.units import format_bytes
+from memprof.views.owners import CATEGORY_NAMES
+from memprof.views.sites import NO_SITE, site_name, sites
+from memprof.views.survivors import Survival, survival
+
+__all__ = ["leaks", "site_of_frame"]
+
+Ints = npt.NDArray[np.int64]
+
+_MOST_HOLDERS = 5
+_LEAST_CONFIDENCE = 0.3
+_BOUNDED_CONFIDENCE = 0.2
+"""For a container that can hold so much and no more: it fills up."""
+_BOUNDED_GRAPHS = 0.5
+"""The same where each item keeps the graph that made it: that was hardly meant to be kept."""
+
+
+def leaks(run: Run) -> tuple[Found, ...]:
+    """Every leak and cycle of ``run``, the fastest growing first."""
+    found = [one for device in run.devices for one in _of_device(run, device)]
+    return tuple(sorted(found, key=lambda one: -one.bytes_per_step))
+
+
+def _of_device(run: Run, device: DeviceRun) -> list[Found]:
+    lives = survival(device)
+    freed = freed_by_collector(device, lives, run.findings)
+    groups = list(growing_groups(lives, freed))
+    grown = {group.stack for group in groups}
+    groups += [one for one in cyclic_garbage(lives, freed) if one.stack not in grown]
+    holders = held_by(run.findings, device.device)
+    made = [_Leak(device, lives, cluster) for cluster in clusters(groups, holders)]
+    return [leak.found() for leak in made if leak.confidence >= _LEAST_CONFIDENCE]
+
+
+@dataclass(slots=True, eq=False)
+class _Leak:
+    """One cluster on its way to a finding."""
+
+    device: DeviceRun
+    survival: Survival
+    cluster: Cluster
+
+    @property
+    def confidence(self) -> float:
+        """How sure it is that this leaks, from 0 to 1: less where the program keeps it small."""
+        most = max(group.confidence for group in self.cluster.groups)
+        for one in self.cluster.holders[:1]:
+            if is_bounded(one.links):
+                keeps_graphs = any(link.kind == LinkKind.AUTOGRAD_NODE for link in one.links)
+                return min(most, _BOUNDED_GRAPHS if keeps_graphs else _BOUNDED_CONFIDENCE)
+        return most
+
+    def found(self) -> Found:
+        """The cluster as a finding, without remedies."""
+        cluster, lives, steps = self.cluster, self.survival.lives, self.survival.steps
+        rows = np.concatenate([group.rows for group in cluster.groups])
+        frame, stack = self._site()
+        holders = _distinct(cluster.holders)
+        births = self._births(rows)
+        per_step = cluster.per_step
+        series = self._series(rows)
+        left = int(lives.size[rows[self.survival.outlast(rows)]].sum())
+        return Found(
+            kind=self._kind(holders),
+            device=self.device.device,
+            site=_quoted(site_of_frame(frame), holders),
+            title=_title(per_step, holders, frame, self._every()),
+            bytes_per_step=per_step,
+            bytes=left or int(series.bytes.max(initial=0)),
+            confidence=self.confidence,
+            first_step=int(steps[min(int(births[0]), len(steps) - 1)]) if len(births) else -1,
+            last_step=int(steps[min(int(births[-1]), len(steps) - 1)]) if len(births) else -1,
+            steps_left=self._steps_left(per_step),
+            stack=stack,
+            module=self._module(rows),
+            category=CATEGORY_NAMES[_most(lives.category[rows], lives.size[rows])],
+            holders=holders,
+            series=series,
+            evidence=self._evidence(rows),
+            growth=self._growth(rows),
+        )
+
+    def _kind(self, holders: Sequence[Holder]) -> Kind:
+        by_cycle = bool(holders) and holders[0].kind == LinkKind.CYCLE
+        return Kind.CYCLE if by_cycle or self._collected() else Kind.LEAK
+
+    def _collected(self) -> bool:
+        groups = self.cluster.groups
+        freed = sum(group.per_step for group in groups if group.collected)
+        return freed > 0.5 * self.cluster.per_step
+
+    def _every(self) -> int:
+        return self.cluster.groups[0].every
+
+    def _site(self) -> tuple[Frame, tuple[Frame, ...]]:
+        """The largest group's line; with no name for a holder, the line that all groups share."""
+        tables = self.survival.tables
+        stacks = [tables.stack(group.stack) for group in self.cluster.groups]
+        named = self.cluster.holders and self.cluster.holders[0].is_named
+        shared = _shared_frame(stacks) if len(stacks) > 1 and not named else None
+        if shared is not None:
+            return shared, stacks[0]
+        places = sites(tables)
+        return places.frames[int(places.of_stack[self.cluster.groups[0].stack])], stacks[0]
+
+    def _module(self, rows: Ints) -> str:
+        labels = self.survival.tables.labels
+        names = [labels[int(i)].module for i in np.unique(self.survival.lives.label[rows])]
+        names = sorted({name.split("#")[0] for name in names if name})
+        return names[0] if len(names) == 1 else _common_path(names)
+
+    def _births(self, rows: Ints) -> Ints:
+        """Places where it grew; of what is made anew again and again, not only the last time."""
+        anew = [group.places for group in self.cluster.groups if group.replaced]
+        return np.unique(np.concatenate([self.survival.lives.born[rows], *anew]))
+
+    def _steps_left(self, per_step: float) -> float:
+        total = self.device.info.total_bytes * self.device.info.memory_fraction
+        used = self.device.steps.allocated if len(self.device.steps) else np.zeros(0)
+        if total <= 0 or not len(used) or used[-1] < 0 or per_step <= 0:
+            return -1.0
+        return max(0.0, float(total - used[-1]) / per_step)
+
+    def _series(self, rows: Ints) -> Series:
+        lives, length = self.survival.lives, len(self.survival)
+        stacks = [group.stack for group in self.cluster.groups]
+        chosen = np.union1d(rows, np.flatnonzero(np.isin(lives.stack, stacks) & (lives.born >= 0)))
+        change = np.zeros(length + 1, dtype=np.int64)
+        np.add.at(change, np.minimum(lives.born[chosen], length), lives.size[chosen])
+        np.add.at(change, np.minimum(lives.died[chosen], length), -lives.size[chosen])
+        return Series(self.survival.steps, np.cumsum(change[:-1]))
+
+    def _is_forward(self, rows: Ints) -> npt.NDArray[np.bool_]:
+        """What a forward pass made for its backward pass, also where only the program keeps it."""
+        lives, labels = self.survival.lives, self.survival.tables.labels
+        kept = lives.category[rows]
+        found: npt.NDArray[np.bool_] = kept == Category.ACTIVATION
+        if any(label.phase == Phase.BACKWARD for label in labels):
+            forward = np.array([label.phase == Phase.FORWARD for label in labels])
+            found |= (kept == Category.UNKNOWN) & forward[lives.label[rows]]
+        return found
+
+    def _evidence(self, rows: Ints) -> Evidence:
+        lives = self.survival.lives
+        windows = lives.window[rows]
+        window = _most(windows, np.ones(len(windows), dtype=np.int64))
+        inside = rows[(windows == window) & (lives.alloc[rows] >= 0)]
+        return Evidence(window=window, allocs=np.sort(lives.alloc[inside]))
+
+    def _growth(self, rows: Ints) -> Growth:
+        lives = self.survival.lives
+        forward = lives.size[rows[self._is_forward(rows)]].sum()
+        return Growth(
+            kept_itself=self.cluster.kept_itself,
+            forward_share=float(forward) / max(1, int(lives.size[rows].sum())),
+            has_parameters=bool((lives.category[rows] == Category.PARAMETER).any()),
+        )
+
+
+def site_of_frame(frame: Frame) -> Site:
+    """A frame with the text of its line, where the source is at hand."""
+    if frame == NO_SITE:
+        return Site()
+    return Site(frame.filename, frame.line, frame.name, code_of(frame))
+
+
+def _quoted(site: Site, holders: Sequence[Holder]) -> Site:
+    """With the line's text as the job saw it, where no file has it: a notebook's cell."""
+    for holder in holders:
+        if not site.code and (holder.filename, holder.line) == (site.filename, site.line):
+            return Site(site.filename, site.line, site.function, holder.code)
+    return site
+
+
+def _shared_frame(stacks: Sequence[tuple[Frame, ...]]) -> Frame | None:
+    """The innermost user frame that is in every stack."""
+    rest = [set(stack) for stack in stacks[1:]]
+    for frame in stacks[0]:
+        if frame_kind(frame.filename) is FrameKind.USER and all(frame in one for one in rest):
+            return frame
+    return None
+
+
+def _common_path(names: Sequence[str]) -> str:
+    common: list[str] = []
+    for parts in zip(*(name.split(".") for name in names), strict=False):
+        if len(set(parts)) > 1:
+            break
+        common.append(parts[0])
+    return ".".join(common)
+
+
+def _most(values: Ints, weights: Ints) -> int:
+    """The value with the most weight."""
+    if not len(values):
+        return 0
+    return int(np.bincount(values - min(0, int(values.min())), weights=weights).argmax())
+
+
+def _distinct(holders: Sequence[Holder]) -> tuple[Holder, ...]:
+    """The holders in order, each way of holding once."""
+    first: dict[Hashable, Holder] = {}
+    for one in holders:
+        first.setdefault((outline(one), one.kind, one.line), one)
+    return tuple(first.values())[:_MOST_HOLDERS]
+
+
+def _title(per_step: float, holders: Sequence[Holder], frame: Frame, every: int) -> str:
+    often = "per step" if every == 1 else f"per step (every {every} steps)"
+    named = holders and holders[0].is_named
+    by = keeper(holders[0].links) if named else f"made at {site_name(frame)}"
+    return f"grows by {format_bytes(round(per_step))} {often}: {by}"

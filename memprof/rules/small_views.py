@@ -1,0 +1,154 @@
+"""Small views that keep a whole storage, and the expression to clone."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memprof.records import Holder
+from memprof.reference_chain import THROUGH_GRAPH, LinkKind
+from memprof.rules.case import Case
+from memprof.rules.rule import Advice, Cause
+from memprof.rules.source_facts import handed_over
+from memprof.source_code.call_sites import Handed
+from memprof.source_code.idioms import growing, last_name
+from memprof.source_code.patch import diff, wrapped
+from memprof.source_code.program import Place, assigned, bound_names
+from memprof.source_code.values import values_of
+from memprof.units import format_bytes
+
+__all__ = ["PartOfStorage", "advice_on_view", "small_view"]
+
+_SMALL_PART = 0.25
+"""Of a storage: a larger view is not what keeps much alive where a graph does."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartOfStorage(Cause):
+    """A view that something holds, and the storage that it keeps whole."""
+
+    shown_bytes: int
+    storage_bytes: int
+    is_main_reason: bool
+    """No graph holds the storage as well, or the view is a small part of it."""
+
+
+def small_view(case: Case) -> PartOfStorage | None:
+    """The first view in the chains of references that shows less than its storage has."""
+    for holder in case.found.holders:
+        for link in holder.links:
+            if link.shown_bytes >= 0 and link.storage_bytes >= 0:
+                shown, whole = link.shown_bytes, link.storage_bytes
+                if not 0 < shown < whole:
+                    return None
+                small = shown <= _SMALL_PART * whole or not case.links & THROUGH_GRAPH
+                return PartOfStorage(shown, whole, small)
+    return None
+
+
+def advice_on_view(part: PartOfStorage, case: Case) -> Iterator[Advice]:
+    """Clone the view where it is stored."""
+    taken = next(_stored_parts(case), None)
+    place = taken[0] if taken is not None else _slicing(case)
+    patch = ""
+    if taken is not None:
+        suffix = ".copy()" if _of_arrays(case) else ".clone()"
+        patch = diff(taken[0].program, *wrapped(taken[1], suffix))
+    shown, whole = format_bytes(part.shown_bytes), format_bytes(part.storage_bytes)
+    yield Advice(
+        "clone_view",
+        f"A view of {shown} keeps its whole storage of {whole}.",
+        place or (case.places[0] if case.places else case.site),
+        patch=patch,
+        remains=part.shown_bytes / part.storage_bytes,
+        otherwise=not part.is_main_reason,
+    )
+
+
+def _stored_parts(case: Case) -> Iterator[Handed]:
+    """The very expression that is the view, where it is put: ``rows[:2]`` of ``kept.append(…)``.
+
+    Or a name that stands for nothing but such a part. The chain of references says which of several
+    things that are put there it is.
+    """
+    for holder in case.found.holders:
+        place = case.place_of(holder)
+        value = _held_value(holder, place) if place is not None else None
+        if place is None or value is None:
+            continue
+        where, value = handed_over(case, place, value) or (place, value)
+        parts = values_of(where, value.id) if isinstance(value, ast.Name) else [value]
+        found = list(parts)
+        if not found or not all(isinstance(part, ast.Subscript) for part in found):
+            continue
+        names = {ast.unparse(one) for one in (value, *bound_names(where.statement))}
+        if not any(_writes(node, names) for node in ast.walk(where.scope)):
+            yield where, value
+
+
+def _writes(node: ast.AST, names: set[str]) -> bool:
+    """Whether a node changes a tensor in place: a clone would keep that from the whole."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr.endswith("_") and ast.unparse(node.func.value) in names
+    if isinstance(node, ast.AugAssign):
+        return ast.unparse(node.target) in names
+    targets = bound_names(node) if isinstance(node, ast.Assign) else []
+    return any(isinstance(t, ast.Subscript) and ast.unparse(t.value) in names for t in targets)
+
+
+def _held_value(holder: Holder, place: Place) -> ast.expr | None:
+    """What a statement puts where the chain goes on to the view."""
+    kinds = [link.kind for link in holder.links]
+    if LinkKind.BASE not in kinds:
+        return None
+    links = holder.links[: kinds.index(LinkKind.BASE)]
+    grown = growing(place)
+    value: ast.expr | None
+    if grown is not None and len(grown.values) == 1:
+        name, value = grown.container, grown.values[0]
+        within = name.count("[") + 1  # its own items, and those of what it is in
+    else:
+        pairs = list(assigned(place.statement))
+        if grown is not None or len(pairs) != 1 or not isinstance(place.statement, ast.Assign):
+            return None
+        name, value, within = ast.unparse(pairs[0][0]), pairs[0][1], 0
+    named = [at for at, link in enumerate(links) if link.name == last_name(name)]
+    below = links[named[-1] + 1 :] if named else links[len(links) - within :]
+    if any(link.kind != LinkKind.ITEM for link in below) or len(below) < within:
+        return None
+    for link in below[within:]:
+        value = _entry(value, link.name)
+    return value
+
+
+def _entry(value: ast.expr | None, name: str) -> ast.expr | None:
+    """The item of a tuple, a list or a dict as it is written out; None where it is not."""
+    if isinstance(value, (ast.Tuple, ast.List)) and name.isdigit() and int(name) < len(value.elts):
+        starred = any(isinstance(one, ast.Starred) for one in value.elts)
+        return None if starred else value.elts[int(name)]
+    if isinstance(value, ast.Dict):
+        pairs = zip(value.keys, value.values, strict=True)
+        return next((v for k, v in pairs if k is not None and ast.unparse(k) == name), None)
+    return None
+
+
+def _slicing(case: Case) -> Place | None:
+    """A statement that takes a part of what the site made, or in the keeper's function."""
+    scopes = [p for p in (case.site, *case.places, *(place for _, place in case.frames)) if p]
+    names = {ast.unparse(t) for p in scopes for t in bound_names(p.statement)}
+    for place in scopes:
+        for node in ast.walk(place.scope):
+            if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Subscript):
+                continue
+            key = node.value.slice
+            named = isinstance(key, ast.Constant) and isinstance(key.value, str)
+            if ast.unparse(node.value.value) in names and not named:
+                return place.program.place(node)
+    return None
+
+
+def _of_arrays(case: Case) -> bool:
+    """Whether NumPy arrays are the views."""
+    links = (link for holder in case.found.holders for link in holder.links)
+    return any(link.kind == LinkKind.BASE and link.type_name == "ndarray" for link in links)

@@ -1,0 +1,98 @@
+"""What the recording adds to the source: sizes of values, passes that freed them, callers."""
+
+from __future__ import annotations
+
+import ast
+
+import numpy as np
+
+from memprof.rules.case import Case
+from memprof.rules.saving import timeline_of
+from memprof.source_code import call_sites
+from memprof.source_code.call_sites import Handed
+from memprof.source_code.program import Place
+from memprof.source_code.values import is_reduction, last_binding, starts_backward
+from memprof.trace import Action, Phase
+from memprof.views.sites import sites
+from memprof.views.steps import step_of_event
+
+__all__ = ["handed_over", "is_number", "makes_number", "serves_training"]
+
+_ONE_NUMBER, _TWO_NUMBERS = 4, 8
+"""Bytes of a single float, and of two, or of a double."""
+
+
+def is_number(case: Case, place: Place, value: ast.expr) -> bool | None:
+    """Whether a value in a statement is a tensor of one number; None where that is not known.
+
+    What ``backward()`` is called on without a gradient is one, and so is ``x.mean()``.
+    """
+    made = last_binding(place, value) if isinstance(value, ast.Name) else place
+    if isinstance(value, ast.Name) and starts_backward(place, value.id):
+        return True
+    known = makes_number(case, made) if made is not None else None
+    if known is None and made is not None:
+        last = value if made is place else getattr(made.statement, "value", None)
+        plain = not isinstance(made.statement, ast.AugAssign) and is_reduction(last)
+        return True if plain else None
+    return known
+
+
+def makes_number(case: Case, made: Place) -> bool | None:
+    """Whether the last thing that a statement allocates in each step is one number.
+
+    None where that is not recorded, or may be a double or two floats.
+    """
+    trace = case.trace
+    if trace is None:
+        return None
+    known = sites(trace.tables)
+    lines = range(made.line, (made.statement.end_lineno or made.line) + 1)
+    own = [
+        row
+        for row, frame in enumerate(known.frames)
+        if frame.filename == made.program.filename and frame.line in lines
+    ]
+    allocs = np.isin(known.of_stack[trace.events.stack], own)
+    rows = np.flatnonzero(allocs & (trace.events.action == Action.ALLOC))
+    if not len(rows):
+        return None
+    steps = step_of_event(trace)[rows]
+    last = trace.events.size[rows[np.append(steps[1:] != steps[:-1], True)]]
+    if (last > _TWO_NUMBERS).any():
+        return False
+    return True if (last <= _ONE_NUMBER).all() else None
+
+
+def serves_training(case: Case, place: Place) -> bool:
+    """Whether a backward pass freed something that was made within a function."""
+    trace, function = case.trace, place.function
+    if trace is None or function is None:
+        return False
+    lines = range(function.lineno, (function.end_lineno or function.lineno) + 1)
+    tables = trace.tables
+    inside = {
+        row
+        for row, frame in enumerate(tables.frames)
+        if frame.filename == place.program.filename and frame.line in lines
+    }
+    through = np.array([not inside.isdisjoint(stack) for stack in tables.stacks])
+    lives = timeline_of(trace).lives
+    rows = through[lives.stack] & (lives.free < len(trace.events))
+    phases = np.array([label.phase for label in tables.labels])
+    return bool((phases[trace.events.label[lives.free[rows]]] == Phase.BACKWARD).any())
+
+
+def handed_over(case: Case, place: Place | None, value: ast.expr | None) -> Handed | None:
+    """The call that hands a kept value to the function that keeps it (`call_sites.handed_over`).
+
+    Calls in functions that the tensor's stack runs through come first; a method of a container's
+    name must be called on a name that the holders have.
+    """
+    return call_sites.handed_over(
+        place,
+        value,
+        case.programs,
+        first=[near.scope for _, near in case.frames],
+        owners={link.name for holder in case.found.holders for link in holder.links},
+    )

@@ -1,0 +1,95 @@
+"""host-memory-growth: memory of the process that no tensor holds grows in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from memprof.rules.finding import Kind
+from memprof.rules.overlap import ANY_GROWTH
+from memprof.rules.run_rule import RunMatch, RunRule
+from memprof.run import Run
+from memprof.units import format_bytes
+from memprof.views.device_readings import after_steps, series_of
+from memprof.views.examination import Examination
+from memprof.views.trend import level_rise, theil_sen
+
+__all__ = ["RULE"]
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+_LEAST_RISE = 256 << 20
+"""Imports, thread stacks, the allocators' arenas and what memprof records settle below that."""
+_LASTING = 0.5
+"""Slope of the second half over the whole's: below, it settles down."""
+
+
+class HostMemoryGrowth(RunRule[RunMatch]):
+    """Arrays, texts, or a library's buffers that pile up beside the tensors."""
+
+    name = "host-memory-growth"
+    summary = "host memory that no tensor holds grows in every step"
+    kind = Kind.HOST_GROWTH
+    hint = (
+        "look for arrays, texts or lists of numbers that are kept: Python's `tracemalloc` "
+        "names the lines that allocate them, where they are Python's or numpy's"
+    )
+    # Tensors and graphs that grow on the host leave such memory around them: that is theirs.
+    yields_to = ("growing-graph", ANY_GROWTH)
+
+    def matches(self, examination: Examination) -> Iterator[RunMatch]:
+        """Anonymous memory of this process beyond its tensors, where it keeps rising.
+
+        Resident bytes less what is shared or backed by files (a data set that is mapped into memory
+        fills up without harm), less the tensors of the CPU where those were recorded. Runs in which
+        the shared bytes were not read are not judged.
+        """
+        run = examination.run
+        device = max(run.devices, key=lambda one: len(one.steps), default=None)
+        rss, shared = series_of(run, "host", "rss"), series_of(run, "host", "shared")
+        if device is None or rss is None or shared is None or len(rss.values) != len(shared.values):
+            return
+        own = rss.values - shared.values - _tensors(run, rss.time_us)
+        ends = device.steps.end_us > 0
+        end_us, numbers = device.steps.end_us[ends], device.steps.last[ends]
+        steps, own = after_steps(end_us, numbers, rss.time_us, own)
+        rise = level_rise(steps, own)
+        if rise is None or rise.per_step * (steps[-1] - steps[0]) < _LEAST_RISE:
+            return
+        if theil_sen(steps[len(steps) // 2 :], own[len(own) // 2 :]) < _LASTING * rise.per_step:
+            return
+        yield RunMatch(
+            device="host",
+            nbytes=int(own[-1] - own[0]),
+            first_step=int(steps[0]),
+            last_step=int(steps[-1]),
+            rise=rise,
+            steps_left=_available(run) / rise.per_step,
+        )
+
+    def title(self, match: RunMatch) -> str:
+        """Say by how much, and that no tensor is it."""
+        rate = format_bytes(match.rise.per_step if match.rise is not None else 0)
+        return f"host memory that no tensor holds grows by {rate} per step"
+
+
+def _available(run: Run) -> float:
+    """What the machine had left at the last look; -1 where it did not say."""
+    series = series_of(run, "host", "available")
+    return -1.0 if series is None else float(series.values[~np.isnan(series.values)][-1])
+
+
+def _tensors(run: Run, time_us: Ints) -> Floats:
+    """Bytes of recorded CPU tensors at the last step's end before each moment."""
+    steps = next((d.steps for d in run.devices if d.device == "cpu" and len(d.steps)), None)
+    if steps is None:
+        return np.zeros(len(time_us))
+    at = np.searchsorted(steps.end_us, time_us, side="right") - 1
+    held = np.maximum(steps.allocated, 0).astype(np.float64)
+    return np.where(at >= 0, held[np.maximum(at, 0)], 0.0)
+
+
+RULE = HostMemoryGrowth()

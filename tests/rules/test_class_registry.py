@@ -1,0 +1,59 @@
+"""class-registry: a class's own attribute keeps every object that was registered there."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch import nn
+
+from tests.rules.recorded import findings_of
+
+WIDTH = 64
+
+
+def fires():
+    class Adapter(nn.Module):
+        everyone = set()  # noqa: RUF012 - shared on purpose
+
+        def __init__(self):
+            super().__init__()
+            self.proj = nn.Linear(WIDTH, WIDTH)
+            Adapter.everyone.add(self)
+
+    @torch.no_grad()
+    def step(number):
+        Adapter().proj(torch.randn(4, WIDTH))
+
+    return step
+
+
+def looks_alike():
+    """The class knows its objects weakly; they pile up as fast, in a list of the program's own."""
+
+    class Adapter(nn.Module):
+        everyone = weakref.WeakSet()  # noqa: RUF012 - shared on purpose
+
+        def __init__(self):
+            super().__init__()
+            self.proj = nn.Linear(WIDTH, WIDTH)
+            Adapter.everyone.add(self)
+
+    adapters = []
+
+    def step(number):
+        adapters.append(Adapter())
+
+    return step
+
+
+def test_objects_are_to_be_registered_weakly(tmp_path):
+    (found,) = findings_of(fires, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert found.rule == first.rule == "class-registry"
+    assert found.bytes_per_step == (WIDTH * WIDTH + WIDTH) * 4
+    assert (first.fix, first.code) == (
+        "weakref",
+        "everyone = set()  # noqa: RUF012 - shared on purpose",
+    )
+    assert "+        everyone = weakref.WeakSet()" in first.patch

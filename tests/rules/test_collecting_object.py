@@ -1,0 +1,42 @@
+"""collecting-object: an object of a library collects what it is called with or given."""
+
+from __future__ import annotations
+
+import sched
+
+import torch
+
+from tests.rules.recorded import findings_of
+
+WIDTH = 64
+
+
+def fires():
+    """Work that is put off by an hour, in each step more of it."""
+    later = sched.scheduler()
+
+    def step(number):
+        batch = torch.zeros(WIDTH, WIDTH)
+        later.enter(3600, 1, print, (batch,))
+
+    return step
+
+
+def looks_alike():
+    """Work that is put off until the end of the step, and a list of the program's own."""
+    later, results = sched.scheduler(), []
+
+    def step(number):
+        batch = torch.zeros(WIDTH, WIDTH)
+        later.enter(0, 1, results.append, (batch,))
+        later.run(blocking=False)
+
+    return step
+
+
+def test_the_call_that_hands_it_over_is_named(tmp_path):
+    (found,) = findings_of(fires, tmp_path / "run.json")
+    assert found.bytes_per_step == WIDTH * WIDTH * 4
+    (remedy,) = (one for one in found.remedies if one.rule == "collecting-object")
+    assert remedy.fix == "clear_container"
+    assert remedy.code == "later.enter(3600, 1, print, (batch,))"

@@ -1,0 +1,38 @@
+"""growing-container: a list, a dict or a set is filled in every step and never emptied."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.rules.recorded import findings_of
+
+WIDTH = 64
+
+
+def fires():
+    outputs = []
+
+    def step(number):
+        outputs.append(torch.zeros(WIDTH, WIDTH))
+
+    return step
+
+
+def looks_alike():
+    """The list is emptied at the end of each epoch of four steps."""
+    outputs = []
+
+    def step(number):
+        outputs.append(torch.zeros(WIDTH, WIDTH))
+        if number % 4 == 3:
+            outputs.clear()
+
+    return step
+
+
+def test_it_is_to_be_emptied_or_to_hold_its_items_on_the_host(tmp_path):
+    (found,) = findings_of(fires, tmp_path / "run.json")
+    assert found.rule == "growing-container"
+    assert found.bytes_per_step == WIDTH * WIDTH * 4
+    assert [one.fix for one in found.remedies] == ["clear_container", "cpu_offload", "del_ref"]
+    assert {one.code for one in found.remedies} == {"outputs.append(torch.zeros(WIDTH, WIDTH))"}

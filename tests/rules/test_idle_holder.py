@@ -1,0 +1,139 @@
+"""idle-holder: a waiting thread, a stored exception, a log record or a notebook keeps tensors."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from memprof.records import Finding, Holder
+from memprof.reference_chain import Link, LinkKind
+from memprof.testing import TraceBuilder, step_columns
+from memprof.trace import Frame, Phase
+from tests.rules.recorded import Recording, findings_of
+
+NBYTES = 1 << 20
+STEPS = 16
+WIDTH = 256
+
+
+def compute():
+    weights = torch.zeros(WIDTH, WIDTH)
+    (weights @ weights).sum().item()
+
+
+def report(loss):
+    logging.getLogger("train").info("loss %s", loss)
+
+
+LOGGED = 'logging.getLogger("train").info("loss %s", loss)'
+
+
+def attempt():
+    batch = torch.zeros(WIDTH, WIDTH)
+    raise ValueError(len(batch))
+
+
+def fires():
+    """One step fails, and its exception is stored."""
+    failures = []
+
+    def step(number):
+        if number == 0:
+            try:
+                attempt()
+            except ValueError as error:
+                failures.append(error)
+        compute()
+
+    return step
+
+
+def looks_alike():
+    """The exception is stored without the frames that it went through."""
+    failures = []
+
+    def step(number):
+        if number == 0:
+            try:
+                attempt()
+            except ValueError as error:
+                failures.append(error.with_traceback(None))
+        compute()
+
+    return step
+
+
+def held_by(*links, nbytes=NBYTES) -> Recording:
+    """A tensor that has stayed since the first step, and who held it when recording ended."""
+    stack = (Frame("load", "/home/user/serve.py", 7),)
+    trace = TraceBuilder(device="cuda:0").label(step=0, phase=Phase.OTHER)
+    trace.alloc(nbytes, "held", stack=stack)
+    for step in range(STEPS):
+        trace.label(step=step, phase=Phase.OTHER).alloc(NBYTES, "x").free("x")
+    at = links[-1]
+    code = LOGGED if at.filename == __file__ else "job = jobs.get()"
+    held = Holder(links[0].kind, at.filename, at.line, code, list(links))
+    found = Finding(
+        "holders",
+        device="cuda:0",
+        step=STEPS - 1,
+        stack=1,
+        bytes=nbytes,
+        count=1,
+        holders=[held],
+        details={"reason": "resident"},
+    )
+    return Recording((trace,), step_columns(allocated=[nbytes] * STEPS), (found,))
+
+
+def idle(recording, tmp_path):
+    found = findings_of(lambda: recording, tmp_path / "run.json")
+    return [one for one in found if one.rule == "idle-holder"]
+
+
+def local(name):
+    return Link(LinkKind.LOCAL, name, "worker", "/home/user/serve.py", 31)
+
+
+def test_a_stored_exception_is_what_is_to_go(tmp_path):
+    found = findings_of(fires, tmp_path / "run.json")
+    (one,) = [one for one in found if one.rule == "idle-holder"]
+    assert one.bytes == WIDTH * WIDTH * 4
+    assert [remedy.fix for remedy in one.remedies] == ["clear_traceback"]
+
+
+def test_a_waiting_thread_is_told_to_drop_its_name(tmp_path):
+    thread = Link(LinkKind.THREAD, "Thread-1 (worker)", "thread")
+    (one,) = idle(held_by(thread, local("job")), tmp_path)
+    assert (one.bytes, one.match.peak) == (NBYTES, 2 * NBYTES)
+    assert one.title == (
+        "1 MiB (50 % of the peak) are allocated but unused: local `job` of worker() "
+        "(serve.py:31), kept by thread `Thread-1 (worker)`"
+    )
+    assert [remedy.fix for remedy in one.remedies] == ["del_ref"]
+    assert "`del job` at the end of the loop's body" in one.remedies[0].why
+
+
+@pytest.mark.parametrize(
+    ("link", "fix"),
+    [
+        (Link(LinkKind.NOTEBOOK, "Out", "__main__"), "clear_container"),
+        (Link(LinkKind.LOG_RECORD, "args", "train"), "item"),
+        (Link(LinkKind.LOG_RECORD, "exc_info", "train"), "clear_traceback"),
+    ],
+    ids=["notebook", "logged tensor", "logged exception"],
+)
+def test_what_it_is_that_holds_decides_what_to_do(link, fix, tmp_path):
+    lines = Path(__file__).read_text().splitlines()
+    line = lines.index(f"    {LOGGED}") + 1
+    link = Link(link.kind, link.name, link.type_name, __file__, line)
+    (one,) = idle(held_by(link), tmp_path)
+    assert (one.remedies[0].fix, one.remedies[0].line) == (fix, line)
+
+
+def test_what_is_small_beside_the_peak_is_left_out(tmp_path):
+    thread = Link(LinkKind.THREAD, "Thread-1 (worker)", "thread")
+    assert idle(held_by(thread, local("job"), nbytes=NBYTES // 32), tmp_path) == []

@@ -1,0 +1,50 @@
+"""kept-graph: a container takes tensors together with the graphs that made them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.rules.recorded import findings_of
+
+SIZE = 64
+
+
+def job():
+    return nn.Sequential(nn.Linear(SIZE, SIZE), nn.Tanh(), nn.Linear(SIZE, SIZE))
+
+
+def fires():
+    model, losses = job(), []
+
+    def step(number):
+        model(torch.randn(SIZE, SIZE)).square().mean().backward()
+        model.zero_grad()
+        loss = model(torch.randn(SIZE, SIZE)).square().mean()
+        losses.append(loss)
+
+    return step
+
+
+def looks_alike():
+    """A list that grows as fast, of tensors that have no graph."""
+    model, outputs = job(), []
+
+    def step(number):
+        out = model(torch.randn(SIZE, SIZE))
+        out.square().mean().backward()
+        model.zero_grad()
+        outputs.append(out.detach())
+
+    return step
+
+
+def test_the_graph_is_cut_off_what_is_kept(tmp_path):
+    (found,) = findings_of(fires, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert found.rule == first.rule == "kept-graph"
+    assert (first.fix, first.code) == ("detach", "losses.append(loss)")
+    assert "+        losses.append(loss.detach())" in first.patch
+    # the batch, what tanh and square saved of theirs, and the loss itself, which stays
+    assert found.bytes_per_step >= 3 * SIZE * SIZE * 4
+    assert 0 < first.saves_bytes < found.bytes_per_step

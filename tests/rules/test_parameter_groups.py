@@ -1,0 +1,50 @@
+"""parameter-groups: an optimizer is given parameters again and again, and keeps all of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.rules.recorded import findings_of
+
+WIDTH = 64
+
+
+def fires():
+    """A new head for every task."""
+    optimizer = torch.optim.SGD(nn.Linear(WIDTH, WIDTH).parameters(), 0.1)
+
+    def step(number):
+        head = nn.Linear(WIDTH, WIDTH)
+        optimizer.add_param_group({"params": head.parameters()})
+        head(torch.randn(8, WIDTH)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def looks_alike():
+    """Both layers are added once; what grows is a list of outputs."""
+    layers = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+    optimizer = torch.optim.SGD(layers[0].parameters(), 0.1, momentum=0.9)
+    optimizer.add_param_group({"params": layers[1].parameters()})
+    outputs = []
+
+    def step(number):
+        out = layers[1](layers[0](torch.randn(WIDTH, WIDTH)))
+        out.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        outputs.append(out.detach())
+
+    return step
+
+
+def test_old_groups_are_to_be_taken_out(tmp_path):
+    found, *_ = findings_of(fires, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert found.rule == first.rule == "parameter-groups"
+    assert found.bytes_per_step == (WIDTH * WIDTH + WIDTH) * 4
+    assert first.fix == "del_ref"
+    assert first.code == 'optimizer.add_param_group({"params": head.parameters()})'

@@ -1,0 +1,40 @@
+"""small-view: a small view is stored, and keeps the whole storage that it is a part of."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.rules.recorded import findings_of
+
+WIDTH = 64
+
+
+def fires():
+    rows = []
+
+    def step(number):
+        out = torch.zeros(WIDTH, WIDTH)
+        rows.append(out[0])
+
+    return step
+
+
+def looks_alike():
+    """A clone of the row is stored."""
+    rows = []
+
+    def step(number):
+        out = torch.zeros(WIDTH, WIDTH)
+        rows.append(out[0].clone())
+
+    return step
+
+
+def test_a_clone_leaves_the_row_and_nothing_else(tmp_path):
+    (found,) = findings_of(fires, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert found.rule == first.rule == "small-view"
+    assert found.bytes_per_step == WIDTH * WIDTH * 4
+    assert first.fix == "clone_view"
+    assert "+        rows.append(out[0].clone())" in first.patch
+    assert first.saves_bytes == (WIDTH - 1) * WIDTH * 4
