@@ -76,9 +76,9 @@ def _weak(place: Place | None) -> str:
         return ""
     tree = place.program.tree
     imports = [n for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom))]
-    known = any(a.name == "weakref" for n in imports if isinstance(n, ast.Import) for a in n.names)
+    modules = {a.name for n in imports if isinstance(n, ast.Import) for a in n.names}
     edit = replaced(statement.value, "weakref.WeakSet()")
-    if known:
+    if "weakref" in modules:
         return diff(place.program, edit)
     plain = [n for n in imports if not (isinstance(n, ast.ImportFrom) and n.module == "__future__")]
     if not plain:

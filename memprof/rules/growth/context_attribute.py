@@ -18,14 +18,14 @@ __all__ = ["RULE"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stored(Cause):
+class StoredAttribute(Cause):
     """The statement in ``forward`` that stores, and the attribute as written: ``ctx.y``."""
 
     place: Place
     attribute: str
 
 
-class ContextAttribute(GrowthRule[Stored]):
+class ContextAttribute(GrowthRule[StoredAttribute]):
     """`ctx.y = y` in the forward of a `torch.autograd.Function`."""
 
     name = "context-attribute"
@@ -33,7 +33,7 @@ class ContextAttribute(GrowthRule[Stored]):
     fixes = ("save_for_backward",)
     precedes = ("kept-graph",)
 
-    def match(self, case: Case) -> Stored | None:
+    def match(self, case: Case) -> StoredAttribute | None:
         """An attribute of a node's ``ctx`` in a chain of references, and what assigns it."""
         if LinkKind.CTX_ATTRIBUTE not in case.links:
             return None
@@ -42,10 +42,10 @@ class ContextAttribute(GrowthRule[Stored]):
             of_ctx = isinstance(targets[0], ast.Attribute) if targets else False
             assigns = isinstance(place.statement, ast.Assign)
             if is_autograd_function(place) and of_ctx and assigns:
-                return Stored(place, ast.unparse(targets[0]))
+                return StoredAttribute(place, ast.unparse(targets[0]))
         return None
 
-    def advice(self, cause: Stored, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the statement says all
+    def advice(self, cause: StoredAttribute, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the statement says all
         """Save it for the backward pass."""
         yield Advice(
             "save_for_backward",

@@ -21,7 +21,7 @@ _LARGEST = 128
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Memoized(Cause):
+class FunctionCache(Cause):
     """The function, and what makes its cache."""
 
     holder: Holder
@@ -35,7 +35,7 @@ class Memoized(Cause):
         return self.place is not None and self.place.class_ is not None
 
 
-class MemoizedFunction(GrowthRule[Memoized]):
+class MemoizedFunction(GrowthRule[FunctionCache]):
     """`@functools.cache` above a function, or worse a method, that returns tensors."""
 
     name = "memoized-function"
@@ -43,15 +43,15 @@ class MemoizedFunction(GrowthRule[Memoized]):
     fixes = ("bound_cache", "clear_container")
     precedes = ("kept-graph",)
 
-    def match(self, case: Case) -> Memoized | None:
+    def match(self, case: Case) -> FunctionCache | None:
         """An ``lru_cache`` in a chain of references."""
         holder = case.holder(LinkKind.LRU_CACHE)
         if holder is None:
             return None
         place = case.link_place(LinkKind.LRU_CACHE) or case.place_of(holder)
-        return Memoized(holder, place, memoizer(place))
+        return FunctionCache(holder, place, memoizer(place))
 
-    def advice(self, cause: Memoized, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the cache says all
+    def advice(self, cause: FunctionCache, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the cache says all
         """Give it a largest size, or empty it."""
         keys = ", and its keys hold `self`" if cause.is_method else ""
         line = cause.decorator.lineno if cause.decorator is not None else 0
@@ -71,7 +71,7 @@ class MemoizedFunction(GrowthRule[Memoized]):
         )
 
 
-def _bounded(cause: Memoized) -> str:
+def _bounded(cause: FunctionCache) -> str:
     """``lru_cache(maxsize=None)`` and ``cache`` become ``lru_cache(maxsize=128)``."""
     place, decorator = cause.place, cause.decorator
     if place is None or decorator is None:
