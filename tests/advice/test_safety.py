@@ -164,9 +164,7 @@ RESULT = SCORE + "def train(net, x):\n    {}\n"
     ],
 )
 def test_a_function_whose_result_is_learned_from_is_not_put_under_no_grad(advised, use, offered):
-    remedies = advised(
-        RESULT.format(use), 3, GRAPH[0], made=[(3, 4096)], rule="evaluation-graph"
-    )
+    remedies = advised(RESULT.format(use), 3, GRAPH[0], made=[(3, 4096)], rule="evaluation-graph")
     assert bool(remedies["no_grad"].patch) is offered
 
 
