@@ -54,8 +54,8 @@ WARM_UP = 3
 """Steps in which what is made lazily (moments, workspaces, tables) still appears."""
 
 SURVIVOR_AGE = 2
-"""Step ends that a tensor outlives before it counts as one that stays: in the step after its own,
-variables still hold what they are about to replace."""
+"""Steps from its own on after which a tensor that is still there counts as one that stays: in the
+next step, variables still hold what they are about to replace."""
 
 
 class Action(enum.IntEnum):

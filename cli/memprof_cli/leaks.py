@@ -19,6 +19,7 @@ from memprof.records import Holder, Site
 from memprof.report.recording_gaps import is_bare_state
 from memprof.rules.finding import Found, Kind, Remedy
 from memprof.rules.findings import findings
+from memprof.rules.pages import explained_by
 from memprof.run import DeviceRun, Run
 from memprof.source_code.locate import not_here
 from memprof.source_code.merge_patches import merged
@@ -94,6 +95,7 @@ def findings_json(found: Sequence[Found]) -> dict[str, Any]:
 def _finding_json(one: Found) -> dict[str, Any]:
     return {
         "kind": one.kind.value,
+        "rule": one.rule,
         "title": one.title,
         "device": one.device,
         "bytes_per_step": round(one.bytes_per_step),
@@ -132,6 +134,7 @@ def _holder_json(holder: Holder) -> dict[str, Any]:
 def _remedy_json(remedy: Remedy) -> dict[str, Any]:
     return {
         "fix": remedy.fix,
+        "rule": remedy.rule,
         "why": remedy.why,
         "filename": remedy.filename,
         "line": remedy.line,
@@ -190,9 +193,11 @@ def _print(run: Run, found: Sequence[Found]) -> None:
         return
     for number, one in enumerate(found, start=1):
         console.print(_finding(number, one))
-    first = next((remedy for one in found for remedy in one.remedies), None)
+    first = next((one for one in found if one.remedies), None)
     if first is not None:
-        console.print(Text(f"More about a fix: {first.page}", style="dim"))
+        fix = first.remedies[0].page
+        text = f"More: {explained_by(first.rule)} (what it is), {fix} (what to do)"
+        console.print(Text(text, style="dim"))
 
 
 def _nothing(run: Run) -> str:

@@ -27,14 +27,14 @@ from memprof.rules.group_by_holder import (
 from memprof.rules.growing_groups import growing_groups
 from memprof.run import DeviceRun, Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
-from memprof.source_code.program import code_of
 from memprof.trace import Category, Frame, Phase
 from memprof.units import format_bytes
-from memprof.views.owners import CATEGORY_NAMES
-from memprof.views.sites import NO_SITE, site_name, sites
+from memprof.views.owners import CATEGORY_NAMES, common_module
+from memprof.views.sites import site_name, sites
 from memprof.views.survivors import Survival, survival
+from memprof.views.window import site_at
 
-__all__ = ["leaks", "site_of_frame"]
+__all__ = ["leaks"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -94,7 +94,7 @@ class _Leak:
         return Found(
             kind=self._kind(holders),
             device=self.device.device,
-            site=_quoted(site_of_frame(frame), holders),
+            site=_quoted(site_at(frame), holders),
             title=_title(per_step, holders, frame, self._every()),
             bytes_per_step=per_step,
             bytes=left or int(series.bytes.max(initial=0)),
@@ -138,7 +138,7 @@ class _Leak:
         labels = self.survival.tables.labels
         names = [labels[int(i)].module for i in np.unique(self.survival.lives.label[rows])]
         names = sorted({name.split("#")[0] for name in names if name})
-        return names[0] if len(names) == 1 else _common_path(names)
+        return names[0] if len(names) == 1 else common_module(names)
 
     def _births(self, rows: Ints) -> Ints:
         """Places where it grew; of what is made anew again and again, not only the last time."""
@@ -188,13 +188,6 @@ class _Leak:
         )
 
 
-def site_of_frame(frame: Frame) -> Site:
-    """A frame with the text of its line, where the source is at hand."""
-    if frame == NO_SITE:
-        return Site()
-    return Site(frame.filename, frame.line, frame.name, code_of(frame))
-
-
 def _quoted(site: Site, holders: Sequence[Holder]) -> Site:
     """With the line's text as the job saw it, where no file has it: a notebook's cell."""
     for holder in holders:
@@ -210,15 +203,6 @@ def _shared_frame(stacks: Sequence[tuple[Frame, ...]]) -> Frame | None:
         if frame_kind(frame.filename) is FrameKind.USER and all(frame in one for one in rest):
             return frame
     return None
-
-
-def _common_path(names: Sequence[str]) -> str:
-    common: list[str] = []
-    for parts in zip(*(name.split(".") for name in names), strict=False):
-        if len(set(parts)) > 1:
-            break
-        common.append(parts[0])
-    return ".".join(common)
 
 
 def _most(values: Ints, weights: Ints) -> int:

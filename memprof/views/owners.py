@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ from memprof.views.infer_category import infer
 from memprof.views.lifetimes import Lifetimes
 from memprof.views.sites import Sites, site_name, sites
 
-__all__ = ["OWNED", "Group", "Grouping", "Owners", "owners", "top"]
+__all__ = ["OWNED", "Group", "Grouping", "Owners", "common_module", "owners", "top"]
 
 OWNED = tuple(
     int(c)
@@ -104,3 +105,13 @@ def top(grouping: Grouping, sizes: Bytes, mask: npt.NDArray[np.bool_], most: int
         lumped = int(total[rest].sum()), int(number[rest].sum())
         groups.append(Group(f"({len(rest)} others)", *lumped, index=-1))
     return groups
+
+
+def common_module(names: Sequence[str]) -> str:
+    """The longest module path that all of them are or lie below; empty where there is none."""
+    shared: list[str] = []
+    for parts in zip(*(name.split(".") for name in names), strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.append(parts[0])
+    return ".".join(shared)

@@ -50,8 +50,18 @@ def test_the_json_has_the_documented_keys(leaking):
     assert (found["kind"], found["bytes_per_step"]) == ("leak", 4096)
     assert found["site"] == {"filename": "/me/train.py", "line": 3, "function": "go", "code": ""}
     assert found["holders"] == []
-    keys = {"fix", "why", "filename", "line", "code", "saves_bytes", "patch"}
+    keys = {"fix", "rule", "why", "filename", "line", "code", "saves_bytes", "patch"}
     assert [remedy for remedy in found["remedies"] if not keys <= set(remedy)] == []
+
+
+def test_the_rule_of_a_finding_and_its_fix_are_explained(given_back):
+    found = json.loads(invoke(given_back, "--json").output)["findings"][0]
+    assert found["rule"] == "kept-attribute"
+    assert [remedy["rule"] for remedy in found["remedies"]] == ["kept-attribute"]
+    last = invoke(given_back).output.splitlines()[-1]
+    assert last == (
+        "More: memprof explain kept-attribute (what it is), memprof explain del_ref (what to do)"
+    )
 
 
 def test_the_text_says_how_fast_and_where(leaking):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memprof.views.trend import floor, rise, theil_sen
+from memprof.views.trend import floor, level_rise, rise, rising_share, theil_sen, trend
 
 
 def series(*values):
@@ -97,3 +97,39 @@ def test_points_at_one_place_have_no_slope_between_them():
     assert theil_sen(np.array([2.0, 2.0, 4.0]), np.array([0.0, 9.0, 9.0])) == 2.25
     assert theil_sen(np.array([2.0, 2.0]), np.array([0.0, 9.0])) == 0.0
     assert theil_sen(np.zeros(0), np.zeros(0)) == 0.0
+
+
+def test_of_pairs_that_rise_noise_has_half_and_a_line_all():
+    assert rising_share(np.arange(600.0)) == 1.0
+    assert rising_share(np.array([1.0, 0.0, 1.0, 0.0])) == 1 / 6
+    assert rising_share(np.full(30, 7.0)) == 0.0
+
+
+def test_a_level_rises_where_its_readings_do_up_to_the_end():
+    steps = np.arange(30.0)
+    noisy = 100.0 + 10 * steps + np.where(steps % 2, 15.0, 0.0)
+    found = level_rise(steps, noisy)
+    assert found is not None
+    assert found.per_step == pytest.approx(10, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "levels",
+    [
+        np.where(np.arange(30) < 12, 100.0, 300.0),  # one jump, and flat after it
+        100.0 + np.minimum(np.arange(30), 14) * 10.0,  # settled
+        1e6 + np.arange(30.0),  # a rise that is lost in the level
+        100.0 + np.arange(30) % 3 * 50.0,
+    ],
+    ids=["jump", "settled", "slight", "noise"],
+)
+def test_a_level_that_does_not_go_on_rising_is_none(levels):
+    assert level_rise(np.arange(30.0), levels) is None
+
+
+def test_a_trend_needs_five_step_ends():
+    steps = np.arange(3.0, 8.0)
+    assert trend(steps[:4], steps[:4]) is None
+    found = trend(steps, 512 * steps)
+    assert found is not None
+    assert (found.bytes_per_step, found.first_step, found.last_step, found.rising) == (512, 3, 7, 1)

@@ -16,6 +16,7 @@ from memprof.source_code.patch import diff, wrapped
 from memprof.source_code.program import Place, Program, called_name, calls_in
 from memprof.source_code.values import is_object, takes_no_gradient, trains_besides
 from memprof.trace import Category, Phase
+from memprof.views.owners import common_module
 from memprof.views.window import Window
 
 __all__ = ["RULE", "Unused"]
@@ -120,25 +121,15 @@ def _roots(paths: list[str]) -> set[str]:
 def _forward_site(window: Window, modules: set[int], otherwise: int) -> int:
     """The row of the largest activation of those modules and their neighbours: of their graph."""
     names = window.owners.module.names
-    around = _common_path([names[m] for m in modules])
+    around = common_module([names[m] for m in modules])
     near = [at for at, name in enumerate(names) if f"{name}.".startswith(f"{around}.")]
     mask = (window.category == Category.ACTIVATION) & np.isin(window.module, near)
     return window.main_site(mask) if around and mask.any() else otherwise
 
 
-def _common_path(names: list[str]) -> str:
-    """The longest module path that all of them lie below or are."""
-    shared = []
-    for column in zip(*[name.split(".") for name in names], strict=False):
-        if len(set(column)) > 1:
-            break
-        shared.append(column[0])
-    return ".".join(shared)
-
-
 def _in_words(names: list[str]) -> str:
     """``Net.encoder`` for all that lie below it; the first name where they share nothing."""
-    path = _common_path(names)
+    path = common_module(names)
     return f"`{path}`" if path else f"`{names[0]}` and {len(names) - 1} other modules"
 
 
