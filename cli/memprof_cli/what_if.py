@@ -56,7 +56,7 @@ _NOTICEABLE = 0.01
 @click.option(
     "--free-after",
     metavar="SITE",
-    help="Free what was allocated at SITE (function, file.py or file.py:12) when its step ends.",
+    help="Free what SITE allocated (function, file.py or file.py:12) when its step ends.",
 )
 @click.option("--search", is_flag=True, help="Try a sensible set of settings and rank them.")
 @click.option("--fit", is_flag=True, help="Find the smallest card that the run fits on.")
@@ -70,7 +70,7 @@ def command(
     fit: bool,
     as_json: bool,
 ) -> None:
-    """Replay the recording in FILE under other conditions: one row each, the recorded one first.
+    """Replay the recording in FILE on another card or under other settings: one row for each.
 
     The allocator model places every allocation of FILE again. With no option it tries a set of
     settings and ranks them, as --search does.
