@@ -265,7 +265,8 @@ def _recorded_settings(rows: Sequence[Row]) -> Row:
 
 def _fit_line(fit: Fit) -> str:
     card = f"a card of {format_bytes(fit.card)}" if fit.card else "no common card"
-    retries = f", with {fit.retries} retries" if fit.retries else ""
+    number = "1 retry" if fit.retries == 1 else f"{fit.retries} retries"
+    retries = f", with {number}" if fit.retries else ""
     return (
         f"{fit.configuration}: fits in {format_bytes(fit.bytes)}{retries}; {card} "
         f"(torch's own bytes and {format_bytes(OUTSIDE_TORCH)} for CUDA itself)"
