@@ -8,18 +8,18 @@ from collections.abc import Sequence
 __all__ = ["ABOUT", "COMMANDS", "EPILOG", "help_text", "main"]
 
 ABOUT = "Where the memory of a PyTorch job went, what leaks, who holds it and what to type."
-EPILOG = "Start with: memprof run train.py"
+EPILOG = "Start with: memprof run train.py, then: memprof report memprof-run.json"
 COMMANDS = {
     "run": ("run", "Run a script or module and record where its memory goes."),
-    "report": ("report", "Say where the memory went, and write the interactive page."),
-    "leaks": ("leaks", "Name what outlives its step, who holds it and the fix."),
-    "explain": ("explain", "Show the page about a rule or a fix, or list them."),
-    "oom": ("oom", "Say why memory ran out, what filled it, what would have helped."),
+    "report": ("report", "Show where the memory went, and write an interactive page."),
+    "leaks": ("leaks", "Find what grows from step to step, who holds it and the fix."),
+    "explain": ("explain", "Explain a rule or a fix that was named, or list all of them."),
+    "oom": ("oom", "Show why memory ran out, what filled it, what would have helped."),
     "what-if": ("what_if", "Replay a recording on another card or under other settings."),
     "replay": ("replay", "Check the allocator model against a recording."),
     "export": ("export", "Write a recording as a snapshot for PyTorch's own viewer."),
-    "native": ("native", "Build the part in C++ that makes recording cheap and complete."),
-    "doctor": ("doctor", "Say what can be recorded here, and why not the rest."),
+    "native": ("native", "Build the C++ part that makes recording cheaper and complete."),
+    "doctor": ("doctor", "Check what can be recorded on this machine, and why not the rest."),
 }
 """Command: (module, help). The help stands here so that listing commands loads none of them."""
 

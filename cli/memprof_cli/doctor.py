@@ -23,7 +23,7 @@ _WORDS = {
 @click.command(name="doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
 def command(as_json: bool) -> int:
-    """Say what can be recorded here, and why not the rest, each with what to do.
+    """Check what can be recorded on this machine, and say of the rest why not and what to do.
 
     Exits with 0 if tensors can be recorded, else with 1.
     """

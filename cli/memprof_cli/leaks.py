@@ -47,7 +47,7 @@ _RECORD = f"record at least {_ENOUGH_STEPS} steps with `memprof run train.py`"
     "--patch",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write the mechanical fixes as one unified diff, for `git apply`.",
+    help="Write the fixes that are mechanical as one unified diff, for `git apply`.",
 )
 @source_option
 @click.option(
@@ -64,10 +64,10 @@ def command(
     roots: tuple[Path, ...],
     fail_on_leak: bool,
 ) -> None:
-    """Name what outlives its step in the recording FILE, who holds it and the fix.
+    """Find what grows from step to step in the recording FILE, who holds it and the fix.
 
-    FILE is a run file or a snapshot that torch wrote. Findings come best first: what grows before
-    what is merely there.
+    FILE is a run file of memprof or a snapshot that torch wrote. What grows comes first, then
+    memory that is there at the peak and need not be.
     """
     run = opened(file, roots)
     found = findings(run)

@@ -16,9 +16,9 @@ __all__ = ["command"]
 def command() -> int:
     """Build the native part for the torch of this Python, once; recordings use it from then on.
 
-    With it a window costs a fraction, the CPU is seen whole (compiled graphs, temporaries inside
-    operators, other threads) and nothing of autograd is changed. It takes a C++ compiler, Python's
-    headers and setuptools, and up to a minute. MEMPROF_NATIVE=0 leaves it unused.
+    With it recording costs a fraction, sees all CPU memory (compiled graphs, temporaries inside
+    operators, other threads) and leaves autograd alone. It takes a C++ compiler, Python's headers
+    and setuptools, and up to a minute. MEMPROF_NATIVE=0 leaves it unused.
     """
     if find_spec("torch") is None:
         raise MissingError("the native part is built for a torch, and there is none")

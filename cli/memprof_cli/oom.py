@@ -42,10 +42,10 @@ _BYTES_WIDTH = 14
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print figures as JSON.")
 def command(file: Path, as_json: bool) -> None:
-    """Say why memory ran out in FILE, what filled the device and what would have helped.
+    """Show why memory ran out in FILE, what filled the device and what would have helped.
 
-    FILE is a run file of memprof or a snapshot that torch wrote. Every change that is said to help
-    was replayed on the recorded trace up to the failed request.
+    FILE is a run file of memprof or a snapshot that torch wrote. Every change that it names was
+    replayed on the recorded allocations up to the failed request.
     """
     found = post_mortems(load(file))
     if as_json:

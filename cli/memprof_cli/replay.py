@@ -33,8 +33,8 @@ __all__ = ["command"]
 def command(file: Path, as_json: bool, placements: Path | None) -> None:
     """Check the allocator model against the recording in FILE.
 
-    FILE is a run file of memprof or a snapshot that torch wrote. Every recorded allocation is
-    placed by the model; counted is how many land on the address that the allocator gave them.
+    FILE is a run file of memprof or a snapshot that torch wrote. The model places every recorded
+    allocation. The output counts those that land on the address that the allocator gave them.
     """
     windows = [(i, w) for d in load(file).devices for i, w in enumerate(d.windows)]
     traces = [trace for _, trace in windows]

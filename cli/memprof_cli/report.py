@@ -55,7 +55,7 @@ class _Report:
 @click.option("--no-page", is_flag=True, help="Print the summary alone.")
 @source_option
 @click.option("--all", "judge_all", is_flag=True, help="Look for leaks on every rank of a job.")
-@click.option("--each", "one_by_one", is_flag=True, help="Tell each file by itself.")
+@click.option("--each", "one_by_one", is_flag=True, help="Give each file a screen of its own.")
 @click.option(
     "--fail-above",
     "limit",
@@ -74,11 +74,11 @@ def command(  # noqa: PLR0917 - click names them all
     one_by_one: bool,
     limit: str | None,
 ) -> None:
-    """Say where the memory in FILES went, and write one self-contained HTML page.
+    """Show where the memory in FILES went, and write one self-contained HTML page.
 
     FILES are run files of memprof, or allocator snapshots that torch wrote
     (torch.cuda.memory._dump_snapshot), gzipped or not; also folders of them, and quoted patterns
-    such as 'run.rank*.json'. The ranks of one job, and more than eight files, are told together.
+    such as 'run.rank*.json'. The ranks of one job, and more than eight files, share one screen.
     """
     if limit is not None:
         parse_bytes(limit)  # before the work is done

@@ -20,29 +20,30 @@ __all__ = ["command"]
 )
 @click.option("-o", "--output", default=DEFAULT_PATH, show_default=True, help="The run file.")
 @click.option("--budget", type=float, help="Share of the time that recording may take. [0.01]")
-@click.option("--sample-interval", type=float, help="Seconds between looks at driver and host. [1]")
-@click.option("--window-steps", type=int, help="Steps in a window after the first. [5]")
-@click.option("--max-events", type=int, help="Events in the whole file. [2000000]")
-@click.option("--max-bytes", type=int, help="Bytes of events in the whole file. [67108864]")
-@click.option("--allowance", type=float, help="Seconds recording may take in any case. [5]")
+@click.option("--allowance", type=float, help="Seconds that it may take in any case. [5]")
+@click.option("--window-steps", type=int, help="Steps in each window after the first one. [5]")
+@click.option("--max-events", type=int, help="Most events in the file. [2000000]")
+@click.option("--max-bytes", type=int, help="Most bytes of events in the file. [67108864]")
+@click.option("--sample-interval", type=float, help="Seconds between readings of driver, host. [1]")
 @click.option("-q", "--quiet", is_flag=True, help="Do not say at the end what to type next.")
 @click.option("-m", "as_module", is_flag=True, help="Run a module, like python -m.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True)
 def command(  # noqa: PLR0917 - click names them all
     output: str,
     budget: float | None,
-    sample_interval: float | None,
+    allowance: float | None,
     window_steps: int | None,
     max_events: int | None,
     max_bytes: int | None,
-    allowance: float | None,
+    sample_interval: float | None,
     quiet: bool,
     as_module: bool,
     program: tuple[str, ...],
 ) -> int:
     """Run PROGRAM (a script or, with -m, a module) with its arguments, and record its memory.
 
-    It runs as plain python would run it; the exit status is the program's.
+    It runs as plain python would run it, and the exit status is the program's. A short run is
+    recorded whole. In a long one, windows of a few steps are recorded as far as --budget allows.
 
     \b
         memprof run train.py --epochs 3

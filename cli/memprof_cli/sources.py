@@ -19,8 +19,8 @@ source_option = click.option(
     multiple=True,
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     metavar="FOLDER",
-    help="Where the program's source lies, if it ran elsewhere; the current folder is looked into "
-    "as well. A file counts when its text is what ran.",
+    help="Where the program's source is, if it ran elsewhere; the current folder is searched too. "
+    "A file is used only if its text is what ran.",
 )
 
 

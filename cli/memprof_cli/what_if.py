@@ -56,7 +56,7 @@ _NOTICEABLE = 0.01
 @click.option(
     "--free-after",
     metavar="SITE",
-    help="Free what was allocated at SITE (function, file.py or file.py:12) when its step ends.",
+    help="Free what SITE allocated (function, file.py or file.py:12) when its step ends.",
 )
 @click.option("--search", is_flag=True, help="Try a sensible set of settings and rank them.")
 @click.option("--fit", is_flag=True, help="Find the smallest card that the run fits on.")
@@ -70,7 +70,7 @@ def command(
     fit: bool,
     as_json: bool,
 ) -> None:
-    """Replay the recording in FILE under other conditions: one row each, the recorded one first.
+    """Replay the recording in FILE on another card or under other settings: one row for each.
 
     The allocator model places every allocation of FILE again. With no option it tries a set of
     settings and ranks them, as --search does.
@@ -265,7 +265,8 @@ def _recorded_settings(rows: Sequence[Row]) -> Row:
 
 def _fit_line(fit: Fit) -> str:
     card = f"a card of {format_bytes(fit.card)}" if fit.card else "no common card"
-    retries = f", with {fit.retries} retries" if fit.retries else ""
+    number = "1 retry" if fit.retries == 1 else f"{fit.retries} retries"
+    retries = f", with {number}" if fit.retries else ""
     return (
         f"{fit.configuration}: fits in {format_bytes(fit.bytes)}{retries}; {card} "
         f"(torch's own bytes and {format_bytes(OUTSIDE_TORCH)} for CUDA itself)"

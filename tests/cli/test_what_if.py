@@ -9,6 +9,7 @@ import pytest
 from memprof.testing import TraceBuilder, save_snapshot, snapshot
 from memprof_cli import main, what_if
 
+DATA = Path(__file__).resolve().parents[1] / "data"
 MIB = 1 << 20
 
 
@@ -62,6 +63,15 @@ def test_where_all_run_out_it_names_what_to_type(tmp_path, capsys):
 def test_a_card_on_which_nothing_fits_is_not_looked_for_in_the_recording(tmp_path, capsys):
     text = told(capsys, plain(tmp_path), "--gpu", "10MiB", "--search")
     assert "none of these settings lets it go on: --fit finds a card that does" in text
+
+
+@pytest.mark.parametrize(
+    ("recording", "retries"),
+    [("sizes-torch2.15.0", "1 retry"), ("training-torch2.15.0", "3 retries")],
+)
+def test_the_smallest_card_is_told_with_the_retries_that_it_takes(recording, retries, capsys):
+    text = told(capsys, DATA / f"stub-{recording}.pickle.gz", "--fit")
+    assert f", with {retries}; a card of 4 GiB" in text
 
 
 def test_without_a_search_nothing_is_concluded(tmp_path, capsys):
