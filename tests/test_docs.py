@@ -43,3 +43,32 @@ def test_every_page_can_be_reached_from_the_readme():
     # Pages of rules are listed by `memprof explain`, so that a rule is registered nowhere.
     rules = {page for page in PAGES if page.parent.name == "rules" and page.stem != "README"}
     assert set(PAGES) - reached - rules == set()
+
+
+def test_the_map_of_the_architecture_is_the_tree_of_the_library():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    assert len(text.splitlines()) <= 110  # two screens
+    drawn, above = set(), ["memprof"]
+    for line in text.split("```")[1].split("cli/memprof_cli/")[0].splitlines():
+        entry = re.match(r"([│ ]*)[├└]── ([\w, ]+?)(/?)(  |$)", line)
+        if entry is not None:
+            bars, names, folder, _ = entry.groups()
+            below = [*above[: 1 + len(bars) // 4], *([names] if folder else [])]
+            drawn |= (
+                {"/".join(below)}
+                if folder
+                else {"/".join([*below, f"{name}.py"]) for name in names.split(", ")}
+            )
+            above = below
+    packages = {str(path.parent.relative_to(ROOT)) for path in ROOT.glob("memprof/**/*.py")}
+    assert {name for name in drawn if not name.endswith(".py")} == packages - {"memprof"}
+    assert [name for name in drawn if not (ROOT / name).exists()] == []
+
+
+def test_every_file_that_the_internals_name_is_there():
+    text = (ROOT / "docs" / "internals.md").read_text()
+    names = set(re.findall(r"`([\w/]+\.(?:py|md))`", text))
+    assert names
+    assert [
+        name for name in sorted(names) if not [*ROOT.glob(name), *ROOT.glob(f"memprof/**/{name}")]
+    ] == []
