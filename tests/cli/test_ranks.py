@@ -176,7 +176,9 @@ def test_of_a_real_job_in_which_one_rank_leaks_and_one_dies_every_rank_is_told(t
     pytest.importorskip("torch", reason="there is nothing to record without torch")
     site, out = tmp_path / "site", tmp_path / "out"
     site.mkdir()
-    (site / "sitecustomize.py").write_text((ROOT / "memprof" / "record" / "startup.pth").read_text())
+    (site / "sitecustomize.py").write_text(
+        (ROOT / "memprof" / "record" / "startup.pth").read_text()
+    )
     (tmp_path / "train.py").write_text(TRAIN)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "train.py")
     plain = {n: v for n, v in os.environ.items() if not n.startswith(("MEMPROF", "PYTHON"))}
