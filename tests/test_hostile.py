@@ -41,6 +41,7 @@ from memprof.views.timeline import grouped, samples
 from memprof.what_if.replay import replay
 from memprof_dashboards import Reported
 from memprof_dashboards.page import page
+from tests.files import write_anew
 
 KIB, MIB = 1 << 10, 1 << 20
 ODD = [
@@ -177,12 +178,6 @@ def answer_all(run: Run, examination: Examination) -> None:
     assert "</html>" in page([report], "run.json")
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file anew: one that is cut to nothing and written again goes to the disk at once."""
-    path.unlink(missing_ok=True)
-    path.write_bytes(content)
-
-
 def mutated_bytes(content: bytes, choose: random.Random) -> bytes:
     """Bytes flipped, cut off, doubled, swapped or overwritten, once or a few times."""
     data = bytearray(content)
@@ -262,7 +257,7 @@ def test_two_thousand_damaged_files_end_in_an_error_or_an_answer(
     tmp_path_factory: pytest.TempPathFactory, seed: int, name: str
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "damaged"
-    replace_file(path, damaged(name, random.Random(seed)))
+    write_anew(path, damaged(name, random.Random(seed)))
     assert read_whole(path, to_the_end=seed % _THOROUGH == 0) < LONGEST_S
 
 
@@ -275,7 +270,7 @@ def test_an_odd_value_at_every_kind_of_place_is_survived(
     inner = original(kind)
     path, makers = tmp_path / "odd", list(_every_key(kind, inner))
     for number, change in enumerate(makers):
-        replace_file(path, change(ODD[odd]))
+        write_anew(path, change(ODD[odd]))
         assert read_whole(path, to_the_end=(number + odd) % _THOROUGH == 0) < LONGEST_S
 
 
