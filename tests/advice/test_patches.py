@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from memprof.rules.finding import Found, Kind, Remedy
 from memprof.rules.findings import findings
 from memprof.rules.fixes import PATCHED
 from memprof.views.examination import examine
+from tests import forks
 from tests.programs.patchable import LEAKS, WASTE, program
 
 pytest.importorskip("torch", reason="the programs that are patched train with torch")
@@ -53,21 +53,16 @@ GROWTH = (Kind.LEAK, Kind.CYCLE)
 CASES = (*WASTE, *LEAKS)
 
 RECORD = """
-import gc, importlib.util, os, sys, torch, torch.distributed, memprof
+import gc, importlib.util, sys
 from tests.unhurried import lift_limits
 lift_limits()
-for path in sys.argv[1:]:
-    if os.fork():  # each program in a process of its own: nothing of one is in another's peak
-        assert os.wait()[1] == 0, path
-        continue
-    spec = importlib.util.spec_from_file_location(path.rsplit("/", 1)[-1][:-3], path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    gc.disable()  # when it would run is a matter of chance, and of the programs before
-    module.main(path[:-3] + ".json")
-    sys.stdout.flush()
-    os._exit(0)
+path = sys.argv[1]
+spec = importlib.util.spec_from_file_location(path.rsplit("/", 1)[-1][:-3], path)
+module = importlib.util.module_from_spec(spec)
+sys.modules[spec.name] = module
+spec.loader.exec_module(module)
+gc.disable()  # when it would run is a matter of chance
+module.main(path[:-3] + ".json")
 """
 
 
@@ -75,9 +70,9 @@ def record(folder: Path, sources: dict[str, str]) -> dict[str, tuple[Found, ...]
     paths = {case: folder / f"job_{_stem(case)}.py" for case in sources}
     for case, source in sources.items():
         paths[case].write_text(source)
-    command = [sys.executable, "-W", "ignore", "-c", RECORD, *map(str, paths.values())]
-    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": _root(), "MEMPROF_NATIVE": "0"}
-    subprocess.run(command, check=True, env=environment)
+        # Each program in a process of its own: nothing of one is in another's peak.
+        done = forks.run(RECORD, paths[case], MEMPROF_NATIVE="0")
+        assert done.returncode == 0, f"{case}: {done.stderr}"
     return {case: _examined(path.with_suffix(".json")) for case, path in paths.items()}
 
 
@@ -87,10 +82,6 @@ def _examined(path: Path) -> tuple[Found, ...]:
     device = examination.devices[0]
     PEAKS[path] = device.windows[0].peak.bytes
     return findings(run, examination)
-
-
-def _root() -> str:
-    return str(Path(__file__).resolve().parents[2])
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ import pytest
 from memprof.loading import load
 from memprof.views.examination import DeviceExamination, alive_at_peak, examine
 from memprof.views.owners import top
+from tests import forks
 
 HERE = Path(__file__).parent
 DEMO = HERE.parents[1] / "docs" / "examples" / "train_gpt.py"
@@ -63,16 +64,16 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Program], Re
     @cache
     def once(program: Program) -> Recorded:
         path = tmp_path_factory.mktemp(program.script.stem) / "run.json"
-        return Recorded(run("-m", "memprof_cli", "run", "-o", path, program.script), path)
+        return Recorded(memprof_run("-o", path, program.script), path)
 
     return once
 
 
-def run(*command: object) -> str:
+def memprof_run(*words: object) -> str:
     # However busy the machine is, each program is recorded whole.
     environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONHASHSEED="0", MEMPROF_ALLOWANCE="600")
     done = subprocess.run(
-        [sys.executable, *map(str, command)],
+        [sys.executable, "-m", "memprof_cli", "run", *map(str, words)],
         capture_output=True,
         text=True,
         env=environment,
@@ -89,8 +90,9 @@ def test_a_program_prints_the_same_and_its_bytes_have_owners(
 ) -> None:
     if importlib.util.find_spec(program.needs) is None:
         pytest.skip(f"{program.needs} is not installed")
-    plain, ours = run(program.script), recorded(program)
-    assert ours.printed == plain
+    plain, ours = forks.run_file(program.script, PYTHONHASHSEED="0"), recorded(program)
+    assert plain.returncode == 0, plain.stderr
+    assert ours.printed == plain.stdout
     (device,) = examine(load(ours.run_file)).devices
     assert int(device.steps.last.max()) + 1 == program.steps
     names = {group.name for group in _groups(device, "module")}

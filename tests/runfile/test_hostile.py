@@ -41,6 +41,7 @@ from memprof.views.timeline import grouped, samples
 from memprof.what_if.replay import replay
 from memprof_dashboards import Reported
 from memprof_dashboards.page import page
+from tests.files import write_anew
 
 KIB, MIB = 1 << 10, 1 << 20
 ODD = [
@@ -256,7 +257,7 @@ def test_two_thousand_damaged_files_end_in_an_error_or_an_answer(
     tmp_path_factory: pytest.TempPathFactory, seed: int, name: str
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "damaged"
-    path.write_bytes(damaged(name, random.Random(seed)))
+    write_anew(path, damaged(name, random.Random(seed)))
     assert read_whole(path, to_the_end=seed % _THOROUGH == 0) < LONGEST_S
 
 
@@ -269,7 +270,7 @@ def test_an_odd_value_at_every_kind_of_place_is_survived(
     inner = original(kind)
     path, makers = tmp_path / "odd", list(_every_key(kind, inner))
     for number, change in enumerate(makers):
-        path.write_bytes(change(ODD[odd]))
+        write_anew(path, change(ODD[odd]))
         assert read_whole(path, to_the_end=(number + odd) % _THOROUGH == 0) < LONGEST_S
 
 

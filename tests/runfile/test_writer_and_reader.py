@@ -24,6 +24,7 @@ from memprof.runfile.reader import Damage, decode_events, decode_state, read_rec
 from memprof.runfile.writer import RunWriter, encode_state, encode_trace
 from memprof.testing import TraceBuilder, run_records, write_run
 from memprof.trace import Events, Trace
+from tests.files import write_anew
 
 HEADER = Header(schema=SCHEMA_VERSION, created_us=1)
 
@@ -65,7 +66,7 @@ def test_cut_off_at_any_byte_every_whole_record_comes_back_and_none_wrong(
     expected = run_records(trace(), more=[Note("a", "é{},\n]")])
     path = tmp_path / f"cut-{name}"
     for length in range(len(content) + 1):
-        path.write_bytes(content[:length])
+        write_anew(path, content[:length])
         text = content[:length]
         if name.endswith(".gz"):
             text = zlib.decompressobj(wbits=31).decompress(text)

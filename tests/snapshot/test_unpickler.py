@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from memprof.errors import FileFormatError, UnsafeFileError
 from memprof.snapshot.unpickler import load_plain_pickle
+from tests.files import write_anew
 
 PROTOCOLS = range(2, pickle.HIGHEST_PROTOCOL + 1)
 PLAIN = {
@@ -50,7 +51,7 @@ class Calls:
 
 def refused(tmp_path: Path, content: bytes, zipped: bool = False) -> FileFormatError:
     path = tmp_path / "hostile.pickle"
-    path.write_bytes(gzip.compress(content) if zipped else content)
+    write_anew(path, gzip.compress(content) if zipped else content)
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     with pytest.raises(FileFormatError) as caught:
         load_plain_pickle(path)
@@ -91,7 +92,7 @@ def test_any_plain_data_comes_back(
     tmp_path_factory: pytest.TempPathFactory, data: object, protocol: int
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "any.pickle"
-    path.write_bytes(pickle.dumps(data, protocol))
+    write_anew(path, pickle.dumps(data, protocol))
 
     assert pickle.dumps(load_plain_pickle(path), protocol) == pickle.dumps(data, protocol)
 
@@ -238,7 +239,7 @@ def test_a_torn_gzip_file_is_refused_at_every_byte(tmp_path: Path) -> None:
     content = gzip.compress(pickle.dumps({"segments": list(range(50))}, 4))
     path = tmp_path / "torn.gz"
     for length in range(2, len(content)):
-        path.write_bytes(content[:length])
+        write_anew(path, content[:length])
         with pytest.raises(FileFormatError):
             load_plain_pickle(path)
 
