@@ -32,8 +32,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the files in the order of their seconds; tests of a file stay together."""
-    seconds: dict[str, float] = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
-    items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], 0.0))
+    seconds = recorded()
+    items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], 0))
+
+
+def recorded() -> dict[str, int]:
+    """The seconds of the files that there are."""
+    seconds: dict[str, int] = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
+    return {file: s for file, s in seconds.items() if (ROOT / file).exists()}
 
 
 class Recorder:
@@ -48,6 +54,7 @@ class Recorder:
         self._seconds[report.nodeid.partition("::")[0]] += report.duration
 
     def pytest_sessionfinish(self) -> None:
-        """Write what there is, the longest first."""
-        slow = {file: round(s) for file, s in self._seconds.most_common() if s >= 1}
+        """Write what there is, the longest first; files that did not run keep their seconds."""
+        known = recorded() | {file: round(s) for file, s in self._seconds.items()}
+        slow = {file: s for file, s in Counter(known).most_common() if s >= 1}
         self._path.write_text(json.dumps(slow, indent=1) + "\n")
