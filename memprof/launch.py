@@ -18,10 +18,14 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from pkgutil import read_code
 from types import CodeType, ModuleType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from memprof.environment import is_dry_run
 from memprof.errors import MemprofError
-from memprof.tracker import Tracker, active, start, status_of
+from memprof.tracker import Tracker, active, status_of, track
+
+if TYPE_CHECKING:
+    from memprof.dry_run.values import ValuesRead
 
 __all__ = ["main", "without_our_frames"]
 
@@ -35,12 +39,15 @@ def main(arguments: Sequence[str]) -> None:
     options, *program = arguments
     settings = json.loads(options)
     quiet = bool(settings.pop("quiet", False))
+    steps = int(settings.pop("steps", 0))
     if program[0] != "-m":
         _check_readable(program[0])
-    tracker = _started(settings)
+    tracker = _started(settings, steps)
+    values = _values_read() if is_dry_run() else None
     try:
         _run(program)
     except BaseException as error:
+        _note_values(tracker, values)
         tracker.failed(error)
         tracker.stop(status_of(error))
         say = partial(_say_what_next, tracker, quiet=quiet)
@@ -49,13 +56,31 @@ def main(arguments: Sequence[str]) -> None:
         else:  # Python itself prints the traceback and finds the exit status
             sys.excepthook = partial(_excepthook, sys.excepthook, say)
         raise
+    _note_values(tracker, values)
     tracker.stop()
     _say_what_next(tracker, quiet=quiet)
 
 
-def _started(settings: dict[str, Any]) -> Tracker:
+def _values_read() -> ValuesRead:
+    from memprof.dry_run.values import ValuesRead  # nothing that a usual run needs
+
+    values = ValuesRead()
+    values.open()
+    return values
+
+
+def _note_values(tracker: Tracker, values: ValuesRead | None) -> None:
+    if values is not None:
+        values.close()
+        for sentence in values.sentences():
+            tracker.note("dry run", sentence)
+
+
+def _started(settings: dict[str, Any], steps: int) -> Tracker:
     try:
-        return start(**settings)
+        tracker = track(**settings)
+        tracker.end_program_after(steps)
+        return tracker.start()
     except MemprofError as error:
         print(f"error: {error.message}\nhint:  {error.hint}", file=sys.stderr)  # noqa: T201
         raise SystemExit(error.exit_code) from None

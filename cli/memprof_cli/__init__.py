@@ -11,6 +11,7 @@ ABOUT = "Where the memory of a PyTorch job went, what leaks, who holds it and wh
 EPILOG = "Start with: memprof run train.py"
 COMMANDS = {
     "run": ("run", "Run a script or module and record where its memory goes."),
+    "dry-run": ("dry_run", "Run it for a GPU that is not there: would it fit, what would it take."),
     "report": ("report", "Say where the memory went, and write the interactive page."),
     "leaks": ("leaks", "Name what outlives its step, who holds it and the fix."),
     "explain": ("explain", "Show the page about a rule or a fix, or list them."),

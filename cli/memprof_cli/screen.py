@@ -31,6 +31,8 @@ def print_summary(summary: Summary, findings: Sequence[Found] = ()) -> None:
     """Print one run: verdict, peak, owners, growth and what was not seen."""
     console = terminal(_WIDTH)
     console.print(Text(summary.source, style="dim"))
+    if summary.dry_run:
+        console.print(Text(summary.dry_run, style="yellow"))
     if summary.ended:
         console.print(Text(f"ended: {summary.ended}", style="yellow"))
     console.print(_verdict(summary.verdict))
