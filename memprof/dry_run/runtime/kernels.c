@@ -136,6 +136,13 @@ cudaError_t cudaLaunchCooperativeKernel(const void *function, dim3 grid, dim3 bl
                                         cudaStream_t stream) {
     return launch(function);
 }
+/* What CUDA 13's compiler makes of a launch: the kernel's handle is asked for once and kept. Here
+ * the handle is the function's address. */
+cudaError_t __cudaGetKernel(void **kernel, const void *function) { return *kernel = (void *)function, cudaSuccess; }
+cudaError_t __cudaLaunchKernel(void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared,
+                               cudaStream_t stream) {
+    return launch(kernel);
+}
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *function, void **arguments) {
     return launch(function);
 }

@@ -2,11 +2,13 @@
  *
  * No kernel runs, so what a kernel would have written is not there. Memory that the allocator hands
  * out again still holds what was copied into it before, and a count that is read from there would
- * size tensors by nonsense. Therefore a copy to the host gives only what is known: a copy from the
- * host that is read back whole, or in part while no kernel was launched since. Every reading that
- * a kernel may have had a hand in is told to a listener: there the program depends on values.
+ * size tensors by nonsense. Therefore a copy is known until torch hands out its block anew. Every
+ * reading that a kernel may have had a hand in is told to a listener: there the program depends on
+ * values.
  */
 #include "stand_in.h"
+
+#include <dlfcn.h>
 
 #define MOST_COPIES 4096
 /* A larger copy is weights or data, whose values are not read back; it would cost the host as much
@@ -49,12 +51,8 @@ static void remember_locked(const char *start, size_t bytes, int fill) {
 }
 /* The copy that a range can be read from, or NULL. */
 static const Copy *copy_behind_locked(const char *start, size_t bytes) {
-    for (size_t i = 0; i < copies_kept(); i++) {
-        const Copy *one = &copies[i];
-        if (one->start == start && one->bytes == bytes) return one;
-        int inside = one->start <= start && start + bytes <= one->start + one->bytes;
-        if (inside && one->kernels == kernels_launched()) return one;
-    }
+    for (size_t i = 0; i < copies_kept(); i++)
+        if (copies[i].start <= start && start + bytes <= copies[i].start + copies[i].bytes) return &copies[i];
     return NULL;
 }
 
@@ -62,6 +60,18 @@ void forget_values(const void *start, size_t bytes) {
     pthread_mutex_lock(&lock);
     forget_locked(start, bytes);
     pthread_mutex_unlock(&lock);
+}
+
+/* torch's allocator calls this function of its own for each block that it hands out (bytes above 0)
+ * or takes back; it passes the call on to a profiler, if one runs. Being loaded before torch, this
+ * one is called instead, and what lay in a block is forgotten when it is handed out. A Device is two
+ * bytes, which are passed as a number. */
+void _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(void *block, int64_t bytes, size_t allocated,
+                                                            size_t reserved, uint16_t device) {
+    static void (*torchs)(void *, int64_t, size_t, size_t, uint16_t);
+    if (bytes > 0 && device_of(block) >= 0) forget_values(block, (size_t)bytes);
+    if (!torchs) torchs = dlsym(RTLD_NEXT, "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE");
+    if (torchs) torchs(block, bytes, allocated, reserved, device);
 }
 
 /* -- copies -------------------------------------------------------------------------------------- */
