@@ -15,7 +15,7 @@ import msgspec
 from memprof.errors import SettingsError
 from memprof.units import format_bytes, parse_bytes
 
-__all__ = ["Card", "card_named", "described", "listed"]
+__all__ = ["Card", "card_named", "described", "figures_of_capability", "listed"]
 
 _LISTED = Path(__file__).with_name("cards.json")
 _LIKE = "a100-80gb"
@@ -118,9 +118,13 @@ def _of_size(total_bytes: int) -> Card:
 
 
 def _card(values: Mapping[str, Any]) -> Card:
-    capability = values["capability"]
-    by_capability = _document()["capabilities"].get(capability, {})
-    return msgspec.convert({**by_capability, **values}, Card)
+    return msgspec.convert({**figures_of_capability(values["capability"]), **values}, Card)
+
+
+def figures_of_capability(capability: str) -> Mapping[str, int]:
+    """What all cards of a compute capability have in common; empty for one that is not known."""
+    figures: dict[str, int] = _document()["capabilities"].get(capability, {})
+    return figures
 
 
 @cache
