@@ -131,7 +131,7 @@ def describe_card(number: int = 0, import_torch: Callable[[], Any] | None = None
         )
     told = torch.cuda.get_device_properties(number)
     capability = f"{told.major}.{told.minor}"
-    figures = {"blocks_per_multiprocessor": 32, **figures_of_capability(capability)}
+    figures = {"l2_bytes": 0, "blocks_per_multiprocessor": 32, **figures_of_capability(capability)}
     figures |= {
         name: int(getattr(told, attribute))
         for name, attribute in _TOLD_BY_TORCH.items()

@@ -18,14 +18,11 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from pkgutil import read_code
 from types import CodeType, ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memprof.environment import is_dry_run
 from memprof.errors import MemprofError
 from memprof.tracker import Tracker, active, status_of, track
-
-if TYPE_CHECKING:
-    from memprof.dry_run.values import ValuesRead
 
 __all__ = ["main", "without_our_frames"]
 
@@ -43,11 +40,12 @@ def main(arguments: Sequence[str]) -> None:
     if program[0] != "-m":
         _check_readable(program[0])
     tracker = _started(settings, steps)
-    values = _values_read() if is_dry_run() else None
+    note = _note_dry_run(tracker) if is_dry_run() else None
     try:
         _run(program)
     except BaseException as error:
-        _note_values(tracker, values)
+        if note is not None:
+            note()
         tracker.failed(error)
         tracker.stop(status_of(error))
         say = partial(_say_what_next, tracker, quiet=quiet)
@@ -56,24 +54,27 @@ def main(arguments: Sequence[str]) -> None:
         else:  # Python itself prints the traceback and finds the exit status
             sys.excepthook = partial(_excepthook, sys.excepthook, say)
         raise
-    _note_values(tracker, values)
+    if note is not None:
+        note()
     tracker.stop()
     _say_what_next(tracker, quiet=quiet)
 
 
-def _values_read() -> ValuesRead:
-    from memprof.dry_run.values import ValuesRead  # nothing that a usual run needs
+def _note_dry_run(tracker: Tracker) -> Callable[[], None]:
+    """Listen to what a simulated card does not know; a function that ends that and notes it."""
+    from memprof.dry_run.library import Library  # nothing that a usual run needs
+    from memprof.dry_run.values import ValuesRead
 
-    values = ValuesRead()
+    library = Library()
+    values = ValuesRead(library)
     values.open()
-    return values
 
-
-def _note_values(tracker: Tracker, values: ValuesRead | None) -> None:
-    if values is not None:
+    def note() -> None:
         values.close()
-        for sentence in values.sentences():
+        for sentence in (*library.sentences(), *values.sentences()):
             tracker.note("dry run", sentence)
+
+    return note
 
 
 def _started(settings: dict[str, Any], steps: int) -> Tracker:

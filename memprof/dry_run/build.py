@@ -88,6 +88,7 @@ def _includes(packages: Path) -> tuple[Path, ...]:
     runtime = next((packages / "nvidia").rglob("cuda_runtime_api.h"), None)
     toolkits = [os.environ.get("CUDA_HOME", ""), "/usr/local/cuda"]
     places = [*([runtime.parent] if runtime else []), packages / "triton/backends/nvidia/include"]
+    places += [packages / "nvidia" / "cudnn" / "include"]
     places += [Path(toolkit) / "include" for toolkit in toolkits if toolkit]
     for name in ("cuda_runtime_api.h", "cuda.h", "cuda_occupancy.h"):
         if not any((place / name).exists() for place in places):

@@ -7,13 +7,13 @@ another way than on a card, so every line that read one is noted in the run file
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
 
+from memprof.dry_run.library import Library
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.units import format_bytes, format_count
 
@@ -48,31 +48,20 @@ class Reading:
 
 
 class ValuesRead:
-    """Listens to the library of this process while it is open; readings by their line."""
+    """Listens to the library while it is open; readings by their line."""
 
-    def __init__(self) -> None:
+    def __init__(self, library: Library) -> None:
+        self._library = library
         self._lock = threading.Lock()
         self._readings: dict[tuple[str, int], Reading] = {}
-        self._function: object = None
 
     def open(self) -> None:
-        """Begin to listen.
-
-        Raises:
-            OSError: this process was not started by `launch`: the library is not loaded.
-        """
-        library = ctypes.CDLL(None)
-        if not hasattr(library, "memprof_dry_run_listen"):
-            raise OSError("the library of dry runs is not loaded")
-        kind = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_int)
-        self._function = kind(self._read)  # kept, for the library calls it
-        library.memprof_dry_run_listen(self._function)
+        """Begin to listen."""
+        self._library.listen(self._read)
 
     def close(self) -> None:
         """Listen no more."""
-        if self._function is not None:
-            ctypes.CDLL(None).memprof_dry_run_listen(None)
-            self._function = None
+        self._library.listen(None)
 
     def _read(self, nbytes: int, copied_in: int) -> None:
         frame = _frame_of_the_program(sys._getframe(1))

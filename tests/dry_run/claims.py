@@ -75,7 +75,14 @@ def workspaces() -> dict[str, object]:
 def operators() -> dict[str, object]:
     """What needs figures of the card to run at all."""
     x = torch.rand(100, 5000, device="cuda")
+    attention = torch.rand(2, 4, 128, 64, device="cuda", dtype=torch.float16)
+    images = torch.rand(2, 3, 32, 32, device="cuda", requires_grad=True)
+    convolution = torch.nn.Conv2d(3, 8, 3).cuda()
+    norm = torch.nn.BatchNorm2d(8).cuda()
+    norm(convolution(images)).sum().backward()
     return {
+        "convolution": list(images.grad.shape),
+        "attention": list(torch.nn.functional.scaled_dot_product_attention(*[attention] * 3).shape),
         "topk": list(x.topk(7).values.shape),
         "sort": list(x.sort().values.shape),
         "nonzero": list(x.nonzero().shape),
@@ -130,8 +137,24 @@ def streams() -> dict[str, object]:
     }
 
 
+def recurrent() -> dict[str, object]:
+    """A recurrent net is refused with a reason, and runs without cuDNN."""
+    x = torch.rand(5, 2, 16, device="cuda")
+    refused = ""
+    try:
+        torch.nn.LSTM(16, 8).cuda()(x)
+    except RuntimeError as error:
+        refused = str(error)
+    torch.backends.cudnn.enabled = False
+    try:
+        shape = list(torch.nn.LSTM(16, 8).cuda()(x)[0].shape)
+    finally:
+        torch.backends.cudnn.enabled = True
+    return {"refused": refused, "shape": shape}
+
+
 if __name__ == "__main__":
-    claims = (card, memory, workspaces, operators, pinned, values, streams)
+    claims = (card, memory, workspaces, operators, pinned, values, streams, recurrent)
     wanted = sys.argv[1:]
     json.dump(
         {claim.__name__: claim() for claim in claims if not wanted or claim.__name__ in wanted},
