@@ -19,11 +19,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from memprof.dry_run.elf import undefined_symbols
+from memprof.dry_run.prototypes import with_sizes_of_zero
 from memprof.errors import MissingError
 
 __all__ = ["LIBRARY", "Torch", "build", "compiler", "find_torch"]
@@ -163,7 +164,9 @@ def _is_ours(library: Path) -> bool:
 
 def _compile(folder: Path, torch: Torch, command: Sequence[str]) -> Path:
     rest, made = folder / "rest.c", folder / LIBRARY
-    rest.write_text(_answering_success(sorted(_functions_asked_for(torch))), encoding="ascii")
+    names = sorted(_functions_asked_for(torch))
+    sizes = with_sizes_of_zero(names, torch.folder.parent)
+    rest.write_text(_answering_success(names, sizes), encoding="ascii")
     options = [
         *(
             "-shared",
@@ -218,17 +221,20 @@ def _functions_asked_for(torch: Torch) -> set[str]:
     return asked
 
 
-def _answering_success(names: Sequence[str]) -> str:
+def _answering_success(names: Sequence[str], sizes: Mapping[str, str]) -> str:
     """C code of functions that answer 0 and say that they were called.
 
-    They are weak, so that a function of the library's own takes the place of its namesake.
+    Those in ``sizes`` have parameters and the beginning of a body. All are weak, so that a function
+    of the library's own takes the place of its namesake.
     """
     bodies = "\n".join(
-        f"__attribute__((weak)) long {name}(void) {{ called[{number}] = 1; return 0; }}"
+        f"__attribute__((weak)) long {name}{sizes.get(name, '(void) {')} "
+        f"called[{number}] = 1; return 0; }}"
         for number, name in enumerate(names)
     )
     listed = ",\n".join(f'"{name}"' for name in names)
     return (
+        "#include <stddef.h>\n"
         f"static unsigned char called[{len(names)}];\n{bodies}\n"
         f"static const char *const names[] = {{\n{listed}\n}};\n"
         f"int memprof_dry_run_functions(void) {{ return {len(names)}; }}\n"

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import re
 from collections.abc import Callable, Iterator
 
+from memprof.dry_run.prototypes import HANDS_OUT_SIZES
 from memprof.units import format_count
 
 __all__ = ["Library"]
-
-_HANDS_OUT_SIZES = re.compile(r"size|workspace|makeplan", re.IGNORECASE)
-"""Names of functions of CUDA's libraries that say how much memory a caller should allocate."""
-_PASSES_SIZES_ON = re.compile(r"setsize|setworkspace", re.IGNORECASE)
 
 
 class Library:
@@ -64,10 +60,6 @@ class Library:
                 "and is not known here: it is counted as 0 bytes, so peaks within convolutions, "
                 "norms and cuDNN's attention may be higher"
             )
-        unknown = [
-            name
-            for name in self.functions_called
-            if _HANDS_OUT_SIZES.search(name) and not _PASSES_SIZES_ON.search(name)
-        ]
+        unknown = [name for name in self.functions_called if HANDS_OUT_SIZES.match(name)]
         if unknown:
-            yield f"sizes that these would have given are not known here: {', '.join(unknown)}"
+            yield f"workspaces of these are counted as 0 bytes: {', '.join(unknown)}"

@@ -80,7 +80,13 @@ def operators() -> dict[str, object]:
     convolution = torch.nn.Conv2d(3, 8, 3).cuda()
     norm = torch.nn.BatchNorm2d(8).cuda()
     norm(convolution(images)).sum().backward()
+    square = torch.rand(8, 8, device="cuda")
     return {
+        "svd": list(torch.linalg.svd(square).S.shape),
+        "inverse": list(torch.linalg.inv_ex(square).inverse.shape),
+        "qr": list(torch.linalg.qr(square).R.shape),
+        "fft": list(torch.fft.fft(square).shape),
+        "sparse": list(torch.sparse.mm(torch.eye(8).to_sparse_csr().cuda(), square).shape),
         "convolution": list(images.grad.shape),
         "attention": list(torch.nn.functional.scaled_dot_product_attention(*[attention] * 3).shape),
         "topk": list(x.topk(7).values.shape),

@@ -84,6 +84,11 @@ def test_each_thread_that_multiplies_has_a_handle_and_so_a_workspace(found, name
 
 def test_operators_run_that_divide_by_figures_of_the_card(found, card):
     assert found(card)["operators"] == {
+        "svd": [8],
+        "inverse": [8, 8],
+        "qr": [8, 8],
+        "fft": [8, 8],
+        "sparse": [8, 8],
         "convolution": [2, 3, 32, 32],
         "attention": [2, 4, 128, 64],
         "topk": [100, 7],
@@ -127,6 +132,8 @@ def test_a_card_describes_itself_as_it_was_described(dry_run, tmp_path):
     done = dry_run("--gpu", "l40s", "--no-record", *doctor, cwd=tmp_path)
     told = json.loads(done.stdout)
     told.pop("sources")
+    if not told["l2_bytes"]:
+        told.pop("l2_bytes")  # which torch tells from 2.5 on
     assert told == {name: getattr(wanted, name) for name in told}
 
 
