@@ -69,8 +69,8 @@ gpu: $(GPU_READY)  ## Run the tests that need a CUDA device
 gpu-all: $(GPU_READY)  ## All that is wanted of a GPU in ten minutes, into OUT; PARTS=bench the rest
 	$(GPU_PYTHON) tests/gpu/everything.py $(OUT) $(PARTS)
 
-stub: $(READY)  ## Run them above a stub of CUDA, where torch was built with CUDA and there is no GPU
-	$(BIN)/python tests/cuda_stub -m pytest tests/gpu
+stub: $(READY)  ## Run them in a dry run, where torch was built with CUDA and there is no GPU
+	$(BIN)/python -m memprof_cli dry-run --gpu 8GiB --gpus 2 --no-record $(BIN)/python -m pytest tests/gpu
 
 clean:  ## Remove the environment and everything that is made
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -16,6 +16,7 @@ __all__ = [
     "BlockColumns",
     "DeviceInfo",
     "DeviceSummary",
+    "DryRun",
     "Finding",
     "Footer",
     "Header",
@@ -36,7 +37,7 @@ __all__ = [
     "WindowRecord",
 ]
 
-SCHEMA_VERSION = (1, 3)
+SCHEMA_VERSION = (1, 4)
 """(major, minor). A reader refuses a newer major version and ignores what a newer minor adds.
 
 What a field meant in an older version is brought to its present meaning by `older_schema`.
@@ -49,6 +50,7 @@ History:
     1.3  a holder has no sentence any more; a `Link` has fields for what its name said: the nodes of
          the graph, the bytes of a view and of its storage, whether a dict is a record, and what is
          known of memory that nobody owns (2026-11)
+    1.4  the header says of a dry run what card it was for (2026-11)
 """
 
 
@@ -74,6 +76,20 @@ class DeviceInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """The program had called torch.compile, whose graphs no dispatch mode sees."""
 
 
+class DryRun(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The card that a program was run for without one: nothing was computed."""
+
+    card: str
+    """The name that the driver would give."""
+    total_bytes: int = 0
+    """Of its memory, as the driver would report them."""
+    context_bytes: int = 0
+    """Of them, what a CUDA context is taken to hold."""
+    capability: str = ""
+    """Compute capability: ``"9.0"``."""
+    multiprocessors: int = 0
+
+
 class Header(msgspec.Struct, frozen=True, tag_field="kind", tag="header", omit_defaults=True):
     """The first record: what ran, where, and with what options."""
 
@@ -94,6 +110,8 @@ class Header(msgspec.Struct, frozen=True, tag_field="kind", tag="header", omit_d
     devices: list[DeviceInfo] = []
     options: dict[str, object] = {}
     """The options that `track` was given."""
+    dry_run: DryRun | None = None
+    """Where devices were simulated: what was recorded is memory, and nothing was computed."""
 
 
 class TablesRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="tables", omit_defaults=True):

@@ -6,8 +6,9 @@ import dataclasses
 import json
 
 import click
+import msgspec
 
-from memprof.record.doctor import Diagnosis, Fact, diagnose
+from memprof.record.doctor import Diagnosis, Fact, describe_card, diagnose
 
 __all__ = ["command"]
 
@@ -22,11 +23,19 @@ _WORDS = {
 
 @click.command(name="doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
-def command(as_json: bool) -> int:
+@click.option(
+    "--describe-gpu",
+    is_flag=True,
+    help="Print a description of the card of this machine, for memprof dry-run --gpu FILE.",
+)
+def command(as_json: bool, describe_gpu: bool) -> int:
     """Check what can be recorded on this machine, and say of the rest why not and what to do.
 
     Exits with 0 if tensors can be recorded, else with 1.
     """
+    if describe_gpu:
+        click.echo(json.dumps(msgspec.to_builtins(describe_card()), indent=1))
+        return 0
     diagnosis = diagnose()
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(diagnosis), indent=2))

@@ -31,6 +31,8 @@ def print_summary(summary: Summary, findings: Sequence[Found] = ()) -> None:
     """Print one run: verdict, peak, owners, growth and what was not seen."""
     console = terminal(_WIDTH)
     console.print(Text(summary.source, style="dim"))
+    if summary.dry_run:
+        console.print(Text(summary.dry_run, style="yellow"))
     if summary.ended:
         console.print(Text(f"ended: {summary.ended}", style="yellow"))
     console.print(_verdict(summary.verdict))
@@ -170,5 +172,10 @@ def _not_seen(unseen: Sequence[str]) -> RenderableType:
 def summaries_json(summaries: Sequence[Summary]) -> str:
     """One object for one run, ``{"runs": […]}`` for several; ``devices`` as documented."""
     encoded: list[Any] = [msgspec.to_builtins(summary) for summary in summaries]
+    for one in encoded:
+        if not one[
+            "dry_run"
+        ]:  # as almost everywhere: the field is there only where it says something
+            del one["dry_run"]
     data = encoded[0] if len(encoded) == 1 else {"runs": encoded}
     return msgspec.json.format(msgspec.json.encode(data), indent=1).decode()

@@ -32,9 +32,15 @@ def verdict(summary: Summary) -> str:
         f'<section class="verdict level-{level.replace(" ", "-")}" aria-label="Verdict">'
         f'<p class="level">{_LEVELS[level]}</p>'
         f"<h1>{coded(said.line)}</h1>"
-        f"<dl>{_ended(summary)}<div><dt>Why</dt><dd>{coded(said.why)}</dd></div>"
+        f"<dl>{_dry_run(summary)}{_ended(summary)}<div><dt>Why</dt><dd>{coded(said.why)}</dd></div>"
         f"<div><dt>Next</dt><dd>{coded(said.next)}</dd></div></dl></section>"
     )
+
+
+def _dry_run(summary: Summary) -> str:
+    if not summary.dry_run:
+        return ""
+    return f"<div><dt>Not a GPU</dt><dd>{escaped(summary.dry_run)}</dd></div>"
 
 
 def _ended(summary: Summary) -> str:

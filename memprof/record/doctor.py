@@ -1,4 +1,7 @@
-"""What can be recorded on this machine, and why not the rest; `memprof doctor` prints it."""
+"""What can be recorded on this machine, and why not the rest; `memprof doctor` prints it.
+
+It also describes the machine's own card for dry runs elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,14 @@ from typing import Any
 
 import memprof
 from memprof import native
+from memprof.dry_run.build import compiler, find_torch
+from memprof.dry_run.cards import Card as SimulatedCard
+from memprof.dry_run.cards import figures_of_capability
 from memprof.errors import MissingError
-from memprof.sources.nvml import Card, cards, driver_version
+from memprof.sources.nvml import Card, cards, driver_version, processes_on
 from memprof.units import format_bytes
 
-__all__ = ["Diagnosis", "Fact", "diagnose"]
+__all__ = ["Diagnosis", "Fact", "describe_card", "diagnose"]
 
 _OLDEST_TORCH = (2, 1)
 _NEWEST_TORCH = (2, 15)
@@ -66,6 +72,7 @@ def diagnose(
         *(_card(card) for card in seen),
         *_allocator(torch, environment),
         *_native_part(torch),
+        *_dry_runs(torch),
         _start_hook(environment),
         _disk(Path(folder)),
     )
@@ -94,6 +101,77 @@ def _native_part(torch: Any) -> list[Fact]:
             "MEMPROF_NATIVE=0 is set" if unused else "",
         )
     ]
+
+
+def _dry_runs(torch: Any) -> list[Fact]:
+    if torch is None or not torch.backends.cuda.is_built():
+        return []
+    try:
+        find_torch()
+        command = compiler()
+    except MissingError as error:
+        return [Fact("dry runs", None, error.message, error.hint)]
+    brought = "ziglang" if "ziglang" in command else command[0]
+    return [Fact("dry runs", True, f"memprof dry-run works, compiled with {brought}")]
+
+
+def describe_card(number: int = 0, import_torch: Callable[[], Any] | None = None) -> SimulatedCard:
+    """The card of this machine as `memprof dry-run --gpu FILE` takes it elsewhere.
+
+    It makes a CUDA context, whose bytes are among the figures. What torch does not tell is taken
+    from the card's compute capability.
+
+    Raises:
+        MissingError: torch sees no such card.
+    """
+    torch = (import_torch or _import_torch)()
+    if not torch.cuda.is_available() or number >= torch.cuda.device_count():
+        raise MissingError(
+            f"torch sees no CUDA device {number}", "memprof doctor says what is missing"
+        )
+    told = torch.cuda.get_device_properties(number)
+    capability = f"{told.major}.{told.minor}"
+    figures = {"l2_bytes": 0, "blocks_per_multiprocessor": 32, **figures_of_capability(capability)}
+    figures |= {
+        name: int(getattr(told, attribute))
+        for name, attribute in _TOLD_BY_TORCH.items()
+        if hasattr(told, attribute)
+    }
+    missing = sorted({*_TOLD_BY_TORCH} - {*figures})
+    if missing:
+        raise MissingError(
+            f"torch {torch.__version__} does not tell {', '.join(missing)} of this card",
+            "describe it with a newer torch",
+        )
+    return SimulatedCard(
+        name=told.name,
+        capability=capability,
+        context_bytes=_context_bytes(torch, number),
+        integrated=int(getattr(told, "is_integrated", 0)),
+        sources={"all": f"told by torch {torch.__version__} on a machine with this card"},
+        **figures,
+    )
+
+
+_TOLD_BY_TORCH = {
+    "total_bytes": "total_memory",
+    "multiprocessors": "multi_processor_count",
+    "l2_bytes": "L2_cache_size",
+    "threads_per_multiprocessor": "max_threads_per_multi_processor",
+    "registers_per_multiprocessor": "regs_per_multiprocessor",
+    "shared_bytes_per_multiprocessor": "shared_memory_per_multiprocessor",
+    "shared_bytes_per_block_optin": "shared_memory_per_block_optin",
+}
+"""Figures of a card, and torch's properties that say them; older versions lack some."""
+
+
+def _context_bytes(torch: Any, number: int) -> int:
+    """What is taken of a card beyond torch's own segments and other processes."""
+    with torch.cuda.device(number):
+        torch.zeros(1, device=f"cuda:{number}")
+        free, total = torch.cuda.mem_get_info(number)
+    others = sum(one.bytes or 0 for one in processes_on(f"cuda:{number}") if not one.own)
+    return max(int(total - free - torch.cuda.memory_reserved(number) - others), 0)
 
 
 def _import_torch() -> Any:

@@ -21,7 +21,8 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 from memprof.errors import MemprofError
-from memprof.record.tracker import Tracker, active, start, status_of
+from memprof.record.process import is_dry_run
+from memprof.record.tracker import Tracker, active, status_of, track
 
 __all__ = ["main", "without_our_frames"]
 
@@ -35,12 +36,16 @@ def main(arguments: Sequence[str]) -> None:
     options, *program = arguments
     settings = json.loads(options)
     quiet = bool(settings.pop("quiet", False))
+    steps = int(settings.pop("steps", 0))
     if program[0] != "-m":
         _check_readable(program[0])
-    tracker = _started(settings)
+    tracker = _started(settings, steps)
+    note = _note_dry_run(tracker) if is_dry_run() else None
     try:
         _run(program)
     except BaseException as error:
+        if note is not None:
+            note()
         tracker.failed(error)
         tracker.stop(status_of(error))
         say = partial(_say_what_next, tracker, quiet=quiet)
@@ -49,13 +54,34 @@ def main(arguments: Sequence[str]) -> None:
         else:  # Python itself prints the traceback and finds the exit status
             sys.excepthook = partial(_excepthook, sys.excepthook, say)
         raise
+    if note is not None:
+        note()
     tracker.stop()
     _say_what_next(tracker, quiet=quiet)
 
 
-def _started(settings: dict[str, Any]) -> Tracker:
+def _note_dry_run(tracker: Tracker) -> Callable[[], None]:
+    """Listen to what a simulated card does not know; a function that ends that and notes it."""
+    from memprof.dry_run.library import Library  # nothing that a usual run needs
+    from memprof.dry_run.values import ValuesRead
+
+    library = Library()
+    values = ValuesRead(library)
+    values.open()
+
+    def note() -> None:
+        values.close()
+        for sentence in (*library.sentences(), *values.sentences()):
+            tracker.note("dry run", sentence)
+
+    return note
+
+
+def _started(settings: dict[str, Any], steps: int) -> Tracker:
     try:
-        return start(**settings)
+        tracker = track(**settings)
+        tracker.end_program_after(steps)
+        return tracker.start()
     except MemprofError as error:
         print(f"error: {error.message}\nhint:  {error.hint}", file=sys.stderr)  # noqa: T201
         raise SystemExit(error.exit_code) from None

@@ -32,6 +32,9 @@ class Options:
     sources: Sequence[Source] = SOURCES
     """Where they are `SOURCES` itself, nobody has named them."""
     on_finding: Callable[[Finding], None] | None = None
+    last_step: int = 0
+    """The program is ended when it has made so many steps; 0: it ends by itself. Not for `track`:
+    a recorder changes nothing, only a dry run does."""
 
     def __post_init__(self) -> None:
         _check(0 <= self.budget <= 1, "budget", self.budget, "a share between 0 and 1")

@@ -10,10 +10,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from memprof.records import SCHEMA_VERSION, DeviceInfo, Header
+from memprof.records import SCHEMA_VERSION, DeviceInfo, DryRun, Header
 from memprof.version import __version__
 
-__all__ = ["DEFAULT_PATH", "Rank", "header", "now_us", "path_of_process", "path_of_rank"]
+__all__ = [
+    "DEFAULT_PATH",
+    "Rank",
+    "header",
+    "is_dry_run",
+    "now_us",
+    "path_of_process",
+    "path_of_rank",
+]
 
 DEFAULT_PATH = "memprof-run.json"
 
@@ -96,6 +104,28 @@ def header(devices: Sequence[DeviceInfo], options: Mapping[str, object], created
         world_size=rank.world_size,
         devices=list(devices),
         options=dict(options),
+        dry_run=_dry_run(os.environ),
+    )
+
+
+def is_dry_run(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process runs on a card of `memprof dry-run`: named, and its library loaded."""
+    preloaded = environment.get("LD_PRELOAD", "").replace(":", " ").split()
+    ours = any(Path(library).parent.parent.name == "dry-run" for library in preloaded)
+    return ours and "MEMPROF_DRY_RUN_CARD" in environment
+
+
+def _dry_run(environment: Mapping[str, str]) -> DryRun | None:
+    if not is_dry_run(environment):
+        return None
+    lines = environment["MEMPROF_DRY_RUN_CARD"].splitlines()
+    card = dict(line.split("=", 1) for line in lines if "=" in line)
+    return DryRun(
+        card=card.get("name", ""),
+        total_bytes=_integer(card, "total_bytes", 0),
+        context_bytes=_integer(card, "context_bytes", 0),
+        capability=f"{card.get('major', '')}.{card.get('minor', '')}",
+        multiprocessors=_integer(card, "multiprocessors", 0),
     )
 
 

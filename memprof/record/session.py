@@ -150,7 +150,7 @@ class Session:
 
     def _open_torch(self) -> None:
         self._boundaries = Boundaries(self.interner)
-        self._boundaries.open(self.step_ended)
+        self._boundaries.open(self._step_ended)
         self._boundaries.listeners.append(Ticks(self._tick, self._training_begins))
         sources = event_sources(self._options, self.interner, self._boundaries, self.recording.note)
         for source in sources:
@@ -234,6 +234,12 @@ class Session:
         """An explicit mark of a step's end."""
         if self._boundaries is not None:
             self._guarded(self._boundaries.step_done)
+
+    def _step_ended(self, step: int) -> None:
+        """`step_ended`, and the end of a program of which a dry run wants so many steps."""
+        self.step_ended(step)
+        if 0 < self._options.last_step <= step + 1:
+            raise SystemExit(0)
 
     def step_ended(self, step: int) -> None:
         """A step ended, explicitly or by itself; called in the job's thread."""

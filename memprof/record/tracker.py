@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Generic, Literal, TypeVar
 
@@ -208,6 +209,15 @@ class Tracker:
         """Write what was found out inside the job, log it and tell ``on_finding``."""
         if self._session is not None:
             self._session.add_finding(finding)
+
+    def note(self, source: str, message: str) -> None:
+        """Write down what was not recorded, or not exactly; reports show it under "not seen"."""
+        if self._session is not None:
+            self._session.recording.note(source, message)
+
+    def end_program_after(self, steps: int) -> None:
+        """End the program by `SystemExit` after so many steps; to be called before `start`."""
+        self._options = replace(self._options, last_step=steps)
 
     def note_second(self, path: str) -> None:
         """Another tracker wanted to start while this one records."""

@@ -75,6 +75,8 @@ class Summary:
     duration_us: int
     allowance_us: int
     """Time that recording may take in any case, before its budget counts; -1 where not known."""
+    dry_run: str = ""
+    """Of a run without a device: the card that it was for, and that nothing was computed."""
 
 
 def summarize(examination: Examination, findings: Sequence[Found] = ()) -> Summary:
@@ -93,7 +95,13 @@ def summarize(examination: Examination, findings: Sequence[Found] = ()) -> Summa
         overhead_us=run.footer.overhead_us if run.footer else NOT_RECORDED,
         duration_us=max(ended - run.header.created_us, 0) if ended else 0,
         allowance_us=_allowance(run),
+        dry_run=_dry_run(run),
     )
+
+
+def _dry_run(run: Run) -> str:
+    card = run.header.dry_run
+    return f"dry run for {card.card}: no kernel ran" if card is not None else ""
 
 
 def _allowance(run: Run) -> int:

@@ -3,7 +3,7 @@
     python tests/benchmarks/bench_cuda.py                          half an hour's worth, in ten minutes
     python tests/benchmarks/bench_cuda.py --only tiny --seconds 1
     python tests/benchmarks/bench_cuda.py --only gpt --long-s 30   the claim of 1 %, and nothing else
-    python tests/cuda_stub tests/benchmarks/bench_cuda.py --seconds 0.5
+    memprof dry-run --gpu 8GiB --no-record python tests/benchmarks/bench_cuda.py --seconds 0.5
 
 Without a CUDA device it says so; ``--dry-run`` runs the same code on a CPU, with programs so small
 that their figures say nothing. Each program has a process of its own, and what was measured stays
@@ -43,6 +43,7 @@ from recordings import check
 from stalls import LEAK_SEARCH, Held, Stalls
 
 import memprof
+from memprof.record.process import is_dry_run
 
 if str(Path(__file__).resolve().parents[2]) not in sys.path:
     sys.path.append(str(Path(__file__).resolve().parents[2]))
@@ -210,10 +211,6 @@ def profiler(bench: Bench, step: Step, count: int) -> Taken:
     return taken[0]
 
 
-def _is_stub() -> bool:
-    return torch.cuda.get_device_name().startswith("Stub")
-
-
 def budgeted(bench: Bench, step: Step, count: int, *, allowance_s: float) -> Taken:
     """As anybody records: windows open as the budget has room; opening and closing are in it."""
     taken: list[Taken] = []
@@ -241,7 +238,7 @@ def ways(program: str, bench: Bench, *, is_long: bool) -> dict[str, Way]:
         found[NATIVE] = partial(window, sources=None, native=True)
     if bench.device == "cuda":
         found |= {RECORDER: recorder, READ: recorder_read}
-    if bench.device != "cuda" or not _is_stub():  # which is no CUPTI, and the profiler calls it
+    if bench.device != "cuda" or not is_dry_run():  # which is no CUPTI, and the profiler calls it
         found[PROFILER] = profiler
     return found
 
@@ -417,7 +414,7 @@ def run_apart(program: str, share_s: float, options: argparse.Namespace, folder:
         if times
     }
     held = {kind: Held(**one) for kind, one in kept["held"].items()}
-    on_a_card = not options.dry_run and not _is_stub()
+    on_a_card = not options.dry_run and not is_dry_run()
     steps = round(options.long_s / took[PLAIN].clock) if options.long_s and PLAIN in took else 0
     return Found(PROGRAMS[program][0], bool(options.long_s), on_a_card, took, held, steps)
 

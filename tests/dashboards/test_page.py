@@ -6,14 +6,16 @@ import base64
 import gzip
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from memprof.errors import MemprofError
 from memprof.loading import load
-from memprof.records import Note
+from memprof.records import DryRun, Note
 from memprof.testing import TraceBuilder, save_snapshot, snapshot
 from memprof.trace import Frame
 from memprof_dashboards import render, write
@@ -65,6 +67,14 @@ def test_the_verdict_the_figures_and_what_was_not_seen_are_text_without_scripts(
         "step 0, backward",
     ):
         assert said in words
+
+
+def test_a_dry_run_says_that_it_is_one(tmp_path: Path):
+    run = recorded(tmp_path)
+    card = DryRun("NVIDIA H100 80GB HBM3", 85_045_477_376)
+    dry = replace(run, header=msgspec.structs.replace(run.header, dry_run=card))
+    assert "dry run for NVIDIA H100 80GB HBM3: no kernel ran" in render([dry])
+    assert "no kernel ran" not in render([run])
 
 
 def test_several_runs_share_one_page_with_a_switch(tmp_path: Path):

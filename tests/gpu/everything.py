@@ -4,7 +4,7 @@
     python tests/gpu/everything.py FOLDER leaks recordings    what there was no time for
     python tests/gpu/everything.py FOLDER bench               the benchmark of every program
     python tests/gpu/everything.py FOLDER budget              whole recordings, for the claim of 1 %
-    python tests/cuda_stub tests/gpu/everything.py FOLDER facts truth
+    memprof dry-run --gpu 8GiB --gpus 2 --no-record python tests/gpu/everything.py FOLDER facts truth
 
 It needs a Python that has torch, and memprof neither installed nor built. Each part writes
 ``FOLDER/PART.log`` and its results as JSON lines, ``FOLDER/PART.jsonl``. ``FOLDER/summary.jsonl``

@@ -1,9 +1,9 @@
 """Records small programs of ours on a GPU, as snapshots for tests/data with torch's own counters.
 
     python tests/gpu/record_small.py [FOLDER] [NAME ...]
-    python tests/cuda_stub tests/gpu/record_small.py
+    memprof dry-run --gpu 8GiB --no-record python tests/gpu/record_small.py
 
-The second records torch's own allocator above a stub of CUDA; its files are named ``stub-``.
+The second records torch's own allocator in a dry run; its files are named ``stub-``.
 
 Each program runs in a process of its own, with the allocator's settings that it is there for. Paths
 of the machine are taken out. Without a CUDA device nothing is written, which is said.
@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from memprof.record.process import is_dry_run
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 MIB = 1 << 20
@@ -180,7 +182,7 @@ def record(name: str, folder: Path) -> None:
     del kept
     _without_paths(snapshot)
     version = torch.__version__.split("+", maxsplit=1)[0]
-    made_by = "stub" if torch.cuda.get_device_name().startswith("Stub") else "gpu"
+    made_by = "stub" if is_dry_run() else "gpu"
     path = folder / f"{made_by}-{name}-torch{version}.pickle.gz"
     path.write_bytes(gzip.compress(pickle.dumps(snapshot, protocol=4), 9, mtime=0))
     names = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")

@@ -14,6 +14,7 @@ import memprof  # noqa: E402
 from memprof.loading import load  # noqa: E402
 from memprof.oom.post_mortem import Cause, post_mortems  # noqa: E402
 from memprof.record.options import SOURCES  # noqa: E402
+from memprof.record.process import is_dry_run  # noqa: E402
 from memprof.trace import Phase  # noqa: E402
 from tests.gpu.patience import LONG_S  # noqa: E402
 
@@ -233,9 +234,9 @@ def other_process(monkeypatch):
     """Another process holds nine tenths of what is free on the device."""
     gc.collect()
     torch.cuda.empty_cache()
-    if torch.cuda.get_device_name().startswith("Stub"):
+    if is_dry_run():
         free, _ = torch.cuda.mem_get_info()
-        monkeypatch.setenv("STUB_CUDA_OTHERS", str(int(free * 0.9)))
+        monkeypatch.setenv("MEMPROF_DRY_RUN_OTHER_BYTES", str(int(free * 0.9)))
         yield
         return
     hold = (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.record.process import Rank, path_of_process, path_of_rank
+from memprof.record.process import Rank, header, path_of_process, path_of_rank
+from memprof.records import DryRun
 
 
 @pytest.mark.parametrize(
@@ -37,3 +38,19 @@ def test_rank_and_process_go_before_the_suffix(path, rank, pid):
     assert path_of_rank(path, 3) == rank
     assert path_of_rank(path, -1) == path
     assert path_of_process(path, 7) == pid
+
+
+LIBRARY = "/home/me/.cache/memprof/dry-run/0123456789abcdef/libcuda.so.1"
+CARD = "name=NVIDIA L4\ntotal_bytes=23570219008\ncontext_bytes=446693376\nmajor=8\nminor=9"
+
+
+def test_a_header_says_of_a_dry_run_which_card_it_was_for(monkeypatch):
+    monkeypatch.setenv("LD_PRELOAD", f"{LIBRARY} libjemalloc.so")
+    monkeypatch.setenv("MEMPROF_DRY_RUN_CARD", f"{CARD}\nmultiprocessors=58")
+    assert header([], {}, 0).dry_run == DryRun("NVIDIA L4", 23570219008, 446693376, "8.9", 58)
+
+
+def test_a_process_without_the_library_is_no_dry_run_though_its_parent_was(monkeypatch):
+    monkeypatch.setenv("LD_PRELOAD", "libjemalloc.so")
+    monkeypatch.setenv("MEMPROF_DRY_RUN_CARD", CARD)
+    assert header([], {}, 0).dry_run is None

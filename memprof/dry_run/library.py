@@ -1,0 +1,65 @@
+"""The library that stands in for CUDA, as the process that has loaded it calls it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+
+from memprof.dry_run.prototypes import HANDS_OUT_SIZES
+from memprof.units import format_count
+
+__all__ = ["Library"]
+
+
+class Library:
+    """Its own functions, beside those of CUDA."""
+
+    def __init__(self) -> None:
+        """Find it among what this process has loaded.
+
+        Raises:
+            OSError: it is not there: the process was not started by `launch`.
+        """
+        self._loaded = ctypes.CDLL(None)
+        self._listener: object = None
+        if not hasattr(self._loaded, "memprof_dry_run_listen"):
+            raise OSError("the library of dry runs is not loaded")
+
+    def listen(self, function: Callable[[int, int], None] | None) -> None:
+        """Have ``function(bytes, copied_in)`` called for each reading of values, or nothing."""
+        kind = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_int)
+        listener = kind(function) if function is not None else None
+        self._loaded.memprof_dry_run_listen(listener)
+        self._listener = listener  # as long as the library may call it
+
+    @property
+    def cudnn_sizes_asked(self) -> int:
+        """How often cuDNN was asked for the bytes of a workspace, which are not known here."""
+        if not hasattr(self._loaded, "memprof_dry_run_cudnn_sizes"):
+            return 0
+        self._loaded.memprof_dry_run_cudnn_sizes.restype = ctypes.c_ulonglong
+        return int(self._loaded.memprof_dry_run_cudnn_sizes())
+
+    @property
+    def functions_called(self) -> Iterator[str]:
+        """The functions that were called and only answer "success"."""
+        called = self._loaded.memprof_dry_run_called
+        called.restype = ctypes.c_char_p
+        for number in range(self._loaded.memprof_dry_run_functions()):
+            name = called(number)
+            if name:
+                yield name.decode("ascii")
+
+    def sentences(self) -> Iterator[str]:
+        """What was asked of the library and is not known, in words, for the report."""
+        asked = self.cudnn_sizes_asked
+        if asked:
+            times = "once" if asked == 1 else f"{format_count(asked)} times"
+            yield (
+                f"cuDNN was asked {times} how much workspace it takes, which depends on the card "
+                "and is not known here: it is counted as 0 bytes, so peaks within convolutions, "
+                "norms and cuDNN's attention may be higher"
+            )
+        unknown = [name for name in self.functions_called if HANDS_OUT_SIZES.match(name)]
+        if unknown:
+            yield f"workspaces of these are counted as 0 bytes: {', '.join(unknown)}"

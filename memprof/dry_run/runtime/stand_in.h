@@ -1,0 +1,87 @@
+/* What the parts of the stand-in for CUDA share: the card, the devices, their memory.
+ *
+ * The library takes the place of libcuda.so.1 and, being loaded before torch, of every CUDA library
+ * that torch asks for: runtime, driver, cuBLAS and the others. It accounts for memory as the
+ * driver would and runs no kernel. Each file holds one area; what torch may call and is nowhere
+ * here gets a function that answers "success" (elf.py and build.py make them).
+ *
+ * The card and the settings come from the environment, which launch.py writes and children of
+ * the process inherit:
+ *
+ *   MEMPROF_DRY_RUN_CARD         the card as lines of "name=value"; the names are those of struct Card
+ *   MEMPROF_DRY_RUN_GPUS         how many of it there are (1)
+ *   MEMPROF_DRY_RUN_OTHER_BYTES  bytes of each that other processes hold (0); asked each time
+ *   MEMPROF_DRY_RUN_EVENT_LAG    queries after which an event has happened (0); asked each time
+ */
+#ifndef MEMPROF_STAND_IN_H
+#define MEMPROF_STAND_IN_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MOST_DEVICES 16
+#define MIB ((size_t)1 << 20)
+/* What the driver hands out at once: a request of 2 MiB or more takes whole pages of that size. */
+#define PAGE (2 * MIB)
+
+/* The library is linked from several files; only what CUDA has may be seen outside it. */
+#define INTERNAL __attribute__((visibility("hidden")))
+
+typedef struct {
+    char name[128];
+    size_t total_bytes;   /* as cudaMemGetInfo reports them */
+    size_t context_bytes; /* taken by the context, before any allocation */
+    int major, minor;     /* compute capability */
+    int multiprocessors;
+    int threads_per_multiprocessor;
+    int blocks_per_multiprocessor;
+    int registers_per_multiprocessor;
+    size_t shared_bytes_per_multiprocessor;
+    size_t shared_bytes_per_block_optin;
+    size_t shared_bytes_reserved_per_block;
+    size_t l2_bytes;
+    int integrated; /* shares its memory with the host, as a Jetson does */
+} Card;
+
+/* card.c */
+INTERNAL const Card *the_card(void);
+INTERNAL int device_count(void);
+/* A number in the environment, read each time, so that tests may change it in a running process. */
+INTERNAL size_t setting(const char *name, size_t otherwise);
+
+/* devices.c */
+INTERNAL int current_device(void);
+INTERNAL void fill_properties(struct cudaDeviceProp *properties, int device);
+/* One table for both APIs: cudaDeviceAttr and CUdevice_attribute number attributes alike. */
+INTERNAL int device_attribute(int which, int device);
+
+/* errors.c */
+INTERNAL cudaError_t fail(cudaError_t error);
+
+/* memory.c */
+INTERNAL size_t free_bytes(int device);
+/* Counts bytes as taken on a device; 0 where it has not as many left. */
+INTERNAL int charge(int device, size_t bytes);
+INTERNAL void discharge(int device, size_t bytes);
+/* Addresses of a device, with (`charged`) or without memory behind them; NULL where it has none. */
+INTERNAL void *take_addresses(int device, size_t bytes, int charged);
+INTERNAL int give_addresses_back(void *pointer);
+/* Whose memory an address is; -1 of none. */
+INTERNAL int device_of(const void *pointer);
+INTERNAL int has_context(int device);
+
+/* values.c */
+INTERNAL void copy_values(void *to, const void *from, size_t bytes);
+INTERNAL void set_values(void *to, int value, size_t bytes);
+INTERNAL void forget_values(const void *start, size_t bytes);
+INTERNAL void note_kernel(void);
+
+#endif

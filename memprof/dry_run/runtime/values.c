@@ -1,0 +1,157 @@
+/* Values: what the program copied to a device can be copied back; everything else reads as zeros.
+ *
+ * No kernel runs, so what a kernel would have written is not there. Memory that the allocator hands
+ * out again still holds what was copied into it before, and a count that is read from there would
+ * size tensors by nonsense. Therefore a copy is known until torch hands out its block anew. Every
+ * reading that a kernel may have had a hand in is told to a listener: there the program depends on
+ * values.
+ */
+#include "stand_in.h"
+
+#include <dlfcn.h>
+
+#define MOST_COPIES 4096
+/* A larger copy is weights or data, whose values are not read back; it would cost the host as much
+ * memory as the card. */
+#define LARGEST MIB
+#define BYTES (-1)
+
+typedef struct {
+    const char *start;
+    size_t bytes;
+    unsigned long long kernels; /* launched before */
+    int fill;                   /* the byte that it was set to, or BYTES: they lie at its address */
+} Copy;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static Copy copies[MOST_COPIES]; /* a ring: the oldest is forgotten */
+static size_t copies_made;
+static unsigned long long kernels;
+static void (*listener)(size_t bytes, int copied_in);
+
+/* Called by the process that is run, through ctypes. `listener` hears of each copy to the host of
+ * `bytes` that a kernel may have written; `copied_in` where they are given as the host once wrote
+ * them, else they are zeros. Any thread may call it, with or without the interpreter's lock. */
+void memprof_dry_run_listen(void (*function)(size_t bytes, int copied_in)) { listener = function; }
+
+void note_kernel(void) { __atomic_fetch_add(&kernels, 1, __ATOMIC_RELAXED); }
+static unsigned long long kernels_launched(void) { return __atomic_load_n(&kernels, __ATOMIC_RELAXED); }
+
+/* -- what is known, under the lock --------------------------------------------------------------- */
+
+static size_t copies_kept(void) { return copies_made < MOST_COPIES ? copies_made : MOST_COPIES; }
+
+static void forget_locked(const char *start, size_t bytes) {
+    for (size_t i = 0; i < copies_kept(); i++)
+        if (copies[i].start < start + bytes && start < copies[i].start + copies[i].bytes) copies[i].bytes = 0;
+}
+static void remember_locked(const char *start, size_t bytes, int fill) {
+    forget_locked(start, bytes);
+    copies[copies_made++ % MOST_COPIES] = (Copy){start, bytes, kernels_launched(), fill};
+}
+/* The copy that a range can be read from, or NULL. */
+static const Copy *copy_behind_locked(const char *start, size_t bytes) {
+    for (size_t i = 0; i < copies_kept(); i++)
+        if (copies[i].start <= start && start + bytes <= copies[i].start + copies[i].bytes) return &copies[i];
+    return NULL;
+}
+
+void forget_values(const void *start, size_t bytes) {
+    pthread_mutex_lock(&lock);
+    forget_locked(start, bytes);
+    pthread_mutex_unlock(&lock);
+}
+
+/* torch's allocator calls this function of its own for each block that it hands out (bytes above 0)
+ * or takes back; it passes the call on to a profiler, if one runs. Being loaded before torch, this
+ * one is called instead, and what lay in a block is forgotten when it is handed out. A Device is two
+ * bytes, which are passed as a number. */
+void _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(void *block, int64_t bytes, size_t allocated,
+                                                            size_t reserved, uint16_t device) {
+    static void (*torchs)(void *, int64_t, size_t, size_t, uint16_t);
+    if (bytes > 0 && device_of(block) >= 0) forget_values(block, (size_t)bytes);
+    if (!torchs) torchs = dlsym(RTLD_NEXT, "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE");
+    if (torchs) torchs(block, bytes, allocated, reserved, device);
+}
+
+/* -- copies -------------------------------------------------------------------------------------- */
+
+static void copy_in(void *to, const void *from, size_t bytes) {
+    pthread_mutex_lock(&lock);
+    if (bytes <= LARGEST) {
+        remember_locked(to, bytes, BYTES);
+        memcpy(to, from, bytes);
+    } else {
+        forget_locked(to, bytes);
+    }
+    pthread_mutex_unlock(&lock);
+}
+static void copy_out(void *to, const void *from, size_t bytes) {
+    pthread_mutex_lock(&lock);
+    const Copy *behind = copy_behind_locked(from, bytes);
+    int certain = behind && behind->kernels == kernels_launched();
+    int copied_in = behind && behind->fill == BYTES;
+    if (copied_in) memcpy(to, from, bytes);
+    else memset(to, behind ? behind->fill : 0, bytes);
+    pthread_mutex_unlock(&lock);
+    if (!certain && listener) listener(bytes, copied_in);
+}
+static void copy_between(void *to, const void *from, size_t bytes) {
+    pthread_mutex_lock(&lock);
+    const Copy *behind = bytes <= LARGEST ? copy_behind_locked(from, bytes) : NULL;
+    if (behind) {
+        unsigned long long before = behind->kernels;
+        int fill = behind->fill;
+        if (fill == BYTES) memmove(to, from, bytes);
+        remember_locked(to, bytes, fill);
+        copies[(copies_made - 1) % MOST_COPIES].kernels = before; /* no fresher than what it was made from */
+    } else {
+        forget_locked(to, bytes);
+    }
+    pthread_mutex_unlock(&lock);
+}
+void copy_values(void *to, const void *from, size_t bytes) {
+    int to_device = device_of(to) >= 0, from_device = device_of(from) >= 0;
+    if (!bytes) return;
+    if (to_device && from_device) copy_between(to, from, bytes);
+    else if (to_device) copy_in(to, from, bytes);
+    else if (from_device) copy_out(to, from, bytes);
+    else memmove(to, from, bytes);
+}
+
+/* Nothing is written: the byte is remembered instead, so that zeroed gradients cost no memory. */
+void set_values(void *to, int value, size_t bytes) {
+    if (!bytes) return;
+    if (device_of(to) < 0) {
+        memset(to, value, bytes);
+        return;
+    }
+    pthread_mutex_lock(&lock);
+    remember_locked(to, bytes, value & 0xff);
+    pthread_mutex_unlock(&lock);
+}
+
+/* -- the runtime's names ------------------------------------------------------------------------- */
+
+cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
+    return copy_values(to, from, bytes), cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream) {
+    return copy_values(to, from, bytes), cudaSuccess;
+}
+cudaError_t cudaMemcpyPeer(void *to, int device, const void *from, int other, size_t bytes) {
+    return copy_values(to, from, bytes), cudaSuccess;
+}
+cudaError_t cudaMemcpyPeerAsync(void *to, int device, const void *from, int other, size_t bytes, cudaStream_t stream) {
+    return copy_values(to, from, bytes), cudaSuccess;
+}
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                              size_t height, enum cudaMemcpyKind kind, cudaStream_t stream) {
+    for (size_t row = 0; row < height; row++)
+        copy_values((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width);
+    return cudaSuccess;
+}
+cudaError_t cudaMemset(void *to, int value, size_t bytes) { return set_values(to, value, bytes), cudaSuccess; }
+cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream) {
+    return set_values(to, value, bytes), cudaSuccess;
+}

@@ -1,0 +1,79 @@
+"""Whether a program fits on the card that it was run for, and by how much."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memprof.report.device_summary import DeviceFigures, PeakMoment
+from memprof.report.summary import Summary
+from memprof.run import Run
+from memprof.units import format_bytes
+
+__all__ = ["Fit", "fits"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The answer for one card; bytes."""
+
+    device: str
+    fits: bool
+    """No request for memory failed."""
+    total_bytes: int
+    """Of the card."""
+    context_bytes: int
+    """Of that, what CUDA's context is taken to hold."""
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    left_bytes: int
+    """What torch could have reserved besides, at its peak."""
+    step: int
+    """Of the peak of allocated bytes; -1 where it was in none."""
+    phase: str
+    module: str
+    line: str
+
+    def __str__(self) -> str:
+        """The answer in a line."""
+        allocated = format_bytes(self.peak_allocated_bytes)
+        reserved = format_bytes(self.peak_reserved_bytes)
+        took = f"{allocated} allocated and {reserved} reserved at the most"
+        total = format_bytes(self.total_bytes)
+        if not self.fits:
+            return f"does not fit: memory ran out at {took}, of {total}"
+        return f"fits: {took}; {format_bytes(self.left_bytes)} of {total} left"
+
+    @property
+    def where(self) -> str:
+        """When the peak of allocated bytes was, in words."""
+        parts = [f"step {self.step}"] if self.step >= 0 else []
+        parts += [self.phase] if self.phase not in ("", "unknown", "other") else []
+        parts += [part for part in (self.module, self.line) if part]
+        return ", ".join(parts)
+
+
+def fits(run: Run, summary: Summary) -> tuple[Fit, ...]:
+    """The answer for each card on which something was allocated; none if it was no dry run."""
+    if run.header.dry_run is None:
+        return ()
+    context_bytes = run.header.dry_run.context_bytes
+    used = [d for d in summary.devices if d.device.startswith("cuda") and d.peak_reserved_bytes]
+    return tuple(_fit(device, context_bytes) for device in used)
+
+
+def _fit(device: DeviceFigures, context_bytes: int) -> Fit:
+    peak: PeakMoment | None = device.peak
+    left = device.total_bytes - context_bytes - device.peak_reserved_bytes
+    return Fit(
+        device=device.device,
+        fits=not device.ooms,
+        total_bytes=device.total_bytes,
+        context_bytes=context_bytes,
+        peak_allocated_bytes=device.peak_allocated_bytes,
+        peak_reserved_bytes=device.peak_reserved_bytes,
+        left_bytes=max(left, 0),
+        step=peak.step if peak else -1,
+        phase=peak.phase if peak else "",
+        module=peak.module if peak else "",
+        line=peak.site if peak else "",
+    )

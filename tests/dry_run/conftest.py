@@ -1,0 +1,49 @@
+"""Programs run on simulated cards by the Python of the tests, where its torch has CUDA."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from memprof.dry_run.build import compiler, find_torch
+from memprof.errors import MissingError
+
+ROOT = Path(__file__).resolve().parents[2]
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session")
+def dry_run() -> Run:
+    """Runs ``memprof dry-run`` with these words; skips where there is no torch with CUDA."""
+    try:
+        find_torch()
+        compiler()
+    except MissingError as missing:
+        pytest.skip(f"needs a torch with CUDA and a C compiler: {missing.message}")
+    # Tests that run below a card of their own start from none, as a user's shell does.
+    kept = ("LD_PRELOAD", "LD_LIBRARY_PATH")
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in kept and (not name.startswith("MEMPROF") or name == "MEMPROF_CACHE")
+    }
+    folders = [str(ROOT / folder) for folder in (".", "cli", "dashboards")]
+    environment["PYTHONPATH"] = os.pathsep.join(folders)
+
+    def run(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "memprof_cli", "dry-run", *map(str, words)],
+            env=environment,
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+
+    return run

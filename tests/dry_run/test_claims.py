@@ -1,0 +1,151 @@
+"""A simulated card, as torch's own CUDA code finds it; `claims.py` is what runs below."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from memprof.dry_run.cards import Card, listed
+
+CLAIMS = Path(__file__).with_name("claims.py")
+MIB = 1 << 20
+LARGE_WORKSPACE, WORKSPACE = 32 * MIB, 8_519_680
+"""What torch takes for cuBLAS on a card of capability 9.0, and on those before."""
+
+
+@pytest.fixture(scope="module")
+def found(dry_run, tmp_path_factory):
+    """What a program found on a card; each card is asked once."""
+
+    @cache
+    def claims(name: str) -> dict[str, dict]:
+        folder = tmp_path_factory.mktemp(name)
+        words = ["--gpu", name, "--gpus", 2, "--no-record", sys.executable, CLAIMS]
+        done = dry_run(*words, cwd=folder)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert list(folder.iterdir()) == []
+        return json.loads(done.stdout)
+
+    return claims
+
+
+@pytest.fixture(scope="module", params=["h100", "t4"])
+def card(request) -> str:
+    return request.param
+
+
+def described(name: str) -> Card:
+    return listed()[name]
+
+
+def test_torch_sees_the_figures_of_the_card(found, card):
+    told, wanted = found(card)["card"], described(card)
+    assert told["name"] == wanted.name
+    assert told["total"] == told["total_by_driver"] == wanted.total_bytes
+    assert told["multiprocessors"] == wanted.multiprocessors
+    assert ".".join(map(str, told["capability"])) == wanted.capability
+    assert told["count"] == 2
+
+
+def test_the_context_is_taken_from_what_is_free(found, card):
+    told, wanted = found(card)["card"], described(card)
+    assert told["free"] == wanted.total_bytes - wanted.context_bytes
+
+
+def test_a_t4_has_no_bfloat16(found):
+    if found("t4")["card"]["bf16"] is None:
+        pytest.skip("this torch takes emulation for support")
+    assert not found("t4")["card"]["bf16"]
+    assert found("h100")["card"]["bf16"]
+
+
+def test_all_that_is_free_can_be_had_and_not_a_page_more(found, card):
+    told = found(card)["memory"]
+    assert told["refused"]
+    assert told["left"] < 2 * MIB
+    assert told["all_back"]
+
+
+def test_memory_of_the_card_takes_none_of_the_host(found, card):
+    assert found(card)["memory"]["host_mib"] < 100
+
+
+@pytest.mark.parametrize(("name", "each"), [("h100", LARGE_WORKSPACE), ("t4", WORKSPACE)])
+def test_each_thread_that_multiplies_has_a_handle_and_so_a_workspace(found, name, each):
+    told = found(name)["workspaces"]
+    if not told["one_thread"]:
+        pytest.skip("this torch, as from 2.15, takes no workspace for such a product")
+    assert (told["one_thread"], told["two_threads"]) == (each, 2 * each)
+
+
+def test_operators_run_that_divide_by_figures_of_the_card(found, card):
+    assert found(card)["operators"] == {
+        "svd": [8],
+        "inverse": [8, 8],
+        "qr": [8, 8],
+        "fft": [8, 8],
+        "sparse": [8, 8],
+        "convolution": [2, 3, 32, 32],
+        "attention": [2, 4, 128, 64],
+        "topk": [100, 7],
+        "sort": [100, 5000],
+        "nonzero": [0, 2],
+        "unique": found(card)["operators"]["unique"],
+        "mask": [0],
+        "median": [5000],
+    }
+
+
+def test_a_recurrent_net_is_refused_with_the_way_around(found, card):
+    told = found(card)["recurrent"]
+    assert "torch.backends.cudnn.enabled = False" in told["refused"]
+    assert told["shape"] == [5, 2, 8]
+
+
+def test_pinned_memory_is_known_by_its_address(found, card):
+    assert found(card)["pinned"] == {"plain": False, "pinned": True, "inside": True}
+
+
+def test_values_are_what_was_copied_in_or_zeros_and_never_leftovers(found, card):
+    assert found(card)["values"] == {
+        "part": 6,
+        "clone": [5, 6, 7],
+        "whole": [5, 6, 7],
+        "part_after_kernels": 7,
+        "made": [0, 0, 0],
+        "first_of_leftover": 0,
+        "zeros": [0.0, 0.0, 0.0, 0.0],
+    }
+
+
+def test_streams_and_events_have_happened_in_order(found, card):
+    assert found(card)["streams"] == {"happened": True, "in_order": True}
+
+
+def test_a_card_describes_itself_as_it_was_described(dry_run, tmp_path):
+    wanted = described("l40s")
+    doctor = [sys.executable, "-m", "memprof_cli", "doctor", "--describe-gpu"]
+    done = dry_run("--gpu", "l40s", "--no-record", *doctor, cwd=tmp_path)
+    told = json.loads(done.stdout)
+    told.pop("sources")
+    if not told["l2_bytes"]:
+        told.pop("l2_bytes")  # which torch tells from 2.5 on
+    assert told == {name: getattr(wanted, name) for name in told}
+
+
+def test_code_that_this_torch_has_not_for_a_card_fails_as_it_would_there(dry_run, tmp_path):
+    script = tmp_path / "add.py"
+    script.write_text(
+        "import torch\n"
+        "print('sm_70' in torch.cuda.get_arch_list(), flush=True)\n"
+        "torch.ones(3, device='cuda') + 1\n"
+    )
+    done = dry_run("--gpu", "v100-16gb", "--no-record", sys.executable, script, cwd=tmp_path)
+    if done.stdout.strip() == "True":
+        assert done.returncode == 0, done.stderr
+    else:
+        assert "no kernel image is available" in done.stderr
