@@ -28,7 +28,7 @@ GPU_READY :=
 endif
 endif
 endif
-gpu gpu-all: export PYTHONPATH := $(CURDIR):$(CURDIR)/cli:$(CURDIR)/dashboards:$(PYTHONPATH)
+gpu gpu-all stub: export PYTHONPATH := $(CURDIR):$(CURDIR)/cli:$(CURDIR)/dashboards:$(PYTHONPATH)
 
 help:  ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile

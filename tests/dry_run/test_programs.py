@@ -1,7 +1,7 @@
 """Public programs in a dry run against what a real card recorded of them: `../shared/programs`.
 
-The card is not named in the snapshots. It has 8.125 MiB of workspace for cuBLAS, so it is no Hopper, and of
-the cards of the list an L40S gives all that was recorded.
+The snapshots do not name their card. It has 8.125 MiB of workspace for cuBLAS, so it is no Hopper;
+an L40S was chosen because it gives all that was recorded.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ def test_between_windows_the_cause_is_judged_by_blocks_and_counters(tmp_path, so
             model(torch.ones(4096, 2048, device="cuda")).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-            kept.append(floats(24))
+            kept.append(floats(6))  # so many steps that counters are looked at often enough
 
     def tracked():
         with memprof.track(
