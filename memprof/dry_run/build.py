@@ -164,7 +164,7 @@ def _is_ours(library: Path) -> bool:
 
 def _compile(folder: Path, torch: Torch, command: Sequence[str]) -> Path:
     rest, made = folder / "rest.c", folder / LIBRARY
-    names = sorted(_functions_asked_for(torch))
+    names = sorted(functions_asked_for(torch))
     sizes = with_sizes_of_zero(names, torch.folder.parent)
     rest.write_text(_answering_success(names, sizes), encoding="ascii")
     options = [
@@ -208,7 +208,7 @@ def _first_error(text: str) -> str:
     return next((line for line in lines if "error" in line), " ".join(lines[:1]) or "no message")
 
 
-def _functions_asked_for(torch: Torch) -> set[str]:
+def functions_asked_for(torch: Torch) -> set[str]:
     """Every function of CUDA that torch links with or that is asked for by its name."""
     header = next(place / "cuda.h" for place in torch.includes if (place / "cuda.h").exists())
     text = header.read_text(errors="replace")

@@ -17,7 +17,7 @@ from memprof.units import format_bytes, parse_bytes
 
 __all__ = ["Card", "card_named", "described", "figures_of_capability", "listed"]
 
-_LISTED = Path(__file__).with_name("cards.json")
+LISTED = Path(__file__).with_name("cards.json")
 _LIKE = "a100-80gb"
 """The card whose other figures one has that is only a size."""
 _FILLERS = re.compile(r"\b(nvidia|geforce|tesla|generation)\b|[\s_]+")
@@ -129,7 +129,7 @@ def figures_of_capability(capability: str) -> Mapping[str, int]:
 
 @cache
 def _document() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(_LISTED.read_text(encoding="utf-8"))
+    document: dict[str, Any] = json.loads(LISTED.read_text(encoding="utf-8"))
     return document
 
 

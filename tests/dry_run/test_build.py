@@ -100,7 +100,7 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(tmp_path, monkeypatc
     failing.write_text("#!/bin/sh\necho 'x.c:1: error: no such luck' >&2\nexit 1\n")
     failing.chmod(0o755)
     monkeypatch.setattr(building, "compiler", lambda: (str(failing),))
-    monkeypatch.setattr(building, "_functions_asked_for", lambda _: {"cudaNothing"})
+    monkeypatch.setattr(building, "functions_asked_for", lambda _: {"cudaNothing"})
     monkeypatch.setenv("MEMPROF_CACHE", str(tmp_path / "cache"))
     with pytest.raises(MissingError, match="error: no such luck"):
         build(Torch(tmp_path, "2.99", ()))

@@ -126,5 +126,5 @@ def test_the_library_reads_every_figure_of_a_card():
     lines = dict(line.split("=", 1) for line in listed()["h100"].lines.splitlines())
     assert lines["name"] == "NVIDIA H100 80GB HBM3"
     assert (lines["major"], lines["minor"]) == ("9", "0")
-    source = (listed.__globals__["_LISTED"].parent / "runtime" / "card.c").read_text()
+    source = (listed.__globals__["LISTED"].parent / "runtime" / "card.c").read_text()
     assert [name for name in lines if f'"{name}"' not in source] == []

@@ -19,7 +19,7 @@ import pytest
 
 from memprof.errors import FileFormatError, MemprofError
 from memprof.records import SCHEMA_VERSION, Finding, Footer, Header, Note, Record
-from memprof.runfile import reader as runfile
+from memprof.runfile import writer as writing
 from memprof.runfile.reader import Damage, decode_events, decode_state, read_records
 from memprof.runfile.writer import RunWriter, encode_state, encode_trace
 from memprof.testing import TraceBuilder, run_records, write_run
@@ -237,7 +237,7 @@ def test_a_file_system_of_its_own_may_raise_what_it_likes(
         def close(self) -> None:
             raise RuntimeError("closed already")
 
-    monkeypatch.setattr("memprof.runfile.reader.create_sink", lambda _: Broken())
+    monkeypatch.setattr("memprof.runfile.writer.create_sink", lambda _: Broken())
     writer = RunWriter(tmp_path / "run.json", HEADER)
     writer.write(Note("a", "b"))
     writer.close()
@@ -248,7 +248,7 @@ def test_a_file_system_of_its_own_may_raise_what_it_likes(
 def test_a_forked_child_writes_nothing_into_its_parents_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writes, goes_on, create = threading.Event(), threading.Event(), runfile.create_sink
+    writes, goes_on, create = threading.Event(), threading.Event(), writing.create_sink
 
     class Slow:
         """Holds the thread that writes, and with it the writer's lock, once it is told to."""
@@ -264,7 +264,7 @@ def test_a_forked_child_writes_nothing_into_its_parents_file(
             self.file.write(data)
 
     sinks: list[Slow] = []
-    monkeypatch.setattr(runfile, "create_sink", lambda path: sinks.append(Slow(path)) or sinks[0])
+    monkeypatch.setattr(writing, "create_sink", lambda path: sinks.append(Slow(path)) or sinks[0])
     writer = RunWriter(tmp_path / "run.json", HEADER)
     writer.write(Note("parent", "before"))
     sinks[0].is_slow = True

@@ -67,12 +67,12 @@ class Watch:
         self._mode = self._kind()
         self._rules: list[dict[Any, Any]] = []
         self._thread = 0
-        self._is_pushed = False
+        self._is_pushed = self._infers = False
 
     def push(self) -> None:
         """Start in the calling thread, to be undone by `pop`."""
         self._thread = threading.get_ident()
-        self._is_pushed = True
+        self._is_pushed, self._infers = True, _infers()
         self._teach_higher_order_operators()
         above = _pop_user_modes()
         _push(self._mode)
@@ -84,8 +84,9 @@ class Watch:
 
         It cannot be had from another thread, nor from within `dispatch`: there torch has put it
         aside, and puts it back afterwards; after a backward pass torch puts back the stack that
-        there was before. Then it does nothing any more from now on, `pop_left` takes it in its own
-        thread, and `leave_soon` from the main thread's.
+        there was before; and where ``torch.inference_mode`` began after it (see `is_remembered`).
+        Then it does nothing any more from now on, `pop_left` takes it in its own thread, and
+        `leave_soon` from the main thread's.
         """
         if not self._is_pushed:
             return True
@@ -96,6 +97,14 @@ class Watch:
         _left.append(self)
         return False
 
+    def renew(self) -> None:
+        """Go on where the program has left a ``torch.inference_mode`` in which `push` was called.
+
+        The mode is still on the stack then, and torch does not ask it any more.
+        """
+        if self._is_pushed and not self.is_elsewhere and not _is_asked() and self._take():
+            self.push()
+
     @property
     def is_elsewhere(self) -> bool:
         """Whether the calling thread is another one than the mode's."""
@@ -103,7 +112,7 @@ class Watch:
 
     def _take(self) -> bool:
         """Whether the mode was on the calling thread's stack, and is no more."""
-        if self.is_elsewhere or _in_backward():
+        if self.is_elsewhere or _in_backward() or self.is_remembered():
             return False
         modes = _pop_user_modes()
         for mode in reversed(modes):
@@ -115,6 +124,15 @@ class Watch:
             table.pop(self._kind, None)
         self._rules.clear()
         return True
+
+    def is_remembered(self) -> bool:
+        """Whether torch will ask for a mode when the program leaves a block that it is in.
+
+        ``torch.inference_mode`` puts back what there was as it began, and with it that a mode is to
+        be asked. If there is none by then, every operator of the program fails
+        (``c10::InferenceMode``, PythonFallbackKernel.cpp; 2.4 to 2.15).
+        """
+        return self._infers is not _infers() and _is_asked()
 
     def _teach_higher_order_operators(self) -> None:
         """Before torch 2.7 a higher-order operator refuses a mode that it has no rule for."""
@@ -149,6 +167,19 @@ def _pass_on(_mode: Any, func: Any, _types: Any, args: Any = (), kwargs: Any = N
     return out
 
 
+def _infers() -> bool:
+    import torch
+
+    return torch.is_inference_mode_enabled()
+
+
+def _is_asked() -> bool:
+    """Whether torch asks the modes of this thread about every operator."""
+    import torch
+
+    return torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.Python)
+
+
 def _in_backward() -> bool:
     import torch
 
@@ -164,7 +195,7 @@ class _Leaving(MainThread):
 
     def _run(self) -> None:
         pop_left()
-        if not _in_backward() and any(not one.is_elsewhere for one in _left):
+        if _can_be_taken():
             self.request()
 
 
@@ -177,8 +208,15 @@ def leave_soon() -> None:
     Called at the end of that: each instruction of Python in between tries in vain.
     """
     is_main = threading.current_thread() is threading.main_thread()
-    if _left and is_main and not _in_backward():
+    if _left and is_main and _can_be_taken():
         _leaving.request()
+
+
+def _can_be_taken() -> bool:
+    """Whether one that was left comes off this thread's stack once the operator has returned."""
+    return not _in_backward() and any(
+        not one.is_elsewhere and not one.is_remembered() for one in _left
+    )
 
 
 def _rule(operator: Any) -> Callable[..., Any]:

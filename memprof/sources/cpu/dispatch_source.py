@@ -138,6 +138,8 @@ class CpuSource:
     def counters(self) -> Sequence[Counters]:
         """Bytes of the storages that are known; outside a window new ones are not seen."""
         pop_left()
+        if self._watch is not None:
+            self._watch.renew()
         if self._leave_if_due() and not self._has_recorded:
             return []
         if not self._recording:

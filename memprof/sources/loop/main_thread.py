@@ -102,7 +102,8 @@ class _Waiting:
     def __bool__(self) -> bool:
         QUEUED.discard(self)
         self._slot.release()
-        self._run()
+        if not sys.is_finalizing():  # torch is being taken apart
+            self._run()
         return False  # the queue takes anything else for an error
 
 
