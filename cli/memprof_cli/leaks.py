@@ -191,6 +191,8 @@ def _print(run: Run, found: Sequence[Found]) -> None:
     if not found:
         console.print(Text(_nothing(run)))
         return
+    if not any(one.kind in _LEAKS for one in found):
+        console.print(Padding(Text(_no_growth(run)), (0, 0, 1, 0)))
     for number, one in enumerate(found, start=1):
         console.print(_finding(number, one))
     first = next((one for one in found if one.remedies), None)
@@ -212,6 +214,15 @@ def _nothing(run: Run) -> str:
     if steps < _ENOUGH_STEPS:
         return f"nothing found in {steps} steps; record at least {_ENOUGH_STEPS} to see a leak"
     return f"no leak in {format_count(steps)} steps"
+
+
+def _no_growth(run: Run) -> str:
+    """The answer to the question that was asked, where only other things were found."""
+    steps = _steps(run)
+    if 0 < steps < _ENOUGH_STEPS and not is_bare_state(run):
+        few = "1 step is" if steps == 1 else f"{steps} steps are"
+        return f"{few} too few to see a leak: record at least {_ENOUGH_STEPS}; what else was found:"
+    return f"{_nothing(run)}; what else was found:"
 
 
 def _steps(run: Run) -> int:
@@ -236,6 +247,8 @@ def _finding(number: int, one: Found) -> RenderableType:
 
 
 def _kind(one: Found) -> str:
+    if one.is_tentative:
+        return "perhaps"  # it may well be meant
     return one.kind.value.replace("_", " ")
 
 

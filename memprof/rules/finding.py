@@ -124,3 +124,8 @@ class Found:
     """The name of the rule that matched, where it is one of `memprof.rules`."""
     match: Any = None
     """What a rule of waste matched, for its words and its advice."""
+
+    @property
+    def is_tentative(self) -> bool:
+        """Whether it may well be meant: a data set on the device, a buffer of fixed size."""
+        return self.match is not None and self.match.tentative

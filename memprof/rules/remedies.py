@@ -50,9 +50,18 @@ def with_remedies(found: Found, run: Run) -> Found:
     best: dict[str, _OfRule] = {}
     for one in advice:
         best.setdefault(one.advice.fix, one)
-    first = [one._replace(advice=_of_what_ran(one.advice, case)) for one in best.values()][:_MOST]
+    ranked = sorted(best.values(), key=lambda one: _is_there_already(one.advice, found))
+    first = [one._replace(advice=_of_what_ran(one.advice, case)) for one in ranked[:_MOST]]
     first.sort(key=lambda one: one.advice.remains >= 1)
     return replace(found, remedies=tuple(_remedy(*one, case) for one in first))
+
+
+def _is_there_already(advice: Advice, found: Found) -> bool:
+    """Whether it would move to the host what lies there at its peak: that helps on a GPU only.
+
+    What grows is asked for on the CPU mostly to learn what it will do on a GPU.
+    """
+    return advice.fix == "cpu_offload" and found.device == "cpu" and not found.bytes_per_step
 
 
 def _on_growth(case: Case) -> Iterator[_OfRule]:

@@ -47,9 +47,14 @@ def findings_of(program: Program, path: Path, steps: int = 16) -> tuple[Found, .
     with memprof.track(path, sources=["cpu"], allowance_s=600) as tracker:
         job = program()
         if callable(job):
-            for number in range(steps):
-                job(number)
-                tracker.step()
+            # when a collection comes by itself depends on what else this process has made
+            gc.disable()
+            try:
+                for number in range(steps):
+                    job(number)
+                    tracker.step()
+            finally:
+                gc.enable()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
         sys.excepthook = hook
