@@ -18,7 +18,7 @@ from memprof.rules.fixes import FIXES
 from memprof.rules.overlap import ANY_GROWTH, ANY_WASTE
 from memprof.rules.pages import page
 from memprof.rules.rule import EVERY_OTHER, WasteRule
-from tests.rules.recorded import findings_of, named_by, names
+from tests.rules.recorded import findings_of, findings_of_fork, named_by, names
 
 RULES = {rule.name: rule for rule in rules()}
 PARTS = ["The pattern", "Why it costs memory", "How memprof knows", "What to change"]
@@ -30,7 +30,8 @@ def programs_of(rule: str):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_it_fires_where_its_mistake_is_and_advises_its_fixes(rule, tmp_path):
-    found = findings_of(programs_of(rule).fires, tmp_path / "run.json")
+    made = findings_of_fork if RULES[rule] in growth_rules() else findings_of
+    found = made(programs_of(rule).fires, tmp_path / "run.json")
     advised = [r.fix for one in found for r in one.remedies if r.rule == rule]
     assert rule in {name for one in found for name in named_by(one)}
     assert list(undeclared(found, load(tmp_path / "run.json"))) == []
