@@ -38,6 +38,7 @@ _IN_MODEL = frozenset(
         LinkKind.OPTIMIZER_STATE,
     }
 )
+_ATTRIBUTES = frozenset({LinkKind.ATTRIBUTE, LinkKind.MODULE_ATTRIBUTE, LinkKind.BUFFER})
 _MOST_FILES = 64
 _SCALAR_BYTES = 512
 _MOSTLY = 0.5
@@ -144,6 +145,29 @@ class Case:
         return [place for place in found if place is not None]
 
     @cached_property
+    def assignments(self) -> list[Place]:
+        """Statements of methods that assign the attribute by which an object keeps a graph.
+
+        It is the last that a chain names before the graph; a holder's own line may only say where
+        the object comes from. What ``__init__`` assigns has no step's graph. None where several
+        classes assign an attribute of that name: which of them is meant is not known.
+        """
+        names = {name for holder in self.found.holders if (name := _last_attribute(holder))}
+        found = [
+            place
+            for program in (self.programs if names else ())
+            for node in ast.walk(program.tree)
+            if isinstance(node, ast.Assign)
+            and any(isinstance(t, ast.Attribute) and t.attr in names for t in node.targets)
+            and (place := self.place_at(program.filename, node.lineno)) is not None
+            and place.class_ is not None
+            and place.function is not None
+            and place.function.name != "__init__"
+        ]
+        classes = {id(place.class_) for place in found}
+        return found if len(classes) == 1 else []
+
+    @cached_property
     def frames(self) -> list[tuple[Frame, Place]]:
         """The user's frames of the stack, innermost first, with their statements."""
         found = []
@@ -247,6 +271,14 @@ class Case:
         """Whether a file is what the job ran; None where the recording has no digest of it."""
         digest = self.run.digests.get(program.filename)
         return digest == program.digest if digest is not None else None
+
+
+def _last_attribute(holder: Holder) -> str:
+    """The attribute or buffer that a graph hangs on; empty where it hangs on something else."""
+    kinds = [link.kind for link in holder.links]
+    first = next((at for at, kind in enumerate(kinds) if kind in THROUGH_GRAPH), 0)
+    last = holder.links[first - 1] if first else None
+    return last.name.rpartition(".")[2] if last is not None and last.kind in _ATTRIBUTES else ""
 
 
 def says(holder: Holder | None) -> str:

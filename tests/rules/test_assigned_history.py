@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from memprof.loading import load
+from memprof.rules.findings import findings
+from tests import forks
 from tests.rules.recorded import findings_of
 
 
@@ -63,3 +66,68 @@ def test_what_is_assigned_is_to_be_assigned_without_its_graph(tmp_path):
     first = found.remedies[0]
     assert found.rule == first.rule == "assigned-history"
     assert (first.fix, first.code) == ("detach", "self.running_mean = mixed")
+
+
+def test_the_line_is_that_of_the_class_and_not_where_its_object_was_made(tmp_path):
+    (found,) = in_file(tmp_path, NORMED)
+    assert found.rule == "assigned-history"
+    assert found.remedies[0].fix == "detach"
+    assert found.remedies[0].code.startswith("self.running_var = 0.1 * out.var(0)")
+
+
+def test_of_two_classes_with_the_attribute_none_is_named(tmp_path):
+    (found,) = in_file(tmp_path, TWIN + NORMED)
+    assert not any(one.code.startswith("self.running_var") for one in found.remedies)
+
+
+def in_file(folder, text):
+    """What is found in a recording of a script of its own."""
+    script = folder / "train.py"
+    script.write_text(text)
+    done = forks.run_file(script, folder / "run.json")
+    assert done.returncode == 0, done.stderr
+    return findings(load(folder / "run.json"))
+
+
+TWIN = """
+from torch import nn
+
+class Scaled(nn.Module):
+    def forward(self, x):
+        self.running_var = x.var(0)
+        return x
+"""
+NORMED = """
+import sys
+import memprof
+import torch
+from torch import nn
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        self.register_buffer("running_var", torch.ones(64))
+
+    def forward(self, x):
+        out = self.layer(x).tanh()
+        self.running_var = 0.1 * out.var(0) + 0.9 * self.running_var
+        return out / self.running_var.detach().sqrt()
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(nn.Sequential(nn.Linear(64, 64), Normed()))
+
+    def forward(self, x):
+        return self.features(x)
+
+def main():
+    model = Net()
+    with memprof.track(sys.argv[1], sources=["cpu"], allowance_s=600) as tracker:
+        for _ in range(24):
+            model(torch.randn(64, 64)).sum().item()
+            tracker.step()
+
+main()
+"""

@@ -63,3 +63,21 @@ def test_it_is_to_be_saved_for_the_backward_pass(tmp_path):
     assert (first.fix, first.code) == ("save_for_backward", "ctx.y = y")
     assert "+        ctx.save_for_backward(y)" in first.patch
     assert "+        return 3 * grad * ctx.saved_tensors[0].abs().pow(2 / 3)" in first.patch
+
+
+def through_layers():
+    layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def step(number):
+        h = torch.randn(WIDTH, WIDTH)
+        for layer in layers:
+            h = Cube.apply(layer(h))
+        h.sum().item()
+
+    return step
+
+
+def test_layers_that_hand_on_what_they_made_are_no_state_of_the_step_before(tmp_path):
+    found, *_ = findings_of(through_layers, tmp_path / "run.json")
+    assert found.remedies[0].fix == "save_for_backward"
+    assert "detach" not in {one.fix for one in found.remedies}

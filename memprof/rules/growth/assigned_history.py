@@ -48,7 +48,7 @@ class AssignedHistory(GrowthRule[Assigned]):
         """An attribute that is assigned what is made without it, and holds a graph."""
         if not case.graph:
             return None
-        for place in case.places:
+        for place in (*case.places, *case.assignments):
             statement = place.statement
             if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or statement.value is None:
                 continue

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from memprof.reference_chain import LinkKind
 from memprof.rules.case import Case
-from memprof.rules.kept_graphs import OF_ERRORS, of_many_steps, on_the_way, running_sum
+from memprof.rules.kept_graphs import CYCLES, OF_ERRORS, of_many_steps, on_the_way, running_sum
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import read_by_itself
 from memprof.source_code.patch import diff, wrapped
@@ -39,9 +39,9 @@ class CarriedState(GrowthRule[State]):
         """A name that a call makes from itself, where the graph hangs on no container."""
         if not case.graph or of_many_steps(case) or (case.direct and LinkKind.ITEM in case.links):
             return None
-        if case.links & OF_ERRORS:
-            return None  # ``h = layer(h)`` of a failed forward pass
-        near = on_the_way(case)
+        if case.links & OF_ERRORS or case.links & CYCLES:
+            return None  # ``h = layer(h)`` of one forward pass, which something else keeps
+        near = [*on_the_way(case), *case.assignments]
         if any(running_sum(place) is not None for place in near):
             return None
         states = (State(p, name, tuple(reads)) for p in near for name, reads in read_by_itself(p))
