@@ -8,6 +8,7 @@ from enum import Enum
 import msgspec
 
 __all__ = [
+    "CYCLES",
     "IN_PATHS",
     "THROUGH_GRAPH",
     "VARIABLES",
@@ -112,6 +113,8 @@ class LinkKind(str, Enum):
 
 THROUGH_GRAPH = frozenset({LinkKind.AUTOGRAD_NODE, LinkKind.SAVED_TENSOR, LinkKind.CTX_ATTRIBUTE})
 """Links by which autograd's graph keeps a tensor, and no name of the program."""
+CYCLES = frozenset({LinkKind.CYCLE, LinkKind.CPP_CYCLE})
+"""Links of what holds itself: no name of the program does."""
 
 
 _CONTAINERS = frozenset({LinkKind.ITEM, LinkKind.KEY, LinkKind.LRU_CACHE})

@@ -1,4 +1,4 @@
-"""``--fail-above``: whether every peak that was told stays within a budget, for CI."""
+"""``--fail-above``: whether every peak of a run stays within a budget, for CI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recorded trace and the model side by side: each event is predicted, then made true.
+"""Replay of a recorded trace beside the model: each event is predicted, then made true.
 
 The model says where an allocation goes before it learns where it went; a wrong answer is counted
 and put right, so that it does not spoil the answers after it. What the program or the driver

@@ -1,4 +1,4 @@
-"""Where new memory comes from, and torch's ladder of last resorts before it runs out.
+"""The order in which torch looks for memory for a request, up to the out-of-memory error.
 
 Rules: ``malloc`` and ``alloc_block`` in torch's ``CUDACachingAllocator.cpp``.
 """

@@ -1,4 +1,4 @@
-"""What a placement teaches about the state that a trace began in."""
+"""Inference of the allocator's first state from where it placed later allocations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""To which pool, stream and size class the segments of a trace belong, where no event says so."""
+"""The pool, stream and size class of each segment of a trace, where no event says so."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from itertools import takewhile
 import msgspec
 
 from memprof.records import Holder
-from memprof.reference_chain import VARIABLES, Link, LinkKind, breadth, is_field
+from memprof.reference_chain import CYCLES, VARIABLES, Link, LinkKind, breadth, is_field
 from memprof.referrers.roots import source_line
 from memprof.source_code.find_line import (
     assigned_in_class,
@@ -38,7 +38,6 @@ _LOCALS = frozenset({LinkKind.LOCAL, LinkKind.FRAME, LinkKind.GENERATOR, LinkKin
 _KNOWING = frozenset({LinkKind.BOUND_METHOD, LinkKind.CLOSURE, LinkKind.PARTIAL})
 _IN_MODULES = frozenset({LinkKind.PARAMETER, LinkKind.BUFFER, LinkKind.MODULE_ATTRIBUTE})
 _ATTRIBUTES = frozenset({LinkKind.ATTRIBUTE, LinkKind.MODULE_ATTRIBUTE})
-_CYCLES = frozenset({LinkKind.CYCLE, LinkKind.CPP_CYCLE})
 _HISTORIES = frozenset({"'Out'", "'_oh'"})
 _NO_LINE = frozenset(
     {
@@ -144,7 +143,7 @@ def _best_line(links: list[Link], files: list[str]) -> tuple[str, int]:
         if line:
             return filename, line
     surely, others = _by_merit(links)
-    back = _pointing_back(links, files) if links[0].kind in _CYCLES else ("", 0)
+    back = _pointing_back(links, files) if links[0].kind in CYCLES else ("", 0)
     lines = (
         *(_line_at(links, at) for at in surely),
         back,
@@ -196,7 +195,7 @@ def _by_merit(links: list[Link]) -> tuple[list[int], list[int]]:
     """Places in the chain, those whose line explains most first: what surely does, and others."""
     kinds = [one.kind for one in links]
     places = range(len(links))
-    following = [*kinds[1:], kinds[1] if kinds[0] in _CYCLES and len(kinds) > 1 else ""]
+    following = [*kinds[1:], kinds[1] if kinds[0] in CYCLES and len(kinds) > 1 else ""]
     keeps_exception = [
         at for at in places if (kinds[at], following[at]) == (LinkKind.FRAME, LinkKind.EXCEPTION)
     ]
@@ -222,7 +221,7 @@ def _by_merit(links: list[Link]) -> tuple[list[int], list[int]]:
         *interactive,
         *keeps_exception,
         *stores_graph,
-        *(_holding_methods(links) if kinds[0] in _CYCLES else []),
+        *(_holding_methods(links) if kinds[0] in CYCLES else []),
         *own,
     ]
     return list(dict.fromkeys(surely)), list(

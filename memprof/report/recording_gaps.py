@@ -1,4 +1,4 @@
-"""What a recording cannot tell, said in words, so that nobody takes silence for a clean bill."""
+"""What a recording could not see, as sentences for the report."""
 
 from __future__ import annotations
 

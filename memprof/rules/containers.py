@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memprof.records import Holder
-from memprof.reference_chain import Link, LinkKind, breadth
+from memprof.reference_chain import CYCLES, Link, LinkKind, breadth
 from memprof.rules.case import Case
 from memprof.source_code.idioms import Filling, checks_for_key, growing, last_name
 from memprof.source_code.program import FUNCTIONS, Place, bound_names
 
 __all__ = ["FilledContainer", "below_item", "filled_container", "filled_registry", "is_cache"]
-
-_CYCLES = frozenset({LinkKind.CYCLE, LinkKind.CPP_CYCLE})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +36,7 @@ def filled_container(case: Case) -> FilledContainer | None:
 
     None where a cycle or a memoized function holds the tensors: that is what is wrong then.
     """
-    if case.links & _CYCLES or LinkKind.LRU_CACHE in case.links:
+    if case.links & CYCLES or LinkKind.LRU_CACHE in case.links:
         return None
     for holder in case.found.holders:
         place = case.place_of(holder)

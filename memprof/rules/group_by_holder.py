@@ -9,12 +9,11 @@ from itertools import groupby
 import numpy as np
 
 from memprof.records import Finding, Holder
-from memprof.reference_chain import THROUGH_GRAPH, Link, LinkKind, largest_container, way
+from memprof.reference_chain import CYCLES, THROUGH_GRAPH, Link, LinkKind, largest_container, way
 from memprof.rules.growing_groups import GrowingGroup
 
 __all__ = ["Cluster", "clusters", "held_by", "outline"]
 
-_CYCLES = frozenset({LinkKind.CYCLE, LinkKind.CPP_CYCLE})
 _INSIDE = THROUGH_GRAPH | {
     LinkKind.BASE,
     LinkKind.GRAD,
@@ -109,7 +108,7 @@ def outline(holder: Holder) -> tuple[Hashable, ...]:
     The names down to the container that grows, else down to where the graph, the module or the
     optimizer begins; for a cycle the line that makes it.
     """
-    if holder.kind in _CYCLES:
+    if holder.kind in CYCLES:
         place = (holder.filename, holder.line) if holder.line else ("", 0)
         return (holder.kind, place)
     links = way(holder.links[: _depth(holder.links)])

@@ -21,7 +21,6 @@ from memprof.source_code.patch import before, diff, without_keyword
 from memprof.source_code.program import Place, Program, bound_names, calls_in, loaded_names
 
 __all__ = [
-    "CYCLES",
     "OF_ERRORS",
     "holding_places",
     "of_many_steps",
@@ -33,8 +32,6 @@ __all__ = [
 
 OF_ERRORS = frozenset({LinkKind.EXCEPTION, LinkKind.TRACEBACK, LinkKind.FRAME, LinkKind.LOG_RECORD})
 """Links by which a failed call keeps its variables: what they hold is not meant to stay."""
-CYCLES = frozenset({LinkKind.CYCLE, LinkKind.CPP_CYCLE})
-"""Links of what holds itself: no name hands it from step to step."""
 _STEPPING = ("backward", "grad", "step", "enable_grad", "set_grad_enabled")
 
 

@@ -52,7 +52,7 @@ class Match:
     saving: Saving | None = None
     """The peak with and without them; None where no replay can tell."""
     tentative: bool = False
-    """It may be meant: never a headline, and any other match about the same tensors is better."""
+    """It may be meant: never a report's verdict; another match about the same tensors is better."""
 
 
 @dataclass(frozen=True, slots=True)

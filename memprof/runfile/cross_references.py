@@ -1,4 +1,4 @@
-"""Records of a run file that speak of others, put where those have come to lie.
+"""Resolution of records that refer to others, once all of a run file has been read.
 
 The recorder numbers windows over all devices, and knows the owner of some bytes late.
 """

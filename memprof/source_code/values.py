@@ -1,4 +1,4 @@
-"""Values: what the source surely says that they are made of, and that is done with them."""
+"""What a variable of the user's source may hold, and what is done with it."""
 
 from __future__ import annotations
 

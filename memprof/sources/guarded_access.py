@@ -1,4 +1,4 @@
-"""Looking at the program's objects where one that raises costs itself and a note; finds nothing."""
+"""Reading of the program's objects: one that raises is left out, with a note."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The labels of a run by their rows, for work on whole columns; makes none."""
+"""Columns of step, phase and module by the row of a label, for work on whole traces."""
 
 from __future__ import annotations
 

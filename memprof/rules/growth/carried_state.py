@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memprof.reference_chain import LinkKind
+from memprof.reference_chain import CYCLES, LinkKind
 from memprof.rules.case import Case
-from memprof.rules.kept_graphs import CYCLES, OF_ERRORS, of_many_steps, on_the_way, running_sum
+from memprof.rules.kept_graphs import OF_ERRORS, of_many_steps, on_the_way, running_sum
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import read_by_itself
 from memprof.source_code.patch import diff, wrapped

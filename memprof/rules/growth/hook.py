@@ -6,14 +6,12 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memprof.reference_chain import LinkKind
+from memprof.reference_chain import CYCLES, LinkKind
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.program import FUNCTIONS, Place, calls_in, loaded_names
 
 __all__ = ["RULE"]
-
-_CYCLES = frozenset({LinkKind.CYCLE, LinkKind.CPP_CYCLE})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +50,7 @@ class Hook(GrowthRule[RegisteredHook]):
 
     def advice(self, cause: RegisteredHook, case: Case) -> Iterator[Advice]:
         """Break the cycle through it, or remove it."""
-        owner, in_cycle = cause.owner, bool(case.links & _CYCLES)
+        owner, in_cycle = cause.owner, bool(case.links & CYCLES)
         if cause.closes_over_owner and in_cycle:
             yield Advice(
                 "break_cycle",

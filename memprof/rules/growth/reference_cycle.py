@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memprof.records import Holder
-from memprof.reference_chain import LinkKind
+from memprof.reference_chain import CYCLES, LinkKind
 from memprof.rules.case import Case, says
 from memprof.rules.finding import Kind
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
@@ -14,7 +14,6 @@ from memprof.source_code.program import Place
 
 __all__ = ["RULE"]
 
-_CYCLES = frozenset({LinkKind.CYCLE, LinkKind.CPP_CYCLE})
 _OF_FUNCTIONS = frozenset({LinkKind.CLOSURE, LinkKind.BOUND_METHOD})
 _ATTRIBUTES = frozenset({LinkKind.ATTRIBUTE, LinkKind.MODULE_ATTRIBUTE})
 
@@ -38,7 +37,7 @@ class ReferenceCycle(GrowthRule[Cycle]):
 
     def match(self, case: Case) -> Cycle | None:
         """Tensors that only the collector frees, or a cycle in a chain of references."""
-        if case.found.kind is not Kind.CYCLE and not case.links & _CYCLES:
+        if case.found.kind is not Kind.CYCLE and not case.links & CYCLES:
             return None
         holder = case.found.holders[0] if case.found.holders else None
         return Cycle(holder, _closure(case) or case.place_of(holder) or case.site)

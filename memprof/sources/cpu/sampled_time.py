@@ -1,4 +1,4 @@
-"""What calls that are far too many to be timed each take together: some of them are timed."""
+"""An estimate of the time that very many short calls take together: only some are timed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work that may take a share of the time: done again when the last time's cost has spread."""
+"""A limit for work that may take a share of the time: repeated once its last cost is paid off."""
 
 from __future__ import annotations
 

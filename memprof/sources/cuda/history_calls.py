@@ -1,4 +1,4 @@
-"""Being told when the program itself calls torch's recorder of memory history; nothing recorded.
+"""Notice of the program's own calls to torch's recorder of memory history.
 
 torch does not say who turned its recorder on, and has one for all. So the C function that every
 caller goes through is replaced in a window, and only then.

@@ -1,4 +1,4 @@
-"""Which of the program's threads a stack is of, told by its outermost frames; nothing of labels."""
+"""Identification of the thread that made an allocation, by the outermost frames of its stack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of several things that happen again and again in a loop ends an iteration of it."""
+"""Detection of iterations in loops without an optimizer step: which repeated call ends one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What owners point at, now and when they are about to let go; no event is read here."""
+"""Samples of the addresses that parameters, gradients and optimizer states point at, over time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose a tensor is that outlives its step: a graph's that still saves it, or the program's."""
+"""Whether a tensor that outlives its step is saved by an autograd graph or kept by the program."""
 
 from __future__ import annotations
 
