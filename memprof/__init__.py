@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from memprof.referrers.list_tensors import tensors
     from memprof.run import Run
     from memprof.trace import Trace
-    from memprof.what_if.replay import replay
+    from memprof.what_if.changed_run import replay
 
 
 __all__ = [
@@ -58,7 +58,7 @@ _HOMES = {
     "annotate": "memprof.record.tracker",
     "holders": "memprof.referrers.find_holders",
     "load": "memprof.loading",
-    "replay": "memprof.what_if.replay",
+    "replay": "memprof.what_if.changed_run",
     "start": "memprof.record.tracker",
     "step": "memprof.record.tracker",
     "steps": "memprof.record.tracker",

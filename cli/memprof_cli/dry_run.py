@@ -21,7 +21,7 @@ from memprof.errors import MemprofError, SettingsError
 from memprof.loading import load
 from memprof.record.process import DEFAULT_PATH
 from memprof.report.summary import Summary, summarize
-from memprof.rules.findings import findings
+from memprof.rules.ranked_findings import findings
 from memprof.run import Run
 from memprof.units import format_bytes, parse_bytes
 from memprof.views.examination import examine

@@ -18,8 +18,8 @@ from memprof.errors import MemprofError
 from memprof.records import Holder, Site
 from memprof.report.recording_gaps import is_bare_state
 from memprof.rules.finding import Found, Kind, Remedy
-from memprof.rules.findings import findings
 from memprof.rules.pages import explained_by
+from memprof.rules.ranked_findings import findings
 from memprof.run import DeviceRun, Run
 from memprof.source_code.locate import not_here
 from memprof.source_code.merge_patches import merged

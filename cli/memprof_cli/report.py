@@ -15,11 +15,11 @@ from memprof.ranks.files import files_of, gathered, job_report
 from memprof.ranks.report import JobReport
 from memprof.report.summary import Summary, summarize
 from memprof.rules.finding import Found
-from memprof.rules.findings import findings
+from memprof.rules.ranked_findings import findings
 from memprof.trace import Action
 from memprof.units import parse_bytes
 from memprof.views.examination import Examination, examine
-from memprof.what_if.replay import DeviceWhatIf, replay
+from memprof.what_if.changed_run import DeviceWhatIf, replay
 from memprof_cli.limits import fail_above, job_peaks, peaks
 from memprof_cli.progress import progress
 from memprof_cli.ranks import job_json, print_job

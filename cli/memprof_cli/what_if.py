@@ -15,7 +15,7 @@ from memprof.allocator import MODELLED, OutOfMemory
 from memprof.trace import Trace
 from memprof.units import format_bytes, format_count
 from memprof.views.sites import site_name, sites
-from memprof.what_if.replay import (
+from memprof.what_if.changed_run import (
     AFRESH,
     DEFAULTS,
     OUTSIDE_TORCH,

@@ -15,7 +15,7 @@ from memprof.trace import Category, Phase, Tables
 from memprof.views.examination import Examination, examine
 from memprof.views.owners import CATEGORY_NAMES, PHASE_NAMES
 from memprof.views.sites import short_path, sites
-from memprof.what_if.replay import DeviceWhatIf
+from memprof.what_if.changed_run import DeviceWhatIf
 from memprof_dashboards import assets, findings, header, postmortem, whatif
 from memprof_dashboards.colors import CATEGORY_COLORS, OTHER_COLOR, PHASE_COLORS
 from memprof_dashboards.memory import MemoryFigure, memory_figure

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memprof.units import format_bytes, format_count, format_percent
-from memprof.what_if.replay import DeviceWhatIf, Fit, Row
+from memprof.what_if.changed_run import DeviceWhatIf, Fit, Row
 from memprof_dashboards.text import escaped
 
 __all__ = ["tables"]

@@ -1,7 +1,7 @@
 """An exact model of torch's CUDA caching allocator, and what it is good for.
 
 Settings and versions, the live model, the state at the start of a trace, layout of CPU tensors and
-exact replay live here; questions asked of replays live in ``memprof.what_if.replay``.
+exact replay live here; questions asked of replays live in ``memprof.what_if.changed_run``.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from memprof.allocator.counterfactual import (
 from memprof.allocator.driver import Driver
 from memprof.allocator.layout import layout
 from memprof.allocator.model import CachingAllocator
-from memprof.allocator.moments import Fragmentation, fragmentation, segment_map, segment_maps
 from memprof.allocator.outcome import Alive, Outcome, OutOfMemory
 from memprof.allocator.recorder import Recorder
-from memprof.allocator.replay import (
+from memprof.allocator.replay_check import (
     MODELLED,
     Replay,
     exact_sizes,
@@ -27,6 +26,12 @@ from memprof.allocator.replay import (
     replay_recorded,
 )
 from memprof.allocator.settings import AllocatorSettings, parse_settings, recorded_settings
+from memprof.allocator.state_over_time import (
+    Fragmentation,
+    fragmentation,
+    segment_map,
+    segment_maps,
+)
 from memprof.allocator.undo import start_state
 from memprof.allocator.versions import TieBreak, tie_break_of
 

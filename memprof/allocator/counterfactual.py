@@ -15,7 +15,7 @@ from memprof.allocator.driver import Driver
 from memprof.allocator.model import CachingAllocator
 from memprof.allocator.outcome import Outcome, OutOfMemory, PeakWatch, Stacks, out_of_memory
 from memprof.allocator.pools import ALLOCATED, FREE, ArenaKey, Block
-from memprof.allocator.replay import inferred_settings, retold
+from memprof.allocator.replay_check import inferred_settings, retold
 from memprof.allocator.settings import NO_LIMIT, AllocatorSettings
 from memprof.allocator.state import restore, start_owner
 from memprof.allocator.undo import AT_ONCE, calls, free_actions

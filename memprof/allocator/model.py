@@ -1,15 +1,15 @@
 """A live model of torch's CUDA caching allocator: the same calls, the same addresses.
 
-Here are allocation, splitting, freeing and merging. What comes from the driver is in ``ladder``,
-what goes back in ``release``, expandable segments in ``expandable``. Rules:
-``DeviceCachingAllocator`` in torch's ``CUDACachingAllocator.cpp``.
+Here are allocation, splitting, freeing and merging. What comes from the driver is in
+``search_order``, what goes back in ``release_segments``, expandable segments in ``expandable``.
+Rules: ``DeviceCachingAllocator`` in torch's ``CUDACachingAllocator.cpp``.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 
-from memprof.allocator import expandable, ladder, release
+from memprof.allocator import expandable, release_segments, search_order
 from memprof.allocator.driver import Driver
 from memprof.allocator.pools import (
     ADDRESS_BITS,
@@ -185,7 +185,7 @@ class CachingAllocator:
             return block
         size = self.rounded(requested)
         arena = self.arena(pool, stream, size <= SMALL_SIZE)
-        block = ladder.obtain(self, arena, size, owner)
+        block = search_order.obtain(self, arena, size, owner)
         return None if block is None else self.take(block, size, requested, owner)
 
     def rounded(self, requested: int) -> int:
@@ -354,5 +354,5 @@ class CachingAllocator:
     def empty_cache(self, pool: int | None = None) -> None:
         """``torch.cuda.empty_cache()``, or of one private pool that nobody uses any more."""
         if not self.capturing and (pool is None or pool in self.freeable_pools):
-            release.complete_pending(self, pool)
-        release.carry_out(self, release.cached_plan(self, pool))
+            release_segments.complete_pending(self, pool)
+        release_segments.carry_out(self, release_segments.cached_plan(self, pool))

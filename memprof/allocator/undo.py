@@ -16,8 +16,8 @@ from memprof.allocator.gaps import LiveBlocks, apart, is_tiled, live_blocks_of, 
 from memprof.allocator.pools import ArenaKey
 from memprof.allocator.ranges import RangeSet
 from memprof.allocator.rounding import round_size
+from memprof.allocator.segment_pools import Territory
 from memprof.allocator.settings import AllocatorSettings, recorded_settings
-from memprof.allocator.territory import Territory
 from memprof.trace import Action, BlockState, Events, Segments, State, Trace
 
 __all__ = ["AT_ONCE", "Beginning", "beginning", "calls", "free_actions", "start_state"]

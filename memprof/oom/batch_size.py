@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.allocator import Program
-from memprof.oom.moment import Moment
+from memprof.oom.stale_blocks import Moment
 from memprof.trace import Action, Category, Phase
 from memprof.views.steps import ooms
 

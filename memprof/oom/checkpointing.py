@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memprof.oom.moment import Moment
+from memprof.oom.stale_blocks import Moment
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Category, Frame, Phase
 from memprof.views.sites import short_path

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from memprof.oom.batch_size import of_the_passes, share_of_request
 from memprof.oom.failed_allocation import Failure
-from memprof.oom.moment import Moment
+from memprof.oom.stale_blocks import Moment
 from memprof.trace import Category, Phase, Tables
 
 __all__ = ["Precision", "computes_in", "halving", "weight_copies"]

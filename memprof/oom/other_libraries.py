@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from memprof.oom.failed_allocation import Failure
 from memprof.oom.layouts import idle_bytes
 from memprof.units import format_bytes
-from memprof.what_if.replay import OUTSIDE_TORCH
+from memprof.what_if.changed_run import OUTSIDE_TORCH
 
 __all__ = ["advice_for", "held_by", "is_full", "is_others", "is_reserved", "what_failed"]
 

@@ -13,11 +13,11 @@ import numpy as np
 
 from memprof.errors import MissingError
 from memprof.oom import other_libraries as beside
-from memprof.oom.contents import blocks_by_size, callers
+from memprof.oom.block_callers import blocks_by_size, callers
 from memprof.oom.failed_allocation import Failure, failures
 from memprof.oom.layouts import Layout, idle_bytes, layouts
-from memprof.oom.moment import Moment, left_behind, main_site
 from memprof.oom.remedies import Rescues, rescues
+from memprof.oom.stale_blocks import Moment, left_behind, main_site
 from memprof.run import Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Frame
@@ -27,7 +27,7 @@ from memprof.views.owners import Group, top
 from memprof.views.sites import NO_SITE, site_name
 from memprof.views.steps import allocated_trend
 from memprof.views.trend import Trend
-from memprof.what_if.replay import OUTSIDE_TORCH
+from memprof.what_if.changed_run import OUTSIDE_TORCH
 
 __all__ = ["Cause", "PostMortem", "Weight", "in_a_line", "post_mortems"]
 

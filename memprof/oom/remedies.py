@@ -26,12 +26,12 @@ from memprof.oom.batch_size import BatchSlope, batch_slope, resized
 from memprof.oom.checkpointing import recomputable
 from memprof.oom.failed_allocation import Failure
 from memprof.oom.half_precision import Precision, computes_in, halving, weight_copies
-from memprof.oom.moment import Moment, freed, left_behind, main_site, stale_gradients
+from memprof.oom.stale_blocks import Moment, freed, left_behind, main_site, stale_gradients
 from memprof.trace import Action, Trace
 from memprof.units import format_bytes, format_percent
 from memprof.what_if.candidate_settings import untried
+from memprof.what_if.changed_run import CARDS, OUTSIDE_TORCH
 from memprof.what_if.parallel import Job, fitted, played
-from memprof.what_if.replay import CARDS, OUTSIDE_TORCH
 
 __all__ = ["Rescue", "Rescues", "rescues"]
 

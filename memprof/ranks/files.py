@@ -19,7 +19,7 @@ from memprof.ranks.merge_findings import shared
 from memprof.ranks.report import JobReport, Judged, LeftOut, job_verdict, next_command
 from memprof.records import Footer, Header
 from memprof.rules.finding import Evidence, Found
-from memprof.rules.findings import findings
+from memprof.rules.ranked_findings import findings
 from memprof.run import Run
 from memprof.runfile.head_and_tail import read_ends
 

@@ -12,7 +12,7 @@ from memprof.rules.rule import Advice
 from memprof.units import format_bytes
 from memprof.views.peak_without import Saving
 from memprof.what_if.candidate_settings import brings
-from memprof.what_if.replay import replay
+from memprof.what_if.changed_run import replay
 
 __all__ = ["MOST_EVENTS", "advice_on_settings"]
 

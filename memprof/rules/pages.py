@@ -6,8 +6,8 @@ import difflib
 from pathlib import Path
 
 from memprof.errors import MissingError, SettingsError
-from memprof.rules.collection import rules
 from memprof.rules.fixes import FIXES
+from memprof.rules.load_rules import rules
 
 __all__ = ["explained_by", "page", "summaries"]
 

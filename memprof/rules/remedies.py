@@ -8,9 +8,9 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from memprof.rules.case import Case
-from memprof.rules.collection import growth_rules, rule_named
 from memprof.rules.finding import Found, Remedy
 from memprof.rules.fixes import PATCHED
+from memprof.rules.load_rules import growth_rules, rule_named
 from memprof.rules.pages import explained_by
 from memprof.rules.rule import Advice, WasteRule
 from memprof.rules.run_rule import RunRule

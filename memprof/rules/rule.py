@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
-from memprof.rules.overlap import ANY_GROWTH, Overlap
+from memprof.rules.same_memory import ANY_GROWTH, Overlap
 from memprof.source_code.program import Place
 from memprof.views.peak_without import Saving
 from memprof.views.window import Window

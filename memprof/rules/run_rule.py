@@ -10,8 +10,8 @@ from typing import ClassVar, Generic, TypeVar
 from memprof.records import Holder, Site
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
-from memprof.rules.overlap import Overlap
 from memprof.rules.rule import Advice, Rule
+from memprof.rules.same_memory import Overlap
 from memprof.trace import Frame
 from memprof.views.examination import Examination
 from memprof.views.peak_without import Saving

@@ -23,7 +23,7 @@ from memprof.errors import MemprofError
 from memprof.snapshot.reader import traces_from_snapshot
 from memprof.snapshot.writer import torch_snapshot
 from memprof.testing import TraceBuilder
-from memprof.what_if.replay import replay
+from memprof.what_if.changed_run import replay
 
 MIB = 1 << 20
 NUMBERS = [0, -1, 1, 512, 2**40, 2**48, 2**62, -(2**63), 2**63 - 1]

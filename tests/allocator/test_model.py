@@ -19,7 +19,7 @@ from memprof.allocator import (
     parse_settings,
     replay_recorded,
 )
-from memprof.allocator.guide import Doubt
+from memprof.allocator.guided_replay import Doubt
 from memprof.allocator.pools import ALLOCATED, FREE, PENDING, UNMAPPED
 from memprof.allocator.rounding import round_size
 

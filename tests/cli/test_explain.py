@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from memprof.rules import collection, pages
+from memprof.rules import load_rules, pages
 from memprof.rules.fixes import FIXES
 from memprof_cli import main
 from memprof_cli.explain import command
@@ -23,7 +23,7 @@ def test_a_pipe_gets_the_page_as_it_is_written():
 
 def test_without_a_name_every_rule_and_fix_is_listed_with_what_it_means():
     lines = CliRunner().invoke(command, []).output.splitlines()
-    rules = {rule.name: rule.summary for rule in collection.rules()}
+    rules = {rule.name: rule.summary for rule in load_rules.rules()}
     listed = {"rules:": "", **rules, "fixes:": "", **FIXES}
     assert [line.split()[0] for line in lines] == list(listed)
     assert all(text in line for line, text in zip(lines, listed.values(), strict=True))

@@ -14,7 +14,7 @@ from memprof.loading import load
 from memprof.records import Site
 from memprof.report.summary import summarize
 from memprof.rules.finding import Found, Kind, Remedy
-from memprof.rules.findings import findings
+from memprof.rules.ranked_findings import findings
 from memprof.source_code.patch import diff, replaced
 from memprof.source_code.program import program_of
 from memprof.testing import TraceBuilder, save_snapshot, segments_only, snapshot, write_run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from memprof.testing import TraceBuilder
-from memprof.what_if.replay import replay
+from memprof.what_if.changed_run import replay
 from memprof_dashboards.whatif import tables
 
 MIB = 1 << 20

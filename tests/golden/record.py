@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT)]
 
 PROGRAMS = {
     "weakref-registry": "weakref/class-registry",
-    "bound_cache-memoized-lru_cache": "bound_cache/memoized-function/lru_cache",
+    "bound_cache-memoized-lru_cache": "bound_cache/functools-cache/lru_cache",
     "clear_traceback-kept": "clear_traceback/advice_on_exception",
     "break_cycle-checkpoint": "break_cycle/reentrant-checkpoint",
     "save_for_backward-ctx_attribute": "save_for_backward/context-attribute",

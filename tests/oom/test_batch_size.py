@@ -11,8 +11,8 @@ from memprof.allocator import play, program_of
 from memprof.loading import load
 from memprof.oom.batch_size import batch_slope, resized
 from memprof.oom.half_precision import halving, weight_copies
-from memprof.oom.moment import Moment
 from memprof.oom.post_mortem import post_mortems
+from memprof.oom.stale_blocks import Moment
 from memprof.records import Finding
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Action, Category, Frame, Phase, Trace

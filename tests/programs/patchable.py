@@ -61,7 +61,7 @@ class Pipeline:
         with torch.no_grad():
             Adapter().proj(torch.randn(4, 160))
 """,
-    "bound_cache/memoized-function/lru_cache": """\
+    "bound_cache/functools-cache/lru_cache": """\
 @functools.lru_cache(maxsize=None)
 def table(n):
     return torch.arange(n * 64, dtype=torch.float32).view(n, 64)
@@ -178,7 +178,7 @@ class Scores:
     def step(self):
         self.scores.append(score(self.net, torch.randn(64, 192)))
 """,
-    "bound_cache/memoized-function/cache": """\
+    "bound_cache/functools-cache/cache": """\
 @functools.cache
 def table(n):
     return torch.arange(n * 64, dtype=torch.float32).view(n, 64)

@@ -10,7 +10,7 @@ pytest.importorskip("torch", reason="a recording needs torch")
 
 import memprof
 from memprof.loading import load
-from memprof.rules.leaks import leaks
+from memprof.rules.growth_findings import leaks
 from memprof.sources.cuda.snapshot_source import CudaSource
 from memprof.testing.cuda import TorchStandIn
 from memprof.views.examination import examine

@@ -14,7 +14,7 @@ import memprof
 from memprof.loading import load
 from memprof.records import Record, StepColumns
 from memprof.rules.finding import Found
-from memprof.rules.findings import findings
+from memprof.rules.ranked_findings import findings
 from memprof.testing import TraceBuilder, write_run
 from tests import forks
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from memprof.loading import load
-from memprof.rules.findings import findings
+from memprof.rules.ranked_findings import findings
 from tests import forks
 from tests.rules.recorded import findings_of
 

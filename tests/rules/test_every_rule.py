@@ -13,11 +13,11 @@ pytest.importorskip("torch", reason="the programs train")
 
 from memprof.loading import load
 from memprof.rules.case import Case
-from memprof.rules.collection import growth_rules, in_order, precedence, rules
 from memprof.rules.fixes import FIXES
-from memprof.rules.overlap import ANY_GROWTH, ANY_WASTE
+from memprof.rules.load_rules import growth_rules, in_order, precedence, rules
 from memprof.rules.pages import page
 from memprof.rules.rule import EVERY_OTHER, WasteRule
+from memprof.rules.same_memory import ANY_GROWTH, ANY_WASTE
 from tests.rules.recorded import findings_of, findings_of_fork, named_by, names
 
 RULES = {rule.name: rule for rule in rules()}

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch", reason="the programs train with torch")
 
 from memprof.loading import load
-from memprof.rules.findings import findings
+from memprof.rules.ranked_findings import findings
 from memprof.views.examination import examine
 from tests.programs import passes as programs
 
@@ -49,6 +49,6 @@ def test_other_changes_of_the_same_activations_bear_no_figure_of_that_replay(rec
 def test_passes_that_go_on_with_one_anothers_state_have_one_backward_pass(recorded):
     run, _ = recorded(programs.Unrolled, mended=False)
     found = {one.rule: one for one in findings(run)}
-    assert "summed-losses" not in found
+    assert "late-backward" not in found
     assert found["activations"].match.passes == 4
     assert found["activations"].remedies[0].fix == "checkpoint"

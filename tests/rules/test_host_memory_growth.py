@@ -9,7 +9,7 @@ from memprof.loading import load
 from memprof.records import Readings
 from memprof.report.summary import summarize
 from memprof.rules.finding import Kind
-from memprof.rules.findings import findings
+from memprof.rules.ranked_findings import findings
 from memprof.testing import TraceBuilder, step_columns
 from memprof.views.examination import examine
 from tests.rules.recorded import Recording

@@ -6,7 +6,7 @@ import pytest
 
 from memprof.testing import TraceBuilder
 from memprof.trace import Frame, Phase
-from tests.advice.bench import Bench
+from tests.rules.bench import Bench
 
 MIB = 1 << 20
 USER = Frame("forward", "/home/user/net.py", 12)

@@ -24,7 +24,7 @@ from memprof.loading import load
 from memprof.oom.post_mortem import PostMortem, post_mortems
 from memprof.records import Finding, Note, Readings
 from memprof.report.summary import summarize
-from memprof.rules.findings import findings
+from memprof.rules.ranked_findings import findings
 from memprof.run import Run
 from memprof.testing import (
     SNAPSHOT_VERSIONS,
@@ -38,7 +38,7 @@ from memprof.trace import Annotation, Category, Frame, Phase, Trace
 from memprof.views.examination import Examination, examine
 from memprof.views.infer_category import infer
 from memprof.views.timeline import grouped, samples
-from memprof.what_if.replay import replay
+from memprof.what_if.changed_run import replay
 from memprof_dashboards import Reported
 from memprof_dashboards.page import page
 from tests.files import write_anew

@@ -11,7 +11,7 @@ import pytest
 from memprof.loading import load
 from memprof.records import SCHEMA_VERSION, Finding, Holder
 from memprof.reference_chain import Link, LinkKind, Unowned
-from memprof.rules.leaks import leaks
+from memprof.rules.growth_findings import leaks
 from memprof.runfile.older_schema import upgraded
 from memprof.testing import TraceBuilder, write_run
 

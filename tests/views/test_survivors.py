@@ -9,7 +9,7 @@ import numpy as np
 from memprof.records import SCHEMA_VERSION, DeviceInfo, Finding, Header, Holder
 from memprof.reference_chain import Link
 from memprof.rules.finding import Kind
-from memprof.rules.leaks import leaks
+from memprof.rules.growth_findings import leaks
 from memprof.run import DeviceRun, Run, Steps
 from memprof.trace import (
     Action,

@@ -12,7 +12,7 @@ from memprof.oom.layouts import layouts
 from memprof.oom.post_mortem import post_mortems
 from memprof.testing import TraceBuilder, save_snapshot, snapshot, write_run
 from memprof.what_if.candidate_settings import SEARCHED, brings, untried
-from memprof.what_if.replay import replay
+from memprof.what_if.changed_run import replay
 
 MIB = 1 << 20
 EXPANDABLE = "expandable_segments:True"

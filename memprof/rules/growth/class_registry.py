@@ -39,7 +39,7 @@ class ClassRegistry(GrowthRule[Registry]):
     summary = "a class keeps every object that was registered with it"
     fixes = ("weakref", "clear_container")
     precedes = ("kept-graph",)
-    yields_to = ("unbounded-cache",)
+    yields_to = ("unbounded-dict",)
 
     def match(self, case: Case) -> Registry | None:
         """A class's attribute in a chain of references."""

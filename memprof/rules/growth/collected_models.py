@@ -29,7 +29,7 @@ class CollectedModels(GrowthRule[Models]):
     name = "collected-models"
     summary = "a container keeps whole models"
     fixes = ("del_ref",)
-    yields_to = ("unbounded-cache", "kept-graph", "unreset-metric", "registered-callback")
+    yields_to = ("unbounded-dict", "kept-graph", "unreset-metric", "registered-callback")
 
     def match(self, case: Case) -> Models | None:
         """A container in whose items parts of a model or of an optimizer lie."""

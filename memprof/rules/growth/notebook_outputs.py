@@ -27,7 +27,7 @@ class NotebookOutputs(GrowthRule[Outputs]):
     name = "notebook-outputs"
     summary = "a notebook keeps the result of every cell"
     fixes = ("clear_container",)
-    precedes = ("kept-graph", "unbounded-cache")
+    precedes = ("kept-graph", "unbounded-dict")
 
     def match(self, case: Case) -> Outputs | None:
         """One of the notebook's own variables in a chain of references."""

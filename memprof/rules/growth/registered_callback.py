@@ -29,7 +29,7 @@ class RegisteredCallback(GrowthRule[Callbacks]):
     name = "registered-callback"
     summary = "registered methods keep the objects that they belong to"
     fixes = ("weakref",)
-    yields_to = ("unbounded-cache", "kept-graph")
+    yields_to = ("unbounded-dict", "kept-graph")
 
     def match(self, case: Case) -> Callbacks | None:
         """A container whose items are bound methods."""

@@ -20,7 +20,7 @@ class SmallView(GrowthRule[PartOfStorage]):
     yields_to = ("stored-exception", "log-record")
     precedes = (
         "kept-graph",
-        "unbounded-cache",
+        "unbounded-dict",
         "unreset-metric",
         "class-registry",
         "grown-by-concatenation",

@@ -27,7 +27,7 @@ class UnresetMetric(GrowthRule[Metric]):
     name = "unreset-metric"
     summary = "a metric collects values and is never reset"
     fixes = ("reset_metric",)
-    yields_to = ("unbounded-cache", "kept-graph", "registered-callback")
+    yields_to = ("unbounded-dict", "kept-graph", "registered-callback")
 
     def match(self, case: Case) -> Metric | None:
         """A container whose class has a method that empties it."""

@@ -10,8 +10,8 @@ import numpy as np
 from memprof.rules.allocator_settings import advice_on_settings
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
-from memprof.rules.overlap import Overlap
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.rules.same_memory import Overlap
 from memprof.trace import Action
 from memprof.units import format_bytes
 from memprof.views.peak_without import Saving

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from memprof.records import Finding, Site
 from memprof.rules.finding import Kind
-from memprof.rules.overlap import ANY_GROWTH, Overlap
 from memprof.rules.run_rule import RunMatch, RunRule
+from memprof.rules.same_memory import ANY_GROWTH, Overlap
 from memprof.run import Run
 from memprof.views.examination import Examination
 

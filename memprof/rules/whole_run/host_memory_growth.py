@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.rules.finding import Kind
-from memprof.rules.overlap import ANY_GROWTH
 from memprof.rules.run_rule import RunMatch, RunRule
+from memprof.rules.same_memory import ANY_GROWTH
 from memprof.run import Run
 from memprof.units import format_bytes
 from memprof.views.device_readings import after_steps, series_of

@@ -11,10 +11,10 @@ from memprof.rules.case import Case
 from memprof.rules.finding import Kind
 from memprof.rules.long_lived_tensors import advice_on_long_lived
 from memprof.rules.notebooks import advice_on_outputs
-from memprof.rules.overlap import ANY_GROWTH, ANY_WASTE, Overlap
 from memprof.rules.references import advice_on_exceptions_and_logs, advice_on_views
 from memprof.rules.rule import Advice
 from memprof.rules.run_rule import RunMatch, RunRule
+from memprof.rules.same_memory import ANY_GROWTH, ANY_WASTE, Overlap
 from memprof.units import format_bytes, format_percent
 from memprof.views.examination import DeviceExamination, Examination
 

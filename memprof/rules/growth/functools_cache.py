@@ -1,0 +1,90 @@
+"""functools-cache: a function's cache without a largest size keeps every result."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memprof.records import Holder
+from memprof.reference_chain import LinkKind
+from memprof.rules.case import Case, says
+from memprof.rules.rule import Advice, Cause, GrowthRule
+from memprof.source_code.idioms import memoizer
+from memprof.source_code.patch import diff, replaced
+from memprof.source_code.program import Place
+
+__all__ = ["RULE"]
+
+_LARGEST = 128
+"""Entries: the default of ``functools.lru_cache``."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FunctionCache(Cause):
+    """The function, and what makes its cache."""
+
+    holder: Holder
+    place: Place | None
+    """Where the function is defined; None where its file is not here."""
+    decorator: ast.expr | None
+
+    @property
+    def is_method(self) -> bool:
+        """Its keys hold the object, too."""
+        return self.place is not None and self.place.class_ is not None
+
+
+class FunctoolsCache(GrowthRule[FunctionCache]):
+    """`@functools.cache` above a function, or worse a method, that returns tensors."""
+
+    name = "functools-cache"
+    summary = "a memoized function's cache has no largest size"
+    fixes = ("bound_cache", "clear_container")
+    precedes = ("kept-graph",)
+
+    def match(self, case: Case) -> FunctionCache | None:
+        """An ``lru_cache`` in a chain of references."""
+        holder = case.holder(LinkKind.LRU_CACHE)
+        if holder is None:
+            return None
+        place = case.link_place(LinkKind.LRU_CACHE) or case.place_of(holder)
+        return FunctionCache(holder, place, memoizer(place))
+
+    def advice(self, cause: FunctionCache, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the cache says all
+        """Give it a largest size, or empty it."""
+        keys = ", and its keys hold `self`" if cause.is_method else ""
+        line = cause.decorator.lineno if cause.decorator is not None else 0
+        yield Advice(
+            "bound_cache",
+            f"The cache has no largest size{keys}: {says(cause.holder)}.",
+            cause.place,
+            line,
+            _bounded(cause),
+        )
+        yield Advice(
+            "clear_container",
+            f"Or empty it when its results are stale, with `cache_clear()`{keys}.",
+            cause.place,
+            line,
+            otherwise=True,
+        )
+
+
+def _bounded(cause: FunctionCache) -> str:
+    """``lru_cache(maxsize=None)`` and ``cache`` become ``lru_cache(maxsize=128)``."""
+    place, decorator = cause.place, cause.decorator
+    if place is None or decorator is None:
+        return ""
+    if isinstance(decorator, ast.Call):
+        sizes = [k.value for k in decorator.keywords if k.arg == "maxsize"] or decorator.args[:1]
+        if sizes:
+            return diff(place.program, replaced(sizes[0], str(_LARGEST)))
+        return ""
+    if isinstance(decorator, ast.Attribute) and decorator.attr == "cache":
+        text = f"{ast.unparse(decorator.value)}.lru_cache(maxsize={_LARGEST})"
+        return diff(place.program, replaced(decorator, text))
+    return ""
+
+
+RULE = FunctoolsCache()

@@ -1,0 +1,52 @@
+"""unbounded-dict: a dict that is asked for a key before it is filled has no largest size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memprof.rules.case import Case, says
+from memprof.rules.containers import FilledContainer, filled_container, filled_registry, is_cache
+from memprof.rules.rule import Advice, Cause, GrowthRule
+
+__all__ = ["RULE"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cache(Cause):
+    """The container, and whether it is a class's own attribute."""
+
+    container: FilledContainer
+    of_class: bool
+
+
+class UnboundedDict(GrowthRule[Cache]):
+    """`if length not in self.tables: self.tables[length] = …`, for ever new lengths."""
+
+    name = "unbounded-dict"
+    summary = "a cache has an entry for every new key, and no largest size"
+    fixes = ("bound_cache",)
+    precedes = ("kept-graph",)
+
+    def match(self, case: Case) -> Cache | None:
+        """A container that is filled by key where its function asks for the key."""
+        for container, of_class in (
+            (filled_registry(case), True),
+            (filled_container(case), False),
+        ):
+            if container is not None and is_cache(container):
+                return Cache(container, of_class)
+        return None
+
+    def advice(self, cause: Cache, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the container says all
+        """Give it a largest size."""
+        container = cause.container
+        what = says(container.holder) if cause.of_class else str(container)
+        yield Advice(
+            "bound_cache",
+            f"{what}: it is a cache without a largest size, with an entry for every new key.",
+            container.place,
+        )
+
+
+RULE = UnboundedDict()

@@ -1,0 +1,70 @@
+"""Everything that is wrong with a run, best first, with remedies; nothing is detected here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memprof.rules.finding import Found, Kind
+from memprof.rules.growth_findings import leaks
+from memprof.rules.load_rules import rule_named
+from memprof.rules.remedies import with_remedies
+from memprof.rules.rule import WasteRule
+from memprof.rules.run_rule import RunRule
+from memprof.rules.same_memory import ANY_GROWTH, ANY_WASTE
+from memprof.rules.waste_findings import waste_of
+from memprof.rules.whole_run_findings import over_run
+from memprof.run import Run
+from memprof.views.examination import Examination, examine
+
+__all__ = ["findings", "reported"]
+
+_BEFORE_WASTE = (Kind.NON_TORCH, Kind.HOST_GROWTH, Kind.FRAGMENTATION)
+"""Kinds of findings over a whole run that come before waste at a peak, the gravest first."""
+
+
+def findings(run: Run, examination: Examination | None = None) -> tuple[Found, ...]:
+    """What grows first, the fastest first; then what is merely there, the largest first.
+
+    ``examination`` saves time where the caller has one of ``run`` already.
+    """
+    examination = examination or examine(run)
+    over = over_run(examination)
+    found = [
+        *leaks(run),
+        *(one for kind in _BEFORE_WASTE for one in over if one.kind is kind),
+        *waste_of(examination),
+        *(one for one in over if one.kind not in _BEFORE_WASTE),
+    ]
+    return tuple(with_remedies(one, run) for one in reported(found))
+
+
+def reported(found: Sequence[Found]) -> list[Found]:
+    """Without findings about memory of which another one says it better, by what rules declare.
+
+    A finding yields only to one that is reported itself.
+    """
+
+    def is_reported(one: Found) -> bool:
+        return not any(_yields(one, other) and is_reported(other) for other in found)
+
+    return [one for one in found if is_reported(one)]
+
+
+def _yields(one: Found, other: Found) -> bool:
+    rule = rule_named(one.rule)
+    if isinstance(rule, WasteRule):
+        names = rule.yields_beyond
+    elif isinstance(rule, RunRule):
+        names = rule.yields_to
+    else:
+        return False
+    return any(_is_of(other, name) for name in names) and rule.overlap.joins(one, other)
+
+
+def _is_of(found: Found, name: str) -> bool:
+    """Whether a finding is of a rule, or of one of the rules that a name stands for."""
+    if name == ANY_GROWTH:
+        return found.kind in (Kind.LEAK, Kind.CYCLE)
+    if name == ANY_WASTE:
+        return isinstance(rule_named(found.rule), WasteRule)
+    return found.rule == name

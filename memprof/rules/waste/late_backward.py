@@ -1,0 +1,138 @@
+"""late-backward: graphs of several passes wait for one backward pass of the sum of their losses."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memprof.rules.case import Case
+from memprof.rules.forward_passes import forward_passes, one_at_a_time
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.idioms import added_by, filling, is_partly_cut
+from memprof.source_code.program import Place, bound_names, calls_in, loaded_names, root_name
+from memprof.units import format_bytes
+from memprof.views.window import Window
+
+__all__ = ["RULE"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Summed(Match):
+    """Activations of several passes, and the statement that adds up their losses."""
+
+    passes: int = 0
+    filename: str = ""
+    line: int = 0
+
+
+class LateBackward(WasteRule[Summed]):
+    """A loop adds up losses, and `backward()` is called once, behind the loop."""
+
+    name = "late-backward"
+    summary = "losses are added up before one backward pass, which keeps all of their graphs"
+    fixes = ("early_backward",)
+
+    def matches(self, window: Window) -> Iterator[Summed]:
+        """Passes called in a loop that adds to what a backward pass behind the loop starts from."""
+        passes = forward_passes(window)
+        if passes is None:
+            return
+        place = next((place for call in passes.calls if (place := _sum_of_losses(call))), None)
+        if place is None:
+            return
+        yield Summed(
+            row=passes.row,
+            rows=passes.rows,
+            nbytes=int(window.lives.size[passes.rows].sum()),
+            saving=one_at_a_time(window, passes.beginning),
+            passes=passes.number,
+            filename=place.program.filename,
+            line=place.line,
+        )
+
+    def title(self, match: Summed) -> str:
+        """Say how many passes they are of."""
+        return (
+            f"are activations of {match.passes} passes through the same module before one backward "
+            "pass"
+        )
+
+    def advice(self, match: Summed, case: Case) -> Iterator[Advice]:
+        """Go backward from each loss."""
+        why = (
+            f"The graphs of {match.passes} passes are alive at once "
+            f"({format_bytes(match.nbytes)}): call `backward()` on each loss, the gradients add up "
+            "to the same."
+        )
+        place = case.place_at(match.filename, match.line)
+        yield Advice("early_backward", why, place, match.line)
+
+
+def _sum_of_losses(place: Place) -> Place | None:
+    """The statement in the loop that adds to what one ``backward`` after the loop starts from."""
+    loop = place.loop
+    if loop is None or _goes_on(place, loop):
+        return None
+    started = _flows_into_backward(place.scope, loop.end_lineno or 0)
+    for statement in ast.walk(loop):
+        if isinstance(statement, ast.stmt) and _collecting(statement) in started:
+            return place.program.place(statement)
+    return None
+
+
+def _goes_on(place: Place, loop: ast.AST) -> bool:
+    """Whether a statement uses what the loop's round before has bound, as ``h = cell(x, h)`` does.
+
+    The passes are then one graph, and no backward pass can begin before the last of them.
+    """
+    line = place.statement.lineno
+    bound = [
+        (statement.lineno, target.id)
+        for statement in ast.walk(loop)
+        if isinstance(statement, ast.stmt)
+        for target in bound_names(statement)
+        if isinstance(target, ast.Name)
+    ]
+    before = {name for at, name in bound if at < line}
+    later = {name for at, name in bound if at >= line}
+    return bool(loaded_names(_added(place.statement)) & (later - before))
+
+
+def _added(statement: ast.stmt) -> ast.AST:
+    """``loss(x)`` of ``total = total + loss(x)``; any other statement as it is."""
+    added = added_by(statement) if isinstance(statement, ast.Assign) else None
+    return added.value if added is not None and _collecting(statement) else statement
+
+
+def _flows_into_backward(scope: ast.AST, line: int) -> set[str]:
+    """Names below ``line`` from which a backward pass starts, with what they are computed from."""
+    names: set[str] = set()
+    for call in calls_in(scope, "backward", "grad"):
+        if call.lineno > line:
+            names |= loaded_names(call)
+    for node in sorted(ast.walk(scope), key=lambda n: -getattr(n, "lineno", 0)):
+        if not isinstance(node, ast.Assign) or node.lineno <= line:
+            continue
+        if any(isinstance(t, ast.Name) and t.id in names for t in bound_names(node)):
+            names |= loaded_names(node.value)
+    return names
+
+
+def _collecting(statement: ast.stmt) -> str:
+    """``total`` of ``total += loss``, ``losses`` of ``losses.append(loss)``; else empty.
+
+    Empty as well where numbers without a graph are added.
+    """
+    if isinstance(statement, (ast.For, ast.AsyncFor, ast.While, ast.If, ast.With, ast.Try)):
+        return ""  # what stands in its body is looked at by itself
+    added, filled = added_by(statement), filling(statement)
+    if added is not None:
+        plain = isinstance(added.value, ast.Constant) or is_partly_cut(added.value)
+        return "" if plain else root_name(added.total)
+    if filled is None or filled.keyed or any(map(is_partly_cut, filled.values)):
+        return ""
+    return filled.container.partition(".")[0].partition("[")[0]
+
+
+RULE = LateBackward()

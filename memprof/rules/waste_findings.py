@@ -1,0 +1,155 @@
+"""The waste in a run: every rule over every device, the surest and largest first."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from memprof.records import Holder
+from memprof.reference_chain import Link, way
+from memprof.rules.finding import Evidence, Found
+from memprof.rules.load_rules import waste_rules
+from memprof.rules.rule import EVERY_OTHER, Match, WasteRule, confidence_of
+from memprof.run import Run
+from memprof.units import format_bytes, format_percent
+from memprof.views.examination import Examination
+from memprof.views.owners import CATEGORY_NAMES
+from memprof.views.window import Window
+
+__all__ = ["waste_of"]
+
+_LEAST_SHARE = 0.04
+"""Of the peak: what is less is not worth a person's time."""
+_MOST = 6
+_MOST_HOLDERS = 3
+_MOSTLY = 0.5
+"""Of a match's tensors: with more in another match both are about the same."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Candidate:
+    """A match of one rule in one window, on its way to a finding."""
+
+    window: Window
+    rule: WasteRule[Any]
+    match: Match
+
+    @property
+    def share(self) -> float:
+        """Of the peak: what a change saves, else what it is about."""
+        saving = self.match.saving
+        return self.window.share(self.match.nbytes if saving is None else saving.bytes)
+
+    @property
+    def yields_to_all(self) -> bool:
+        """True if its rule only says what the bytes are, not what is wrong."""
+        return set(EVERY_OTHER) <= set(self.rule.yields_to)
+
+    @property
+    def rank(self) -> tuple[bool, float, bool]:
+        """What may be meant comes last; the largest first; of equals, the one that yields last."""
+        return self.match.tentative, -self.share, self.yields_to_all
+
+    def gives_way_to(self, other: _Candidate) -> bool:
+        """True if its rule declares that ``other`` says it better, and does so of its tensors."""
+        return other.rule.name in self.rule.yields_to and self._shares_most_with(other)
+
+    def adds_nothing_to(self, other: _Candidate) -> bool:
+        """True if ``other``, which ranks before it, says it better of most of its tensors."""
+        weaker = self.match.tentative or self.yields_to_all
+        return weaker and not self.rule.stands_beside and self._shares_most_with(other)
+
+    def _shares_most_with(self, other: _Candidate) -> bool:
+        rows = self.match.rows
+        return len(rows) > 0 and bool(np.isin(rows, other.match.rows).mean() > _MOSTLY)
+
+
+def waste_of(examination: Examination) -> tuple[Found, ...]:
+    """The waste in an examined run, the surest and largest first; at most six a device."""
+    chosen = [
+        candidate
+        for window in _peak_windows(examination)
+        for candidate in _distinct(_candidates(window))[:_MOST]
+    ]
+    return tuple(_found(one, examination.run) for one in sorted(chosen, key=lambda one: one.rank))
+
+
+def _peak_windows(examination: Examination) -> list[Window]:
+    """Of every device the window with its peak."""
+    windows = [
+        window
+        for device in examination.devices
+        if (window := device.peak_window) is not None
+        and window.line.peak_allocated.bytes
+        and len(window.trace.events)
+    ]
+    host = next((window for window in windows if window.device == "cpu"), None)
+    return [window if window is host else replace(window, host=host) for window in windows]
+
+
+def _candidates(window: Window) -> list[_Candidate]:
+    matches = [
+        _Candidate(window, rule, one) for rule in waste_rules() for one in rule.matches(window)
+    ]
+    return [one for one in matches if one.share >= _LEAST_SHARE]
+
+
+def _distinct(candidates: list[_Candidate]) -> list[_Candidate]:
+    """Without those that say less of the same tensors than others, or than one before them."""
+    left = [one for one in candidates if not any(map(one.gives_way_to, candidates))]
+    distinct: list[_Candidate] = []
+    for one in sorted(left, key=lambda one: one.rank):
+        if not any(one.adds_nothing_to(other) for other in distinct):
+            distinct.append(one)
+    return distinct
+
+
+def _holders(one: _Candidate, run: Run) -> tuple[Holder, ...]:
+    """Who held such tensors when the job looked, those of the largest first."""
+    if not one.rule.names_holders:
+        return ()
+    lives = one.window.lives
+    stacks = {int(s) for s in lives.stack[one.match.rows]}
+    own = int(lives.stack[one.match.row])
+    searches = [
+        search
+        for search in run.findings
+        if search.finding == "holders"
+        and search.device == one.window.device
+        and search.stack in stacks
+    ]
+    searches.sort(key=lambda search: (search.stack != own, -search.bytes))
+    holders = {_as_it_was(h.links): h for search in searches for h in search.holders[:1]}
+    return tuple(holders.values())[:_MOST_HOLDERS]
+
+
+def _as_it_was(links: Sequence[Link]) -> Hashable:
+    """What two looks at one chain have in common, if no container grew between them."""
+    return way(links), tuple(link.length for link in links)
+
+
+def _found(one: _Candidate, run: Run) -> Found:
+    window, match = one.window, one.match
+    share = format_percent(match.nbytes, window.peak.bytes)
+    steps = window.made_in[match.rows] if len(match.rows) else np.array([-1])
+    made = window.lives.alloc[match.rows]
+    return Found(
+        kind=one.rule.kind,
+        device=window.device,
+        site=window.site_of(match.row),
+        title=f"{format_bytes(match.nbytes)} ({share} of the peak) {one.rule.title(match)}",
+        bytes=int(match.nbytes),
+        confidence=confidence_of(tentative=match.tentative),
+        first_step=int(steps.min()),
+        last_step=int(steps.max()),
+        stack=window.stack(match.row),
+        module=window.module_name(match.row),
+        category=CATEGORY_NAMES[int(window.category[match.row])],
+        holders=_holders(one, run),
+        evidence=Evidence(window.number, made[made >= 0]),
+        rule=one.rule.name,
+        match=match,
+    )

@@ -1,0 +1,44 @@
+"""functools-cache: a function's cache without a largest size keeps every result."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from tests.rules.recorded import findings_of
+
+WIDTH = 64
+
+
+def fires():
+    @functools.cache
+    def table(number):
+        return torch.zeros(WIDTH, WIDTH) + number
+
+    def step(number):
+        table(number)
+
+    return step
+
+
+def looks_alike():
+    """The cache has a largest size, which is reached in the middle of the recording."""
+
+    @functools.lru_cache(maxsize=8)
+    def table(number):
+        return torch.zeros(WIDTH, WIDTH) + number
+
+    def step(number):
+        table(number)
+
+    return step
+
+
+def test_it_is_to_be_given_a_largest_size(tmp_path):
+    (found,) = findings_of(fires, tmp_path / "run.json")
+    first, second, *_ = found.remedies
+    assert found.rule == first.rule == "functools-cache"
+    assert found.bytes_per_step == WIDTH * WIDTH * 4
+    assert (first.fix, second.fix) == ("bound_cache", "clear_container")
+    assert "+    @functools.lru_cache(maxsize=128)" in first.patch

@@ -1,0 +1,60 @@
+"""What is made anew and larger in every step is growth by what its statement does, not says."""
+
+from __future__ import annotations
+
+import pytest
+
+from memprof.loading import load
+from memprof.rules.growth_findings import leaks
+from memprof.testing import TraceBuilder, write_run
+from memprof.trace import Frame
+
+STEPS = 40
+COPY = Frame("_deepcopy_list", "/usr/lib/python3.12/copy.py", 200)
+
+
+@pytest.mark.parametrize(
+    ("line", "grows"),
+    [
+        ("cache = torch.cat((cache, x))", True),
+        ("cache = torch.column_stack([cache, x])", True),
+        ("cache = np.append(cache, x)", True),
+        ("cache = f(cache, x)  # like torch.cat", False),
+        ("cat = pad = f(cache, x)", False),
+        ("cache = f('torch.cat')", False),
+    ],
+)
+def test_a_tensor_that_is_replaced_by_a_larger_one(line, grows, tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(f"def main():\n    {line}\n")
+    trace = TraceBuilder(device="cpu")
+    for step in range(STEPS):
+        trace.label(step=step)
+        trace.alloc(4096 * (step + 1), f"t{step}", stack=(Frame("main", str(path), 2),))
+        if step:
+            trace.free(f"t{step - 1}")
+    write_run(tmp_path / "run.json", trace.build())
+    assert bool(leaks(load(tmp_path / "run.json"))) is grows
+
+
+@pytest.mark.parametrize(
+    ("line", "inner", "grows"),
+    [
+        ("best = [x.clone() for x in values]", (), True),
+        ("best = f(values)", (COPY,), True),
+        ("copied = clone_of(values)", (Frame("copy_all", "/home/user/other.py", 3),), False),
+        ("best = f(values)  # deepcopy(values)", (), False),
+    ],
+)
+def test_a_collection_that_is_copied_anew_with_one_more_item(line, inner, grows, tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(f"def main():\n    {line}\n")
+    trace = TraceBuilder(device="cpu")
+    for step in range(STEPS):
+        trace.label(step=step)
+        for item in range(step + 1):
+            trace.alloc(4096, f"t{step}.{item}", stack=(*inner, Frame("main", str(path), 2)))
+        for item in range(step):
+            trace.free(f"t{step - 1}.{item}")
+    write_run(tmp_path / "run.json", trace.build())
+    assert bool(leaks(load(tmp_path / "run.json"))) is grows

@@ -1,0 +1,48 @@
+"""late-backward: graphs of several passes wait for one backward pass of the sum of their losses."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.rules.recorded import findings_of
+
+
+def model():
+    return nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(64, 64), nn.Tanh())))
+
+
+def fires():
+    net = model()
+
+    def step(number):
+        losses = []
+        for _ in range(4):
+            losses.append(net(torch.randn(256, 64)).square().mean())
+        torch.stack(losses).sum().backward()
+        net.zero_grad()
+
+    return step
+
+
+def looks_alike():
+    """An unrolled recurrence: each pass goes on from the one before, so the graphs are one."""
+    net = model()
+
+    def step(number):
+        total, state = torch.zeros(()), torch.randn(256, 64)
+        for _ in range(4):
+            state = net(state)
+            total = total + state.square().mean()
+        total.backward()
+        net.zero_grad()
+
+    return step
+
+
+def test_the_statement_that_collects_the_losses_is_named(tmp_path):
+    found = next(
+        one for one in findings_of(fires, tmp_path / "run.json") if one.rule == "late-backward"
+    )
+    assert found.match.passes == 4
+    assert found.remedies[0].code == "losses.append(net(torch.randn(256, 64)).square().mean())"
