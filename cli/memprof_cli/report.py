@@ -182,13 +182,13 @@ def _post_mortems(report: _Report) -> tuple[PostMortem, ...]:
 
 def _what_if(report: _Report) -> tuple[DeviceWhatIf, ...]:
     """Other allocator settings for the page, where that takes a moment and not minutes."""
-    run = report.examination.run
+    run, examined = report.examination.run, report.examination.devices
     if sum(device.events for device in run.devices) > _WHAT_IF_EVENTS:
         return ()
     return tuple(
         row
-        for device in run.devices
-        for trace in device.windows[-1:]
-        if (trace.events.action == Action.ALLOC).any()
-        for row in replay(trace, search=True)
+        for device in examined
+        for window in device.windows[-1:]
+        if (window.trace.events.action == Action.ALLOC).any()
+        for row in replay(device.exact_window(window.number), search=True)
     )

@@ -19,7 +19,6 @@ from memprof.trace import Action, BlockState, State, Trace
 __all__ = [
     "MODELLED",
     "Replay",
-    "exact_sizes",
     "first_guess",
     "inferred_settings",
     "replay_recorded",
@@ -272,19 +271,6 @@ def _notes(trace: Trace, begin: Beginning, guide: Guide) -> list[str]:
             + ", ".join(map(str, guide.switches))
         )
     return notes
-
-
-def exact_sizes(trace: Trace) -> Trace:
-    """The trace with the bytes that each allocation took, and the state it began in.
-
-    Sizes that only a replay can tell (blocks with a remainder too small to split off) are then in
-    ``events.taken``; 0 stays where the model could not follow the recording.
-    """
-    settings = inferred_settings(trace)
-    begin, _, guide = retold(trace, settings)
-    taken = np.zeros(len(trace.events), dtype=np.int64)
-    taken[trace.events.action == Action.ALLOC] = guide.taken
-    return replace(trace, start=begin.state, events=replace(trace.events, taken=taken))
 
 
 def first_guess(trace: Trace) -> tuple[Beginning, Guide]:

@@ -11,11 +11,11 @@ from memprof.allocator import (
     Driver,
     Recorder,
     TieBreak,
-    exact_sizes,
     fragmentation,
     inferred_settings,
     parse_settings,
     replay_recorded,
+    replayed_trace,
     segment_map,
     tie_break_of,
 )
@@ -170,10 +170,10 @@ def test_settings_that_an_old_snapshot_lacks_are_read_off_its_blocks():
     assert settings.roundup_divisions == (4,) * 16
 
 
-def test_exact_sizes_count_the_remainder_that_was_not_split_off():
+def test_a_replay_counts_the_remainder_that_was_not_split_off():
     recording = recorder()
     recording.alloc(19 * MIB + 512)
-    trace = exact_sizes(recording.trace())
+    trace = replayed_trace(recording.trace()).trace
 
     assert trace.events.taken.tolist() == [0, 20 * MIB]
     assert trace.start is not None

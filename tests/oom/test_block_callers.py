@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from memprof.allocator import parse_settings, play, program_of
+from memprof.allocator import parse_settings, play, workload_of
 from memprof.loading import load
 from memprof.oom.post_mortem import Cause, PostMortem, post_mortems
 from memprof.records import DeviceInfo, Finding
@@ -89,10 +89,10 @@ def test_a_fraction_in_the_settings_is_not_taken_of_what_it_left(tmp_path: Path)
 def test_another_fraction_is_one_of_the_card_that_the_recorded_one_left_a_share_of(
     conf: str, fits: bool
 ) -> None:
-    program = program_of(full(30, settings=FRACTION).build())
+    workload = workload_of(full(30, settings=FRACTION).build())
     # 40 GiB is the recorded half of 80 GiB; a quarter would be 20 GiB
-    assert play(program, parse_settings(conf), capacity=40 * GIB).fits is fits
-    without = program_of(full(30).build())
+    assert play(workload, parse_settings(conf), capacity=40 * GIB).fits is fits
+    without = workload_of(full(30).build())
     half = parse_settings("per_process_memory_fraction:0.5")
     assert not play(without, half, capacity=40 * GIB).fits
     assert play(without, half, capacity=60 * GIB).fits
