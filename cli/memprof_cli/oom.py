@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Group, RenderableType
@@ -22,6 +21,7 @@ from memprof.trace import Phase
 from memprof.units import format_bytes, format_count, format_percent
 from memprof.views.owners import Group as OwnerGroup
 from memprof.views.sites import site_name
+from memprof_cli.json_output import known, print_json
 from memprof_cli.terminal import terminal
 
 __all__ = ["command"]
@@ -49,8 +49,7 @@ def command(file: Path, as_json: bool) -> None:
     """
     found = post_mortems(load(file))
     if as_json:
-        data = {"file": str(file), "devices": [_figures(told) for told in found]}
-        click.echo(json.dumps(data, indent=2))
+        print_json({"file": str(file), "devices": [_device(one) for one in found]})
         return
     console = terminal(_WIDTH)
     console.print(Text(str(file), style="dim"))
@@ -247,89 +246,225 @@ def _otherwise(told: PostMortem) -> RenderableType:
 # -- JSON --------------------------------------------------------------------------------------
 
 
-def _figures(told: PostMortem) -> dict[str, Any]:
-    failure = told.failure
-    return {
-        "device": failure.device,
-        "recorded": failure.recorded,
-        "times": failure.times,
-        "cause": told.cause.value,
-        "verdict": told.line,
-        "why": told.why,
-        "weights": [
-            {"cause": w.cause.value, "bytes": w.bytes, "enough": w.enough, "why": w.why}
-            for w in told.weights
-        ],
-        "asked": _asked_figures(told),
-        "held": _held_figures(failure),
-        "filled_by": {
-            "inferred": told.inferred,
-            "between_windows": failure.between_windows,
-            "category": _groups(told.categories),
-            "module": _groups(told.modules),
-            "line": _groups(told.sites),
-            "block": _groups(told.blocks),
-            "caller": _groups(told.callers),
-        },
-        "changes": [_rescue_figures(rescue) for rescue in told.rescues.tried],
-        "unproven": told.rescues.unproven,
-        "advice": list(told.advice),
-        "layouts": [
-            {"change": x.change, "reserved_bytes": x.reserved, "saved_bytes": x.saved}
-            for x in told.layouts
-        ],
-    }
+@dataclass(frozen=True, slots=True)
+class _Weight:
+    """How many bytes speak for a cause."""
+
+    cause: str
+    bytes: int
+    enough: bool
+    why: str
 
 
-def _asked_figures(told: PostMortem) -> dict[str, Any]:
-    failure = told.failure
-    return {
-        "bytes": _or_none(failure.requested),
-        "missing_bytes": _or_none(told.shortage),
-        "by": told.asked_by,
-        "step": _or_none(failure.label.step),
-        "phase": failure.label.phase.name.lower(),
-        "module": failure.label.module,
-        "beside": failure.beside,
-        "call": failure.call,
-        "asynchronous": failure.asynchronous,
-        "event": _or_none(failure.event) if failure.recorded == "event" else None,
-        "window": _or_none(failure.number) if failure.recorded == "event" else None,
-        "time_us": _or_none(failure.time_us),
-        "stack": [{"name": f.name, "filename": f.filename, "line": f.line} for f in failure.stack],
-    }
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """One frame of a stack."""
+
+    name: str
+    filename: str
+    line: int
 
 
-def _held_figures(failure: Failure) -> dict[str, Any]:
-    names = "allocated reserved pending unused largest_free apart limit outside others process_used"
-    held: dict[str, Any] = {
-        f"{name}_bytes": _or_none(getattr(failure, name)) for name in names.split()
-    }
-    held["device_free_bytes"] = _or_none(failure.free)
-    held["device_total_bytes"] = _or_none(failure.total)
-    held["processes"] = [
-        {"pid": n.pid, "name": n.name, "bytes": _or_none(n.bytes)} for n in failure.neighbours
-    ]
-    held["elsewhere"] = [{"device": d, "reserved_bytes": size} for d, size in failure.elsewhere]
-    return held
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The request that failed; None where something was not recorded."""
+
+    bytes: int | None
+    missing_bytes: int | None
+    by: str
+    step: int | None
+    phase: str
+    module: str
+    beside: str
+    call: str
+    asynchronous: bool
+    event: int | None
+    window: int | None
+    time_us: int | None
+    stack: list[_Frame]
 
 
-def _groups(groups: Sequence[OwnerGroup]) -> list[dict[str, Any]]:
-    return [{"name": g.name, "bytes": g.bytes, "count": g.count} for g in groups]
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """Another process on the device."""
+
+    pid: int
+    name: str
+    bytes: int | None
 
 
-def _rescue_figures(rescue: Rescue) -> dict[str, Any]:
-    return {
-        "kind": rescue.kind,
-        "change": rescue.change,
-        "fits": rescue.fits,
-        "limit_bytes": rescue.limit,
-        "peak_allocated_bytes": rescue.peak_allocated,
-        "peak_reserved_bytes": rescue.peak_reserved,
-        "spare_bytes": rescue.spare,
-        "assumes": rescue.assumes,
-    }
+@dataclass(frozen=True, slots=True)
+class _Elsewhere:
+    """What torch held on another device."""
+
+    device: str
+    reserved_bytes: int
 
 
-def _or_none(value: int) -> int | None:
-    return value if value >= 0 else None
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Who held the device's memory; None where something was not recorded."""
+
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    pending_bytes: int | None
+    unused_bytes: int | None
+    largest_free_bytes: int | None
+    apart_bytes: int | None
+    limit_bytes: int | None
+    outside_bytes: int | None
+    others_bytes: int | None
+    process_used_bytes: int | None
+    device_free_bytes: int | None
+    device_total_bytes: int | None
+    processes: list[_Process]
+    elsewhere: list[_Elsewhere]
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Bytes and blocks of one owner."""
+
+    name: str
+    bytes: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class _FilledBy:
+    """What was alive, grouped in five ways."""
+
+    inferred: bool
+    between_windows: bool
+    category: list[_Group]
+    module: list[_Group]
+    line: list[_Group]
+    block: list[_Group]
+    caller: list[_Group]
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A change that was replayed up to the failed request."""
+
+    kind: str
+    change: str
+    fits: bool
+    limit_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    spare_bytes: int
+    assumes: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Another way to hold the same tensors."""
+
+    change: str
+    reserved_bytes: int
+    saved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """A device as ``memprof oom --json`` prints it; `docs/oom.md` explains the fields."""
+
+    device: str
+    recorded: str
+    times: int
+    cause: str
+    verdict: str
+    why: str
+    weights: list[_Weight]
+    asked: _Asked
+    held: _Held
+    filled_by: _FilledBy
+    changes: list[_Change]
+    unproven: str
+    advice: list[str]
+    layouts: list[_Layout]
+
+
+def _device(explained: PostMortem) -> _Device:
+    failure = explained.failure
+    return _Device(
+        device=failure.device,
+        recorded=failure.recorded,
+        times=failure.times,
+        cause=explained.cause.value,
+        verdict=explained.line,
+        why=explained.why,
+        weights=[_Weight(w.cause.value, w.bytes, w.enough, w.why) for w in explained.weights],
+        asked=_asked(explained),
+        held=_held_by(failure),
+        filled_by=_FilledBy(
+            inferred=explained.inferred,
+            between_windows=failure.between_windows,
+            category=_groups(explained.categories),
+            module=_groups(explained.modules),
+            line=_groups(explained.sites),
+            block=_groups(explained.blocks),
+            caller=_groups(explained.callers),
+        ),
+        changes=[_change(rescue) for rescue in explained.rescues.tried],
+        unproven=explained.rescues.unproven,
+        advice=list(explained.advice),
+        layouts=[_Layout(one.change, one.reserved, one.saved) for one in explained.layouts],
+    )
+
+
+def _asked(explained: PostMortem) -> _Asked:
+    failure = explained.failure
+    of_event = failure.recorded == "event"
+    return _Asked(
+        bytes=known(failure.requested),
+        missing_bytes=known(explained.shortage),
+        by=explained.asked_by,
+        step=known(failure.label.step),
+        phase=failure.label.phase.name.lower(),
+        module=failure.label.module,
+        beside=failure.beside,
+        call=failure.call,
+        asynchronous=failure.asynchronous,
+        event=known(failure.event) if of_event else None,
+        window=known(failure.number) if of_event else None,
+        time_us=known(failure.time_us),
+        stack=[_Frame(frame.name, frame.filename, frame.line) for frame in failure.stack],
+    )
+
+
+def _held_by(failure: Failure) -> _Held:
+    return _Held(
+        allocated_bytes=known(failure.allocated),
+        reserved_bytes=known(failure.reserved),
+        pending_bytes=known(failure.pending),
+        unused_bytes=known(failure.unused),
+        largest_free_bytes=known(failure.largest_free),
+        apart_bytes=known(failure.apart),
+        limit_bytes=known(failure.limit),
+        outside_bytes=known(failure.outside),
+        others_bytes=known(failure.others),
+        process_used_bytes=known(failure.process_used),
+        device_free_bytes=known(failure.free),
+        device_total_bytes=known(failure.total),
+        processes=[_Process(n.pid, n.name, known(n.bytes)) for n in failure.neighbours],
+        elsewhere=[_Elsewhere(name, size) for name, size in failure.elsewhere],
+    )
+
+
+def _groups(groups: Sequence[OwnerGroup]) -> list[_Group]:
+    return [_Group(group.name, group.bytes, group.count) for group in groups]
+
+
+def _change(rescue: Rescue) -> _Change:
+    return _Change(
+        kind=rescue.kind,
+        change=rescue.change,
+        fits=rescue.fits,
+        limit_bytes=rescue.limit,
+        peak_allocated_bytes=rescue.peak_allocated,
+        peak_reserved_bytes=rescue.peak_reserved,
+        spare_bytes=rescue.spare,
+        assumes=rescue.assumes,
+    )

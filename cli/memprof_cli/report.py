@@ -20,10 +20,11 @@ from memprof.trace import Action
 from memprof.units import parse_bytes
 from memprof.views.examination import Examination, examine
 from memprof.what_if.changed_run import DeviceWhatIf, replay
+from memprof_cli.json_output import print_json
 from memprof_cli.limits import fail_above, job_peaks, peaks
 from memprof_cli.progress import progress
-from memprof_cli.ranks import job_json, print_job
-from memprof_cli.screen import print_summary, summaries_json
+from memprof_cli.ranks import print_job
+from memprof_cli.screen import print_summaries, print_summary
 from memprof_cli.sources import opened, source_option
 
 __all__ = ["command"]
@@ -108,7 +109,7 @@ def _tell_job(job: JobReport, page: Path | None, *, as_json: bool) -> None:
 
         write_job(job, page)
     if as_json:
-        click.echo(job_json(job))
+        print_json(job)  # `docs/ranks.md` says what is in it
         return
     print_job(job)
     if page is not None:
@@ -130,7 +131,7 @@ def _tell_each(
         _write_page(reports, page)
     summaries = [report.summary for report in reports]
     if as_json:
-        click.echo(summaries_json(summaries))
+        print_summaries(summaries)
     else:
         for report in reports:
             print_summary(report.summary, report.found)

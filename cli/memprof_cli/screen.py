@@ -16,9 +16,10 @@ from memprof.report.summary import Summary, Verdict
 from memprof.rules.finding import Found
 from memprof.units import format_bytes, format_count, format_duration, format_percent
 from memprof.views.owners import Group as OwnerGroup
+from memprof_cli.json_output import print_json
 from memprof_cli.terminal import terminal
 
-__all__ = ["print_summary", "summaries_json"]
+__all__ = ["print_summaries", "print_summary"]
 
 _STYLES = {"ok": "bold green", "no data": "bold yellow", "oom": "bold red", "leak": "bold red"}
 _WIDTH = 100
@@ -169,13 +170,10 @@ def _not_seen(unseen: Sequence[str]) -> RenderableType:
     return Group(*lines)
 
 
-def summaries_json(summaries: Sequence[Summary]) -> str:
-    """One object for one run, ``{"runs": […]}`` for several; ``devices`` as documented."""
+def print_summaries(summaries: Sequence[Summary]) -> None:
+    """Print as JSON: one object for one run, ``{"runs": […]}`` for several."""
     encoded: list[Any] = [msgspec.to_builtins(summary) for summary in summaries]
     for one in encoded:
-        if not one[
-            "dry_run"
-        ]:  # as almost everywhere: the field is there only where it says something
+        if not one["dry_run"]:  # a field of few runs: it is there only where it says something
             del one["dry_run"]
-    data = encoded[0] if len(encoded) == 1 else {"runs": encoded}
-    return msgspec.json.format(msgspec.json.encode(data), indent=1).decode()
+    print_json(encoded[0] if len(encoded) == 1 else {"runs": encoded})
