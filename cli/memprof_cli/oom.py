@@ -19,6 +19,7 @@ from memprof.oom.remedies import Rescue
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Phase
 from memprof.units import format_bytes, format_count, format_percent
+from memprof.views.owners import UNKNOWN_CATEGORY
 from memprof.views.owners import Group as OwnerGroup
 from memprof.views.sites import site_name
 from memprof_cli.json_output import known, print_json
@@ -96,7 +97,7 @@ def _owners(told: PostMortem) -> RenderableType:
     table.add_column(no_wrap=True, overflow="ellipsis")
     guessed = " (inferred)" if told.inferred else ""
     whole = max(told.failure.allocated, 0)
-    known = any(group.name != "unknown" for group in told.categories)
+    known = any(group.name != UNKNOWN_CATEGORY for group in told.categories)
     for title, groups in (
         (f"category{guessed}", told.categories if known else ()),
         ("module", told.modules),
@@ -205,9 +206,9 @@ def _help(told: PostMortem, file: Path) -> RenderableType:
     failed = [r for r in told.rescues.tried if not r.fits]
     if failed:
         settings = [r for r in failed if r.kind == "settings"]
-        names = [r.change.partition(" (")[0] for r in failed if r.kind != "settings"]
+        names = [r.name for r in failed if r.kind != "settings"]
         if settings:
-            one = settings[0].change.partition("=")[2]
+            one = settings[0].name
             names.insert(0, one if len(settings) == 1 else f"{len(settings)} allocator settings")
         lines.append(Text(f"replayed without success: {', '.join(names)}", style="dim"))
     if told.rescues.unproven:

@@ -95,7 +95,7 @@ def _findings(job: JobReport) -> RenderableType:
 def _finding(job: JobReport, one: Shared) -> RenderableType:
     text = Text(one.kind.replace("_", " "), style="bold red" if one.bytes_per_step else "bold")
     text.append(f"  {one.title}", style="")
-    where = f"{short_path(one.site.filename)}:{one.site.line}" if one.site.filename else ""
-    at = f"at {where}, " if where and where not in one.title else ""
+    says_where = one.names_line or not one.site.filename
+    at = "" if says_where else f"at {short_path(one.site.filename)}:{one.site.line}, "
     text.append(f"; {at}{sums(job, one)}", style="dim")
     return text

@@ -15,10 +15,7 @@ from memprof.trace import Trace
 from memprof.units import format_bytes, format_count
 from memprof.views.sites import site_name, sites
 from memprof.what_if.changed_run import (
-    AFRESH,
-    DEFAULTS,
     OUTSIDE_TORCH,
-    RECORDED_SETTINGS,
     DeviceWhatIf,
     Fit,
     Row,
@@ -307,18 +304,16 @@ def _conclusion(device: DeviceWhatIf, file: Path) -> str:
         told = f"{format_bytes(less)} less would be reserved with"
     else:
         return "none of these settings reserves noticeably less than the recorded ones"
-    if best.configuration.startswith(DEFAULTS):
+    if not best.settings:
         return f"{told} torch's default settings: leave PYTORCH_CUDA_ALLOC_CONF unset"
-    return f"{told} PYTORCH_CUDA_ALLOC_CONF={best.configuration.partition(', ')[0]}"
+    return f"{told} PYTORCH_CUDA_ALLOC_CONF={best.settings}"
 
 
 def _recorded_settings(rows: Sequence[Row]) -> Row:
     """The row of the recorded settings that is most like the others: afresh, on the same card."""
-    for start in (AFRESH, RECORDED_SETTINGS):
-        for row in rows:
-            if row.configuration.startswith(start):
-                return row
-    return rows[0]
+    recorded, *replayed = rows
+    same = [row for row in replayed if row.settings is None]
+    return next((row for row in same if row.afresh), same[0] if same else recorded)
 
 
 def _fit_line(fit: Fit) -> str:

@@ -23,7 +23,7 @@ from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Frame
 from memprof.units import format_bytes, format_count
 from memprof.views.examination import Examination
-from memprof.views.owners import Group, top
+from memprof.views.owners import NO_MODULE, Group, top
 from memprof.views.sites import NO_SITE, site_name
 from memprof.views.steps import allocated_trend
 from memprof.views.trend import Trend
@@ -147,7 +147,7 @@ def _explained(run: Run, failure: Failure, workers: int | None) -> PostMortem:
         asked_by=asked_by(failure.stack),
         shortage=_shortage(failure),
         categories=categories,
-        modules=modules if any(m.name != "(no module)" for m in modules) else (),
+        modules=modules if any(m.name != NO_MODULE for m in modules) else (),
         sites=lines,
         blocks=blocks_by_size(failure, alive),
         callers=callers(failure, alive),

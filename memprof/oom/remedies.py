@@ -55,8 +55,10 @@ class Rescue:
     kind: str
     """``settings``, ``limit``, ``others``, ``free``, ``checkpoint``, ``batch``, ``bf16``, ``card``:
     the cheapest first."""
+    name: str
+    """It in few words; of settings, they themselves."""
     change: str
-    """What to type or to do."""
+    """What to type or to do, with what it comes to."""
     fits: bool
     """The request is served."""
     limit: int
@@ -87,7 +89,7 @@ class _Try:
     """A change that is to be replayed."""
 
     kind: str
-    change: str
+    name: str
     limit: int
     settings: AllocatorSettings
     changes: Changes = NOTHING_CHANGED
@@ -95,6 +97,15 @@ class _Try:
     workload: Workload | None = None
     """The program with requests of other sizes; None for the recorded one."""
     assumes: str = ""
+    command: str = ""
+    """What to type, with ``name`` behind it."""
+    detail: str = ""
+    """What it comes to, in brackets behind ``name``."""
+
+    @property
+    def change(self) -> str:
+        """It in full, as `Rescue.change`."""
+        return f"{self.command}{self.name}" + (f" ({self.detail})" if self.detail else "")
 
 
 def rescues(failure: Failure, workers: int | None = None) -> Rescues:
@@ -175,6 +186,7 @@ def _replayed(workload: Workload, tries: list[_Try], workers: int | None) -> lis
 def _rescue(tried: _Try, outcome: Outcome) -> Rescue:
     return Rescue(
         kind=tried.kind,
+        name=tried.name,
         change=tried.change,
         fits=outcome.fits,
         limit=tried.limit,
@@ -198,10 +210,11 @@ def _settings_tries(
     tries = [
         _Try(
             "settings",
-            f"{_CONF}={text}",
+            text,
             limit,
             parse_settings(text),
             afresh=afresh,
+            command=f"{_CONF}=",
         )
         for text in untried([trace])
     ]
@@ -212,8 +225,9 @@ def _leak_tries(moment: Moment, workload: Workload, limit: int) -> Iterator[_Try
     rows = left_behind(moment)
     if len(rows):
         held = format_bytes(int(moment.window.lives.size[rows].sum()))
-        text = f"free what earlier steps left at {main_site(moment, rows)} ({held})"
-        yield _Try("free", text, limit, workload.settings, freed(moment, rows))
+        name = f"free what earlier steps left at {main_site(moment, rows)}"
+        changes = freed(moment, rows)
+        yield _Try("free", name, limit, workload.settings, changes, detail=held)
 
 
 def _early_tries(moment: Moment, workload: Workload, limit: int) -> Iterator[_Try]:
@@ -223,13 +237,13 @@ def _early_tries(moment: Moment, workload: Workload, limit: int) -> Iterator[_Tr
     if len(rows):
         held = format_bytes(int(size[rows].sum()))
         first = int(np.searchsorted(moment.steps, moment.step)) - 1
-        text = f"zero_grad(set_to_none=True) before the forward pass ({held})"
+        name = "zero_grad(set_to_none=True) before the forward pass"
         changes = freed(moment, rows, np.full(len(rows), first))
-        yield _Try("free", text, limit, settings, changes)
+        yield _Try("free", name, limit, settings, changes, detail=held)
     for unit in recomputable(moment):
-        text = f"checkpoint {unit.name} ({format_bytes(unit.bytes)} of activations)"
+        name, held = f"checkpoint {unit.name}", f"{format_bytes(unit.bytes)} of activations"
         changes = freed(moment, unit.rows, unit.ends)
-        yield _Try("checkpoint", text, limit, settings, changes)
+        yield _Try("checkpoint", name, limit, settings, changes, detail=held)
 
 
 def _room_tries(failure: Failure, workload: Workload, limit: int) -> Iterator[_Try]:
@@ -287,9 +301,10 @@ def _batch(moment: Moment, workload: Workload, limit: int) -> Iterator[Rescue]:
     name = (
         f"a batch of at most {low} % of this one" if best.fits else "a smaller batch, even of 1 %"
     )
-    text = f"{name} ({format_bytes(slope.live // 100)} for each per cent of it{_measured(slope)})"
+    detail = f"{format_bytes(slope.live // 100)} for each per cent of it{_measured(slope)}"
     assumed = "" if slope.measured else _PROPORTIONAL
-    yield _rescue(_Try("batch", text, limit, workload.settings, assumes=assumed), best)
+    tried = _Try("batch", name, limit, workload.settings, assumes=assumed, detail=detail)
+    yield _rescue(tried, best)
 
 
 def _with_batch(workload: Workload, slope: BatchSlope, percent: int, limit: int) -> Outcome:
@@ -318,6 +333,7 @@ def _card(failure: Failure, workload: Workload) -> Rescue:
     name += f", of which torch may hold {share:g}" if share < 1 else ""
     return Rescue(
         kind="card",
+        name=name,
         change=f"{name}: torch needs {format_bytes(least)} to get past this request",
         fits=outcome.fits,
         limit=room,

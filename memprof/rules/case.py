@@ -23,14 +23,15 @@ from memprof.source_code.program import (
     imported_by,
     program_of,
 )
-from memprof.trace import Frame, Phase, Trace
+from memprof.trace import Category, Frame, Phase, Trace
 from memprof.views.examination import Examination
+from memprof.views.owners import CATEGORY_NAMES, OWNED
 from memprof.views.peak_without import Saving
 from memprof.views.window import Window
 
 __all__ = ["NO_FIGURE", "Case", "says"]
 
-_MODEL = frozenset(("parameter", "gradient", "optimizer state", "buffer"))
+_MODEL = frozenset(CATEGORY_NAMES[category] for category in OWNED)
 _IN_MODEL = frozenset(
     {
         LinkKind.MODULE_ATTRIBUTE,
@@ -98,7 +99,10 @@ class Case:
             return False
         if self.found.growth.forward_share > _MOSTLY:
             return True
-        return bool(self.links & THROUGH_GRAPH) or self.found.category == "activation"
+        return (
+            bool(self.links & THROUGH_GRAPH)
+            or self.found.category == CATEGORY_NAMES[Category.ACTIVATION]
+        )
 
     @property
     def _is_cut_off(self) -> bool:

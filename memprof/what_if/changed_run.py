@@ -74,6 +74,10 @@ class Row:
     """Over all windows: of the worst one, with calls and retries summed."""
     window: int = 0
     """The worst window: where memory ran out, else where the most was reserved."""
+    settings: str | None = None
+    """In torch's grammar, empty for torch's defaults; None: those of the recording."""
+    afresh: bool = False
+    """What was live at first was laid out anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +140,12 @@ class _Question:
     text: str
     settings: AllocatorSettings
     afresh: bool = False
+    asked: str | None = None
+    """The settings as they were asked for; None: those of the recording."""
+
+    def row(self, capacity: int, outcomes: Sequence[Outcome]) -> Row:
+        """Its answer, given the outcome of each window."""
+        return Row(self.text, capacity, *_worst(outcomes), self.asked, self.afresh)
 
 
 def replay(
@@ -169,7 +179,7 @@ def replay(
         MissingError: the recording holds no trace, or nothing was allocated at ``free_after``.
     """
     confs = [alloc_conf] if isinstance(alloc_conf, str) else list(alloc_conf)
-    asked = [_Question(text, parse_settings(text)) for text in confs]
+    asked = [_Question(text, parse_settings(text), asked=text) for text in confs]
     capacity = parse_bytes(gpu) if isinstance(gpu, str) else gpu
     if capacity is not None and capacity <= 0:
         raise SettingsError("a card has more than 0 bytes", "write --gpu 24GiB")
@@ -241,7 +251,7 @@ class _Plan:
         rows = [Row(_RECORDED, 0, *_worst([p.recorded for p in workloads]))]
         for index, question in enumerate(questions):
             own = outcomes[index * len(workloads) : (index + 1) * len(workloads)]
-            rows.append(Row(question.text, limit, *_worst(own)))
+            rows.append(question.row(limit, own))
         if self.search:
             order = sorted(range(1, len(rows)), key=lambda i: _merit(rows[i]))
             rows[1:], questions = [rows[i] for i in order], [questions[i - 1] for i in order]
@@ -273,7 +283,9 @@ class _Plan:
         wanted = list(self.asked)
         if self.search:
             known = {question.settings for question in wanted} | {recorded}
-            tried = [_Question(text, parse_settings(text)) for text in ("", *untried(traces))]
+            tried = [
+                _Question(text, parse_settings(text), asked=text) for text in ("", *untried(traces))
+            ]
             wanted += [question for question in tried if question.settings not in known]
         others = [question for question in wanted if question.settings != recorded]
         if midst and others:
