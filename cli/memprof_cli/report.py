@@ -10,15 +10,17 @@ from pathlib import Path
 
 import click
 
+from memprof.allocator import ReplayedTrace
 from memprof.oom.post_mortem import PostMortem, post_mortems
 from memprof.ranks.files import files_of, gathered, job_report
 from memprof.ranks.report import JobReport
 from memprof.report.summary import Summary, summarize
 from memprof.rules.finding import Found
 from memprof.rules.ranked_findings import findings
-from memprof.trace import Action
+from memprof.trace import Action, Trace
 from memprof.units import parse_bytes
 from memprof.views.examination import Examination, examine
+from memprof.views.window import Window
 from memprof.what_if.changed_run import DeviceWhatIf, replay
 from memprof_cli.json_output import print_json
 from memprof_cli.limits import fail_above, job_peaks, peaks
@@ -181,6 +183,11 @@ def _post_mortems(report: _Report) -> tuple[PostMortem, ...]:
     return post_mortems(run, examination=report.examination)
 
 
+def _replayed(window: Window) -> ReplayedTrace | Trace:
+    """The replay that a window comes from; its trace where it comes from none."""
+    return window.trace if window.replay is None else window.replay
+
+
 def _what_if(report: _Report) -> tuple[DeviceWhatIf, ...]:
     """Other allocator settings for the page, where that takes a moment and not minutes."""
     run, examined = report.examination.run, report.examination.devices
@@ -191,5 +198,5 @@ def _what_if(report: _Report) -> tuple[DeviceWhatIf, ...]:
         for device in examined
         for window in device.windows[-1:]
         if (window.trace.events.action == Action.ALLOC).any()
-        for row in replay(device.exact_window(window.number), search=True)
+        for row in replay(_replayed(device.exact_window(window.number)), search=True)
     )

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from memprof.allocator import ReplayedTrace, Workload, replayed_trace, workload_of
+from memprof.allocator import ReplayedTrace, replayed_trace
 from memprof.records import Site
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import Program, code_of, program_of
@@ -72,11 +72,6 @@ class Window:
     def events(self) -> int:
         """How many events it has; also the ``free`` of what outlived it."""
         return len(self.trace.events)
-
-    @cached_property
-    def workload(self) -> Workload:
-        """What the program asked of the allocator, for replays of it under other settings."""
-        return workload_of(self.trace) if self.replay is None else self.replay.workload
 
     @cached_property
     def first_entry(self) -> int:

@@ -15,6 +15,7 @@ from memprof.allocator import (
     AllocatorSettings,
     Changes,
     Outcome,
+    ReplayedTrace,
     Workload,
     parse_settings,
     play,
@@ -27,7 +28,6 @@ from memprof.records import DeviceInfo
 from memprof.run import DeviceRun, Run
 from memprof.trace import Trace
 from memprof.units import format_bytes, parse_bytes
-from memprof.views.window import Window
 from memprof.what_if.candidate_settings import untried
 from memprof.what_if.free_earlier import freed_each_step
 from memprof.what_if.parallel import Job, fitted, played
@@ -149,7 +149,7 @@ class _Question:
 
 
 def replay(
-    recording: Run | Window | Trace | str | Path,
+    recording: Run | ReplayedTrace | Trace | str | Path,
     alloc_conf: str | Sequence[str] = (),
     *,
     gpu: int | str | None = None,
@@ -161,7 +161,8 @@ def replay(
     """Replay a recording under other configurations: one row each, the recorded one first.
 
     Args:
-        recording: a run, a window or trace of one, or the path of a run file or snapshot.
+        recording: a run, a trace of one, or the path of a run file or snapshot; a trace that was
+            replayed already is not replayed again.
         alloc_conf: one or several settings in the grammar of ``PYTORCH_CUDA_ALLOC_CONF``. What a
             program under other settings would have held when the recording began in its midst is
             not known: what was live then is laid out afresh, without its cache.
@@ -184,7 +185,7 @@ def replay(
     if capacity is not None and capacity <= 0:
         raise SettingsError("a card has more than 0 bytes", "write --gpu 24GiB")
     plan = _Plan(asked, capacity, free_after, search, fit, workers)
-    if isinstance(recording, Window):
+    if isinstance(recording, ReplayedTrace):
         device = _only(recording.trace)
         return (plan.device(device, [recording.workload]),)
     return tuple(
