@@ -14,7 +14,7 @@ from rich.text import Text
 
 from memprof.loading import load
 from memprof.oom.failed_allocation import NO_STACKS, Failure
-from memprof.oom.post_mortem import Cause, PostMortem, post_mortems
+from memprof.oom.post_mortem import OomCause, PostMortem, post_mortems
 from memprof.oom.remedies import Rescue
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Phase
@@ -54,22 +54,25 @@ def command(file: Path, as_json: bool) -> None:
         return
     console = terminal(_WIDTH)
     console.print(Text(str(file), style="dim"))
-    for told in found:
-        console.print(_screen(told, file))
+    for post_mortem in found:
+        console.print(_screen(post_mortem, file))
 
 
 # -- text --------------------------------------------------------------------------------------
 
 
-def _screen(told: PostMortem, file: Path) -> RenderableType:
-    parts: list[RenderableType] = [_verdict(told), _headed("What filled it", _owners(told))]
-    if told.failure.recorded != "state":
-        parts.append(_headed("What was asked", Group(*map(Text, _request(told)))))
-    parts.append(_headed("What was held", Group(*map(Text, _held(told.failure)))))
-    if told.failure.recorded != "state":
-        parts.append(_headed("What would have helped", _help(told, file)))
-    elif told.layouts:
-        parts.append(_headed("The same laid out otherwise, by replay", _otherwise(told)))
+def _screen(post_mortem: PostMortem, file: Path) -> RenderableType:
+    parts: list[RenderableType] = [
+        _verdict(post_mortem),
+        _headed("What filled it", _owners(post_mortem)),
+    ]
+    if post_mortem.failure.recorded != "state":
+        parts.append(_headed("What was asked", Group(*map(Text, _request(post_mortem)))))
+    parts.append(_headed("What was held", Group(*map(Text, _held(post_mortem.failure)))))
+    if post_mortem.failure.recorded != "state":
+        parts.append(_headed("What would have helped", _help(post_mortem, file)))
+    elif post_mortem.layouts:
+        parts.append(_headed("The same laid out otherwise, by replay", _otherwise(post_mortem)))
     return Padding(Group(*parts), (0, 0, 1, 0))
 
 
@@ -77,38 +80,44 @@ def _headed(title: str, body: RenderableType) -> RenderableType:
     return Padding(Group(Text(title, style="bold"), Padding(body, (0, 0, 0, 2))), (1, 0, 0, 0))
 
 
-def _verdict(told: PostMortem) -> RenderableType:
-    style = "bold yellow" if told.cause is Cause.UNKNOWN else "bold red"
-    lines = [Text(told.line, style=style), Text(told.why)]
-    enough = [w for w in told.weights if w.enough and w.why != told.why]
+def _verdict(post_mortem: PostMortem) -> RenderableType:
+    style = "bold yellow" if post_mortem.cause is OomCause.UNKNOWN else "bold red"
+    lines = [Text(post_mortem.line, style=style), Text(post_mortem.why)]
+    enough = [w for w in post_mortem.weights if w.enough and w.why != post_mortem.why]
     lines += [Text(f"and: {weight.why}") for weight in enough]
-    worth = _WORTH * max(told.failure.limit, 0)
-    partly = [w for w in told.weights if not w.enough and w.bytes > worth and told.shortage >= 0]
+    worth = _WORTH * max(post_mortem.failure.limit, 0)
+    partly = [
+        w
+        for w in post_mortem.weights
+        if not w.enough and w.bytes > worth and post_mortem.shortage >= 0
+    ]
     lines += [Text(f"not enough alone: {weight.why}", style="dim") for weight in partly]
-    if told.failure.times > 1:
-        lines.append(Text(f"the last of {format_count(told.failure.times)} times", style="dim"))
+    if post_mortem.failure.times > 1:
+        lines.append(
+            Text(f"the last of {format_count(post_mortem.failure.times)} times", style="dim")
+        )
     return Group(*lines)
 
 
-def _owners(told: PostMortem) -> RenderableType:
+def _owners(post_mortem: PostMortem) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     for width in (_TITLE_WIDTH, _BYTES_WIDTH):
         table.add_column(no_wrap=True, min_width=width)
     table.add_column(no_wrap=True, overflow="ellipsis")
-    guessed = " (inferred)" if told.inferred else ""
-    whole = max(told.failure.allocated, 0)
-    known = any(group.name != UNKNOWN_CATEGORY for group in told.categories)
+    guessed = " (inferred)" if post_mortem.inferred else ""
+    whole = max(post_mortem.failure.allocated, 0)
+    known = any(group.name != UNKNOWN_CATEGORY for group in post_mortem.categories)
     for title, groups in (
-        (f"category{guessed}", told.categories if known else ()),
-        ("module", told.modules),
-        ("line", told.sites),
-        ("block", told.blocks),
-        ("called from", told.callers),
+        (f"category{guessed}", post_mortem.categories if known else ()),
+        ("module", post_mortem.modules),
+        ("line", post_mortem.sites),
+        ("block", post_mortem.blocks),
+        ("called from", post_mortem.callers),
     ):
         _add(table, title, groups, whole)
     if not table.row_count:
         return Text("not recorded: no trace of that moment, and no list by the job")
-    if not told.failure.between_windows:
+    if not post_mortem.failure.between_windows:
         return table
     return Group(table, Text(NO_STACKS, style="dim"))
 
@@ -123,8 +132,8 @@ def _add(table: Table, title: str, groups: Sequence[OwnerGroup], whole: int) -> 
         )
 
 
-def _request(told: PostMortem) -> Iterator[str]:
-    failure = told.failure
+def _request(post_mortem: PostMortem) -> Iterator[str]:
+    failure = post_mortem.failure
     if failure.requested < 0 and not failure.beside:
         yield "not in the file"
         return
@@ -133,10 +142,14 @@ def _request(told: PostMortem) -> Iterator[str]:
     where += [phase.name.lower()] if phase not in (Phase.UNKNOWN, Phase.OTHER) else []
     where += [failure.label.module] if failure.label.module else []
     when = f" ({', '.join(where)})" if where else ""
-    by = f" by {told.asked_by}" if told.asked_by else ", by a line that was not recorded"
+    by = (
+        f" by {post_mortem.asked_by}"
+        if post_mortem.asked_by
+        else ", by a line that was not recorded"
+    )
     if failure.beside:
         said = "reported at" if failure.asynchronous else "at"
-        at = f", {said} {told.asked_by}" if told.asked_by else ""
+        at = f", {said} {post_mortem.asked_by}" if post_mortem.asked_by else ""
         yield f"not told: {failure.call or failure.beside}{at}{when}"
         if failure.asynchronous:
             yield "(an error of CUDA's may come from an earlier call than the line that reports it)"
@@ -150,8 +163,8 @@ def _request(told: PostMortem) -> Iterator[str]:
     worker = facts.get("worker")
     if isinstance(worker, str):
         yield f"in {worker}, which has its own memory"
-    if told.shortage > 0:
-        yield f"{format_bytes(told.shortage)} were missing"
+    if post_mortem.shortage > 0:
+        yield f"{format_bytes(post_mortem.shortage)} were missing"
     own = [f for f in failure.stack if frame_kind(f.filename) is FrameKind.USER]
     for frame in own[1 : 1 + _FRAMES]:
         yield f"  called from {site_name(frame)}"
@@ -193,17 +206,17 @@ def _held_elsewhere(failure: Failure) -> Iterator[str]:
         yield f"reserved elsewhere: {', '.join(beside)}" + (f" and on {more} more" if more else "")
 
 
-def _help(told: PostMortem, file: Path) -> RenderableType:
-    fitting = told.rescues.fitting
-    leaks = any(weight.cause is Cause.LEAK and weight.bytes for weight in told.weights)
+def _help(post_mortem: PostMortem, file: Path) -> RenderableType:
+    fitting = post_mortem.rescues.fitting
+    leaks = any(weight.cause is OomCause.LEAK and weight.bytes for weight in post_mortem.weights)
     lines: list[RenderableType] = [
         Text(f"`memprof leaks {file}` says what grows, who holds it and the fix", style="cyan")
     ] * leaks
     lines += [
         line for kind in dict.fromkeys(r.kind for r in fitting) for line in _kind(fitting, kind)
     ]
-    lines += [Text(one) for one in told.advice]
-    failed = [r for r in told.rescues.tried if not r.fits]
+    lines += [Text(one) for one in post_mortem.advice]
+    failed = [r for r in post_mortem.rescues.tried if not r.fits]
     if failed:
         settings = [r for r in failed if r.kind == "settings"]
         names = [r.name for r in failed if r.kind != "settings"]
@@ -211,8 +224,8 @@ def _help(told: PostMortem, file: Path) -> RenderableType:
             one = settings[0].name
             names.insert(0, one if len(settings) == 1 else f"{len(settings)} allocator settings")
         lines.append(Text(f"replayed without success: {', '.join(names)}", style="dim"))
-    if told.rescues.unproven:
-        lines.append(Text(told.rescues.unproven, style="dim"))
+    if post_mortem.rescues.unproven:
+        lines.append(Text(post_mortem.rescues.unproven, style="dim"))
     if fitting:
         lines.append(
             Text("replayed up to the failed request; what the job needed after it is not known")
@@ -235,11 +248,11 @@ def _kind(fitting: Sequence[Rescue], kind: str) -> Iterator[RenderableType]:
         yield Padding(figures, (0, 0, 0, len("[fits] ")))
 
 
-def _otherwise(told: PostMortem) -> RenderableType:
+def _otherwise(post_mortem: PostMortem) -> RenderableType:
     rows = [
         f"{layout.change}: {format_bytes(layout.reserved)} reserved, "
         f"{format_bytes(layout.saved)} less"
-        for layout in told.layouts
+        for layout in post_mortem.layouts
     ]
     return Group(*map(Text, rows))
 
@@ -387,41 +400,41 @@ class _Device:
     layouts: list[_Layout]
 
 
-def _device(explained: PostMortem) -> _Device:
-    failure = explained.failure
+def _device(post_mortem: PostMortem) -> _Device:
+    failure = post_mortem.failure
     return _Device(
         device=failure.device,
         recorded=failure.recorded,
         times=failure.times,
-        cause=explained.cause.value,
-        verdict=explained.line,
-        why=explained.why,
-        weights=[_Weight(w.cause.value, w.bytes, w.enough, w.why) for w in explained.weights],
-        asked=_asked(explained),
+        cause=post_mortem.cause.value,
+        verdict=post_mortem.line,
+        why=post_mortem.why,
+        weights=[_Weight(w.cause.value, w.bytes, w.enough, w.why) for w in post_mortem.weights],
+        asked=_asked(post_mortem),
         held=_held_by(failure),
         filled_by=_FilledBy(
-            inferred=explained.inferred,
+            inferred=post_mortem.inferred,
             between_windows=failure.between_windows,
-            category=_groups(explained.categories),
-            module=_groups(explained.modules),
-            line=_groups(explained.sites),
-            block=_groups(explained.blocks),
-            caller=_groups(explained.callers),
+            category=_groups(post_mortem.categories),
+            module=_groups(post_mortem.modules),
+            line=_groups(post_mortem.sites),
+            block=_groups(post_mortem.blocks),
+            caller=_groups(post_mortem.callers),
         ),
-        changes=[_change(rescue) for rescue in explained.rescues.tried],
-        unproven=explained.rescues.unproven,
-        advice=list(explained.advice),
-        layouts=[_Layout(one.change, one.reserved, one.saved) for one in explained.layouts],
+        changes=[_change(rescue) for rescue in post_mortem.rescues.tried],
+        unproven=post_mortem.rescues.unproven,
+        advice=list(post_mortem.advice),
+        layouts=[_Layout(one.change, one.reserved, one.saved) for one in post_mortem.layouts],
     )
 
 
-def _asked(explained: PostMortem) -> _Asked:
-    failure = explained.failure
+def _asked(post_mortem: PostMortem) -> _Asked:
+    failure = post_mortem.failure
     of_event = failure.recorded == "event"
     return _Asked(
         bytes=known(failure.requested),
-        missing_bytes=known(explained.shortage),
-        by=explained.asked_by,
+        missing_bytes=known(post_mortem.shortage),
+        by=post_mortem.asked_by,
         step=known(failure.label.step),
         phase=failure.label.phase.name.lower(),
         module=failure.label.module,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from memprof.allocator.explain_releases import Cause, ReleaseRun
+from memprof.allocator.explain_releases import ReleaseCause, ReleaseRun
 from memprof.allocator.guided_replay import Doubt, Guide
 from memprof.allocator.rounding import round_size
 from memprof.allocator.settings import INTERVALS, AllocatorSettings, recorded_settings
@@ -228,7 +228,7 @@ def _result(
         released_segments_undetermined=sum(
             run.last - run.first - run.predicted
             for run in releases
-            if Cause.AGE in run.causes or Cause.ORDER in run.causes
+            if ReleaseCause.AGE in run.causes or ReleaseCause.ORDER in run.causes
         ),
         releases=releases,
         recorded_peak_reserved=_recorded_peak_reserved(trace, begin),

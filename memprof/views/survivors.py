@@ -33,7 +33,7 @@ OUTLIVED = 1 << 40
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lives(Columns):
+class StepLifetimes(Columns):
     """One row per allocation; ``born`` and ``died`` are places in `Survival.steps`.
 
     What was there before the first window has ``born`` -1. An allocation is alive at the end of
@@ -63,7 +63,7 @@ class Survival:
 
     steps: Ints
     """The steps whose ends lie in a window, ascending; between windows some are missing."""
-    lives: Lives
+    lives: StepLifetimes
     tables: Tables
 
     def __len__(self) -> int:
@@ -89,7 +89,7 @@ class Survival:
 def survival(device: DeviceExamination) -> Survival:
     """The lives of all in the windows of ``device``; what outlives one goes on in the next."""
     numbers: list[Ints] = [np.zeros(0, dtype=np.int64)]
-    parts: list[Lives] = []
+    parts: list[StepLifetimes] = []
     first = 0
     for window in device.windows:
         steps, step_of = _ended_steps(device, window)
@@ -100,7 +100,7 @@ def survival(device: DeviceExamination) -> Survival:
     return Survival(np.concatenate(numbers), _joined(parts, numbers[1:]), tables)
 
 
-def _joined(parts: list[Lives], numbers: list[Ints]) -> Lives:
+def _joined(parts: list[StepLifetimes], numbers: list[Ints]) -> StepLifetimes:
     """The lives of all windows as one table, in which nothing is there twice.
 
     What a later window found at its start is matched with what outlived the one before, by stack,
@@ -109,9 +109,11 @@ def _joined(parts: list[Lives], numbers: list[Ints]) -> Lives:
     matched by its address.
     """
     if len(parts) < 2:
-        joined: Lives = Lives.concatenate(parts)
+        joined: StepLifetimes = StepLifetimes.concatenate(parts)
         return joined
-    columns = {name: np.concatenate([getattr(p, name) for p in parts]) for name in Lives.names()}
+    columns = {
+        name: np.concatenate([getattr(p, name) for p in parts]) for name in StepLifetimes.names()
+    }
     keep = np.ones(len(columns["born"]), dtype=bool)
     first_row = np.cumsum([0, *map(len, parts)])
     first_place = np.cumsum([0, *map(len, numbers)])
@@ -135,7 +137,7 @@ def _joined(parts: list[Lives], numbers: list[Ints]) -> Lives:
         gone = np.setdiff1d(earlier, left, assume_unique=True)
         columns["died"][gone] = first_place[index]  # between the windows, unseen
         keep[right] = False
-    return Lives(**{name: values[keep] for name, values in columns.items()})
+    return StepLifetimes(**{name: values[keep] for name, values in columns.items()})
 
 
 def _matched(columns: dict[str, Ints], earlier: Ints, found: Ints) -> tuple[Ints, Ints]:
@@ -209,7 +211,7 @@ def _annotated_steps(device: DeviceExamination, window: Window) -> tuple[Ints, I
     return np.arange(len(ends), dtype=np.int64), np.maximum.accumulate(place)
 
 
-def _lives(window: Window, steps: Ints, step_of: Ints, first: int) -> Lives:
+def _lives(window: Window, steps: Ints, step_of: Ints, first: int) -> StepLifetimes:
     lives, trace, index = window.lives, window.trace, window.number
     made = lives.alloc >= 0
     born = np.full(len(lives), NOT_RECORDED, dtype=np.int64)
@@ -217,7 +219,7 @@ def _lives(window: Window, steps: Ints, step_of: Ints, first: int) -> Lives:
     died = np.full(len(lives), OUTLIVED, dtype=np.int64)
     ended = lives.free < len(trace.events)
     died[ended] = first + np.searchsorted(steps, step_of[lives.free[ended]])
-    return Lives(
+    return StepLifetimes(
         window=np.full(len(lives), index),
         alloc=lives.alloc,
         free=np.where(ended, lives.free, NOT_RECORDED),

@@ -40,8 +40,8 @@ __all__ = [
     "RECORDED_SETTINGS",
     "DeviceWhatIf",
     "Fit",
+    "ReplaySaving",
     "Row",
-    "Saving",
     "replay",
     "saving",
 ]
@@ -105,7 +105,7 @@ class DeviceWhatIf:
 
 
 @dataclass(frozen=True, slots=True)
-class Saving:
+class ReplaySaving:
     """A replay as recorded, and one with the program changed."""
 
     before: Outcome
@@ -122,7 +122,9 @@ class Saving:
         return max(0, self.before.peak_reserved - self.after.peak_reserved)
 
 
-def saving(workload: Workload | Trace, changes: Changes, capacity: int | None = None) -> Saving:
+def saving(
+    workload: Workload | Trace, changes: Changes, capacity: int | None = None
+) -> ReplaySaving:
     """What a change of the program saves, by replays of the allocator with and without it.
 
     For several changes of one trace make its program once, with ``workload_of(trace)``.
@@ -130,7 +132,7 @@ def saving(workload: Workload | Trace, changes: Changes, capacity: int | None = 
     if isinstance(workload, Trace):
         workload = workload_of(workload)
     before = workload.recorded if capacity is None else play(workload, capacity=capacity)
-    return Saving(before, play(workload, capacity=capacity, changes=changes))
+    return ReplaySaving(before, play(workload, capacity=capacity, changes=changes))
 
 
 @dataclass(frozen=True, slots=True)

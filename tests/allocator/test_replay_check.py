@@ -19,7 +19,7 @@ from memprof.allocator import (
     segment_map,
     tie_break_of,
 )
-from memprof.allocator.explain_releases import Cause
+from memprof.allocator.explain_releases import ReleaseCause
 from memprof.allocator.guided_replay import Doubt
 from memprof.trace import NOT_RECORDED, Action, Tables
 
@@ -107,7 +107,7 @@ def test_a_release_before_a_retry_is_told_from_a_call_of_empty_cache():
     )
 
     assert [run.retry for run in replay.releases] == [True, False]
-    assert [run.causes for run in replay.releases] == [(Cause.CACHE,)] * 2
+    assert [run.causes for run in replay.releases] == [(ReleaseCause.CACHE,)] * 2
     assert replay.released_segments_predicted == 2
 
 
