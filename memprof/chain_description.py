@@ -80,13 +80,17 @@ def clauses(links: Sequence[Link]) -> list[Clause]:
     parts: list[Clause] = []
     path: list[Link] = []
     for link in links:
-        if link.kind in IN_PATHS:
+        begins = link.kind == LinkKind.NOTEBOOK  # however one got there, it has a name of its own
+        if link.kind in IN_PATHS and not (begins and path):
             path.append(link)
             continue
         if path:
             parts.append(_path_clause(path))
             path = []
-        parts.append(_clause(link))
+        if begins:
+            path.append(link)
+        else:
+            parts.append(_clause(link))
     if path:
         parts.append(_path_clause(path))
     runs = [(clause, len(list(same))) for clause, same in groupby(parts[::-1])]

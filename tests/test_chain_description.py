@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from itertools import count, repeat, takewhile
 from typing import Any
 
 import pytest
@@ -20,6 +22,8 @@ from memprof.chain_description import (
 )
 from memprof.reference_chain import Link, LinkKind, Unowned, way
 from memprof.referrers.find_holders import find_holders
+from memprof.rules.ranked_findings import findings
+from memprof_cli import report
 from tests.golden.outputs import HERE, command, recordings
 
 KEPT: dict[str, Any] = {}
@@ -37,6 +41,13 @@ REWORDED = (
     "weakref-registry",
 )
 """Recordings whose remedies follow from holders."""
+WITH_OTHERS = (
+    "long_deque_still_filling",
+    "no_retain_graph-retained",
+    "set_to_none-gradients",
+    "stub-training-torch2.4.1",
+)
+"""Recordings of which a report says more than its verdict."""
 WORDS = frozenset({"description", "title", "why"})
 """Fields of the JSON that are for a person."""
 
@@ -117,6 +128,32 @@ def test_a_reworded_sentence_changes_no_finding_and_no_remedy(name, monkeypatch)
     assert said
     assert all(map(is_reworded, said))
     assert without_words(after) == without_words(before)
+
+
+def beside_the_verdict(screen):
+    """The lines below "Also found"."""
+    lines = screen.partition("Also found")[2].splitlines()[1:]
+    return list(takewhile(bool, map(str.strip, lines)))
+
+
+@pytest.mark.parametrize("name", WITH_OTHERS)
+def test_a_reworded_title_hides_no_finding_of_the_report(name, monkeypatch):
+    """The first finding is the verdict; the rest are told beside it, whatever their titles say."""
+
+    words = ["report", "--no-page", str(recordings()[name]), "--source", str(HERE / "recordings")]
+    screens = []
+    for titles in (count(), repeat("something")):
+
+        def reworded_findings(run, examination, titles=titles):
+            return tuple(
+                replace(one, title=f"{next(titles)}") for one in findings(run, examination)
+            )
+
+        monkeypatch.setattr(report, "findings", reworded_findings)
+        screens.append(beside_the_verdict(command(words)))
+    numbered, alike = screens
+    assert numbered
+    assert alike == ["something"] * len(numbered)
 
 
 def held_in_two_ways() -> list[int]:

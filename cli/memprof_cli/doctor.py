@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-
 import click
-import msgspec
 
 from memprof.record.doctor import Diagnosis, Fact, describe_card, diagnose
+from memprof_cli.json_output import print_json
 
 __all__ = ["command"]
 
@@ -34,11 +31,11 @@ def command(as_json: bool, describe_gpu: bool) -> int:
     Exits with 0 if tensors can be recorded, else with 1.
     """
     if describe_gpu:
-        click.echo(json.dumps(msgspec.to_builtins(describe_card()), indent=1))
+        print_json(describe_card())
         return 0
     diagnosis = diagnose()
     if as_json:
-        click.echo(json.dumps(dataclasses.asdict(diagnosis), indent=2))
+        print_json(diagnosis)
     else:
         _print(diagnosis)
     return 0 if {"cpu", "cuda"} & set(diagnosis.recordable) else 1

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import click
-import msgspec
 from rich.table import Table
 from rich.text import Text
 
@@ -25,6 +24,7 @@ from memprof.rules.ranked_findings import findings
 from memprof.run import Run
 from memprof.units import format_bytes, parse_bytes
 from memprof.views.examination import examine
+from memprof_cli.json_output import print_json
 from memprof_cli.limits import EXIT_ABOVE, fail_above, peaks
 from memprof_cli.oom import command as oom
 from memprof_cli.screen import print_summary
@@ -164,15 +164,16 @@ def _print_answer(summary: Summary, answers: tuple[Fit, ...]) -> None:
 
 
 def _print_json(run: Run, summary: Summary, answers: tuple[Fit, ...], status: int) -> None:
-    data = {
-        "file": summary.source,
-        "dry_run": msgspec.to_builtins(run.header.dry_run),
-        "fits": all(answer.fits for answer in answers),
-        "devices": msgspec.to_builtins(answers),
-        "program_status": status,
-        "not_seen": list(summary.unseen),
-    }
-    click.echo(json.dumps(data, indent=1))
+    print_json(
+        {
+            "file": summary.source,
+            "dry_run": run.header.dry_run,
+            "fits": all(answer.fits for answer in answers),
+            "devices": answers,
+            "program_status": status,
+            "not_seen": summary.unseen,
+        }
+    )
 
 
 # -- cards -------------------------------------------------------------------------------------
@@ -181,7 +182,7 @@ def _print_json(run: Run, summary: Summary, answers: tuple[Fit, ...], status: in
 def _print_cards(*, as_json: bool) -> None:
     cards = listed()
     if as_json:
-        click.echo(json.dumps({key: msgspec.to_builtins(card) for key, card in cards.items()}))
+        print_json(cards)
         return
     console = terminal(_WIDTH)
     table = Table(box=None, pad_edge=False)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Group, RenderableType
@@ -15,7 +14,7 @@ from rich.text import Text
 
 from memprof.chain_description import names_line
 from memprof.errors import MemprofError
-from memprof.records import Holder, Site
+from memprof.records import Holder
 from memprof.report.recording_gaps import is_bare_state
 from memprof.rules.finding import Found, Kind, Remedy
 from memprof.rules.pages import explained_by
@@ -25,10 +24,11 @@ from memprof.source_code.locate import not_here
 from memprof.source_code.merge_patches import merged
 from memprof.units import format_bytes, format_count, format_percent
 from memprof.views.sites import short_path
+from memprof_cli.json_output import known, print_json
 from memprof_cli.sources import opened, source_option
 from memprof_cli.terminal import terminal
 
-__all__ = ["command", "findings_json"]
+__all__ = ["command"]
 
 EXIT_LEAK = 3
 _WIDTH = 110
@@ -75,7 +75,7 @@ def command(
         _write_patch(patch, found)
         _say_what_is_not_here(run, found)
     if as_json:
-        click.echo(json.dumps(findings_json(found), indent=2))
+        print_json({"findings": [_as_record(one) for one in found]})
     else:
         _print(run, found)
     if fail_on_leak and any(one.kind in _LEAKS for one in found):
@@ -87,64 +87,103 @@ def command(
         )
 
 
-def findings_json(found: Sequence[Found]) -> dict[str, Any]:
-    """The findings as plain values, best first."""
-    return {"findings": [_finding_json(one) for one in found]}
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """The line that a finding is about."""
+
+    filename: str
+    line: int
+    function: str
+    code: str
 
 
-def _finding_json(one: Found) -> dict[str, Any]:
-    return {
-        "kind": one.kind.value,
-        "rule": one.rule,
-        "title": one.title,
-        "device": one.device,
-        "bytes_per_step": round(one.bytes_per_step),
-        "bytes": one.bytes,
-        "confidence": one.confidence,
-        "first_step": one.first_step,
-        "last_step": one.last_step,
-        "steps_left": None if one.steps_left < 0 else round(one.steps_left),
-        "module": one.module,
-        "category": one.category,
-        "site": _site_json(one.site),
-        "holders": [_holder_json(holder) for holder in one.holders],
-        "remedies": [_remedy_json(remedy) for remedy in one.remedies],
-    }
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """What keeps the tensors alive."""
+
+    description: str
+    kind: str
+    filename: str
+    line: int
+    code: str
 
 
-def _site_json(site: Site) -> dict[str, Any]:
-    return {
-        "filename": site.filename,
-        "line": site.line,
-        "function": site.function,
-        "code": site.code,
-    }
+@dataclass(frozen=True, slots=True)
+class _Remedy:
+    """What to change, and what that saves; peaks are None where nothing was replayed."""
+
+    fix: str
+    rule: str
+    why: str
+    filename: str
+    line: int
+    code: str
+    saves_bytes: int
+    peak_before: int | None
+    peak_after: int | None
+    patch: str
+    page: str
 
 
-def _holder_json(holder: Holder) -> dict[str, Any]:
-    return {
-        "description": holder.description,
-        "kind": holder.kind,
-        "filename": holder.filename,
-        "line": holder.line,
-        "code": holder.code,
-    }
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    """One finding as ``memprof leaks --json`` prints it; `docs/leaks.md` explains the fields."""
+
+    kind: str
+    rule: str
+    title: str
+    device: str
+    bytes_per_step: int
+    bytes: int
+    confidence: float
+    first_step: int
+    last_step: int
+    steps_left: int | None
+    module: str
+    category: str
+    site: _Site
+    holders: list[_Holder]
+    remedies: list[_Remedy]
 
 
-def _remedy_json(remedy: Remedy) -> dict[str, Any]:
-    return {
-        "fix": remedy.fix,
-        "rule": remedy.rule,
-        "why": remedy.why,
-        "filename": remedy.filename,
-        "line": remedy.line,
-        "code": remedy.code,
-        "saves_bytes": remedy.saves_bytes,
-        "peak_before": None if remedy.peak_before < 0 else remedy.peak_before,
-        "peak_after": None if remedy.peak_after < 0 else remedy.peak_after,
-        "patch": remedy.patch,
-        "page": remedy.page,
-    }
+def _as_record(one: Found) -> _Finding:
+    site = one.site
+    return _Finding(
+        kind=one.kind.value,
+        rule=one.rule,
+        title=one.title,
+        device=one.device,
+        bytes_per_step=round(one.bytes_per_step),
+        bytes=one.bytes,
+        confidence=one.confidence,
+        first_step=one.first_step,
+        last_step=one.last_step,
+        steps_left=known(round(one.steps_left)),
+        module=one.module,
+        category=one.category,
+        site=_Site(site.filename, site.line, site.function, site.code),
+        holders=[
+            _Holder(held.description, held.kind, held.filename, held.line, held.code)
+            for held in one.holders
+        ],
+        remedies=[_remedy(remedy) for remedy in one.remedies],
+    )
+
+
+def _remedy(one: Remedy) -> _Remedy:
+    return _Remedy(
+        fix=one.fix,
+        rule=one.rule,
+        why=one.why,
+        filename=one.filename,
+        line=one.line,
+        code=one.code,
+        saves_bytes=one.saves_bytes,
+        peak_before=known(one.peak_before),
+        peak_after=known(one.peak_after),
+        patch=one.patch,
+        page=one.page,
+    )
 
 
 def _write_patch(path: Path, found: Sequence[Found]) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Group, RenderableType
@@ -15,13 +14,15 @@ from rich.text import Text
 
 from memprof.loading import load
 from memprof.oom.failed_allocation import NO_STACKS, Failure
-from memprof.oom.post_mortem import Cause, PostMortem, post_mortems
+from memprof.oom.post_mortem import OomCause, PostMortem, post_mortems
 from memprof.oom.remedies import Rescue
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Phase
 from memprof.units import format_bytes, format_count, format_percent
+from memprof.views.owners import UNKNOWN_CATEGORY
 from memprof.views.owners import Group as OwnerGroup
 from memprof.views.sites import site_name
+from memprof_cli.json_output import known, print_json
 from memprof_cli.terminal import terminal
 
 __all__ = ["command"]
@@ -49,27 +50,29 @@ def command(file: Path, as_json: bool) -> None:
     """
     found = post_mortems(load(file))
     if as_json:
-        data = {"file": str(file), "devices": [_figures(told) for told in found]}
-        click.echo(json.dumps(data, indent=2))
+        print_json({"file": str(file), "devices": [_device(one) for one in found]})
         return
     console = terminal(_WIDTH)
     console.print(Text(str(file), style="dim"))
-    for told in found:
-        console.print(_screen(told, file))
+    for post_mortem in found:
+        console.print(_screen(post_mortem, file))
 
 
 # -- text --------------------------------------------------------------------------------------
 
 
-def _screen(told: PostMortem, file: Path) -> RenderableType:
-    parts: list[RenderableType] = [_verdict(told), _headed("What filled it", _owners(told))]
-    if told.failure.recorded != "state":
-        parts.append(_headed("What was asked", Group(*map(Text, _request(told)))))
-    parts.append(_headed("What was held", Group(*map(Text, _held(told.failure)))))
-    if told.failure.recorded != "state":
-        parts.append(_headed("What would have helped", _help(told, file)))
-    elif told.layouts:
-        parts.append(_headed("The same laid out otherwise, by replay", _otherwise(told)))
+def _screen(post_mortem: PostMortem, file: Path) -> RenderableType:
+    parts: list[RenderableType] = [
+        _verdict(post_mortem),
+        _headed("What filled it", _owners(post_mortem)),
+    ]
+    if post_mortem.failure.recorded != "state":
+        parts.append(_headed("What was asked", Group(*map(Text, _request(post_mortem)))))
+    parts.append(_headed("What was held", Group(*map(Text, _held(post_mortem.failure)))))
+    if post_mortem.failure.recorded != "state":
+        parts.append(_headed("What would have helped", _help(post_mortem, file)))
+    elif post_mortem.layouts:
+        parts.append(_headed("The same laid out otherwise, by replay", _otherwise(post_mortem)))
     return Padding(Group(*parts), (0, 0, 1, 0))
 
 
@@ -77,38 +80,44 @@ def _headed(title: str, body: RenderableType) -> RenderableType:
     return Padding(Group(Text(title, style="bold"), Padding(body, (0, 0, 0, 2))), (1, 0, 0, 0))
 
 
-def _verdict(told: PostMortem) -> RenderableType:
-    style = "bold yellow" if told.cause is Cause.UNKNOWN else "bold red"
-    lines = [Text(told.line, style=style), Text(told.why)]
-    enough = [w for w in told.weights if w.enough and w.why != told.why]
+def _verdict(post_mortem: PostMortem) -> RenderableType:
+    style = "bold yellow" if post_mortem.cause is OomCause.UNKNOWN else "bold red"
+    lines = [Text(post_mortem.line, style=style), Text(post_mortem.why)]
+    enough = [w for w in post_mortem.weights if w.enough and w.why != post_mortem.why]
     lines += [Text(f"and: {weight.why}") for weight in enough]
-    worth = _WORTH * max(told.failure.limit, 0)
-    partly = [w for w in told.weights if not w.enough and w.bytes > worth and told.shortage >= 0]
+    worth = _WORTH * max(post_mortem.failure.limit, 0)
+    partly = [
+        w
+        for w in post_mortem.weights
+        if not w.enough and w.bytes > worth and post_mortem.shortage >= 0
+    ]
     lines += [Text(f"not enough alone: {weight.why}", style="dim") for weight in partly]
-    if told.failure.times > 1:
-        lines.append(Text(f"the last of {format_count(told.failure.times)} times", style="dim"))
+    if post_mortem.failure.times > 1:
+        lines.append(
+            Text(f"the last of {format_count(post_mortem.failure.times)} times", style="dim")
+        )
     return Group(*lines)
 
 
-def _owners(told: PostMortem) -> RenderableType:
+def _owners(post_mortem: PostMortem) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     for width in (_TITLE_WIDTH, _BYTES_WIDTH):
         table.add_column(no_wrap=True, min_width=width)
     table.add_column(no_wrap=True, overflow="ellipsis")
-    guessed = " (inferred)" if told.inferred else ""
-    whole = max(told.failure.allocated, 0)
-    known = any(group.name != "unknown" for group in told.categories)
+    guessed = " (inferred)" if post_mortem.inferred else ""
+    whole = max(post_mortem.failure.allocated, 0)
+    known = any(group.name != UNKNOWN_CATEGORY for group in post_mortem.categories)
     for title, groups in (
-        (f"category{guessed}", told.categories if known else ()),
-        ("module", told.modules),
-        ("line", told.sites),
-        ("block", told.blocks),
-        ("called from", told.callers),
+        (f"category{guessed}", post_mortem.categories if known else ()),
+        ("module", post_mortem.modules),
+        ("line", post_mortem.sites),
+        ("block", post_mortem.blocks),
+        ("called from", post_mortem.callers),
     ):
         _add(table, title, groups, whole)
     if not table.row_count:
         return Text("not recorded: no trace of that moment, and no list by the job")
-    if not told.failure.between_windows:
+    if not post_mortem.failure.between_windows:
         return table
     return Group(table, Text(NO_STACKS, style="dim"))
 
@@ -123,8 +132,8 @@ def _add(table: Table, title: str, groups: Sequence[OwnerGroup], whole: int) -> 
         )
 
 
-def _request(told: PostMortem) -> Iterator[str]:
-    failure = told.failure
+def _request(post_mortem: PostMortem) -> Iterator[str]:
+    failure = post_mortem.failure
     if failure.requested < 0 and not failure.beside:
         yield "not in the file"
         return
@@ -133,10 +142,14 @@ def _request(told: PostMortem) -> Iterator[str]:
     where += [phase.name.lower()] if phase not in (Phase.UNKNOWN, Phase.OTHER) else []
     where += [failure.label.module] if failure.label.module else []
     when = f" ({', '.join(where)})" if where else ""
-    by = f" by {told.asked_by}" if told.asked_by else ", by a line that was not recorded"
+    by = (
+        f" by {post_mortem.asked_by}"
+        if post_mortem.asked_by
+        else ", by a line that was not recorded"
+    )
     if failure.beside:
         said = "reported at" if failure.asynchronous else "at"
-        at = f", {said} {told.asked_by}" if told.asked_by else ""
+        at = f", {said} {post_mortem.asked_by}" if post_mortem.asked_by else ""
         yield f"not told: {failure.call or failure.beside}{at}{when}"
         if failure.asynchronous:
             yield "(an error of CUDA's may come from an earlier call than the line that reports it)"
@@ -150,8 +163,8 @@ def _request(told: PostMortem) -> Iterator[str]:
     worker = facts.get("worker")
     if isinstance(worker, str):
         yield f"in {worker}, which has its own memory"
-    if told.shortage > 0:
-        yield f"{format_bytes(told.shortage)} were missing"
+    if post_mortem.shortage > 0:
+        yield f"{format_bytes(post_mortem.shortage)} were missing"
     own = [f for f in failure.stack if frame_kind(f.filename) is FrameKind.USER]
     for frame in own[1 : 1 + _FRAMES]:
         yield f"  called from {site_name(frame)}"
@@ -193,26 +206,26 @@ def _held_elsewhere(failure: Failure) -> Iterator[str]:
         yield f"reserved elsewhere: {', '.join(beside)}" + (f" and on {more} more" if more else "")
 
 
-def _help(told: PostMortem, file: Path) -> RenderableType:
-    fitting = told.rescues.fitting
-    leaks = any(weight.cause is Cause.LEAK and weight.bytes for weight in told.weights)
+def _help(post_mortem: PostMortem, file: Path) -> RenderableType:
+    fitting = post_mortem.rescues.fitting
+    leaks = any(weight.cause is OomCause.LEAK and weight.bytes for weight in post_mortem.weights)
     lines: list[RenderableType] = [
         Text(f"`memprof leaks {file}` says what grows, who holds it and the fix", style="cyan")
     ] * leaks
     lines += [
         line for kind in dict.fromkeys(r.kind for r in fitting) for line in _kind(fitting, kind)
     ]
-    lines += [Text(one) for one in told.advice]
-    failed = [r for r in told.rescues.tried if not r.fits]
+    lines += [Text(one) for one in post_mortem.advice]
+    failed = [r for r in post_mortem.rescues.tried if not r.fits]
     if failed:
         settings = [r for r in failed if r.kind == "settings"]
-        names = [r.change.partition(" (")[0] for r in failed if r.kind != "settings"]
+        names = [r.name for r in failed if r.kind != "settings"]
         if settings:
-            one = settings[0].change.partition("=")[2]
+            one = settings[0].name
             names.insert(0, one if len(settings) == 1 else f"{len(settings)} allocator settings")
         lines.append(Text(f"replayed without success: {', '.join(names)}", style="dim"))
-    if told.rescues.unproven:
-        lines.append(Text(told.rescues.unproven, style="dim"))
+    if post_mortem.rescues.unproven:
+        lines.append(Text(post_mortem.rescues.unproven, style="dim"))
     if fitting:
         lines.append(
             Text("replayed up to the failed request; what the job needed after it is not known")
@@ -235,11 +248,11 @@ def _kind(fitting: Sequence[Rescue], kind: str) -> Iterator[RenderableType]:
         yield Padding(figures, (0, 0, 0, len("[fits] ")))
 
 
-def _otherwise(told: PostMortem) -> RenderableType:
+def _otherwise(post_mortem: PostMortem) -> RenderableType:
     rows = [
         f"{layout.change}: {format_bytes(layout.reserved)} reserved, "
         f"{format_bytes(layout.saved)} less"
-        for layout in told.layouts
+        for layout in post_mortem.layouts
     ]
     return Group(*map(Text, rows))
 
@@ -247,89 +260,225 @@ def _otherwise(told: PostMortem) -> RenderableType:
 # -- JSON --------------------------------------------------------------------------------------
 
 
-def _figures(told: PostMortem) -> dict[str, Any]:
-    failure = told.failure
-    return {
-        "device": failure.device,
-        "recorded": failure.recorded,
-        "times": failure.times,
-        "cause": told.cause.value,
-        "verdict": told.line,
-        "why": told.why,
-        "weights": [
-            {"cause": w.cause.value, "bytes": w.bytes, "enough": w.enough, "why": w.why}
-            for w in told.weights
-        ],
-        "asked": _asked_figures(told),
-        "held": _held_figures(failure),
-        "filled_by": {
-            "inferred": told.inferred,
-            "between_windows": failure.between_windows,
-            "category": _groups(told.categories),
-            "module": _groups(told.modules),
-            "line": _groups(told.sites),
-            "block": _groups(told.blocks),
-            "caller": _groups(told.callers),
-        },
-        "changes": [_rescue_figures(rescue) for rescue in told.rescues.tried],
-        "unproven": told.rescues.unproven,
-        "advice": list(told.advice),
-        "layouts": [
-            {"change": x.change, "reserved_bytes": x.reserved, "saved_bytes": x.saved}
-            for x in told.layouts
-        ],
-    }
+@dataclass(frozen=True, slots=True)
+class _Weight:
+    """How many bytes speak for a cause."""
+
+    cause: str
+    bytes: int
+    enough: bool
+    why: str
 
 
-def _asked_figures(told: PostMortem) -> dict[str, Any]:
-    failure = told.failure
-    return {
-        "bytes": _or_none(failure.requested),
-        "missing_bytes": _or_none(told.shortage),
-        "by": told.asked_by,
-        "step": _or_none(failure.label.step),
-        "phase": failure.label.phase.name.lower(),
-        "module": failure.label.module,
-        "beside": failure.beside,
-        "call": failure.call,
-        "asynchronous": failure.asynchronous,
-        "event": _or_none(failure.event) if failure.recorded == "event" else None,
-        "window": _or_none(failure.number) if failure.recorded == "event" else None,
-        "time_us": _or_none(failure.time_us),
-        "stack": [{"name": f.name, "filename": f.filename, "line": f.line} for f in failure.stack],
-    }
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """One frame of a stack."""
+
+    name: str
+    filename: str
+    line: int
 
 
-def _held_figures(failure: Failure) -> dict[str, Any]:
-    names = "allocated reserved pending unused largest_free apart limit outside others process_used"
-    held: dict[str, Any] = {
-        f"{name}_bytes": _or_none(getattr(failure, name)) for name in names.split()
-    }
-    held["device_free_bytes"] = _or_none(failure.free)
-    held["device_total_bytes"] = _or_none(failure.total)
-    held["processes"] = [
-        {"pid": n.pid, "name": n.name, "bytes": _or_none(n.bytes)} for n in failure.neighbours
-    ]
-    held["elsewhere"] = [{"device": d, "reserved_bytes": size} for d, size in failure.elsewhere]
-    return held
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The request that failed; None where something was not recorded."""
+
+    bytes: int | None
+    missing_bytes: int | None
+    by: str
+    step: int | None
+    phase: str
+    module: str
+    beside: str
+    call: str
+    asynchronous: bool
+    event: int | None
+    window: int | None
+    time_us: int | None
+    stack: list[_Frame]
 
 
-def _groups(groups: Sequence[OwnerGroup]) -> list[dict[str, Any]]:
-    return [{"name": g.name, "bytes": g.bytes, "count": g.count} for g in groups]
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """Another process on the device."""
+
+    pid: int
+    name: str
+    bytes: int | None
 
 
-def _rescue_figures(rescue: Rescue) -> dict[str, Any]:
-    return {
-        "kind": rescue.kind,
-        "change": rescue.change,
-        "fits": rescue.fits,
-        "limit_bytes": rescue.limit,
-        "peak_allocated_bytes": rescue.peak_allocated,
-        "peak_reserved_bytes": rescue.peak_reserved,
-        "spare_bytes": rescue.spare,
-        "assumes": rescue.assumes,
-    }
+@dataclass(frozen=True, slots=True)
+class _Elsewhere:
+    """What torch held on another device."""
+
+    device: str
+    reserved_bytes: int
 
 
-def _or_none(value: int) -> int | None:
-    return value if value >= 0 else None
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Who held the device's memory; None where something was not recorded."""
+
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    pending_bytes: int | None
+    unused_bytes: int | None
+    largest_free_bytes: int | None
+    apart_bytes: int | None
+    limit_bytes: int | None
+    outside_bytes: int | None
+    others_bytes: int | None
+    process_used_bytes: int | None
+    device_free_bytes: int | None
+    device_total_bytes: int | None
+    processes: list[_Process]
+    elsewhere: list[_Elsewhere]
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Bytes and blocks of one owner."""
+
+    name: str
+    bytes: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class _FilledBy:
+    """What was alive, grouped in five ways."""
+
+    inferred: bool
+    between_windows: bool
+    category: list[_Group]
+    module: list[_Group]
+    line: list[_Group]
+    block: list[_Group]
+    caller: list[_Group]
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A change that was replayed up to the failed request."""
+
+    kind: str
+    change: str
+    fits: bool
+    limit_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    spare_bytes: int
+    assumes: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Another way to hold the same tensors."""
+
+    change: str
+    reserved_bytes: int
+    saved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """A device as ``memprof oom --json`` prints it; `docs/oom.md` explains the fields."""
+
+    device: str
+    recorded: str
+    times: int
+    cause: str
+    verdict: str
+    why: str
+    weights: list[_Weight]
+    asked: _Asked
+    held: _Held
+    filled_by: _FilledBy
+    changes: list[_Change]
+    unproven: str
+    advice: list[str]
+    layouts: list[_Layout]
+
+
+def _device(post_mortem: PostMortem) -> _Device:
+    failure = post_mortem.failure
+    return _Device(
+        device=failure.device,
+        recorded=failure.recorded,
+        times=failure.times,
+        cause=post_mortem.cause.value,
+        verdict=post_mortem.line,
+        why=post_mortem.why,
+        weights=[_Weight(w.cause.value, w.bytes, w.enough, w.why) for w in post_mortem.weights],
+        asked=_asked(post_mortem),
+        held=_held_by(failure),
+        filled_by=_FilledBy(
+            inferred=post_mortem.inferred,
+            between_windows=failure.between_windows,
+            category=_groups(post_mortem.categories),
+            module=_groups(post_mortem.modules),
+            line=_groups(post_mortem.sites),
+            block=_groups(post_mortem.blocks),
+            caller=_groups(post_mortem.callers),
+        ),
+        changes=[_change(rescue) for rescue in post_mortem.rescues.tried],
+        unproven=post_mortem.rescues.unproven,
+        advice=list(post_mortem.advice),
+        layouts=[_Layout(one.change, one.reserved, one.saved) for one in post_mortem.layouts],
+    )
+
+
+def _asked(post_mortem: PostMortem) -> _Asked:
+    failure = post_mortem.failure
+    of_event = failure.recorded == "event"
+    return _Asked(
+        bytes=known(failure.requested),
+        missing_bytes=known(post_mortem.shortage),
+        by=post_mortem.asked_by,
+        step=known(failure.label.step),
+        phase=failure.label.phase.name.lower(),
+        module=failure.label.module,
+        beside=failure.beside,
+        call=failure.call,
+        asynchronous=failure.asynchronous,
+        event=known(failure.event) if of_event else None,
+        window=known(failure.number) if of_event else None,
+        time_us=known(failure.time_us),
+        stack=[_Frame(frame.name, frame.filename, frame.line) for frame in failure.stack],
+    )
+
+
+def _held_by(failure: Failure) -> _Held:
+    return _Held(
+        allocated_bytes=known(failure.allocated),
+        reserved_bytes=known(failure.reserved),
+        pending_bytes=known(failure.pending),
+        unused_bytes=known(failure.unused),
+        largest_free_bytes=known(failure.largest_free),
+        apart_bytes=known(failure.apart),
+        limit_bytes=known(failure.limit),
+        outside_bytes=known(failure.outside),
+        others_bytes=known(failure.others),
+        process_used_bytes=known(failure.process_used),
+        device_free_bytes=known(failure.free),
+        device_total_bytes=known(failure.total),
+        processes=[_Process(n.pid, n.name, known(n.bytes)) for n in failure.neighbours],
+        elsewhere=[_Elsewhere(name, size) for name, size in failure.elsewhere],
+    )
+
+
+def _groups(groups: Sequence[OwnerGroup]) -> list[_Group]:
+    return [_Group(group.name, group.bytes, group.count) for group in groups]
+
+
+def _change(rescue: Rescue) -> _Change:
+    return _Change(
+        kind=rescue.kind,
+        change=rescue.change,
+        fits=rescue.fits,
+        limit_bytes=rescue.limit,
+        peak_allocated_bytes=rescue.peak_allocated,
+        peak_reserved_bytes=rescue.peak_reserved,
+        spare_bytes=rescue.spare,
+        assumes=rescue.assumes,
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import msgspec
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -17,7 +16,7 @@ from memprof.ranks.text import heading, how_far, judged, roll_call, spread, sums
 from memprof.views.sites import short_path
 from memprof_cli.terminal import terminal
 
-__all__ = ["job_json", "print_job"]
+__all__ = ["print_job"]
 
 _WIDTH = 100
 _MOST_FINDINGS = 5
@@ -39,12 +38,6 @@ def print_job(job: JobReport) -> None:
         console.print(_deviations(job))
     console.print(_findings(job))
     console.print(_rows([("Next", Text(job.next, style="cyan"))]))
-
-
-def job_json(job: JobReport) -> str:
-    """One object; `docs/ranks.md` says what is in it."""
-    encoded = msgspec.json.encode(msgspec.to_builtins(job))
-    return msgspec.json.format(encoded, indent=1).decode()
 
 
 def _rows(rows: Iterable[tuple[str, Text]]) -> RenderableType:
@@ -102,7 +95,7 @@ def _findings(job: JobReport) -> RenderableType:
 def _finding(job: JobReport, one: Shared) -> RenderableType:
     text = Text(one.kind.replace("_", " "), style="bold red" if one.bytes_per_step else "bold")
     text.append(f"  {one.title}", style="")
-    where = f"{short_path(one.site.filename)}:{one.site.line}" if one.site.filename else ""
-    at = f"at {where}, " if where and where not in one.title else ""
+    says_where = one.names_line or not one.site.filename
+    at = "" if says_where else f"at {short_path(one.site.filename)}:{one.site.line}, "
     text.append(f"; {at}{sums(job, one)}", style="dim")
     return text

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from memprof.loading import load
 from memprof.snapshot.unpickler import load_plain_pickle
 from memprof.trace import Trace
 from memprof.units import format_bytes, format_count
+from memprof_cli.json_output import print_json
 from memprof_cli.progress import progress
 
 __all__ = ["command"]
@@ -42,83 +43,110 @@ def command(file: Path, as_json: bool, placements: Path | None) -> None:
     if placements is not None:
         _write_placements(placements, file, traces, replays)
     numbers = [number for number, _ in windows]
-    devices = [_figures(*pair) for pair in zip(numbers, replays, strict=True)]
+    devices = [_window(*pair) for pair in zip(numbers, replays, strict=True)]
     if as_json:
-        click.echo(json.dumps({"file": str(file), "devices": devices}, indent=2))
+        print_json({"file": str(file), "devices": devices})
         return
     if not devices:
         click.echo(f"{file} holds no device: there is nothing to replay")
-    for device in dict.fromkeys(figures["device"] for figures in devices):
-        _print([figures for figures in devices if figures["device"] == device])
+    for device in dict.fromkeys(window.device for window in devices):
+        _print([window for window in devices if window.device == device])
 
 
 def _index(device: str) -> int | str:
     return int(device.partition(":")[2]) if ":" in device else device
 
 
-def _figures(window: int, replay: Replay) -> dict[str, Any]:
-    return {
-        "device": _index(replay.device),
-        "window": window,
-        "events": replay.events,
-        "allocs": replay.allocs,
-        "exact": replay.exact,
-        "undetermined": replay.undetermined,
-        "wrong": replay.wrong,
-        "reasons": replay.reasons(),
-        "segment_allocs": replay.new_segments,
-        "segment_allocs_predicted": replay.new_segments_predicted,
-        "segment_frees": replay.released_segments,
-        "segment_frees_predicted": replay.released_segments_predicted,
-        "recorded_peak_reserved_bytes": replay.recorded_peak_reserved,
-        "replayed_peak_reserved_bytes": replay.peak_reserved,
-        "replayed_peak_allocated_bytes": replay.peak_allocated,
-        "settings": replay.settings.text(),
-        "tie_break": replay.tie_break.value,
-        "notes": list(replay.notes),
-    }
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """How the model followed one window, as ``--json`` prints it; `docs/replay.md` explains it."""
+
+    device: int | str
+    window: int
+    events: int
+    allocs: int
+    exact: int
+    undetermined: int
+    wrong: int
+    reasons: dict[str, int]
+    segment_allocs: int
+    segment_allocs_predicted: int
+    segment_frees: int
+    segment_frees_predicted: int
+    recorded_peak_reserved_bytes: int
+    replayed_peak_reserved_bytes: int
+    replayed_peak_allocated_bytes: int
+    settings: str
+    tie_break: str
+    notes: list[str]
 
 
-def _print(windows: list[dict[str, Any]]) -> None:
+def _window(number: int, replay: Replay) -> _Window:
+    return _Window(
+        device=_index(replay.device),
+        window=number,
+        events=replay.events,
+        allocs=replay.allocs,
+        exact=replay.exact,
+        undetermined=replay.undetermined,
+        wrong=replay.wrong,
+        reasons=replay.reasons(),
+        segment_allocs=replay.new_segments,
+        segment_allocs_predicted=replay.new_segments_predicted,
+        segment_frees=replay.released_segments,
+        segment_frees_predicted=replay.released_segments_predicted,
+        recorded_peak_reserved_bytes=replay.recorded_peak_reserved,
+        replayed_peak_reserved_bytes=replay.peak_reserved,
+        replayed_peak_allocated_bytes=replay.peak_allocated,
+        settings=replay.settings.text(),
+        tie_break=replay.tie_break.value,
+        notes=list(replay.notes),
+    )
+
+
+def _print(windows: list[_Window]) -> None:
     """One device: the sum of its windows, and their highest peaks."""
-    first = windows[0]
-    device, settings = first["device"], first["settings"] or "default settings"
+    device, settings = windows[0].device, windows[0].settings or "default settings"
     several = f" in {len(windows)} windows" if len(windows) > 1 else ""
     click.secho(f"cuda:{device}" if isinstance(device, int) else device, bold=True, nl=False)
-    click.echo(f"  {format_count(_sum(windows, 'events'))} events{several}, {settings}")
-    if not _sum(windows, "events"):
+    events = sum(window.events for window in windows)
+    click.echo(f"  {format_count(events)} events{several}, {settings}")
+    if not events:
         click.echo("  no trace: the file holds a state alone, so there is nothing to replay\n")
         return
     rows = [
-        ("allocations placed exactly", _of(windows, "exact", "allocs")),
-        ("new segments predicted", _of(windows, "segment_allocs_predicted", "segment_allocs")),
-        ("released segments predicted", _of(windows, "segment_frees_predicted", "segment_frees")),
-        ("peak reserved, recorded", _most(windows, "recorded_peak_reserved_bytes")),
-        ("peak reserved, replayed", _most(windows, "replayed_peak_reserved_bytes")),
+        ("allocations placed exactly", _of((w.exact, w.allocs) for w in windows)),
+        (
+            "new segments predicted",
+            _of((w.segment_allocs_predicted, w.segment_allocs) for w in windows),
+        ),
+        (
+            "released segments predicted",
+            _of((w.segment_frees_predicted, w.segment_frees) for w in windows),
+        ),
+        ("peak reserved, recorded", _most(w.recorded_peak_reserved_bytes for w in windows)),
+        ("peak reserved, replayed", _most(w.replayed_peak_reserved_bytes for w in windows)),
         *((f"not exact: {reason}", format_count(n)) for reason, n in _reasons(windows).items()),
     ]
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         click.echo(f"  {name:{width}}  {value}")
-    for note in dict.fromkeys(note for window in windows for note in window["notes"]):
+    for note in dict.fromkeys(note for window in windows for note in window.notes):
         click.echo(f"  note: {note}")
     click.echo()
 
 
-def _sum(windows: list[dict[str, Any]], key: str) -> int:
-    return sum(window[key] for window in windows)
+def _of(parts: Iterable[tuple[int, int]]) -> str:
+    part, whole = (sum(column) for column in zip(*parts, strict=True))
+    return f"{format_count(part)} of {format_count(whole)}"
 
 
-def _of(windows: list[dict[str, Any]], part: str, whole: str) -> str:
-    return f"{format_count(_sum(windows, part))} of {format_count(_sum(windows, whole))}"
+def _most(sizes: Iterable[int]) -> str:
+    return format_bytes(max(sizes))
 
 
-def _most(windows: list[dict[str, Any]], key: str) -> str:
-    return format_bytes(max(window[key] for window in windows))
-
-
-def _reasons(windows: list[dict[str, Any]]) -> Counter[str]:
-    return sum((Counter(window["reasons"]) for window in windows), Counter())
+def _reasons(windows: list[_Window]) -> Counter[str]:
+    return sum((Counter(window.reasons) for window in windows), Counter())
 
 
 def _write_placements(

@@ -10,20 +10,23 @@ from pathlib import Path
 
 import click
 
+from memprof.allocator import ReplayedTrace
 from memprof.oom.post_mortem import PostMortem, post_mortems
 from memprof.ranks.files import files_of, gathered, job_report
 from memprof.ranks.report import JobReport
 from memprof.report.summary import Summary, summarize
 from memprof.rules.finding import Found
 from memprof.rules.ranked_findings import findings
-from memprof.trace import Action
+from memprof.trace import Action, Trace
 from memprof.units import parse_bytes
 from memprof.views.examination import Examination, examine
+from memprof.views.window import Window
 from memprof.what_if.changed_run import DeviceWhatIf, replay
+from memprof_cli.json_output import print_json
 from memprof_cli.limits import fail_above, job_peaks, peaks
 from memprof_cli.progress import progress
-from memprof_cli.ranks import job_json, print_job
-from memprof_cli.screen import print_summary, summaries_json
+from memprof_cli.ranks import print_job
+from memprof_cli.screen import print_summaries, print_summary
 from memprof_cli.sources import opened, source_option
 
 __all__ = ["command"]
@@ -108,7 +111,7 @@ def _tell_job(job: JobReport, page: Path | None, *, as_json: bool) -> None:
 
         write_job(job, page)
     if as_json:
-        click.echo(job_json(job))
+        print_json(job)  # `docs/ranks.md` says what is in it
         return
     print_job(job)
     if page is not None:
@@ -130,7 +133,7 @@ def _tell_each(
         _write_page(reports, page)
     summaries = [report.summary for report in reports]
     if as_json:
-        click.echo(summaries_json(summaries))
+        print_summaries(summaries)
     else:
         for report in reports:
             print_summary(report.summary, report.found)
@@ -180,15 +183,20 @@ def _post_mortems(report: _Report) -> tuple[PostMortem, ...]:
     return post_mortems(run, examination=report.examination)
 
 
+def _replayed(window: Window) -> ReplayedTrace | Trace:
+    """The replay that a window comes from; its trace where it comes from none."""
+    return window.trace if window.replay is None else window.replay
+
+
 def _what_if(report: _Report) -> tuple[DeviceWhatIf, ...]:
     """Other allocator settings for the page, where that takes a moment and not minutes."""
-    run = report.examination.run
+    run, examined = report.examination.run, report.examination.devices
     if sum(device.events for device in run.devices) > _WHAT_IF_EVENTS:
         return ()
     return tuple(
         row
-        for device in run.devices
-        for trace in device.windows[-1:]
-        if (trace.events.action == Action.ALLOC).any()
-        for row in replay(trace, search=True)
+        for device in examined
+        for window in device.windows[-1:]
+        if (window.trace.events.action == Action.ALLOC).any()
+        for row in replay(_replayed(device.exact_window(window.number)), search=True)
     )

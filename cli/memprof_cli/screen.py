@@ -14,17 +14,22 @@ from rich.text import Text
 from memprof.report.device_summary import DeviceFigures, PeakMoment
 from memprof.report.summary import Summary, Verdict
 from memprof.rules.finding import Found
+from memprof.trace import Phase
 from memprof.units import format_bytes, format_count, format_duration, format_percent
+from memprof.views.owners import NO_MODULE, PHASE_NAMES, UNKNOWN_PHASE
 from memprof.views.owners import Group as OwnerGroup
+from memprof_cli.json_output import print_json
 from memprof_cli.terminal import terminal
 
-__all__ = ["print_summary", "summaries_json"]
+__all__ = ["print_summaries", "print_summary"]
 
 _STYLES = {"ok": "bold green", "no data": "bold yellow", "oom": "bold red", "leak": "bold red"}
 _WIDTH = 100
 _NAMES = 4
 """Modules and sites shown; the page has the rest."""
 _UNSEEN = 5
+_NO_PHASE = (UNKNOWN_PHASE, PHASE_NAMES[Phase.OTHER])
+"""Phases that say nothing of where a peak was."""
 
 
 def print_summary(summary: Summary, findings: Sequence[Found] = ()) -> None:
@@ -38,9 +43,9 @@ def print_summary(summary: Summary, findings: Sequence[Found] = ()) -> None:
     console.print(_verdict(summary.verdict))
     for device in summary.devices:
         console.print(_device(device, summary.final_state))
-    told = [found for found in findings if found.title != summary.verdict.line]
-    if told:
-        console.print(_others(told))
+    others = findings[1:] if summary.verdict.is_finding else findings
+    if others:
+        console.print(_others(others))
     if summary.unseen:
         console.print(_not_seen(summary.unseen))
     if summary.overhead_us >= 0 and summary.duration_us > 0:
@@ -105,7 +110,7 @@ def _in_the_end(device: DeviceFigures) -> Text:
 
 def _moment(peak: PeakMoment) -> str:
     where = [f"step {peak.step}"] if peak.step >= 0 else []
-    where += [peak.phase] if peak.phase not in ("unknown", "other") else []
+    where += [peak.phase] if peak.phase not in _NO_PHASE else []
     where += [peak.module] if peak.module else []
     where += [peak.site] if peak.site else []
     return ", ".join(where) or "before the first recorded event"
@@ -117,7 +122,7 @@ def _owners(peak: PeakMoment) -> Table:
         table.add_column(no_wrap=True, overflow="ellipsis")
     guessed = " (inferred)" if peak.inferred else ""
     _add_groups(table, f"category{guessed}", peak.categories, peak.bytes)
-    if any(group.name != "(no module)" for group in peak.modules):
+    if any(group.name != NO_MODULE for group in peak.modules):
         _add_groups(table, "module", peak.modules[:_NAMES], peak.bytes)
     _add_groups(table, "line", peak.sites[:_NAMES], peak.bytes)
     return table
@@ -169,13 +174,10 @@ def _not_seen(unseen: Sequence[str]) -> RenderableType:
     return Group(*lines)
 
 
-def summaries_json(summaries: Sequence[Summary]) -> str:
-    """One object for one run, ``{"runs": […]}`` for several; ``devices`` as documented."""
+def print_summaries(summaries: Sequence[Summary]) -> None:
+    """Print as JSON: one object for one run, ``{"runs": […]}`` for several."""
     encoded: list[Any] = [msgspec.to_builtins(summary) for summary in summaries]
     for one in encoded:
-        if not one[
-            "dry_run"
-        ]:  # as almost everywhere: the field is there only where it says something
+        if not one["dry_run"]:  # a field of few runs: it is there only where it says something
             del one["dry_run"]
-    data = encoded[0] if len(encoded) == 1 else {"runs": encoded}
-    return msgspec.json.format(msgspec.json.encode(data), indent=1).decode()
+    print_json(encoded[0] if len(encoded) == 1 else {"runs": encoded})

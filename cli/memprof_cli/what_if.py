@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
@@ -16,15 +15,13 @@ from memprof.trace import Trace
 from memprof.units import format_bytes, format_count
 from memprof.views.sites import site_name, sites
 from memprof.what_if.changed_run import (
-    AFRESH,
-    DEFAULTS,
     OUTSIDE_TORCH,
-    RECORDED_SETTINGS,
     DeviceWhatIf,
     Fit,
     Row,
     replay,
 )
+from memprof_cli.json_output import known, print_json
 from memprof_cli.terminal import terminal
 
 __all__ = ["command"]
@@ -80,77 +77,135 @@ def command(
         file, tuple(alloc_confs), gpu=gpu, free_after=free_after, search=search, fit=fit
     )
     if as_json:
-        figures = {"file": str(file), "devices": [_figures(device) for device in devices]}
-        click.echo(json.dumps(figures, indent=2))
+        print_json({"file": str(file), "devices": [_device(device) for device in devices]})
         return
     console = terminal(WIDTH)
     for device in devices:
         _print(console, device, _conclusion(device, file) if search else "")
 
 
-def _figures(device: DeviceWhatIf) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class _Alive:
+    """Blocks of one line that were alive."""
+
+    site: str
+    bytes: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """One frame of a stack."""
+
+    name: str
+    filename: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class _OutOfMemory:
+    """The request at which a replay ran out of memory."""
+
+    event: int
+    step: int | None
+    requested_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    largest_free_block_bytes: int
+    stack: list[_Frame]
+    alive: list[_Alive]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What the recording comes to under one configuration."""
+
+    configuration: str
+    capacity_bytes: int | None
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    peak_window: int
+    peak_event: int
+    unallocated_bytes_at_peak: int
+    largest_free_block_bytes_at_peak: int
+    cuda_mallocs: int
+    cuda_frees: int
+    retries: int
+    oom: _OutOfMemory | None
+    notes: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """The smallest card for one configuration."""
+
+    configuration: str
+    bytes: int
+    card_bytes: int | None
+    retries: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """A device as ``memprof what-if --json`` prints it; `docs/what-if.md` explains the fields."""
+
+    device: int | str
+    rows: list[_Row]
+    fits: list[_Fit]
+
+
+def _device(device: DeviceWhatIf) -> _Device:
     name = device.device
-    return {
-        "device": int(name.partition(":")[2]) if ":" in name else name,
-        "rows": [_row_figures(row, device.traces[row.window]) for row in device.rows],
-        "fits": [
-            {
-                "configuration": fit.configuration,
-                "bytes": fit.bytes,
-                "card_bytes": fit.card or None,
-                "retries": fit.retries,
-            }
-            for fit in device.fits
+    return _Device(
+        device=int(name.partition(":")[2]) if ":" in name else name,
+        rows=[_row(row, device.traces[row.window]) for row in device.rows],
+        fits=[
+            _Fit(fit.configuration, fit.bytes, fit.card or None, fit.retries) for fit in device.fits
         ],
-    }
+    )
 
 
-def _row_figures(row: Row, trace: Trace) -> dict[str, Any]:
+def _row(row: Row, trace: Trace) -> _Row:
     outcome = row.outcome
-    return {
-        "configuration": row.configuration,
-        "capacity_bytes": row.capacity or None,
-        "peak_allocated_bytes": outcome.peak_allocated,
-        "peak_reserved_bytes": outcome.peak_reserved,
-        "peak_window": row.window,
-        "peak_event": outcome.peak_event,
-        "unallocated_bytes_at_peak": outcome.unallocated,
-        "largest_free_block_bytes_at_peak": outcome.largest_free,
-        "cuda_mallocs": outcome.driver_allocs,
-        "cuda_frees": outcome.driver_frees,
-        "retries": outcome.retries,
-        "oom": None if outcome.oom is None else _oom_figures(outcome.oom, trace),
-        "notes": list(outcome.notes),
-    }
+    return _Row(
+        configuration=row.configuration,
+        capacity_bytes=row.capacity or None,
+        peak_allocated_bytes=outcome.peak_allocated,
+        peak_reserved_bytes=outcome.peak_reserved,
+        peak_window=row.window,
+        peak_event=outcome.peak_event,
+        unallocated_bytes_at_peak=outcome.unallocated,
+        largest_free_block_bytes_at_peak=outcome.largest_free,
+        cuda_mallocs=outcome.driver_allocs,
+        cuda_frees=outcome.driver_frees,
+        retries=outcome.retries,
+        oom=None if outcome.oom is None else _failure(outcome.oom, trace),
+        notes=list(outcome.notes),
+    )
 
 
-def _oom_figures(oom: OutOfMemory, trace: Trace) -> dict[str, Any]:
+def _failure(oom: OutOfMemory, trace: Trace) -> _OutOfMemory:
     stack = trace.stack(int(trace.events.stack[oom.event])) if oom.event >= 0 else ()
-    found = sites(trace.tables)
-    return {
-        "event": oom.event,
-        "step": _step(oom, trace),
-        "requested_bytes": oom.requested,
-        "allocated_bytes": oom.allocated,
-        "reserved_bytes": oom.reserved,
-        "largest_free_block_bytes": oom.largest_free,
-        "stack": [{"name": f.name, "filename": f.filename, "line": f.line} for f in stack],
-        "alive": [
-            {
-                "site": site_name(found.frames[found.of_stack[held.stack]]),
-                "bytes": held.bytes,
-                "count": held.count,
-            }
+    places = sites(trace.tables)
+    return _OutOfMemory(
+        event=oom.event,
+        step=_step(oom, trace),
+        requested_bytes=oom.requested,
+        allocated_bytes=oom.allocated,
+        reserved_bytes=oom.reserved,
+        largest_free_block_bytes=oom.largest_free,
+        stack=[_Frame(frame.name, frame.filename, frame.line) for frame in stack],
+        alive=[
+            _Alive(site_name(places.frames[places.of_stack[held.stack]]), held.bytes, held.count)
             for held in oom.alive
         ],
-    }
+    )
 
 
 def _step(oom: OutOfMemory, trace: Trace) -> int | None:
     if oom.event < 0:
         return None
-    step = trace.label(int(trace.events.label[oom.event])).step
-    return step if step >= 0 else None
+    return known(trace.label(int(trace.events.label[oom.event])).step)
 
 
 def _print(console: Console, device: DeviceWhatIf, conclusion: str) -> None:
@@ -249,18 +304,16 @@ def _conclusion(device: DeviceWhatIf, file: Path) -> str:
         told = f"{format_bytes(less)} less would be reserved with"
     else:
         return "none of these settings reserves noticeably less than the recorded ones"
-    if best.configuration.startswith(DEFAULTS):
+    if not best.settings:
         return f"{told} torch's default settings: leave PYTORCH_CUDA_ALLOC_CONF unset"
-    return f"{told} PYTORCH_CUDA_ALLOC_CONF={best.configuration.partition(', ')[0]}"
+    return f"{told} PYTORCH_CUDA_ALLOC_CONF={best.settings}"
 
 
 def _recorded_settings(rows: Sequence[Row]) -> Row:
     """The row of the recorded settings that is most like the others: afresh, on the same card."""
-    for start in (AFRESH, RECORDED_SETTINGS):
-        for row in rows:
-            if row.configuration.startswith(start):
-                return row
-    return rows[0]
+    recorded, *replayed = rows
+    same = [row for row in replayed if row.settings is None]
+    return next((row for row in same if row.afresh), same[0] if same else recorded)
 
 
 def _fit_line(fit: Fit) -> str:

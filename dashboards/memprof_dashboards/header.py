@@ -9,6 +9,7 @@ from memprof.report.device_summary import DeviceFigures
 from memprof.report.summary import Summary
 from memprof.run import Run
 from memprof.units import format_bytes, format_count, format_duration, format_percent
+from memprof.views.owners import UNKNOWN_CATEGORY, UNKNOWN_PHASE
 from memprof_dashboards.text import coded, escaped
 
 __all__ = ["figures", "recording", "unseen", "verdict"]
@@ -102,7 +103,7 @@ def _owner(device: DeviceFigures) -> str:
     told = [
         f"{escaped(group.name)}, {format_bytes(group.bytes)}" for group in groups if group.bytes
     ]
-    if not told or groups[0].name != "unknown":
+    if not told or groups[0].name != UNKNOWN_CATEGORY:
         return f"largest owner: {told[0]}" if told else ""
     return "; then ".join(f"owner {one}" if one == told[0] else one for one in told)
 
@@ -131,7 +132,7 @@ def _when_tile(device: DeviceFigures) -> str:
         steps = _counted(device.steps, "step") if device.steps else ""
         return _tile("Recorded", _counted(device.events, "event"), steps)
     where = [f"step {peak.step}"] if peak.step >= 0 else []
-    where += [peak.phase] if peak.phase != "unknown" else []
+    where += [peak.phase] if peak.phase != UNKNOWN_PHASE else []
     where += [escaped(peak.module, 80)] if peak.module else []
     site = f"<code>{escaped(peak.site, 120)}</code>" if peak.site else ""
     detail = ". ".join(

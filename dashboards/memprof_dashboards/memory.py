@@ -56,7 +56,7 @@ class Band(msgspec.Struct):
     last: int
 
 
-class OutOfMemory(msgspec.Struct):
+class OutOfMemoryMark(msgspec.Struct):
     """An allocation that the device refused."""
 
     sample: int
@@ -86,7 +86,7 @@ class MemoryFigure(msgspec.Struct):
     inferred: bool
     phases: list[Band]
     steps: list[StepMark]
-    ooms: list[OutOfMemory]
+    ooms: list[OutOfMemoryMark]
     peak_sample: int
     peak_reserved_sample: int
     capacity: int
@@ -323,12 +323,12 @@ def _event_ranges(window: WindowView) -> dict[int, tuple[int, int]]:
     }
 
 
-def _ooms(view: DeviceView, window: WindowView, at: Ints, first: int) -> list[OutOfMemory]:
+def _ooms(view: DeviceView, window: WindowView, at: Ints, first: int) -> list[OutOfMemoryMark]:
     events = window.trace.events
     rows = np.flatnonzero(events.action == Action.OOM)[:_OOMS]
     stacks = view.book.numbers(events.stack[rows])
     return [
-        OutOfMemory(
+        OutOfMemoryMark(
             sample=first + int(np.searchsorted(at, row + 1)),
             event=window.first_event + int(row),
             requested=int(events.size[row]),

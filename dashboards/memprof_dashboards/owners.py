@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Frame, Tables
+from memprof.views.owners import NO_MODULE
 from memprof.views.sites import NO_SITE, short_path, site_name
 from memprof_dashboards.text import visible
 from memprof_dashboards.views import DeviceView, WindowView
@@ -25,7 +26,6 @@ _NODES = 1500
 _SMALLEST = 1 / 2000
 """The least share of the whole that has a node of its own: a pixel or less on most screens."""
 _ROWS = 12
-_UNNAMED = "(no module)"
 _SMALLER = "(smaller ones)"
 
 
@@ -193,7 +193,7 @@ def _module_tree(window: WindowView, live: _Live) -> Tree:
 
     def path(row: int) -> Iterator[_Step]:
         module = names[live.module[row]]
-        parts = [module] if module == _UNNAMED else module.split(".")
+        parts = [module] if module == NO_MODULE else module.split(".")
         for depth, part in enumerate(parts):
             yield part, ".".join(parts[: depth + 1])
         frame = sites.frames[sites.of_stack[live.stack[row]]]

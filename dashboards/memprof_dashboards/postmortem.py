@@ -25,9 +25,9 @@ _KINDS = {
 }
 
 
-def cards(told: Sequence[PostMortem]) -> str:
+def cards(post_mortems: Sequence[PostMortem]) -> str:
     """One card a device that ran out of memory; nothing where none did."""
-    shown = "".join(_card(one) for one in told)
+    shown = "".join(_card(one) for one in post_mortems)
     if not shown:
         return ""
     return (
@@ -36,29 +36,32 @@ def cards(told: Sequence[PostMortem]) -> str:
     )
 
 
-def _card(told: PostMortem) -> str:
-    often = f" · the last of {format_count(told.failure.times)} times"
-    facts = " · ".join(_facts(told)) + (often if told.failure.times > 1 else "")
+def _card(post_mortem: PostMortem) -> str:
+    often = f" · the last of {format_count(post_mortem.failure.times)} times"
+    facts = " · ".join(_facts(post_mortem)) + (often if post_mortem.failure.times > 1 else "")
     return (
         '<article class="card kind-leak"><header>'
-        f'<span class="kind">{escaped(told.cause.value)}</span><h3>{coded(told.line)}</h3>'
-        f'<p class="facts">{facts}</p></header><p>{coded(told.why)}</p>'
-        f"{_source(told)}{_help(told)}</article>"
+        f'<span class="kind">{escaped(post_mortem.cause.value)}</span>'
+        f"<h3>{coded(post_mortem.line)}</h3>"
+        f'<p class="facts">{facts}</p></header><p>{coded(post_mortem.why)}</p>'
+        f"{_source(post_mortem)}{_help(post_mortem)}</article>"
     )
 
 
-def _source(told: PostMortem) -> str:
-    return f'<p class="hint">{escaped(NO_STACKS)}</p>' if told.failure.between_windows else ""
+def _source(post_mortem: PostMortem) -> str:
+    return (
+        f'<p class="hint">{escaped(NO_STACKS)}</p>' if post_mortem.failure.between_windows else ""
+    )
 
 
-def _facts(told: PostMortem) -> Iterator[str]:
-    failure = told.failure
+def _facts(post_mortem: PostMortem) -> Iterator[str]:
+    failure = post_mortem.failure
     if failure.requested >= 0:
-        by = f" by {escaped(told.asked_by, 200)}" if told.asked_by else ""
+        by = f" by {escaped(post_mortem.asked_by, 200)}" if post_mortem.asked_by else ""
         step = f" in step {failure.label.step}" if failure.label.step >= 0 else ""
         yield f"<b>{format_bytes(failure.requested)}</b> asked{by}{step}"
-    if told.shortage > 0:
-        yield f"<b>{format_bytes(told.shortage)}</b> missing"
+    if post_mortem.shortage > 0:
+        yield f"<b>{format_bytes(post_mortem.shortage)}</b> missing"
     yield from _held(failure)
 
 
@@ -74,9 +77,13 @@ def _held(failure: Failure) -> Iterator[str]:
         yield f"<b>{format_bytes(failure.outside)}</b> outside torch"
 
 
-def _help(told: PostMortem) -> str:
-    items = "".join(_rescue(rescue) for rescue in _shown(told.rescues.fitting))
-    note = f'<p class="hint">{escaped(told.rescues.unproven)}</p>' if told.rescues.unproven else ""
+def _help(post_mortem: PostMortem) -> str:
+    items = "".join(_rescue(rescue) for rescue in _shown(post_mortem.rescues.fitting))
+    note = (
+        f'<p class="hint">{escaped(post_mortem.rescues.unproven)}</p>'
+        if post_mortem.rescues.unproven
+        else ""
+    )
     if not items:
         return note
     return (

@@ -9,9 +9,12 @@ from __future__ import annotations
 from memprof.allocator.counterfactual import (
     NOTHING_CHANGED,
     Changes,
-    Program,
+    FailedRequest,
+    ReplayedTrace,
+    Workload,
     play,
-    program_of,
+    replayed_trace,
+    workload_of,
 )
 from memprof.allocator.driver import Driver
 from memprof.allocator.layout import layout
@@ -21,7 +24,6 @@ from memprof.allocator.recorder import Recorder
 from memprof.allocator.replay_check import (
     MODELLED,
     Replay,
-    exact_sizes,
     inferred_settings,
     replay_recorded,
 )
@@ -43,24 +45,26 @@ __all__ = [
     "CachingAllocator",
     "Changes",
     "Driver",
+    "FailedRequest",
     "Fragmentation",
     "OutOfMemory",
     "Outcome",
-    "Program",
     "Recorder",
     "Replay",
+    "ReplayedTrace",
     "TieBreak",
-    "exact_sizes",
+    "Workload",
     "fragmentation",
     "inferred_settings",
     "layout",
     "parse_settings",
     "play",
-    "program_of",
     "recorded_settings",
     "replay_recorded",
+    "replayed_trace",
     "segment_map",
     "segment_maps",
     "start_state",
     "tie_break_of",
+    "workload_of",
 ]

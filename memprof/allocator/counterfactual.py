@@ -6,23 +6,34 @@ frees completed) is taken from a recorded trace; what the allocator does about i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from memprof.allocator.driver import Driver
+from memprof.allocator.guided_replay import Guide
 from memprof.allocator.model import CachingAllocator
 from memprof.allocator.outcome import Outcome, OutOfMemory, PeakWatch, Stacks, out_of_memory
 from memprof.allocator.pools import ALLOCATED, FREE, ArenaKey, Block
 from memprof.allocator.replay_check import inferred_settings, retold
 from memprof.allocator.settings import NO_LIMIT, AllocatorSettings
 from memprof.allocator.state import restore, start_owner
-from memprof.allocator.undo import AT_ONCE, calls, free_actions
+from memprof.allocator.undo import AT_ONCE, Beginning, calls, free_actions
 from memprof.allocator.versions import TieBreak
 from memprof.trace import NOT_RECORDED, Action, BlockState, Events, State, Trace
 
-__all__ = ["NOTHING_CHANGED", "Changes", "Program", "play", "program_of"]
+__all__ = [
+    "NOTHING_CHANGED",
+    "Changes",
+    "FailedRequest",
+    "ReplayedTrace",
+    "Workload",
+    "play",
+    "replayed_trace",
+    "workload_of",
+]
 
 _OF_THE_START = start_owner(0)
 """Owners from here downwards are blocks that were live when the trace began."""
@@ -57,7 +68,7 @@ NOTHING_CHANGED = Changes()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Program:
+class Workload:
     """A trace as the calls of a program; small enough to send to another process."""
 
     events: Events
@@ -77,14 +88,66 @@ class Program:
     """Bytes that the recording's allocator could hold, as its refusals tell; else no limit."""
 
 
-def program_of(trace: Trace, settings: AllocatorSettings | None = None) -> Program:
+def workload_of(trace: Trace, settings: AllocatorSettings | None = None) -> Workload:
     """The program behind a recorded trace; replays the trace once."""
     settings = settings or inferred_settings(trace)
     begin, rule, guide = retold(trace, settings)
-    guide.allocator.retries = guide.retries
-    recorded = guide.watch.outcome(guide.allocator, guide.oom)
-    limits = [limit - 1 for limit in guide.refused_at]
-    return Program(
+    return _workload(trace, begin, settings, rule, guide)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FailedRequest:
+    """The last request of a trace that failed, as the replay came by it."""
+
+    event: int
+    before: State
+    """What the allocator held when it was asked."""
+    workload: Workload
+    """The program until it failed."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReplayedTrace:
+    """A trace replayed once, with all that is asked of that replay."""
+
+    trace: Trace
+    """It, with the state it began in and the bytes that each allocation took.
+
+    Sizes that only a replay can tell (blocks with a remainder too small to split off) are in
+    ``events.taken``; 0 stays where the model could not follow the recording.
+    """
+    workload: Workload
+    failed: FailedRequest | None
+    """None where no request failed."""
+
+
+def replayed_trace(recorded: Trace) -> ReplayedTrace:
+    """Replay a trace under the settings it ran with: its sizes, its program, its last failure."""
+    settings = inferred_settings(recorded)
+    begin, rule, guide = retold(recorded, settings)
+    taken = np.zeros(len(recorded.events), dtype=np.int64)
+    taken[recorded.events.action == Action.ALLOC] = guide.taken
+    trace = replace(recorded, start=begin.state, events=replace(recorded.events, taken=taken))
+    workload = _workload(trace, begin, settings, rule, guide)
+    last = guide.last_refusal
+    if last is None:
+        return ReplayedTrace(trace, workload, None)
+    stop = last.event + 1
+    until = replace(
+        workload,
+        events=trace.events.take(slice(0, stop)),
+        pools=workload.pools[:stop],
+        emptied={row: pools for row, pools in workload.emptied.items() if row < stop},
+        recorded=last.outcome,
+        capacity=_capacity(last.limits, last.outcome),
+    )
+    return ReplayedTrace(trace, workload, FailedRequest(last.event, last.before, until))
+
+
+def _workload(
+    trace: Trace, begin: Beginning, settings: AllocatorSettings, rule: TieBreak, guide: Guide
+) -> Workload:
+    return Workload(
         events=trace.events,
         pools=np.array(guide.pools, dtype=np.int64),
         start=begin.state,
@@ -93,13 +156,18 @@ def program_of(trace: Trace, settings: AllocatorSettings | None = None) -> Progr
         tie_break=rule,
         free_actions=free_actions(trace),
         emptied={run.first: run.pools for run in guide.releases if not run.retry},
-        recorded=recorded,
-        capacity=max(min(limits), recorded.peak_reserved) if limits else NO_LIMIT,
+        recorded=guide.outcome,
+        capacity=_capacity(guide.refused_at, guide.outcome),
     )
 
 
+def _capacity(refused_at: Sequence[int], recorded: Outcome) -> int:
+    """Bytes that an allocator could hold which was refused those; no limit where none were."""
+    return max(min(refused_at) - 1, recorded.peak_reserved) if refused_at else NO_LIMIT
+
+
 def play(
-    program: Program,
+    workload: Workload,
     settings: AllocatorSettings | None = None,
     *,
     capacity: int | None = None,
@@ -109,7 +177,7 @@ def play(
     """The program on the modelled allocator.
 
     Args:
-        program: what happened.
+        workload: what happened.
         settings: those of the recording where left out.
         capacity: bytes that the card has for this process, under the fraction that the recording's
             settings name; what the recording's refusals tell where left out, else no limit.
@@ -122,8 +190,8 @@ def play(
         tried, and given back at once where it now succeeds: what the program would have done with
         it is not known.
     """
-    limit = program.capacity if capacity is None else capacity
-    return _Player(program, settings or program.settings, limit, changes, afresh).run()
+    limit = workload.capacity if capacity is None else capacity
+    return _Player(workload, settings or workload.settings, limit, changes, afresh).run()
 
 
 class _Player:
@@ -131,25 +199,25 @@ class _Player:
 
     def __init__(
         self,
-        program: Program,
+        workload: Workload,
         settings: AllocatorSettings,
         capacity: int,
         changes: Changes,
         afresh: bool,
     ) -> None:
-        self.program, self.settings, self.capacity = program, settings, capacity
+        self.workload, self.settings, self.capacity = workload, settings, capacity
         self.changes = changes
-        self.actions = calls(program.events, *program.free_actions)
+        self.actions = calls(workload.events, *workload.free_actions)
         self.notes: list[str] = []
         self.oom: OutOfMemory | None = None
-        self.stacks = Stacks(program.events.stack, program.start.blocks.stack)
+        self.stacks = Stacks(workload.events.stack, workload.start.blocks.stack)
         at_once = changes.gone_after < 0 if len(changes.gone_after) else slice(None)
         self.gone = set(changes.gone[at_once].tolist())
         self.live: dict[int, Block] = {}
         """Blocks by the address that the recording knows them under."""
         self.allocator = self._started(afresh)
         self.watch = PeakWatch(self.allocator)
-        if not len(program.events):
+        if not len(workload.events):
             self.notes.append(
                 "the recording is a state without events: only what is live was laid out"
             )
@@ -161,13 +229,13 @@ class _Player:
     def _new_allocator(self) -> CachingAllocator:
         driver = Driver(self.capacity)
         return CachingAllocator(
-            self.settings, tie_break=self.program.tie_break, driver=driver, device_total=self._card
+            self.settings, tie_break=self.workload.tie_break, driver=driver, device_total=self._card
         )
 
     @property
     def _card(self) -> int:
         """The device that a fraction is a share of: the capacity is the recorded share of it."""
-        share = self.program.settings.memory_fraction or 1.0
+        share = self.workload.settings.memory_fraction or 1.0
         return self.capacity if share == 1.0 else int(self.capacity / share) + 2  # never below it
 
     def _started(self, afresh: bool) -> CachingAllocator:
@@ -175,7 +243,7 @@ class _Player:
         allocator = None if afresh else self._as_recorded()
         if allocator is None:
             allocator = self._laid_out_afresh()
-            if len(self.program.start.blocks):
+            if len(self.workload.start.blocks):
                 self.notes.append(
                     "what was live when the trace began was laid out afresh, without its cache"
                 )
@@ -185,14 +253,14 @@ class _Player:
 
     def _as_recorded(self) -> CachingAllocator | None:
         """The start as it was; None where these settings or this card would not have led to it."""
-        recorded, settings, program = self.program.settings, self.settings, self.program
+        recorded, settings, workload = self.workload.settings, self.settings, self.workload
         if (recorded.expandable_segments, recorded.large_segment_size) != (
             settings.expandable_segments,
             settings.large_segment_size,
         ):
             return None
         allocator = self._new_allocator()
-        restore(allocator, program.start, program.first_pages)
+        restore(allocator, workload.start, workload.first_pages)
         self.live = dict(allocator.live)
         for address in self.gone & set(self.live):
             allocator.complete_free(address)
@@ -203,7 +271,7 @@ class _Player:
         return None if allocator.reserved > self.capacity else allocator
 
     def _laid_out_afresh(self) -> CachingAllocator:
-        allocator, start = self._new_allocator(), self.program.start
+        allocator, start = self._new_allocator(), self.workload.start
         blocks, segments = start.blocks, start.segments
         self.live = {}
         for row in np.flatnonzero(blocks.state != BlockState.INACTIVE).tolist():
@@ -227,7 +295,10 @@ class _Player:
         """Play the program to its end, or to where memory runs out."""
         if self.oom is None:
             early = self._early_frees()
-            stops = [*sorted(early.keys() | self.program.emptied.keys()), len(self.program.events)]
+            stops = [
+                *sorted(early.keys() | self.workload.emptied.keys()),
+                len(self.workload.events),
+            ]
             row = 0
             for stop in stops:
                 row = self._play(row, stop)
@@ -235,15 +306,15 @@ class _Player:
                     break
                 for address, owner in early.get(stop, ()):
                     self._free_early(address, owner)
-                if stop in self.program.emptied:
-                    self.allocator.freeable_pools = set(self.program.emptied[stop])
+                if stop in self.workload.emptied:
+                    self.allocator.freeable_pools = set(self.workload.emptied[stop])
                     self.allocator.empty_cache()
         return self.watch.outcome(self.allocator, self.oom, tuple(self.notes))
 
     def _early_frees(self) -> dict[int, list[tuple[int, int]]]:
         """Before which event to free which address, and the allocation that must hold it."""
         changes, early = self.changes, dict[int, list[tuple[int, int]]]()
-        addresses = self.program.events.address[changes.freed].tolist()
+        addresses = self.workload.events.address[changes.freed].tolist()
         rows, after = changes.freed.tolist(), changes.freed_after.tolist()
         for row, address, event in zip(rows, addresses, after, strict=True):
             early.setdefault(max(event, row) + 1, []).append((address, row))
@@ -262,14 +333,14 @@ class _Player:
     def _play(self, first: int, stop: int) -> int:
         """Play the events from ``first`` up to ``stop`` (excluded)."""
         # The loop of every what-if: names are local because attributes cost a third of its time.
-        events, pools = self.program.events, self.program.pools
+        events, pools = self.workload.events, self.workload.pools
         actions, addresses = self.actions[first:stop], events.address[first:stop].tolist()
         sizes, streams = events.size[first:stop].tolist(), events.stream[first:stop].tolist()
         columns = zip(actions, addresses, sizes, streams, pools[first:stop].tolist(), strict=True)
         allocator, live, never = self.allocator, self.live, set(self.changes.never.tolist())
         malloc, free, log = allocator.malloc, allocator.complete_free, allocator.log
         request_free, held = allocator.request_free, allocator.live
-        completed, requested = self.program.free_actions
+        completed, requested = self.workload.free_actions
         for row, (action, address, size, stream, pool) in enumerate(columns, first):
             if action == _ALLOC:
                 if row in never:

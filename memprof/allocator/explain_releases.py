@@ -15,7 +15,7 @@ from memprof.allocator.pools import Arena, Block
 from memprof.allocator.versions import TieBreak
 from memprof.trace import Action
 
-__all__ = ["Cause", "Explanation", "Piece", "ReleaseRun", "explain"]
+__all__ = ["Explanation", "Piece", "ReleaseCause", "ReleaseRun", "explain"]
 
 _FREE = int(Action.SEGMENT_FREE)
 
@@ -23,7 +23,7 @@ Piece = tuple[int, int, int]
 """Action, address and bytes of one segment or range of pages."""
 
 
-class Cause(enum.Enum):
+class ReleaseCause(enum.Enum):
     """What made the allocator give memory back."""
 
     COLLECTION = "garbage collection"
@@ -45,7 +45,7 @@ class ReleaseRun:
     last: int
     predicted: int
     """How many of them are exactly what the model gives back at this place in the run."""
-    causes: tuple[Cause, ...]
+    causes: tuple[ReleaseCause, ...]
     pools: tuple[int, ...] = ()
     """Private pools that gave something back."""
     retry: bool = False
@@ -57,7 +57,7 @@ class Explanation:
     """How many pieces were predicted, by which rules, and the private pools among them."""
 
     predicted: int
-    causes: tuple[Cause, ...]
+    causes: tuple[ReleaseCause, ...]
     pools: tuple[int, ...]
 
 
@@ -66,9 +66,9 @@ class _Run:
     allocator: CachingAllocator
     left: list[Piece]
     predicted: int
-    causes: list[Cause]
+    causes: list[ReleaseCause]
 
-    def match(self, steps: list[release_segments.Step], cause: Cause) -> bool:
+    def match(self, steps: list[release_segments.Step], cause: ReleaseCause) -> bool:
         """Carry the steps out if the run goes on with just these."""
         planned = [(step.action, step.address, step.size) for step in steps]
         if not planned or self.left[: len(planned)] != planned:
@@ -96,10 +96,10 @@ def explain(
     run = _Run(allocator, list(pieces), 0, [])
     if allocator.settings.gc_threshold > 0:
         for steps in list(release_segments.garbage_rounds(allocator)):
-            if not run.match(steps, Cause.COLLECTION):
+            if not run.match(steps, ReleaseCause.COLLECTION):
                 break
     if waiting is not None and run.left:
-        run.match(release_segments.available_plan(allocator, *waiting)[0], Cause.OVERSIZE)
+        run.match(release_segments.available_plan(allocator, *waiting)[0], ReleaseCause.OVERSIZE)
     while run.left and _match_cached(run):
         pass
     if run.left and from_start and _match_unordered(run):
@@ -107,16 +107,16 @@ def explain(
     if run.left:
         run.predicted += _apply_recorded(run)
         aged = allocator.settings.gc_threshold > 0 and from_start
-        run.causes.append(Cause.AGE if aged else Cause.UNKNOWN)
+        run.causes.append(ReleaseCause.AGE if aged else ReleaseCause.UNKNOWN)
     return Explanation(run.predicted, tuple(run.causes), pools)
 
 
 def _match_cached(run: _Run) -> bool:
     private = _private_pools(run.allocator, run.left)
-    if run.match(release_segments.cached_plan(run.allocator, private=private), Cause.CACHE):
+    if run.match(release_segments.cached_plan(run.allocator, private=private), ReleaseCause.CACHE):
         return True
     return any(
-        run.match(release_segments.cached_plan(run.allocator, pool, [pool]), Cause.CACHE)
+        run.match(release_segments.cached_plan(run.allocator, pool, [pool]), ReleaseCause.CACHE)
         for pool in private
     )
 
@@ -133,7 +133,7 @@ def _match_unordered(run: _Run) -> bool:
         return False
     run.predicted += sum(a == b for a, b in zip(planned, run.left, strict=True))
     release_segments.carry_out(run.allocator, steps)
-    run.causes.append(Cause.ORDER)
+    run.causes.append(ReleaseCause.ORDER)
     return True
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,16 +19,22 @@ from memprof.allocator.explain_releases import ReleaseRun, explain, free_block_a
 from memprof.allocator.infer_first_state import learn_order, learn_remainder, least_remainder
 from memprof.allocator.infer_pools import PoolFinder
 from memprof.allocator.model import CachingAllocator
-from memprof.allocator.outcome import OutOfMemory, PeakWatch, Stacks, out_of_memory
+from memprof.allocator.outcome import (
+    Outcome,
+    OutOfMemory,
+    PeakWatch,
+    Stacks,
+    out_of_memory,
+)
 from memprof.allocator.pools import ADDRESS_BITS, Arena, Block
 from memprof.allocator.rounding import SMALL_SIZE, segment_size
 from memprof.allocator.settings import AllocatorSettings
-from memprof.allocator.state import restore
+from memprof.allocator.state import Origins, restore, state_of
 from memprof.allocator.undo import AT_ONCE, Beginning, calls, free_actions
 from memprof.allocator.versions import TieBreak
-from memprof.trace import NOT_RECORDED, Action, Trace
+from memprof.trace import NOT_RECORDED, Action, State, Trace
 
-__all__ = ["Doubt", "Guide"]
+__all__ = ["Doubt", "Guide", "Refusal"]
 
 _ALLOC, _SEGMENT_ALLOC, _MAP, _OOM = (
     int(Action.ALLOC),
@@ -52,6 +58,19 @@ class Doubt(enum.Enum):
     CUT = "the recording begins between new memory and the allocation that it was for"
     POOL = "the recording does not say which pool it came from"
     HOLES = "the recording contradicts itself: events are missing or out of order"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Refusal:
+    """A request that failed, as the replay came by it."""
+
+    event: int
+    before: State
+    """What the allocator held when it was asked."""
+    outcome: Outcome
+    """What the recording had come to when it had failed."""
+    limits: tuple[int, ...]
+    """`Guide.refused_at` up to there."""
 
 
 class Guide:
@@ -84,6 +103,8 @@ class Guide:
         self.learned_ties: dict[int, int] = {}
         self.refused_at: list[int] = []
         """Bytes that the allocator would have held had it not been refused memory, each time."""
+        self.last_refusal: Refusal | None = None
+        """The last request of the trace that failed, once the model is past it."""
         self.switches: list[int] = []
         """Events at which expandable segments were found to be switched on or off."""
         self._from_midst = len(begin.state.blocks) > 0
@@ -94,7 +115,10 @@ class Guide:
         self._requests: list[int] = np.flatnonzero(
             (events.action == _ALLOC) | (events.action == _OOM)
         ).tolist()
-        self._was_full = bool((events.action == _OOM).any())
+        failed = np.flatnonzero(events.action == _OOM)
+        self._was_full = len(failed) > 0
+        self._last_failed = int(failed[-1]) if len(failed) else NOT_RECORDED
+        self._origins = Origins(events, begin.state)
         self._queue: list[tuple[int, int, int, int]] = []  # action, address, size, pool
         self._run_end = 0
         self._stacks = Stacks(events.stack, begin.state.blocks.stack)
@@ -320,6 +344,8 @@ class Guide:
             self._add_recorded(waiting[0], len(self._queue) if planned else 0)
 
     def _refuse(self, row: int) -> None:
+        # The state is taken for one request only: a search for the batch size fails many times.
+        before = state_of(self.allocator, self._origins) if row == self._last_failed else None
         self._map_in_vain(row)
         if self.oom is None:
             self.oom = out_of_memory(self.allocator, row, self._sizes[row], self._stacks)
@@ -328,6 +354,8 @@ class Guide:
             # What the driver says is free counts, unless the request was refused for a fraction.
             wanted = self._wanted(*waiting)
             self.refused_at.append(reserved + min(self._addresses[row] + 1, wanted))
+        if before is not None:
+            self.last_refusal = Refusal(row, before, self._outcome(row + 1), tuple(self.refused_at))
 
     def _waiting(self, row: int) -> tuple[Arena, int] | None:
         """The request that comes next, from event ``row`` on."""
@@ -369,11 +397,16 @@ class Guide:
         return len(self.doubts) + released + self.new_segments - self.new_segments_predicted
 
     @property
-    def retries(self) -> int:
-        """Requests that made the allocator give back its cache; those that failed all did."""
-        failed: int = sum(action == _OOM for action in self._actions[: self.row])
+    def outcome(self) -> Outcome:
+        """What the recording came to, as far as the model was led along it."""
+        return self._outcome(self.row)
+
+    def _outcome(self, stop: int) -> Outcome:
+        """The figures up to event ``stop`` (excluded); requests that failed gave up the cache."""
+        failed: int = sum(action == _OOM for action in self._actions[:stop])
         served = [run for run in self.releases if run.retry and self._actions[run.last] != _OOM]
-        return len(served) + failed
+        outcome = self.watch.outcome(self.allocator, self.oom)
+        return replace(outcome, retries=len(served) + failed)
 
     def _wanted(self, arena: Arena, size: int) -> int:
         """Bytes that a request asks of the driver when nothing cached fits."""

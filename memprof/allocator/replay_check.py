@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from memprof.allocator.explain_releases import Cause, ReleaseRun
+from memprof.allocator.explain_releases import ReleaseCause, ReleaseRun
 from memprof.allocator.guided_replay import Doubt, Guide
 from memprof.allocator.rounding import round_size
 from memprof.allocator.settings import INTERVALS, AllocatorSettings, recorded_settings
@@ -19,7 +19,6 @@ from memprof.trace import Action, BlockState, State, Trace
 __all__ = [
     "MODELLED",
     "Replay",
-    "exact_sizes",
     "first_guess",
     "inferred_settings",
     "replay_recorded",
@@ -229,7 +228,7 @@ def _result(
         released_segments_undetermined=sum(
             run.last - run.first - run.predicted
             for run in releases
-            if Cause.AGE in run.causes or Cause.ORDER in run.causes
+            if ReleaseCause.AGE in run.causes or ReleaseCause.ORDER in run.causes
         ),
         releases=releases,
         recorded_peak_reserved=_recorded_peak_reserved(trace, begin),
@@ -272,19 +271,6 @@ def _notes(trace: Trace, begin: Beginning, guide: Guide) -> list[str]:
             + ", ".join(map(str, guide.switches))
         )
     return notes
-
-
-def exact_sizes(trace: Trace) -> Trace:
-    """The trace with the bytes that each allocation took, and the state it began in.
-
-    Sizes that only a replay can tell (blocks with a remainder too small to split off) are then in
-    ``events.taken``; 0 stays where the model could not follow the recording.
-    """
-    settings = inferred_settings(trace)
-    begin, _, guide = retold(trace, settings)
-    taken = np.zeros(len(trace.events), dtype=np.int64)
-    taken[trace.events.action == Action.ALLOC] = guide.taken
-    return replace(trace, start=begin.state, events=replace(trace.events, taken=taken))
 
 
 def first_guess(trace: Trace) -> tuple[Beginning, Guide]:

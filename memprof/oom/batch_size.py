@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from memprof.allocator import Program
+from memprof.allocator import Workload
 from memprof.oom.stale_blocks import Moment
 from memprof.trace import Action, Category, Phase
 from memprof.views.steps import ooms
@@ -59,12 +59,12 @@ class BatchSlope:
         return factors
 
 
-def resized(program: Program, factors: Floats) -> Program:
+def resized(workload: Workload, factors: Floats) -> Workload:
     """The program with every request that many times as large, rounded up to whole bytes."""
-    asks = np.isin(program.events.action, (Action.ALLOC, Action.OOM))
-    size = program.events.size.copy()
+    asks = np.isin(workload.events.action, (Action.ALLOC, Action.OOM))
+    size = workload.events.size.copy()
     size[asks] = np.maximum(np.ceil(size[asks] * factors[: len(size)][asks]), 1).astype(np.int64)
-    return replace(program, events=replace(program.events, size=size))
+    return replace(workload, events=replace(workload.events, size=size))
 
 
 def of_the_passes(moment: Moment) -> Mask:

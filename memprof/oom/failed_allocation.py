@@ -6,7 +6,7 @@ from bare final states. Why it happened and what would have helped are judged ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -44,7 +44,7 @@ from memprof.views.window import Window
 
 __all__ = ["NO_STACKS", "Failure", "Neighbour", "failures", "times_out_of_memory"]
 
-_Look: TypeAlias = "Callable[[Trace], Window]"
+_Look: TypeAlias = "Callable[[int], Window]"
 
 NO_STACKS = "memory ran out between two windows, where no stacks are recorded: raise `budget`"
 """What is said of a failure between windows where its lines would stand."""
@@ -155,12 +155,10 @@ def failures(run: Run, examination: Examination | None = None) -> tuple[Failure,
     Where a file holds nothing but final states, each of them; its caller must not call that an OOM.
     ``examination`` is that of the run, if it is there already; it saves the work and no more.
     """
-    exact = examination.devices if examination is not None and not run.is_snapshot else ()
-    known = {device.name: device.windows for device in exact}
-    devices = [(device, known.get(device.device, ())) for device in run.devices]
-    found = [
-        f for device, windows in devices if (f := _of_device(run, device, windows)) is not None
-    ]
+    examined = examination.devices if examination is not None else ()
+    known = {device.name: device.exact_window for device in examined}
+    looks = [(device, known.get(device.device) or _look(device)) for device in run.devices]
+    found = [f for device, look in looks if (f := _of_device(run, device, look)) is not None]
     if not found and not any(device.events > _bare(device) for device in run.devices):
         found = [f for device in run.devices if (f := _of_state(device)) is not None]
     found = [replace(f, elsewhere=_elsewhere(run, f)) for f in found]
@@ -200,13 +198,12 @@ def _findings(run: Run, device: DeviceRun) -> list[Finding]:
     return [f for f in run.findings if f.finding == "oom" and f.device == device.device]
 
 
-def _of_device(run: Run, device: DeviceRun, known: Sequence[Window]) -> Failure | None:
+def _of_device(run: Run, device: DeviceRun, look: _Look) -> Failure | None:
     told = _findings(run, device)
     marks = list(_marks(device))
     if not marks and not told:
         return None
     last = marks[-1] if marks else None
-    look = _looks(device, known)
     finding = max(told, key=lambda f: f.time_us, default=None)
     times = times_out_of_memory(run, device)
     if last is None or (finding is not None and _is_later(finding, device.windows[last[0]], last)):
@@ -228,18 +225,17 @@ def _is_later(finding: Finding, trace: Trace, mark: tuple[int, int]) -> bool:
     return finding.time_us > at_us + (0 if of_another else _SAME_MOMENT_US)
 
 
-def _looks(device: DeviceRun, known: Sequence[Window]) -> _Look:
-    """Examines a window of the device, if that was not done before."""
-    by_trace = {id(trace): window for trace, window in zip(device.windows, known, strict=False)}
-    return lambda trace: by_trace.get(id(trace)) or Window.of(trace)
+def _look(device: DeviceRun) -> _Look:
+    """Examines one window of a device that was not examined as a whole."""
+    return lambda number: Window.of(device.windows[number], number)
 
 
 def _of_event(
     run: Run, device: DeviceRun, look: _Look, number: int, event: int, times: int
 ) -> Failure:
-    window = look(device.windows[number])
+    window = look(number)
     trace, line = window.trace, window.line
-    events, held = trace.events, segment_map(trace, event)
+    events, held = trace.events, _held(window, event)
     largest, apart = _free_for(held, trace, event)
     at_us = int(events.time_us[event])
     label = trace.label(int(events.label[event]))
@@ -268,6 +264,14 @@ def _of_event(
         window=window,
         between_windows=_is_moment(trace),
     )
+
+
+def _held(window: Window, event: int) -> State:
+    """Segments and blocks when a request failed, from the replay of the window if it kept them."""
+    failed = window.replay.failed if window.replay is not None else None
+    if failed is not None and failed.event == event:
+        return failed.before
+    return segment_map(window.trace, event)
 
 
 def _is_moment(trace: Trace) -> bool:
@@ -379,7 +383,7 @@ def _window_then(
     number = integer(finding.details, "window")
     if not 0 <= number < len(device.windows):
         return NOT_RECORDED, NOT_RECORDED, None
-    window = look(device.windows[number])
+    window = look(number)
     times_us = window.trace.events.time_us
     return number, int(np.searchsorted(times_us, finding.time_us, side="right")) - 1, window
 

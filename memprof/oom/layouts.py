@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from memprof.allocator import Program, play, program_of
+from memprof.allocator import Workload, play, workload_of
 from memprof.trace import EMPTY, NOT_RECORDED, BlockState, State, Trace
 from memprof.what_if.candidate_settings import brings
 
@@ -38,15 +38,15 @@ def layouts(trace: Trace) -> tuple[Layout, ...]:
     state = trace.end
     if state is None or not state.reserved or state.unlisted:
         return ()
-    program = program_of(trace)
+    workload = workload_of(trace)
     found = {
         "torch.cuda.empty_cache()": state.reserved - idle_bytes(state),
-        "the same tensors laid out afresh": _afresh(program),
+        "the same tensors laid out afresh": _afresh(workload),
     }
-    expandable = replace(program.settings, expandable_segments=True)
+    expandable = replace(workload.settings, expandable_segments=True)
     if brings(expandable, [trace]):
         name = "the same, with expandable_segments:True"
-        found[name] = _afresh(replace(program, settings=expandable))
+        found[name] = _afresh(replace(workload, settings=expandable))
     told = [Layout(name, size, state.reserved - size) for name, size in found.items()]
     return tuple(layout for layout in told if layout.saved > _WORTH * state.reserved)
 
@@ -64,5 +64,5 @@ def idle_bytes(state: State) -> int:
     return int(state.segments.size[segments].sum())
 
 
-def _afresh(program: Program) -> int:
-    return play(program, capacity=1 << 62, afresh=True).peak_reserved
+def _afresh(workload: Workload) -> int:
+    return play(workload, capacity=1 << 62, afresh=True).peak_reserved

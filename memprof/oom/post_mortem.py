@@ -23,13 +23,13 @@ from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Frame
 from memprof.units import format_bytes, format_count
 from memprof.views.examination import Examination
-from memprof.views.owners import Group, top
+from memprof.views.owners import NO_MODULE, Group, top
 from memprof.views.sites import NO_SITE, site_name
 from memprof.views.steps import allocated_trend
 from memprof.views.trend import Trend
 from memprof.what_if.changed_run import OUTSIDE_TORCH
 
-__all__ = ["Cause", "PostMortem", "Weight", "in_a_line", "post_mortems"]
+__all__ = ["OomCause", "PostMortem", "Weight", "in_a_line", "post_mortems"]
 
 _TOP = 8
 _SCATTERED = 0.05
@@ -40,7 +40,7 @@ _RISING = 0.9
 """Share of pairs of steps between which bytes rose, from which counters alone tell of a leak."""
 
 
-class Cause(str, enum.Enum):
+class OomCause(str, enum.Enum):
     """Why the request could not be served; the values are those of ``memprof oom --json``."""
 
     LEAK = "leak"
@@ -63,7 +63,7 @@ class Cause(str, enum.Enum):
 class Weight:
     """How many bytes speak for a cause."""
 
-    cause: Cause
+    cause: OomCause
     bytes: int
     enough: bool
     """Without them the request would have been served, as far as bytes alone tell."""
@@ -75,7 +75,7 @@ class PostMortem:
     """One device's last failed allocation, explained."""
 
     failure: Failure
-    cause: Cause
+    cause: OomCause
     line: str
     why: str
     weights: tuple[Weight, ...]
@@ -147,7 +147,7 @@ def _explained(run: Run, failure: Failure, workers: int | None) -> PostMortem:
         asked_by=asked_by(failure.stack),
         shortage=_shortage(failure),
         categories=categories,
-        modules=modules if any(m.name != "(no module)" for m in modules) else (),
+        modules=modules if any(m.name != NO_MODULE for m in modules) else (),
         sites=lines,
         blocks=blocks_by_size(failure, alive),
         callers=callers(failure, alive),
@@ -193,7 +193,7 @@ def _weights(failure: Failure, trend: Trend | None) -> Iterator[Weight]:
         why = f"{unused} were unused or free when {asked} were asked"
         if enough:
             why += f": enough, but {_in_pieces(failure)}"
-        yield Weight(Cause.FRAGMENTATION, failure.unused, enough, why)
+        yield Weight(OomCause.FRAGMENTATION, failure.unused, enough, why)
     yield from _leak_weights(failure, trend, shortage)
     yield from _foreign_weights(failure, shortage)
 
@@ -215,7 +215,7 @@ def _leak_weights(failure: Failure, trend: Trend | None, shortage: int) -> Itera
         if traced:
             steps = len(np.unique(moment.made_in[rows]))
             yield Weight(
-                Cause.LEAK,
+                OomCause.LEAK,
                 traced,
                 0 <= shortage <= traced,
                 f"{format_bytes(traced)} were left behind by {format_count(steps)} earlier steps, "
@@ -225,7 +225,7 @@ def _leak_weights(failure: Failure, trend: Trend | None, shortage: int) -> Itera
         grown = int(trend.bytes_per_step * (trend.last_step - trend.first_step))
         if grown > traced:
             yield Weight(
-                Cause.LEAK,
+                OomCause.LEAK,
                 grown,
                 0 <= shortage <= grown,
                 f"allocated bytes rose by {trend}, {format_bytes(grown)} in all",
@@ -242,7 +242,7 @@ def _foreign_weights(failure: Failure, shortage: int) -> Iterator[Weight]:
             else "by other processes, or by libraries of this one beside torch"
         )
         yield Weight(
-            Cause.OTHERS,
+            OomCause.OTHERS,
             foreign,
             0 < shortage <= _gained(failure, foreign),
             f"{format_bytes(failure.outside)} of the device were held outside torch, {whose}",
@@ -250,7 +250,7 @@ def _foreign_weights(failure: Failure, shortage: int) -> Iterator[Weight]:
     barred = failure.reserved + failure.free - failure.limit if failure.limit >= 0 else 0
     if barred > 0:
         yield Weight(
-            Cause.LIMIT,
+            OomCause.LIMIT,
             barred,
             0 < shortage <= barred,
             f"set_per_process_memory_fraction({failure.fraction:g}) kept "
@@ -270,9 +270,9 @@ def _names(failure: Failure) -> str:
     return f" ({', '.join(named)})" if named else ""
 
 
-def _judged(failure: Failure, weights: Sequence[Weight]) -> tuple[Cause, str]:
+def _judged(failure: Failure, weights: Sequence[Weight]) -> tuple[OomCause, str]:
     if failure.recorded == "state":
-        return Cause.UNKNOWN, _of_a_state(failure)
+        return OomCause.UNKNOWN, _of_a_state(failure)
     if failure.beside:
         return _judged_beside(failure)
     enough = [weight for weight in weights if weight.enough]
@@ -281,39 +281,39 @@ def _judged(failure: Failure, weights: Sequence[Weight]) -> tuple[Cause, str]:
     if _shortage(failure) < 0:
         return _without_a_limit(failure, weights)
     if not _shortage(failure):
-        return Cause.PEAK, (
+        return OomCause.PEAK, (
             f"tensors filled the device but for {format_bytes(max(failure.unused, 0))} in pieces"
         )
     if failure.requested > failure.limit:
-        return Cause.PEAK, (
+        return OomCause.PEAK, (
             f"the request alone is larger than the {format_bytes(failure.limit)} that torch could "
             "have had: look for a wrong shape or a broadcast that was not meant"
         )
     lacking = format_bytes(_shortage(failure))
-    return Cause.PEAK, (
+    return OomCause.PEAK, (
         f"{lacking} were missing even with every unused byte, and nothing that earlier steps left "
         "or that others held would have made up for it"
     )
 
 
-def _judged_beside(failure: Failure) -> tuple[Cause, str]:
+def _judged_beside(failure: Failure) -> tuple[OomCause, str]:
     held = beside.held_by(failure)
     if beside.is_reserved(failure):
-        return Cause.RESERVED, held
+        return OomCause.RESERVED, held
     if beside.is_others(failure):
-        return Cause.OTHERS, held
+        return OomCause.OTHERS, held
     if beside.is_full(failure):
-        return Cause.PEAK, f"{held}; tensors held {format_bytes(failure.allocated)}"
-    return Cause.UNKNOWN, held
+        return OomCause.PEAK, f"{held}; tensors held {format_bytes(failure.allocated)}"
+    return OomCause.UNKNOWN, held
 
 
-def _without_a_limit(failure: Failure, weights: Sequence[Weight]) -> tuple[Cause, str]:
+def _without_a_limit(failure: Failure, weights: Sequence[Weight]) -> tuple[OomCause, str]:
     """On a host, or with a silent driver: only what most of the live bytes were can be told."""
     why = "what the device had free then is not in the file"
-    leak = next((weight for weight in weights if weight.cause is Cause.LEAK), None)
+    leak = next((weight for weight in weights if weight.cause is OomCause.LEAK), None)
     if leak is not None and leak.bytes >= _MOST * failure.allocated > 0:
-        return Cause.LEAK, f"{why}, but {leak.why}"
-    return Cause.UNKNOWN, why
+        return OomCause.LEAK, f"{why}, but {leak.why}"
+    return OomCause.UNKNOWN, why
 
 
 def _of_a_state(failure: Failure) -> str:
@@ -336,21 +336,21 @@ def _of_a_state(failure: Failure) -> str:
 
 
 _IN_WORDS = {
-    Cause.LEAK: "because of a leak",
-    Cause.FRAGMENTATION: "because of fragmentation",
-    Cause.PEAK: "at the peak of a single step",
-    Cause.OTHERS: "because of memory held outside torch",
-    Cause.RESERVED: "because torch kept what it did not use",
-    Cause.LIMIT: "because of the limit that the program set",
-    Cause.UNKNOWN: "",
+    OomCause.LEAK: "because of a leak",
+    OomCause.FRAGMENTATION: "because of fragmentation",
+    OomCause.PEAK: "at the peak of a single step",
+    OomCause.OTHERS: "because of memory held outside torch",
+    OomCause.RESERVED: "because torch kept what it did not use",
+    OomCause.LIMIT: "because of the limit that the program set",
+    OomCause.UNKNOWN: "",
 }
 
 
-def _line(failure: Failure, cause: Cause) -> str:
+def _line(failure: Failure, cause: OomCause) -> str:
     if failure.recorded == "state":
         held, whole = format_bytes(failure.allocated), format_bytes(failure.reserved)
         return f"{failure.device} held {held} in tensors, {whole} reserved, at the snapshot"
-    is_plain = failure.beside and cause is Cause.PEAK  # how much was asked is not known
+    is_plain = failure.beside and cause is OomCause.PEAK  # how much was asked is not known
     return in_a_line(failure, "" if is_plain else _IN_WORDS[cause])
 
 

@@ -16,10 +16,10 @@ from memprof.allocator import (
     AllocatorSettings,
     Changes,
     Outcome,
-    Program,
+    Workload,
     parse_settings,
     play,
-    program_of,
+    workload_of,
 )
 from memprof.allocator.settings import NO_LIMIT
 from memprof.oom.batch_size import BatchSlope, batch_slope, resized
@@ -29,6 +29,7 @@ from memprof.oom.half_precision import Precision, computes_in, halving, weight_c
 from memprof.oom.stale_blocks import Moment, freed, left_behind, main_site, stale_gradients
 from memprof.trace import Action, Trace
 from memprof.units import format_bytes, format_percent
+from memprof.views.window import Window
 from memprof.what_if.candidate_settings import untried
 from memprof.what_if.changed_run import CARDS, OUTSIDE_TORCH
 from memprof.what_if.parallel import Job, fitted, played
@@ -54,8 +55,10 @@ class Rescue:
     kind: str
     """``settings``, ``limit``, ``others``, ``free``, ``checkpoint``, ``batch``, ``bf16``, ``card``:
     the cheapest first."""
+    name: str
+    """It in few words; of settings, they themselves."""
     change: str
-    """What to type or to do."""
+    """What to type or to do, with what it comes to."""
     fits: bool
     """The request is served."""
     limit: int
@@ -86,14 +89,23 @@ class _Try:
     """A change that is to be replayed."""
 
     kind: str
-    change: str
+    name: str
     limit: int
     settings: AllocatorSettings
     changes: Changes = NOTHING_CHANGED
     afresh: bool = False
-    program: Program | None = None
+    workload: Workload | None = None
     """The program with requests of other sizes; None for the recorded one."""
     assumes: str = ""
+    command: str = ""
+    """What to type, with ``name`` behind it."""
+    detail: str = ""
+    """What it comes to, in brackets behind ``name``."""
+
+    @property
+    def change(self) -> str:
+        """It in full, as `Rescue.change`."""
+        return f"{self.command}{self.name}" + (f" ({self.detail})" if self.detail else "")
 
 
 def rescues(failure: Failure, workers: int | None = None) -> Rescues:
@@ -106,10 +118,10 @@ def rescues(failure: Failure, workers: int | None = None) -> Rescues:
         return Rescues(unproven="no trace of the failed allocation, so nothing could be replayed")
     if failure.limit < 0:
         return Rescues(unproven="the file does not say how much the device had free")
-    program = _up_to(failure.window.trace, failure.event)
-    limit = min(failure.limit, program.capacity)
+    workload = _up_to(failure.window, failure.event)
+    limit = min(failure.limit, workload.capacity)
     refused_early = failure.limit - limit > max(_SLACK, _SLACK_SHARE * failure.limit)
-    outcome = play(program, capacity=limit)
+    outcome = play(workload, capacity=limit)
     if refused_early or outcome.fits:
         return Rescues(
             unproven="replayed as recorded, the request does not fail: something that the trace "
@@ -120,56 +132,61 @@ def rescues(failure: Failure, workers: int | None = None) -> Rescues:
             unproven="replayed as recorded, an earlier request fails already: the model does not "
             "follow this recording, so nothing can be shown by it"
         )
-    settings, unproven = _settings_tries(failure, failure.window.trace, program, limit)
+    settings, unproven = _settings_tries(failure, failure.window.trace, workload, limit)
     moment = Moment.at(failure.window, failure.event)
     tries = [
         *settings,
-        *_room_tries(failure, program, limit),
-        *_leak_tries(moment, program, limit),
+        *_room_tries(failure, workload, limit),
+        *_leak_tries(moment, workload, limit),
     ]
     if failure.event > 0:  # of a lone request nothing before it is known
-        tries += _early_tries(moment, program, limit)
-        tries += _short_tries(failure, moment, program, limit)
-    found = _replayed(program, tries, workers)
+        tries += _early_tries(moment, workload, limit)
+        tries += _short_tries(failure, moment, workload, limit)
+    found = _replayed(workload, tries, workers)
     if failure.event > 0:
-        found += _batch(moment, program, limit)
-    found.append(_card(failure, program))
+        found += _batch(moment, workload, limit)
+    found.append(_card(failure, workload))
     return Rescues(
         tuple(sorted(found, key=lambda r: (not r.fits, _CHEAPEST.index(r.kind)))), unproven
     )
 
 
-def _up_to(trace: Trace, event: int) -> Program:
+def _up_to(window: Window, event: int) -> Workload:
     """The program until the failed request; requests that failed before it are left out."""
-    cut = replace(trace, events=trace.events.take(slice(0, event + 1)), end=None)
-    program = program_of(cut)
-    action = program.events.action.copy()
+    failed = window.replay.failed if window.replay is not None else None
+    if failed is not None and failed.event == event:
+        workload = failed.workload
+    else:
+        events = window.trace.events.take(slice(0, event + 1))
+        workload = workload_of(replace(window.trace, events=events, end=None))
+    action = workload.events.action.copy()
     action[:event][action[:event] == Action.OOM] = Action.OTHER
-    return replace(program, events=replace(program.events, action=action))
+    return replace(workload, events=replace(workload.events, action=action))
 
 
 def _fails(outcome: Outcome, event: int) -> bool:
     return outcome.oom is not None and outcome.oom.event == event
 
 
-def _fails_afresh(program: Program, limit: int, event: int) -> bool:
-    return _fails(play(program, capacity=limit, afresh=True), event)
+def _fails_afresh(workload: Workload, limit: int, event: int) -> bool:
+    return _fails(play(workload, capacity=limit, afresh=True), event)
 
 
-def _replayed(program: Program, tries: list[_Try], workers: int | None) -> list[Rescue]:
-    programs, jobs = [program], []
+def _replayed(workload: Workload, tries: list[_Try], workers: int | None) -> list[Rescue]:
+    workloads, jobs = [workload], []
     for tried in tries:
         jobs.append(Job(0, tried.settings, tried.limit, tried.changes, tried.afresh))
-        if tried.program is not None:
-            jobs[-1] = replace(jobs[-1], program=len(programs))
-            programs.append(tried.program)
-    outcomes = played(programs, jobs, workers)
+        if tried.workload is not None:
+            jobs[-1] = replace(jobs[-1], workload=len(workloads))
+            workloads.append(tried.workload)
+    outcomes = played(workloads, jobs, workers)
     return [_rescue(t, o) for t, o in zip(tries, outcomes, strict=True)]
 
 
 def _rescue(tried: _Try, outcome: Outcome) -> Rescue:
     return Rescue(
         kind=tried.kind,
+        name=tried.name,
         change=tried.change,
         fits=outcome.fits,
         limit=tried.limit,
@@ -181,11 +198,11 @@ def _rescue(tried: _Try, outcome: Outcome) -> Rescue:
 
 
 def _settings_tries(
-    failure: Failure, trace: Trace, program: Program, limit: int
+    failure: Failure, trace: Trace, workload: Workload, limit: int
 ) -> tuple[list[_Try], str]:
     """Other allocator settings; nothing where what is new in them is only a fresh start."""
-    afresh = len(program.start.blocks) > 0
-    if afresh and not _fails_afresh(program, limit, failure.event):
+    afresh = len(workload.start.blocks) > 0
+    if afresh and not _fails_afresh(workload, limit, failure.event):
         return [], (
             "allocator settings were not judged: the recording began in the midst of the job, and "
             "laid out afresh the request would not have failed under the recorded ones either"
@@ -193,54 +210,58 @@ def _settings_tries(
     tries = [
         _Try(
             "settings",
-            f"{_CONF}={text}",
+            text,
             limit,
             parse_settings(text),
             afresh=afresh,
+            command=f"{_CONF}=",
         )
         for text in untried([trace])
     ]
     return tries, ""
 
 
-def _leak_tries(moment: Moment, program: Program, limit: int) -> Iterator[_Try]:
+def _leak_tries(moment: Moment, workload: Workload, limit: int) -> Iterator[_Try]:
     rows = left_behind(moment)
     if len(rows):
         held = format_bytes(int(moment.window.lives.size[rows].sum()))
-        text = f"free what earlier steps left at {main_site(moment, rows)} ({held})"
-        yield _Try("free", text, limit, program.settings, freed(moment, rows))
+        name = f"free what earlier steps left at {main_site(moment, rows)}"
+        changes = freed(moment, rows)
+        yield _Try("free", name, limit, workload.settings, changes, detail=held)
 
 
-def _early_tries(moment: Moment, program: Program, limit: int) -> Iterator[_Try]:
+def _early_tries(moment: Moment, workload: Workload, limit: int) -> Iterator[_Try]:
     """What the step itself could have freed before."""
-    settings, size = program.settings, moment.window.lives.size
+    settings, size = workload.settings, moment.window.lives.size
     rows = stale_gradients(moment)
     if len(rows):
         held = format_bytes(int(size[rows].sum()))
         first = int(np.searchsorted(moment.steps, moment.step)) - 1
-        text = f"zero_grad(set_to_none=True) before the forward pass ({held})"
+        name = "zero_grad(set_to_none=True) before the forward pass"
         changes = freed(moment, rows, np.full(len(rows), first))
-        yield _Try("free", text, limit, settings, changes)
+        yield _Try("free", name, limit, settings, changes, detail=held)
     for unit in recomputable(moment):
-        text = f"checkpoint {unit.name} ({format_bytes(unit.bytes)} of activations)"
+        name, held = f"checkpoint {unit.name}", f"{format_bytes(unit.bytes)} of activations"
         changes = freed(moment, unit.rows, unit.ends)
-        yield _Try("checkpoint", text, limit, settings, changes)
+        yield _Try("checkpoint", name, limit, settings, changes, detail=held)
 
 
-def _room_tries(failure: Failure, program: Program, limit: int) -> Iterator[_Try]:
+def _room_tries(failure: Failure, workload: Workload, limit: int) -> Iterator[_Try]:
     """The same program with the memory that others held, or that a fraction kept from it."""
     other = failure.others if failure.others >= 0 else failure.outside - _CONTEXT
     room = min(limit + other, failure.allowed) if failure.allowed >= 0 else limit + other
     if failure.outside >= 0 and room > limit:
         text = f"without the {format_bytes(other)} that others held on the device"
-        yield _Try("others", text, room, program.settings)
+        yield _Try("others", text, room, workload.settings)
     if failure.fraction < 1 and failure.limit < failure.reserved + failure.free:
         room = failure.reserved + failure.free
         text = f"without set_per_process_memory_fraction({failure.fraction:g})"
-        yield _Try("limit", text, room, replace(program.settings, memory_fraction=None))
+        yield _Try("limit", text, room, replace(workload.settings, memory_fraction=None))
 
 
-def _short_tries(failure: Failure, moment: Moment, program: Program, limit: int) -> Iterator[_Try]:
+def _short_tries(
+    failure: Failure, moment: Moment, workload: Workload, limit: int
+) -> Iterator[_Try]:
     """Activations of half the size, with autocast's copies of the weights taken from the card."""
     precision, halved = computes_in(failure), halving(moment)
     if precision is Precision.SHORT or not halved.any():
@@ -252,8 +273,8 @@ def _short_tries(failure: Failure, moment: Moment, program: Program, limit: int)
         "bf16",
         f'torch.autocast("{_kind(failure.device)}", dtype=torch.bfloat16){counted}',
         max(limit - copies, 0),
-        program.settings,
-        program=resized(program, np.where(halved, 0.5, 1.0)),
+        workload.settings,
+        workload=resized(workload, np.where(halved, 0.5, 1.0)),
         assumes=unsure if precision is Precision.UNKNOWN else "",
     )
 
@@ -262,7 +283,7 @@ def _kind(device: str) -> str:
     return device.partition(":")[0]
 
 
-def _batch(moment: Moment, program: Program, limit: int) -> Iterator[Rescue]:
+def _batch(moment: Moment, workload: Workload, limit: int) -> Iterator[Rescue]:
     """The largest batch, in per cent of the failed one, with which the request is served."""
     slope = batch_slope(moment)
     if slope is None:
@@ -270,23 +291,24 @@ def _batch(moment: Moment, program: Program, limit: int) -> Iterator[Rescue]:
     low, high, best = 0, 100, None
     while high - low > 1:
         percent = (low + high) // 2
-        outcome = _with_batch(program, slope, percent, limit)
+        outcome = _with_batch(workload, slope, percent, limit)
         if outcome.fits:
             low, best = percent, outcome
         else:
             high = percent
     if best is None:
-        low, best = 1, _with_batch(program, slope, 1, limit)
+        low, best = 1, _with_batch(workload, slope, 1, limit)
     name = (
         f"a batch of at most {low} % of this one" if best.fits else "a smaller batch, even of 1 %"
     )
-    text = f"{name} ({format_bytes(slope.live // 100)} for each per cent of it{_measured(slope)})"
+    detail = f"{format_bytes(slope.live // 100)} for each per cent of it{_measured(slope)}"
     assumed = "" if slope.measured else _PROPORTIONAL
-    yield _rescue(_Try("batch", text, limit, program.settings, assumes=assumed), best)
+    tried = _Try("batch", name, limit, workload.settings, assumes=assumed, detail=detail)
+    yield _rescue(tried, best)
 
 
-def _with_batch(program: Program, slope: BatchSlope, percent: int, limit: int) -> Outcome:
-    return play(resized(program, slope.factors(percent / 100)), capacity=limit)
+def _with_batch(workload: Workload, slope: BatchSlope, percent: int, limit: int) -> Outcome:
+    return play(resized(workload, slope.factors(percent / 100)), capacity=limit)
 
 
 def _measured(slope: BatchSlope) -> str:
@@ -299,18 +321,19 @@ def _measured(slope: BatchSlope) -> str:
     return f", as {which} showed with a batch of {less}{ratio}"
 
 
-def _card(failure: Failure, program: Program) -> Rescue:
-    least = fitted([program], [Job(0, program.settings)], 1)[0].bytes
+def _card(failure: Failure, workload: Workload) -> Rescue:
+    least = fitted([workload], [Job(0, workload.settings)], 1)[0].bytes
     beside = failure.outside if failure.outside >= 0 else OUTSIDE_TORCH
     share = failure.fraction if 0 < failure.fraction < 1 else 1.0
     left = {c: min(c - beside, int(share * c)) for c in CARDS}
     card = next((c for c in CARDS if left[c] >= least), 0)
     room = left.get(card, least)
-    outcome = play(program, capacity=least) if least < NO_LIMIT else program.recorded
+    outcome = play(workload, capacity=least) if least < NO_LIMIT else workload.recorded
     name = f"a card of {format_bytes(card)}" if card else "a larger card than any common one"
     name += f", of which torch may hold {share:g}" if share < 1 else ""
     return Rescue(
         kind="card",
+        name=name,
         change=f"{name}: torch needs {format_bytes(least)} to get past this request",
         fits=outcome.fits,
         limit=room,

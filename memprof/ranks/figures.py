@@ -24,7 +24,7 @@ __all__ = [
     "MEASURES",
     "Deviation",
     "Measure",
-    "Rank",
+    "RankFigures",
     "Spread",
     "chosen",
     "deviations",
@@ -44,7 +44,7 @@ _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
+class RankFigures:
     """One recording of many; bytes and microseconds, -1 where not measured."""
 
     rank: int
@@ -98,9 +98,9 @@ class Measure:
     """``bytes``, ``bytes per step`` or ``us``."""
     least: float
     """Differences of this size are noise."""
-    of: Callable[[Rank], float | None]
+    of: Callable[[RankFigures], float | None]
 
-    def values(self, ranks: Sequence[Rank]) -> list[float | None]:
+    def values(self, ranks: Sequence[RankFigures]) -> list[float | None]:
         """One a rank, None where not measured: a growth may be negative, else that is -1."""
         given = [self.of(rank) for rank in ranks]
         return [None if v is None or (v < 0 and self.name != "growth") else v for v in given]
@@ -156,7 +156,7 @@ def rank_rows(
     headers: Sequence[Header],
     footers: Sequence[Footer],
     closed: Sequence[bool],
-) -> tuple[Rank, ...]:
+) -> tuple[RankFigures, ...]:
     """A row a file; the arguments have one element each.
 
     The figures are those of accelerators if any rank has some: what its host's tensors take is
@@ -168,12 +168,14 @@ def rank_rows(
     return tuple(_row(*row, accelerated=accelerated) for row in rows)
 
 
-def _row(file: str, header: Header, footer: Footer, is_closed: bool, *, accelerated: bool) -> Rank:
+def _row(
+    file: str, header: Header, footer: Footer, is_closed: bool, *, accelerated: bool
+) -> RankFigures:
     devices = [d for d in footer.devices if (d.device != "cpu") is accelerated]
     main = max(devices, key=lambda d: d.peak_allocated_bytes, default=DeviceSummary(""))
     totals = {info.device: info.total_bytes for info in header.devices}
     failed = is_closed and footer.status != "ok"
-    return Rank(
+    return RankFigures(
         rank=header.rank,
         file=file,
         ended="failed" if failed else "ok" if is_closed else "cut off",
@@ -236,12 +238,12 @@ def _step_us(steps: Steps) -> int:
 # -- comparing -------------------------------------------------------------------------------------
 
 
-def _values(measure: Measure, ranks: Sequence[Rank]) -> npt.NDArray[np.float64]:
+def _values(measure: Measure, ranks: Sequence[RankFigures]) -> npt.NDArray[np.float64]:
     known = [np.nan if value is None else value for value in measure.values(ranks)]
     return np.array(known, dtype=np.float64)
 
 
-def spreads(ranks: Sequence[Rank]) -> tuple[Spread, ...]:
+def spreads(ranks: Sequence[RankFigures]) -> tuple[Spread, ...]:
     """Of every measure that any rank has."""
     return tuple(
         _spread(measure, values, ranks)
@@ -250,7 +252,9 @@ def spreads(ranks: Sequence[Rank]) -> tuple[Spread, ...]:
     )
 
 
-def _spread(measure: Measure, values: npt.NDArray[np.float64], ranks: Sequence[Rank]) -> Spread:
+def _spread(
+    measure: Measure, values: npt.NDArray[np.float64], ranks: Sequence[RankFigures]
+) -> Spread:
     low, high = int(np.nanargmin(values)), int(np.nanargmax(values))
     return Spread(
         measure=measure.name,
@@ -264,7 +268,7 @@ def _spread(measure: Measure, values: npt.NDArray[np.float64], ranks: Sequence[R
     )
 
 
-def deviations(ranks: Sequence[Rank]) -> tuple[Deviation, ...]:
+def deviations(ranks: Sequence[RankFigures]) -> tuple[Deviation, ...]:
     """Who differs from the rest in what, by the rule of `outliers`; measure by measure."""
     return tuple(
         found
@@ -291,13 +295,13 @@ def _deviations(measure: Measure, values: npt.NDArray[np.float64]) -> Iterator[D
 # -- whom to judge ---------------------------------------------------------------------------------
 
 
-def is_rising(rank: Rank) -> bool:
+def is_rising(rank: RankFigures) -> bool:
     """Whether its allocated bytes rise from nearly every step to every later one."""
     rate = rank.bytes_per_step
     return rate is not None and rate > _SMALLEST_BLOCK and rank.rising > _RISING
 
 
-def chosen(ranks: Sequence[Rank], found: Sequence[Deviation]) -> dict[int, str]:
+def chosen(ranks: Sequence[RankFigures], found: Sequence[Deviation]) -> dict[int, str]:
     """Places of the ranks that stand for all, and why each: whole recordings are dear to judge.
 
     Of up to eight, each; else the first that ran out of memory, the one with the highest peak, the
@@ -312,7 +316,9 @@ def chosen(ranks: Sequence[Rank], found: Sequence[Deviation]) -> dict[int, str]:
     return picked
 
 
-def _candidates(ranks: Sequence[Rank], found: Sequence[Deviation]) -> Iterator[tuple[int, str]]:
+def _candidates(
+    ranks: Sequence[RankFigures], found: Sequence[Deviation]
+) -> Iterator[tuple[int, str]]:
     places = range(len(ranks))
     out = [place for place in places if ranks[place].ran_out]
     if out:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from memprof.errors import MemprofError
 from memprof.loading import load, looks_like_run
-from memprof.ranks.figures import Rank, chosen, deviations, footer_of, rank_rows, spreads
+from memprof.ranks.figures import RankFigures, chosen, deviations, footer_of, rank_rows, spreads
 from memprof.ranks.group_by_launch import Launch, command_of, gaps, launches
 from memprof.ranks.merge_findings import shared
 from memprof.ranks.report import JobReport, Judged, LeftOut, job_verdict, next_command
@@ -23,7 +23,7 @@ from memprof.rules.ranked_findings import findings
 from memprof.run import Run
 from memprof.runfile.head_and_tail import read_ends
 
-__all__ = ["Gathered", "Recording", "files_of", "gathered", "job_report"]
+__all__ = ["Gathered", "RankFile", "files_of", "gathered", "job_report"]
 
 _MANY = 8
 """Files of different jobs above which they are summed up together and not told one by one."""
@@ -37,7 +37,7 @@ Each = Callable[[Sequence[Path], str], Iterable[Path]]
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class RankFile:
     """One file that could be read."""
 
     path: Path
@@ -50,7 +50,7 @@ class Recording:
 class Gathered:
     """The files that are told together, and those that are not."""
 
-    recordings: tuple[Recording, ...]
+    recordings: tuple[RankFile, ...]
     left_out: tuple[LeftOut, ...]
     launch: Launch | None
     """None where the files are of several jobs."""
@@ -116,23 +116,23 @@ def gathered(files: Sequence[Path], *, named: bool, each: Each) -> Gathered | No
     return None
 
 
-def _of_child(one: Recording) -> str:
+def _of_child(one: RankFile) -> str:
     return f"a child process of rank {one.header.rank}, to be told by itself"
 
 
-def _recording(file: Path) -> Recording:
+def _recording(file: Path) -> RankFile:
     if not looks_like_run(file):
         run = load(file)
-        return Recording(file, run.header, footer_of(run), is_closed=True)
+        return RankFile(file, run.header, footer_of(run), is_closed=True)
     ends = read_ends(file)
     if ends.summary is not None:
-        return Recording(file, ends.header, ends.summary, ends.is_closed)
+        return RankFile(file, ends.header, ends.summary, ends.is_closed)
     run = load(file)
-    return Recording(file, ends.header, footer_of(run), is_closed=run.footer is not None)
+    return RankFile(file, ends.header, footer_of(run), is_closed=run.footer is not None)
 
 
 def _of_launch(
-    recordings: Sequence[Recording], left_out: Sequence[LeftOut], launch: Launch
+    recordings: Sequence[RankFile], left_out: Sequence[LeftOut], launch: Launch
 ) -> Gathered:
     members, repeated = set(launch.members), set(launch.repeated)
     others = [
@@ -144,7 +144,7 @@ def _of_launch(
     return Gathered(chosen_ones, (*left_out, *others), launch)
 
 
-def _why(one: Recording, *, is_repeated: bool) -> str:
+def _why(one: RankFile, *, is_repeated: bool) -> str:
     if is_repeated:
         return f"an earlier recording of rank {one.header.rank}"
     return "of another job, or of an earlier launch"
@@ -193,7 +193,7 @@ def job_report(
 
 
 def _judge(
-    ranks: Sequence[Rank], picked: Iterable[int], each: Each, opened: Callable[[Path], Run]
+    ranks: Sequence[RankFigures], picked: Iterable[int], each: Each, opened: Callable[[Path], Run]
 ) -> tuple[dict[int, tuple[Found, ...]], list[LeftOut]]:
     """The findings of the picked ranks, without what makes them large; and what failed."""
     found: dict[int, tuple[Found, ...]] = {}

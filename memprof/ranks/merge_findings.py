@@ -6,9 +6,11 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+from memprof.chain_description import names_line
 from memprof.records import Site
-from memprof.rules.finding import Found, Remedy
+from memprof.rules.finding import Found, Kind, Remedy
 from memprof.rules.group_by_holder import outline
+from memprof.rules.run_rule import RunMatch
 
 __all__ = ["Shared", "shared"]
 
@@ -36,6 +38,8 @@ class Shared:
     bytes: int
     """Of all of them in sum, likewise the rate."""
     bytes_per_step: float
+    names_line: bool = False
+    """The title names the line of ``site``."""
 
 
 def shared(found: Mapping[str, Sequence[Found]]) -> tuple[Shared, ...]:
@@ -72,6 +76,16 @@ def _ranks(ones: Sequence[tuple[str, Found]]) -> int:
     return len({name for name, _ in ones})
 
 
+def _names_line(one: Found) -> bool:
+    """Whether the title of a finding names its line: some say who holds the tensors."""
+    held = one.holders[0] if one.holders else None
+    grows = one.kind in (Kind.LEAK, Kind.CYCLE)
+    if held is None or not held.is_named:
+        return grows  # and is said by the line that made it
+    says_holder = grows or isinstance(one.match, RunMatch)
+    return says_holder and names_line(held.links, one.site.filename, one.site.line)
+
+
 def _shared(ones: Sequence[tuple[str, Found]]) -> Shared:
     name, main = max(ones, key=lambda pair: (pair[1].bytes_per_step, pair[1].bytes))
     remedy = main.remedies[0] if main.remedies else Remedy("", "")
@@ -90,4 +104,5 @@ def _shared(ones: Sequence[tuple[str, Found]]) -> Shared:
         largest_at=name,
         bytes=sum(one.bytes for _, one in ones),
         bytes_per_step=sum(one.bytes_per_step for _, one in ones),
+        names_line=_names_line(main),
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
-from memprof.ranks.figures import MEASURES, Deviation, Rank, Spread, is_rising
+from memprof.ranks.figures import MEASURES, Deviation, RankFigures, Spread, is_rising
 from memprof.ranks.merge_findings import Shared
 from memprof.report.summary import Verdict
 from memprof.rules.finding import Kind
@@ -67,7 +67,7 @@ class JobReport:
     deviations: tuple[Deviation, ...]
     judged: tuple[Judged, ...]
     findings: tuple[Shared, ...]
-    ranks: tuple[Rank, ...]
+    ranks: tuple[RankFigures, ...]
     next: str
     """The command that looks into the rank which tells the most."""
 
@@ -84,12 +84,12 @@ def format_measure(value: float, unit: str) -> str:
     return format_bytes(round(value)) + (" per step" if unit == "bytes per step" else "")
 
 
-def format_ranks(ranks: Iterable[Rank | int], *, most: int = _STRETCHES) -> str:
+def format_ranks(ranks: Iterable[RankFigures | int], *, most: int = _STRETCHES) -> str:
     """``3, 7–9``, cut after a few stretches; the names of files where they have no number."""
     given = list(ranks)
     numbers = sorted({r if isinstance(r, int) else r.rank for r in given})
     if numbers and numbers[0] < 0:
-        names = [r.file for r in given if isinstance(r, Rank)]
+        names = [r.file for r in given if isinstance(r, RankFigures)]
         return _cut(names, most, len(names))
     stretches: list[list[int]] = []
     for number in numbers:
@@ -130,7 +130,7 @@ def _more(left: int) -> str:
 
 
 def job_verdict(
-    ranks: Sequence[Rank],
+    ranks: Sequence[RankFigures],
     deviating: Sequence[Deviation],
     found: Sequence[Shared],
     judged: Sequence[Judged],
@@ -158,7 +158,7 @@ def job_verdict(
 
 
 def next_command(
-    ranks: Sequence[Rank], deviating: Sequence[Deviation], found: Sequence[Shared]
+    ranks: Sequence[RankFigures], deviating: Sequence[Deviation], found: Sequence[Shared]
 ) -> str:
     """What to type to look into the rank that tells the most."""
     out = [rank for rank in ranks if rank.ran_out]
@@ -175,7 +175,7 @@ def next_command(
     return _command("report", max(ranks, key=lambda rank: rank.peak_allocated_bytes))
 
 
-def _command(name: str, rank: Rank) -> str:
+def _command(name: str, rank: RankFigures) -> str:
     return f"memprof {name} {shlex.quote(rank.file)}"
 
 
@@ -183,12 +183,12 @@ def _growing(found: Sequence[Shared]) -> list[Shared]:
     return [one for one in found if Kind(one.kind) in _GROWING]
 
 
-def _first(ranks: Sequence[Rank]) -> Rank:
+def _first(ranks: Sequence[RankFigures]) -> RankFigures:
     """The one that ended first: the others often end because of it."""
     return min(ranks, key=lambda rank: rank.ended_us or rank.started_us)
 
 
-def _ran_out(ranks: Sequence[Rank], out: Sequence[Rank], then: str) -> Verdict:
+def _ran_out(ranks: Sequence[RankFigures], out: Sequence[RankFigures], then: str) -> Verdict:
     first = _first(out)
     if len(out) == 1:
         line = f"{first.name} ran out of memory, the only one of {_counted(ranks)}"
@@ -198,7 +198,7 @@ def _ran_out(ranks: Sequence[Rank], out: Sequence[Rank], then: str) -> Verdict:
     return Verdict("oom", line, _held(first, ranks), f"{then} says why")
 
 
-def _held(first: Rank, ranks: Sequence[Rank]) -> str:
+def _held(first: RankFigures, ranks: Sequence[RankFigures]) -> str:
     if first.peak_allocated_bytes < 0:
         return "what it held is not in the file"
     of = f" of {format_bytes(first.total_bytes)}" if first.total_bytes else ""
@@ -208,11 +208,11 @@ def _held(first: Rank, ranks: Sequence[Rank]) -> str:
     return f"{said}; the median of all is {format_bytes(median_low(peaks))}"
 
 
-def _steps(rank: Rank) -> str:
+def _steps(rank: RankFigures) -> str:
     return "1 step" if rank.steps == 1 else f"{format_count(rank.steps)} steps"
 
 
-def _counted(ranks: Sequence[Rank]) -> str:
+def _counted(ranks: Sequence[RankFigures]) -> str:
     return f"{format_count(len(ranks))} {'ranks' if ranks[0].rank >= 0 else 'recordings'}"
 
 
@@ -225,7 +225,9 @@ def _no_data() -> Verdict:
     )
 
 
-def _found(level: str, one: Shared, ranks: Sequence[Rank], judged: Sequence[Judged]) -> Verdict:
+def _found(
+    level: str, one: Shared, ranks: Sequence[RankFigures], judged: Sequence[Judged]
+) -> Verdict:
     told = []
     if one.site.filename:
         code = f": `{one.site.code[:60]}`" if one.site.code else ""
@@ -237,7 +239,7 @@ def _found(level: str, one: Shared, ranks: Sequence[Rank], judged: Sequence[Judg
     return Verdict(level, line, "; ".join(filter(None, told)) or one.title, fix)
 
 
-def _rising(ranks: Sequence[Rank]) -> str:
+def _rising(ranks: Sequence[RankFigures]) -> str:
     rates = sorted(r.bytes_per_step or 0.0 for r in ranks if is_rising(r))
     if not rates:
         return ""
@@ -248,14 +250,14 @@ def _rising(ranks: Sequence[Rank]) -> str:
     )
 
 
-def _failed(ranks: Sequence[Rank], failed: Sequence[Rank], then: str) -> Verdict:
+def _failed(ranks: Sequence[RankFigures], failed: Sequence[RankFigures], then: str) -> Verdict:
     first = _first(failed)
     many = "" if len(failed) == 1 else f"{format_count(len(failed))} of {_counted(ranks)} failed; "
     line = f"{many}{first.name} {'first' if many else 'failed'}, after {_steps(first)}"
     return Verdict("failed", line, first.status, then)
 
 
-def _deviating(ranks: Sequence[Rank], deviating: Sequence[Deviation], then: str) -> Verdict:
+def _deviating(ranks: Sequence[RankFigures], deviating: Sequence[Deviation], then: str) -> Verdict:
     first = deviating[0]
     which = format_ranks(ranks[row] for row in first.rows)
     differ = "differs" if len(first.rows) == 1 else "differ"
@@ -275,7 +277,7 @@ def _title(one: Deviation) -> str:
     return next(measure.title for measure in MEASURES if measure.name == one.measure)
 
 
-def _quiet(ranks: Sequence[Rank], judged: Sequence[Judged], then: str) -> Verdict:
+def _quiet(ranks: Sequence[RankFigures], judged: Sequence[Judged], then: str) -> Verdict:
     highest = max(ranks, key=lambda rank: rank.peak_allocated_bytes)
     line = f"peak {format_bytes(highest.peak_allocated_bytes)} on {highest.name}; no rank differs"
     rising = _rising(ranks)

@@ -53,6 +53,7 @@ def roll_call(job: JobReport) -> Iterator[str]:
         which = "all" if len(cut) == len(job.ranks) else format_ranks(cut)
         yield f"{format_count(len(cut))} cut off (killed, or still running): {which}"
     for one in job.left_out[:_MOST_NAMED]:
+        # Errors of other libraries say which file they are about, or do not: nothing else tells.
         named = one.file if one.file not in one.why else ""
         yield f"left out: {': '.join(filter(None, (named, one.why)))}"
     if len(job.left_out) > _MOST_NAMED:

@@ -16,6 +16,7 @@ from memprof.reference_chain import IN_PATHS, Link, LinkKind, Unowned, way
 from memprof.referrers.heap import Deadline
 from memprof.referrers.links import Naming
 from memprof.referrers.merge_links import tidy
+from memprof.referrers.notebook import keeps_results
 from memprof.referrers.numpy_arrays import held_by_arrays
 from memprof.referrers.rank_chains import holder_of, score
 from memprof.referrers.roots import Root, module_roots
@@ -240,15 +241,11 @@ def root_links(root: Root, value: object) -> list[Link]:
     """The first link of a chain: the variable that ``value`` is."""
     name = root.name_of(value)
     if root.kind == "module":
-        return [Link(_global_kind(root, name), name, root.owner, root.filename)]
+        kind = LinkKind.NOTEBOOK if keeps_results(name, value) else LinkKind.GLOBAL
+        return [Link(kind, name, root.owner, root.filename)]
     thread = [Link(LinkKind.THREAD, root.thread, "thread")] if root.thread else []
     kind = LinkKind.CLOSURE if name in root.free else LinkKind.LOCAL
     return [*thread, Link(kind, name, root.owner, root.filename, root.line)]
-
-
-def _global_kind(root: Root, name: str) -> LinkKind:
-    history = name in ("Out", "_oh", "_", "__", "___") or (name[:1] == "_" and name[1:].isdigit())
-    return LinkKind.NOTEBOOK if history and "_oh" in root.names else LinkKind.GLOBAL
 
 
 def view_link(value: object) -> list[Link]:

@@ -36,6 +36,7 @@ from memprof.referrers.links_by_type import (
     lru_link,
     may_apply,
 )
+from memprof.referrers.notebook import cell_results, keeps_results
 from memprof.referrers.torch_references import is_node_type, is_tensor_type
 from memprof.sources.user_files import is_user_file
 
@@ -78,6 +79,7 @@ class Naming:
         self._attributes: dict[tuple[int, str], Link] = {}
         self._probed: dict[int, bool] = {}
         self._modules = module_names or {}
+        self._in_notebook = cell_results() is not None
 
     def links(self, chain: list[object]) -> list[Link]:
         """One link for every step of ``chain``, from the first object down to the last."""
@@ -145,6 +147,9 @@ class Naming:
         kind = type(owner)
         if size >= 0 and not _has_name(owner, value):
             how, place = self._in_container(owner, value)
+            name = _variable_name(place) if self._in_notebook else ""
+            if name and keeps_results(name, value):
+                return Link(LinkKind.NOTEBOOK, name, kind.__name__)
             if place is not None:
                 return Link(
                     how,

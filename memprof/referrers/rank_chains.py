@@ -38,7 +38,6 @@ _LOCALS = frozenset({LinkKind.LOCAL, LinkKind.FRAME, LinkKind.GENERATOR, LinkKin
 _KNOWING = frozenset({LinkKind.BOUND_METHOD, LinkKind.CLOSURE, LinkKind.PARTIAL})
 _IN_MODULES = frozenset({LinkKind.PARAMETER, LinkKind.BUFFER, LinkKind.MODULE_ATTRIBUTE})
 _ATTRIBUTES = frozenset({LinkKind.ATTRIBUTE, LinkKind.MODULE_ATTRIBUTE})
-_HISTORIES = frozenset({"'Out'", "'_oh'"})
 _NO_LINE = frozenset(
     {
         LinkKind.AUTOGRAD_NODE,
@@ -110,9 +109,8 @@ def holder_of(links: list[Link], files: list[str]) -> Holder:
     """The record of a chain; ``files`` are the user's sources in which a line may be looked for."""
     links = [_with_line(one, files) for one in links]
     filename, line = _best_line(links, files)
-    history = any(one.kind == _ITEM and one.name in _HISTORIES for one in links)
     return Holder(
-        kind=LinkKind.NOTEBOOK if history else _most_telling(links),
+        kind=_most_telling(links),
         filename=filename,
         line=line,
         code=source_line(filename, line),

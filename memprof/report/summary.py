@@ -19,6 +19,7 @@ from memprof.run import Run
 from memprof.trace import NOT_RECORDED
 from memprof.units import format_bytes, format_count
 from memprof.views.examination import Examination
+from memprof.views.owners import UNKNOWN_CATEGORY
 from memprof.views.sites import short_path
 
 __all__ = [
@@ -40,6 +41,8 @@ _SURE = 0.5
 """Confidence from which waste is the verdict; below it is told among the rest."""
 _RISING = 0.9
 """Share of pairs of steps between which bytes rose, from which it is no noise."""
+_OF_FINDINGS = frozenset(("leak", "waste", "fragmentation"))
+"""Levels of verdicts that are findings."""
 RECORD = (
     "record with `memprof run train.py`, or call torch.cuda.memory._record_memory_history() "
     "before the model is built"
@@ -56,6 +59,11 @@ class Verdict:
     line: str
     why: str
     next: str
+
+    @property
+    def is_finding(self) -> bool:
+        """Whether it says the first finding; else what was found is to be told beside it."""
+        return self.level in _OF_FINDINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +262,7 @@ def _quiet(examination: Examination, main: DeviceFigures) -> Verdict:
     line = f"peak {format_bytes(main.peak_allocated_bytes)} on {main.device}"
     if peak and peak.step >= 0:
         line += f", in step {peak.step}"
-    if owner and owner.name != "unknown":
+    if owner and owner.name != UNKNOWN_CATEGORY:
         line += f"; {format_bytes(owner.bytes)} of it {owner.name}"
     unused = main.unused_reserved_bytes
     if unused > _NOTABLE and unused > _FRAGMENTED * main.peak_reserved_bytes:

@@ -23,12 +23,15 @@ from memprof.source_code.program import (
     imported_by,
     program_of,
 )
-from memprof.trace import Frame, Phase, Trace
+from memprof.trace import Category, Frame, Phase, Trace
+from memprof.views.examination import Examination
+from memprof.views.owners import CATEGORY_NAMES, OWNED
 from memprof.views.peak_without import Saving
+from memprof.views.window import Window
 
 __all__ = ["NO_FIGURE", "Case", "says"]
 
-_MODEL = frozenset(("parameter", "gradient", "optimizer state", "buffer"))
+_MODEL = frozenset(CATEGORY_NAMES[category] for category in OWNED)
 _IN_MODEL = frozenset(
     {
         LinkKind.MODULE_ATTRIBUTE,
@@ -51,10 +54,10 @@ NO_FIGURE = Saving(-1, -1)
 
 @dataclass(eq=False)
 class Case:
-    """A finding, the run it is of, and the source around it."""
+    """A finding, the examined run it is of, and the source around it."""
 
     found: Found
-    run: Run
+    examination: Examination
     links: frozenset[LinkKind] = field(init=False)
     """The kinds of all links of all holders."""
     changed: set[str] = field(default_factory=set)
@@ -67,18 +70,27 @@ class Case:
         )
 
     @property
+    def run(self) -> Run:
+        """The run that it is of."""
+        return self.examination.run
+
+    @property
     def grows(self) -> bool:
         """Whether it is growth of any kind."""
         return self.found.kind in (Kind.LEAK, Kind.CYCLE, Kind.HOST_GROWTH)
 
     @cached_property
-    def trace(self) -> Trace | None:
+    def window(self) -> Window | None:
         """The window that the evidence is in."""
-        device = self.run.device(self.found.device)
+        examined = (one for one in self.examination.devices if one.name == self.found.device)
+        windows = next((one.windows for one in examined), ())
         index = self.found.evidence.window
-        if device is None or not -len(device.windows) <= index < len(device.windows):
-            return None
-        return device.windows[index]
+        return windows[index] if -len(windows) <= index < len(windows) else None
+
+    @property
+    def trace(self) -> Trace | None:
+        """The trace of that window."""
+        return self.window.trace if self.window is not None else None
 
     @cached_property
     def graph(self) -> bool:
@@ -87,7 +99,10 @@ class Case:
             return False
         if self.found.growth.forward_share > _MOSTLY:
             return True
-        return bool(self.links & THROUGH_GRAPH) or self.found.category == "activation"
+        return (
+            bool(self.links & THROUGH_GRAPH)
+            or self.found.category == CATEGORY_NAMES[Category.ACTIVATION]
+        )
 
     @property
     def _is_cut_off(self) -> bool:

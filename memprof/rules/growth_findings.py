@@ -29,6 +29,7 @@ from memprof.run import DeviceRun, Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Category, Frame, Phase
 from memprof.units import format_bytes
+from memprof.views.examination import DeviceExamination, Examination
 from memprof.views.owners import CATEGORY_NAMES, common_module
 from memprof.views.sites import site_name, sites
 from memprof.views.survivors import Survival, survival
@@ -46,14 +47,15 @@ _BOUNDED_GRAPHS = 0.5
 """The same where each item keeps the graph that made it: that was hardly meant to be kept."""
 
 
-def leaks(run: Run) -> tuple[Found, ...]:
-    """Every leak and cycle of ``run``, the fastest growing first."""
-    found = [one for device in run.devices for one in _of_device(run, device)]
+def leaks(examination: Examination) -> tuple[Found, ...]:
+    """Every leak and cycle of an examined run, the fastest growing first."""
+    run = examination.run
+    found = [one for device in examination.devices for one in _of_device(run, device)]
     return tuple(sorted(found, key=lambda one: -one.bytes_per_step))
 
 
-def _of_device(run: Run, device: DeviceRun) -> list[Found]:
-    lives = survival(device)
+def _of_device(run: Run, examined: DeviceExamination) -> list[Found]:
+    device, lives = examined.device, survival(examined)
     freed = freed_by_collector(device, lives, run.findings)
     groups = list(growing_groups(lives, freed))
     grown = {group.stack for group in groups}

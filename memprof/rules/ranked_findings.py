@@ -30,12 +30,12 @@ def findings(run: Run, examination: Examination | None = None) -> tuple[Found, .
     examination = examination or examine(run)
     over = over_run(examination)
     found = [
-        *leaks(run),
+        *leaks(examination),
         *(one for kind in _BEFORE_WASTE for one in over if one.kind is kind),
         *waste_of(examination),
         *(one for one in over if one.kind not in _BEFORE_WASTE),
     ]
-    return tuple(with_remedies(one, run) for one in reported(found))
+    return tuple(with_remedies(one, examination) for one in reported(found))
 
 
 def reported(found: Sequence[Found]) -> list[Found]:

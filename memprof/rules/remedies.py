@@ -15,9 +15,9 @@ from memprof.rules.pages import explained_by
 from memprof.rules.rule import Advice, WasteRule
 from memprof.rules.run_rule import RunRule
 from memprof.rules.saving import saving_of
-from memprof.run import Run
 from memprof.source_code.patch import patched_file
 from memprof.source_code.program import program_of
+from memprof.views.examination import Examination
 from memprof.views.peak_without import Saving
 
 __all__ = ["with_remedies"]
@@ -33,12 +33,12 @@ class _OfRule(NamedTuple):
     advice: Advice
 
 
-def with_remedies(found: Found, run: Run) -> Found:
+def with_remedies(found: Found, examination: Examination) -> Found:
     """The finding with at most three remedies, those that give none of its bytes back last.
 
     Where it grows, every rule that explains it gives advice; the first that does names the finding.
     """
-    case = Case(found, run)
+    case = Case(found, examination)
     rule = rule_named(found.rule)
     advice: list[_OfRule] = []
     if isinstance(rule, (WasteRule, RunRule)):
@@ -83,7 +83,7 @@ def _of_what_ran(advice: Advice, case: Case) -> Advice:
 
 
 def _remedy(rule: str, advice: Advice, case: Case) -> Remedy:
-    nbytes, saving = saving_of(case.found, case.run)
+    nbytes, saving = saving_of(case.found, case.window)
     if advice.saving is not None:
         nbytes, saving = advice.saving.bytes, advice.saving
     place = advice.place

@@ -7,14 +7,12 @@ import ast
 import numpy as np
 
 from memprof.rules.case import Case
-from memprof.rules.saving import timeline_of
 from memprof.source_code import call_sites
 from memprof.source_code.call_sites import Handed
 from memprof.source_code.program import Place
 from memprof.source_code.values import is_reduction, last_binding, starts_backward
 from memprof.trace import Action, Phase
 from memprof.views.sites import sites
-from memprof.views.steps import step_of_event
 
 __all__ = ["handed_over", "is_number", "makes_number", "serves_training"]
 
@@ -43,8 +41,8 @@ def makes_number(case: Case, made: Place) -> bool | None:
 
     None where that is not recorded, or may be a double or two floats.
     """
-    trace = case.trace
-    if trace is None:
+    trace, window = case.trace, case.window
+    if trace is None or window is None:
         return None
     known = sites(trace.tables)
     lines = range(made.line, (made.statement.end_lineno or made.line) + 1)
@@ -57,7 +55,7 @@ def makes_number(case: Case, made: Place) -> bool | None:
     rows = np.flatnonzero(allocs & (trace.events.action == Action.ALLOC))
     if not len(rows):
         return None
-    steps = step_of_event(trace)[rows]
+    steps = window.step_of_event[rows]
     last = trace.events.size[rows[np.append(steps[1:] != steps[:-1], True)]]
     if (last > _TWO_NUMBERS).any():
         return False
@@ -66,10 +64,11 @@ def makes_number(case: Case, made: Place) -> bool | None:
 
 def serves_training(case: Case, place: Place) -> bool:
     """Whether a backward pass freed something that was made within a function."""
-    trace, function = case.trace, place.function
-    if trace is None or function is None:
+    window, function = case.window, place.function
+    if window is None or function is None:
         return False
     lines = range(function.lineno, (function.end_lineno or function.lineno) + 1)
+    trace, lives = window.trace, window.lives
     tables = trace.tables
     inside = {
         row
@@ -77,8 +76,7 @@ def serves_training(case: Case, place: Place) -> bool:
         if frame.filename == place.program.filename and frame.line in lines
     }
     through = np.array([not inside.isdisjoint(stack) for stack in tables.stacks])
-    lives = timeline_of(trace).lives
-    rows = through[lives.stack] & (lives.free < len(trace.events))
+    rows = through[lives.stack] & (lives.free < window.events)
     phases = np.array([label.phase for label in tables.labels])
     return bool((phases[trace.events.label[lives.free[rows]]] == Phase.BACKWARD).any())
 

@@ -6,12 +6,13 @@ Only syntax is looked at; names that mean something are torch's and Python's, ne
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from memprof.source_code.program import (
     FUNCTIONS,
     Place,
+    Program,
     bound_names,
     called_name,
     calls_in,
@@ -31,7 +32,6 @@ from memprof.source_code.verbs import (
 )
 
 __all__ = [
-    "OPTIMIZERS",
     "Accumulation",
     "Filling",
     "accumulation",
@@ -51,11 +51,12 @@ __all__ = [
     "keyword",
     "last_name",
     "memoizer",
+    "optimizers_made",
     "read_by_itself",
     "reads_name",
 ]
 
-OPTIMIZERS = frozenset(
+_OPTIMIZERS = frozenset(
     (
         "ASGD",
         "Adadelta",
@@ -71,7 +72,7 @@ OPTIMIZERS = frozenset(
         "SGD",
     )
 )
-"""Optimizers of torch that have a multi-tensor implementation."""
+"""Optimizers of `torch.optim` that have a multi-tensor implementation."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,6 +92,24 @@ class Accumulation:
 
     total: ast.expr
     value: ast.expr
+
+
+def optimizers_made(programs: Iterable[Program]) -> Iterator[tuple[ast.Call, Place]]:
+    """Calls that make one of torch's optimizers, whatever a file calls it, with their statements.
+
+    A class of the user's own that is called ``Adam`` is none: what counts is where the name comes
+    from.
+    """
+    for program in programs:
+        for call in calls_in(program.tree):
+            place = program.at(call.lineno)
+            if place is not None and _is_optimizer(qualified_name(place, call.func)):
+                yield call, place
+
+
+def _is_optimizer(name: str) -> bool:
+    """Whether a qualified name, ``torch.optim.adam.Adam``, is one of those optimizers'."""
+    return name.startswith("torch.optim.") and name.rpartition(".")[2] in _OPTIMIZERS
 
 
 def growing(place: Place | None) -> Filling | None:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from memprof.source_code.dataflow import flow_into, flow_of
-from memprof.source_code.idioms import OPTIMIZERS, is_cut_off, keyword
+from memprof.source_code.idioms import is_cut_off, keyword, optimizers_made
 from memprof.source_code.program import (
     FUNCTIONS,
     Place,
@@ -65,8 +65,7 @@ def trains_besides(programs: Sequence[Program], place: Place, call: ast.Call) ->
     """
     models = {
         ast.unparse(given.func.value).rpartition(".")[2]
-        for program in programs
-        for made in calls_in(program.tree, *OPTIMIZERS)
+        for made, _ in optimizers_made(programs)
         for given in calls_in(made, "parameters")
         if isinstance(given.func, ast.Attribute)
     }

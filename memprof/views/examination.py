@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,15 @@ class DeviceExamination:
     device: DeviceRun
     windows: tuple[Window, ...]
     steps: Steps
+    _exact: dict[int, Window] = field(default_factory=dict)
+
+    def exact_window(self, number: int) -> Window:
+        """One of its windows, with the bytes that a replay tells, also of a plain snapshot."""
+        if self.windows[number].replay is not None or self.device.windows[number].modelled:
+            return self.windows[number]
+        if number not in self._exact:
+            self._exact[number] = Window.of(self.device.windows[number], number)
+        return self._exact[number]
 
     @property
     def name(self) -> str:

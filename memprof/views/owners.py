@@ -13,7 +13,20 @@ from memprof.views.infer_category import infer
 from memprof.views.lifetimes import Lifetimes
 from memprof.views.sites import Sites, site_name, sites
 
-__all__ = ["OWNED", "Group", "Grouping", "Owners", "common_module", "owners", "top"]
+__all__ = [
+    "CATEGORY_NAMES",
+    "NO_MODULE",
+    "OWNED",
+    "PHASE_NAMES",
+    "UNKNOWN_CATEGORY",
+    "UNKNOWN_PHASE",
+    "Group",
+    "Grouping",
+    "Owners",
+    "common_module",
+    "owners",
+    "top",
+]
 
 OWNED = tuple(
     int(c)
@@ -59,6 +72,10 @@ class Owners:
 
 CATEGORY_NAMES = tuple(c.name.lower().replace("_", " ") for c in Category)
 PHASE_NAMES = tuple(p.name.lower() for p in Phase)
+UNKNOWN_CATEGORY = CATEGORY_NAMES[Category.UNKNOWN]
+UNKNOWN_PHASE = PHASE_NAMES[Phase.UNKNOWN]
+NO_MODULE = "(no module)"
+"""The name of the group of what no module made."""
 
 
 def owners(trace: Trace, lives: Lifetimes) -> Owners:
@@ -85,7 +102,7 @@ def owners(trace: Trace, lives: Lifetimes) -> Owners:
 
 
 def _by_module(trace: Trace, lives: Lifetimes) -> Grouping:
-    index: dict[str, int] = {"(no module)": 0}
+    index: dict[str, int] = {NO_MODULE: 0}
     rows = [
         index.setdefault(label.module, len(index)) if label.module else 0
         for label in trace.tables.labels

@@ -1,6 +1,6 @@
 """In which step every allocation of a device was made and in which it died, over all windows.
 
-Whether what survives is a leak is judged in `rules.leaks`.
+Whether what survives is a leak is judged in `rules.growth_findings`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memprof.run import DeviceRun
 from memprof.trace import (
     EMPTY,
     NOT_RECORDED,
@@ -19,12 +18,10 @@ from memprof.trace import (
     Column,
     Columns,
     Tables,
-    Trace,
     column,
 )
-from memprof.views.lifetimes import Lifetimes, lifetimes
-from memprof.views.steps import device_steps, step_of_event
-from memprof.views.timeline import timeline
+from memprof.views.examination import DeviceExamination
+from memprof.views.window import Window
 
 __all__ = ["OUTLIVED", "Survival", "survival"]
 
@@ -36,7 +33,7 @@ OUTLIVED = 1 << 40
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lives(Columns):
+class StepLifetimes(Columns):
     """One row per allocation; ``born`` and ``died`` are places in `Survival.steps`.
 
     What was there before the first window has ``born`` -1. An allocation is alive at the end of
@@ -66,7 +63,7 @@ class Survival:
 
     steps: Ints
     """The steps whose ends lie in a window, ascending; between windows some are missing."""
-    lives: Lives
+    lives: StepLifetimes
     tables: Tables
 
     def __len__(self) -> int:
@@ -89,21 +86,21 @@ class Survival:
         return there
 
 
-def survival(device: DeviceRun) -> Survival:
+def survival(device: DeviceExamination) -> Survival:
     """The lives of all in the windows of ``device``; what outlives one goes on in the next."""
     numbers: list[Ints] = [np.zeros(0, dtype=np.int64)]
-    parts: list[Lives] = []
+    parts: list[StepLifetimes] = []
     first = 0
-    for index, trace in enumerate(device.windows):
-        steps, step_of = _ended_steps(device, index, trace)
-        parts.append(_lives(trace, index, steps, step_of, first))
+    for window in device.windows:
+        steps, step_of = _ended_steps(device, window)
+        parts.append(_lives(window, steps, step_of, first))
         numbers.append(steps)
         first += len(steps)
-    tables = device.windows[0].tables if device.windows else Tables()
+    tables = device.windows[0].trace.tables if device.windows else Tables()
     return Survival(np.concatenate(numbers), _joined(parts, numbers[1:]), tables)
 
 
-def _joined(parts: list[Lives], numbers: list[Ints]) -> Lives:
+def _joined(parts: list[StepLifetimes], numbers: list[Ints]) -> StepLifetimes:
     """The lives of all windows as one table, in which nothing is there twice.
 
     What a later window found at its start is matched with what outlived the one before, by stack,
@@ -112,9 +109,11 @@ def _joined(parts: list[Lives], numbers: list[Ints]) -> Lives:
     matched by its address.
     """
     if len(parts) < 2:
-        joined: Lives = Lives.concatenate(parts)
+        joined: StepLifetimes = StepLifetimes.concatenate(parts)
         return joined
-    columns = {name: np.concatenate([getattr(p, name) for p in parts]) for name in Lives.names()}
+    columns = {
+        name: np.concatenate([getattr(p, name) for p in parts]) for name in StepLifetimes.names()
+    }
     keep = np.ones(len(columns["born"]), dtype=bool)
     first_row = np.cumsum([0, *map(len, parts)])
     first_place = np.cumsum([0, *map(len, numbers)])
@@ -138,7 +137,7 @@ def _joined(parts: list[Lives], numbers: list[Ints]) -> Lives:
         gone = np.setdiff1d(earlier, left, assume_unique=True)
         columns["died"][gone] = first_place[index]  # between the windows, unseen
         keep[right] = False
-    return Lives(**{name: values[keep] for name, values in columns.items()})
+    return StepLifetimes(**{name: values[keep] for name, values in columns.items()})
 
 
 def _matched(columns: dict[str, Ints], earlier: Ints, found: Ints) -> tuple[Ints, Ints]:
@@ -187,39 +186,40 @@ def _ranked(keys: Ints) -> Ints:
     return numbers
 
 
-def _ended_steps(device: DeviceRun, index: int, trace: Trace) -> tuple[Ints, Ints]:
+def _ended_steps(device: DeviceExamination, window: Window) -> tuple[Ints, Ints]:
     """Steps that ended while the window was open, and the step of every event.
 
     By the counters and labels of a recording; for a snapshot by its annotations, if it has any.
     """
-    steps, labelled = device.steps, step_of_event(trace)
-    rows = (steps.window == index) & (steps.first == steps.last)
+    steps, labelled = device.device.steps, window.step_of_event[:-1]
+    rows = (steps.window == window.number) & (steps.first == steps.last)
     if rows.any():
         return np.unique(steps.last[rows]), labelled
     if not len(labelled) or labelled[-1] < 0:
-        return _annotated_steps(device, trace)
+        return _annotated_steps(device, window)
     # the last one is unfinished
     return np.arange(max(int(labelled[0]), 0), int(labelled[-1])), labelled
 
 
-def _annotated_steps(device: DeviceRun, trace: Trace) -> tuple[Ints, Ints]:
+def _annotated_steps(device: DeviceExamination, window: Window) -> tuple[Ints, Ints]:
     nothing = np.zeros(0, dtype=np.int64)
+    trace = window.trace
     if not trace.annotations or len(device.windows) > 1:
         return nothing, np.full(len(trace.events), NOT_RECORDED, dtype=np.int64)
-    ends = device_steps(device, (timeline(trace),)).end_us
+    ends = device.steps.end_us
     place = np.searchsorted(ends, trace.events.time_us, side="left").astype(np.int64)
     return np.arange(len(ends), dtype=np.int64), np.maximum.accumulate(place)
 
 
-def _lives(trace: Trace, index: int, steps: Ints, step_of: Ints, first: int) -> Lives:
-    lives: Lifetimes = lifetimes(trace)
+def _lives(window: Window, steps: Ints, step_of: Ints, first: int) -> StepLifetimes:
+    lives, trace, index = window.lives, window.trace, window.number
     made = lives.alloc >= 0
     born = np.full(len(lives), NOT_RECORDED, dtype=np.int64)
     born[made] = first + np.searchsorted(steps, step_of[lives.alloc[made]])
     died = np.full(len(lives), OUTLIVED, dtype=np.int64)
     ended = lives.free < len(trace.events)
     died[ended] = first + np.searchsorted(steps, step_of[lives.free[ended]])
-    return Lives(
+    return StepLifetimes(
         window=np.full(len(lives), index),
         alloc=lives.alloc,
         free=np.where(ended, lives.free, NOT_RECORDED),

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from memprof.allocator import exact_sizes
+from memprof.allocator import ReplayedTrace, replayed_trace
 from memprof.records import Site
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import Program, code_of, program_of
@@ -46,6 +46,9 @@ class Window:
     host: Window | None = None
     """The host's window of the same run, where tensors of the CPU were recorded beside a device."""
 
+    replay: ReplayedTrace | None = None
+    """The replay that its bytes come from; None where they are counted as its events stand."""
+
     @classmethod
     def of(cls, recorded: Trace, number: int = -1, *, exact: bool = True) -> Window:
         """The window of a trace; ``exact`` replays the bytes that each block took.
@@ -54,9 +57,11 @@ class Window:
         plain snapshot is counted as its events stand, requests rounded up: it may hold millions of
         events, and it may contradict itself; `memprof replay` is there for the rest.
         """
-        trace = _with_exact_sizes(recorded) if exact else recorded
+        replay = replayed_trace(recorded) if exact and _has_blocks(recorded) else None
+        trace = recorded if replay is None else replay.trace
         line = timeline(trace)
-        return cls(trace, line, owners(trace, line.lives), recorded.device, number)
+        attributed = owners(trace, line.lives)
+        return cls(trace, line, attributed, recorded.device, number, replay=replay)
 
     @property
     def lives(self) -> Lifetimes:
@@ -234,8 +239,7 @@ def site_at(frame: Frame) -> Site:
     return Site(frame.filename, frame.line, frame.name, code_of(frame))
 
 
-def _with_exact_sizes(trace: Trace) -> Trace:
-    """With the bytes that each block took, which only a replay knows where no split was made."""
-    if trace.modelled or not np.isin(trace.events.action, (Action.ALLOC, Action.OOM)).any():
-        return trace
-    return exact_sizes(trace)
+def _has_blocks(trace: Trace) -> bool:
+    """Whether a caching allocator was there, and was asked: else its blocks are not to be known."""
+    asked = np.isin(trace.events.action, (Action.ALLOC, Action.OOM)).any()
+    return bool(asked) and not trace.modelled

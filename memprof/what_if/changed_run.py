@@ -15,10 +15,11 @@ from memprof.allocator import (
     AllocatorSettings,
     Changes,
     Outcome,
-    Program,
+    ReplayedTrace,
+    Workload,
     parse_settings,
     play,
-    program_of,
+    workload_of,
 )
 from memprof.allocator.settings import MIB, NO_LIMIT
 from memprof.errors import MissingError, SettingsError
@@ -39,8 +40,8 @@ __all__ = [
     "RECORDED_SETTINGS",
     "DeviceWhatIf",
     "Fit",
+    "ReplaySaving",
     "Row",
-    "Saving",
     "replay",
     "saving",
 ]
@@ -73,6 +74,10 @@ class Row:
     """Over all windows: of the worst one, with calls and retries summed."""
     window: int = 0
     """The worst window: where memory ran out, else where the most was reserved."""
+    settings: str | None = None
+    """In torch's grammar, empty for torch's defaults; None: those of the recording."""
+    afresh: bool = False
+    """What was live at first was laid out anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +105,7 @@ class DeviceWhatIf:
 
 
 @dataclass(frozen=True, slots=True)
-class Saving:
+class ReplaySaving:
     """A replay as recorded, and one with the program changed."""
 
     before: Outcome
@@ -117,15 +122,17 @@ class Saving:
         return max(0, self.before.peak_reserved - self.after.peak_reserved)
 
 
-def saving(program: Program | Trace, changes: Changes, capacity: int | None = None) -> Saving:
+def saving(
+    workload: Workload | Trace, changes: Changes, capacity: int | None = None
+) -> ReplaySaving:
     """What a change of the program saves, by replays of the allocator with and without it.
 
-    For several changes of one trace make its program once, with ``program_of(trace)``.
+    For several changes of one trace make its program once, with ``workload_of(trace)``.
     """
-    if isinstance(program, Trace):
-        program = program_of(program)
-    before = program.recorded if capacity is None else play(program, capacity=capacity)
-    return Saving(before, play(program, capacity=capacity, changes=changes))
+    if isinstance(workload, Trace):
+        workload = workload_of(workload)
+    before = workload.recorded if capacity is None else play(workload, capacity=capacity)
+    return ReplaySaving(before, play(workload, capacity=capacity, changes=changes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +142,16 @@ class _Question:
     text: str
     settings: AllocatorSettings
     afresh: bool = False
+    asked: str | None = None
+    """The settings as they were asked for; None: those of the recording."""
+
+    def row(self, capacity: int, outcomes: Sequence[Outcome]) -> Row:
+        """Its answer, given the outcome of each window."""
+        return Row(self.text, capacity, *_worst(outcomes), self.asked, self.afresh)
 
 
 def replay(
-    recording: Run | Trace | str | Path,
+    recording: Run | ReplayedTrace | Trace | str | Path,
     alloc_conf: str | Sequence[str] = (),
     *,
     gpu: int | str | None = None,
@@ -150,7 +163,8 @@ def replay(
     """Replay a recording under other configurations: one row each, the recorded one first.
 
     Args:
-        recording: a run, one trace, or the path of a run file or snapshot.
+        recording: a run, a trace of one, or the path of a run file or snapshot; a trace that was
+            replayed already is not replayed again.
         alloc_conf: one or several settings in the grammar of ``PYTORCH_CUDA_ALLOC_CONF``. What a
             program under other settings would have held when the recording began in its midst is
             not known: what was live then is laid out afresh, without its cache.
@@ -168,17 +182,27 @@ def replay(
         MissingError: the recording holds no trace, or nothing was allocated at ``free_after``.
     """
     confs = [alloc_conf] if isinstance(alloc_conf, str) else list(alloc_conf)
-    asked = [_Question(text, parse_settings(text)) for text in confs]
+    asked = [_Question(text, parse_settings(text), asked=text) for text in confs]
     capacity = parse_bytes(gpu) if isinstance(gpu, str) else gpu
     if capacity is not None and capacity <= 0:
         raise SettingsError("a card has more than 0 bytes", "write --gpu 24GiB")
     plan = _Plan(asked, capacity, free_after, search, fit, workers)
-    return tuple(plan.device(device) for device in _devices(recording))
+    if isinstance(recording, ReplayedTrace):
+        device = _only(recording.trace)
+        return (plan.device(device, [recording.workload]),)
+    return tuple(
+        plan.device(device, [workload_of(trace) for trace in device.windows])
+        for device in _devices(recording)
+    )
+
+
+def _only(trace: Trace) -> DeviceRun:
+    return DeviceRun(trace.device, DeviceInfo(trace.device), (trace,))
 
 
 def _devices(recording: Run | Trace | str | Path) -> list[DeviceRun]:
     if isinstance(recording, Trace):
-        return [DeviceRun(recording.device, DeviceInfo(recording.device), (recording,))]
+        return [_only(recording)]
     run = recording if isinstance(recording, Run) else load(recording)
     devices = [device for device in run.devices if device.windows]
     if not devices:
@@ -211,42 +235,41 @@ class _Plan:
     fit: bool
     workers: int | None
 
-    def device(self, device: DeviceRun) -> DeviceWhatIf:
-        """All rows of one device."""
+    def device(self, device: DeviceRun, workloads: list[Workload]) -> DeviceWhatIf:
+        """All rows of one device, given what each of its windows asked of the allocator."""
         traces, card = device.windows, _left_to_torch(device)
-        programs = [program_of(trace) for trace in traces]
-        changes = self._changes(traces, programs)
-        questions = self._questions(programs, traces)
+        changes = self._changes(traces, workloads)
+        questions = self._questions(workloads, traces)
         limits = [
-            self.capacity or min(p.capacity, max(card, p.recorded.peak_reserved)) for p in programs
+            self.capacity or min(p.capacity, max(card, p.recorded.peak_reserved)) for p in workloads
         ]
         jobs = [
             Job(window, question.settings, limits[window], change, question.afresh)
             for question in questions
             for window, change in enumerate(changes)
         ]
-        outcomes = played(programs, jobs, self.workers)
+        outcomes = played(workloads, jobs, self.workers)
         limit = min(limits)
         limit = limit if limit < NO_LIMIT else 0
-        rows = [Row(_RECORDED, 0, *_worst([p.recorded for p in programs]))]
+        rows = [Row(_RECORDED, 0, *_worst([p.recorded for p in workloads]))]
         for index, question in enumerate(questions):
-            own = outcomes[index * len(programs) : (index + 1) * len(programs)]
-            rows.append(Row(question.text, limit, *_worst(own)))
+            own = outcomes[index * len(workloads) : (index + 1) * len(workloads)]
+            rows.append(question.row(limit, own))
         if self.search:
             order = sorted(range(1, len(rows)), key=lambda i: _merit(rows[i]))
             rows[1:], questions = [rows[i] for i in order], [questions[i - 1] for i in order]
-        fits = self._fits(programs, changes, questions) if self.fit else ()
+        fits = self._fits(workloads, changes, questions) if self.fit else ()
         return DeviceWhatIf(device.device, tuple(rows), traces, fits)
 
-    def _changes(self, traces: tuple[Trace, ...], programs: list[Program]) -> list[Changes]:
+    def _changes(self, traces: tuple[Trace, ...], workloads: list[Workload]) -> list[Changes]:
         """The changed lifetimes of every window; an error only where no window has the site."""
         if self.free_after is None:
             return [NOTHING_CHANGED] * len(traces)
         changes: list[Changes] = []
         missing: MissingError | None = None
-        for trace, program in zip(traces, programs, strict=True):
+        for trace, workload in zip(traces, workloads, strict=True):
             try:
-                changes.append(freed_each_step(trace, program, self.free_after))
+                changes.append(freed_each_step(trace, workload, self.free_after))
             except MissingError as error:
                 missing = error
                 changes.append(NOTHING_CHANGED)
@@ -254,16 +277,18 @@ class _Plan:
             raise missing
         return changes
 
-    def _questions(self, programs: list[Program], traces: tuple[Trace, ...]) -> list[_Question]:
-        recorded = programs[0].settings
-        midst = any(len(program.start.blocks) for program in programs)
+    def _questions(self, workloads: list[Workload], traces: tuple[Trace, ...]) -> list[_Question]:
+        recorded = workloads[0].settings
+        midst = any(len(workload.start.blocks) for workload in workloads)
         questions = []
         if self.capacity is not None or self.free_after is not None:
             questions.append(_Question(self._name(), recorded))
         wanted = list(self.asked)
         if self.search:
             known = {question.settings for question in wanted} | {recorded}
-            tried = [_Question(text, parse_settings(text)) for text in ("", *untried(traces))]
+            tried = [
+                _Question(text, parse_settings(text), asked=text) for text in ("", *untried(traces))
+            ]
             wanted += [question for question in tried if question.settings not in known]
         others = [question for question in wanted if question.settings != recorded]
         if midst and others:
@@ -282,19 +307,19 @@ class _Plan:
         return "" if self.free_after is None else f", {self.free_after} freed each step"
 
     def _fits(
-        self, programs: list[Program], changes: list[Changes], questions: list[_Question]
+        self, workloads: list[Workload], changes: list[Changes], questions: list[_Question]
     ) -> tuple[Fit, ...]:
-        recorded = _Question(_RECORDED + self._freed(), programs[0].settings)
+        recorded = _Question(_RECORDED + self._freed(), workloads[0].settings)
         asked = [recorded, *(q for q in questions if q.settings != recorded.settings)][:2]
         jobs = [
             Job(window, question.settings, None, change, question.afresh)
             for question in asked
             for window, change in enumerate(changes)
         ]
-        least = fitted(programs, jobs, self.workers)
+        least = fitted(workloads, jobs, self.workers)
         fits = []
         for index, question in enumerate(asked):
-            own = least[index * len(programs) : (index + 1) * len(programs)]
+            own = least[index * len(workloads) : (index + 1) * len(workloads)]
             need = max(item.bytes for item in own)
             card = next((card for card in CARDS if card >= need + OUTSIDE_TORCH), 0)
             fits.append(Fit(question.text, need, card, max(item.retries for item in own)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from memprof.allocator import Changes, Program
+from memprof.allocator import Changes, Workload
 from memprof.errors import MissingError
 from memprof.trace import Action, Frame, Trace
 from memprof.views.sites import site_name, sites
@@ -16,7 +16,7 @@ __all__ = ["freed_each_step", "matching_stacks"]
 _SUGGESTED = 5
 
 
-def freed_each_step(trace: Trace, program: Program, site: str) -> Changes:
+def freed_each_step(trace: Trace, workload: Workload, site: str) -> Changes:
     """Everything allocated at ``site`` is freed at the end of the step it was allocated in.
 
     Where steps are not known it is freed before the next allocation from the same stack. Blocks of
@@ -25,7 +25,7 @@ def freed_each_step(trace: Trace, program: Program, site: str) -> Changes:
 
     Args:
         trace: says where and in which step.
-        program: its program.
+        workload: its workload.
         site: a function, ``file.py`` or ``file.py:12``; any frame of a stack may match.
 
     Raises:
@@ -34,7 +34,7 @@ def freed_each_step(trace: Trace, program: Program, site: str) -> Changes:
     chosen = matching_stacks(trace, site)
     events = trace.events
     rows = np.flatnonzero((events.action == Action.ALLOC) & chosen[events.stack])
-    blocks = program.start.blocks
+    blocks = workload.start.blocks
     gone = blocks.address[(blocks.state > 0) & chosen[blocks.stack]]
     if not len(rows) and not len(gone):
         raise MissingError(f"nothing was allocated at {site!r}", _suggestions(trace))

@@ -16,7 +16,7 @@ from memprof.allocator import (
     AllocatorSettings,
     Changes,
     Outcome,
-    Program,
+    Workload,
     play,
 )
 
@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 class Job:
     """One replay of one program."""
 
-    program: int
+    workload: int
     settings: AllocatorSettings
     capacity: int | None = None
     changes: Changes = NOTHING_CHANGED
@@ -51,34 +51,36 @@ class LeastCapacity:
     retries: int
 
 
-def played(programs: Sequence[Program], jobs: Sequence[Job], workers: int | None) -> list[Outcome]:
+def played(
+    workloads: Sequence[Workload], jobs: Sequence[Job], workers: int | None
+) -> list[Outcome]:
     """The outcomes of ``jobs``, in their order."""
-    return _spread(programs, _play, jobs, workers)
+    return _spread(workloads, _play, jobs, workers)
 
 
 def fitted(
-    programs: Sequence[Program], jobs: Sequence[Job], workers: int | None
+    workloads: Sequence[Workload], jobs: Sequence[Job], workers: int | None
 ) -> list[LeastCapacity]:
     """For each job the least capacity at which its program does not run out of memory."""
-    return _spread(programs, _least, jobs, workers)
+    return _spread(workloads, _least, jobs, workers)
 
 
-def _play(programs: Sequence[Program], job: Job) -> Outcome:
-    return _at(programs, job, job.capacity)
+def _play(workloads: Sequence[Workload], job: Job) -> Outcome:
+    return _at(workloads, job, job.capacity)
 
 
-def _at(programs: Sequence[Program], job: Job, capacity: int | None) -> Outcome:
-    program = programs[job.program]
-    return play(program, job.settings, capacity=capacity, changes=job.changes, afresh=job.afresh)
+def _at(workloads: Sequence[Workload], job: Job, capacity: int | None) -> Outcome:
+    workload = workloads[job.workload]
+    return play(workload, job.settings, capacity=capacity, changes=job.changes, afresh=job.afresh)
 
 
-def _least(programs: Sequence[Program], job: Job) -> LeastCapacity:
-    free = _at(programs, job, 1 << 62)
+def _least(workloads: Sequence[Workload], job: Job) -> LeastCapacity:
+    free = _at(workloads, job, 1 << 62)
     # Fits at the peak of what it reserves when it may; cannot do with less than it allocates.
     low, high, retries = free.peak_allocated // _STEP, -(-free.peak_reserved // _STEP), 0
     while low < high:
         middle = (low + high) // 2
-        outcome = _at(programs, job, middle * _STEP)
+        outcome = _at(workloads, job, middle * _STEP)
         if outcome.fits:
             high, retries = middle, outcome.retries
         else:
@@ -86,22 +88,22 @@ def _least(programs: Sequence[Program], job: Job) -> LeastCapacity:
     return LeastCapacity(high * _STEP, retries)
 
 
-_shared: Sequence[Program] = ()
+_shared: Sequence[Workload] = ()
 """The programs of forked workers, which inherit them: sending a million events takes longer."""
 
 
 def _spread(
-    programs: Sequence[Program],
-    work: Callable[[Sequence[Program], Task], Result],
+    workloads: Sequence[Workload],
+    work: Callable[[Sequence[Workload], Task], Result],
     tasks: Sequence[Task],
     workers: int | None,
 ) -> list[Result]:
     global _shared  # noqa: PLW0603 - what a forked worker sees must be in the module
     count = min(workers or _cores(), len(tasks))
-    events = sum(len(program.events) for program in programs)
+    events = sum(len(workload.events) for workload in workloads)
     if count < 2 or events * len(tasks) < WORTH_A_PROCESS or not _may_fork():
-        return [work(programs, task) for task in tasks]
-    _shared = programs
+        return [work(workloads, task) for task in tasks]
+    _shared = workloads
     try:
         with warnings.catch_warnings():
             # Workers run the model alone: no lock of another thread is ever asked for.
@@ -124,6 +126,6 @@ def _may_fork() -> bool:
     return can and "torch" not in sys.modules
 
 
-def _work(task: tuple[Callable[[Sequence[Program], Task], Result], Task]) -> Result:
+def _work(task: tuple[Callable[[Sequence[Workload], Task], Result], Task]) -> Result:
     work, argument = task
     return work(_shared, argument)

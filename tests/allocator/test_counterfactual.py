@@ -12,7 +12,7 @@ from memprof.allocator import (
     Recorder,
     parse_settings,
     play,
-    program_of,
+    workload_of,
 )
 from memprof.trace import Action
 
@@ -36,20 +36,20 @@ def random_program(seed, conf="", capacity=1 << 40):
 
 def test_as_recorded_it_comes_to_what_was_recorded():
     for seed in range(5):
-        program = program_of(random_program(seed).trace())
-        assert play(program) == program.recorded
+        workload = workload_of(random_program(seed).trace())
+        assert play(workload) == workload.recorded
 
 
 def test_a_recording_that_begins_in_the_midst_goes_on_from_there():
     recording = random_program(7)
-    program = program_of(recording.trace(200))
+    workload = workload_of(recording.trace(200))
 
-    assert play(program) == program.recorded
+    assert play(workload) == workload.recorded
 
 
 @pytest.mark.parametrize("conf", ["expandable_segments:True", "max_split_size_mb:20", ""])
 def test_other_settings_come_to_what_the_program_comes_to_under_them(conf):
-    told = play(program_of(random_program(3).trace()), parse_settings(conf))
+    told = play(workload_of(random_program(3).trace()), parse_settings(conf))
     truth = random_program(3, conf).model
 
     assert told.peak_allocated == truth.peak_allocated
@@ -59,7 +59,7 @@ def test_other_settings_come_to_what_the_program_comes_to_under_them(conf):
 
 def test_a_smaller_card_retries_and_then_fails_where_the_program_would():
     capacity = 350 * MIB
-    told = play(program_of(random_program(3).trace()), capacity=capacity)
+    told = play(workload_of(random_program(3).trace()), capacity=capacity)
     recording = recorder(capacity=capacity)
     rng, live, failed = np.random.default_rng(3), [], None
     while failed is None:
@@ -82,10 +82,10 @@ def test_an_allocation_that_would_not_have_been_takes_nothing():
     recording.alloc(30 * MIB)
     big = len(recording) + 1
     recording.alloc(70 * MIB)
-    program = program_of(recording.trace())
-    without = play(program, changes=Changes(never=np.array([big])))
+    workload = workload_of(recording.trace())
+    without = play(workload, changes=Changes(never=np.array([big])))
 
-    assert program.recorded.peak_reserved == 100 * MIB
+    assert workload.recorded.peak_reserved == 100 * MIB
     assert without.peak_reserved == without.peak_allocated == 30 * MIB
 
 
@@ -95,10 +95,10 @@ def test_memory_freed_early_is_there_for_what_comes_next():
     kept = recording.alloc(30 * MIB)
     recording.alloc(30 * MIB)
     recording.free(kept)
-    program = program_of(recording.trace())
-    outcome = play(program, changes=Changes(freed=np.array([leak]), freed_after=np.array([leak])))
+    workload = workload_of(recording.trace())
+    outcome = play(workload, changes=Changes(freed=np.array([leak]), freed_after=np.array([leak])))
 
-    assert program.recorded.peak_reserved == 60 * MIB
+    assert workload.recorded.peak_reserved == 60 * MIB
     assert outcome.peak_reserved == 30 * MIB
 
 
@@ -107,8 +107,8 @@ def test_blocks_that_are_gone_at_the_start_leave_their_memory_free():
     leak = recording.alloc(30 * MIB)
     first = len(recording)
     recording.alloc(30 * MIB)
-    program = program_of(recording.trace(first))
-    outcome = play(program, changes=Changes(gone=np.array([leak])))
+    workload = workload_of(recording.trace(first))
+    outcome = play(workload, changes=Changes(gone=np.array([leak])))
 
     assert outcome.peak_reserved == 30 * MIB
     assert outcome.driver_allocs == 0
@@ -120,11 +120,11 @@ def test_blocks_of_the_start_can_be_freed_in_the_midst_of_the_trace():
     first = len(recording)
     recording.alloc(30 * MIB)
     recording.alloc(30 * MIB)
-    program = program_of(recording.trace(first))
+    workload = workload_of(recording.trace(first))
     changes = Changes(gone=np.array([leak]), gone_after=np.array([1]))
-    outcome = play(program, changes=changes)
+    outcome = play(workload, changes=changes)
 
-    assert program.recorded.peak_reserved == 90 * MIB
+    assert workload.recorded.peak_reserved == 90 * MIB
     assert outcome.peak_reserved == 60 * MIB
 
 
@@ -134,7 +134,7 @@ def test_what_was_live_at_the_start_is_laid_out_afresh_under_other_settings():
         recording.alloc(size)
     first = len(recording)
     recording.alloc(MIB)
-    outcome = play(program_of(recording.trace(first)), parse_settings("expandable_segments:True"))
+    outcome = play(workload_of(recording.trace(first)), parse_settings("expandable_segments:True"))
 
     assert outcome.peak_reserved == 42 * MIB
     assert "afresh" in outcome.notes[0]
@@ -145,7 +145,7 @@ def test_a_start_that_does_not_fit_is_out_of_memory_before_the_first_event():
     recording.alloc(100 * MIB)
     first = len(recording)
     recording.alloc(MIB)
-    outcome = play(program_of(recording.trace(first)), capacity=50 * MIB)
+    outcome = play(workload_of(recording.trace(first)), capacity=50 * MIB)
 
     assert outcome.oom is not None
     assert outcome.oom.event == -1
@@ -157,7 +157,7 @@ def test_a_cache_from_before_the_trace_is_given_up_on_a_smaller_card():
     recording.free(recording.alloc(100 * MIB))
     first = len(recording)
     recording.alloc(MIB)
-    outcome = play(program_of(recording.trace(first)), capacity=50 * MIB)
+    outcome = play(workload_of(recording.trace(first)), capacity=50 * MIB)
 
     assert outcome.fits
     assert outcome.peak_reserved == 2 * MIB
@@ -165,19 +165,19 @@ def test_a_cache_from_before_the_trace_is_given_up_on_a_smaller_card():
 
 def test_the_card_of_a_recording_is_told_by_its_refusals():
     recording = random_program(3, capacity=350 * MIB)
-    program = program_of(recording.trace())
+    workload = workload_of(recording.trace())
 
     assert recording.model.ooms > 0
-    assert program.recorded.oom is not None
-    assert 330 * MIB <= program.capacity <= 350 * MIB
-    assert play(program).oom is not None
+    assert workload.recorded.oom is not None
+    assert 330 * MIB <= workload.capacity <= 350 * MIB
+    assert play(workload).oom is not None
 
 
 def test_a_request_that_failed_is_tried_again_and_given_back_where_it_succeeds():
     recording = recorder(capacity=100 * MIB)
     recording.alloc(60 * MIB)
     assert recording.alloc(50 * MIB) is None
-    outcome = play(program_of(recording.trace()), capacity=200 * MIB)
+    outcome = play(workload_of(recording.trace()), capacity=200 * MIB)
 
     assert outcome.fits
     assert outcome.peak_reserved == 110 * MIB
@@ -189,10 +189,10 @@ def test_calls_of_empty_cache_are_part_of_the_program():
     for _ in range(3):
         recording.free(recording.alloc(30 * MIB))
         recording.empty_cache()
-    program = program_of(recording.trace())
-    outcome = play(program, parse_settings("expandable_segments:True"))
+    workload = workload_of(recording.trace())
+    outcome = play(workload, parse_settings("expandable_segments:True"))
 
-    assert len(program.emptied) == 3
+    assert len(workload.emptied) == 3
     assert outcome.driver_frees == 3
 
 
@@ -202,9 +202,9 @@ def test_frees_that_a_full_card_completed_early_are_not_completed_again():
     recording.request_free(waiting)
     recording.alloc(80 * MIB)
     recording.complete_free(waiting)
-    program = program_of(recording.trace())
-    outcome = play(program, capacity=100 * MIB)
+    workload = workload_of(recording.trace())
+    outcome = play(workload, capacity=100 * MIB)
 
     assert outcome.fits
     assert outcome.retries == 1
-    assert int((program.events.action == Action.FREE_COMPLETED).sum()) == 1
+    assert int((workload.events.action == Action.FREE_COMPLETED).sum()) == 1

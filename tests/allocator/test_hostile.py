@@ -13,10 +13,10 @@ from memprof.allocator import (
     CachingAllocator,
     Driver,
     Recorder,
-    exact_sizes,
     fragmentation,
     parse_settings,
     replay_recorded,
+    replayed_trace,
     segment_map,
 )
 from memprof.errors import MemprofError
@@ -91,7 +91,7 @@ def test_a_damaged_snapshot_is_replayed_or_refused(seed, conf):
             assert done.exact + len(done.doubts) == done.allocs == len(done.predicted)
             segment_map(trace, len(trace.events) // 2)
             fragmentation(trace, samples=5)
-            exact_sizes(trace)
+            replayed_trace(trace)
             replay(trace, ["expandable_segments:True"], gpu="300MiB", workers=1)
     except MemprofError:
         pass

@@ -11,15 +11,15 @@ from memprof.allocator import (
     Driver,
     Recorder,
     TieBreak,
-    exact_sizes,
     fragmentation,
     inferred_settings,
     parse_settings,
     replay_recorded,
+    replayed_trace,
     segment_map,
     tie_break_of,
 )
-from memprof.allocator.explain_releases import Cause
+from memprof.allocator.explain_releases import ReleaseCause
 from memprof.allocator.guided_replay import Doubt
 from memprof.trace import NOT_RECORDED, Action, Tables
 
@@ -107,7 +107,7 @@ def test_a_release_before_a_retry_is_told_from_a_call_of_empty_cache():
     )
 
     assert [run.retry for run in replay.releases] == [True, False]
-    assert [run.causes for run in replay.releases] == [(Cause.CACHE,)] * 2
+    assert [run.causes for run in replay.releases] == [(ReleaseCause.CACHE,)] * 2
     assert replay.released_segments_predicted == 2
 
 
@@ -170,10 +170,10 @@ def test_settings_that_an_old_snapshot_lacks_are_read_off_its_blocks():
     assert settings.roundup_divisions == (4,) * 16
 
 
-def test_exact_sizes_count_the_remainder_that_was_not_split_off():
+def test_a_replay_counts_the_remainder_that_was_not_split_off():
     recording = recorder()
     recording.alloc(19 * MIB + 512)
-    trace = exact_sizes(recording.trace())
+    trace = replayed_trace(recording.trace()).trace
 
     assert trace.events.taken.tolist() == [0, 20 * MIB]
     assert trace.start is not None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memprof.allocator import exact_sizes, play, program_of, replay_recorded
+from memprof.allocator import play, replay_recorded, replayed_trace, workload_of
 from memprof.snapshot.reader import load_snapshot
 
 SNAPSHOTS = Path(__file__).parents[3] / "shared" / "snapshots"
@@ -37,7 +37,7 @@ def test_bytes_are_conserved_from_the_rebuilt_start_to_the_recorded_end(path):
     for trace in recorded(path):
         if path.stem == NOT_FROM_AN_ALLOCATOR:
             continue
-        exact = exact_sizes(trace)
+        exact = replayed_trace(trace).trace
         assert exact.start is not None
         assert exact.end is not None
         # A block is allocated until its free is requested; what the start held counts too.
@@ -61,9 +61,9 @@ def test_bytes_are_conserved_from_the_rebuilt_start_to_the_recorded_end(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_left_to_itself_the_model_comes_to_the_recorded_peaks_calls_and_retries(path):
     for trace in recorded(path):
-        program = program_of(trace)
+        workload = workload_of(trace)
         if path.stem != NOT_FROM_AN_ALLOCATOR:
-            assert play(program) == program.recorded
+            assert play(workload) == workload.recorded
 
 
 def test_a_file_that_no_allocator_wrote_counts_as_undetermined_not_as_exact():

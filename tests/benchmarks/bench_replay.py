@@ -27,8 +27,8 @@ from memprof.allocator import (
     Recorder,
     TieBreak,
     parse_settings,
-    program_of,
     replay_recorded,
+    workload_of,
 )
 from memprof.snapshot.reader import load_snapshot
 from memprof.snapshot.writer import torch_snapshot
@@ -145,11 +145,11 @@ def _load(path: Path) -> Any:
 
 def what_if(trace: Trace) -> None:
     """Twelve configurations on one core and on all."""
-    program = program_of(trace)
+    workload = workload_of(trace)
     jobs = [Job(0, parse_settings(text)) for text in ("", *SEARCHED)]
-    alone, first = timed(lambda: played([program], jobs, 1))
+    alone, first = timed(lambda: played([workload], jobs, 1))
     cores = len(os.sched_getaffinity(0))
-    together, second = timed(lambda: played([program], jobs, cores))
+    together, second = timed(lambda: played([workload], jobs, cores))
     assert first == second
     print(f"{len(jobs)} configurations      {alone:6.2f} s on one core")
     print(

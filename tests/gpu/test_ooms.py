@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="needs torch and a CUDA device")
 
 import memprof  # noqa: E402
 from memprof.loading import load  # noqa: E402
-from memprof.oom.post_mortem import Cause, post_mortems  # noqa: E402
+from memprof.oom.post_mortem import OomCause, post_mortems  # noqa: E402
 from memprof.record.options import SOURCES  # noqa: E402
 from memprof.record.process import is_dry_run  # noqa: E402
 from memprof.trace import Phase  # noqa: E402
@@ -73,7 +73,7 @@ def test_a_leak_is_a_leak(tmp_path, sources, little_room):
             kept.append(floats(64))
             memprof.step()
 
-    assert Cause.LEAK in causes(explained(tmp_path / "run.json", sources, job))
+    assert OomCause.LEAK in causes(explained(tmp_path / "run.json", sources, job))
 
 
 def test_the_peak_of_one_step_is_no_leak_and_no_fragmentation(tmp_path, sources, little_room):
@@ -82,7 +82,7 @@ def test_the_peak_of_one_step_is_no_leak_and_no_fragmentation(tmp_path, sources,
         del kept
 
     found = causes(explained(tmp_path / "run.json", sources, job))
-    assert not found & {Cause.LEAK, Cause.FRAGMENTATION}
+    assert not found & {OomCause.LEAK, OomCause.FRAGMENTATION}
 
 
 def test_fragmentation_is_fragmentation(tmp_path, sources, little_room):
@@ -95,7 +95,7 @@ def test_fragmentation_is_fragmentation(tmp_path, sources, little_room):
         floats(1024)
 
     told = explained(tmp_path / "run.json", sources, job)
-    assert told.cause is Cause.FRAGMENTATION
+    assert told.cause is OomCause.FRAGMENTATION
     assert told.failure.unused >= 1024 * MIB
     assert any(rescue.kind == "settings" and rescue.fits for rescue in told.rescues.tried)
 
@@ -122,7 +122,7 @@ def test_a_library_that_cannot_allocate_is_named_with_what_torch_kept_from_it(
     (told,) = post_mortems(load(tmp_path / "run.json"))
     assert told.failure.beside == "cuBLAS"
     assert told.failure.unused >= 700 * MIB
-    assert told.cause in (Cause.RESERVED, Cause.OTHERS)
+    assert told.cause in (OomCause.RESERVED, OomCause.OTHERS)
     assert told.asked_by.endswith("in job")
     lines = {group.name.rpartition(" in ")[2]: group.bytes for group in told.sites}
     assert max_events == 0 or lines["floats"] >= 300 * MIB
@@ -197,7 +197,7 @@ def test_between_windows_the_cause_is_judged_by_blocks_and_counters(tmp_path, so
     assert finding.details.get("moment") is True, finding.details
     (told,) = post_mortems(run)
     assert told.failure.between_windows
-    assert Cause.LEAK in causes(told)
+    assert OomCause.LEAK in causes(told)
 
 
 def test_a_failure_in_the_losss_backward_pass_is_one_and_names_its_activation(
@@ -257,7 +257,7 @@ def other_process(monkeypatch):
 def test_memory_of_another_process_is_told_as_theirs(tmp_path, sources):
     asked = int(torch.cuda.get_device_properties(0).total_memory * 0.3) // MIB
     told = explained(tmp_path / "run.json", sources, lambda: floats(asked))
-    assert told.cause is Cause.OTHERS
+    assert told.cause is OomCause.OTHERS
 
 
 def test_a_limit_is_told_as_what_kept_the_memory_away(tmp_path, sources, little_room):
@@ -265,7 +265,7 @@ def test_a_limit_is_told_as_what_kept_the_memory_away(tmp_path, sources, little_
         floats(4096)
 
     told = explained(tmp_path / "run.json", sources, job)
-    assert Cause.LIMIT in causes(told)
+    assert OomCause.LIMIT in causes(told)
     assert any(rescue.kind == "limit" and rescue.fits for rescue in told.rescues.tried)
 
 

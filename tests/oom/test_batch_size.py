@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from memprof.allocator import play, program_of
+from memprof.allocator import play, workload_of
 from memprof.loading import load
 from memprof.oom.batch_size import batch_slope, resized
 from memprof.oom.half_precision import halving, weight_copies
@@ -199,8 +199,8 @@ def test_the_optimizer_and_the_model_never_follow_the_batch():
 
 def test_sizes_are_rounded_up_to_whole_bytes():
     trace = TraceBuilder().label(step=0, phase=Phase.FORWARD).alloc(1001, "a").oom(512).build()
-    program = resized(program_of(trace), np.full(len(trace.events), 0.5))
-    assert program.events.size.tolist()[-2:] == [501, 256]
+    workload = resized(workload_of(trace), np.full(len(trace.events), 0.5))
+    assert workload.events.size.tolist()[-2:] == [501, 256]
 
 
 def test_softmax_and_layer_norm_stay_float32_and_inputs_as_they_are():
@@ -290,8 +290,8 @@ def test_a_real_training_resized_comes_to_what_it_really_takes(tmp_path):
     slope = batch_slope(last_moment(trace))
     assert slope is not None
     assert slope.ratio == 0.5
-    predicted = play(resized(program_of(trace), slope.factors(0.5)))
-    real = program_of(small).recorded
+    predicted = play(resized(workload_of(trace), slope.factors(0.5)))
+    real = workload_of(small).recorded
     assert predicted.peak_allocated == pytest.approx(real.peak_allocated, rel=0.01)
     assert predicted.peak_reserved == pytest.approx(real.peak_reserved, rel=0.05)
 
@@ -302,6 +302,6 @@ def test_a_real_training_of_one_batch_is_predicted_to_five_per_cent(tmp_path):
     slope = batch_slope(last_moment(trace))
     assert slope is not None
     assert slope.measured is None
-    predicted = play(resized(program_of(trace), slope.factors(0.5)))
-    real = program_of(small).recorded
+    predicted = play(resized(workload_of(trace), slope.factors(0.5)))
+    real = workload_of(small).recorded
     assert predicted.peak_allocated == pytest.approx(real.peak_allocated, rel=0.05)

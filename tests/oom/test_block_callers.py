@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from memprof.allocator import parse_settings, play, program_of
+from memprof.allocator import parse_settings, play, workload_of
 from memprof.loading import load
-from memprof.oom.post_mortem import Cause, PostMortem, post_mortems
+from memprof.oom.post_mortem import OomCause, PostMortem, post_mortems
 from memprof.records import DeviceInfo, Finding
 from memprof.snapshot.reader import traces_from_snapshot
 from memprof.testing import TraceBuilder, write_run
@@ -43,9 +43,9 @@ def tried(told: PostMortem) -> dict[str, tuple[bool, int]]:
 def test_a_fraction_that_others_memory_would_not_lift_is_the_cause(tmp_path: Path) -> None:
     trace = full().oom(2 * GIB, device_free=16 * GIB).build()
     told = dead(tmp_path, trace, total_bytes=80 * GIB, memory_fraction=0.5)
-    assert told.cause is Cause.LIMIT
+    assert told.cause is OomCause.LIMIT
     enough = {weight.cause: weight.enough for weight in told.weights}
-    assert enough == {Cause.LIMIT: True, Cause.OTHERS: False, Cause.FRAGMENTATION: False}
+    assert enough == {OomCause.LIMIT: True, OomCause.OTHERS: False, OomCause.FRAGMENTATION: False}
     # 40 GiB are allowed whether others leave or not; of 94 GiB the half is enough
     assert tried(told) == {"limit": (True, 55), "card": (True, 47)}
     assert told.rescues.fitting[-1].change == (
@@ -56,7 +56,7 @@ def test_a_fraction_that_others_memory_would_not_lift_is_the_cause(tmp_path: Pat
 def test_others_are_the_cause_where_the_fraction_leaves_room(tmp_path: Path) -> None:
     trace = full().oom(2 * GIB, device_free=GIB // 2).build()
     told = dead(tmp_path, trace, total_bytes=80 * GIB, memory_fraction=0.6)
-    assert told.cause is Cause.OTHERS
+    assert told.cause is OomCause.OTHERS
     # 39.5 GiB were there, 48 GiB are allowed
     assert tried(told) == {"others": (True, 48), "card": (True, 53)}
 
@@ -64,7 +64,7 @@ def test_others_are_the_cause_where_the_fraction_leaves_room(tmp_path: Path) -> 
 def test_without_a_fraction_all_that_others_held_is_counted(tmp_path: Path) -> None:
     trace = full().oom(2 * GIB, device_free=GIB // 2).build()
     told = dead(tmp_path, trace, total_bytes=80 * GIB)
-    assert told.cause is Cause.OTHERS
+    assert told.cause is OomCause.OTHERS
     assert tried(told)["others"] == (True, 79)
 
 
@@ -89,10 +89,10 @@ def test_a_fraction_in_the_settings_is_not_taken_of_what_it_left(tmp_path: Path)
 def test_another_fraction_is_one_of_the_card_that_the_recorded_one_left_a_share_of(
     conf: str, fits: bool
 ) -> None:
-    program = program_of(full(30, settings=FRACTION).build())
+    workload = workload_of(full(30, settings=FRACTION).build())
     # 40 GiB is the recorded half of 80 GiB; a quarter would be 20 GiB
-    assert play(program, parse_settings(conf), capacity=40 * GIB).fits is fits
-    without = program_of(full(30).build())
+    assert play(workload, parse_settings(conf), capacity=40 * GIB).fits is fits
+    without = workload_of(full(30).build())
     half = parse_settings("per_process_memory_fraction:0.5")
     assert not play(without, half, capacity=40 * GIB).fits
     assert play(without, half, capacity=60 * GIB).fits
@@ -158,7 +158,7 @@ def test_what_other_streams_and_pools_left_unused_is_no_piece_for_the_request(
 ) -> None:
     told = dead(tmp_path, half_used(pool, stream), total_bytes=10 * GIB)
     assert (told.failure.largest_free, told.failure.apart) == (0, 6 * GIB)
-    assert told.cause is Cause.FRAGMENTATION
+    assert told.cause is OomCause.FRAGMENTATION
     assert told.why == (
         "7 GiB were unused or free when 4 GiB were asked: enough, but in no piece of that size "
         "(largest 1 GiB); 6 GiB of it belong to other streams or pools"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memprof.loading import load
-from memprof.oom.post_mortem import Cause, post_mortems
+from memprof.oom.post_mortem import OomCause, post_mortems
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Category, Frame, Phase
 
@@ -28,7 +28,7 @@ def test_a_checkpointed_block_keeps_its_output_and_the_running_block_everything(
     builder.label(step=5, phase=Phase.FORWARD, module="GPT.blocks.4")
     builder.alloc(10 * MIB, "now", category=Category.ACTIVATION).oom(20 * MIB, device_free=0)
     found = told(tmp_path, builder)
-    assert found.cause is Cause.PEAK
+    assert found.cause is OomCause.PEAK
     (unit,) = (r for r in found.rescues.tried if r.kind == "checkpoint")
     assert unit.change == "checkpoint GPT.blocks.* (40 MiB of activations)"
     assert unit.fits
@@ -61,7 +61,7 @@ def test_gradients_that_the_optimizer_has_used_may_go_before_the_forward_pass(tm
 
 def test_what_three_steps_left_at_one_line_is_a_leak_and_two_are_not(tmp_path):
     line = (Frame("train", "/home/me/train.py", 3),)
-    for steps, cause in ((2, Cause.PEAK), (3, Cause.LEAK)):
+    for steps, cause in ((2, OomCause.PEAK), (3, OomCause.LEAK)):
         builder = TraceBuilder()
         for step in range(steps):
             builder.label(step=step).alloc(20 * MIB, f"kept{step}", stack=line)
@@ -76,7 +76,7 @@ def test_parameters_that_stay_are_no_leak(tmp_path):
     for step in range(5):
         builder.label(step=step).alloc(20 * MIB, f"w{step}", category=Category.PARAMETER)
     builder.label(step=9).alloc(10 * MIB, "x").oom(20 * MIB, device_free=0)
-    assert told(tmp_path, builder).cause is Cause.PEAK
+    assert told(tmp_path, builder).cause is OomCause.PEAK
 
 
 def test_what_does_not_fail_in_the_model_gets_no_advice(tmp_path):

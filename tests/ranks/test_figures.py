@@ -9,7 +9,7 @@ import pytest
 
 from memprof.loading import load
 from memprof.ranks.figures import (
-    Rank,
+    RankFigures,
     chosen,
     deviations,
     footer_of,
@@ -29,19 +29,19 @@ def row(rank: int, *devices: DeviceSummary, closed: bool = True, **footer: objec
     return f"run.rank{rank}.json", header, Footer(7, devices=list(devices), **footer), closed  # type: ignore[arg-type]
 
 
-def rows(*given: tuple) -> tuple[Rank, ...]:
+def rows(*given: tuple) -> tuple[RankFigures, ...]:
     return rank_rows(*zip(*given, strict=True))
 
 
-def ranks(count: int, **changed: dict[int, object]) -> list[Rank]:
+def ranks(count: int, **changed: dict[int, object]) -> list[RankFigures]:
     """Equal ones, but for what ``changed`` says: field by field, rank by rank."""
-    plain = Rank(0, "", "ok", "", 1, 9, 100, 300_000, 0, "cuda:0", 80 * GIB, 40 * GIB, 41 * GIB, 600 * MIB, 0.0, 0.5)  # fmt: skip
+    plain = RankFigures(0, "", "ok", "", 1, 9, 100, 300_000, 0, "cuda:0", 80 * GIB, 40 * GIB, 41 * GIB, 600 * MIB, 0.0, 0.5)  # fmt: skip
     found = []
     for number in range(count):
-        fields = {name: getattr(plain, name) for name in Rank.__slots__}
+        fields = {name: getattr(plain, name) for name in RankFigures.__slots__}
         fields |= {"rank": number, "file": f"run.rank{number}.json"}
         fields |= {name: values[number] for name, values in changed.items() if number in values}
-        found.append(Rank(**fields))
+        found.append(RankFigures(**fields))
     return found
 
 

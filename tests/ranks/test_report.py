@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.ranks.figures import Rank, deviations
+from memprof.ranks.figures import RankFigures, deviations
 from memprof.ranks.merge_findings import Shared
 from memprof.ranks.report import (
     Judged,
@@ -27,7 +27,7 @@ def found(kind: str = "leak", rate: float = 4096.0, confidence: float = 0.9) -> 
     )  # fmt: skip
 
 
-def verdict(given: list[Rank], *ones: Shared) -> tuple[Verdict, str]:
+def verdict(given: list[RankFigures], *ones: Shared) -> tuple[Verdict, str]:
     deviating = deviations(given)
     judged = [Judged(rank.name, rank.file, "") for rank in given[:3]]
     return job_verdict(given, deviating, ones, judged), next_command(given, deviating, ones)

@@ -59,7 +59,7 @@ def test_a_leak_is_found_whoever_records_and_whenever(order, version, monkeypatc
                 torch.free(torch.alloc(16 * MIB))
             memprof.step()
     run = load(tmp_path / "run.json")
-    (found,) = leaks(run)
+    (found,) = leaks(examine(run))
     assert found.site.filename == __file__
     (device,) = examine(run).devices
     assert device.steps.allocated[-1] == (10 + 4 * STEPS) * MIB

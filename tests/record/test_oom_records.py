@@ -16,7 +16,7 @@ import torch
 
 import memprof
 from memprof.loading import load
-from memprof.oom.post_mortem import Cause, post_mortems
+from memprof.oom.post_mortem import OomCause, post_mortems
 from memprof.sources.cuda.snapshot_source import CudaSource
 from memprof.testing.cuda import StandInOutOfMemoryError, TorchStandIn
 from tests import forks
@@ -31,7 +31,7 @@ def recorded(monkeypatch, tmp_path):
 def test_a_leak_is_named_and_freeing_it_is_shown_to_be_enough(recorded):
     run = recorded(TorchStandIn(capacity=128 * MIB), leaking)
     (told,) = post_mortems(run)
-    assert told.cause is Cause.LEAK
+    assert told.cause is OomCause.LEAK
     assert told.why.endswith("exhausting.py:39 in leaking")
     assert told.failure.recorded == "event"
     freed = next(r for r in told.rescues.fitting if r.kind == "free")
@@ -42,7 +42,7 @@ def test_a_leak_is_named_and_freeing_it_is_shown_to_be_enough(recorded):
 def test_the_peak_of_a_step_is_told_apart_from_a_leak(recorded):
     run = recorded(TorchStandIn(capacity=100 * MIB), peaking)
     (told,) = post_mortems(run)
-    assert told.cause is Cause.PEAK
+    assert told.cause is OomCause.PEAK
     assert told.shortage > 0
     assert told.failure.requested == 10 * MIB
     assert "peaking" in told.asked_by
@@ -55,7 +55,7 @@ def test_the_peak_of_a_step_is_told_apart_from_a_leak(recorded):
 def test_fragmentation_is_shown_by_the_settings_that_end_it(recorded):
     run = recorded(TorchStandIn(capacity=64 * MIB), fragmented)
     (told,) = post_mortems(run)
-    assert told.cause is Cause.FRAGMENTATION
+    assert told.cause is OomCause.FRAGMENTATION
     assert told.shortage == 0
     assert told.failure.unused == 22 * MIB
     expandable = next(r for r in told.rescues.tried if r.change.endswith("segments:True"))
@@ -66,7 +66,7 @@ def test_fragmentation_is_shown_by_the_settings_that_end_it(recorded):
 def test_memory_in_other_hands_is_told_apart(recorded):
     stand_in = TorchStandIn(capacity=100 * MIB, outside=4 << 30)
     (told,) = post_mortems(recorded(stand_in, peaking))
-    assert told.cause is Cause.OTHERS
+    assert told.cause is OomCause.OTHERS
     assert told.failure.outside == 4 << 30
     without = next(r for r in told.rescues.tried if r.kind == "others")
     assert without.fits
@@ -76,7 +76,7 @@ def test_a_limit_of_the_programs_own_is_told_as_what_kept_the_memory_away(record
     stand_in = TorchStandIn(capacity=1000 * MIB)
     stand_in.cuda.set_per_process_memory_fraction(100 * MIB / (1512 * MIB))
     (told,) = post_mortems(recorded(stand_in, peaking))
-    assert told.cause is Cause.LIMIT
+    assert told.cause is OomCause.LIMIT
     assert told.failure.free == 900 * MIB
     assert any(r.kind == "limit" and r.fits for r in told.rescues.tried)
 
@@ -91,7 +91,7 @@ def test_what_a_limit_kept_away_is_not_called_unused(recorded):
     stand_in = TorchStandIn(capacity=1000 * MIB)
     stand_in.cuda.set_per_process_memory_fraction(100 * MIB / (1512 * MIB))
     (told,) = post_mortems(recorded(stand_in, half_used))
-    (weight,) = (w for w in told.weights if w.cause is Cause.FRAGMENTATION)
+    (weight,) = (w for w in told.weights if w.cause is OomCause.FRAGMENTATION)
     assert weight.why.startswith("68 MiB were unused or free when 56 MiB were asked")
     assert told.failure.free > 900 * MIB
 
@@ -100,7 +100,7 @@ def test_a_limit_that_was_set_before_anything_was_allocated_is_known_too(recorde
     stand_in = TorchStandIn(capacity=8000 * MIB)
     stand_in.cuda.set_per_process_memory_fraction(0.25)
     (told,) = post_mortems(recorded(stand_in, lambda torch: torch.alloc(4000 * MIB)))
-    assert told.cause is Cause.LIMIT
+    assert told.cause is OomCause.LIMIT
     assert told.failure.fraction == pytest.approx(0.25)
 
 
@@ -178,7 +178,7 @@ def test_everything_is_on_disk_before_the_error_goes_on(monkeypatch, tmp_path):
     assert run.footer is None
     (told,) = post_mortems(run)
     assert told.failure.recorded == "event"
-    assert told.cause is Cause.PEAK
+    assert told.cause is OomCause.PEAK
     assert "peaking" in told.asked_by
 
 

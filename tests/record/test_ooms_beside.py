@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch", reason="a recording needs torch")
 
 import memprof
-from memprof.oom.post_mortem import Cause, post_mortems
+from memprof.oom.post_mortem import OomCause, post_mortems
 from memprof.record import session
 from memprof.report.summary import summarize
 from memprof.sources.cuda.source_with_owners import OwnedCudaSource
@@ -68,7 +68,7 @@ def test_what_torch_held_without_using_it_is_named_first(recorded, options):
     )
     assert failure.requested == -1
     assert (failure.allocated, failure.unused) == (60 * MIB, 400 * MIB)
-    assert told.cause is Cause.RESERVED
+    assert told.cause is OomCause.RESERVED
     assert told.line == (
         "cuda:0 ran out of memory because torch kept what it did not use: cuBLAS could not "
         "allocate memory in cublasCreate(handle)"
@@ -90,7 +90,7 @@ def test_between_windows_whole_segments_without_a_tensor_are_told_with_what_free
 
 def test_where_tensors_hold_the_card_a_smaller_batch_is_what_helps(recorded):
     (told,) = post_mortems(recorded(TorchStandIn(capacity=100 * MIB, outside=0), filling(CUDA, 0)))
-    assert told.cause is Cause.PEAK
+    assert told.cause is OomCause.PEAK
     assert "tensors held 60 MiB" in told.why
     assert [one.partition(":")[0] for one in told.advice] == ["a smaller batch, or checkpointing"]
     assert told.failure.asynchronous
@@ -191,7 +191,7 @@ def test_a_thread_that_cannot_wait_leaves_its_failure_to_be_told_later(recorded,
 
 def test_where_nothing_of_what_is_known_fills_the_card_no_cause_is_named(recorded):
     (told,) = post_mortems(recorded(TorchStandIn(capacity=2 << 30), filling(CUBLAS, 0)))
-    assert told.cause is Cause.UNKNOWN
+    assert told.cause is OomCause.UNKNOWN
     assert told.why == "torch held 60 MiB"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch", reason="a recording needs torch")
 
-from memprof.oom.post_mortem import Cause, post_mortems
+from memprof.oom.post_mortem import OomCause, post_mortems
 from memprof.report.summary import summarize
 from memprof.testing.cuda import TorchStandIn
 from memprof.views.examination import examine
@@ -32,7 +32,7 @@ def test_between_windows_the_blocks_and_the_request_are_a_window_of_their_own(re
     (window,) = run.devices[0].windows
     assert (len(window.events), window.end.allocated) == (1, 8 * MIB)
     (told,) = post_mortems(run)
-    assert told.cause is Cause.FRAGMENTATION
+    assert told.cause is OomCause.FRAGMENTATION
     assert (told.failure.recorded, told.failure.requested) == ("event", 40 * MIB)
     assert "fragmented" in [frame.name for frame in told.failure.stack]
     # Laid out afresh the 8 MiB leave room, so it cannot be shown that settings would have.
@@ -43,7 +43,7 @@ def test_between_windows_the_blocks_and_the_request_are_a_window_of_their_own(re
 def test_between_windows_a_full_card_is_the_peak_and_what_helps_is_replayed(recorded):
     stand_in = TorchStandIn(capacity=100 * MIB, outside=4 << 30)
     (told,) = post_mortems(recorded(stand_in, peaking, max_events=0))
-    assert told.cause is Cause.OTHERS
+    assert told.cause is OomCause.OTHERS
     assert [r.kind for r in told.rescues.fitting] == ["others", "card"]
     assert told.blocks[0].name == "10 blocks of 10 MiB"
 
@@ -80,7 +80,7 @@ def test_what_was_made_between_windows_has_no_line(recorded):
     (post_mortem,) = post_mortems(lost(recorded))
     failure = post_mortem.failure
     assert failure.between_windows
-    assert post_mortem.cause is Cause.PEAK
+    assert post_mortem.cause is OomCause.PEAK
     assert failure.label.step == 41
     assert post_mortem.asked_by.endswith("exhausting.py:72 in forward")
     assert post_mortem.sites[0].name == "(no stack recorded)"

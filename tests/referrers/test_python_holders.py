@@ -21,6 +21,7 @@ from memprof.errors import SettingsError
 from memprof.records import Holder
 from memprof.reference_chain import Link
 from memprof.referrers.find_holders import find_holders, holders
+from tests.programs.shell import MODULE, start_shell
 
 HERE = Path(__file__).name
 KEPT: dict[str, object] = {}
@@ -384,12 +385,37 @@ def test_an_attribute_of_a_thread_is_told() -> None:
     assert [(one.kind, one.name) for one in rest] == [("thread", "_args"), ("item", "0")]
 
 
-def test_the_notebooks_output_history_is_told() -> None:
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An IPython shell that runs; its namespace, laid out as IPython's own is, is kept by name."""
+    monkeypatch.setitem(sys.modules, MODULE, sys)  # to be taken out again
+    keep(start_shell())
+
+
+@pytest.mark.usefixtures("shell")
+def test_the_results_of_a_notebook_are_told_by_the_shell_that_runs() -> None:
     tensor = torch.ones(3)
-    keep({"In": ["", "x"], "Out": {1: tensor}})
-    best, _ = held(tensor)
+    KEPT["value"]["Out"][7] = tensor
+    best, rest = held(tensor)
     assert best.kind == "notebook"
-    assert "['Out']" in best.description
+    assert [(one.kind, one.name) for one in rest] == [("notebook", "Out"), ("item", "7")]
+    assert best.description.startswith("dict `Out[7]`") or "the notebook's `Out" in best.description
+
+
+def test_a_dict_with_a_key_out_is_no_notebook() -> None:
+    tensor = torch.ones(3)
+    keep({"In": ["", "x"], "Out": {1: tensor}, "_oh": {}})
+    best, rest = held(tensor)
+    assert best.kind == "item"
+    assert [(one.kind, one.name) for one in rest] == [("item", "'Out'"), ("item", "1")]
+
+
+@pytest.mark.usefixtures("shell")
+def test_a_variable_that_only_looks_like_a_result_is_no_notebooks() -> None:
+    tensor = torch.ones(3)
+    KEPT["value"]["_8"] = tensor  # no cell's: the shell has no such result
+    best, _ = held(tensor)
+    assert best.kind == "item"
 
 
 def test_objects_without_a_name_for_it_are_followed_through() -> None:

@@ -15,6 +15,7 @@ from memprof.rules.rule import Match
 from memprof.runfile.source_digests import digest_of
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Frame, Phase
+from memprof.views.examination import examine
 from memprof.views.window import site_at
 
 
@@ -89,7 +90,7 @@ class Bench:
             rule=rule,
             match=match,
         )
-        return with_remedies(found, load(self.folder / "run.json")).remedies
+        return with_remedies(found, examine(load(self.folder / "run.json"))).remedies
 
 
 def link(kind, name, length):

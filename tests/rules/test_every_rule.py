@@ -18,6 +18,7 @@ from memprof.rules.load_rules import growth_rules, in_order, precedence, rules
 from memprof.rules.pages import page
 from memprof.rules.rule import EVERY_OTHER, WasteRule
 from memprof.rules.same_memory import ANY_GROWTH, ANY_WASTE
+from memprof.views.examination import examine
 from tests.rules.recorded import findings_of, findings_of_fork, named_by, names
 
 RULES = {rule.name: rule for rule in rules()}
@@ -47,7 +48,7 @@ def undeclared(found, run):
         return first in before[second] or any(precedes(first, one) for one in before[second])
 
     for one in found:
-        case = Case(one, run)
+        case = Case(one, examine(run))
         causes = [rule.name for rule in growth_rules() if case.grows and rule.match(case)]
         for first, second in pairwise(causes):
             if not precedes(first, second):

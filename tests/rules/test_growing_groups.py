@@ -8,6 +8,7 @@ from memprof.loading import load
 from memprof.rules.growth_findings import leaks
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Frame
+from memprof.views.examination import examine
 
 STEPS = 40
 COPY = Frame("_deepcopy_list", "/usr/lib/python3.12/copy.py", 200)
@@ -34,7 +35,7 @@ def test_a_tensor_that_is_replaced_by_a_larger_one(line, grows, tmp_path):
         if step:
             trace.free(f"t{step - 1}")
     write_run(tmp_path / "run.json", trace.build())
-    assert bool(leaks(load(tmp_path / "run.json"))) is grows
+    assert bool(leaks(examine(load(tmp_path / "run.json")))) is grows
 
 
 @pytest.mark.parametrize(
@@ -57,4 +58,4 @@ def test_a_collection_that_is_copied_anew_with_one_more_item(line, inner, grows,
         for item in range(step):
             trace.free(f"t{step - 1}.{item}")
     write_run(tmp_path / "run.json", trace.build())
-    assert bool(leaks(load(tmp_path / "run.json"))) is grows
+    assert bool(leaks(examine(load(tmp_path / "run.json")))) is grows

@@ -9,6 +9,7 @@ import pytest
 import memprof
 from memprof.rules.finding import Kind
 from memprof.rules.growth_findings import leaks
+from memprof.views.examination import examine
 
 pytest.importorskip("torch", reason="these programs are torch's")
 
@@ -34,7 +35,7 @@ def record(program, path, steps=STEPS, *, cycles=True):
 @pytest.mark.parametrize("name", programs.LEAKING)
 def test_a_leak_is_found_with_its_bytes(name, tmp_path):
     program, expected = programs.LEAKING[name]
-    found = leaks(record(program, tmp_path / "run.json"))
+    found = leaks(examine(record(program, tmp_path / "run.json")))
     assert found, "nothing was found"
     assert found[0].kind in (Kind.LEAK, Kind.CYCLE)
     if expected:
@@ -43,7 +44,7 @@ def test_a_leak_is_found_with_its_bytes(name, tmp_path):
 
 @pytest.mark.parametrize("name", programs.HEALTHY)
 def test_healthy_growth_raises_no_alarm(name, tmp_path):
-    found = leaks(record(programs.HEALTHY[name], tmp_path / "run.json"))
+    found = leaks(examine(record(programs.HEALTHY[name], tmp_path / "run.json")))
     assert [f.title for f in found] == []
 
 
@@ -56,7 +57,7 @@ def test_what_is_held_without_its_graph_is_told_from_what_only_the_graph_keeps(t
 
         return step
 
-    found, *others = leaks(record(outputs_kept_with_their_graphs, tmp_path / "run.json"))
+    found, *others = leaks(examine(record(outputs_kept_with_their_graphs, tmp_path / "run.json")))
     assert others == []
     assert found.bytes_per_step == 512 + 1024 + 512  # the batch, what tanh made, the output
     assert found.growth.kept_itself == 0.25

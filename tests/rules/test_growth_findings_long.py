@@ -11,6 +11,7 @@ import pytest
 
 import memprof
 from memprof.rules.growth_findings import leaks
+from memprof.views.examination import examine
 
 torch = pytest.importorskip("torch", reason="these programs are torch's")
 
@@ -66,7 +67,7 @@ def healthy_training(path, steps, **options):
 def test_ten_thousand_healthy_steps_raise_no_alarm(tmp_path, caplog):
     run = healthy_training(tmp_path / "run.json", 10_000)
     assert int(run.devices[0].steps.last[-1]) == 9999
-    assert [f.title for f in leaks(run)] == []
+    assert [f.title for f in leaks(examine(run))] == []
     assert [m for m in caplog.messages if "memory grows by" in m] == []
 
 
@@ -170,11 +171,11 @@ def train_transformer(path, leak, steps):
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_leak_planted_in_a_transformer_is_found_by_step_30(name, tmp_path):
     leak = PLANTED[name]
-    found = leaks(train_transformer(tmp_path / "run.json", leak.act, 30))
+    found = leaks(examine(train_transformer(tmp_path / "run.json", leak.act, 30)))
     assert found, "nothing was found"
     assert sum(f.bytes_per_step for f in found) == pytest.approx(leak.expected, rel=0.02)
 
 
 def test_a_transformer_without_a_leak_raises_no_alarm(tmp_path):
     run = train_transformer(tmp_path / "run.json", lambda *args: None, 30)
-    assert [f.title for f in leaks(run)] == []
+    assert [f.title for f in leaks(examine(run))] == []

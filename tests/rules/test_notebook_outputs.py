@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from tests.programs.shell import start_shell
 from tests.rules.recorded import findings_of
 
 WIDTH = 64
@@ -16,7 +17,7 @@ def cell(namespace, number):
 
 
 def fires():
-    namespace = {"In": [], "Out": {}}
+    namespace = start_shell()
 
     def step(number):
         cell(namespace, number)
@@ -25,12 +26,11 @@ def fires():
 
 
 def looks_alike():
-    """A program that stores its outputs in a dict of its own."""
-    results = {"inputs": [], "outputs": {}}
+    """A program that stores inputs and outputs in a dict of its own, under the same keys."""
+    namespace = {"In": [], "Out": {}, "_oh": {}}
 
     def step(number):
-        results["inputs"].append(number)
-        results["outputs"][number] = torch.zeros(WIDTH, WIDTH)
+        cell(namespace, number)
 
     return step
 

@@ -17,6 +17,7 @@ from memprof.rules.rule import Match
 from memprof.rules.waste.unused_gradients import Unused
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Frame, Phase
+from memprof.views.examination import examine
 from memprof.views.window import site_at
 
 GRAPH = (Link("autograd_node", nodes=(("AddBackward0", 1),)), Link("saved_tensor", "self"))
@@ -60,7 +61,7 @@ def advised(tmp_path):
             rule=rule,
             match=EVIDENCE.get(rule, Match)(0, np.zeros(0, int), 1 << 20) if rule else None,
         )
-        judged = with_remedies(found, load(tmp_path / "run.json"))
+        judged = with_remedies(found, examine(load(tmp_path / "run.json")))
         return {remedy.fix: remedy for remedy in judged.remedies}
 
     return advised

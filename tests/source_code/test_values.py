@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from memprof.source_code.idioms import optimizers_made
 from memprof.source_code.program import program_of
 from memprof.source_code.values import goes_backward, is_fresh_tensor, is_object, is_raised
 
@@ -128,3 +129,21 @@ def test_exceptions_in_a_container_are_followed_to_where_they_are_used(source, e
     text = "def f(g):\n    errors = []\n    try:\n        g()\n    except E as e:\n"
     _, at = source(text + f"        errors.append(e)\n    {end}\n")
     assert is_raised(at("append"), "errors") is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        ("import torch\nopt = torch.optim.SGD(net.parameters())\n", True),
+        ("from torch.optim import AdamW as Optimizer\nopt = Optimizer(net.parameters())\n", True),
+        ("from torch import optim as o\ndef f():\n    return o.Adam(net.parameters())\n", True),
+        ("from torch.optim.adam import Adam\nopt = Adam(net.parameters())\n", True),
+        ("class SGD:\n    pass\nopt = SGD(net.parameters())\n", False),
+        ("from mine import SGD\nopt = SGD(net.parameters())\n", False),
+        ("import torch\nopt = torch.optim.LBFGS(net.parameters())\n", False),
+    ],
+)
+def test_an_optimizer_is_known_by_where_its_name_comes_from(tmp_path, text, made):
+    path = tmp_path / "job.py"
+    path.write_text(text)
+    assert bool(list(optimizers_made([program_of(str(path))]))) is made

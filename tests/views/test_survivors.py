@@ -23,6 +23,7 @@ from memprof.trace import (
     Tables,
     Trace,
 )
+from memprof.views.examination import examine
 from memprof.views.survivors import OUTLIVED, survival
 
 LINE = Frame("step", "/home/me/train.py", 7)
@@ -81,7 +82,7 @@ def run_of(*windows, findings=(), steps=None, readings=(), total_bytes=0):
 
 def test_what_outlives_a_window_goes_on_in_the_next():
     first, then = list(range(10)), list(range(50, 55))
-    seen = survival(run_of(window([], first), window(first, then)).devices[0])
+    seen = survival(examine(run_of(window([], first), window(first, then))).devices[0])
     assert seen.steps.tolist() == first + then
     assert seen.lives.born.tolist() == list(range(15))
     assert set(seen.lives.died.tolist()) == {OUTLIVED}
@@ -89,7 +90,7 @@ def test_what_outlives_a_window_goes_on_in_the_next():
 
 def test_what_died_between_two_windows_died_when_the_second_began():
     first, then = list(range(10)), list(range(50, 55))
-    seen = survival(run_of(window([], first), window(first[:4], then)).devices[0])
+    seen = survival(examine(run_of(window([], first), window(first[:4], then))).devices[0])
     assert seen.lives.died[:10].tolist() == [OUTLIVED] * 4 + [10] * 6
 
 
@@ -106,14 +107,14 @@ def test_what_a_later_window_finds_without_a_label_is_known_by_its_address():
     same = window([], first, first_address=512)
     moved = window([], first, first_address=1 << 20)
     for earlier, of_first in ((same, [OUTLIVED] * 4 + [10] * 6), (moved, [10] * 10)):
-        lives = survival(run_of(earlier, later).devices[0]).lives
+        lives = survival(examine(run_of(earlier, later)).devices[0]).lives
         assert lives.died[lives.born >= 0].tolist() == of_first + [OUTLIVED] * 5
         assert (lives.born < 0).sum() == 4 - of_first.count(OUTLIVED)
 
 
 def test_a_leak_is_followed_over_windows_with_gaps():
     first, then = list(range(10)), list(range(50, 55))
-    found = leaks(run_of(window([], first), window(first, then)))
+    found = leaks(examine(run_of(window([], first), window(first, then))))
     assert [(f.kind, f.bytes_per_step, f.site.line) for f in found] == [(Kind.LEAK, 512.0, 7)]
 
 
@@ -125,11 +126,11 @@ def test_growth_that_stopped_before_the_last_window_is_no_leak():
         label=[s + 1 for s in then],
     )
     second = Trace(device="cuda:0", events=quiet, tables=TABLES, start=state(first))
-    assert leaks(run_of(window([], first), second)) == ()
+    assert leaks(examine(run_of(window([], first), second))) == ()
 
 
 def test_the_steps_until_the_device_is_full_are_counted():
-    found = leaks(run_of(window([], list(range(20))), total_bytes=20 * 512 + 51200))
+    found = leaks(examine(run_of(window([], list(range(20))), total_bytes=20 * 512 + 51200)))
     assert found[0].steps_left == 100.0
 
 
@@ -137,14 +138,14 @@ def test_a_container_with_a_bound_is_no_leak():
     link = Link("item", "3", "deque", length=20, limit=1000)
     holder = Holder(kind="item", links=[Link("global", "recent"), link])
     finding = Finding("holders", device="cuda:0", stack=1, holders=[holder])
-    assert leaks(run_of(window([], list(range(20))), findings=(finding,))) == ()
+    assert leaks(examine(run_of(window([], list(range(20))), findings=(finding,)))) == ()
 
 
 def test_the_holder_found_in_the_job_names_the_leak():
     links = [Link("global", "kept", "train"), Link("item", "0", "list", length=20)]
     holder = Holder(kind="item", filename="train.py", line=9, links=links)
     finding = Finding("holders", device="cuda:0", stack=1, holders=[holder])
-    found = leaks(run_of(window([], list(range(20))), findings=(finding,)))
+    found = leaks(examine(run_of(window([], list(range(20))), findings=(finding,))))
     assert (
         found[0].title == "grows by 512 B per step: list `kept` (20 items), global `kept` of train"
     )
@@ -160,5 +161,5 @@ def test_a_snapshot_with_profiler_steps_shows_leaks_too():
     snapshot = Trace(device="cuda:0", events=bare, tables=TABLES, start=State(), annotations=marks)
     header = Header(schema=SCHEMA_VERSION, created_us=0)
     device = DeviceRun("cuda:0", DeviceInfo("cuda:0"), (snapshot,))
-    found = leaks(Run("", header, (device,), is_snapshot=True))
+    found = leaks(examine(Run("", header, (device,), is_snapshot=True)))
     assert [(f.bytes_per_step, f.site.line) for f in found] == [(512.0, 7)]

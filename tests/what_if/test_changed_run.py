@@ -16,7 +16,7 @@ from memprof.allocator import (
     Driver,
     Recorder,
     parse_settings,
-    program_of,
+    workload_of,
 )
 from memprof.errors import MissingError, SettingsError
 from memprof.records import DeviceInfo, Header
@@ -71,7 +71,7 @@ def test_the_recorded_row_comes_first_and_says_what_was_recorded():
 
     assert device.device == "cuda:0"
     assert [row.configuration for row in device.rows] == ["recorded", "expandable_segments:True"]
-    assert device.rows[0].outcome == program_of(trace).recorded
+    assert device.rows[0].outcome == workload_of(trace).recorded
     assert device.rows[1].outcome.peak_reserved < device.rows[0].outcome.peak_reserved
 
 
@@ -139,12 +139,12 @@ def test_the_smallest_card_leaves_room_for_cuda_itself():
 
 
 def test_the_least_capacity_is_the_least():
-    program = program_of(fragmented())
-    job = Job(0, program.settings)
-    (least,) = fitted([program], [job], 1)
+    workload = workload_of(fragmented())
+    job = Job(0, workload.settings)
+    (least,) = fitted([workload], [job], 1)
 
-    assert played([program], [replace(job, capacity=least.bytes)], 1)[0].fits
-    assert not played([program], [replace(job, capacity=least.bytes - 2 * MIB)], 1)[0].fits
+    assert played([workload], [replace(job, capacity=least.bytes)], 1)[0].fits
+    assert not played([workload], [replace(job, capacity=least.bytes - 2 * MIB)], 1)[0].fits
 
 
 def test_a_trace_from_the_midst_is_laid_out_afresh_for_other_settings_beside_itself():
@@ -184,21 +184,21 @@ def test_a_saving_is_the_difference_of_two_replays():
 
 
 def test_replays_in_several_processes_come_to_the_same():
-    program = """
+    workload = """
 import sys
-from memprof.allocator import Recorder, parse_settings, program_of
+from memprof.allocator import Recorder, parse_settings, workload_of
 from memprof.what_if import parallel as replays
 recording = Recorder()
 for number in range(200):
     recording.free(recording.alloc(1000 * number + 1))
-program = program_of(recording.trace())
+program = workload_of(recording.trace())
 jobs = [replays.Job(0, parse_settings(t)) for t in ("", "expandable_segments:True", "max_split_size_mb:20")]
 one = replays.played([program], jobs, 1)
 replays.WORTH_A_PROCESS = 0
 assert "torch" not in sys.modules
 assert replays.played([program], jobs, 2) == one
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=600)
+    subprocess.run([sys.executable, "-c", workload], check=True, timeout=600)
 
 
 def test_the_command_prints_a_table_and_json(tmp_path):

@@ -12,6 +12,8 @@ from memprof.rules.kept_graphs import on_the_way
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import keyword
 from memprof.source_code.program import Place, calls_in
+from memprof.trace import Category
+from memprof.views.owners import CATEGORY_NAMES
 
 __all__ = ["RULE"]
 
@@ -36,7 +38,9 @@ class CreateGraph(GrowthRule[DifferentiableGradient]):
 
     def match(self, case: Case) -> DifferentiableGradient | None:
         """Such a call in a function that holds the tensors or leads to them."""
-        by_gradient = case.links & _BY_GRADIENT or case.found.category == "gradient"
+        by_gradient = (
+            case.links & _BY_GRADIENT or case.found.category == CATEGORY_NAMES[Category.GRADIENT]
+        )
         if not (case.graph or by_gradient):
             return None
         for place in {id(place.scope): place for place in on_the_way(case)}.values():

@@ -16,6 +16,7 @@ from memprof.rules.large_tensor import (
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.trace import Category
 from memprof.units import format_bytes
+from memprof.views.owners import CATEGORY_NAMES
 from memprof.views.window import Bools, Ints, Window
 
 __all__ = ["RULE"]
@@ -55,7 +56,7 @@ class Largest(WasteRule[Match]):
         it, its = ("they", "their") if number > 1 else ("it", "its")
         why = f"{takes} {nbytes} at once; in parts {it} need not."
         yield Advice("chunk", why, case.site)
-        if case.found.category == "activation":
+        if case.found.category == CATEGORY_NAMES[Category.ACTIVATION]:
             again = f"{its.title()} {nbytes} can be recomputed in the backward pass."
             yield Advice("checkpoint", again, case.site)
         half = f"In bfloat16 {its} {nbytes} are half."

@@ -12,7 +12,7 @@ from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.rules.stacks import made_through
 from memprof.source_code.frame_kind import FrameKind, frame_kind
-from memprof.source_code.idioms import OPTIMIZERS, keyword
+from memprof.source_code.idioms import keyword, optimizers_made
 from memprof.source_code.patch import diff, with_keyword
 from memprof.source_code.program import Place
 from memprof.trace import Frame, Phase
@@ -82,7 +82,7 @@ def _is_multi_tensor(frame: Frame) -> bool:
 
 def _constructions(case: Case) -> list[tuple[Place, ast.Call]]:
     """Where the program makes its optimizers; those that ask for ``foreach`` first."""
-    made = [(p, c) for c, p in case.calls(*OPTIMIZERS) if _asks_for_foreach(c) is not False]
+    made = [(p, c) for c, p in optimizers_made(case.programs) if _asks_for_foreach(c) is not False]
     return sorted(made, key=lambda pair: _asks_for_foreach(pair[1]) is not True)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.rule import EVERY_OTHER, Advice, Match, WasteRule
 from memprof.rules.stacks import made_through
-from memprof.source_code.idioms import OPTIMIZERS
+from memprof.source_code.idioms import optimizers_made
 from memprof.trace import Category, Frame
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Window
@@ -67,7 +67,7 @@ class SecondStates(WasteRule[Match]):
     def advice(self, match: Match, case: Case) -> Iterator[Advice]:
         """Drop the older optimizer, or keep its state elsewhere."""
         nbytes = format_bytes(match.nbytes)
-        constructions = (place for _, place in case.calls(*OPTIMIZERS))
+        constructions = (place for _, place in optimizers_made(case.programs))
         yield Advice(
             "del_ref",
             f"Two optimizers hold state for the same parameters, the older one {nbytes}: drop it "

@@ -11,7 +11,7 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.lifespan import FEWEST_STEPS
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.idioms import OPTIMIZERS, keyword
+from memprof.source_code.idioms import keyword, optimizers_made
 from memprof.source_code.patch import diff, wrapped
 from memprof.source_code.program import Place, Program, called_name, calls_in
 from memprof.source_code.values import is_object, takes_no_gradient, trains_besides
@@ -79,7 +79,7 @@ class UnusedGradients(WasteRule[Unused]):
         why = f"backward runs through {match.modules}, whose gradients no optimizer reads"
         site = case.site if match.within_model else _called_from(case) or case.site
         patch = "" if match.within_model or site is None else _cut_from_training(case, site)
-        optimizers = [place for _, place in case.calls(*OPTIMIZERS)]
+        optimizers = [place for _, place in optimizers_made(case.programs)]
         frozen = Advice(
             "freeze_params",
             f"If these are not trained, `requires_grad_(False)`: {why}.",

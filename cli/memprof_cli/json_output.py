@@ -1,0 +1,24 @@
+"""How every command prints its results as JSON: typed records in, one text out."""
+
+from __future__ import annotations
+
+import json
+
+import click
+import msgspec
+
+__all__ = ["known", "print_json"]
+
+
+def print_json(result: object) -> None:
+    """Print a result, a dataclass or struct or a mapping of such, as indented JSON.
+
+    The text is ASCII: it goes through any pipe, and names of files may hold bytes that are no
+    UTF-8, which `msgspec.json` would refuse.
+    """
+    click.echo(json.dumps(msgspec.to_builtins(result), indent=2))
+
+
+def known(number: int) -> int | None:
+    """A number, or None where it is negative: ``null`` says that it was not recorded."""
+    return number if number >= 0 else None
