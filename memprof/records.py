@@ -37,7 +37,7 @@ __all__ = [
     "WindowRecord",
 ]
 
-SCHEMA_VERSION = (1, 4)
+SCHEMA_VERSION = (1, 5)
 """(major, minor). A reader refuses a newer major version and ignores what a newer minor adds.
 
 What a field meant in an older version is brought to its present meaning by `older_schema`.
@@ -51,6 +51,7 @@ History:
          the graph, the bytes of a view and of its storage, whether a dict is a record, and what is
          known of memory that nobody owns (2026-11)
     1.4  the header says of a dry run what card it was for (2026-11)
+    1.5  a `Link` names the methods by which an object lets go of what it has (2026-11)
 """
 
 

@@ -174,6 +174,8 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
     is_parameter: bool = False
     """An optimizer refers so to the parameters that it updates; their owner is elsewhere."""
     unowned: Unowned | None = None
+    releases: tuple[str, ...] = ()
+    """Methods of the object's class that, by their verbs, let go of what it has: ``reset``."""
 
 
 def is_field(link: Link) -> bool:

@@ -38,6 +38,7 @@ from memprof.referrers.links_by_type import (
 )
 from memprof.referrers.notebook import cell_results, keeps_results
 from memprof.referrers.torch_references import is_node_type, is_tensor_type
+from memprof.source_code.verbs import RELEASING
 from memprof.sources.user_files import is_user_file
 
 __all__ = ["Naming"]
@@ -54,6 +55,8 @@ _HOOK_DICTS = {
     "_optimizer_step_pre_hooks": "optimizer step pre-hook",
     "_optimizer_step_post_hooks": "optimizer step post-hook",
 }
+_MOST_RELEASES = 16
+"""Methods of one class that are named: a class with more has too many ways to tell which is it."""
 _INDEX_FROM = 64  # containers this large get an index, for many of their items may be asked for
 
 
@@ -289,7 +292,13 @@ def _attribute(owner: object, name: str) -> Link:
         return Link(LinkKind.CTX_ATTRIBUTE, name, type_name, _file_of(type(owner)))
     if type.__subclasscheck__(logging.LogRecord, kind):
         return _log_record(owner, name)
-    return Link(_attribute_kind(kind, name), name, type_name, _file_of(type(owner)))
+    return Link(
+        _attribute_kind(kind, name),
+        name,
+        type_name,
+        _file_of(type(owner)),
+        releases=_releases_of(kind),
+    )
 
 
 def _attribute_kind(kind: type, name: str) -> LinkKind:
@@ -302,6 +311,17 @@ def _attribute_kind(kind: type, name: str) -> LinkKind:
     if type.__subclasscheck__(torch.optim.Optimizer, kind) and name in ("state", "param_groups"):
         return LinkKind.OPTIMIZER_STATE
     return LinkKind.ATTRIBUTE
+
+
+def _releases_of(kind: type) -> tuple[str, ...]:
+    """The public methods of a class that begin with a verb of letting go, of its parents too."""
+    names = {
+        name
+        for one in type_mro(kind)
+        for name, value in list(type.__dict__["__dict__"].__get__(one).items())
+        if type(value) is types.FunctionType and name.split("_", 1)[0] in RELEASING
+    }
+    return tuple(sorted(names)) if len(names) <= _MOST_RELEASES else ()
 
 
 def _file_of(kind: type) -> str:

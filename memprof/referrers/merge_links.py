@@ -13,6 +13,9 @@ __all__ = ["tidy"]
 
 _MODULE, _ITEM = LinkKind.MODULE_ATTRIBUTE, LinkKind.ITEM
 _STATE = LinkKind.OPTIMIZER_STATE
+_OF_MODULES = ("_modules", "_parameters")
+_BY_NAME = frozenset(("ModuleDict", "ParameterDict"))
+_CONTAINERS = _BY_NAME | {"ModuleList", "ParameterList"}
 
 
 def tidy(links: list[Link]) -> list[Link]:
@@ -30,8 +33,16 @@ def tidy(links: list[Link]) -> list[Link]:
 
 
 def _join_module(links: list[Link], at: int) -> tuple[Link | None, int]:
-    """``_modules`` / name pairs and the ``_parameters`` or ``_buffers`` entry at their end."""
+    """``_modules`` / name pairs and the ``_parameters`` or ``_buffers`` entry at their end.
+
+    An entry of a module that is there to hold others begins anew, where a parameter is meant: such
+    a container may be what grows.
+    """
     first, path, start = links[at], [], at
+    if _is_entry(links, at):
+        entry, type_name = links[at + 1], first.type_name
+        name = entry.name if type_name in _BY_NAME else entry.name.strip("'")
+        return msgspec.structs.replace(entry, name=name, type_name=type_name, is_record=False), 2
     kinds = {
         "_parameters": LinkKind.PARAMETER,
         "_buffers": LinkKind.BUFFER,
@@ -40,7 +51,7 @@ def _join_module(links: list[Link], at: int) -> tuple[Link | None, int]:
     kind = LinkKind.MODULE_ATTRIBUTE
     filename = ""
     while at + 1 < len(links) and links[at].kind == _MODULE and links[at].name in kinds:
-        if links[at + 1].kind != _ITEM:
+        if links[at + 1].kind != _ITEM or (path and _is_entry(links, at)):
             break
         kind, filename = kinds[links[at].name], links[at].filename
         path.append(links[at + 1].name.strip("'"))
@@ -54,7 +65,27 @@ def _join_module(links: list[Link], at: int) -> tuple[Link | None, int]:
         at += 1
     if not path:
         return None, 0
-    return Link(kind, ".".join(path), first.type_name, filename), at - start
+    name = ".".join(path)
+    return Link(kind, name, first.type_name, filename, releases=first.releases), at - start
+
+
+def _is_entry(links: list[Link], at: int) -> bool:
+    """Whether a module holds a parameter as a container does, or a module that has it.
+
+    What else a module has, such as a cache of keys and values, does not come with the module.
+    """
+    if not _is_pair(links, at) or links[at].type_name not in _CONTAINERS:
+        return False
+    while _is_pair(links, at) and links[at].name == "_modules":
+        at += 2
+    return _is_pair(links, at)
+
+
+def _is_pair(links: list[Link], at: int) -> bool:
+    """Whether a module's dict of modules or of parameters, and an entry of it, come next."""
+    if at + 1 >= len(links) or links[at + 1].kind != _ITEM:
+        return False
+    return links[at].kind == _MODULE and links[at].name in _OF_MODULES
 
 
 def _join_state(links: list[Link], at: int) -> tuple[Link | None, int]:

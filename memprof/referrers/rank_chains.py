@@ -16,8 +16,11 @@ from memprof.source_code.find_line import (
     called_at,
     creates_graph_at,
     filled_at,
+    filled_below,
     grown_at,
+    is_filled_at,
     passed_at,
+    registered_at,
     saved_at,
 )
 from memprof.sources.user_files import is_user_file
@@ -143,20 +146,22 @@ def _best_line(links: list[Link], files: list[str]) -> tuple[str, int]:
     surely, others = _by_merit(links)
     back = _pointing_back(links, files) if links[0].kind in CYCLES else ("", 0)
     lines = (
-        *(_line_at(links, at) for at in surely),
+        *(_line_at(links, at, files) for at in surely),
         back,
-        *(_line_at(links, at) for at in others),
+        *(_line_at(links, at, files) for at in others),
     )
     found = [(name, line) for name, line in lines if line and source_line(name, line)]
     found.sort(key=lambda one: not is_user_file(one[0]))  # a library's only if there is no other
     return found[0] if found else _cpp_line(links, files)
 
 
-def _line_at(links: list[Link], at: int) -> tuple[str, int]:
+def _line_at(links: list[Link], at: int, files: list[str]) -> tuple[str, int]:
     one = links[at]
-    holds_items = at + 1 < len(links) and links[at + 1].kind == _ITEM
+    holds_items = at + 1 < len(links) and links[at + 1].kind in (_ITEM, LinkKind.KEY)
     if holds_items and one.kind != LinkKind.CLASS_ATTRIBUTE:
-        return _filling_line(links, at)
+        return _filling_line(links, at, files)
+    if one.kind == LinkKind.CLOSURE:
+        return one.filename, _registration(one) or one.line
     return one.filename, one.line
 
 
@@ -172,7 +177,13 @@ def _pointing_back(links: list[Link], files: list[str]) -> tuple[str, int]:
     return "", 0
 
 
-def _filling_line(links: list[Link], at: int) -> tuple[str, int]:
+def _registration(closure: Link) -> int:
+    """The line that registers a function, or what its maker returns, as a hook; 0: none."""
+    makers = closure.type_name.split(".")[::-1]
+    return next((line for one in makers if (line := registered_at(closure.filename, one))), 0)
+
+
+def _filling_line(links: list[Link], at: int, files: list[str]) -> tuple[str, int]:
     """The line that fills the container at ``at``, which may lie in other containers."""
     while at and links[at].kind == _ITEM:
         at -= 1
@@ -184,8 +195,16 @@ def _filling_line(links: list[Link], at: int) -> tuple[str, int]:
         keys=[two.name for two in inside if is_field(two)],
         class_name=one.type_name,
         view=links[-1].kind == LinkKind.BASE,
+        as_key=links[at + 1].kind == LinkKind.KEY,
         after=one.line if one.kind == LinkKind.CLOSURE else 0,
     )
+    if line and is_filled_at(one.filename, line):
+        return one.filename, line
+    for two in reversed([two for two in inside[:-1] if is_field(two)]):
+        key = two.name.strip("'")
+        filename, below = _first_line(files, lambda name, key=key: filled_below(name, key))
+        if below:
+            return filename, below
     return one.filename, line or one.line
 
 
@@ -203,7 +222,7 @@ def _by_merit(links: list[Link]) -> tuple[list[int], list[int]]:
         if kinds[at] in _ATTRIBUTES and _is_graph(kinds[at + 1 :] or [following[at]])
     ]
     own = [at for kind in _OWN_LINE for at in places if kinds[at] == kind]
-    own = [at for at in own if not (kinds[at] == LinkKind.CLOSURE and _is_in_a_list(links[:at]))]
+    own = [at for at in own if kinds[at] != LinkKind.CLOSURE or not _is_near_a_list(links, at)]
     filled = [
         at
         for at in places
@@ -227,9 +246,13 @@ def _by_merit(links: list[Link]) -> tuple[list[int], list[int]]:
     )
 
 
-def _is_in_a_list(above: list[Link]) -> bool:
-    """Whether a container of many things, of which this is one, is the holder to look at."""
-    return any(one.kind == _ITEM and one.length > 1 and not is_field(one) for one in above)
+def _is_near_a_list(links: list[Link], at: int) -> bool:
+    """Whether a container of many things is the holder to look at.
+
+    What closes over something is one of them, or what it closes over has them.
+    """
+    near = [*links[:at], *links[at + 2 :]]
+    return any(one.kind == _ITEM and one.length > 1 and not is_field(one) for one in near)
 
 
 def _holding_methods(links: list[Link]) -> list[int]:

@@ -7,12 +7,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memprof.records import Holder
-from memprof.reference_chain import CYCLES, Link, LinkKind, breadth
+from memprof.reference_chain import CYCLES, Link, LinkKind, breadth, is_field
 from memprof.rules.case import Case
-from memprof.source_code.idioms import Filling, checks_for_key, growing, last_name
-from memprof.source_code.program import FUNCTIONS, Place, bound_names
+from memprof.source_code.idioms import Filling, checks_for_key, filling, growing, last_name
+from memprof.source_code.program import FUNCTIONS, Place, bound_names, called_name, calls_in
+from memprof.source_code.verbs import EMPTYING
 
-__all__ = ["FilledContainer", "below_item", "filled_container", "filled_registry", "is_cache"]
+__all__ = [
+    "FilledContainer",
+    "below_item",
+    "filled_container",
+    "filled_registry",
+    "is_cache",
+    "taken_at",
+]
+
+_TAKING_ONE = EMPTYING - {"clear"}
+_MODULES = frozenset(("ModuleDict", "ModuleList", "ParameterDict", "ParameterList"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,6 +34,12 @@ class FilledContainer:
     place: Place
     """The statement that fills it."""
     filling: Filling
+
+    @property
+    def is_module(self) -> bool:
+        """Whether a module holds its items, as parts of the model."""
+        container = max(self.holder.links, key=breadth, default=None)
+        return container is not None and container.type_name in _MODULES
 
     def __str__(self) -> str:
         """Say that it grows, and how long it is, where that was seen."""
@@ -44,7 +61,7 @@ def filled_container(case: Case) -> FilledContainer | None:
             continue
         filling = growing(place)
         if filling is None or isinstance(place.statement, FUNCTIONS):
-            place = _filling_statement(place)
+            place = _filling_statement(place) or _filled_elsewhere(place, holder, case)
             filling = growing(place)
         if place is not None and filling is not None:
             return FilledContainer(holder, place, filling)
@@ -73,11 +90,69 @@ def is_cache(container: FilledContainer) -> bool:
     return filling.keyed and checks_for_key(container.place, filling.container)
 
 
+def taken_at(container: FilledContainer) -> list[int]:
+    """Lines of the same class, or file, that take single entries out of a container by its name."""
+    place, name = container.place, container.filling.container
+    own = place.class_ if name.startswith("self.") else None
+    tree: ast.AST = own if own is not None else place.program.tree
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Delete):
+            parts = [t.value for t in node.targets if isinstance(t, ast.Subscript)]
+        elif called_name(node) in _TAKING_ONE and isinstance(node, ast.Call):
+            parts = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+        else:
+            continue
+        found |= {node.lineno for part in parts if ast.unparse(part) == name}
+    return sorted(found)
+
+
 def below_item(holder: Holder) -> Sequence[Link]:
     """The links of a chain below the item of the largest container."""
     items = [at for at, link in enumerate(holder.links) if link.kind == LinkKind.ITEM]
     top = max(items, key=lambda at: breadth(holder.links[at]), default=len(holder.links))
     return holder.links[top + 1 :]
+
+
+def _filled_elsewhere(place: Place, holder: Holder, case: Case) -> Place | None:
+    """The statement of another function that fills it: by its parameter, or by a record's key.
+
+    ``log(rows, x)`` of a list ``rows`` that ``def log(kept, x): kept.append(x)`` fills.
+    """
+    names = {target.id for target in bound_names(place.statement) if isinstance(target, ast.Name)}
+    keys = {f"[{link.name}]" for link in holder.links if is_field(link)}
+    ran = {id(near.scope) for _, near in case.frames}
+    fillings = [
+        (where, filled.container)
+        for program in case.programs
+        for node in ast.walk(program.tree)
+        if isinstance(node, (ast.Expr, ast.Assign))
+        and (filled := filling(node)) is not None
+        and (where := program.place(node)) is not None
+    ]
+    fillings.sort(key=lambda one: id(one[0].scope) not in ran)
+    for where, container in fillings:
+        if any(container.endswith(key) for key in keys):
+            return where
+        if container in _parameters_given(place, where, names):
+            return where
+    return None
+
+
+def _parameters_given(place: Place, where: Place, names: set[str]) -> set[str]:
+    """Parameters of the function around ``where`` that ``place``'s function hands names to."""
+    function = where.function
+    if function is None or function is place.scope or not names:
+        return set()
+    arguments = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
+    if where.class_ is not None and arguments[:1] == ["self"]:
+        arguments = arguments[1:]
+    given = set()
+    for call in calls_in(place.scope, function.name):
+        pairs = [*zip(arguments, call.args, strict=False)]
+        pairs += [(one.arg, one.value) for one in call.keywords if one.arg]
+        given |= {own for own, value in pairs if isinstance(value, ast.Name) and value.id in names}
+    return given
 
 
 def _filling_statement(place: Place) -> Place | None:

@@ -50,6 +50,8 @@ class Growth:
     """Share of the growth that something holds without a graph in between."""
     forward_share: float = 0.0
     """Share of the bytes that a forward pass made which a backward pass followed."""
+    is_replaced: bool = False
+    """Most of it are tensors that are made anew, and larger, again and again: not ever more."""
     has_parameters: bool = False
     """Parameters are among them: whole models pile up."""
 

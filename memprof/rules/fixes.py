@@ -24,6 +24,8 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "clear_container": "Empty the container when its contents have been used.",
         "bound_cache": "Give the cache a largest size.",
         "weakref": "Register objects weakly, so that the registry does not keep them.",
+        "release": "Call the method by which an object lets go of what another one put in.",
+        "reiterate": "Begin the loader anew for each round: no `itertools.cycle`.",
         "reset_metric": "Call the metric's `reset()` after `compute()`.",
         "break_cycle": "Break the reference cycle, so that counting references frees it.",
         "save_for_backward": "Keep tensors with `ctx.save_for_backward`, not as attributes of ctx.",

@@ -35,6 +35,7 @@ _BOUNDED_HISTORY = re.compile(r"/torch/optim/lbfgs\.py$")
 _COPY_MODULE = re.compile(r"/lib(?:64)?/(?:python\d[^/]*/)?copy\.py$", re.IGNORECASE)
 _NEARLY_ALL = 0.8
 """Of the steps after the first: in so many a copied collection has become larger."""
+_MOSTLY = 0.5
 _ONE_EACH = (Category.GRADIENT, Category.OPTIMIZER_STATE)
 
 
@@ -202,7 +203,8 @@ def _is_expected(survival: Survival, found: GrowingGroup) -> bool:
     """Gradients and optimizer state while there are no more than one per parameter.
 
     They come when a layer is unfrozen or first used, and go on for as many steps as there are
-    layers; more of them than parameters means optimizers that are not given back.
+    layers; more of them than parameters means optimizers that are not given back. Where most of the
+    parameters are new themselves, models pile up, and what belongs to them with them.
     """
     lives = survival.lives
     frames = survival.tables.stack(found.stack)
@@ -213,9 +215,8 @@ def _is_expected(survival: Survival, found: GrowingGroup) -> bool:
         return False
     everything = np.arange(len(lives))
     there = (lives.category == Category.PARAMETER) & survival.outlast(everything)
-    born = np.unique(lives.born[there])
-    co_grown = np.isin(lives.born[found.rows], born[born >= WARM_UP]).mean()
-    return len(found.rows) <= int(there.sum()) and bool(co_grown < 0.5)
+    are_new = bool((lives.born[there] >= WARM_UP).mean() >= _MOSTLY) if there.any() else False
+    return len(found.rows) <= int(there.sum()) and not are_new
 
 
 def _is_history(frames: tuple[Frame, ...]) -> bool:

@@ -122,6 +122,11 @@ class _Leak:
         freed = sum(group.per_step for group in groups if group.collected)
         return freed > 0.5 * self.cluster.per_step
 
+    def _replaced(self) -> bool:
+        groups = self.cluster.groups
+        anew = sum(group.per_step for group in groups if group.replaced)
+        return anew > 0.5 * self.cluster.per_step
+
     def _every(self) -> int:
         return self.cluster.groups[0].every
 
@@ -186,6 +191,7 @@ class _Leak:
         return Growth(
             kept_itself=self.cluster.kept_itself,
             forward_share=float(forward) / max(1, int(lives.size[rows].sum())),
+            is_replaced=self._replaced(),
             has_parameters=bool((lives.category[rows] == Category.PARAMETER).any()),
         )
 

@@ -24,6 +24,8 @@ __all__ = ["with_remedies"]
 
 _MOST = 3
 """Remedies of a finding."""
+_MOSTLY = 0.5
+"""Share of the bytes: what leaves more of them is no remedy of what grows."""
 
 
 class _OfRule(NamedTuple):
@@ -34,7 +36,7 @@ class _OfRule(NamedTuple):
 
 
 def with_remedies(found: Found, examination: Examination) -> Found:
-    """The finding with at most three remedies, those that give none of its bytes back last.
+    """The finding with at most three remedies, those that give little of its bytes back last.
 
     Where it grows, every rule that explains it gives advice; the first that does names the finding.
     """
@@ -45,23 +47,26 @@ def with_remedies(found: Found, examination: Examination) -> Found:
         advice = [_OfRule(rule.name, one) for one in rule.advice(found.match, case)]
     if case.grows:
         advice += sorted(_on_growth(case), key=lambda one: one.advice.otherwise)
-    if advice and rule is None:
-        found = replace(found, rule=advice[0].rule)
     best: dict[str, _OfRule] = {}
     for one in advice:
         best.setdefault(one.advice.fix, one)
-    ranked = sorted(best.values(), key=lambda one: _is_there_already(one.advice, found))
+    ranked = sorted(best.values(), key=lambda one: _merit(one.advice, found))
+    if case.grows and len(ranked) > 1 and ranked[0].advice.fix == "cpu_offload":
+        ranked[:2] = ranked[1::-1]  # on the host it goes on to grow
+    if ranked and rule is None:
+        found = replace(found, rule=ranked[0].rule)
     first = [one._replace(advice=_of_what_ran(one.advice, case)) for one in ranked[:_MOST]]
-    first.sort(key=lambda one: one.advice.remains >= 1)
     return replace(found, remedies=tuple(_remedy(*one, case) for one in first))
 
 
-def _is_there_already(advice: Advice, found: Found) -> bool:
-    """Whether it would move to the host what lies there at its peak: that helps on a GPU only.
+def _merit(advice: Advice, found: Found) -> tuple[bool, bool]:
+    """What puts a remedy behind the others of a finding, the worst first.
 
-    What grows is asked for on the CPU mostly to learn what it will do on a GPU.
+    Most of the bytes stay, or what lies on the host at its peak would be moved there. What grows on
+    the CPU is asked for mostly to learn what it will do on a GPU.
     """
-    return advice.fix == "cpu_offload" and found.device == "cpu" and not found.bytes_per_step
+    is_there = found.device == "cpu" and not found.bytes_per_step
+    return advice.remains > _MOSTLY, advice.fix == "cpu_offload" and is_there
 
 
 def _on_growth(case: Case) -> Iterator[_OfRule]:

@@ -22,9 +22,11 @@ __all__ = [
     "called_at",
     "creates_graph_at",
     "filled_at",
+    "filled_below",
     "forget",
     "grown_at",
     "index_of",
+    "is_filled_at",
     "may_stop_growing",
     "passed_at",
     "reading_until",
@@ -75,6 +77,7 @@ def filled_at(
     keys: Sequence[str] = (),
     class_name: str = "",
     view: bool = False,
+    as_key: bool = False,
     after: int = 0,
 ) -> int:
     """The line that puts things into a variable, or an attribute ``.name``; 0: none.
@@ -82,6 +85,7 @@ def filled_at(
     Of several lines one that names ``keys`` (quoted dict keys further down the chain) or lies in
     the class ``class_name`` (or the Function of that node) is preferred.
     For a variable of a closure lines from ``after`` on, where its function begins, come first.
+    With ``as_key`` tensors are the keys, and the values may be anything.
     With ``view`` it is the line that took the variable which is put there from something larger.
     """
     index = index_of(filename)
@@ -94,7 +98,8 @@ def filled_at(
             sum(text not in one.keys for text in texts),
             one.rank % NO_TENSOR == EMPTIED,
             bool(class_name) and one.class_ != class_name,
-            one.rank,
+            one.rank % NO_TENSOR if as_key else one.rank,
+            one.function == "__init__",
             not _carries_on(index, one),
             one.line,
         ),
@@ -117,6 +122,19 @@ def grown_at(filename: str, name: str) -> int:
     fills = index_of(filename).filled.get(name, [])
     grown = [one for one in fills if one.rank == FILLED and one.function != "__init__"]
     return min(grown).line if grown else 0
+
+
+def filled_below(filename: str, key: str) -> int:
+    """The line that fills what a record has at ``key``, whatever the record's name; 0: none."""
+    fills = index_of(filename).filled.get(f"[{key}]", [])
+    best = min(fills, key=lambda one: (one.function == "__init__", one), default=None)
+    return best.line if best is not None else 0
+
+
+def is_filled_at(filename: str, line: int) -> bool:
+    """True if a line of a file adds to something, and does not only assign it."""
+    fills = (one for named in index_of(filename).filled.values() for one in named)
+    return any(one.line == line and one.rank % NO_TENSOR == FILLED for one in fills)
 
 
 def passed_at(filename: str, name: str, *, own: bool) -> int:

@@ -75,7 +75,10 @@ class Bound:
 
 @dataclass
 class Index:
-    """Lines of one file by the names that they bind or fill; attributes are written ``.name``."""
+    """Lines of one file by the names that they bind or fill.
+
+    Attributes are written ``.name``, and what is filled below a key of a record ``[key]``.
+    """
 
     filled: dict[str, list[Fill]] = field(default_factory=dict)
     bound: dict[str, list[Bound]] = field(default_factory=dict)
@@ -230,7 +233,9 @@ class _Reader:
         else:
             rank = _IN_INIT if place.function == "__init__" else _ASSIGNED
         again = isinstance(place.node, (ast.Assign, ast.AnnAssign))
-        self._fill(target, rank, line, value, place, again and _is_of_itself(target, value))
+        of_itself = again and _is_of_itself(target, value)
+        key = _innermost_key(target.value) if isinstance(target, ast.Subscript) else ""
+        self._fill(target, rank, line, value, place, of_itself, key)
 
     def _bind(self, name: str, bound: Bound) -> None:
         self.index.bound.setdefault(name, []).append(bound)
@@ -243,6 +248,7 @@ class _Reader:
         value: ast.expr | None,
         place: _Place,
         of_itself: bool = False,
+        key: str = "",
     ) -> None:
         name = target if isinstance(target, str) else _name(target)
         if not name:
@@ -263,6 +269,8 @@ class _Reader:
             passed=stored in place.parameters,
         )
         self.index.filled.setdefault(name, []).append(fill)
+        if key and rank % NO_TENSOR == FILLED:
+            self.index.filled.setdefault(f"[{key}]", []).append(fill)
 
     def _note_call(self, node: ast.Call, place: _Place) -> None:
         self._note_graph(node, place)
@@ -276,7 +284,8 @@ class _Reader:
             return
         if called in FILLING:
             first = node.args[-1] if node.args else None
-            self._fill(node.func.value, FILLED, node.lineno, first, place)
+            key = _innermost_key(node.func.value)
+            self._fill(node.func.value, FILLED, node.lineno, first, place, key=key)
         if called == "save_for_backward":
             self.index.saved.setdefault(place.class_, []).append((place.off, node.lineno))
         if called.startswith("register_") and "hook" in called:
@@ -358,6 +367,16 @@ def _name(node: ast.AST) -> str:
     if isinstance(node, ast.Attribute):
         return "." + node.attr
     return node.id if isinstance(node, ast.Name) else ""
+
+
+def _innermost_key(target: ast.expr) -> str:
+    """``rows`` of ``state["rows"][3]``, by which a record is asked for a container; else empty."""
+    while isinstance(target, ast.Subscript):
+        key = _text(target.slice)
+        if key:
+            return key
+        target = target.value
+    return ""
 
 
 def _keys(target: ast.expr | str, value: ast.expr | None) -> Iterator[str]:

@@ -34,6 +34,7 @@ __all__ = [
     "place_of",
     "program_of",
     "root_name",
+    "source_of",
 ]
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
@@ -133,7 +134,15 @@ class Program:
 
 def program_of(filename: str) -> Program | None:
     """The user's file of that name, if it is here and parses."""
-    if not filename.endswith((".py", ".pyw")) or frame_kind(filename) is not FrameKind.USER:
+    return source_of(filename) if frame_kind(filename) is FrameKind.USER else None
+
+
+def source_of(filename: str) -> Program | None:
+    """A file of whoever's, if it is here and parses: what a library's class has for methods.
+
+    Whether it is the version that ran is not known of a library's.
+    """
+    if not filename.endswith((".py", ".pyw")):
         return None
     try:
         path = Path(filename)

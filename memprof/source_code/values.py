@@ -27,6 +27,7 @@ from memprof.source_code.verbs import (
 __all__ = [
     "goes_backward",
     "is_fresh_tensor",
+    "is_new_tensor",
     "is_object",
     "is_python_number",
     "is_raised",
@@ -47,7 +48,7 @@ def is_fresh_tensor(place: Place, name: str, but: ast.stmt) -> bool:
     So its value is a tensor, at the beginning at least. Attributes go by their last name.
     """
     values = list(values_of(place, name, but))
-    return bool(values) and all(_is_fresh(value) for value in values)
+    return bool(values) and all(is_new_tensor(value) for value in values)
 
 
 def takes_no_gradient(programs: Sequence[Program], place: Place, call: ast.Call) -> bool:
@@ -88,7 +89,7 @@ def _called(place: Place, start: ast.expr) -> Iterator[str]:
 
 
 def _has_no_graph(place: Place, value: ast.expr) -> bool:
-    if isinstance(value, ast.Constant) or _is_fresh(value) or is_cut_off(place, value):
+    if isinstance(value, ast.Constant) or is_new_tensor(value) or is_cut_off(place, value):
         return True
     if not isinstance(value, ast.Name):
         return False
@@ -97,7 +98,7 @@ def _has_no_graph(place: Place, value: ast.expr) -> bool:
     batches = len(values) - len(whole)
     if batches != len(list(_batches(place, value.id))):
         return False
-    return bool(values) and all(_is_fresh(one) for one in whole)
+    return bool(values) and all(is_new_tensor(one) for one in whole)
 
 
 def _batches(place: Place, name: str) -> Iterator[ast.stmt]:
@@ -165,12 +166,12 @@ def _is(target: ast.AST, name: str, last: str) -> bool:
     return isinstance(target, ast.Name) and target.id == name
 
 
-def _is_fresh(value: ast.expr | None) -> bool:
+def is_new_tensor(value: ast.expr | None) -> bool:
     """``torch.zeros(…)``, on its way to a device or a shape, too."""
     if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
         return False
     if value.func.attr in SAME_VALUES:
-        return _is_fresh(value.func.value)
+        return is_new_tensor(value.func.value)
     of_torch = ast.unparse(value.func.value) == "torch"
     return of_torch and value.func.attr in FACTORIES and not _requires(value)
 

@@ -6,6 +6,9 @@ used inside the job as well, where nothing may be imported for it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 __all__ = [
     "ALSO_OF_TENSORS",
     "CONTAINER_METHODS",
@@ -22,6 +25,8 @@ __all__ = [
     "NUMBER_FUNCTIONS",
     "OF_MODULES",
     "OF_NO_BUILTIN",
+    "OPPOSITES",
+    "RELEASING",
     "REPEATING",
     "SAME_VALUES",
     "TAKING",
@@ -37,8 +42,10 @@ FILLING_BY_KEY = frozenset(("setdefault", "update"))
 FILLING = FILLING_BY_KEY | {
     *("add", "append", "appendleft", "extend", "extendleft", "insert", "push"),
     *("put", "put_nowait"),
+    *("add_module", "register_module"),
 }
-"""Methods that put something into a container: a list, a deque, a set, a queue, a mapping."""
+"""Methods that put something into a container: a list, a deque, a set, a queue, a mapping, a module
+of modules."""
 
 ALSO_OF_TENSORS = frozenset(("add", "put"))
 """Those of them that tensors have as well, where they compute a new tensor."""
@@ -48,6 +55,49 @@ OF_NO_BUILTIN = frozenset(("push",))
 
 EMPTYING = frozenset(("clear", "discard", "get_nowait", "pop", "popitem", "popleft", "remove"))
 """Methods that take something out of a container."""
+
+OPPOSITES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "acquire": ("release",),
+        "add": ("remove", "delete", "discard", "drop", "clear", "reset"),
+        "allocate": ("free", "deallocate", "release"),
+        "append": ("clear", "reset", "pop", "truncate"),
+        "attach": ("detach", "remove"),
+        "begin": ("end", "stop"),
+        "cache": ("uncache", "clear", "reset", "empty", "evict"),
+        "collect": ("clear", "reset", "flush", "drain"),
+        "connect": ("disconnect",),
+        "create": ("delete", "destroy", "remove"),
+        "enable": ("disable",),
+        "extend": ("clear", "reset", "truncate", "crop"),
+        "insert": ("remove", "delete", "clear", "reset"),
+        "install": ("uninstall", "remove"),
+        "load": ("unload", "delete", "remove", "release", "free"),
+        "log": ("clear", "reset", "flush"),
+        "open": ("close",),
+        "prepare": ("release", "free", "unprepare", "clear", "reset"),
+        "push": ("pop", "clear", "reset"),
+        "put": ("clear", "reset", "evict"),
+        "record": ("clear", "reset", "flush"),
+        "register": ("unregister", "deregister", "remove", "delete"),
+        "save": ("delete", "remove", "clear"),
+        "set": ("unset", "delete", "remove", "clear"),
+        "setup": ("cleanup", "teardown", "shutdown", "close"),
+        "start": ("stop", "end", "finish", "shutdown"),
+        "store": ("delete", "remove", "clear", "reset"),
+        "submit": ("cancel", "remove", "clear"),
+        "subscribe": ("unsubscribe",),
+        "track": ("untrack", "clear", "reset"),
+        "update": ("reset", "clear", "crop"),
+        "watch": ("unwatch",),
+        "write": ("clear", "reset", "truncate"),
+    }
+)
+"""By the verb of a method that puts something in, the verbs of those that take it out again, the
+likeliest first."""
+
+RELEASING = frozenset(verb for verbs in OPPOSITES.values() for verb in verbs)
+"""Verbs of methods by which an object lets go of something."""
 
 TAKING = EMPTYING | {"get"}
 """Methods that take something out, or ask first whether it is there."""

@@ -104,7 +104,10 @@ def test_what_the_programs_own_object_collects_is_emptied_where_it_is_filled(ben
     remedies = bench.advise("self.recall(x)", bench.holder("append", *links))
     cleared = next(remedy for remedy in remedies if remedy.fix == "clear_container")
     assert cleared.line == bench.line("append")
-    assert cleared.why == "`self.preds` (40 items) only grows: empty it when it has been used."
+    assert cleared.why == (
+        "`self.preds` (40 items) only grows: empty it when it has been used, or keep the last few "
+        "(`deque(maxlen=…)`)."
+    )
 
 
 def test_models_in_a_list_are_let_go_rather_than_offloaded(bench):

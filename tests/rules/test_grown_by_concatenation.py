@@ -32,10 +32,10 @@ def looks_alike():
     return step
 
 
-def test_the_parts_are_to_be_collected_on_the_host(tmp_path):
+def test_it_is_to_be_begun_anew_or_its_parts_collected_on_the_host(tmp_path):
     found, *_ = findings_of(fires, tmp_path / "run.json")
     first, second, *_ = found.remedies
     assert found.rule == first.rule == second.rule == "grown-by-concatenation"
     assert found.bytes_per_step == ROWS * WIDTH * 4
-    assert (first.fix, second.fix) == ("cpu_offload", "preallocate")
+    assert (first.fix, second.fix) == ("clear_container", "cpu_offload")
     assert first.code == "state.preds = torch.cat([state.preds, torch.randn(ROWS, WIDTH)])"

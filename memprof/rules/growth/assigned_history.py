@@ -18,7 +18,7 @@ from memprof.source_code.idioms import (
 )
 from memprof.source_code.patch import diff, wrapped
 from memprof.source_code.program import Place, bound_names
-from memprof.source_code.values import is_object
+from memprof.source_code.values import is_new_tensor, is_object
 
 __all__ = ["RULE"]
 
@@ -55,7 +55,7 @@ class AssignedHistory(GrowthRule[Assigned]):
             names = [t for t in bound_names(statement) if isinstance(t, ast.Attribute)]
             if not names or accumulation(place) is not None or is_autograd_function(place):
                 continue
-            if not any(read_by_itself(place)):
+            if not any(read_by_itself(place)) and not is_new_tensor(statement.value):
                 return Assigned(place, ast.unparse(names[0]), statement.value)
         return None
 

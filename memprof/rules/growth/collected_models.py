@@ -34,8 +34,8 @@ class CollectedModels(GrowthRule[Models]):
     def match(self, case: Case) -> Models | None:
         """A container in whose items parts of a model or of an optimizer lie."""
         container = filled_container(case) if case.of_model else None
-        if container is None:
-            return None
+        if container is None or container.is_module:
+            return None  # parts of one model, such as adapters, are no models
         return Models(container, _origin(container, case))
 
     def advice(self, cause: Models, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the container says all

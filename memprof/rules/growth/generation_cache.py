@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memprof.rules.case import Case
+from memprof.rules.containers import filled_container
 from memprof.rules.kept_graphs import on_the_way
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import growing, grown_by_concatenation
@@ -42,7 +43,7 @@ class GenerationCaches(GrowthRule[GenerationCache]):
         That is what tells a cache from predictions that a metric collects: those are not read by
         the call that adds to them. With a graph it is a state that training carries along.
         """
-        if not case.found.module or case.graph:
+        if not case.found.module or case.graph or _has_one_each(case):
             return None
         for place in on_the_way(case):
             if place.class_ is None:
@@ -65,6 +66,12 @@ class GenerationCaches(GrowthRule[GenerationCache]):
             cause.place,
             otherwise=True,
         )
+
+
+def _has_one_each(case: Case) -> bool:
+    """Whether a table has an entry for every prompt: there are ever more, and none grows."""
+    container = None if case.found.growth.is_replaced else filled_container(case)
+    return container is not None and container.filling.keyed
 
 
 def _is_read_below(place: Place, name: str) -> bool:

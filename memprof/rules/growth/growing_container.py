@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memprof.rules.case import Case
-from memprof.rules.containers import FilledContainer, filled_container
+from memprof.rules.containers import FilledContainer, filled_container, taken_at
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.rules.source_facts import handed_over
 from memprof.source_code.program import Place
@@ -16,6 +16,8 @@ __all__ = ["RULE"]
 
 _MOSTLY = 0.5
 """Share of the bytes that stay when the graph is cut off."""
+_MOST_LINES = 3
+"""Lines that are named."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,25 +45,34 @@ class GrowingContainer(GrowthRule[GrownContainer]):
         return GrownContainer(container, source[0] if source is not None else container.place)
 
     def advice(self, cause: GrownContainer, case: Case) -> Iterator[Advice]:
-        """Empty it; or keep its items on the host, which of a graph's result is better."""
+        """Empty it; or keep its items on the host, where their graphs do not come along."""
         why, how = str(cause.container), "`.detach().cpu()`" if case.graph else "`.cpu()`"
-        empty = Advice(
-            "clear_container",
-            f"{why}: empty it when it has been used.",
-            cause.container.place,
-        )
+        yield Advice("clear_container", f"{why}: {_emptied(cause)}.", cause.container.place)
         if case.of_model:
-            yield empty
             return
-        host = Advice(
+        yield Advice(
             "cpu_offload",
             f"{why}: keep its items in host memory ({how}), or the numbers needed of them.",
             cause.origin,
             # Where most of the bytes are the graph's, or a number would do, others know better.
+            # Where most of the bytes are the graph's, or a number would do, others know better.
             otherwise=case.scalar or case.kept_itself <= _MOSTLY,
         )
-        results = case.graph and case.direct and not case.scalar
-        yield from (host, empty) if results else (empty, host)
+
+
+def _emptied(cause: GrownContainer) -> str:
+    """What is to be done, where the program does it at other places, and which those are."""
+    lines = taken_at(cause.container)
+    if lines:
+        where = ", ".join(map(str, lines[:_MOST_LINES]))
+        noun = "line" if len(lines) == 1 else "lines"
+        return f"take out of it all that is done with, and not only what {noun} {where} takes out"
+    name = cause.container.filling.container
+    if cause.container.is_module:
+        return f"delete each part when it is done with (`del {name}[…]`), or fill one again"
+    if cause.container.filling.keyed:
+        return "take out what is not needed any more (`pop`): the oldest, or each when it was used"
+    return "empty it when it has been used, or keep the last few (`deque(maxlen=…)`)"
 
 
 RULE = GrowingContainer()

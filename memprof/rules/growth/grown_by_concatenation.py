@@ -27,7 +27,7 @@ class GrownByConcatenation(GrowthRule[Concatenation]):
 
     name = "grown-by-concatenation"
     summary = "a tensor is joined with more in every step"
-    fixes = ("cpu_offload", "preallocate")
+    fixes = ("clear_container", "cpu_offload", "preallocate")
     yields_to = ("kept-graph", "running-sum", "carried-state")
 
     def match(self, case: Case) -> Concatenation | None:
@@ -39,7 +39,13 @@ class GrownByConcatenation(GrowthRule[Concatenation]):
         return None
 
     def advice(self, cause: Concatenation, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the statement says all
-        """Collect the parts on the host, or fill a tensor of the final size."""
+        """Begin it anew; collect the parts on the host, or fill a tensor of the final size."""
+        yield Advice(
+            "clear_container",
+            f"`{cause.name}` is made longer again and again: begin it anew when it has been used, "
+            "and keep of each part no more than is needed.",
+            cause.place,
+        )
         why = f"`{cause.name}` is replaced by a larger copy of itself, and both are there meanwhile"
         yield Advice("cpu_offload", f"{why}: collect the parts in host memory.", cause.place)
         once = f"{why}: allocate the final size once."

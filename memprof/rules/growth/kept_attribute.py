@@ -17,7 +17,7 @@ __all__ = ["RULE"]
 _SAY_MORE = frozenset(
     {
         *(LinkKind.CYCLE, LinkKind.CPP_CYCLE, LinkKind.LRU_CACHE, LinkKind.CLASS_ATTRIBUTE),
-        *(LinkKind.LOG_RECORD, LinkKind.TRACEBACK),
+        *(LinkKind.LOG_RECORD, LinkKind.TRACEBACK, LinkKind.ITERATOR),
     }
 )
 """Links that say more than the attribute or variable that they begin with."""

@@ -1,4 +1,4 @@
-"""registered-callback: a container of callbacks keeps the objects whose methods they are."""
+"""registered-callback: a container of callbacks keeps what their methods and functions know."""
 
 from __future__ import annotations
 
@@ -17,33 +17,45 @@ __all__ = ["RULE"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Callbacks(Cause):
-    """The container of bound methods, and where one comes from."""
+    """The container of callbacks, and where one comes from."""
 
     container: FilledContainer
     origin: Place
+    has_methods: bool
+    """They are bound methods, and no functions with variables of their own."""
 
 
 class RegisteredCallback(GrowthRule[Callbacks]):
-    """`bus.listeners.append(self.on_step)`: a bound method keeps its object."""
+    """`bus.listeners.append(self.on_step)` for ever new objects; `trainer.on(END, summary)`."""
 
     name = "registered-callback"
-    summary = "registered methods keep the objects that they belong to"
-    fixes = ("weakref",)
+    summary = "registered callbacks keep what they belong to or close over"
+    fixes = ("weakref", "remove_hook")
     yields_to = ("unbounded-dict", "kept-graph")
 
     def match(self, case: Case) -> Callbacks | None:
-        """A container whose items are bound methods."""
+        """A container whose items are bound methods, or functions that close over something."""
         container = filled_container(case)
         if container is None:
             return None
         items = below_item(container.holder)[:1]
-        if not any(link.kind == LinkKind.BOUND_METHOD for link in items):
+        kinds = {link.kind for link in items}
+        if not kinds & {LinkKind.BOUND_METHOD, LinkKind.CLOSURE, LinkKind.PARTIAL}:
             return None
         source = handed_over(case, container.place, container.filling.values[-1])
-        return Callbacks(container, source[0] if source is not None else container.place)
+        origin = source[0] if source is not None else container.place
+        return Callbacks(container, origin, LinkKind.BOUND_METHOD in kinds)
 
     def advice(self, cause: Callbacks, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the container says all
-        """Register them weakly, or take them out."""
+        """Register methods weakly, functions once; or take them out."""
+        if not cause.has_methods:
+            yield Advice(
+                "remove_hook",
+                f"{cause.container}, and a function keeps all that it closes over: register it "
+                "once, outside of what is run again and again, or take it out when it has run.",
+                cause.origin,
+            )
+            return
         yield Advice(
             "weakref",
             f"{cause.container}, and a bound method keeps its object: register it weakly "

@@ -1,0 +1,163 @@
+"""uncalled-release: an object has a method that takes out what is put in, and nothing calls it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from memprof.reference_chain import CYCLES, LinkKind
+from memprof.rules.case import Case
+from memprof.rules.rule import Advice, Cause, GrowthRule
+from memprof.source_code.idioms import last_name
+from memprof.source_code.opposite_methods import opposite, releases_of
+from memprof.source_code.program import FUNCTIONS, Place, calls_in, own_calls, source_of
+
+__all__ = ["RULE"]
+
+_NAMES = frozenset(
+    {
+        *(LinkKind.LOCAL, LinkKind.GLOBAL, LinkKind.ATTRIBUTE, LinkKind.MODULE_ATTRIBUTE),
+        *(LinkKind.CLOSURE, LinkKind.FRAME, LinkKind.GENERATOR, LinkKind.COROUTINE),
+    }
+)
+"""Links by whose names a program calls methods of what comes next."""
+_LASTING = frozenset(("acquire", "begin", "connect", "enable", "open", "setup", "start"))
+"""Verbs of methods that may run as long as the program: what is made within one was not put in."""
+_SAY_MORE = CYCLES | {
+    *(LinkKind.LRU_CACHE, LinkKind.TRACEBACK, LinkKind.EXCEPTION, LinkKind.LOG_RECORD),
+    *(LinkKind.ITERATOR, LinkKind.NOTEBOOK),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OneWay(Cause):
+    """The call that puts something in, and the method that would take it out."""
+
+    place: Place
+    line: int
+    receiver: str
+    """As written at the line: ``self.model``."""
+    method: str
+    """What is called; empty where the object itself is."""
+    release: str
+    class_name: str
+
+
+class UncalledRelease(GrowthRule[OneWay]):
+    """`model.load_adapter(path, name)` for each tenant, and no `model.delete_adapter(name)`."""
+
+    name = "uncalled-release"
+    summary = "what is put into an object is never taken out by the method that it has for that"
+    fixes = ("release",)
+    yields_to = (
+        *("kept-graph", "running-sum", "carried-state", "unreset-metric", "unbounded-dict"),
+        *("registered-callback", "class-registry", "functools-cache"),
+    )
+    precedes = (
+        *("growing-container", "collected-models", "parameter-groups", "generation-cache"),
+        "grown-by-concatenation",
+    )
+
+    def match(self, case: Case) -> OneWay | None:
+        """A call on an object that holds the tensors, or on which they are made."""
+        if case.links & _SAY_MORE:
+            return None
+        ways = (*_of_holders(case), *_of_stack(case))
+        return next((way for way in ways if not _is_called(case, way)), None)
+
+    def advice(self, cause: OneWay, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the cause says all
+        """Call the method."""
+        called = f"{cause.receiver}.{cause.method}" if cause.method else cause.receiver
+        yield Advice(
+            "release",
+            f"`{called}()` puts in what nothing takes out again: call "
+            f"`{cause.receiver}.{cause.release}()` when it is done with (`{cause.class_name}` has "
+            "it).",
+            cause.place,
+            cause.line,
+        )
+
+
+def _of_holders(case: Case) -> Iterator[OneWay]:
+    """Calls by the name that a chain has for an object, the deepest object first."""
+    for holder in case.found.holders:
+        links = holder.links
+        for at in range(len(links) - 1, 0, -1):
+            above, link = links[at - 1], links[at]
+            if not link.releases or above.kind not in _NAMES:
+                continue
+            name = above.name.rpartition(".")[2]
+            for place, call in _calls_on(case, name):
+                way = _way(place, call, list(link.releases), link.type_name)
+                if way is not None:
+                    yield way
+
+
+def _calls_on(case: Case, name: str) -> Iterator[tuple[Place, ast.Call]]:
+    """Calls of methods of what is called ``name``, or of itself; those that ran come first."""
+    for _, place in case.frames:
+        yield from ((place, call) for call in own_calls(place.statement) if _is_on(call, name))
+    for program in case.programs:
+        for call in calls_in(program.tree):
+            place = program.at(call.lineno) if _is_on(call, name) else None
+            if place is not None:
+                yield place, call
+
+
+def _is_on(call: ast.Call, name: str) -> bool:
+    function = call.func
+    inner = function.value if isinstance(function, ast.Attribute) else function
+    named = isinstance(inner, (ast.Name, ast.Attribute))
+    return named and last_name(ast.unparse(inner)) == name
+
+
+def _of_stack(case: Case) -> Iterator[OneWay]:
+    """The program's call within which the tensors are made, where its class is in sight."""
+    stack = case.found.stack
+    for inner, outer in pairwise(stack):
+        class_name, _, method = inner.name.rpartition(".")
+        place = case.place_at(outer.filename, outer.line)
+        if place is None or not class_name or method.split("_")[0] in _LASTING:
+            continue
+        program = source_of(inner.filename)
+        for call in own_calls(place.statement, method) if program is not None else ():
+            if isinstance(call.func, ast.Attribute) and program is not None:
+                way = _way(place, call, releases_of(program, class_name), class_name)
+                if way is not None:
+                    yield way
+
+
+def _way(place: Place, call: ast.Call, offered: list[str], class_name: str) -> OneWay | None:
+    """The call as a way in, where one of the methods is its way out."""
+    function = call.func
+    method = function.attr if isinstance(function, ast.Attribute) else ""
+    inner = function.value if isinstance(function, ast.Attribute) else function
+    release = opposite(method or "__call__", offered)
+    if not release or ast.unparse(inner) in ("self", "cls"):
+        return None
+    return OneWay(place, call.lineno, ast.unparse(inner), method, release, class_name)
+
+
+def _is_called(case: Case, way: OneWay) -> bool:
+    """Whether the program calls the method: then it is not what is missing.
+
+    What a library calls of its own, where it lies elsewhere, is none of the program's calls.
+    """
+    folder = Path(way.place.program.filename).parent
+    return any(
+        folder in Path(place.program.filename).parents and not _defines(place, way.release)
+        for call, place in case.calls(way.release)
+        if isinstance(call.func, ast.Attribute)
+    )
+
+
+def _defines(place: Place, method: str) -> bool:
+    """Whether a statement stands in a class that has a method of that name itself."""
+    body = place.class_.body if place.class_ is not None else ()
+    return any(isinstance(node, FUNCTIONS) and node.name == method for node in body)
+
+
+RULE = UncalledRelease()

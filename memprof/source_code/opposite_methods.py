@@ -1,0 +1,66 @@
+"""Which method of a class takes out what another puts in, by the verbs of their names."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+
+from memprof.source_code.program import FUNCTIONS, Program
+from memprof.source_code.verbs import OPPOSITES, RELEASING
+
+__all__ = ["opposite", "releases_of"]
+
+_CALLED = "update"
+"""What calling an object itself counts as: a metric that is called collects."""
+_EVERYTHING = frozenset(("all", "cache", "caches", "everything", "memory", "state", "states"))
+"""Nouns of methods that let go of whatever there is: ``free_memory``."""
+
+
+def opposite(method: str, offered: Iterable[str]) -> str:
+    """The one of the ``offered`` methods that takes out what ``method`` puts in; empty: none.
+
+    Of ``load_adapter`` it is ``delete_adapter``, and not ``delete_tokens``.
+    """
+    verb, noun = _parts(_CALLED if method == "__call__" else method)
+    verbs = OPPOSITES.get(verb, ())
+    ranked = sorted(
+        (rank, verbs.index(own_verb), name)
+        for name in offered
+        for own_verb, own_noun in [_parts(name)]
+        if own_verb in verbs and (rank := _likeness(noun, own_noun)) is not None
+    )
+    return ranked[0][2] if ranked else ""
+
+
+def releases_of(program: Program, class_name: str) -> list[str]:
+    """Methods of a class, and of its parents in the same file, that let go of something."""
+    classes = {one.name: one for one in program.classes()}
+    waiting, found = [class_name], []
+    while waiting:
+        class_ = classes.pop(waiting.pop(), None)
+        if class_ is None:
+            continue
+        found += [node.name for node in class_.body if isinstance(node, FUNCTIONS)]
+        waiting += [base.id for base in class_.bases if isinstance(base, ast.Name)]
+    return [name for name in found if _parts(name)[0] in RELEASING]
+
+
+def _parts(method: str) -> tuple[str, str]:
+    """``load`` and ``adapter`` of ``load_adapter``."""
+    verb, _, noun = method.partition("_")
+    return verb, noun
+
+
+def _likeness(noun: str, own: str) -> int | None:
+    """How well two methods are about the same things, 0 the best; None: about different ones."""
+    if noun and _singular(noun) == _singular(own):
+        return 0
+    if not own:
+        return 1
+    if own in _EVERYTHING:
+        return 2
+    return 3 if noun and _singular(own) in map(_singular, noun.split("_")) else None
+
+
+def _singular(noun: str) -> str:
+    return noun.removesuffix("s")

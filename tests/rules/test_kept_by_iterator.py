@@ -1,0 +1,70 @@
+"""kept-by-iterator: `itertools.cycle` or `tee` keeps what it has passed on."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from tests.rules.recorded import findings_of
+
+WIDTH = 64
+
+
+def batches(count):
+    for _ in range(count):
+        yield {"x": torch.zeros(WIDTH, WIDTH)}
+
+
+def fires():
+    rounds = itertools.cycle(batches(100))
+
+    def step(number):
+        next(rounds)
+
+    return step
+
+
+class Loader:
+    def __init__(self):
+        self.main, self.peek = itertools.tee(batches(100))
+        next(self.peek)
+
+    def step(self, number):
+        next(self.main)
+
+
+def looks_ahead():
+    """Views that are nearly the whole storage: a clone of them saves next to nothing."""
+    loader = Loader()
+
+    def step(number):
+        loader.step(number)
+
+    return step
+
+
+def looks_alike():
+    """The list of all batches is the program's own."""
+    source, seen = batches(100), []
+
+    def step(number):
+        seen.append(next(source))
+
+    return step
+
+
+def test_what_is_cycled_through_is_to_be_begun_anew(tmp_path):
+    (found,) = findings_of(fires, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert found.rule == first.rule == "kept-by-iterator"
+    assert found.bytes_per_step == WIDTH * WIDTH * 4
+    assert (first.fix, first.code) == ("reiterate", "rounds = itertools.cycle(batches(100))")
+
+
+def test_the_branch_that_lags_behind_is_to_be_let_go_of(tmp_path):
+    found = findings_of(looks_ahead, tmp_path / "run.json", steps=80)[0]
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("kept-by-iterator", "del_ref")
+    assert first.code == "self.main, self.peek = itertools.tee(batches(100))"
+    assert "`del self.peek`" in first.why

@@ -1,0 +1,43 @@
+"""tensor-key: a dict has tensors, or the objects that have them, for keys."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.rules.recorded import findings_of
+
+WIDTH = 64
+
+
+class Job:
+    def __init__(self):
+        self.names = {}
+        for number in range(3):
+            self.names[torch.zeros(8)] = f"weight {number}"
+
+    def step(self, number):
+        output = torch.zeros(WIDTH, WIDTH)
+        self.names[output] = f"output {number}"
+
+
+def fires():
+    return Job().step
+
+
+def looks_alike():
+    """Named by a number: the dict holds the tensors as values."""
+    outputs = {}
+
+    def step(number):
+        outputs[number] = torch.zeros(WIDTH, WIDTH)
+
+    return step
+
+
+def test_the_dict_is_to_hold_its_keys_weakly_where_a_step_fills_it(tmp_path):
+    (found,) = findings_of(fires, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert found.rule == first.rule == "tensor-key"
+    assert found.bytes_per_step == WIDTH * WIDTH * 4
+    assert (first.fix, first.code) == ("weakref", 'self.names[output] = f"output {number}"')
+    assert "WeakTensorKeyDictionary" in first.why

@@ -1,0 +1,102 @@
+"""uncalled-release: an object has a method that takes out what is put in, and nothing calls it."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from memprof.source_code.opposite_methods import opposite
+from tests.rules.recorded import findings_of
+
+WIDTH = 64
+
+
+class Hub:
+    """As a library has it: what is loaded is registered far from the call."""
+
+    def __init__(self):
+        self.parts = nn.ModuleDict()
+
+    def load_adapter(self, name):
+        self._register(name, nn.Linear(WIDTH, WIDTH, bias=False))
+
+    def _register(self, name, part):
+        self.parts[name] = part
+
+    def delete_adapter(self, name):
+        del self.parts[name]
+
+
+class Board:
+    """Has a way out, but one for other things."""
+
+    def __init__(self):
+        self.parts = nn.ModuleDict()
+
+    def load_adapter(self, name):
+        self.parts[name] = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def delete_messages(self):
+        return None
+
+
+def fires():
+    hub = Hub()
+
+    def step(number):
+        hub.load_adapter(f"tenant_{number}")
+
+    return step
+
+
+def looks_alike():
+    board = Board()
+
+    def step(number):
+        board.load_adapter(f"tenant_{number}")
+
+    return step
+
+
+def test_the_opposite_of_what_was_called_is_to_be_called_on_the_same_name(tmp_path):
+    (found,) = findings_of(fires, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert found.rule == first.rule == "uncalled-release"
+    assert found.bytes_per_step == WIDTH * WIDTH * 4
+    assert (first.fix, first.code) == ("release", 'hub.load_adapter(f"tenant_{number}")')
+    assert "call `hub.delete_adapter()` when it is done with (`Hub` has it)" in first.why
+
+
+def test_a_part_of_a_model_is_deleted_where_there_is_no_method_for_it(tmp_path):
+    (found,) = findings_of(looks_alike, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert "ModuleDict `board.parts` (16 items)" in found.title or "`board`" in found.title
+    assert (first.rule, first.fix) == ("growing-container", "clear_container")
+    assert first.code == "self.parts[name] = nn.Linear(WIDTH, WIDTH, bias=False)"
+    assert "`del self.parts[…]`" in first.why
+
+
+@pytest.mark.parametrize(
+    ("method", "offered", "expected"),
+    [
+        ("load_adapter", ["delete_adapter", "disable_adapter"], "delete_adapter"),
+        ("load_lora", ["unload_lora", "delete_lora"], "unload_lora"),
+        ("prepare", ["clear", "free_memory", "end_training"], "clear"),
+        ("prepare", ["free_memory"], "free_memory"),
+        ("update", ["reset"], "reset"),
+        ("__call__", ["reset"], "reset"),
+        ("add_tokens", ["remove_listener"], ""),
+        ("evaluate", ["reset", "clear"], ""),
+        ("register_hook", ["remove_hooks"], "remove_hooks"),
+    ],
+)
+def test_the_opposite_is_about_the_same_things(method, offered, expected):
+    assert opposite(method, offered) == expected
+
+
+def test_parameters_and_their_container_are_named_apart(tmp_path):
+    (found,) = findings_of(fires, tmp_path / "run.json")
+    links = found.holders[0].links
+    item = next(link for link in links if link.type_name == "ModuleDict")
+    assert (item.kind, item.length) == ("item", 16)
+    assert [link.name for link in links][-2:] == [item.name, "weight"]
