@@ -130,7 +130,7 @@ def _tell_each(
         _write_page(reports, page)
     summaries = [report.summary for report in reports]
     if as_json:
-        click.echo(summaries_json(summaries))
+        click.echo(summaries_json([(report.summary, report.found) for report in reports]))
     else:
         for report in reports:
             print_summary(report.summary, report.found)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from memprof.rules.case import Case
 from memprof.rules.finding import Found, Remedy
 from memprof.rules.fixes import PATCHED
+from memprof.rules.frameworks import typed
 from memprof.rules.load_rules import growth_rules, rule_named
 from memprof.rules.pages import explained_by
 from memprof.rules.rule import Advice, WasteRule
@@ -50,8 +51,8 @@ def with_remedies(found: Found, run: Run) -> Found:
     best: dict[str, _OfRule] = {}
     for one in advice:
         best.setdefault(one.advice.fix, one)
-    ranked = sorted(best.values(), key=lambda one: _is_there_already(one.advice, found))
-    first = [one._replace(advice=_of_what_ran(one.advice, case)) for one in ranked[:_MOST]]
+    useful = [one for one in best.values() if not _is_there_already(one.advice, found)]
+    first = [one._replace(advice=_of_what_ran(one.advice, case)) for one in useful[:_MOST]]
     first.sort(key=lambda one: one.advice.remains >= 1)
     return replace(found, remedies=tuple(_remedy(*one, case) for one in first))
 
@@ -85,7 +86,8 @@ def _of_what_ran(advice: Advice, case: Case) -> Advice:
 def _remedy(rule: str, advice: Advice, case: Case) -> Remedy:
     nbytes, saving = saving_of(case.found, case.run)
     if advice.saving is not None:
-        nbytes, saving = advice.saving.bytes, advice.saving
+        saving = advice.saving.overall
+        nbytes = saving.bytes
     place = advice.place
     line = advice.line or (place.line if place is not None else case.found.site.line)
     filename = place.program.filename if place is not None else case.found.site.filename
@@ -98,6 +100,7 @@ def _remedy(rule: str, advice: Advice, case: Case) -> Remedy:
         saves_bytes=round(nbytes * (1 - advice.remains)),
         peak_before=saving.before if saving is not None else -1,
         peak_after=_after(saving, advice.remains) if saving is not None else -1,
+        typed=typed(advice.fix, case.found.stack),
         patch=advice.patch,
         page=explained_by(advice.fix),
         rule=rule,
