@@ -24,6 +24,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "clear_container": "Empty the container when its contents have been used.",
         "bound_cache": "Give the cache a largest size.",
         "weakref": "Register objects weakly, so that the registry does not keep them.",
+        "reduce_predictions": "Keep of each batch's predictions what the metric needs.",
         "reset_metric": "Call the metric's `reset()` after `compute()`.",
         "break_cycle": "Break the reference cycle, so that counting references frees it.",
         "save_for_backward": "Keep tensors with `ctx.save_for_backward`, not as attributes of ctx.",

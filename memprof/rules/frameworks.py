@@ -30,6 +30,7 @@ _FRAMEWORKS = (
                 "TrainingArguments(per_device_train_batch_size=…, gradient_accumulation_steps=…)"
             ),
             "fused_attention": 'from_pretrained(…, attn_implementation="sdpa")',
+            "reduce_predictions": "Trainer(…, preprocess_logits_for_metrics=…)",
         },
     ),
     _Framework(

@@ -16,6 +16,7 @@ from memprof.rules.large_tensor import (
     made_on_its_line,
 )
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import Place, called_name
 from memprof.source_code.verbs import COPYING, FACTORIES, JOINING, LEARNING, SAME_VALUES
 from memprof.trace import Category
@@ -34,6 +35,8 @@ class Large(Match):
 
     learns: bool = False
     """A backward pass comes later in its step."""
+    by_library: bool = False
+    """A library that the user's line calls made it: that line cannot do it in parts."""
     by_module: bool = False
     """A module that the user's line calls made it, and no function on that line."""
 
@@ -45,7 +48,14 @@ class Largest(WasteRule[Large]):
     summary = "one tensor makes much of the peak"
     fixes = ("checkpoint", "smaller_batch", "chunk", "mixed_precision")
     needed = True
-    yields_to = ("grown-by-copy", "broadcast", "repeated", "upcast", "unfused-attention")
+    yields_to = (
+        "grown-by-copy",
+        "broadcast",
+        "repeated",
+        "upcast",
+        "unfused-attention",
+        "collected-predictions",
+    )
 
     def matches(self, window: Window) -> Iterator[Large]:
         """The largest tensor that is no part of a model, with what is of its size."""
@@ -60,6 +70,7 @@ class Largest(WasteRule[Large]):
             saving=window.replayed(window.whole(rows)),
             tentative=True,  # it may well be what the program is for
             learns=window.learns_after(int(window.lives.alloc[row])),
+            by_library=_by_library(window, row),
             by_module=made_by_module(window, row),
         )
 
@@ -81,12 +92,18 @@ class Largest(WasteRule[Large]):
         elif match.by_module and not match.learns:
             fewer = f"{takes} {nbytes} for one batch, from which nothing learns."
             yield Advice("smaller_batch", fewer, case.site)
-        if place is not None and not match.by_module:
+        if place is not None and not (match.by_module or match.by_library):
             why = f"{takes} {nbytes} at once; in parts {it} need not."
             yield Advice("chunk", why, place)
         if match.learns and activation:
             half = f"In bfloat16 {its} {nbytes} are half."
             yield Advice("mixed_precision", half, case.site, remains=0.5)
+
+
+def _by_library(window: Window, row: int) -> bool:
+    kinds = (frame_kind(frame.filename) for frame in window.stack(row))
+    own = (kind for kind in kinds if kind in {FrameKind.USER, FrameKind.LIBRARY})
+    return next(own, FrameKind.USER) is FrameKind.LIBRARY
 
 
 def _computes(place: Place) -> bool:
