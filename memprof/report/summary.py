@@ -278,10 +278,10 @@ def _nothing_to_mend(main: DeviceFigures, largest: Found | None, source: str) ->
         place = f" at {short_path(remedy.filename)}:{remedy.line}" if remedy.line else ""
         what = f"`{remedy.typed}`" if remedy.typed else remedy.fix
         less = f"{format_bytes(remedy.peak_before)} → {format_bytes(remedy.peak_after)}"
-        return f"nothing must change; where memory is short, {what}{place}: peak {less}"
+        return f"where memory is short, {what}{place}: peak {less}"
     if main.device == "cpu":
         return "nothing must change; `memprof dry-run` says what the program would take on a card"
-    return f"nothing must change; `memprof what-if {source} --fit` finds the smallest card for it"
+    return f"`memprof what-if {source} --fit` finds the smallest card that it fits on"
 
 
 def _trend(device: DeviceFigures, run: Run) -> str:

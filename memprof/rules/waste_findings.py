@@ -10,7 +10,7 @@ import numpy as np
 
 from memprof.records import Holder
 from memprof.reference_chain import Link, way
-from memprof.rules.finding import Evidence, Found
+from memprof.rules.finding import Evidence, Found, Kind
 from memprof.rules.load_rules import waste_rules
 from memprof.rules.rule import EVERY_OTHER, Match, WasteRule, confidence_of
 from memprof.run import Run
@@ -145,14 +145,16 @@ def _proven(one: _Candidate, holders: Sequence[Holder]) -> Match:
 def _found(one: _Candidate, run: Run) -> Found:
     window, holders = one.window, _holders(one, run)
     match = _proven(one, holders)
-    share = format_percent(match.nbytes, window.peak.bytes)
+    share = f" ({format_percent(match.nbytes, window.line.peak_allocated.bytes)} of the peak)"
+    if one.rule.kind is Kind.FRAGMENTATION:
+        share = ""  # it is of the reserved bytes, which its title tells
     steps = window.made_in[match.rows] if len(match.rows) else np.array([-1])
     made = window.lives.alloc[match.rows]
     return Found(
         kind=one.rule.kind,
         device=window.device,
         site=window.site_of(match.row),
-        title=f"{format_bytes(match.nbytes)} ({share} of the peak) {one.rule.title(match)}",
+        title=f"{format_bytes(match.nbytes)}{share} {one.rule.title(match)}",
         bytes=int(match.nbytes),
         confidence=confidence_of(tentative=match.tentative),
         first_step=int(steps.min()),
