@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Flag
-from functools import lru_cache
 
 import numpy as np
 
@@ -158,7 +157,8 @@ def _row_of(window: Window, rows: Ints, frame: Frame) -> int:
     sites = window.owners.sites.frames
     function = _function_of(frame)
     own = [r for r in rows.tolist() if _function_of(sites[int(window.site[r])]) == function]
-    return max(own or rows.tolist(), key=lambda row: int(window.lives.size[row]))
+    largest: int = max(own or rows.tolist(), key=lambda row: int(window.lives.size[row]))
+    return largest
 
 
 def _function_of(frame: Frame) -> tuple[str, str]:
@@ -170,10 +170,9 @@ def _own(stack: tuple[Frame, ...]) -> list[Frame]:
     return [frame for frame in stack if frame_kind(frame.filename) in _BY_HAND]
 
 
-@lru_cache(maxsize=4096)
 def _does(stack: tuple[Frame, ...]) -> _Does:
     """What the operator of a stack does, by its native and torch's frames, else by its line."""
-    names = []
+    names: list[str] = []
     for frame in stack:
         kind = frame_kind(frame.filename)
         if kind in _BY_HAND:
