@@ -14,9 +14,10 @@ from rich.text import Text
 
 from memprof.chain_description import names_line
 from memprof.errors import MemprofError
-from memprof.records import Holder
+from memprof.records import Holder, Site
 from memprof.report.recording_gaps import is_bare_state
 from memprof.rules.finding import Found, Kind, Remedy
+from memprof.rules.floor import is_needed
 from memprof.rules.pages import explained_by
 from memprof.rules.ranked_findings import findings
 from memprof.run import DeviceRun, Run
@@ -28,7 +29,7 @@ from memprof_cli.json_output import known, print_json
 from memprof_cli.sources import opened, source_option
 from memprof_cli.terminal import terminal
 
-__all__ = ["command"]
+__all__ = ["FindingsRecord", "command", "findings_record"]
 
 EXIT_LEAK = 3
 _WIDTH = 110
@@ -43,6 +44,7 @@ _RECORD = f"record at least {_ENOUGH_STEPS} steps with `memprof run train.py`"
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.option("--all", "in_full", is_flag=True, help="Also show in full what is only seen.")
 @click.option(
     "--patch",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -60,6 +62,7 @@ def command(
     ctx: click.Context,
     file: Path,
     as_json: bool,
+    in_full: bool,
     patch: Path | None,
     roots: tuple[Path, ...],
     fail_on_leak: bool,
@@ -67,7 +70,8 @@ def command(
     """Find what grows from step to step in the recording FILE, who holds it and the fix.
 
     FILE is a run file of memprof or a snapshot that torch wrote. What grows comes first, then
-    memory that is there at the peak and need not be.
+    memory that is there at the peak and need not be. What is too little to act on, may be meant, or
+    is needed as the program is, has one line each at the end.
     """
     run = opened(file, roots)
     found = findings(run)
@@ -75,9 +79,9 @@ def command(
         _write_patch(patch, found)
         _say_what_is_not_here(run, found)
     if as_json:
-        print_json({"findings": [_as_record(one) for one in found]})
+        print_json(findings_record(found))
     else:
-        _print(run, found)
+        _print(run, found, in_full=in_full)
     if fail_on_leak and any(one.kind in _LEAKS for one in found):
         ctx.exit(EXIT_LEAK)
     if fail_on_leak and _steps(run) < _ENOUGH_STEPS:
@@ -115,6 +119,7 @@ class _Remedy:
     fix: str
     rule: str
     why: str
+    typed: str
     filename: str
     line: int
     code: str
@@ -136,6 +141,7 @@ class _Finding:
     bytes_per_step: int
     bytes: int
     confidence: float
+    minor: bool
     first_step: int
     last_step: int
     steps_left: int | None
@@ -144,6 +150,18 @@ class _Finding:
     site: _Site
     holders: list[_Holder]
     remedies: list[_Remedy]
+
+
+@dataclass(frozen=True, slots=True)
+class FindingsRecord:
+    """The findings of one run as ``memprof leaks --json`` prints them, best first."""
+
+    findings: list[_Finding]
+
+
+def findings_record(found: Sequence[Found]) -> FindingsRecord:
+    """The findings as records, best first."""
+    return FindingsRecord([_as_record(one) for one in found])
 
 
 def _as_record(one: Found) -> _Finding:
@@ -156,6 +174,7 @@ def _as_record(one: Found) -> _Finding:
         bytes_per_step=round(one.bytes_per_step),
         bytes=one.bytes,
         confidence=one.confidence,
+        minor=one.minor,
         first_step=one.first_step,
         last_step=one.last_step,
         steps_left=known(round(one.steps_left)),
@@ -175,6 +194,7 @@ def _remedy(one: Remedy) -> _Remedy:
         fix=one.fix,
         rule=one.rule,
         why=one.why,
+        typed=one.typed,
         filename=one.filename,
         line=one.line,
         code=one.code,
@@ -224,21 +244,35 @@ def _files_of(one: Found) -> list[str]:
     return [one.site.filename, *held_in, *(remedy.filename for remedy in one.remedies)]
 
 
-def _print(run: Run, found: Sequence[Found]) -> None:
+def _print(run: Run, found: Sequence[Found], *, in_full: bool) -> None:
     console = terminal(_WIDTH)
     console.print(Text(run.source, style="dim"))
-    if not found:
+    shown = [one for one in found if in_full or not one.minor]
+    seen = [one for one in found if one not in shown]
+    if not shown:
         console.print(Text(_nothing(run)))
-        return
-    if not any(one.kind in _LEAKS for one in found):
+    elif not any(one.kind in _LEAKS for one in found):
         console.print(Padding(Text(_no_growth(run)), (0, 0, 1, 0)))
-    for number, one in enumerate(found, start=1):
+    for number, one in enumerate(shown, start=1):
         console.print(_finding(number, one))
-    first = next((one for one in found if one.remedies), None)
+    if seen:
+        console.print(_seen(seen))
+    first = next((one for one in shown if one.remedies), None)
     if first is not None:
         fix = first.remedies[0].page
         text = f"More: {explained_by(first.rule)} (what it is), {fix} (what to do)"
         console.print(Text(text, style="dim"))
+
+
+def _seen(seen: Sequence[Found]) -> RenderableType:
+    """A line for each finding that is no headline."""
+    lines = [Text("also seen, nothing that must change (`--all` says more):", style="dim")]
+    lines += [Text(f"  {one.title}{_at(one.site)}", style="dim") for one in seen]
+    return Padding(Group(*lines), (0, 0, 1, 0))
+
+
+def _at(site: Site) -> str:
+    return f" ({short_path(site.filename)}:{site.line})" if site.filename else ""
 
 
 def _nothing(run: Run) -> str:
@@ -286,6 +320,8 @@ def _finding(number: int, one: Found) -> RenderableType:
 
 
 def _kind(one: Found) -> str:
+    if is_needed(one):
+        return "largest part"
     if one.is_tentative:
         return "perhaps"  # it may well be meant
     return one.kind.value.replace("_", " ")
@@ -337,4 +373,5 @@ def _fix(one: Found, remedy: Remedy) -> str:
         saves.append(f"peak {format_bytes(remedy.peak_before)} → {format_bytes(remedy.peak_after)}")
     shown = f" ({'; '.join(saves)})" if saves else ""
     patch = " [patch]" if remedy.patch else ""
-    return f"{remedy.fix}: {remedy.why}{shown}{patch}"
+    typed = f" Write `{remedy.typed}`." if remedy.typed else ""
+    return f"{remedy.fix}: {remedy.why}{typed}{shown}{patch}"

@@ -133,7 +133,7 @@ def _tell_each(
         _write_page(reports, page)
     summaries = [report.summary for report in reports]
     if as_json:
-        print_summaries(summaries)
+        print_summaries([(report.summary, report.found) for report in reports])
     else:
         for report in reports:
             print_summary(report.summary, report.found)

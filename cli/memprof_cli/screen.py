@@ -19,6 +19,7 @@ from memprof.units import format_bytes, format_count, format_duration, format_pe
 from memprof.views.owners import NO_MODULE, PHASE_NAMES, UNKNOWN_PHASE
 from memprof.views.owners import Group as OwnerGroup
 from memprof_cli.json_output import print_json
+from memprof_cli.leaks import findings_record
 from memprof_cli.terminal import terminal
 
 __all__ = ["print_summaries", "print_summary"]
@@ -27,6 +28,7 @@ _STYLES = {"ok": "bold green", "no data": "bold yellow", "oom": "bold red", "lea
 _WIDTH = 100
 _NAMES = 4
 """Modules and sites shown; the page has the rest."""
+_FINDINGS = 4
 _UNSEEN = 5
 _NO_PHASE = (UNKNOWN_PHASE, PHASE_NAMES[Phase.OTHER])
 """Phases that say nothing of where a peak was."""
@@ -93,7 +95,7 @@ def _headline(device: DeviceFigures) -> Text:
     if not device.events and not device.steps and not device.peak_reserved_bytes:
         return text.append("  nothing of its memory was recorded", style="dim")
     text.append(f"  peak allocated {format_bytes(device.peak_allocated_bytes)}")
-    if device.peak_reserved_bytes:
+    if device.peak_reserved_bytes and device.device != "cpu":  # there they are a model's
         text.append(f", reserved {format_bytes(device.peak_reserved_bytes)}")
     if device.total_bytes:
         text.append(f" of {format_bytes(device.total_bytes)}")
@@ -116,32 +118,32 @@ def _moment(peak: PeakMoment) -> str:
     return ", ".join(where) or "before the first recorded event"
 
 
-def _owners(peak: PeakMoment) -> Table:
-    table = Table.grid(padding=(0, 2))
-    for _ in range(3):
-        table.add_column(no_wrap=True, overflow="ellipsis")
+def _owners(peak: PeakMoment) -> RenderableType:
     guessed = " (inferred)" if peak.inferred else ""
-    _add_groups(table, f"category{guessed}", peak.categories, peak.bytes)
+    parts = [(f"category{guessed}", peak.categories), ("line", peak.sites[:_NAMES])]
     if any(group.name != NO_MODULE for group in peak.modules):
-        _add_groups(table, "module", peak.modules[:_NAMES], peak.bytes)
-    _add_groups(table, "line", peak.sites[:_NAMES], peak.bytes)
-    return table
+        parts.insert(1, ("module", peak.modules[:_NAMES]))
+    width = max(len(title) for title, _ in parts)
+    return Group(*(row for part in parts for row in _groups(*part, peak.bytes, width)))
 
 
-def _add_groups(table: Table, title: str, groups: Sequence[OwnerGroup], total: int) -> None:
+def _groups(title: str, groups: Sequence[OwnerGroup], total: int, width: int) -> list[Text]:
+    """A line for each; where the terminal is narrow, the end of the name is what is cut off."""
+    rows = []
     for number, group in enumerate(g for g in groups if g.bytes):
-        size = Text(format_bytes(group.bytes).rjust(8))
-        share = Text(format_percent(group.bytes, total).rjust(7), style="dim")
-        table.add_row(
-            Text(title if number == 0 else "", style="dim"), size + " " + share, Text(group.name)
-        )
+        row = Text(no_wrap=True, overflow="ellipsis")
+        row.append((title if number == 0 else "").ljust(width), style="dim")
+        row.append(f"  {format_bytes(group.bytes):>8}")
+        row.append(f" {format_percent(group.bytes, total):>7}", style="dim")
+        rows.append(row.append(f"  {group.name}"))
+    return rows
 
 
 def _remarks(device: DeviceFigures, when: str) -> list[str]:
     said = []
     if device.growth is not None:
         said.append(f"growth: {device.growth}")
-    if device.unused_reserved_bytes and device.peak_reserved_bytes:
+    if device.unused_reserved_bytes and device.peak_reserved_bytes and device.device != "cpu":
         unused = format_bytes(device.unused_reserved_bytes)
         share = format_percent(device.unused_reserved_bytes, device.peak_reserved_bytes)
         said.append(f"reserved but unused {when}: {unused} ({share})")
@@ -159,10 +161,15 @@ def _remarks(device: DeviceFigures, when: str) -> list[str]:
 
 
 def _others(findings: Sequence[Found]) -> RenderableType:
-    lines = [Text("Also found", style="bold")]
-    lines += [Text(f"  {found.title}") for found in findings[:4]]
-    if len(findings) > 4:
-        lines.append(Text(f"  and {len(findings) - 4} more: see `memprof leaks`", style="dim"))
+    lines: list[Text] = []
+    for head, minor, style in (("Also found", False, ""), ("Also seen", True, "dim")):
+        some = [found for found in findings if found.minor is minor]
+        if some:
+            lines.append(Text(head, style="bold"))
+            lines += [Text(f"  {found.title}", style=style) for found in some[:_FINDINGS]]
+        if len(some) > _FINDINGS:
+            more = f"  and {len(some) - _FINDINGS} more: see `memprof leaks`"
+            lines.append(Text(more, style="dim"))
     return Padding(Group(*lines), (0, 0, 1, 0))
 
 
@@ -174,10 +181,12 @@ def _not_seen(unseen: Sequence[str]) -> RenderableType:
     return Group(*lines)
 
 
-def print_summaries(summaries: Sequence[Summary]) -> None:
-    """Print as JSON: one object for one run, ``{"runs": […]}`` for several."""
-    encoded: list[Any] = [msgspec.to_builtins(summary) for summary in summaries]
-    for one in encoded:
+def print_summaries(reports: Sequence[tuple[Summary, Sequence[Found]]]) -> None:
+    """Print as JSON: one object for one run, ``{"runs": […]}`` for several, with the findings."""
+    encoded: list[Any] = []
+    for summary, found in reports:
+        one = msgspec.to_builtins(summary) | msgspec.to_builtins(findings_record(found))
         if not one["dry_run"]:  # a field of few runs: it is there only where it says something
             del one["dry_run"]
+        encoded.append(one)
     print_json(encoded[0] if len(encoded) == 1 else {"runs": encoded})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -27,12 +28,12 @@ def _spelt(text: str) -> str:
 
 
 def terminal(width: int) -> Console:
-    """A console as wide as the terminal, and ``width`` columns wide in a pipe.
+    """A console as wide as the terminal or ``COLUMNS``; in a pipe ``width`` columns wide.
 
     It takes every word as it is: a file or a module may well be called ``layers[/x]``, which is
     markup to rich, or ``:fire:``, which is an emoji.
     """
     console = _Spelling(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
+    if not console.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
         console.width = width
     return console

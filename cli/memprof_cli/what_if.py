@@ -81,7 +81,8 @@ def command(
         return
     console = terminal(WIDTH)
     for device in devices:
-        _print(console, device, _conclusion(device, file) if search else "")
+        conclusion = _conclusion(device, file) if search else ""
+        _print(console, device, conclusion or (_fits(device) if gpu else ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +308,19 @@ def _conclusion(device: DeviceWhatIf, file: Path) -> str:
     if not best.settings:
         return f"{told} torch's default settings: leave PYTORCH_CUDA_ALLOC_CONF unset"
     return f"{told} PYTORCH_CUDA_ALLOC_CONF={best.settings}"
+
+
+def _fits(device: DeviceWhatIf) -> str:
+    """Whether the run goes through on the card that was asked about, and with what to spare."""
+    rows = [row for row in device.rows if row.capacity] or list(device.rows)
+    best = min(rows, key=lambda row: (row.outcome.oom is not None, row.outcome.peak_reserved))
+    with_ = f" with {best.configuration}" if len(rows) > 1 else ""
+    card = format_bytes(best.capacity) if best.capacity else "the card"
+    if best.outcome.oom is not None:
+        return f"does not fit in {card}{with_}"
+    left = best.capacity - best.outcome.peak_reserved
+    spare = f", {format_bytes(left)} to spare" if best.capacity else ""
+    return f"fits in {card}{with_}{spare}"
 
 
 def _recorded_settings(rows: Sequence[Row]) -> Row:

@@ -10,6 +10,7 @@ from memprof.chain_description import label
 from memprof.records import Holder, Site
 from memprof.reference_chain import Link
 from memprof.rules.finding import Found, Remedy
+from memprof.rules.floor import is_needed
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Frame
 from memprof.units import format_bytes, format_count, format_percent
@@ -70,8 +71,17 @@ def cards(findings: Sequence[Found]) -> str:
     )
 
 
+def _word(found: Found) -> str:
+    if is_needed(found):
+        return "Largest part"
+    return "Also seen" if found.minor else _KINDS[found.kind.value]
+
+
+def _class(found: Found) -> str:
+    return "seen" if found.minor or is_needed(found) else found.kind.value
+
+
 def _card(found: Found, number: int) -> str:
-    kind = found.kind.value
     told = {(found.site.filename, found.site.line)}
     chart = (
         f'<div class="spark" data-finding="{number}"></div>'
@@ -79,7 +89,8 @@ def _card(found: Found, number: int) -> str:
         else ""
     )
     return (
-        f'<article class="card kind-{kind}"><header><span class="kind">{_KINDS[kind]}</span>'
+        f'<article class="card kind-{_class(found)}"><header>'
+        f'<span class="kind">{_word(found)}</span>'
         f"<h3>{coded(found.title)}</h3>{_weight(found)}</header>"
         f'<div class="columns"><div>{_site(found.site)}{_stack(found.stack)}</div>{chart}</div>'
         f"{_holders(found, told)}{_remedies(found, told)}</article>"
@@ -202,9 +213,10 @@ def _remedy(remedy: Remedy, often: str, told: Lines) -> str:
     if remedy.peak_before >= 0 and remedy.peak_after >= 0:
         before, after = format_bytes(remedy.peak_before), format_bytes(remedy.peak_after)
         saves += f'<span class="saves">peak {before} → {after}</span>'
+    what = f"{remedy.why} Write `{remedy.typed}`." if remedy.typed else remedy.why
     return (
         f'<div class="remedy"><p><code class="fix">{escaped(remedy.fix, 60)}</code>'
-        f"{coded(remedy.why, 600)} {_place(remedy.filename, remedy.line)} "
+        f"{coded(what, 600)} {_place(remedy.filename, remedy.line)} "
         f"{_link_to(remedy.fix)}{saves}</p>{_new_code(remedy, told)}{_patch(remedy.patch)}</div>"
     )
 

@@ -66,7 +66,7 @@ def figures(device: DeviceFigures, *, final_state: bool = False) -> str:
         if final_state
         else [
             _peak_tile(device),
-            _reserved_tile(device),
+            *([] if device.device == "cpu" else [_reserved_tile(device)]),
             _end_tile(device),
             _when_tile(device),
         ]
@@ -120,10 +120,12 @@ def _reserved_tile(device: DeviceFigures, name: str = "Peak reserved") -> str:
 
 
 def _end_tile(device: DeviceFigures) -> str:
-    text = f"{format_bytes(device.reserved_bytes)} reserved"
+    facts = []
+    if device.device != "cpu":
+        facts.append(f"{format_bytes(device.reserved_bytes)} reserved")
     if device.growth is not None:
-        text += f"; growth: {device.growth}"
-    return _tile("Allocated at the end", _size(device.allocated_bytes), text)
+        facts.append(f"growth: {device.growth}")
+    return _tile("Allocated at the end", _size(device.allocated_bytes), "; ".join(facts))
 
 
 def _when_tile(device: DeviceFigures) -> str:

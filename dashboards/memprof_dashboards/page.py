@@ -132,14 +132,15 @@ def _name(run: Run) -> str:
 
 
 def _device_data(view: DeviceView, samples: int) -> DeviceData:
+    modelled = any(w.trace.modelled for w in view.windows)  # a CPU has no segments to look at
     return DeviceData(
         name=visible(view.device.device, 60),
         memory=memory_figure(view, samples),
         owners=owners_figures(view),
         steps=steps_figure(view),
         readings=readings_figure(view),
-        segments=segment_maps(view),
-        modelled=any(w.trace.modelled for w in view.windows),
+        segments={} if modelled else segment_maps(view),
+        modelled=modelled,
     )
 
 

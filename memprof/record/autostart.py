@@ -6,14 +6,20 @@ is imported. How a recording goes is `tracker`'s matter.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from memprof.cpython.import_hook import ImportWatch
+
+if TYPE_CHECKING:
+    from memprof.record.tracker import Tracker
 
 __all__ = ["claim", "start_from_environment"]
 
@@ -46,9 +52,24 @@ def _torch_imported() -> None:
     named = os.environ.get("MEMPROF", "")
     path = DEFAULT_PATH if named.lower() in _ON else named
     try:
-        Tracker(path, Options.of(os.environ), lazy_path=lambda: _path_of_this_process(path)).start()
+        tracker = Tracker(
+            path, Options.of(os.environ), lazy_path=lambda: _path_of_this_process(path)
+        )
+        atexit.register(
+            _say_what_next, tracker
+        )  # runs after the recording has ended: it came first
+        tracker.start()
     except MemprofError as error:  # the job goes on as if nothing had been asked for
         _LOG.warning("this job is not recorded: %s", error)
+
+
+def _say_what_next(tracker: Tracker) -> None:
+    """Name the file to whoever sits at the terminal; what another program reads stays as it is."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return
+    from memprof.record.launch import say_what_next
+
+    say_what_next(tracker)
 
 
 def _path_of_this_process(path: str) -> str:

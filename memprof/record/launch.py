@@ -24,7 +24,7 @@ from memprof.errors import MemprofError
 from memprof.record.process import is_dry_run
 from memprof.record.tracker import Tracker, active, status_of, track
 
-__all__ = ["main", "without_our_frames"]
+__all__ = ["main", "say_what_next", "without_our_frames"]
 
 _OUR_FILES = (__file__, runpy.__file__, "<frozen runpy>")
 _CANNOT_OPEN = 2
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> None:
             note()
         tracker.failed(error)
         tracker.stop(status_of(error))
-        say = partial(_say_what_next, tracker, quiet=quiet)
+        say = partial(say_what_next, tracker, quiet=quiet)
         if isinstance(error, SystemExit):
             say()
         else:  # Python itself prints the traceback and finds the exit status
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> None:
     if note is not None:
         note()
     tracker.stop()
-    _say_what_next(tracker, quiet=quiet)
+    say_what_next(tracker, quiet=quiet)
 
 
 def _note_dry_run(tracker: Tracker) -> Callable[[], None]:
@@ -87,7 +87,8 @@ def _started(settings: dict[str, Any], steps: int) -> Tracker:
         raise SystemExit(error.exit_code) from None
 
 
-def _say_what_next(tracker: Tracker, *, quiet: bool) -> None:
+def say_what_next(tracker: Tracker, *, quiet: bool = False) -> None:
+    """Name the file that was written, and the command that reads it, on standard error."""
     if quiet or not tracker.path or active() is not None or sys.stderr is None:
         return
     text = f"memprof: recorded {tracker.path}; next: memprof report {tracker.path}"

@@ -21,6 +21,7 @@ from memprof.referrers.numpy_arrays import held_by_arrays
 from memprof.referrers.rank_chains import holder_of, score
 from memprof.referrers.roots import Root, module_roots
 from memprof.referrers.search_from_roots import Reference, Search, quiet
+from memprof.referrers.tables import Holders
 from memprof.referrers.targets import BlockIndex, Targets, storage_key
 from memprof.referrers.tensor_attributes import shown_and_kept
 from memprof.referrers.torch_references import is_tensor_type, plain_torch
@@ -49,8 +50,8 @@ _FOR_LINES = 0.25
 holder says little."""
 
 
-def holders(tensor: torch.Tensor, *, limit: int = 5, budget_s: float = 2.0) -> tuple[Holder, ...]:
-    """Who keeps ``tensor``'s memory alive, the best explanation first.
+def holders(tensor: torch.Tensor, *, limit: int = 5, budget_s: float = 2.0) -> Holders:
+    """Who keeps ``tensor``'s memory alive, the best explanation first; prints as a table.
 
     The memory is the tensor's storage: a view of it, or a graph that saved it, is a holder too.
     The search takes at most about ``budget_s`` seconds; what it has found by then is returned.
@@ -62,7 +63,7 @@ def holders(tensor: torch.Tensor, *, limit: int = 5, budget_s: float = 2.0) -> t
         raise SettingsError(
             f"holders() takes a tensor, not {type(tensor).__name__}", "pass the tensor itself"
         )
-    return find_holders([tensor], limit=limit, budget_s=budget_s, graphs=True)[0]
+    return Holders(find_holders([tensor], limit=limit, budget_s=budget_s, graphs=True)[0])
 
 
 def find_holders(

@@ -12,6 +12,7 @@ from memprof.referrers.heap import Deadline
 from memprof.referrers.links import Naming
 from memprof.referrers.rank_chains import score
 from memprof.referrers.search_from_roots import Reference, Search, quiet
+from memprof.referrers.tables import Tensors
 from memprof.referrers.targets import Targets
 from memprof.referrers.tensor_attributes import (
     device_of,
@@ -51,10 +52,13 @@ class LiveTensor:
     """Only an autograd graph holds it; no Python object stands for it."""
 
 
-def tensors(*, budget_s: float = 5.0) -> list[LiveTensor]:
-    """Every live tensor that Python or an autograd graph can reach, the largest storages first."""
+def tensors(*, budget_s: float = 5.0) -> Tensors:
+    """Every live tensor that Python or an autograd graph can reach, the largest storages first.
+
+    The list prints as a table.
+    """
     with quiet():
-        return _listed(Deadline(budget_s))
+        return Tensors(_listed(Deadline(budget_s)))
 
 
 def _listed(deadline: Deadline) -> list[LiveTensor]:

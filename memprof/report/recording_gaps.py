@@ -14,11 +14,16 @@ from memprof.views.window import Window
 
 __all__ = ["is_bare_state", "unseen"]
 
+_DRIVER = "nvml"
+"""The source that asks the driver of cards, of which a run on the CPU alone has none to miss."""
+
 
 def unseen(examination: Examination) -> tuple[str, ...]:
     """One sentence for everything that was not recorded, the recorder's own notes first."""
     run, bare = examination.run, is_bare_state(examination.run)
-    said = [f"{note.source}: {note.message}" for note in run.notes]
+    on_host = all(device.name == "cpu" for device in examination.devices)
+    notes = [note for note in run.notes if not (on_host and note.source == _DRIVER)]
+    said = [f"{note.source}: {note.message}" for note in notes]
     for device in examination.devices:
         told = [_final_state(run)] if bare and device.windows else _of_device(device, run)
         said += [f"{device.name}: {text}" for text in told]
@@ -66,8 +71,6 @@ def _of_device(device: DeviceExamination, run: Run) -> list[str]:
     is_subject = len(run.devices) == 1  # beside CUDA the CPU is watched until that begins
     if events and is_subject and device.device.info.recorder == "operators":
         said.append(_within_operators(device, run))
-    if any(window.trace.modelled for window in device.windows):
-        said.append("segments and reserved bytes are modelled: a CPU has no caching allocator")
     return said
 
 

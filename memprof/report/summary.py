@@ -15,6 +15,7 @@ from memprof.report.device_summary import DeviceFigures, device_figures
 from memprof.report.recorded_steps import in_words
 from memprof.report.recording_gaps import is_bare_state, unseen
 from memprof.rules.finding import Found, Kind
+from memprof.rules.floor import is_needed
 from memprof.run import Run
 from memprof.trace import NOT_RECORDED
 from memprof.units import format_bytes, format_count
@@ -156,12 +157,12 @@ def _verdict(
     main = max(measured, key=lambda d: d.peak_allocated_bytes)
     if findings and findings[0].kind in (Kind.LEAK, Kind.CYCLE, Kind.HOST_GROWTH, Kind.NON_TORCH):
         return _from_finding("leak", findings[0])
-    if findings and findings[0].confidence >= _SURE:
+    if findings and not findings[0].minor and findings[0].confidence >= _SURE:
         level = "fragmentation" if findings[0].kind is Kind.FRAGMENTATION else "waste"
-        return _from_finding(level, findings[0])
+        return _from_finding("ok" if is_needed(findings[0]) else level, findings[0])
     if is_bare_state(examination.run):
         return _state_alone(examination.run, main)
-    return _quiet(examination, main)
+    return _quiet(examination, main, next(filter(is_needed, findings), None))
 
 
 def _no_data(run: Run) -> Verdict:
@@ -210,9 +211,12 @@ def _what_to_do(found: Found) -> str:
     remedy = found.remedies[0] if found.remedies else None
     if remedy is None:
         return found.hint or "see the finding below"
+    place = f"{short_path(remedy.filename)}:{remedy.line}" if remedy.line else ""
+    if remedy.typed:
+        return f"write `{remedy.typed}`{f' at {place}' if place else ''}: {remedy.why}"
     then = f"{remedy.fix}: {remedy.why}"
-    if remedy.line and (remedy.filename, remedy.line) != _line_of(found.site):
-        then += f" ({short_path(remedy.filename)}:{remedy.line})"
+    if place and (remedy.filename, remedy.line) != _line_of(found.site):
+        then += f" ({place})"
     return then
 
 
@@ -256,7 +260,8 @@ def _state_alone(run: Run, main: DeviceFigures) -> Verdict:
     )
 
 
-def _quiet(examination: Examination, main: DeviceFigures) -> Verdict:
+def _quiet(examination: Examination, main: DeviceFigures, largest: Found | None) -> Verdict:
+    """Nothing is wrong: the peak, whose it is, and what would take less where memory is short."""
     peak, source = main.peak, examination.run.source
     owner = peak.categories[0] if peak and peak.categories else None
     line = f"peak {format_bytes(main.peak_allocated_bytes)} on {main.device}"
@@ -271,8 +276,20 @@ def _quiet(examination: Examination, main: DeviceFigures) -> Verdict:
             f"`memprof what-if {source} --search` tries other allocator settings"
         )
     else:
-        then = f"`memprof what-if {source} --fit` finds the smallest card that it fits on"
+        then = _nothing_to_mend(main, largest, source)
     return Verdict("ok", line, _trend(main, examination.run), then)
+
+
+def _nothing_to_mend(main: DeviceFigures, largest: Found | None, source: str) -> str:
+    if largest is not None and largest.remedies and largest.remedies[0].saves_bytes > 0:
+        remedy = largest.remedies[0]
+        place = f" at {short_path(remedy.filename)}:{remedy.line}" if remedy.line else ""
+        what = f"`{remedy.typed}`" if remedy.typed else remedy.fix
+        less = f"{format_bytes(remedy.peak_before)} → {format_bytes(remedy.peak_after)}"
+        return f"where memory is short, {what}{place}: peak {less}"
+    if main.device == "cpu":
+        return "nothing must change; `memprof dry-run` says what the program would take on a card"
+    return f"`memprof what-if {source} --fit` finds the smallest card that it fits on"
 
 
 def _trend(device: DeviceFigures, run: Run) -> str:

@@ -88,6 +88,8 @@ class Remedy:
     """What to type to read about this fix."""
     rule: str = ""
     """The name of the rule that advises it."""
+    typed: str = ""
+    """What to type there, as code; empty where it depends on the line."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,6 +128,8 @@ class Found:
     """The name of the rule that matched, where it is one of `memprof.rules`."""
     match: Any = None
     """What a rule of waste matched, for its words and its advice."""
+    minor: bool = False
+    """It is no headline (`memprof.rules.floor`): one line, after what is."""
 
     @property
     def is_tentative(self) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from memprof.rules.finding import Found, Kind
+from memprof.rules.floor import is_minor
 from memprof.rules.growth_findings import leaks
 from memprof.rules.load_rules import rule_named
 from memprof.rules.remedies import with_remedies
@@ -25,6 +27,8 @@ _BEFORE_WASTE = (Kind.NON_TORCH, Kind.HOST_GROWTH, Kind.FRAGMENTATION)
 def findings(run: Run, examination: Examination | None = None) -> tuple[Found, ...]:
     """What grows first, the fastest first; then what is merely there, the largest first.
 
+    What is too small for a headline, or may be meant, comes last, and is marked as ``minor``.
+
     ``examination`` saves time where the caller has one of ``run`` already.
     """
     examination = examination or examine(run)
@@ -35,7 +39,9 @@ def findings(run: Run, examination: Examination | None = None) -> tuple[Found, .
         *waste_of(examination),
         *(one for one in over if one.kind not in _BEFORE_WASTE),
     ]
-    return tuple(with_remedies(one, examination) for one in reported(found))
+    remedied = [with_remedies(one, examination) for one in reported(found)]
+    marked = [replace(one, minor=is_minor(one, examination)) for one in remedied]
+    return tuple(sorted(marked, key=lambda one: one.minor))
 
 
 def reported(found: Sequence[Found]) -> list[Found]:

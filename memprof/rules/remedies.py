@@ -10,6 +10,7 @@ from typing import NamedTuple
 from memprof.rules.case import Case
 from memprof.rules.finding import Found, Remedy
 from memprof.rules.fixes import PATCHED
+from memprof.rules.frameworks import typed
 from memprof.rules.load_rules import growth_rules, rule_named
 from memprof.rules.pages import explained_by
 from memprof.rules.rule import Advice, WasteRule
@@ -50,7 +51,8 @@ def with_remedies(found: Found, examination: Examination) -> Found:
     best: dict[str, _OfRule] = {}
     for one in advice:
         best.setdefault(one.advice.fix, one)
-    ranked = sorted(best.values(), key=lambda one: _merit(one.advice, found))
+    useful = [one for one in best.values() if not _is_there_already(one.advice, found)]
+    ranked = sorted(useful, key=lambda one: one.advice.remains > _MOSTLY)
     if case.grows and len(ranked) > 1 and ranked[0].advice.fix == "cpu_offload":
         ranked[:2] = ranked[1::-1]  # on the host it goes on to grow
     if ranked and rule is None:
@@ -59,14 +61,12 @@ def with_remedies(found: Found, examination: Examination) -> Found:
     return replace(found, remedies=tuple(_remedy(*one, case) for one in first))
 
 
-def _merit(advice: Advice, found: Found) -> tuple[bool, bool]:
-    """What puts a remedy behind the others of a finding, the worst first.
+def _is_there_already(advice: Advice, found: Found) -> bool:
+    """Whether it would move to the host what lies there at its peak: that helps on a GPU only.
 
-    Most of the bytes stay, or what lies on the host at its peak would be moved there. What grows on
-    the CPU is asked for mostly to learn what it will do on a GPU.
+    What grows is asked for on the CPU mostly to learn what it will do on a GPU.
     """
-    is_there = found.device == "cpu" and not found.bytes_per_step
-    return advice.remains > _MOSTLY, advice.fix == "cpu_offload" and is_there
+    return advice.fix == "cpu_offload" and found.device == "cpu" and not found.bytes_per_step
 
 
 def _on_growth(case: Case) -> Iterator[_OfRule]:
@@ -90,7 +90,8 @@ def _of_what_ran(advice: Advice, case: Case) -> Advice:
 def _remedy(rule: str, advice: Advice, case: Case) -> Remedy:
     nbytes, saving = saving_of(case.found, case.window)
     if advice.saving is not None:
-        nbytes, saving = advice.saving.bytes, advice.saving
+        saving = advice.saving.overall
+        nbytes = saving.bytes
     place = advice.place
     line = advice.line or (place.line if place is not None else case.found.site.line)
     filename = place.program.filename if place is not None else case.found.site.filename
@@ -103,6 +104,7 @@ def _remedy(rule: str, advice: Advice, case: Case) -> Remedy:
         saves_bytes=round(nbytes * (1 - advice.remains)),
         peak_before=saving.before if saving is not None else -1,
         peak_after=_after(saving, advice.remains) if saving is not None else -1,
+        typed=typed(advice.fix, case.found.stack),
         patch=advice.patch,
         page=explained_by(advice.fix),
         rule=rule,

@@ -10,6 +10,7 @@ from typing import ClassVar, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from memprof.reference_chain import LinkKind
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
 from memprof.rules.same_memory import ANY_GROWTH, Overlap
@@ -104,6 +105,8 @@ class WasteRule(Rule, Generic[AnyMatch]):
     kind: ClassVar[Kind] = Kind.WASTE
     names_holders: ClassVar[bool] = False
     """Who holds the tensors matters: the job's own search is looked up."""
+    needed: ClassVar[bool] = False
+    """The program as it is needs the bytes: only another way of computing spares them."""
     stands_beside: ClassVar[bool] = False
     """It says something else of the tensors than other rules: it yields to none."""
     yields_beyond: ClassVar[tuple[str, ...]] = (ANY_GROWTH,)
@@ -111,6 +114,10 @@ class WasteRule(Rule, Generic[AnyMatch]):
     finding has `overlap` in common with one of this rule."""
     overlap: ClassVar[Overlap] = Overlap.LINE
     """What it has in common with such a finding."""
+
+    proven_by: ClassVar[frozenset[LinkKind]] = frozenset()
+    """Links of a holder's chain that make sure of a tentative match: nobody keeps tensors so on
+    purpose."""
 
     @abstractmethod
     def matches(self, window: Window) -> Iterator[AnyMatch]:

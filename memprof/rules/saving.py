@@ -17,7 +17,8 @@ def saving_of(found: Found, window: Window | None) -> tuple[int, Saving | None]:
     Growth in ``window`` is replayed with every tensor freed at the end of the step that made it.
     """
     if found.match is not None and found.match.saving is not None:
-        return found.match.saving.bytes, found.match.saving
+        saving = found.match.saving.overall
+        return saving.bytes, saving
     if found.kind in (Kind.WASTE, Kind.FRAGMENTATION):
         return found.bytes, None
     return round(found.bytes_per_step), _without_survivors(found, window)

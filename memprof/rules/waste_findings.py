@@ -10,7 +10,7 @@ import numpy as np
 
 from memprof.records import Holder
 from memprof.reference_chain import Link, way
-from memprof.rules.finding import Evidence, Found
+from memprof.rules.finding import Evidence, Found, Kind
 from memprof.rules.load_rules import waste_rules
 from memprof.rules.rule import EVERY_OTHER, Match, WasteRule, confidence_of
 from memprof.run import Run
@@ -25,6 +25,8 @@ _LEAST_SHARE = 0.04
 """Of the peak: what is less is not worth a person's time."""
 _MOST = 6
 _MOST_HOLDERS = 3
+_LEAST_HELD = 0.02
+"""Of a match's bytes, that one stack made: who holds less is not who holds them."""
 _MOSTLY = 0.5
 """Of a match's tensors: with more in another match both are about the same."""
 
@@ -112,7 +114,8 @@ def _holders(one: _Candidate, run: Run) -> tuple[Holder, ...]:
     if not one.rule.names_holders:
         return ()
     lives = one.window.lives
-    stacks = {int(s) for s in lives.stack[one.match.rows]}
+    of_stack = np.bincount(lives.stack[one.match.rows], weights=lives.size[one.match.rows])
+    stacks = set(np.flatnonzero(of_stack >= _LEAST_HELD * of_stack.sum()).tolist())
     own = int(lives.stack[one.match.row])
     searches = [
         search
@@ -131,16 +134,27 @@ def _as_it_was(links: Sequence[Link]) -> Hashable:
     return way(links), tuple(link.length for link in links)
 
 
+def _proven(one: _Candidate, holders: Sequence[Holder]) -> Match:
+    """The match, no longer tentative where what holds it is nothing that anybody means to."""
+    links = {link.kind for holder in holders[:1] for link in holder.links}
+    if one.match.tentative and links & one.rule.proven_by:
+        return replace(one.match, tentative=False)
+    return one.match
+
+
 def _found(one: _Candidate, run: Run) -> Found:
-    window, match = one.window, one.match
-    share = format_percent(match.nbytes, window.peak.bytes)
+    window, holders = one.window, _holders(one, run)
+    match = _proven(one, holders)
+    share = f" ({format_percent(match.nbytes, window.line.peak_allocated.bytes)} of the peak)"
+    if one.rule.kind is Kind.FRAGMENTATION:
+        share = ""  # it is of the reserved bytes, which its title tells
     steps = window.made_in[match.rows] if len(match.rows) else np.array([-1])
     made = window.lives.alloc[match.rows]
     return Found(
         kind=one.rule.kind,
         device=window.device,
         site=window.site_of(match.row),
-        title=f"{format_bytes(match.nbytes)} ({share} of the peak) {one.rule.title(match)}",
+        title=f"{format_bytes(match.nbytes)}{share} {one.rule.title(match)}",
         bytes=int(match.nbytes),
         confidence=confidence_of(tentative=match.tentative),
         first_step=int(steps.min()),
@@ -148,7 +162,7 @@ def _found(one: _Candidate, run: Run) -> Found:
         stack=window.stack(match.row),
         module=window.module_name(match.row),
         category=CATEGORY_NAMES[int(window.category[match.row])],
-        holders=_holders(one, run),
+        holders=holders,
         evidence=Evidence(window.number, made[made >= 0]),
         rule=one.rule.name,
         match=match,

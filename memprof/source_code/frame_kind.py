@@ -1,8 +1,9 @@
-"""Owners of code, told by a file's path alone: the user, a library, torch, native code."""
+"""Owners of code, told by where a file lies: the user, a library, torch, native code."""
 
 from __future__ import annotations
 
 import enum
+import os
 import re
 import sys
 from functools import lru_cache
@@ -38,7 +39,7 @@ class FrameKind(enum.IntEnum):
 
 @lru_cache(maxsize=65536)
 def frame_kind(filename: str) -> FrameKind:
-    """The kind of code that a file is, by its path alone."""
+    """The kind of code that a file is: by its path, and by what was installed into its folder."""
     path = filename.replace("\\", "/")
     if not path or path == "??" or _NATIVE_FILE.search(path):
         return FrameKind.NATIVE
@@ -49,7 +50,49 @@ def frame_kind(filename: str) -> FrameKind:
         return FrameKind.TORCH if package[1] in ("torch", "functorch") else FrameKind.LIBRARY
     if path.startswith("<eval_with_key>") or "/torchinductor_" in path or _TORCH_TREE.search(path):
         return FrameKind.TORCH
-    return FrameKind.STDLIB if _is_stdlib(path) else FrameKind.USER
+    if _is_stdlib(path):
+        return FrameKind.STDLIB
+    return FrameKind.LIBRARY if _is_installed(path) else FrameKind.USER
+
+
+def _is_installed(path: str) -> bool:
+    """Whether an installer put the file there, in a folder of any name (``pip install --target``).
+
+    Told by its list of files beside the package, as far as that lies on this machine.
+    """
+    folder, _, name = path.rpartition("/")
+    while folder:
+        lists = _lists_in(folder)
+        if lists and _is_listed(name, folder, lists):
+            return True
+        folder, _, name = folder.rpartition("/")
+    return False
+
+
+@lru_cache(maxsize=4096)
+def _lists_in(folder: str) -> tuple[str, ...]:
+    """The folders in a folder in which installers wrote down what else they put there."""
+    try:
+        with os.scandir(folder) as entries:
+            return tuple(one.name for one in entries if one.name.endswith(".dist-info"))
+    except OSError:  # it is not here, or not to be read: then the path alone has to tell
+        return ()
+
+
+@lru_cache(maxsize=4096)
+def _is_listed(name: str, folder: str, lists: tuple[str, ...]) -> bool:
+    """Whether a package or a single file is one that was put there; most have its name."""
+    plain = name.removesuffix(".py").lower()
+    if any(one.partition("-")[0].lower() == plain for one in lists):
+        return True
+    for one in lists:
+        try:
+            with open(f"{folder}/{one}/RECORD", encoding="utf-8", errors="replace") as lines:  # noqa: PTH123
+                if any(line.startswith((f"{name}/", f"{name},")) for line in lines):
+                    return True
+        except OSError:
+            continue  # a list that is missing lists nothing
+    return False
 
 
 def _is_stdlib(path: str) -> bool:

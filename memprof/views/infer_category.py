@@ -7,6 +7,7 @@ mark it as inferred. Traces that memprof recorded are never touched.
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,10 @@ _BACKWARD_NAMES = frozenset({"_engine_run_backward", "backward", "grad", "apply"
 _BACKWARD_NATIVE = re.compile(r"torch::autograd::(?:Engine|python::PythonEngine|Node::operator)")
 _FORWARD = frozenset({"_call_impl", "_wrapped_call_impl", "_slow_forward", "forward"})
 """torch's own frames around a module's `forward` are missing from some recordings."""
+_LEAST_SIZES = 2
+"""Different sizes of gradients: a single one is met by chance."""
+_MOSTLY = 0.8
+"""Of the gradients' bytes, whose parameters must be there at the start."""
 _MODULE_MOVE = frozenset({"convert", "_apply", "param_applied"})
 _MODULE_FILE = re.compile(r"/torch/nn/modules/\w+\.py$")
 
@@ -61,6 +66,7 @@ def infer(trace: Trace, lives: Lifetimes) -> Inferred:
     category = _categories(trace, lives, phase, phases)
     category[state] = Category.OPTIMIZER_STATE
     category[parameter & (phase != Phase.FORWARD)] = Category.PARAMETER
+    _model_before_recording(trace, lives, category)
     return Inferred(phase, category)
 
 
@@ -162,6 +168,46 @@ def _outlives(lives: Lifetimes, marks: Ints, events: int) -> npt.NDArray[np.bool
     """Alive at a mark that came after it was made, or to the end of the trace."""
     alive: npt.NDArray[np.bool_] = (_next(marks, lives.alloc) < lives.free) | (lives.free == events)
     return alive
+
+
+def _model_before_recording(
+    trace: Trace, lives: Lifetimes, category: npt.NDArray[np.uint8]
+) -> None:
+    """Blocks that were there at the start, and are as large as gradients are, one for one.
+
+    They are the parameters of those gradients. Where an optimizer has state, a size must be one of
+    its states' as well; what is left of the sizes, two or three times as often, is such state.
+    """
+    gradients = category == Category.GRADIENT
+    if not gradients.any():
+        return
+    there = gradients & lives.alive_at(_fullest(trace, lives, gradients))
+    of_model = Counter(lives.requested[there].tolist())
+    states = set(lives.requested[category == Category.OPTIMIZER_STATE].tolist())
+    if states:
+        of_model = Counter({s: n for s, n in of_model.items() if s in states})
+    early = np.flatnonzero((lives.alloc < 0) & (category == Category.UNKNOWN))
+    found: dict[int, list[int]] = defaultdict(list)
+    for row in early.tolist():
+        found[int(lives.requested[row])].append(row)
+    matched = {size: found[size] for size in of_model if size in found}
+    shared = sum(size * min(len(rows), of_model[size]) for size, rows in matched.items())
+    if len(matched) < _LEAST_SIZES or shared < _MOSTLY * sum(s * n for s, n in of_model.items()):
+        return  # sizes that others happen to have too, or the model came later
+    for size, rows in matched.items():
+        number = of_model[size]
+        category[rows[:number]] = Category.PARAMETER
+        surplus = rows[number:]
+        if not states and len(surplus) in (number, 2 * number):
+            category[surplus] = Category.OPTIMIZER_STATE
+
+
+def _fullest(trace: Trace, lives: Lifetimes, mask: npt.NDArray[np.bool_]) -> int:
+    """The event after which the lifetimes in a mask have the most bytes."""
+    change = np.zeros(len(trace.events) + 2, dtype=np.int64)
+    np.add.at(change, np.clip(lives.alloc[mask] + 1, 0, None), lives.size[mask])
+    np.add.at(change, lives.free[mask] + 1, -lives.size[mask])
+    return int(np.cumsum(change).argmax()) - 1
 
 
 def _next(marks: Ints, moments: Ints) -> Ints:

@@ -5,7 +5,7 @@ The sum of lifetimes is replayed, not the allocator: reserved bytes and fragment
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +23,21 @@ class Saving:
 
     before: int
     after: int
+    overall_before: int = -1
+    """The same with the warm-up, where that was left out; -1 where it was not."""
+    overall_after: int = -1
 
     @property
     def bytes(self) -> int:
         """What the change takes off the peak; never negative."""
         return max(0, self.before - self.after)
+
+    @property
+    def overall(self) -> Saving:
+        """The peak of the whole window with and without it: the one that reports speak of."""
+        if self.overall_before < 0:
+            return self
+        return Saving(self.overall_before, self.overall_after)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,4 +74,7 @@ def replayed(line: Timeline, cuts: Cuts, first: int = 0) -> Saving:
     np.add.at(change, np.clip(cuts.start + 1, 0, entries), -size)
     np.add.at(change, np.clip(cuts.end + 1, 0, entries), size)
     after = line.allocated + np.cumsum(change)[:-1]
-    return Saving(int(line.allocated[first:].max()), int(after[first:].max()))
+    saving = Saving(int(line.allocated[first:].max()), int(after[first:].max()))
+    if not first:
+        return saving
+    return replace(saving, overall_before=int(line.allocated.max()), overall_after=int(after.max()))

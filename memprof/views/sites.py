@@ -26,6 +26,9 @@ _NATIVE_NOISE = re.compile(
     r"execute_native_thread_routine|clone_obey_contract"
 )
 _NATIVE_TELLING = re.compile(r"^torch::autograd::generated::\w+::|^at::_ops::\w+::call")
+_BACKWARD_NODE = re.compile(r"^torch::autograd::generated::(\w*Backward\d*)::apply")
+"""A node of autograd's graph: its name is the forward operator's, of which no line is recorded in
+the thread of a backward pass."""
 _ARGUMENTS = re.compile(r"\((?!anonymous).*$")
 _EXECUTED = "<string>"
 """Text given to `exec` (and what dataclasses make): the line that runs it can be read."""
@@ -57,6 +60,8 @@ def sites(tables: Tables) -> Sites:
 def _rank(frame: Frame) -> float:
     kind = frame_kind(frame.filename)
     if kind is FrameKind.NATIVE:
+        if _BACKWARD_NODE.search(frame.name):
+            return 1.75
         if _NATIVE_TELLING.search(frame.name):
             return 1.5
         return 0.5 if _NATIVE_NOISE.search(frame.name) else 1.0
@@ -71,9 +76,15 @@ def short_path(filename: str, parts: int = 2) -> str:
 
 
 def site_name(frame: Frame) -> str:
-    """``train.py:31 in main``; for C++ the function alone; for no stack ``(no stack recorded)``."""
+    """``train.py:31 in main``; for C++ the function alone; for no stack ``(no stack recorded)``.
+
+    For a backward pass without a line, autograd's node: ``BmmBackward0 (backward pass)``.
+    """
     if frame == NO_SITE:
         return "(no stack recorded)"
+    node = _BACKWARD_NODE.search(frame.name)
+    if node is not None:
+        return f"{node[1]} (backward pass)"
     if frame_kind(frame.filename) is FrameKind.NATIVE:
         return _ARGUMENTS.sub("", frame.name) or "(native code)"
     return f"{short_path(frame.filename)}:{frame.line} in {frame.name}"

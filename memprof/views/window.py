@@ -199,6 +199,12 @@ class Window:
         """Whether an event happened in a phase."""
         return 0 <= event < self.events and int(self.phase_of_event[event]) == phase
 
+    def learns_after(self, event: int) -> bool:
+        """Whether a backward pass comes after an event, in the same step."""
+        step = self.step_of_event[event]
+        later = self.phase_of_event[event + 1 :][self.step_of_event[event + 1 : -1] == step]
+        return bool((later == Phase.BACKWARD).any())
+
     def bytes_of(self, mask: Bools) -> int:
         """Bytes of the lifetimes in a mask."""
         return int(self.lives.size[mask].sum())

@@ -225,3 +225,31 @@ def test_a_process_without_the_variable_has_no_import_hook(site):
     )
     done = python(site, "-c", code)
     assert done.stdout.startswith("[] "), done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudoterminals")
+@pytest.mark.parametrize(("trains", "says"), [(True, True), (False, False)])
+def test_the_file_is_named_at_the_end_to_whoever_sits_at_the_terminal(
+    site, out, tmp_path, trains, says
+):
+    import pty
+
+    script = tmp_path / "script.py"
+    script.write_text(TRAIN + ("train()" if trains else ""))
+    ours, theirs = pty.openpty()
+    environment = {n: v for n, v in os.environ.items() if not n.startswith(("MEMPROF", "PYTHON"))}
+    environment["PYTHONPATH"] = os.pathsep.join(
+        map(str, (site, ROOT, ROOT / "cli", ROOT / "dashboards"))
+    )
+    environment |= {"OMP_NUM_THREADS": "1", "MEMPROF": str(out / "run.json")}
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, env=environment, stderr=theirs, timeout=600, check=False)
+    os.close(theirs)
+    try:
+        text = os.read(ours, 4096).decode()
+    except OSError:  # nothing was written, and nobody has it open any more
+        text = ""
+    finally:
+        os.close(ours)
+    assert (f"memprof: recorded {out / 'run.json'}" in text) is says
+    assert done.returncode == 0

@@ -34,4 +34,8 @@ def test_the_outputs_of_eight_layers_are_there_at_the_peak(tmp_path):
         one for one in findings_of(fires, tmp_path / "run.json") if one.rule == "activations"
     )
     assert (found.match.blocks, found.bytes) == (8, 8 * 2048 * 128 * 4)
-    assert [remedy.fix for remedy in found.remedies] == ["checkpoint", "mixed_precision", "chunk"]
+    assert [remedy.fix for remedy in found.remedies] == [
+        "checkpoint",
+        "mixed_precision",
+        "micro_batches",
+    ]

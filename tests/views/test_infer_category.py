@@ -235,3 +235,43 @@ def test_nothing_is_inferred_of_nothing() -> None:
     trace = TraceBuilder().existing(KIB, "w").build()
     empty = infer(trace, lifetimes(trace))
     assert len(empty.phase) == len(empty.category) == 1
+
+
+def after_the_model_was_built(*held: int, states: bool = False) -> list[Category]:
+    """Categories of what was there when a window began, in which gradients of two sizes are made.
+
+    ``held`` are sizes in KiB; the gradients are three of 64 and three of 3 KiB.
+    """
+    builder = TraceBuilder()
+    for number, size in enumerate(held):
+        builder.existing(size * KIB, f"held{number}")
+    for number in range(3):
+        builder.alloc(64 * KIB, f"grad{number}", stack=BACKWARD)
+        builder.alloc(3 * KIB, f"grad of bias{number}", stack=BACKWARD)
+    builder.alloc(KIB, "between", stack=FORWARD)
+    for number in range(6 if states else 0):
+        builder.alloc(64 * KIB, f"state{number}", stack=INIT_STATE)
+    return categories(builder.build())[: len(held)]
+
+
+MODEL = (64, 3, 64, 3, 64, 3)
+
+
+def test_what_was_there_and_is_as_large_as_gradients_one_for_one_are_parameters() -> None:
+    assert after_the_model_was_built(*MODEL, 7) == [*[Category.PARAMETER] * 6, Category.UNKNOWN]
+
+
+def test_what_there_is_two_or_three_times_of_it_is_the_state_of_an_optimizer_as_well() -> None:
+    found = after_the_model_was_built(*MODEL, *MODEL, *MODEL)
+    assert found.count(Category.PARAMETER) == 6
+    assert found.count(Category.OPTIMIZER_STATE) == 12
+
+
+def test_where_an_optimizer_has_state_a_size_must_be_one_of_its_states_too() -> None:
+    found = after_the_model_was_built(64, 3, 64, 3, 64, 3, states=True)
+    assert found == [Category.UNKNOWN] * 6  # one size is met by chance
+
+
+@pytest.mark.parametrize("held", [(64, 64, 64, 7, 7, 7), (64, 3, 3, 3), (7, 9, 11)])
+def test_sizes_that_others_happen_to_have_too_are_no_model(held: tuple[int, ...]) -> None:
+    assert set(after_the_model_was_built(*held)) == {Category.UNKNOWN}

@@ -41,7 +41,8 @@ class Activations(WasteRule[Saved]):
 
     name = "activations"
     summary = "activations of many blocks make much of the peak"
-    fixes = ("checkpoint", "mixed_precision", "chunk")
+    fixes = ("checkpoint", "mixed_precision", "micro_batches")
+    needed = True
     yields_to = EVERY_OTHER
 
     def matches(self, window: Window) -> Iterator[Saved]:
@@ -78,8 +79,8 @@ class Activations(WasteRule[Saved]):
         # What was replayed is checkpointing: these have no figures of their own.
         half = f"In bfloat16 the {nbytes} of activations take about half."
         yield Advice("mixed_precision", half, case.site, saving=NO_FIGURE)
-        less = "Smaller micro-batches with accumulated gradients need less at once."
-        yield Advice("chunk", less, case.site, saving=NO_FIGURE)
+        less = "Smaller batches, whose gradients are added up, need less at once."
+        yield Advice("micro_batches", less, case.site, saving=NO_FIGURE)
 
 
 def _of_blocks(window: Window) -> Iterator[Saved]:

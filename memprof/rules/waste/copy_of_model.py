@@ -64,7 +64,8 @@ class CopyOfModel(WasteRule[Match]):
                 rows=np.flatnonzero(mask),
                 nbytes=window.bytes_of(mask),
                 saving=window.replayed(window.whole(np.flatnonzero(every))),
-                tentative=binding is None,  # the source does not show what is done with it
+                # On the host is where a copy should be; elsewhere the source shows its use, or not.
+                tentative=binding is None or window.device == "cpu",
             )
 
     def title(self, match: Match) -> str:  # noqa: ARG002 - every match reads the same

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,6 +16,9 @@ from memprof.rules.large_tensor import (
     made_on_its_line,
 )
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.program import Place, called_name
+from memprof.source_code.verbs import COPYING, FACTORIES, JOINING, LEARNING, SAME_VALUES
 from memprof.trace import Category
 from memprof.units import format_bytes
 from memprof.views.owners import CATEGORY_NAMES
@@ -21,46 +26,96 @@ from memprof.views.window import Bools, Ints, Window
 
 __all__ = ["RULE"]
 
+_MOVING = COPYING | FACTORIES | JOINING | LEARNING | SAME_VALUES | {"items", "step"}
+"""Calls that compute no new values of tensors, or on no line that could do it in parts."""
 
-class Largest(WasteRule[Match]):
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Large(Match):
+    """The largest tensor, and how it came about."""
+
+    learns: bool = False
+    """A backward pass comes later in its step."""
+    by_library: bool = False
+    """A library that the user's line calls made it: that line cannot do it in parts."""
+    by_module: bool = False
+    """A module that the user's line calls made it, and no function on that line."""
+
+
+class Largest(WasteRule[Large]):
     """Pairwise distances, attention scores, logits over a vocabulary: large, and perhaps meant."""
 
     name = "largest"
     summary = "one tensor makes much of the peak"
-    fixes = ("chunk", "mixed_precision", "checkpoint")
-    yields_to = ("grown-by-copy", "broadcast", "repeated", "upcast")
+    fixes = ("checkpoint", "smaller_batch", "chunk", "mixed_precision")
+    needed = True
+    yields_to = (
+        "grown-by-copy",
+        "broadcast",
+        "repeated",
+        "upcast",
+        "unfused-attention",
+        "collected-predictions",
+    )
 
-    def matches(self, window: Window) -> Iterator[Match]:
+    def matches(self, window: Window) -> Iterator[Large]:
         """The largest tensor that is no part of a model, with what is of its size."""
         large = large_tensor(window)
         if large is None:
             return
         row, rows = _chain(window, large)
-        yield Match(
+        yield Large(
             row=row,
             rows=large.there,
             nbytes=large.nbytes,
             saving=window.replayed(window.whole(rows)),
             tentative=True,  # it may well be what the program is for
+            learns=window.learns_after(int(window.lives.alloc[row])),
+            by_library=_by_library(window, row),
+            by_module=made_by_module(window, row),
         )
 
-    def title(self, match: Match) -> str:
+    def title(self, match: Large) -> str:
         """Say how many they are."""
         number = len(match.rows)
         return f"are {number} tensors of one size" if number > 1 else "are one tensor"
 
-    def advice(self, match: Match, case: Case) -> Iterator[Advice]:
-        """Make it smaller, or not keep it."""
+    def advice(self, match: Large, case: Case) -> Iterator[Advice]:
+        """Make it smaller, or not keep it; nothing where its line only moves or joins values."""
         number, nbytes = len(match.rows), format_bytes(match.nbytes)
         takes = f"{number} tensors of one size take" if number > 1 else "One tensor takes"
         it, its = ("they", "their") if number > 1 else ("it", "its")
-        why = f"{takes} {nbytes} at once; in parts {it} need not."
-        yield Advice("chunk", why, case.site)
-        if case.found.category == CATEGORY_NAMES[Category.ACTIVATION]:
+        place = case.site if case.site is not None and _computes(case.site) else None
+        activation = case.found.category == CATEGORY_NAMES[Category.ACTIVATION]
+        if match.learns and activation:
             again = f"{its.title()} {nbytes} can be recomputed in the backward pass."
             yield Advice("checkpoint", again, case.site)
-        half = f"In bfloat16 {its} {nbytes} are half."
-        yield Advice("mixed_precision", half, case.site, remains=0.5)
+        elif match.by_module and not match.learns:
+            fewer = f"{takes} {nbytes} for one batch, from which nothing learns."
+            yield Advice("smaller_batch", fewer, case.site)
+        if place is not None and not (match.by_module or match.by_library):
+            why = f"{takes} {nbytes} at once; in parts {it} need not."
+            yield Advice("chunk", why, place)
+        if match.learns and activation:
+            half = f"In bfloat16 {its} {nbytes} are half."
+            yield Advice("mixed_precision", half, case.site, remains=0.5)
+
+
+def _by_library(window: Window, row: int) -> bool:
+    kinds = (frame_kind(frame.filename) for frame in window.stack(row))
+    own = (kind for kind in kinds if kind in {FrameKind.USER, FrameKind.LIBRARY})
+    return next(own, FrameKind.USER) is FrameKind.LIBRARY
+
+
+def _computes(place: Place) -> bool:
+    """Whether a statement calls or multiplies something that makes new values.
+
+    A copy, a joined tensor or a data set is not made in parts, nor is what a backward pass leaves.
+    """
+    if any(isinstance(n, ast.BinOp) for n in ast.walk(place.statement)):
+        return True
+    calls = (n for n in ast.walk(place.statement) if isinstance(n, ast.Call))
+    return any(called_name(call) not in _MOVING for call in calls)
 
 
 def _chain(window: Window, large: LargeTensor) -> tuple[int, Ints]:

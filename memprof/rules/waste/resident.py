@@ -6,9 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from memprof.reference_chain import LinkKind
 from memprof.rules.case import Case
+from memprof.rules.kept_graphs import OF_ERRORS
 from memprof.rules.lifespan import outlive_steps
 from memprof.rules.long_lived_tensors import advice_on_long_lived
+from memprof.rules.notebooks import advice_on_outputs
 from memprof.rules.references import advice_on_exceptions, advice_on_views
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.trace import Category
@@ -25,8 +28,12 @@ class Resident(WasteRule[Match]):
 
     name = "resident"
     summary = "much that is no part of a model stays over the steps"
-    fixes = ("narrow_before_cast", "cpu_offload", "del_ref", "clear_traceback", "clone_view")
+    fixes = (
+        *("narrow_before_cast", "cpu_offload", "del_ref", "clear_traceback", "clone_view"),
+        "clear_container",
+    )
     names_holders = True
+    proven_by = frozenset({*OF_ERRORS, LinkKind.NOTEBOOK})
 
     def matches(self, window: Window) -> Iterator[Match]:
         """All at the peak that stays to the end, but models, optimizers and activations."""
@@ -51,6 +58,9 @@ class Resident(WasteRule[Match]):
         """Keep less of it, keep it on the host, or drop it."""
         yield from advice_on_views(case)
         yield from advice_on_exceptions(case)
+        results = case.holder(LinkKind.NOTEBOOK)
+        if results is not None:
+            yield advice_on_outputs(results, case)
         yield from advice_on_long_lived(case)
 
 

@@ -15,9 +15,11 @@ from memprof.source_code.idioms import keyword, optimizers_made
 from memprof.source_code.patch import diff, wrapped
 from memprof.source_code.program import Place, Program, called_name, calls_in
 from memprof.source_code.values import is_object, takes_no_gradient, trains_besides
-from memprof.trace import Category, Phase
+from memprof.trace import Category, Frame, Phase
+from memprof.units import format_bytes
 from memprof.views.owners import common_module
-from memprof.views.window import Window
+from memprof.views.peak_without import Cuts
+from memprof.views.window import Ints, Window
 
 __all__ = ["RULE", "Unused"]
 
@@ -30,6 +32,11 @@ class Unused(Match):
     """The modules, as a person would name them."""
     within_model: bool = False
     """They belong to a part of the model that is trained, not to another model beside it."""
+    graph: int = 0
+    """Bytes at the peak of activations that are kept for these gradients alone: nothing that is
+    trained runs before them."""
+    called_at: Frame | None = None
+    """The user's line from which they, and nothing that is trained, were called."""
 
 
 class UnusedGradients(WasteRule[Unused]):
@@ -61,39 +68,122 @@ class UnusedGradients(WasteRule[Unused]):
         paths = window.owners.module.names
         names = sorted(paths[m] for m in modules)
         backward = (window.phase == Phase.BACKWARD) & of_modules
+        graph = _graph_for_nothing(window, modules, trained)
+        at_peak = mask & window.at_peak
+        at_peak[graph] = window.at_peak[graph]
         yield Unused(
             row=_forward_site(window, modules, window.largest(mask)),
-            rows=np.flatnonzero(mask),
-            nbytes=window.bytes_of(mask & window.at_peak),
-            saving=window.replayed(window.whole(np.flatnonzero(mask | backward))),
+            rows=np.concatenate([np.flatnonzero(mask), graph]),
+            nbytes=window.bytes_of(at_peak),
+            saving=window.replayed(_without(window, np.flatnonzero(mask | backward), graph)),
             modules=_in_words(names),
             within_model=bool(_roots(names) & _roots([paths[m] for m in trained if m])),
+            graph=int(window.lives.size[graph[window.at_peak[graph]]].sum()),
+            called_at=_line_of_its_own(window, graph, trained) if len(graph) else None,
         )
 
     def title(self, match: Unused) -> str:
         """Say whose they are."""
+        if match.graph:
+            return f"are the graph and gradients of {match.modules}, which no optimizer here trains"
         return f"are gradients of {match.modules} that no optimizer here uses or clears"
 
     def advice(self, match: Unused, case: Case) -> Iterator[Advice]:
         """Give the parameters none; where a patch is safe, cut the other model's output off."""
         why = f"backward runs through {match.modules}, whose gradients no optimizer reads"
         site = case.site if match.within_model else _called_from(case) or case.site
+        if match.called_at is not None:
+            site = case.place_at(match.called_at.filename, match.called_at.line) or site
         patch = "" if match.within_model or site is None else _cut_from_training(case, site)
         optimizers = [place for _, place in optimizers_made(case.programs)]
         frozen = Advice(
             "freeze_params",
             f"If these are not trained, `requires_grad_(False)`: {why}.",
-            optimizers[0] if match.within_model and optimizers else site,
+            optimizers[0] if match.within_model and len(optimizers) == 1 else site,
         )
         if patch:
             yield Advice("detach", f"Cut it off here: {why}.", site, patch=patch)
             yield frozen
             yield Advice("no_grad", f"Or compute it under `torch.no_grad()`: {why}.", site)
             return
+        if match.graph:
+            kept = f"{format_bytes(match.graph)} of its activations are kept for that"
+            ungraded = Advice("no_grad", f"{_first_upper(why)}; {kept}.", site)
+            yield from (ungraded, frozen) if match.called_at is not None else (frozen, ungraded)
+            return
         yield frozen
         condition = "If nothing before it takes a gradient,"
         yield Advice("detach", f"{condition} cut it off here: {why}.", site)
         yield Advice("no_grad", f"{condition} compute it under `torch.no_grad()`: {why}.", site)
+
+
+def _first_upper(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _graph_for_nothing(window: Window, modules: set[int], trained: set[int]) -> Ints:
+    """Activations that a backward pass frees, of modules that run before all that is trained.
+
+    So nothing before them takes a gradient: their graph serves only gradients that nobody uses.
+    None where a trained module runs before some of them.
+    """
+    paths = window.owners.module.names
+    around = common_module([paths[m] for m in modules])
+    inside = {at for at, path in enumerate(paths) if f"{path}.".startswith(f"{around}.")}
+    near = modules if not around or inside & trained else inside
+    freed_by = np.append(window.phase_of_event, Phase.UNKNOWN)[window.lives.free]
+    graph = (window.category == Category.ACTIVATION) & (freed_by == Phase.BACKWARD)
+    rows = np.flatnonzero(graph & np.isin(window.module, list(near)) & (window.made_in >= 0))
+    first = _first_of(window, {paths[m] for m in trained if m})
+    begins = np.array([first.get(int(step), -1) for step in window.made_in[rows]], dtype=np.int64)
+    rows, begins = rows[begins >= 0], begins[begins >= 0]
+    ahead = bool(len(rows)) and bool((window.lives.alloc[rows] < begins).all())
+    return rows if ahead else rows[:0]
+
+
+def _first_of(window: Window, paths: set[str]) -> dict[int, int]:
+    """For every step the first event of its forward passes in one of these modules."""
+    inside = np.array([label.module in paths for label in window.trace.tables.labels])
+    events = np.flatnonzero(inside[window.trace.events.label])
+    first: dict[int, int] = {}
+    for event in events[window.phase_of_event[events] == Phase.FORWARD].tolist():
+        first.setdefault(int(window.step_of_event[event]), event)
+    return first
+
+
+def _without(window: Window, rows: Ints, graph: Ints) -> Cuts:
+    """No such gradients, and activations that are gone when the next one is made."""
+    gone = window.whole(rows)
+    if not len(graph):
+        return gone
+    last = window.lives.alloc[graph[-1:]]
+    brief = window.ended(graph, np.append(window.lives.alloc[graph[1:]], last))
+    return Cuts(
+        np.concatenate([gone.rows, brief.rows]),
+        np.concatenate([gone.start, brief.start]),
+        np.concatenate([gone.end, brief.end]),
+    )
+
+
+def _line_of_its_own(window: Window, rows: Ints, trained: set[int]) -> Frame | None:
+    """The user's outermost line that all these tensors, and none of a trained module, came by.
+
+    Further in lie lines of the modules themselves, which others may be called by as well.
+    """
+    stacks = [window.trace.stack(stack) for stack in np.unique(window.lives.stack[rows]).tolist()]
+    shared = [
+        frames[0]
+        for frames in zip(*(reversed(stack) for stack in stacks), strict=False)
+        if len(set(frames)) == 1
+    ]
+    others = np.isin(window.module, list(trained - {0})) & (window.phase == Phase.FORWARD)
+    of_others = {
+        frame
+        for stack in np.unique(window.lives.stack[others]).tolist()
+        for frame in window.trace.stack(stack)
+    }
+    own = (frame for frame in window.user_frames(tuple(shared)) if frame not in of_others)
+    return next(own, None)
 
 
 def _called_from(case: Case) -> Place | None:

@@ -1,0 +1,70 @@
+"""What a finding must come to before it is a headline: a share of the peak, and bytes."""
+
+from __future__ import annotations
+
+from memprof.rules.finding import Found, Kind
+from memprof.rules.load_rules import rule_named
+from memprof.rules.rule import WasteRule
+from memprof.views.examination import DeviceExamination, Examination
+
+__all__ = ["is_minor", "is_needed"]
+
+_LEAST_SHARE = 0.1
+"""Of the peak over all, off which a change takes it: for less nobody changes a program."""
+_OF_CARD = 0.01
+_ON_HOST = 64 << 20
+"""Bytes from which that share is enough: a hundredth of the card; of the host, or of a card of
+unknown size, as much as a small card would have for it."""
+_LARGE_SHARE = 1 / 7
+"""Of the peak, from which fewer bytes do: a program that is run small, or on a processor to try
+it, wastes the same share when it is run large."""
+_LEAST = 512 << 10
+"""Fewer bytes nobody acts on, whatever their share."""
+_SHORT = 0.6
+"""Of the card, that must be taken before memory is worth time: there what a program needs is a
+headline too, if another way of computing it takes less."""
+
+
+def is_minor(found: Found, examination: Examination) -> bool:
+    """Whether a finding is said in a line after the others, and is no headline.
+
+    It is where it may be meant, where the program needs what it is about, and where the best remedy
+    saves too little. What grows comes to any number of bytes, and is never minor here.
+    """
+    if found.kind is not Kind.WASTE:
+        return False
+    if found.is_tentative:
+        return True
+    device = next((one for one in examination.devices if one.name == found.device), None)
+    if device is None:
+        return False
+    peak, card = _peak(found, device), device.device.info.total_bytes
+    if is_needed(found) and not 0 < _SHORT * card <= peak:
+        return True
+    return not _is_worth_it(_saved(found), peak, card)
+
+
+def is_needed(found: Found) -> bool:
+    """Whether the program needs the bytes as it is written: they are its largest part, no waste."""
+    rule = rule_named(found.rule)
+    return isinstance(rule, WasteRule) and rule.needed
+
+
+def _saved(found: Found) -> int:
+    """What the first remedy takes off the peak; the bytes concerned where no replay tells."""
+    if not found.remedies:
+        return found.bytes
+    return max(found.remedies[0].saves_bytes, 0)
+
+
+def _peak(found: Found, device: DeviceExamination) -> int:
+    before = max((remedy.peak_before for remedy in found.remedies), default=-1)
+    return before if before > 0 else max(device.peak_allocated, found.bytes)
+
+
+def _is_worth_it(saved: int, peak: int, card: int) -> bool:
+    share = saved / peak if peak else 0.0
+    large = _OF_CARD * card if card else _ON_HOST
+    if share < _LEAST_SHARE:
+        return False
+    return saved >= large or (saved >= _LEAST and share >= _LARGE_SHARE)

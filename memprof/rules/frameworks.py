@@ -1,0 +1,89 @@
+"""What to type for a fix: the framework's own switch where a framework drives the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from memprof.trace import Frame
+
+__all__ = ["typed"]
+
+
+class _Framework(NamedTuple):
+    """A library that runs the user's loop or makes the user's model."""
+
+    path: str
+    """A part of the paths of its files, told by a frame on the stack."""
+    switches: dict[str, str]
+    """What to type, by fix."""
+
+
+_FRAMEWORKS = (
+    _Framework(
+        "/transformers/trainer.py",
+        {
+            "checkpoint": "TrainingArguments(gradient_checkpointing=True)",
+            "mixed_precision": "TrainingArguments(bf16=True)",
+            "smaller_batch": "TrainingArguments(per_device_eval_batch_size=…)",
+            "micro_batches": (
+                "TrainingArguments(per_device_train_batch_size=…, gradient_accumulation_steps=…)"
+            ),
+            "fused_attention": 'from_pretrained(…, attn_implementation="sdpa")',
+            "reduce_predictions": "Trainer(…, preprocess_logits_for_metrics=…)",
+        },
+    ),
+    _Framework(
+        "/transformers/models/",
+        {
+            "checkpoint": "model.gradient_checkpointing_enable()",
+            "fused_attention": 'from_pretrained(…, attn_implementation="sdpa")',
+        },
+    ),
+    _Framework(
+        "/accelerate/accelerator.py",
+        {
+            "bucket_view": "DistributedDataParallelKwargs(gradient_as_bucket_view=True)",
+            "mixed_precision": 'Accelerator(mixed_precision="bf16")',
+            "micro_batches": "Accelerator(gradient_accumulation_steps=…)",
+        },
+    ),
+    _Framework("/diffusers/models/", {"checkpoint": "model.enable_gradient_checkpointing()"}),
+    _Framework("/timm/models/", {"checkpoint": "model.set_grad_checkpointing()"}),
+    *(
+        _Framework(
+            path,
+            {
+                "mixed_precision": 'Trainer(precision="bf16-mixed")',
+                "micro_batches": "Trainer(accumulate_grad_batches=…)",
+                "bucket_view": "DDPStrategy(gradient_as_bucket_view=True)",
+            },
+        )
+        for path in ("/lightning/pytorch/", "/pytorch_lightning/")
+    ),
+)
+"""The nearer to the loop the earlier: of several on a stack the first that has a switch counts."""
+
+_TORCH = {
+    "bucket_view": "DistributedDataParallel(model, gradient_as_bucket_view=True)",
+    "checkpoint": "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
+    "disable_autocast_cache": "torch.autocast(…, cache_enabled=False)",
+    "foreach_false": "foreach=False",
+    "freeze_params": "module.requires_grad_(False)",
+    "fused_attention": "F.scaled_dot_product_attention(q, k, v, attn_mask=…)",
+    "inference_mode": "with torch.inference_mode():",
+    "map_location_cpu": 'torch.load(…, map_location="cpu")',
+    "mixed_precision": 'with torch.autocast("cuda", torch.bfloat16):',
+    "no_grad": "with torch.no_grad():",
+    "set_to_none": "optimizer.zero_grad(set_to_none=True)",
+}
+"""What to type where no framework is in between."""
+
+
+def typed(fix: str, stack: Sequence[Frame]) -> str:
+    """The code of a fix for what made the tensors by ``stack``; empty where it has no one form."""
+    paths = [frame.filename.replace("\\", "/") for frame in stack]
+    for framework in _FRAMEWORKS:
+        if fix in framework.switches and any(framework.path in path for path in paths):
+            return framework.switches[fix]
+    return _TORCH.get(fix, "")

@@ -1,0 +1,210 @@
+"""unfused-attention: attention written by hand keeps scores that a fused kernel never makes."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Flag
+
+import numpy as np
+
+from memprof.rules.case import Case
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.program import calls_in, place_of
+from memprof.trace import Frame, Phase
+from memprof.units import format_bytes
+from memprof.views.window import Ints, Window
+
+__all__ = ["RULE"]
+
+_LEAST_SHARE = 0.1
+"""Of the peak: short sequences have small tables of scores."""
+_LEAST_RATIO = 2
+"""Times as large as what attention returns are its scores: with short sequences nothing is won."""
+_WIDTHS = (1, 2, 4)
+"""By how much scores, masked scores and probabilities may differ: in their type."""
+_MOST_PRODUCTS = 400
+"""Of the largest, that are looked at."""
+_NEAR = 12
+"""Products that may come until the one with the values, of other heads or in between."""
+_PRODUCTS = ("baddbmm", "bmm", "einsum", "matmul")
+_NATIVE_PRODUCT = re.compile(r"\b(?:bmm|baddbmm|matmul|einsum)\b|_bmm|bmm_")
+_NATIVE_SOFTMAX = re.compile(r"softmax|\bexp\b|_exp\b")
+_BY_HAND = (FrameKind.USER, FrameKind.LIBRARY)
+
+
+class _Does(Flag):
+    """What the operator on a stack does."""
+
+    NOTHING = 0
+    PRODUCT = 1
+    SOFTMAX = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unfused(Match):
+    """Tables of scores, and the function that makes them."""
+
+    function: str = ""
+
+
+class UnfusedAttention(WasteRule[Unfused]):
+    """A product, a softmax and a product, each with a table of all pairs of positions."""
+
+    name = "unfused-attention"
+    summary = "attention written by hand keeps a score for every pair of positions"
+    fixes = ("fused_attention",)
+    yields_to = ("evaluation-graph", "unused-gradients")
+
+    def matches(self, window: Window) -> Iterator[Unfused]:
+        """Tables of one size at the peak that a function made from a product and by a softmax.
+
+        And which it then multiplied to something smaller: else they are what it is for.
+        """
+        if window.peak.event < 0:
+            return
+        for frame, size in _attentions(window):
+            tables = _tables(window, frame, size)
+            mask = np.zeros(len(window.lives), dtype=bool)
+            mask[tables] = True
+            there = mask & window.at_peak
+            if window.share(window.bytes_of(there)) < _LEAST_SHARE:
+                continue
+            yield Unfused(
+                row=_row_of(window, np.flatnonzero(there), frame),
+                rows=np.flatnonzero(there),
+                nbytes=window.bytes_of(there),
+                saving=window.replayed(window.whole(tables)),
+                function=frame.name.rpartition(".")[2],
+            )
+            return
+
+    def title(self, match: Unfused) -> str:
+        """Say whose they are."""
+        return f"are scores of attention written by hand, in `{match.function}`"
+
+    def advice(self, match: Unfused, case: Case) -> Iterator[Advice]:
+        """Let a fused kernel do it."""
+        why = (
+            f"{format_bytes(match.nbytes)} are tables with a value for each pair of positions, "
+            "which a fused kernel never makes; not where the probabilities themselves are used."
+        )
+        yield Advice("fused_attention", why, case.site)
+
+
+def _attentions(window: Window) -> Iterator[tuple[Frame, int]]:
+    """Functions that do it, and the bytes of the scores at their product; the largest first."""
+    lives = window.lives
+    does = {s: _does(window.trace.stack(s)) for s in np.unique(lives.stack).tolist()}
+    of_row = np.array([does[int(stack)].value for stack in lives.stack], dtype=np.int64)
+    forward = ~np.isin(window.phase, (Phase.BACKWARD, Phase.OPTIMIZER)) & (lives.alloc >= 0)
+    products = np.flatnonzero(forward & ((of_row & _Does.PRODUCT.value) > 0))
+    softmaxes = np.flatnonzero(forward & ((of_row & _Does.SOFTMAX.value) > 0))
+    found: dict[tuple[str, str], tuple[Frame, int]] = {}
+    requested = lives.requested
+    for row in products[np.argsort(-requested[products], kind="stable")][:_MOST_PRODUCTS].tolist():
+        size, start = int(requested[row]), int(lives.alloc[row])
+        sizes = {size * one // width for one in _WIDTHS for width in _WIDTHS}
+        for frame in _own(window.stack(row)):
+            key = _function_of(frame)
+            if key in found:
+                break
+            later = products[lives.alloc[products] > start][:_NEAR]
+            end = _multiplied(window, key, later, size)
+            if end < 0:
+                continue
+            between = softmaxes[(lives.alloc[softmaxes] >= start) & (lives.alloc[softmaxes] < end)]
+            alike = [one for one in between.tolist() if int(requested[one]) in sizes]
+            if any(_is_within(window, one, key) for one in alike):
+                found[key] = frame, size
+                break
+    yield from sorted(found.values(), key=lambda one: -one[1])
+
+
+def _multiplied(window: Window, function: tuple[str, str], products: Ints, size: int) -> int:
+    """The event at which the same function makes something smaller by a product; -1 for none."""
+    for row in products.tolist():
+        if _LEAST_RATIO * int(window.lives.requested[row]) > size:
+            continue
+        if _is_within(window, row, function):
+            return int(window.lives.alloc[row])
+    return -1
+
+
+def _is_within(window: Window, row: int, function: tuple[str, str]) -> bool:
+    return any(_function_of(f) == function for f in _own(window.stack(row)))
+
+
+def _tables(window: Window, frame: Frame, size: int) -> Ints:
+    """All that the function made, or a backward pass of it, with as many values as the scores."""
+    sizes = [size * one // width for one in _WIDTHS for width in _WIDTHS if size * one % width == 0]
+    inside = {
+        stack
+        for stack in np.unique(window.lives.stack).tolist()
+        if any(_function_of(f) == _function_of(frame) for f in _own(window.trace.stack(stack)))
+    }
+    made = np.isin(window.lives.stack, list(inside))
+    # autograd's own threads have no line of the program: what is as large is of the same tables
+    made |= (window.phase == Phase.BACKWARD) & ~window.owned
+    return np.flatnonzero(made & np.isin(window.lives.requested, sizes))
+
+
+def _row_of(window: Window, rows: Ints, frame: Frame) -> int:
+    """The largest table that a line of the function itself made, and no function that it calls."""
+    sites = window.owners.sites.frames
+    function = _function_of(frame)
+    own = [r for r in rows.tolist() if _function_of(sites[int(window.site[r])]) == function]
+    largest: int = max(own or rows.tolist(), key=lambda row: int(window.lives.size[row]))
+    return largest
+
+
+def _function_of(frame: Frame) -> tuple[str, str]:
+    return frame.filename, frame.name
+
+
+def _own(stack: tuple[Frame, ...]) -> list[Frame]:
+    """Frames of code that is neither torch's nor Python's, innermost first."""
+    return [frame for frame in stack if frame_kind(frame.filename) in _BY_HAND]
+
+
+def _does(stack: tuple[Frame, ...]) -> _Does:
+    """What the operator of a stack does, by its native and torch's frames, else by its line."""
+    names: list[str] = []
+    for frame in stack:
+        kind = frame_kind(frame.filename)
+        if kind in _BY_HAND:
+            return _by_names(names) or _by_line(frame)
+        names.append(frame.name)
+    return _Does.NOTHING
+
+
+def _by_names(names: list[str]) -> _Does:
+    does = _Does.NOTHING
+    for name in names:
+        if _NATIVE_SOFTMAX.search(name):
+            does |= _Does.SOFTMAX
+        elif _NATIVE_PRODUCT.search(name):
+            does |= _Does.PRODUCT
+    return does
+
+
+def _by_line(frame: Frame) -> _Does:
+    place = place_of(frame)
+    if place is None:
+        return _Does.NOTHING
+    does = _Does.NOTHING
+    multiplied = (
+        isinstance(n, ast.BinOp) and isinstance(n.op, ast.MatMult)
+        for n in ast.walk(place.statement)
+    )
+    if any(multiplied) or calls_in(place.statement, *_PRODUCTS):
+        does |= _Does.PRODUCT
+    if calls_in(place.statement, "exp", "softmax"):
+        does |= _Does.SOFTMAX
+    return does
+
+
+RULE = UnfusedAttention()

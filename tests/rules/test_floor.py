@@ -1,0 +1,82 @@
+"""What is a headline: what a person would act on."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch", reason="the programs train")
+
+import torch
+from torch import nn
+
+from memprof.rules.floor import is_needed
+from memprof.rules.frameworks import typed
+from memprof.trace import Frame
+from tests.rules.recorded import findings_of
+
+KIB = 1 << 10
+
+
+def teaches(batch):
+    """A teacher without ``no_grad``, whose gradients no optimizer clears, and a small student."""
+
+    def program():
+        teacher = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
+        student = nn.Linear(256, 256)
+        optimizer = torch.optim.Adam(student.parameters(), 0.1)
+
+        def step(number):
+            x = torch.randn(batch, 256)
+            wanted = teacher(x).detach()
+            (wanted - student(x)).square().mean().backward()
+            teacher(x[:1]).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    return program
+
+
+def test_a_mistake_that_is_a_small_part_of_the_peak_is_no_headline(tmp_path):
+    found = findings_of(teaches(32768), tmp_path / "run.json")
+    assert all(one.minor for one in found)
+
+
+def test_a_mistake_that_is_a_large_part_is_one_in_a_small_program_too(tmp_path):
+    found = findings_of(teaches(64), tmp_path / "run.json")
+    assert [one.rule for one in found if not one.minor] == ["unused-gradients"]
+    assert found[0].remedies[0].saves_bytes > 512 * KIB
+
+
+def trains_deep():
+    model = nn.Sequential(*(nn.Linear(128, 128) for _ in range(8)))
+
+    def step(number):
+        model(torch.randn(4096, 128)).square().mean().backward()
+        model.zero_grad()
+
+    return step
+
+
+def test_what_a_program_needs_is_its_largest_part_and_no_headline(tmp_path):
+    found = findings_of(trains_deep, tmp_path / "run.json")
+    assert found
+    assert all(one.minor for one in found)
+    assert is_needed(found[0])
+
+
+@pytest.mark.parametrize(
+    ("path", "fix", "code"),
+    [
+        ("/x/transformers/trainer.py", "checkpoint", "TrainingArguments(gradient_checkpointing"),
+        ("C:\\x\\transformers\\trainer.py", "smaller_batch", "TrainingArguments(per_device_eval"),
+        ("/x/lightning/pytorch/loops/fit_loop.py", "micro_batches", "Trainer(accumulate_grad"),
+        ("/x/lightning/pytorch/loops/fit_loop.py", "checkpoint", "torch.utils.checkpoint"),
+        ("/x/train.py", "bucket_view", "DistributedDataParallel(model, gradient_as_bucket_view"),
+        ("/x/train.py", "del_ref", ""),
+    ],
+)
+def test_where_a_framework_drives_the_loop_its_switch_is_what_to_type(path, fix, code):
+    said = typed(fix, (Frame("forward", "/x/model.py", 3), Frame("train", path, 9)))
+    assert said.startswith(code) if code else not said
