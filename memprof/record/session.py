@@ -29,9 +29,17 @@ from memprof.record.source_selection import Ticks, event_sources, reading_source
 from memprof.record.step_counters import Span
 from memprof.record.summaries import Summaries
 from memprof.record.window_schedule import End, OverheadMeter, StepCost, WindowSchedule
-from memprof.records import DeviceInfo, Finding, Header, Readings, WindowRecord
+from memprof.records import (
+    DeviceInfo,
+    Finding,
+    GuessedSteps,
+    Header,
+    Readings,
+    WindowRecord,
+)
 from memprof.sources.loop.boundaries import Boundaries
 from memprof.sources.loop.main_thread import Beat, MainThread
+from memprof.sources.loop.steps import Guess
 from memprof.sources.protocol import Counters, Interner, ReadingSource
 from memprof.trace import NOT_RECORDED
 from memprof.units import format_bytes, format_count, format_duration
@@ -150,6 +158,7 @@ class Session:
 
     def _open_torch(self) -> None:
         self._boundaries = Boundaries(self.interner)
+        self._boundaries.on_guess = self._guessed
         self._boundaries.open(self._step_ended)
         self._boundaries.listeners.append(Ticks(self._tick, self._training_begins))
         sources = event_sources(self._options, self.interner, self._boundaries, self.recording.note)
@@ -206,6 +215,7 @@ class Session:
             if self.recording.window != NOT_RECORDED:
                 self._end_window(End.STOP, in_step=True)
             self._account()
+            self._tell_guess()
             if self.recording.grow():
                 self._write_header()
             # The job's own names are still there.
@@ -259,6 +269,23 @@ class Session:
             self._guarded(self._look)
             spent_us = self._count_hook(began_us)
             self._look_again_us = _clock_us() + spent_us / _LOOK_SHARE
+
+    def _guessed(self, guess: Guess, merged: bool) -> None:
+        """Steps were guessed; ``merged``: they and the next one that ends are a single one."""
+        if not self._is_open or self._boundaries is None or self._pid != os.getpid():
+            return
+        if merged:
+            self._steps -= guess.last - guess.first
+        filename, line = self._boundaries.places.line(guess.place)
+        sign = guess.sign.name.lower()
+        with self._lock:
+            self.output.write(GuessedSteps(guess.first, guess.last, sign, merged, filename, line))
+
+    def _tell_guess(self) -> None:
+        """Write what was guessed so far: nobody knows whether there will be an end."""
+        guess = self._boundaries.guess if self._boundaries is not None else None
+        if guess is not None:
+            self._guessed(guess, merged=False)
 
     def failed(self, error: BaseException | None) -> None:
         """An exception leaves the recorded block; out-of-memory errors are recorded."""
@@ -436,6 +463,7 @@ class Session:
             in_step=in_step,
         )
         self.output.write(record)
+        self._tell_guess()
         if end not in self._ends:
             self._ends.add(end)
             self._say_why(end, record)
@@ -592,6 +620,7 @@ class Session:
             self.recording.drain(only_cheap=True)
         self._write_rows()
         if self._summaries.is_due(at_us):
+            self._tell_guess()
             self._summaries.write(self._steps, self._devices)
         self.recording.write_notes()
         self.output.flush()

@@ -92,6 +92,8 @@ class CpuSource:
         self._since = 0
         self._notes: list[str] = []
         self._at_loss = False
+        self._waits = False
+        """A step is over once an operator has run, see `Boundaries.waits`."""
         self._unread = boundaries.unread
         self._search = StorageSearch(boundaries.unread)
         self._saved_for_backward = SavedForBackward(boundaries.label_of)
@@ -235,6 +237,7 @@ class CpuSource:
             if self._made_in_backward():  # gradients of tensors that nobody has seen yet?
                 self._search.young()
                 self._judge(gradients(self._boundaries, self._search.differentiated))
+        self._at_loss = self._waits = self._boundaries.waits
 
     def recompute_ended(self) -> None:
         """What a recomputed forward pass left alive is kept for the backward pass under way."""
@@ -242,7 +245,7 @@ class CpuSource:
 
     def forward_ended(self, *, with_gradients: bool) -> None:
         """From here to the backward pass a loss is computed, which reads targets."""
-        self._at_loss = with_gradients
+        self._at_loss, self._waits = with_gradients, False
 
     def optimizer_begins(self, optimizer: Any) -> None:
         """An optimizer in a backward hook steps before the backward pass ends."""
@@ -370,6 +373,7 @@ class CpuSource:
                 and not below()
             ):
                 return NotImplemented  # a subclass goes first; its inner operators come back here
+            over = False
             # Not `frame_here(1)`: on a thread of autograd's own there is no frame above this one.
             call = func._op if type(func) is overload else func
             timed = operators.began()
@@ -388,12 +392,15 @@ class CpuSource:
                 elif kind not in _NO_TENSORS:
                     self._note_results(out, frame_here(0).f_back)
                 if self._at_loss:
-                    self._mark_inputs(args)
+                    over = self._mark_inputs(args)
             except Exception as error:  # noqa: BLE001  the job goes on whatever happens here
                 self._not_seen(func, error)
             if timed:
                 operators.ended(timed)
                 self._tell_if_full()
+            if over:
+                self._boundaries.end_without_call()
+                leave_soon()
             return out
 
         return dispatch
@@ -451,12 +458,17 @@ class CpuSource:
         if phase == Phase.FORWARD:
             self._since = next(self._live.serials)
 
-    def _mark_inputs(self, args: Any) -> None:
+    def _mark_inputs(self, args: Any) -> bool:
+        """Note what a loss reads; True where a step is over instead."""
+        if self._waits:
+            self._at_loss = self._waits = False
+            return threading.get_ident() == self._thread
         for tensor in tensors_in(args, self._unread, 2):
             for storage in cpu_storages(tensor, self._unread):
                 held = self._live.held.get(storage._cdata)
                 if held is not None:
                     self._mark_input(held)
+        return False
 
     def _mark_input(self, held: StorageReference) -> None:
         if held.category == Category.UNKNOWN:

@@ -106,11 +106,13 @@ class ThreadState:
     __slots__ = (
         "after_forward",
         "backward",
+        "called_at",
         "calls",
         "interruptions",
         "loop",
         "numbers",
         "optimizers",
+        "passed_at",
         "passes",
         "passing",
         "paths",
@@ -122,6 +124,8 @@ class ThreadState:
         self.interruptions = 0
         """How often the hooks on modules had been away when the last call began."""
         self.after_forward = False
+        self.called_at = self.passed_at = 0
+        """Places (`CallPlaces`) of the last call of a module from outside, and backward pass."""
         self.passes = 0
         """Backward passes on autograd's own threads that had begun as the forward pass ended."""
         self.backward = False
