@@ -20,6 +20,7 @@ from memprof.report.recording_gaps import is_bare_state
 from memprof.rules.finding import Found, Kind, Remedy
 from memprof.rules.pages import explained_by
 from memprof.rules.ranked_findings import findings
+from memprof.rules.unexplained_growth import UnexplainedGrowth, unexplained_growth
 from memprof.run import DeviceRun, Run
 from memprof.source_code.locate import not_here
 from memprof.source_code.merge_patches import merged
@@ -71,14 +72,18 @@ def command(
     """
     run = opened(file, roots)
     found = findings(run)
+    unexplained = unexplained_growth(run, found)
     if patch is not None:
         _write_patch(patch, found)
         _say_what_is_not_here(run, found)
     if as_json:
-        click.echo(json.dumps(findings_json(found), indent=2))
+        told = findings_json(found)
+        if unexplained is not None:
+            told["unexplained"] = _unexplained_json(unexplained)
+        click.echo(json.dumps(told, indent=2))
     else:
-        _print(run, found)
-    if fail_on_leak and any(one.kind in _LEAKS for one in found):
+        _print(run, found, unexplained)
+    if fail_on_leak and (unexplained is not None or any(one.kind in _LEAKS for one in found)):
         ctx.exit(EXIT_LEAK)
     if fail_on_leak and _steps(run) < _ENOUGH_STEPS:
         raise MemprofError(
@@ -90,6 +95,18 @@ def command(
 def findings_json(found: Sequence[Found]) -> dict[str, Any]:
     """The findings as plain values, best first."""
     return {"findings": [_finding_json(one) for one in found]}
+
+
+def _unexplained_json(one: UnexplainedGrowth) -> dict[str, Any]:
+    return {
+        "device": one.device,
+        "bytes_per_step": round(one.per_step),
+        "bytes": one.bytes,
+        "explained_bytes": one.explained,
+        "first_step": one.first_step,
+        "last_step": one.last_step,
+        "way_on": one.way_on,
+    }
 
 
 def _finding_json(one: Found) -> dict[str, Any]:
@@ -185,13 +202,18 @@ def _files_of(one: Found) -> list[str]:
     return [one.site.filename, *held_in, *(remedy.filename for remedy in one.remedies)]
 
 
-def _print(run: Run, found: Sequence[Found]) -> None:
+def _print(run: Run, found: Sequence[Found], unexplained: UnexplainedGrowth | None) -> None:
     console = terminal(_WIDTH)
     console.print(Text(run.source, style="dim"))
-    if not found:
+    if unexplained is not None:
+        said = Text(f"{unexplained}: {unexplained.way_on}", style="bold red")
+        console.print(Padding(said, (0, 0, 1 if found else 0, 0)))
+        if not found:
+            return
+    elif not found:
         console.print(Text(_nothing(run)))
         return
-    if not any(one.kind in _LEAKS for one in found):
+    elif not any(one.kind in _LEAKS for one in found):
         console.print(Padding(Text(_no_growth(run)), (0, 0, 1, 0)))
     for number, one in enumerate(found, start=1):
         console.print(_finding(number, one))

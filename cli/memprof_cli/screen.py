@@ -134,7 +134,7 @@ def _add_groups(table: Table, title: str, groups: Sequence[OwnerGroup], total: i
 
 def _remarks(device: DeviceFigures, when: str) -> list[str]:
     said = []
-    if device.growth is not None:
+    if device.growth is not None and device.growth.is_telling:
         said.append(f"growth: {device.growth}")
     if device.unused_reserved_bytes and device.peak_reserved_bytes:
         unused = format_bytes(device.unused_reserved_bytes)

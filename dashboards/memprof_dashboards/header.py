@@ -120,7 +120,7 @@ def _reserved_tile(device: DeviceFigures, name: str = "Peak reserved") -> str:
 
 def _end_tile(device: DeviceFigures) -> str:
     text = f"{format_bytes(device.reserved_bytes)} reserved"
-    if device.growth is not None:
+    if device.growth is not None and device.growth.is_telling:
         text += f"; growth: {device.growth}"
     return _tile("Allocated at the end", _size(device.allocated_bytes), text)
 
