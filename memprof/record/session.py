@@ -152,7 +152,7 @@ class Session:
         """Hook into torch, which is imported, and begin the first window."""
         with self._lock:
             if self._is_open and self._pid == os.getpid():
-                began_us = _clock_us()
+                began_us = _own_clock_us()
                 self._guarded(self._open_torch)
                 self._count_hook(began_us)
 
@@ -184,7 +184,7 @@ class Session:
         """End the window, remove every hook, stop the thread, write the footer."""
         with self._lock:
             if self._is_open:
-                began_us = _clock_us()
+                began_us = _own_clock_us()
                 self._guarded(self._close_torch)
                 self._count_hook(began_us)
             self._is_open = False
@@ -255,13 +255,13 @@ class Session:
         """A step ended, explicitly or by itself; called in the job's thread."""
         if not self._is_open or self._pid != os.getpid():
             return
-        began_us = _clock_us()
+        began_us = _own_clock_us()
         self._steps += 1
         self._unseen += 1
         self._last_step = step
         if (
             self.recording.window == NOT_RECORDED
-            and began_us < self._look_again_us
+            and _clock_us() < self._look_again_us
             and (step + 1) % self._grid
         ):
             return  # steps so short that a look at each would cost too much
@@ -541,7 +541,7 @@ class Session:
         """Do something in the middle of a step, unless it is within something of our own."""
         if not self._is_open or self._pid != os.getpid() or self._is_inside:
             return
-        began_us = _clock_us()
+        began_us = _own_clock_us()
         with self._inside():
             self._guarded(action, now_us())
             self._hooks_in_step_us += self._count_hook(began_us)
@@ -629,7 +629,8 @@ class Session:
             self._abandon()
 
     def _count_hook(self, began_us: float) -> float:
-        spent_us = _clock_us() - began_us
+        """Add what went by since, of the thread's `_own_clock_us`."""
+        spent_us = _own_clock_us() - began_us
         self.meter.hook(spent_us)
         return spent_us
 
@@ -729,3 +730,13 @@ def _brief(what: Exhausted) -> Exhausted:
 
 def _clock_us() -> float:
     return time.perf_counter_ns() / 1000
+
+
+def _own_clock_us() -> float:
+    """In other threads than the main one only the time of the processor that they had.
+
+    They wait for one another, and for the interpreter's lock, while the job goes on.
+    """
+    if threading.get_ident() == threading.main_thread().ident:
+        return _clock_us()
+    return time.thread_time_ns() / 1000

@@ -257,7 +257,7 @@ class Boundaries:
             place = calls[-1]
         else:
             place = self._in_loop(thread) if task == NO_TASK else self._in_backward(thread, task)
-        annotation = _annotation.get()
+        annotation = _annotation.get() or thread.name
         if place.step != self._steps.current or place.annotation != annotation:
             place.step, place.annotation = self._steps.current, annotation
             place.row = self._row(place)
@@ -310,8 +310,8 @@ class Boundaries:
         if row is None:
             label = Label(place.step, place.phase, place.path, place.annotation)
             row = self._interner.label(label.step, label.phase, label.module, label.annotation)
-            self._rows[key] = row
             self._labels[row] = label
+            self._rows[key] = row  # last: another thread may ask for it at once
         return row
 
     def _module_at(self, thread: ThreadState, number: int) -> str:
