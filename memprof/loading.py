@@ -21,6 +21,7 @@ from memprof.records import (
     DeviceInfo,
     Finding,
     Footer,
+    GuessedSteps,
     Header,
     Interim,
     Note,
@@ -45,6 +46,7 @@ from memprof.runfile.checks import (
     plain_settings,
 )
 from memprof.runfile.cross_references import digests, in_its_place, owned, renumbered
+from memprof.runfile.guessed_steps import Numbering
 from memprof.runfile.gzipped import GZIP_MAGIC, inflated
 from memprof.runfile.older_schema import upgraded
 from memprof.runfile.reader import Damage, decode_events, decode_state, read_records
@@ -152,6 +154,7 @@ class _Assembly:
         self._notes: list[Note] = []
         self._ended: list[WindowRecord] = []
         self._files: list[SourceFiles] = []
+        self._guesses: list[GuessedSteps] = []
         self._lost = 0
         self._damaged = 0
 
@@ -165,6 +168,7 @@ class _Assembly:
             Owners: self._add_owners,
             StateRecord: self._add_state,
             StepsRecord: self._add_steps,
+            GuessedSteps: self._add_guess,
             WindowRecord: self._add_window,
             Readings: self._add_readings,
             Finding: self._add_finding,
@@ -293,6 +297,11 @@ class _Assembly:
         _check_device(record.device)
         self._steps.setdefault(record.device, []).append(steps)
 
+    def _add_guess(self, record: GuessedSteps) -> None:
+        if not 0 <= record.first <= record.last < _LAST_STEP:
+            raise ValueError("its steps are impossible")
+        self._guesses.append(record)
+
     def _add_window(self, record: WindowRecord) -> None:
         steps = (record.first_step, record.last_step)
         times = (record.start_us, record.end_us)
@@ -324,6 +333,8 @@ class _Assembly:
         return self._windows.setdefault(device, {}).setdefault(number, _Window())
 
     def _finish(self) -> Run:
+        numbering = Numbering(self._guesses)
+        self._labels = [(numbering.of(s), p, m, a) for s, p, m, a in self._labels]
         tables = Tables(
             frames=tuple(Frame(*frame) for frame in self._frames),
             stacks=tuple(self._stacks),
@@ -345,17 +356,18 @@ class _Assembly:
             source=self._source,
             header=self._header,
             devices=tuple(
-                self._device(infos.get(name, DeviceInfo(name)), windows)
+                self._device(infos.get(name, DeviceInfo(name)), windows, numbering)
                 for name, windows in traces.items()
             ),
             readings=self._reading_series(),
             findings=tuple(
-                in_its_place(finding, list(traces.get(finding.device, ())))
+                in_its_place(numbering.finding(finding), list(traces.get(finding.device, ())))
                 for finding in self._findings
             ),
             notes=tuple(self._notes),
-            footer=self._footer,
-            windows=tuple(self._ended),
+            footer=numbering.footer(self._footer),
+            windows=tuple(numbering.window(record) for record in self._ended),
+            guessed=numbering.left,
             digests=digests(self._files),
         )
 
@@ -365,8 +377,10 @@ class _Assembly:
         traces = {n: self._trace(name, info, tables, window) for n, window in windows}
         return {number: trace for number, trace in traces.items() if trace is not None}
 
-    def _device(self, info: DeviceInfo, traces: dict[int, Trace]) -> DeviceRun:
-        steps = Steps.concatenate(self._steps.get(info.device, []))
+    def _device(
+        self, info: DeviceInfo, traces: dict[int, Trace], numbering: Numbering
+    ) -> DeviceRun:
+        steps = numbering.steps(Steps.concatenate(self._steps.get(info.device, [])))
         return DeviceRun(info.device, info, tuple(traces.values()), renumbered(steps, list(traces)))
 
     def _trace(self, name: str, info: DeviceInfo, tables: Tables, window: _Window) -> Trace | None:

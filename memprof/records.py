@@ -19,6 +19,7 @@ __all__ = [
     "DryRun",
     "Finding",
     "Footer",
+    "GuessedSteps",
     "Header",
     "Holder",
     "Interim",
@@ -51,7 +52,8 @@ History:
          the graph, the bytes of a view and of its storage, whether a dict is a record, and what is
          known of memory that nobody owns (2026-11)
     1.4  the header says of a dry run what card it was for (2026-11)
-    1.5  a `Link` names the methods by which an object lets go of what it has (2026-11)
+    1.5  a `Link` names the methods by which an object lets go of what it has; `guessed_steps`:
+         which steps no mark and no optimizer ended (2026-11)
 """
 
 
@@ -282,6 +284,23 @@ class StepsRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="steps"):
     steps: StepColumns
 
 
+class GuessedSteps(
+    msgspec.Struct, frozen=True, tag_field="kind", tag="guessed_steps", omit_defaults=True
+):
+    """Steps whose ends were guessed; of several that begin with the same step the last holds."""
+
+    first: int
+    last: int
+    sign: str
+    """What ended each of them: ``bare_call`` (of a module without parameters), ``call``,
+    ``backward`` (a backward pass, or changed parameters)."""
+    merged: bool = False
+    """A surer sign has ended ``last``: together they are one step of the program."""
+    filename: str = ""
+    """The line of the program that each of them came to; empty where there were several."""
+    line: int = 0
+
+
 class Readings(msgspec.Struct, frozen=True, tag_field="kind", tag="readings"):
     """Readings of a sampled source (``nvml``, ``host``) as columns over ``time_us``."""
 
@@ -419,6 +438,7 @@ Record = (
     | StateRecord
     | WindowRecord
     | StepsRecord
+    | GuessedSteps
     | Readings
     | Finding
     | Note

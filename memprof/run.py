@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from memprof.records import DeviceInfo, Finding, Footer, Header, Note, WindowRecord
+from memprof.records import DeviceInfo, Finding, Footer, GuessedSteps, Header, Note, WindowRecord
 from memprof.trace import NOT_RECORDED, Column, Columns, Trace, column
 
 __all__ = ["DeviceRun", "ReadingSeries", "Run", "Steps"]
@@ -81,6 +81,8 @@ class Run:
     footer: Footer | None = None
     windows: Sequence[WindowRecord] = ()
     """Why windows opened and ended, in order; a file of schema 1.1 says nothing of it."""
+    guessed: GuessedSteps | None = None
+    """The steps up to the last one that no mark and no optimizer ended; None: there are none."""
     digests: Mapping[str, str] = field(default_factory=dict)
     """`digest_of` the program's own source files as they ran, by name; not of all."""
     is_snapshot: bool = False

@@ -20,10 +20,12 @@ from memprof.rules.finding import Found, Kind, Remedy
 from memprof.rules.floor import is_needed
 from memprof.rules.pages import explained_by
 from memprof.rules.ranked_findings import findings
+from memprof.rules.unexplained_growth import UnexplainedGrowth, unexplained_growth
 from memprof.run import DeviceRun, Run
 from memprof.source_code.locate import not_here
 from memprof.source_code.merge_patches import merged
 from memprof.units import format_bytes, format_count, format_percent
+from memprof.views.examination import examine
 from memprof.views.sites import short_path
 from memprof_cli.json_output import known, print_json
 from memprof_cli.sources import opened, source_option
@@ -74,15 +76,17 @@ def command(
     is needed as the program is, has one line each at the end.
     """
     run = opened(file, roots)
-    found = findings(run)
+    examination = examine(run)
+    found = findings(run, examination)
+    unexplained = unexplained_growth(examination, found)
     if patch is not None:
         _write_patch(patch, found)
         _say_what_is_not_here(run, found)
     if as_json:
-        print_json(findings_record(found))
+        print_json(findings_record(found, unexplained))
     else:
-        _print(run, found, in_full=in_full)
-    if fail_on_leak and any(one.kind in _LEAKS for one in found):
+        _print(run, found, unexplained, in_full=in_full)
+    if fail_on_leak and (unexplained is not None or any(one.kind in _LEAKS for one in found)):
         ctx.exit(EXIT_LEAK)
     if fail_on_leak and _steps(run) < _ENOUGH_STEPS:
         raise MemprofError(
@@ -153,15 +157,42 @@ class _Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class _Unexplained:
+    """What rises and no finding explains."""
+
+    device: str
+    bytes_per_step: int
+    bytes: int
+    explained_bytes: int
+    first_step: int
+    last_step: int
+    way_on: str
+
+
+@dataclass(frozen=True, slots=True)
 class FindingsRecord:
     """The findings of one run as ``memprof leaks --json`` prints them, best first."""
 
     findings: list[_Finding]
+    unexplained: _Unexplained | None
 
 
-def findings_record(found: Sequence[Found]) -> FindingsRecord:
-    """The findings as records, best first."""
-    return FindingsRecord([_as_record(one) for one in found])
+def findings_record(
+    found: Sequence[Found], unexplained: UnexplainedGrowth | None = None
+) -> FindingsRecord:
+    """The findings as records, best first, and what rises beside them."""
+    rest = None
+    if unexplained is not None:
+        rest = _Unexplained(
+            device=unexplained.device,
+            bytes_per_step=round(unexplained.per_step),
+            bytes=unexplained.bytes,
+            explained_bytes=unexplained.explained,
+            first_step=unexplained.first_step,
+            last_step=unexplained.last_step,
+            way_on=unexplained.way_on,
+        )
+    return FindingsRecord([_as_record(one) for one in found], rest)
 
 
 def _as_record(one: Found) -> _Finding:
@@ -244,12 +275,17 @@ def _files_of(one: Found) -> list[str]:
     return [one.site.filename, *held_in, *(remedy.filename for remedy in one.remedies)]
 
 
-def _print(run: Run, found: Sequence[Found], *, in_full: bool) -> None:
+def _print(
+    run: Run, found: Sequence[Found], unexplained: UnexplainedGrowth | None, *, in_full: bool
+) -> None:
     console = terminal(_WIDTH)
     console.print(Text(run.source, style="dim"))
     shown = [one for one in found if in_full or not one.minor]
     seen = [one for one in found if one not in shown]
-    if not shown:
+    if unexplained is not None:
+        said = Text(f"{unexplained}: {unexplained.way_on}", style="bold red")
+        console.print(Padding(said, (0, 0, 1 if found else 0, 0)))
+    elif not shown:
         console.print(Text(_nothing(run)))
     elif not any(one.kind in _LEAKS for one in found):
         console.print(Padding(Text(_no_growth(run)), (0, 0, 1, 0)))

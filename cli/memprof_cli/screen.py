@@ -141,7 +141,7 @@ def _groups(title: str, groups: Sequence[OwnerGroup], total: int, width: int) ->
 
 def _remarks(device: DeviceFigures, when: str) -> list[str]:
     said = []
-    if device.growth is not None:
+    if device.growth is not None and device.growth.is_telling:
         said.append(f"growth: {device.growth}")
     if device.unused_reserved_bytes and device.peak_reserved_bytes and device.device != "cpu":
         unused = format_bytes(device.unused_reserved_bytes)

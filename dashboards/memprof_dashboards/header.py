@@ -123,7 +123,7 @@ def _end_tile(device: DeviceFigures) -> str:
     facts = []
     if device.device != "cpu":
         facts.append(f"{format_bytes(device.reserved_bytes)} reserved")
-    if device.growth is not None:
+    if device.growth is not None and device.growth.is_telling:
         facts.append(f"growth: {device.growth}")
     return _tile("Allocated at the end", _size(device.allocated_bytes), "; ".join(facts))
 

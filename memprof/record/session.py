@@ -29,9 +29,17 @@ from memprof.record.source_selection import Ticks, event_sources, reading_source
 from memprof.record.step_counters import Span
 from memprof.record.summaries import Summaries
 from memprof.record.window_schedule import End, OverheadMeter, StepCost, WindowSchedule
-from memprof.records import DeviceInfo, Finding, Header, Readings, WindowRecord
+from memprof.records import (
+    DeviceInfo,
+    Finding,
+    GuessedSteps,
+    Header,
+    Readings,
+    WindowRecord,
+)
 from memprof.sources.loop.boundaries import Boundaries
 from memprof.sources.loop.main_thread import Beat, MainThread
+from memprof.sources.loop.steps import Guess
 from memprof.sources.protocol import Counters, Interner, ReadingSource
 from memprof.trace import NOT_RECORDED
 from memprof.units import format_bytes, format_count, format_duration
@@ -144,12 +152,13 @@ class Session:
         """Hook into torch, which is imported, and begin the first window."""
         with self._lock:
             if self._is_open and self._pid == os.getpid():
-                began_us = _clock_us()
+                began_us = _own_clock_us()
                 self._guarded(self._open_torch)
                 self._count_hook(began_us)
 
     def _open_torch(self) -> None:
         self._boundaries = Boundaries(self.interner)
+        self._boundaries.on_guess = self._guessed
         self._boundaries.open(self._step_ended)
         self._boundaries.listeners.append(Ticks(self._tick, self._training_begins))
         sources = event_sources(self._options, self.interner, self._boundaries, self.recording.note)
@@ -175,7 +184,7 @@ class Session:
         """End the window, remove every hook, stop the thread, write the footer."""
         with self._lock:
             if self._is_open:
-                began_us = _clock_us()
+                began_us = _own_clock_us()
                 self._guarded(self._close_torch)
                 self._count_hook(began_us)
             self._is_open = False
@@ -206,6 +215,7 @@ class Session:
             if self.recording.window != NOT_RECORDED:
                 self._end_window(End.STOP, in_step=True)
             self._account()
+            self._tell_guess()
             if self.recording.grow():
                 self._write_header()
             # The job's own names are still there.
@@ -245,13 +255,13 @@ class Session:
         """A step ended, explicitly or by itself; called in the job's thread."""
         if not self._is_open or self._pid != os.getpid():
             return
-        began_us = _clock_us()
+        began_us = _own_clock_us()
         self._steps += 1
         self._unseen += 1
         self._last_step = step
         if (
             self.recording.window == NOT_RECORDED
-            and began_us < self._look_again_us
+            and _clock_us() < self._look_again_us
             and (step + 1) % self._grid
         ):
             return  # steps so short that a look at each would cost too much
@@ -259,6 +269,23 @@ class Session:
             self._guarded(self._look)
             spent_us = self._count_hook(began_us)
             self._look_again_us = _clock_us() + spent_us / _LOOK_SHARE
+
+    def _guessed(self, guess: Guess, merged: bool) -> None:
+        """Steps were guessed; ``merged``: they and the next one that ends are a single one."""
+        if not self._is_open or self._boundaries is None or self._pid != os.getpid():
+            return
+        if merged:
+            self._steps -= guess.last - guess.first
+        filename, line = self._boundaries.places.line(guess.place)
+        sign = guess.sign.name.lower()
+        with self._lock:
+            self.output.write(GuessedSteps(guess.first, guess.last, sign, merged, filename, line))
+
+    def _tell_guess(self) -> None:
+        """Write what was guessed so far: nobody knows whether there will be an end."""
+        guess = self._boundaries.guess if self._boundaries is not None else None
+        if guess is not None:
+            self._guessed(guess, merged=False)
 
     def failed(self, error: BaseException | None) -> None:
         """An exception leaves the recorded block; out-of-memory errors are recorded."""
@@ -436,6 +463,7 @@ class Session:
             in_step=in_step,
         )
         self.output.write(record)
+        self._tell_guess()
         if end not in self._ends:
             self._ends.add(end)
             self._say_why(end, record)
@@ -513,7 +541,7 @@ class Session:
         """Do something in the middle of a step, unless it is within something of our own."""
         if not self._is_open or self._pid != os.getpid() or self._is_inside:
             return
-        began_us = _clock_us()
+        began_us = _own_clock_us()
         with self._inside():
             self._guarded(action, now_us())
             self._hooks_in_step_us += self._count_hook(began_us)
@@ -592,6 +620,7 @@ class Session:
             self.recording.drain(only_cheap=True)
         self._write_rows()
         if self._summaries.is_due(at_us):
+            self._tell_guess()
             self._summaries.write(self._steps, self._devices)
         self.recording.write_notes()
         self.output.flush()
@@ -600,7 +629,8 @@ class Session:
             self._abandon()
 
     def _count_hook(self, began_us: float) -> float:
-        spent_us = _clock_us() - began_us
+        """Add what went by since, of the thread's `_own_clock_us`."""
+        spent_us = _own_clock_us() - began_us
         self.meter.hook(spent_us)
         return spent_us
 
@@ -700,3 +730,13 @@ def _brief(what: Exhausted) -> Exhausted:
 
 def _clock_us() -> float:
     return time.perf_counter_ns() / 1000
+
+
+def _own_clock_us() -> float:
+    """In other threads than the main one only the time of the processor that they had.
+
+    They wait for one another, and for the interpreter's lock, while the job goes on.
+    """
+    if threading.get_ident() == threading.main_thread().ident:
+        return _clock_us()
+    return time.thread_time_ns() / 1000

@@ -314,6 +314,8 @@ class WindowSchedule:
     """Of the start's share, for the first steps that train."""
     TRAINED = 3
     """Such steps, recorded whole: from the third on a survivor shows."""
+    EVALUATED = 8
+    """So many guessed steps after such that trained count as one step of a window."""
     GAP_SHARE = 0.25
     """Of the time gone by, between two windows: so they come ever more rarely."""
     CLIMB_STEPS = 16
@@ -338,7 +340,8 @@ class WindowSchedule:
         self._opened_us = self._closed_us = self._stepped_us = now_us
         self._rate = 0.0
         self._total_at_opening_us = 0.0
-        self._step = self._steps_in_window = self._trained = 0
+        self._step = self._steps_in_window = self._untrained_in_window = self._trained = 0
+        self._has_trained = False
         self._is_whole = True
         self._is_by_time = False
         self._climbs = {Reason.GROWTH: Climb(), Reason.FRAGMENTATION: Climb()}
@@ -387,7 +390,11 @@ class WindowSchedule:
             else:
                 self._open(self._why_open(before, now_us, meter), now_us, meter)
         else:
-            self._steps_in_window += 1
+            self._has_trained |= trains
+            self._untrained_in_window += self._has_trained and not trains
+            # The batches of an evaluation within the training are no steps of its own.
+            if trains or not self._has_trained or self._untrained_in_window % self.EVALUATED == 0:
+                self._steps_in_window += 1
             self._trained += trains and self._is_whole
             self._is_whole = True
             ahead_us = self._ahead_us(before, meter)
@@ -534,6 +541,7 @@ class WindowSchedule:
         self.end = None
         self._opened_us, self._total_at_opening_us = now_us, meter.total_us
         self._steps_in_window, self._is_whole, self._is_by_time = 0, True, False
+        self._untrained_in_window = 0
 
     def _close_if(self, end: End | None, now_us: int, meter: OverheadMeter) -> None:
         if end is None or self.reason is None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from memprof.records import GuessedSteps
 from memprof.report.recorded_steps import in_words, recorded_steps
 from memprof.run import Run
 from memprof.trace import EMPTY, NOT_RECORDED, Action
 from memprof.units import format_bytes, format_count, format_percent
 from memprof.views.examination import DeviceExamination, Examination
+from memprof.views.sites import short_path
 from memprof.views.steps import is_lone_request
 from memprof.views.window import Window
 
@@ -24,6 +26,8 @@ def unseen(examination: Examination) -> tuple[str, ...]:
     on_host = all(device.name == "cpu" for device in examination.devices)
     notes = [note for note in run.notes if not (on_host and note.source == _DRIVER)]
     said = [f"{note.source}: {note.message}" for note in notes]
+    if run.guessed is not None:
+        said.append(_guessed(run.guessed))
     for device in examination.devices:
         told = [_final_state(run)] if bare and device.windows else _of_device(device, run)
         said += [f"{device.name}: {text}" for text in told]
@@ -33,6 +37,19 @@ def unseen(examination: Examination) -> tuple[str, ...]:
             "processes) is not in a snapshot"
         )
     return tuple(dict.fromkeys(said))
+
+
+def _guessed(steps: GuessedSteps) -> str:
+    """Which steps the program did not mark, and what was taken for one."""
+    one = {
+        "bare_call": "a call of a module",
+        "call": "a call of a model",
+        "backward": "a backward pass",
+    }.get(steps.sign, steps.sign)
+    if steps.filename:
+        one += f" at {short_path(steps.filename)}:{steps.line}"
+    which = f"from step {steps.first} on steps" if steps.first else "steps"
+    return f"{which} were guessed: each is {one}; memprof.step() marks them"
 
 
 def is_bare_state(run: Run) -> bool:

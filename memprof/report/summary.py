@@ -16,6 +16,7 @@ from memprof.report.recorded_steps import in_words
 from memprof.report.recording_gaps import is_bare_state, unseen
 from memprof.rules.finding import Found, Kind
 from memprof.rules.floor import is_needed
+from memprof.rules.unexplained_growth import unexplained_growth
 from memprof.run import Run
 from memprof.trace import NOT_RECORDED
 from memprof.units import format_bytes, format_count
@@ -33,15 +34,12 @@ __all__ = [
 _FRAGMENTED = 0.15
 """Share of reserved bytes at its peak that no tensor used, from which it is worth a word."""
 _NOTABLE = 256 << 20
-_SMALLEST_BLOCK = 512
 _CODE = 60
 """Characters of a source line in a sentence."""
 _MOST = 0.5
 """Share of the live bytes when memory ran out from which a leak is the reason that is told."""
 _SURE = 0.5
 """Confidence from which waste is the verdict; below it is told among the rest."""
-_RISING = 0.9
-"""Share of pairs of steps between which bytes rose, from which it is no noise."""
 _OF_FINDINGS = frozenset(("leak", "waste", "fragmentation"))
 """Levels of verdicts that are findings."""
 RECORD = (
@@ -157,6 +155,9 @@ def _verdict(
     main = max(measured, key=lambda d: d.peak_allocated_bytes)
     if findings and findings[0].kind in (Kind.LEAK, Kind.CYCLE, Kind.HOST_GROWTH, Kind.NON_TORCH):
         return _from_finding("leak", findings[0])
+    unexplained = unexplained_growth(examination, findings)
+    if unexplained is not None:
+        return Verdict("leak", str(unexplained), unexplained.way_on, _show(examination.run))
     if findings and not findings[0].minor and findings[0].confidence >= _SURE:
         level = "fragmentation" if findings[0].kind is Kind.FRAGMENTATION else "waste"
         return _from_finding("ok" if is_needed(findings[0]) else level, findings[0])
@@ -205,6 +206,10 @@ def _held(failure: Failure) -> str:
 
 def _from_finding(level: str, found: Found) -> Verdict:
     return Verdict(level, found.title, _evidence(found), _what_to_do(found))
+
+
+def _show(run: Run) -> str:
+    return f"`memprof leaks {run.source}` lists what else was found"
 
 
 def _what_to_do(found: Found) -> str:
@@ -302,7 +307,7 @@ def _trend(device: DeviceFigures, run: Run) -> str:
             return f"too little was counted to judge growth from step to step: {told}"
         steps = "one step is" if device.steps == 1 else f"{format_count(device.steps)} steps are"
         return f"{steps} too few to judge growth from step to step"
-    if trend.bytes_per_step > _SMALLEST_BLOCK and trend.rising > _RISING:
+    if trend.keeps_rising:
         rate = format_bytes(trend.bytes_per_step)
         return f"allocated bytes rise by {rate} per step, yet no single line keeps growing"
     return f"nothing keeps growing over {format_count(device.steps)} steps"

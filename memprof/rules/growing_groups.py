@@ -28,6 +28,10 @@ Bools = npt.NDArray[np.bool_]
 _LEAST_BIRTHS = 4
 _LEAST_SPAN = 8
 """Steps from the first rise to the last: less is a start, not a trend."""
+_LEAST_EXACT = 4
+"""Steps in a row that each add the same: of so regular a series fewer are enough."""
+_LEAST_EXACT_BYTES = 64 << 10
+"""In each of them."""
 _LEAST_GROWN = 8
 """Steps in a row in which a tensor was replaced by a larger one."""
 _BOUNDED_HISTORY = re.compile(r"/torch/optim/lbfgs\.py$")
@@ -68,6 +72,7 @@ def growing_groups(survival: Survival, freed: Bools) -> Iterator[GrowingGroup]:
     """
     lives = survival.lives
     if len(survival) < _LEAST_SPAN + SURVIVOR_AGE:
+        yield from _exact_groups(survival, freed)
         return
     survives = survival.outlive_steps
     grouped = np.zeros(len(lives), dtype=bool)
@@ -81,6 +86,16 @@ def growing_groups(survival: Survival, freed: Bools) -> Iterator[GrowingGroup]:
     for rows in _groups(_by_stack(survival), replaced & ~grouped):
         group = _ever_larger(survival, rows, freed)
         if group is not None:
+            yield group
+
+
+def _exact_groups(survival: Survival, freed: Bools) -> Iterator[GrowingGroup]:
+    """The same for a recording of few steps: only what each step adds to, by the same bytes."""
+    lives, everything = survival.lives, np.arange(len(survival.lives))
+    stays = (lives.born >= 0) & survival.outlast(everything)
+    for rows in _groups(_by_stack(survival), stays):
+        group = _ever_the_same(survival, rows, freed)
+        if group is not None and not _is_expected(survival, group):
             yield group
 
 
@@ -132,6 +147,29 @@ def _ever_more(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | N
         return None
     left = _left(survival, rows, found)
     return _group(survival, left if len(left) else rows, left, found, freed)
+
+
+def _ever_the_same(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | None:
+    """A group to which every step adds as much, from early on and up to the end."""
+    lives, length = survival.lives, len(survival)
+    born = lives.born[rows]
+    made, count = (
+        np.bincount(born[born < length], weights=w[born < length], minlength=length)
+        for w in (lives.size[rows], np.ones(len(rows)))
+    )
+    first = int(np.flatnonzero(made)[0]) if made.any() else length
+    # What the last steps made may be in variables still; it must be there, too, if this goes on.
+    judged = slice(first, length - SURVIVOR_AGE)
+    same = (made[judged] == made[first : first + 1]) & (count[judged] == count[first : first + 1])
+    if first > WARM_UP or len(same) < _LEAST_EXACT or not same.all():
+        return None
+    goes_on = made[length - SURVIVOR_AGE :] >= made[first]
+    if made[first] < _LEAST_EXACT_BYTES or not goes_on.all():
+        return None
+    places = np.arange(first, length)
+    confidence = round(float(1 - 0.5 ** (len(places) / 4)), 3)
+    found = Rise(places, float(made[first]), float(made[first]), confidence, 1)
+    return _group(survival, rows, rows, found, freed)
 
 
 def _ever_larger(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | None:

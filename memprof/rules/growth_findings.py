@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.chain_description import keeper
-from memprof.records import Holder, Site
+from memprof.records import GuessedSteps, Holder, Site
 from memprof.reference_chain import LinkKind, is_bounded
 from memprof.rules.cyclic_garbage import cyclic_garbage, freed_by_collector
 from memprof.rules.finding import Evidence, Found, Growth, Kind, Series
@@ -31,7 +31,7 @@ from memprof.trace import Category, Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.examination import DeviceExamination, Examination
 from memprof.views.owners import CATEGORY_NAMES, common_module
-from memprof.views.sites import site_name, sites
+from memprof.views.sites import short_path, site_name, sites
 from memprof.views.survivors import Survival, survival
 from memprof.views.window import site_at
 
@@ -61,7 +61,7 @@ def _of_device(run: Run, examined: DeviceExamination) -> list[Found]:
     grown = {group.stack for group in groups}
     groups += [one for one in cyclic_garbage(lives, freed) if one.stack not in grown]
     holders = held_by(run.findings, device.device)
-    made = [_Leak(device, lives, cluster) for cluster in clusters(groups, holders)]
+    made = [_Leak(device, lives, cluster, run.guessed) for cluster in clusters(groups, holders)]
     return [leak.found() for leak in made if leak.confidence >= _LEAST_CONFIDENCE]
 
 
@@ -72,6 +72,7 @@ class _Leak:
     device: DeviceRun
     survival: Survival
     cluster: Cluster
+    guessed: GuessedSteps | None
 
     @property
     def confidence(self) -> float:
@@ -97,7 +98,7 @@ class _Leak:
             kind=self._kind(holders),
             device=self.device.device,
             site=_quoted(site_at(frame), holders),
-            title=_title(per_step, holders, frame, self._every()),
+            title=_title(per_step, holders, frame, self._often(births)),
             bytes_per_step=per_step,
             bytes=left or int(series.bytes.max(initial=0)),
             confidence=self.confidence,
@@ -127,8 +128,14 @@ class _Leak:
         anew = sum(group.per_step for group in groups if group.replaced)
         return anew > 0.5 * self.cluster.per_step
 
-    def _every(self) -> int:
-        return self.cluster.groups[0].every
+    def _often(self, births: Ints) -> str:
+        """What the rate is for: a step, or where steps were guessed the line that stands for it."""
+        every, guessed = self.cluster.groups[0].every, self.guessed
+        begins = int(self.survival.steps[births[0]]) if len(births) else -1
+        if guessed is None or not guessed.filename or begins < guessed.first:
+            return "per step" if every == 1 else f"per step (every {every} steps)"
+        runs = f"each time {short_path(guessed.filename)}:{guessed.line} runs"
+        return runs if every == 1 else f"{runs} (every {every} times)"
 
     def _site(self) -> tuple[Frame, tuple[Frame, ...]]:
         """The largest group's line; with no name for a holder, the line that all groups share."""
@@ -228,8 +235,7 @@ def _distinct(holders: Sequence[Holder]) -> tuple[Holder, ...]:
     return tuple(first.values())[:_MOST_HOLDERS]
 
 
-def _title(per_step: float, holders: Sequence[Holder], frame: Frame, every: int) -> str:
-    often = "per step" if every == 1 else f"per step (every {every} steps)"
+def _title(per_step: float, holders: Sequence[Holder], frame: Frame, often: str) -> str:
     named = holders and holders[0].is_named
     by = keeper(holders[0].links) if named else f"made at {site_name(frame)}"
     return f"grows by {format_bytes(round(per_step))} {often}: {by}"

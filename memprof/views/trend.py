@@ -41,6 +41,8 @@ _MOST_POINTS = 512
 """Points of a series that are compared with each other; of more, so many at regular distances."""
 _RISING_PAIRS = 0.75
 """Share of pairs of points that must be in rising order; noise has half of them."""
+_NEARLY_ALL_PAIRS = 0.9
+_SMALLEST_BLOCK = 512
 _LEAST_RISE = 0.1
 """Of the level at first: what changes less is noise."""
 _POINTS_OF_NOISE = 256
@@ -156,6 +158,16 @@ class Trend:
     last_step: int
     rising: float
     """Share of the pairs of steps between which it rose: 0.5 is noise, 1 rises every time."""
+
+    @property
+    def keeps_rising(self) -> bool:
+        """Whether nearly all pairs of steps are in rising order, by more than a block a step."""
+        return self.bytes_per_step > _SMALLEST_BLOCK and self.rising > _NEARLY_ALL_PAIRS
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether the rate says something: that bytes keep rising, or that they do not change."""
+        return self.keeps_rising or not round(self.bytes_per_step)
 
     def __str__(self) -> str:
         rate = round(self.bytes_per_step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memprof.loading import load
+from memprof.records import StepColumns
 from memprof.rules.growth_findings import leaks
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Frame
@@ -59,3 +60,31 @@ def test_a_collection_that_is_copied_anew_with_one_more_item(line, inner, grows,
             trace.free(f"t{step - 1}.{item}")
     write_run(tmp_path / "run.json", trace.build())
     assert bool(leaks(examine(load(tmp_path / "run.json")))) is grows
+
+
+@pytest.mark.parametrize(
+    ("steps", "size_after", "grows"),
+    [
+        (6, lambda _: 1 << 20, True),
+        (9, lambda _: 1 << 20, True),
+        (5, lambda _: 1 << 20, False),  # too few
+        (9, lambda _: 1 << 10, False),  # too little
+        (9, lambda step: (1 << 20) + 512 * (step % 3), False),  # not the same
+        (9, lambda step: 1 << 20 if step < 6 else 0, False),  # it has ended
+        (9, lambda step: 1 << 20 if step > 3 else 0, False),  # it has just begun
+    ],
+)
+def test_a_few_steps_are_enough_where_each_adds_the_same(steps, size_after, grows, tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("def main():\n    kept.append(f(x))\n")
+    trace = TraceBuilder(device="cpu")
+    for step in range(steps):
+        trace.label(step=step)
+        trace.alloc(4096, f"x{step}").free(f"x{step}")
+        if size_after(step):
+            trace.alloc(size_after(step), f"t{step}", stack=(Frame("main", str(path), 2),))
+    numbers = list(range(steps))
+    columns = StepColumns(first=numbers, last=numbers, window=[0] * steps)
+    write_run(tmp_path / "run.json", trace.build(), steps=columns)
+    found = leaks(examine(load(tmp_path / "run.json")))
+    assert [one.bytes_per_step for one in found] == ([1 << 20] if grows else [])

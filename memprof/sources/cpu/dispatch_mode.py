@@ -47,27 +47,22 @@ class Watch:
     that the program leaves pops the mode that the program pushed.
     """
 
-    def __init__(self, dispatch: Callable[..., Any]) -> None:
-        """``dispatch`` becomes the mode's ``__torch_dispatch__``; it is handed the mode first."""
-        from torch.utils._python_dispatch import TorchDispatchMode
+    def __init__(self, dispatch: Callable[..., Any] | None, like: Watch | None = None) -> None:
+        """``dispatch`` becomes the mode's ``__torch_dispatch__``; it is handed the mode first.
 
-        # torch.compile leaves frames alone under a mode, unless the mode says that it does not
-        # want to see inside: with these two, compiled programs run as they do without it.
-        self._kind = type(
-            "MemprofMode",
-            (TorchDispatchMode,),
-            {
-                "supports_higher_order_operators": True,
-                "is_infra_mode": classmethod(lambda _: True),
-                "ignore_compile_internals": classmethod(lambda _: True),
-            },
-        )
-        # Set afterwards: in a class body torch wraps it, which costs 60 µs a call.
-        self._kind.__torch_dispatch__ = dispatch  # type: ignore[attr-defined]
-        self._mode = self._kind()
+        One ``like`` another shares its class and what that shows, in another thread. Where `pop`
+        could not take it, it leaves with the next operator there.
+        """
         self._rules: list[dict[Any, Any]] = []
         self._thread = 0
         self._is_pushed = self._infers = False
+        self._is_of_many = like is not None
+        self._kind = like._kind if like is not None else _new_kind(dispatch)
+        self._mode = self._kind()
+
+    def another(self) -> Watch:
+        """One of the same class, for another thread."""
+        return Watch(None, self)
 
     def push(self) -> None:
         """Start in the calling thread, to be undone by `pop`."""
@@ -93,9 +88,17 @@ class Watch:
         self._is_pushed = False
         if self._take():
             return True
-        self._kind.__torch_dispatch__ = _pass_on  # type: ignore[attr-defined]
+        show = _pass_on_and_leave if self._is_of_many else _pass_on
+        self._kind.__torch_dispatch__ = show  # type: ignore[attr-defined]
         _left.append(self)
         return False
+
+    def discard(self) -> None:
+        """`pop` in a thread that is about to end, after which nothing is left of it."""
+        self.pop()
+        pop_left()
+        if self in _left:
+            _left.remove(self)
 
     def renew(self) -> None:
         """Go on where the program has left a ``torch.inference_mode`` in which `push` was called.
@@ -120,7 +123,7 @@ class Watch:
                 _push(mode)
         if not any(mode is self._mode for mode in modes):
             return False
-        for table in self._rules:
+        for table in self._rules if not self._is_of_many else ():  # others need theirs
             table.pop(self._kind, None)
         self._rules.clear()
         return True
@@ -150,6 +153,25 @@ class Watch:
                     self._rules.append(table)
 
 
+def _new_kind(dispatch: Callable[..., Any] | None) -> Any:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    # torch.compile leaves frames alone under a mode, unless the mode says that it does not
+    # want to see inside: with these two, compiled programs run as they do without it.
+    kind = type(
+        "MemprofMode",
+        (TorchDispatchMode,),
+        {
+            "supports_higher_order_operators": True,
+            "is_infra_mode": classmethod(lambda _: True),
+            "ignore_compile_internals": classmethod(lambda _: True),
+        },
+    )
+    # Set afterwards: in a class body torch wraps it, which costs 60 µs a call.
+    kind.__torch_dispatch__ = dispatch  # type: ignore[attr-defined]
+    return kind
+
+
 _left: list[Watch] = []
 """Modes that were ended where they could not be taken: elsewhere, or within an operator."""
 
@@ -165,6 +187,25 @@ def _pass_on(_mode: Any, func: Any, _types: Any, args: Any = (), kwargs: Any = N
     out = func(*args, **kwargs or {})
     leave_soon()
     return out
+
+
+def _pass_on_and_leave(
+    _mode: Any, func: Any, _types: Any, args: Any = (), kwargs: Any = None
+) -> Any:
+    out = func(*args, **kwargs or {})
+    # Torch puts the mode back as this returns. A profile function is called soon after that.
+    if _can_be_taken() and sys.getprofile() is None:
+        sys.setprofile(_leave)
+    return out
+
+
+def _leave(_frame: Any, _event: str, _argument: Any) -> None:
+    try:
+        pop_left()
+        if not _can_be_taken():
+            sys.setprofile(None)
+    except Exception:  # noqa: BLE001 - it would be raised into the job's thread
+        sys.setprofile(None)
 
 
 def _infers() -> bool:

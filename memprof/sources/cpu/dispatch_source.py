@@ -24,6 +24,7 @@ from memprof.sources.cpu.find_storages import StorageSearch, cpu_storages, objec
 from memprof.sources.cpu.live_storages import ROW, LiveStorages, LivingStorages, StorageReference
 from memprof.sources.cpu.other_threads import OtherThreads
 from memprof.sources.cpu.sampled_time import SampledTime
+from memprof.sources.cpu.thread_modes import ThreadModes
 from memprof.sources.cpu.throttle import Throttle
 from memprof.sources.guarded_access import plain_attributes
 from memprof.sources.loop.boundaries import Boundaries
@@ -86,12 +87,15 @@ class CpuSource:
         self._stacks = StackCapture(interner)
         self._live = LiveStorages(boundaries.place)
         self._watch: Watch | None = None
+        self._thread_modes: ThreadModes | None = None
         self._thread = 0
         self._pid = 0
         self._events = 0
         self._since = 0
         self._notes: list[str] = []
         self._at_loss = False
+        self._waits = False
+        """A step is over once an operator has run, see `Boundaries.waits`."""
         self._unread = boundaries.unread
         self._search = StorageSearch(boundaries.unread)
         self._saved_for_backward = SavedForBackward(boundaries.label_of)
@@ -235,6 +239,7 @@ class CpuSource:
             if self._made_in_backward():  # gradients of tensors that nobody has seen yet?
                 self._search.young()
                 self._judge(gradients(self._boundaries, self._search.differentiated))
+        self._at_loss = self._waits = self._boundaries.waits
 
     def recompute_ended(self) -> None:
         """What a recomputed forward pass left alive is kept for the backward pass under way."""
@@ -242,7 +247,7 @@ class CpuSource:
 
     def forward_ended(self, *, with_gradients: bool) -> None:
         """From here to the backward pass a loss is computed, which reads targets."""
-        self._at_loss = with_gradients
+        self._at_loss, self._waits = with_gradients, False
 
     def optimizer_begins(self, optimizer: Any) -> None:
         """An optimizer in a backward hook steps before the backward pass ends."""
@@ -259,6 +264,8 @@ class CpuSource:
         self._since = min(self._since, next(self._live.serials))
         if not own_thread:
             self._other_threads.called()
+            if self._thread_modes is not None:
+                self._thread_modes.join()
         tensors = list(tensors_in((args, kwargs), self._unread))
         with plain_attributes():
             self._search.differentiated.see(tensors)
@@ -295,6 +302,7 @@ class CpuSource:
         was_aside = self._aside
         if self._steps_aside() and not was_aside and self._watch is not None:
             self._watch.pop()
+            self._close_thread_modes()
             if not spoils_compiled():  # it leaves for CUDA: what it built so far will move there
                 self._judge_uncalled()
         return self._aside
@@ -337,10 +345,18 @@ class CpuSource:
         pop_left()
         self._watch = Watch(self._dispatch())
         self._watch.push()
+        self._thread_modes = ThreadModes(self._dispatch(own=False))
+        self._thread_modes.open()
+
+    def _close_thread_modes(self) -> None:
+        if self._thread_modes is not None:
+            self._thread_modes.close()
+            self._thread_modes = None
 
     def _stop(self) -> None:
         if self._watch is None:
             return
+        self._close_thread_modes()
         if not self._watch.pop() and self._watch.is_elsewhere:
             self._notes.append(LEFT)
         self._watch = None
@@ -350,7 +366,8 @@ class CpuSource:
         self._boundaries.compilations.remove(self.compilation_began)
         self._boundaries.unwatch_modules()
 
-    def _dispatch(self) -> Any:
+    def _dispatch(self, *, own: bool = True) -> Any:
+        """What is called for every operator; ``own``: of the thread that the window began in."""
         import torch
 
         tensor, parameter = torch.Tensor, torch.nn.Parameter
@@ -370,6 +387,7 @@ class CpuSource:
                 and not below()
             ):
                 return NotImplemented  # a subclass goes first; its inner operators come back here
+            over = False
             # Not `frame_here(1)`: on a thread of autograd's own there is no frame above this one.
             call = func._op if type(func) is overload else func
             timed = operators.began()
@@ -387,13 +405,16 @@ class CpuSource:
                         note(storage, frame_here(0).f_back)
                 elif kind not in _NO_TENSORS:
                     self._note_results(out, frame_here(0).f_back)
-                if self._at_loss:
-                    self._mark_inputs(args)
+                if self._at_loss and own:
+                    over = self._mark_inputs(args)
             except Exception as error:  # noqa: BLE001  the job goes on whatever happens here
                 self._not_seen(func, error)
             if timed:
                 operators.ended(timed)
                 self._tell_if_full()
+            if over:
+                self._boundaries.end_without_call()
+                leave_soon()
             return out
 
         return dispatch
@@ -451,12 +472,17 @@ class CpuSource:
         if phase == Phase.FORWARD:
             self._since = next(self._live.serials)
 
-    def _mark_inputs(self, args: Any) -> None:
+    def _mark_inputs(self, args: Any) -> bool:
+        """Note what a loss reads; True where a step is over instead."""
+        if self._waits:
+            self._at_loss = self._waits = False
+            return True
         for tensor in tensors_in(args, self._unread, 2):
             for storage in cpu_storages(tensor, self._unread):
                 held = self._live.held.get(storage._cdata)
                 if held is not None:
                     self._mark_input(held)
+        return False
 
     def _mark_input(self, held: StorageReference) -> None:
         if held.category == Category.UNKNOWN:

@@ -142,7 +142,9 @@ class LiveStorages:
         if total > self.peak:  # noqa: PLR1730  max() costs more here than all the rest
             self.peak = total
         if self._recording:
-            self.rows += (1, address, size, time.time_ns(), stack, label, serial, 0)
+            now_ns = time.time_ns()
+            # One call into C: another thread may take the rows between two of Python's.
+            self.rows.extend((1, address, size, now_ns, stack, label, serial, 0))
         return held
 
     def counted(self) -> Iterator[StorageReference]:
@@ -204,7 +206,5 @@ class LiveStorages:
         self.bytes -= held.size
         if self._recording:
             owner = (held.event + 1) << 8 | held.category << 4 | held.handed
-            row = self._place().row
-            self.rows += (
-                0, address, held.size, time.time_ns(), held.label, row, held.serial, owner
-            )  # fmt: skip
+            row, now_ns = self._place().row, time.time_ns()
+            self.rows.extend((0, address, held.size, now_ns, held.label, row, held.serial, owner))

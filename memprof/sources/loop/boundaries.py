@@ -15,10 +15,11 @@ from typing import Any, Protocol
 from memprof.sources.autograd import any_was_made
 from memprof.sources.cpu.dispatch_mode import pop_left, skip_in_dynamo
 from memprof.sources.guarded_access import GuardedAccess
+from memprof.sources.loop.call_places import CallPlaces
 from memprof.sources.loop.module_hooks import ModuleHooks
 from memprof.sources.loop.module_paths import ModulePaths
 from memprof.sources.loop.optimizer_hooks import OptimizerHooks
-from memprof.sources.loop.steps import Steps
+from memprof.sources.loop.steps import Guess, Steps
 from memprof.sources.loop.thread_state import (
     NO_TASK,
     BackwardPass,
@@ -128,7 +129,11 @@ class Boundaries:
         self._timed_us = self._exact_us = self._apart_us = 0.0
         self._failure = ""
         self._on_step: Callable[[int], None] | None = None
-        self._steps = Steps(self._ended)
+        self.on_guess: Callable[[Guess, bool], None] | None = None
+        """Told which steps were guessed, and whether they are a single one: see `Steps`."""
+        self.places = CallPlaces()
+        """The lines of the program that guessed steps end at."""
+        self._steps = Steps(self._ended, self._guessed)
 
     @property
     def step(self) -> int:
@@ -137,15 +142,29 @@ class Boundaries:
 
     @property
     def trains(self) -> bool:
-        """Whether an optimizer or an explicit mark has ended a step, and not just a call."""
-        return self._steps.explicit or self._steps.optimized
+        """Whether an optimizer or an explicit mark has ended the last step, and not just a call."""
+        return not self._steps.is_guessed
+
+    @property
+    def guess(self) -> Guess | None:
+        """The steps at the end that were guessed, so far."""
+        return self._steps.guess
+
+    @property
+    def waits(self) -> bool:
+        """Whether a step is over once an operator has run: see `Steps.waits`."""
+        return self._steps.waits
+
+    def end_without_call(self) -> None:
+        """An operator has run after a backward pass that no module call led to."""
+        self._guarded(self._steps.end_without_call)
 
     def open(self, on_step: Callable[[int], None]) -> None:
         """Register the hooks; ``on_step(n)`` is called when step ``n`` has ended."""
         import torch
 
         self._on_step = on_step
-        self._steps = Steps(self._ended)
+        self._steps = Steps(self._ended, self._guessed)
         self._torch_functions(torch)
         self._optimizers.open()
         self._compilers.open()
@@ -157,7 +176,7 @@ class Boundaries:
         Within a hook of an optimizer those on optimizers stay, doing nothing, until another call.
         """
         if self._on_step is not None:
-            self._steps.settle()
+            self._steps.close()
             self._on_step = None
             self._watchers = 0
             self._update_module_hooks()
@@ -238,7 +257,7 @@ class Boundaries:
             place = calls[-1]
         else:
             place = self._in_loop(thread) if task == NO_TASK else self._in_backward(thread, task)
-        annotation = _annotation.get()
+        annotation = _annotation.get() or thread.name
         if place.step != self._steps.current or place.annotation != annotation:
             place.step, place.annotation = self._steps.current, annotation
             place.row = self._row(place)
@@ -291,8 +310,8 @@ class Boundaries:
         if row is None:
             label = Label(place.step, place.phase, place.path, place.annotation)
             row = self._interner.label(label.step, label.phase, label.module, label.annotation)
-            self._rows[key] = row
             self._labels[row] = label
+            self._rows[key] = row  # last: another thread may ask for it at once
         return row
 
     def _module_at(self, thread: ThreadState, number: int) -> str:
@@ -307,8 +326,10 @@ class Boundaries:
         thread.backward = not thread.backward
         if thread.backward:
             thread.after_forward = False
+            thread.passed_at = self.places.of_backward(sys._getframe(2), self._engine)
             self._tell(lambda one: one.backward_began())
         else:
+            self._guarded(self._steps.backward_ended, thread.passed_at)
             self._tell(lambda one: one.backward_ended())
 
     def _tell(self, tell: Callable[[Listener], None]) -> None:
@@ -438,6 +459,9 @@ class Boundaries:
             drop_ended(thread.optimizers)
             pop_left()
             kwargs = keywords_of(frame)
+            if thread.backward and self._graph_task() == NO_TASK:
+                self._cross(thread)  # nothing was allocated since the backward pass
+            thread.called_at = self.places.of_call(frame.f_back)
             self._steps.call_began(module, continues=any_was_made((args, kwargs)))
         path = None if self._parallel else self.modules.known_path(id(module))
         if path is None:
@@ -492,7 +516,9 @@ class Boundaries:
         thread.passes = self._passes
         self._tell(lambda one: one.forward_ended(with_gradients=thread.after_forward))
         if output is not None:
-            self._steps.call_ended(module, with_gradients=thread.after_forward)
+            self._steps.call_ended(
+                module, with_gradients=thread.after_forward, place=thread.called_at
+            )
 
     def _optimizer_begins(self, optimizer: Any, wrapper: FrameType) -> None:
         self._steps.optimizer_began()
@@ -519,6 +545,10 @@ class Boundaries:
         self._threads.state.after_forward = False
         self._steps.optimizer_ended(optimizer, self._sequence())
         self._update_module_hooks()
+
+    def _guessed(self, guess: Guess, merged: bool) -> None:
+        if self.on_guess is not None:
+            self.on_guess(guess, merged)
 
     def _ended(self, step: int) -> None:
         self._threads.state.after_forward = False

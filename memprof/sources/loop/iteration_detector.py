@@ -1,52 +1,72 @@
-"""Detection of iterations in loops without an optimizer step: which repeated call ends one."""
+"""Detection of iterations in loops without a mark: which of the turns that come again ends one."""
 
 from __future__ import annotations
 
 import weakref
+from typing import NamedTuple
 
 __all__ = ["IterationDetector"]
 
 _MOST_TURNS = 8
-"""More objects than this, each with a beginning of its own, are hardly one iteration's: optimizers
-that are made anew in every iteration and kept."""
+"""More turns than this, each new and with a beginning of its own, are hardly one iteration's:
+optimizers that are made anew in every iteration and kept, the cells of a notebook."""
+_MOST_PLACES = 4096
+
+
+class _Turn(NamedTuple):
+    ref: weakref.ref[object]
+    place: int
+
+    def is_of(self, item: object, place: int) -> bool:
+        return self.place == place and self.ref() is item
 
 
 class IterationDetector:
     """Finds the last of the objects that take turns in an iteration, holding none of them.
 
-    The object that ended the last iteration ends the next one. At first that is the very first
-    object; once the order is known (it comes again after others) the last of them takes over, so
-    that in a GAN an iteration ends with its second optimizer. An object that comes twice while the
-    one that was waited for does not come at all takes its place. Where ever new objects come, each
-    with a beginning of its own, and none of them twice, each ends an iteration.
+    A turn is an object at a place: the line that calls a model, with all that called it. One model
+    that two lines call has two turns.
+
+    The turn that ended the last iteration ends the next one. At first that is the very first; once
+    the order is known (it comes again after others) the last of them takes over, so that in a GAN
+    an iteration ends with its second optimizer. One that comes twice while the one that was waited
+    for does not come at all takes its place. An object that was never met before, at a place that
+    has had its turn, is the next model of a sweep. Where ever new objects come, each with a
+    beginning of its own, and none of them twice, each ends an iteration.
     """
 
-    __slots__ = ("_closer", "_learning", "_met", "_seen", "_strangers")
+    __slots__ = ("_closer", "_learning", "_met", "_places", "_seen", "_strangers")
 
     def __init__(self) -> None:
-        self._closer: weakref.ref[object] | None = None
+        self._closer: _Turn | None = None
         self._learning = True
-        self._seen: list[weakref.ref[object]] = []
+        self._seen: list[_Turn] = []
         self._met: dict[int, weakref.ref[object]] = {}
+        self._places: set[int] = set()
         self._strangers = 0
 
-    def ends(self, item: object, *, anew: bool = False) -> bool:
-        """Note that ``item`` had its turn; whether that ends an iteration.
+    def ends(self, item: object, *, anew: bool = False, place: int = 0) -> bool:
+        """Note that ``item`` had its turn at ``place``; whether that ends an iteration.
 
-        ``anew`` says that the program has begun something since the turn before: a forward pass.
+        ``place`` is 0 where only the object counts. ``anew`` says that the program has begun
+        something since the turn before: a forward pass.
         """
         stranger = not self._has_met(item)
-        self._strangers = self._strangers + anew if stranger else 0
-        closer = self._closer() if self._closer is not None else None
-        if closer is None:
-            return self._close(item, learning=True)
-        if item is closer:
-            return self._again(item)
-        if any(seen() is item for seen in self._seen):
-            return self._close(item, learning=True)
-        if stranger and anew and self._strangers > _MOST_TURNS:
-            return self._close(item, learning=True)
-        self._seen.append(weakref.ref(item))
+        elsewhere = place != 0 and not self._has_been_at(place)
+        anew = elsewhere or (anew and stranger)
+        self._strangers = self._strangers + anew if stranger or elsewhere else 0
+        turn, closer = _Turn(weakref.ref(item), place), self._closer
+        if closer is None or closer.ref() is None:
+            return self._close(turn, learning=True)
+        if closer.is_of(item, place):
+            return self._again(turn)
+        if any(seen.is_of(item, place) for seen in self._seen):
+            return self._close(turn, learning=True)
+        if stranger and place and any(seen.place == place for seen in (closer, *self._seen)):
+            return self._close(turn, learning=True)
+        if anew and self._strangers > _MOST_TURNS:
+            return self._close(turn, learning=True)
+        self._seen.append(turn)
         return False
 
     def _has_met(self, item: object) -> bool:
@@ -55,17 +75,24 @@ class IterationDetector:
         self._met[id(item)] = weakref.ref(item)
         return known is not None and known() is item
 
-    def _again(self, item: object) -> bool:
+    def _has_been_at(self, place: int) -> bool:
+        """The same of ``place``."""
+        known = place in self._places
+        if not known and len(self._places) < _MOST_PLACES:
+            self._places.add(place)
+        return known
+
+    def _again(self, turn: _Turn) -> bool:
         if not (self._learning and self._seen):
-            return self._close(item, learning=False)
-        # The iteration began with this object; the last of those that followed will end it.
+            return self._close(turn, learning=False)
+        # The iteration began with this turn; the last of those that followed will end it.
         self._closer = self._seen[-1]
         self._learning = False
-        self._seen = [weakref.ref(item)]
+        self._seen = [turn]
         return False
 
-    def _close(self, item: object, *, learning: bool) -> bool:
-        self._closer = weakref.ref(item)
+    def _close(self, turn: _Turn, *, learning: bool) -> bool:
+        self._closer = turn
         self._learning = learning
         self._seen = []
         return True

@@ -1,15 +1,17 @@
-"""When a step of a training or inference loop ends: marks, optimizers or outermost module calls."""
+"""When a step of a loop ends: marks, optimizers, backward passes or outermost module calls."""
 
 from __future__ import annotations
 
+import enum
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from memprof.sources.autograd import gradient_of
 from memprof.sources.loop.iteration_detector import IterationDetector
 
-__all__ = ["Steps"]
+__all__ = ["Guess", "Sign", "Steps"]
 
 _UNDECIDED_CALLS = 8
 """So many calls in training mode without a gradient are inference that forgot `no_grad`."""
@@ -18,18 +20,61 @@ _UNDECIDED_CONTINUED = 1000
 """The same for calls that go on with what a call before them made: a sequence may be as long."""
 
 _MOST_MODULES = 256
+_LEAST_SILENCE = 8
+"""Iterations with a lesser sign only, after which those are the program's steps."""
+
+
+class Sign(enum.IntEnum):
+    """What tells that a step has ended; a greater one is surer."""
+
+    BARE_CALL = 0
+    """A module without parameters was called: a transform, a criterion, a metric, a simulator."""
+    CALL = 1
+    """A module with parameters was called."""
+    BACKWARD = 2
+    """A backward pass, or parameters that are others than before."""
+    OPTIMIZER = 3
+    MARK = 4
+    """The program said so."""
+
+
+@dataclass(slots=True)
+class Guess:
+    """Steps whose ends were guessed, one after the other."""
+
+    first: int
+    last: int
+    sign: Sign
+    place: int
+    """Where each of them ended; 0 where they ended in several places."""
+
+
+class _OfCalls:
+    """Stands for a backward pass, of which each place is a turn of its own."""
+
+    __slots__ = ("__weakref__",)
 
 
 class Steps:
     """Counts steps, and tells when one has ended.
 
-    An explicit mark rules out optimizers and modules from then on, an optimizer's step the modules.
-    Where a program changes parameters by hand, a step ends as the changed module is called again.
+    An explicit mark rules out all else from then on. Of the other signs the surest that was met
+    tells; when it has been silent for long, as in an evaluation after the training, lesser ones
+    do. What they told is put together again, as one step, when the surer one is back: the first
+    optimizer's step ends all that was guessed before it.
+
+    Where a program changes parameters by hand, a step ends as the next call begins.
     The first end that was found without a mark stays open until the next iteration begins: a mark
     that follows it at once means the same end, and what lies between belongs to step 0.
     """
 
-    def __init__(self, on_step: Callable[[int], None]) -> None:
+    def __init__(
+        self, on_step: Callable[[int], None], on_guess: Callable[[Guess, bool], None] | None = None
+    ) -> None:
+        """``on_guess(guess, True)``: those steps and the one that has just ended are a single one.
+
+        ``on_guess(guess, False)``: those steps stay.
+        """
         self.current = 0
         self.explicit = False
         """A mark was seen."""
@@ -38,56 +83,110 @@ class Steps:
         self.open_end = False
         """The first end was found and is not told yet."""
         self._on_step = on_step
+        self._on_guess = on_guess or _nobody
         self._automatic = 0
         self._undecided = self._continued = 0
         self._continues = False
         self._passes = 0
         self._optimizers = IterationDetector()
-        self._calls = IterationDetector()
+        self._calls = {Sign.BARE_CALL: IterationDetector(), Sign.CALL: IterationDetector()}
+        self._backward = IterationDetector()
+        self._of_calls = _OfCalls()
         self._trained: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._by_hand: weakref.ref[Any] | None = None
+        self._sign: Sign | None = None
+        """The surest so far."""
+        self._silence = 0
+        """Iterations with lesser signs since the surest one came last."""
+        self._guess: Guess | None = None
+        self._sees_passes = False
+        """Backward passes are seen, which say more than parameters that have changed."""
+        self._has_passed = False
+        """A backward pass has ended an iteration, which is over when the next call begins."""
+        self._passed_place = 0
+        self.waits = False
+        """The same where no module is called: it is over when the next operator has run."""
+        self._called = False
+        """A module was called since the last backward pass."""
 
     def mark(self) -> None:
         """An explicit mark."""
         counted = not self.explicit and self._automatic == 1 and not self.open_end
+        first = not self.explicit
         self.explicit = True
         self.open_end = False
         if not counted:  # else an optimizer or a module has just ended this very iteration
-            self._end()
+            self._end(Sign.MARK)
+        elif first:
+            self._guess = None
+        self._sign = Sign.MARK
+
+    @property
+    def is_guessed(self) -> bool:
+        """Whether the last end was no mark's and no optimizer's."""
+        return not self.explicit and (not self.optimized or self._guess is not None)
 
     def optimizer_began(self) -> None:
         """An optimizer begins to step; its closure may call modules."""
         self.settle()
+        self._has_passed = self.waits = False
         self.optimized = True
 
     def optimizer_ended(self, optimizer: object, passes: int = 0) -> None:
         """An optimizer has stepped; ``passes`` is another number when a forward pass ran before."""
         anew, self._passes = passes != self._passes, passes
+        self._has_passed = self.waits = False
         if not self.explicit and self._optimizers.ends(optimizer, anew=anew):
-            self._automatic_end()
+            self._automatic_end(Sign.OPTIMIZER)
+
+    def backward_ended(self, place: int) -> None:
+        """A backward pass that was asked for at ``place`` is over; 0: not known where."""
+        if self.explicit:
+            return
+        self._sees_passes = True
+        if self._backward.ends(self._of_calls, place=place):
+            self._passed_place = place
+            self._has_passed, self.waits = True, not self._called
+        self._called = False
+
+    def end_without_call(self) -> None:
+        """An operator has run after the backward pass of a loop in which no module is called."""
+        if self.waits:
+            self._backward_end()
+            self.settle()
 
     def call_began(self, module: Any, *, continues: bool = False) -> None:
         """An outermost module call begins; ``continues``: with what another call has made."""
         self.settle()
         self._continues = continues
-        if self.explicit or self.optimized or not self._is_changed(module):
+        self._called = True
+        if self.explicit:
+            return
+        if self._has_passed:
+            self._backward_end()
+            self.settle()
+            return
+        if self.optimized or self._sees_passes or not self._is_changed(module):
             return
         if self._updated_by_hand() is None:
             self._by_hand = weakref.ref(module)
         if self._updated_by_hand() is module:  # of several modules one tells
-            self._automatic_end()
+            self._automatic_end(Sign.BACKWARD)
             self.settle()
 
-    def call_ended(self, module: Any, *, with_gradients: bool) -> None:
-        """An outermost module call has returned."""
-        if self.explicit or self.optimized:
+    def call_ended(self, module: Any, *, with_gradients: bool, place: int = 0) -> None:
+        """An outermost module call has returned, which was made at ``place``; 0: anywhere."""
+        if self.explicit:
             return
         if with_gradients and self._expects_training(module):
             return
-        if self._updated_by_hand() is not None:
+        if self._updated_by_hand() is not None and not self.optimized:
             return
-        if self._calls.ends(module):
-            self._automatic_end()
+        sign = Sign.BARE_CALL if _has_no_parameter(module) else Sign.CALL
+        if sign is Sign.BARE_CALL and self._continues:
+            return  # a criterion or an activation, of what a model has made
+        if self._calls[sign].ends(module, place=place):
+            self._automatic_end(sign, place)
 
     def skip(self, steps: int) -> None:
         """Go on ``steps`` further, which nobody has counted and nobody is told of."""
@@ -95,13 +194,31 @@ class Steps:
         self.current += steps
         self._automatic += steps
         self._continues = False
+        if self._guess is not None:
+            self._guess.last += steps
 
     def settle(self) -> None:
         """The next iteration has begun: an end that was still open stands."""
         if self.open_end:
             self.open_end = False
             self._automatic += 1
-            self._end()
+            self._end(self._sign or Sign.CALL)
+
+    def close(self) -> None:
+        """No more will come: what was still open has ended."""
+        self.settle()
+        if self._has_passed and not self.explicit:
+            self._backward_end()
+            self.settle()
+
+    @property
+    def guess(self) -> Guess | None:
+        """Steps at the end that were guessed, so far."""
+        return self._guess
+
+    def _backward_end(self) -> None:
+        self._has_passed = self.waits = False
+        self._automatic_end(Sign.BACKWARD, self._passed_place)
 
     def _expects_training(self, module: Any) -> bool:
         """Whether a backward pass and an optimizer will probably follow this call."""
@@ -129,19 +246,60 @@ class Steps:
         trained = _first_trained(module) if ref is not None and ref() is module else None
         return trained is not None and trained._version != version
 
-    def _automatic_end(self) -> None:
+    def _automatic_end(self, sign: Sign, place: int = 0) -> None:
+        if self._sign is not None and sign < self._sign and not self._is_silent(sign):
+            return
         if self._automatic == 0 and not self.open_end:
             self.open_end = True
+            self._open(sign, place)
             return
         self.settle()
         self._automatic += 1
-        self._end()
+        self._end(sign, place)
 
-    def _end(self) -> None:
+    def _is_silent(self, sign: Sign) -> bool:
+        """Whether the surest sign has been silent for so long that a lesser one tells."""
+        if sign is Sign.BARE_CALL or (self._guess is not None and sign < self._guess.sign):
+            return False  # once a model was called, what has no parameters serves it
+        self._silence += 1
+        return self._silence > _LEAST_SILENCE
+
+    def _open(self, sign: Sign, place: int) -> None:
+        if sign < Sign.OPTIMIZER:
+            self._guess = Guess(self.current, self.current, sign, place)
+        self._sign = sign
+
+    def _end(self, sign: Sign, place: int = 0) -> None:
         ended = self.current
         self.current = ended + 1
+        guess = self._guess
+        if self._sign is None or sign >= self._sign:
+            self._silence = 0
+            self._sign = sign
+        if guess is not None and guess.first == ended:  # it was opened, and is told now
+            self._guess = guess if sign <= guess.sign else None
+            guess = None
+        if guess is not None and sign > guess.sign:
+            self._guess = None
+            self._on_guess(Guess(guess.first, ended, guess.sign, guess.place), True)
+            guess = None
+        if sign < Sign.OPTIMIZER:
+            if guess is None:
+                if self._guess is None or self._guess.first != ended:
+                    self._guess = Guess(ended, ended, sign, place)
+            else:
+                guess.last = ended
+                guess.place = guess.place if guess.place == place else 0
         self._on_step(ended)
+
+
+def _nobody(_guess: Guess, _merged: bool) -> None:
+    """Where nobody asks."""
 
 
 def _first_trained(module: Any) -> Any:
     return next((p for p in module.parameters() if p.requires_grad), None)
+
+
+def _has_no_parameter(module: Any) -> bool:
+    return next(module.parameters(), None) is None

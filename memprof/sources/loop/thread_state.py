@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from types import CodeType, FrameType
@@ -29,6 +30,7 @@ LOG_LIMIT = 100_000
 """Entries of a thread's log of sequence numbers; a graph that is older loses its modules."""
 NO_TASK = -1
 """The id of autograd's graph task outside a backward pass."""
+_NUMBERS = re.compile(r"[-_]?\d+")
 _NO_NUMBER = -2
 """Nodes are numbered from 0, and no node at all is -1."""
 
@@ -106,22 +108,29 @@ class ThreadState:
     __slots__ = (
         "after_forward",
         "backward",
+        "called_at",
         "calls",
         "interruptions",
         "loop",
+        "name",
         "numbers",
         "optimizers",
+        "passed_at",
         "passes",
         "passing",
         "paths",
     )
 
     def __init__(self) -> None:
+        self.name = _thread_name()
+        """What names it in labels; empty for the main thread."""
         self.calls: list[Call] = []
         self.optimizers: list[Stepping] = []
         self.interruptions = 0
         """How often the hooks on modules had been away when the last call began."""
         self.after_forward = False
+        self.called_at = self.passed_at = 0
+        """Places (`CallPlaces`) of the last call of a module from outside, and backward pass."""
         self.passes = 0
         """Backward passes on autograd's own threads that had begun as the forward pass ended."""
         self.backward = False
@@ -143,6 +152,16 @@ class ThreadState:
         numbers.append(number)
         paths.append(path)
         return numbers, paths
+
+
+def _thread_name() -> str:
+    """The calling thread's name without the numbers that tell it from others of a pool."""
+    ident = threading.get_ident()
+    if ident == threading.main_thread().ident:
+        return ""
+    # Not `current_thread()`, which would make an object for a thread of C's.
+    thread = threading._active.get(ident)  # type: ignore[attr-defined]
+    return f"thread {_NUMBERS.sub('', thread.name)}" if thread is not None else ""
 
 
 class Threads(threading.local):

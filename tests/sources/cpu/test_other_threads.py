@@ -33,24 +33,33 @@ class Recorder(CpuRecording):
 
 
 class Worker:
-    """A thread that does one thing and then stays, with what came of it."""
+    """A thread that runs already, does one thing when called, and then stays with what came of it.
+
+    None that is started within a window is unseen.
+    """
 
     def __init__(self, work, name):
         self.kept, self._done, self._stop = [], threading.Event(), threading.Event()
+        self._begin = threading.Event()
         self.thread = threading.Thread(target=self._run, args=(work,), name=name)
+        self.thread.start()
 
     def _run(self, work):
+        self._begin.wait()
+        if self._stop.is_set():
+            return
         self.kept.append(work())
         self._done.set()
         self._stop.wait()
 
     def __call__(self):
-        self.thread.start()
+        self._begin.set()
         assert self._done.wait(300)
         return self.kept
 
     def end(self):
         self._stop.set()
+        self._begin.set()
         self.thread.join()
 
 
@@ -110,19 +119,14 @@ def test_the_same_is_not_said_in_every_window(recorder, worker):
     )
 
 
-def test_a_model_that_another_thread_runs_is_named_by_its_thread(recorder):
+def test_a_model_that_another_thread_runs_is_named_by_its_thread(recorder, worker):
     model = nn.Linear(512, 512)
 
-    def job():
-        outputs = []
-        thread = threading.Thread(
-            target=lambda: outputs.append(model(torch.ones(64, 512))), name="server"
-        )
-        thread.start()
-        thread.join()
-        return outputs
+    def serve():
+        early = torch.ones(64, 512)  # before the thread calls anything that is hooked
+        return early, model(torch.ones(64, 512))
 
-    (note,) = recorder.notes(job)
+    (note,) = recorder.notes(worker(serve, "server"))
     assert " came from another thread (server), of which" in note
 
 

@@ -1,0 +1,145 @@
+"""Growth of allocated bytes that no finding explains: how much, and where most of it was made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from memprof.records import Site
+from memprof.rules.finding import Found, Kind
+from memprof.run import DeviceRun
+from memprof.trace import EMPTY, NOT_RECORDED, WARM_UP
+from memprof.units import format_bytes
+from memprof.views.examination import DeviceExamination, Examination
+from memprof.views.sites import short_path, sites
+from memprof.views.survivors import survival
+from memprof.views.trend import floor, rise
+from memprof.views.window import site_at
+
+__all__ = ["UnexplainedGrowth", "unexplained_growth"]
+
+Ints = npt.NDArray[np.int64]
+
+_LEAST_RISE = 4 << 20
+"""What rises by less over a whole recording, nobody looks for."""
+_LEAST_SHARE = 0.1
+"""Of the most that was allocated at a step's end; likewise."""
+_EXPLAINED = 0.5
+"""Of the rise: from there on the findings are the answer."""
+_MUCH = 0.25
+"""Of what is to be explained: a line that made less is not named."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnexplainedGrowth:
+    """The floor of a device's allocated bytes rises up to the end, by more than findings hold."""
+
+    device: str
+    bytes: int
+    """By which it rose from the first step after the warm-up to the last."""
+    per_step: float
+    first_step: int
+    last_step: int
+    explained: int
+    """Bytes of that which findings of growth hold."""
+    site: Site
+    """The line that made most of what stayed; without a name where no line did."""
+    site_bytes: int
+    bare_bytes: int
+    """Of what stayed, bytes that have no stack: other threads or C++ made them."""
+
+    def __str__(self) -> str:
+        rest = self.bytes - self.explained
+        risen = (
+            f"allocated bytes rise by {format_bytes(round(self.per_step))} per step, "
+            f"{format_bytes(self.bytes)} over steps {self.first_step} to {self.last_step}"
+        )
+        if self.explained:
+            return f"{risen}; {format_bytes(rest)} of it no finding explains"
+        return f"{risen}, and no finding explains it"
+
+    @property
+    def way_on(self) -> str:
+        """What is known of it, and what would show more."""
+        if 2 * self.bare_bytes >= self.bytes:
+            bare = format_bytes(self.bare_bytes)
+            return (
+                f"{bare} of what stayed have no stack: other threads or C++ made them; "
+                "once `memprof native` has been run, recordings see them"
+            )
+        if self.site.filename:
+            place = f"{short_path(self.site.filename)}:{self.site.line}"
+            return (
+                f"{format_bytes(self.site_bytes)} of what stayed were made at {place}: "
+                "`memprof.holders(tensor)` there says who holds one"
+            )
+        return "memprof.step() at the end of each iteration, and more of them, would show the line"
+
+
+def unexplained_growth(
+    examination: Examination, found: Sequence[Found]
+) -> UnexplainedGrowth | None:
+    """The largest over all devices of a run; None where what rises is in ``found``."""
+    if examination.run.is_snapshot:
+        return None
+    rising = (_of_device(device, found) for device in examination.devices)
+    made = [one for one in rising if one is not None]
+    return max(made, key=lambda one: one.bytes, default=None)
+
+
+def _of_device(examined: DeviceExamination, found: Sequence[Found]) -> UnexplainedGrowth | None:
+    device = examined.device
+    known = device.steps.allocated != NOT_RECORDED
+    allocated, numbers = device.steps.allocated[known], device.steps.last[known]
+    risen = rise(allocated)
+    if risen is None:
+        return None
+    low, high = int(risen.places[0]) - 1, int(risen.places[-1])
+    least = floor(allocated)
+    total = int(least[high] - least[low])
+    if total < max(_LEAST_RISE, _LEAST_SHARE * int(allocated.max())):
+        return None
+    explained = sum(_explains(one, device) for one in found)
+    if explained >= _EXPLAINED * total:
+        return None
+    site, site_bytes, bare = _makers(examined, total - explained)
+    return UnexplainedGrowth(
+        device=device.device,
+        bytes=total,
+        per_step=total / max(1, int(numbers[high] - numbers[low])),
+        first_step=int(numbers[low]),
+        last_step=int(numbers[high]),
+        explained=explained,
+        site=site,
+        site_bytes=site_bytes,
+        bare_bytes=bare,
+    )
+
+
+def _explains(found: Found, device: DeviceRun) -> int:
+    grows = found.kind in (Kind.LEAK, Kind.CYCLE)
+    return found.bytes if grows and found.device == device.device else 0
+
+
+def _makers(examined: DeviceExamination, rest: int) -> tuple[Site, int, int]:
+    """The line that made most of what stayed, its bytes, and those of what has no stack.
+
+    There is no such line where it made little of the ``rest`` that is to be explained.
+    """
+    lived = survival(examined)
+    lives = lived.lives
+    everything = np.arange(len(lives))
+    born = lives.born >= min(WARM_UP, max(0, len(lived) - 1))
+    stayed = everything[born & lived.outlast(everything) & lived.outlive_steps]
+    if not len(stayed):
+        return Site(), 0, 0
+    places, size = sites(lived.tables), lives.size[stayed]
+    bare = int(size[lives.stack[stayed] == EMPTY].sum())
+    of_site = np.bincount(places.of_stack[lives.stack[stayed]], weights=size)
+    row = int(of_site.argmax())
+    if of_site[row] < _MUCH * rest or not row:
+        return Site(), 0, bare
+    return site_at(places.frames[row]), int(of_site[row]), bare

@@ -1,0 +1,85 @@
+"""Dispatch modes in the threads of a program beside the recorded one, each pushed and popped there.
+
+A mode is a thread's own, and no thread can push one for another. So one is pushed by the thread
+itself: as it starts, by a profile function that runs once, and when it calls a model.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from memprof.sources.cpu.dispatch_mode import Watch
+
+__all__ = ["ThreadModes"]
+
+
+_here = threading.local()
+"""In each thread the mode that lies on its stack, as ``pushed``."""
+
+
+class _Pushed:
+    """A mode on a thread's stack. It goes as the thread ends, while the thread can run Python.
+
+    Torch would drop it later, when the interpreter may be ending: that kills the process.
+    """
+
+    def __init__(self, watch: Watch, owner: ThreadModes) -> None:
+        self.watch, self.owner = watch, weakref.ref(owner)
+        watch.push()
+
+    def __del__(self) -> None:
+        self.watch.discard()
+
+
+class ThreadModes:
+    """Shows operators of other threads to ``dispatch`` while it is open."""
+
+    def __init__(self, dispatch: Callable[..., Any]) -> None:
+        """Nothing is pushed before `open`."""
+        self._first = Watch(dispatch)
+        self._own = threading.get_ident()
+        self._watches: weakref.WeakSet[Watch] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._is_open = False
+
+    def open(self) -> None:
+        """Push one in every thread that is started from now on."""
+        self._is_open = True
+        if threading._profile_hook is None:  # type: ignore[attr-defined]
+            threading.setprofile(self._started)
+
+    def close(self) -> None:
+        """Show nothing any more; each mode leaves its thread with the next operator there."""
+        self._is_open = False
+        if threading._profile_hook == self._started:  # type: ignore[attr-defined]
+            threading.setprofile(None)  # type: ignore[arg-type]
+        with self._lock:
+            watches = list(self._watches)
+        for watch in watches:
+            watch.pop()
+
+    def join(self) -> None:
+        """Push one in the calling thread, unless it is there or the thread is the recorded one."""
+        if not self._is_open or threading.get_ident() == self._own:
+            return
+        pushed = getattr(_here, "pushed", None)
+        if pushed is not None and pushed.owner() is self:
+            return
+        pushed = _Pushed(self._first.another(), self)
+        with self._lock:
+            if self._is_open:
+                self._watches.add(pushed.watch)
+                _here.pushed = pushed  # else it goes at once
+
+    def _started(self, _frame: Any, _event: str, _argument: Any) -> None:
+        """A thread has begun to run: torch calls nothing there, so this is the moment."""
+        sys.setprofile(None)
+        try:
+            if not threading.current_thread().name.startswith("memprof"):
+                self.join()
+        except Exception:  # noqa: BLE001, S110 - it would be raised into the job's thread
+            pass

@@ -1,0 +1,61 @@
+"""Places that a program calls models and backward passes from: the whole stack as one number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import CodeType, FrameType
+
+from memprof.sources.user_files import is_user_file
+
+__all__ = ["CallPlaces"]
+
+_MOST_FRAMES = 100
+"""A stack is followed so far; what is deeper recurses."""
+_MOST_PLACES = 4096
+_THROUGH = ("/torch/nn/", "/torch/utils/", "/torch/_dynamo/", "/torch/autograd/")
+
+
+class CallPlaces:
+    """Gives the same number to every turn of a loop, and knows the line that it stands for."""
+
+    def __init__(self) -> None:
+        """None is known."""
+        self._lines: dict[int, tuple[str, int]] = {}
+
+    def of_call(self, frame: FrameType | None) -> int:
+        """The number of the place that ``frame`` is at, which is never 0; 0 without a frame."""
+        if frame is None:
+            return 0
+        place, outer, left = 1, frame, _MOST_FRAMES
+        while outer is not None and left:
+            place = hash((place, id(outer.f_code), outer.f_lasti))
+            outer, left = outer.f_back, left - 1  # type: ignore[assignment]
+        if place not in self._lines and len(self._lines) < _MOST_PLACES:
+            self._lines[place] = _line(frame)
+        return place
+
+    def of_backward(self, frame: FrameType | None, engine: Sequence[CodeType]) -> int:
+        """The same of the call of autograd's engine that ``frame`` runs in; 0 on its own thread."""
+        while frame is not None:
+            if frame.f_code in engine:
+                return self.of_call(frame)
+            frame = frame.f_back
+        return 0
+
+    def line(self, place: int) -> tuple[str, int]:
+        """File and line of a place: the innermost of the program's own; ("", 0) if not known."""
+        return self._lines.get(place, ("", 0))
+
+
+def _line(frame: FrameType) -> tuple[str, int]:
+    """Of the innermost frame of the program's own files, else of the innermost outside torch."""
+    first = None
+    here: FrameType | None = frame
+    while here is not None:
+        name = here.f_code.co_filename
+        if is_user_file(name):
+            return name, here.f_lineno
+        if first is None and not any(part in name for part in _THROUGH):
+            first = name, here.f_lineno
+        here = here.f_back
+    return first or ("", 0)

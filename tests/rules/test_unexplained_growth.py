@@ -1,0 +1,109 @@
+"""Growth that no finding explains is told in bytes, and is no pass for `--fail-on-leak`."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from memprof.loading import load
+from memprof.records import StepColumns
+from memprof.report.summary import summarize
+from memprof.rules.finding import Kind
+from memprof.rules.ranked_findings import findings
+from memprof.rules.unexplained_growth import unexplained_growth
+from memprof.testing import TraceBuilder, write_run
+from memprof.trace import Frame
+from memprof.views.examination import examine
+from memprof_cli.leaks import command
+
+MIB = 1 << 20
+STEPS = 24
+
+
+def recording(tmp_path, size_after, line="cache = f(cache, x)", stack=True):
+    """One tensor that every step replaces by one of ``size_after(step)`` bytes."""
+    source = tmp_path / "train.py"
+    source.write_text(f"def main():\n    {line}\n")
+    made_at = (Frame("main", str(source), 2),) if stack else ()
+    trace = TraceBuilder(device="cpu")
+    for step in range(STEPS):
+        trace.label(step=step)
+        trace.alloc(size_after(step), f"t{step}", stack=made_at)
+        if step:
+            trace.free(f"t{step - 1}")
+    numbers = list(range(STEPS))
+    steps = StepColumns(
+        first=numbers,
+        last=numbers,
+        allocated=[size_after(step) for step in numbers],
+        window=[0] * STEPS,
+    )
+    return write_run(tmp_path / "run.json", trace.build(), steps=steps)
+
+
+def growing(step):
+    return MIB * (step + 1)
+
+
+def test_what_no_finding_explains_is_told_in_bytes(tmp_path):
+    run = load(recording(tmp_path, growing))
+    assert all(one.kind is Kind.WASTE for one in findings(run))
+    told = unexplained_growth(examine(run), findings(run))
+    assert (told.bytes, told.per_step, told.explained) == (20 * MIB, MIB, 0)
+    assert (told.first_step, told.last_step) == (3, 23)
+    assert str(told) == (
+        "allocated bytes rise by 1 MiB per step, 20 MiB over steps 3 to 23, "
+        "and no finding explains it"
+    )
+
+
+def test_it_is_the_verdict_and_fails_the_command(tmp_path):
+    path = recording(tmp_path, growing)
+    examination = examine(load(path))
+    verdict = summarize(examination).verdict
+    assert verdict.level == "leak"
+    assert verdict.line.startswith("allocated bytes rise by 1 MiB per step")
+    done = CliRunner().invoke(command, [str(path), "--fail-on-leak"])
+    assert done.exit_code == 3
+    assert "no leak" not in done.output
+
+
+def test_what_a_finding_holds_is_explained(tmp_path):
+    run = load(recording(tmp_path, growing, line="cache = torch.cat((cache, x))"))
+    found = findings(run)
+    assert [one.kind.value for one in found] == ["leak"]
+    assert unexplained_growth(examine(run), found) is None
+    assert unexplained_growth(examine(run), ()).bytes == 20 * MIB
+
+
+@pytest.mark.parametrize(
+    "size_after",
+    [
+        lambda _: 64 * MIB,
+        lambda step: MIB * (1 + min(step, 12)),  # full after half of the steps
+        lambda step: MIB * (1 + step % 6),  # given back again and again
+        lambda step: 64 * MIB + 1024 * step,  # too little to look for
+    ],
+)
+def test_what_settles_falls_or_is_small_is_no_growth(tmp_path, size_after):
+    path = recording(tmp_path, size_after)
+    run = load(path)
+    assert unexplained_growth(examine(run), findings(run)) is None
+    done = CliRunner().invoke(command, [str(path), "--fail-on-leak"])
+    assert done.exit_code == 0
+
+
+def test_bytes_without_a_stack_are_said_to_have_none(tmp_path):
+    source = tmp_path / "train.py"
+    source.write_text("def main():\n    pass\n")
+    trace = TraceBuilder(device="cpu")
+    for step in range(STEPS):
+        trace.label(step=step)
+        trace.alloc(MIB * (1 + step % 3), f"t{step}")
+    numbers = list(range(STEPS))
+    held = [sum(MIB * (1 + s % 3) for s in range(step + 1)) for step in numbers]
+    steps = StepColumns(first=numbers, last=numbers, allocated=held, window=[0] * STEPS)
+    run = load(write_run(tmp_path / "run.json", trace.build(), steps=steps))
+    told = unexplained_growth(examine(run), ())
+    assert told.bare_bytes == sum(MIB * (1 + s % 3) for s in range(3, STEPS - 2))
+    assert "other threads or C++ made them" in told.way_on

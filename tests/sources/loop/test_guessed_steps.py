@@ -1,0 +1,196 @@
+"""Steps of programs that mark none: how many a recording of each has, and where they ended."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch")
+
+from torch import nn  # noqa: E402
+
+import memprof  # noqa: E402
+
+
+@pytest.fixture
+def steps(tmp_path):
+    """A function that records another one and tells its steps and what of them was guessed."""
+
+    def recorded(program):
+        path = tmp_path / "run.json"
+        with memprof.track(path, sources=["cpu"], allowance_s=600):
+            program()
+        run = memprof.load(path)
+        numbers = run.device("cpu").steps
+        assert numbers.first.tolist() == numbers.last.tolist() == list(range(len(numbers)))
+        assert run.footer.steps == len(numbers)
+        labels = [one.step for window in run.device("cpu").windows for one in window.tables.labels]
+        assert max(labels) <= len(numbers)
+        return len(numbers), run.guessed
+
+    return recorded
+
+
+class Affine(nn.Module):
+    """A transform as torchvision has them: a module without parameters."""
+
+    def forward(self, x):
+        return (x - 0.1) / 0.3
+
+
+def trained(model, optimizer, x):
+    loss = model(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def test_transforms_of_samples_are_no_steps_of_the_training_that_they_feed(steps):
+    def program():
+        model, criterion, affine = nn.Linear(4, 3), nn.CrossEntropyLoss(), Affine()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(10):
+            x = torch.stack([affine(torch.ones(4)) for _ in range(16)])
+            loss = criterion(model(x).squeeze(), torch.zeros(16, dtype=torch.long))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    assert steps(program) == (10, None)
+
+
+def test_an_evaluation_before_the_training_belongs_to_its_first_step(steps):
+    def program():
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with torch.no_grad():
+            for _ in range(20):
+                model.eval()(torch.ones(2, 4))
+        for _ in range(6):
+            trained(model.train(), optimizer, torch.ones(2, 4))
+
+    assert steps(program) == (6, None)
+
+
+def test_an_evaluation_between_two_epochs_belongs_to_the_step_that_follows(steps):
+    def program():
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(2):
+            for _ in range(5):
+                trained(model.train(), optimizer, torch.ones(2, 4))
+            with torch.no_grad():
+                for _ in range(30):
+                    model.eval()(torch.ones(2, 4))
+        for _ in range(2):
+            trained(model.train(), optimizer, torch.ones(2, 4))
+
+    assert steps(program) == (12, None)
+
+
+def test_a_long_evaluation_after_the_training_has_steps_of_its_own(steps):
+    def program():
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(5):
+            trained(model.train(), optimizer, torch.ones(2, 4))
+        with torch.no_grad():
+            for _ in range(30):
+                model.eval()(torch.ones(2, 4))
+
+    count, guessed = steps(program)
+    assert count == 5 + 30 - 8  # the first eight might have belonged to the training still
+    assert (guessed.first, guessed.last, guessed.sign) == (5, 26, "call")
+    assert guessed.filename == __file__
+    assert guessed.line == program.__code__.co_firstlineno + 7
+
+
+def test_each_model_of_a_sweep_is_a_step(steps):
+    def score(model):
+        with torch.no_grad():
+            return float(model.eval()(torch.ones(2, 4)).sum())
+
+    count, guessed = steps(lambda: [score(nn.Linear(4, 4)) for _ in range(15)])
+    assert count == 15
+    assert guessed.line == score.__code__.co_firstlineno + 2
+
+
+def test_two_lines_that_call_one_model_make_one_step(steps):
+    def program():
+        model = nn.Linear(4, 4).eval()
+        with torch.no_grad():
+            for _ in range(15):
+                first = model(torch.ones(2, 4))
+                model(first.clone())
+
+    assert steps(program)[0] == 15
+
+
+def test_gradients_asked_for_in_an_evaluation_make_steps(steps):
+    def program():
+        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
+        for _ in range(15):
+            x = torch.ones(2, 4, requires_grad=True)
+            torch.autograd.grad(model(x).sum(), x)
+
+    count, guessed = steps(program)
+    assert (count, guessed.sign) == (15, "backward")
+    assert guessed.line == program.__code__.co_firstlineno + 4
+
+
+def test_parameters_that_are_changed_through_data_make_steps(steps):
+    def program():
+        model, criterion = nn.Linear(4, 3), nn.CrossEntropyLoss()
+        for _ in range(15):
+            model.zero_grad()
+            out = model(torch.ones(2, 4)).view(-1, 3)
+            criterion(out, torch.zeros(2, dtype=torch.long)).backward()
+            for parameter in model.parameters():
+                parameter.data.add_(parameter.grad, alpha=-0.01)
+
+    count, guessed = steps(program)
+    assert (count, guessed.sign) == (15, "backward")
+
+
+def test_layers_that_are_called_one_by_one_make_one_step_with_their_backward_pass(steps):
+    def program():
+        layers = [nn.Linear(4, 4) for _ in range(3)]
+        parameters = [p for layer in layers for p in layer.parameters()]
+
+        def forward(x):
+            for layer in layers:
+                x = layer(x).relu()
+            return x
+
+        for _ in range(15):
+            with torch.no_grad():
+                forward(torch.ones(2, 4))
+            gradients = torch.autograd.grad(forward(torch.ones(2, 4)).sum(), parameters)
+            with torch.no_grad():
+                for parameter, gradient in zip(parameters, gradients, strict=True):
+                    parameter.sub_(0.1 * gradient)
+
+    assert steps(program)[0] == 15
+
+
+def test_a_loop_without_any_module_has_the_steps_of_its_backward_passes(steps):
+    def program():
+        weight = torch.zeros(4, requires_grad=True)
+        for _ in range(15):
+            (weight * torch.ones(4)).square().sum().backward()
+            with torch.no_grad():
+                weight -= 0.1 * weight.grad
+                weight.grad = None
+
+    count, guessed = steps(program)
+    assert (count, guessed.sign) == (15, "backward")
+
+
+def test_steps_that_the_program_marks_are_no_guess(steps):
+    def program():
+        model = nn.Linear(4, 4).eval()
+        with torch.no_grad():
+            for _ in range(12):
+                model(torch.ones(2, 4))
+                memprof.step()
+
+    assert steps(program) == (12, None)
