@@ -327,6 +327,7 @@ class CpuSource:
 
     def _start(self) -> None:
         self._thread = threading.get_ident()
+        self._boundaries.keeps_frames = True
         self._boundaries.watch_modules()
         self._boundaries.listeners.append(self)
         self._boundaries.compilations.append(self.compilation_began)
@@ -349,6 +350,7 @@ class CpuSource:
         self._boundaries.listeners.remove(self)
         self._boundaries.compilations.remove(self.compilation_began)
         self._boundaries.unwatch_modules()
+        self._boundaries.keeps_frames = False
 
     def _dispatch(self) -> Any:
         import torch
