@@ -62,7 +62,7 @@ class _Places:
         self.hand_out_marks()  # earlier ones are not its own
         self._followers = (*self._followers, labels)
         if self._hooks is None:
-            self._native.forget_labels()  # what threads said in an earlier window, or another recording
+            self._native.forget_labels()  # of an earlier window, or of another recording
             self._hooks = self._hooked()
         self.step_began()
 

@@ -51,6 +51,8 @@ _LONGEST_HOOK_US = 100.0
 _ACCUMULATE_GRAD = 1 << 63
 """Nodes that store into ``.grad`` carry the greatest number; their module is the one before."""
 
+_FORWARD, _BACKWARD = int(Phase.FORWARD), int(Phase.BACKWARD)
+
 _annotation: contextvars.ContextVar[str] = contextvars.ContextVar("memprof", default="")
 annotation_changes: list[Callable[[], None]] = []
 """Called in the thread whose annotation has changed; none of them may raise."""
@@ -282,7 +284,7 @@ class Boundaries:
         if place.step != self._steps.current or place.annotation != annotation:
             step = place.step = self._steps.current
             place.annotation = annotation
-            place.row = self._label_rows[step, place.phase, place.path, annotation]
+            place.row = self._label_rows[step, int(place.phase), place.path, annotation]
         return place
 
     def label_of(self, row: int) -> Label:
@@ -329,12 +331,12 @@ class Boundaries:
                     calls[0].module_id, call.task, call.row, call.step, call.path, call.annotation
                 )
 
-    def _log_module(self, thread: ThreadState, path: str) -> None:
-        """What is added to the thread's graph from now on belongs to ``path``."""
+    def _log_module(self, thread: ThreadState, number: int, path: str) -> None:
+        """Nodes of the thread's graph with this number or more belong to ``path``."""
         if self._native is not None:
-            self._native.calls_log(self._sequence(), path)
+            self._native.calls_log(number, path)
         else:
-            self._log = thread.log(self._sequence(), path)
+            self._log = thread.log(number, path)
 
     def _step_changed(self) -> None:
         """Another step is under way: its labels have other rows."""
@@ -504,7 +506,9 @@ class Boundaries:
         self._failure = f"a boundary was missed: {type(error).__name__}: {error}"
 
     def _enter_module(self, module: Any, args: tuple[Any, ...]) -> None:
-        thread = self._thread()
+        thread: ThreadState = self._threads.state
+        if self._native is not None:
+            self._take_over(thread)
         calls = thread.calls
         module_id = id(module)
         if thread.interruptions != self._interruptions:
@@ -530,11 +534,18 @@ class Boundaries:
         if calls:
             call.outer = calls[-1]
         calls.append(call)
-        self._log_module(thread, path)
+        self._log_module(thread, self._sequence(), path)
         if type(module).__name__ == "DataParallel":
             self._parallel.append(path)
         if self.on_entry:
-            place = self._place(thread)
+            place: Place = call
+            if thread.optimizers or thread.backward is (task == NO_TASK):
+                place = self._place(thread)
+            else:  # the same, as short as it can be
+                step = call.step = self._steps.current
+                annotation = call.annotation = _annotation.get()
+                phase = _FORWARD if task == NO_TASK else _BACKWARD
+                call.row = self._label_rows[step, phase, path, annotation]
             for mark in self.on_entry:
                 mark(place)
         if self._native is not None:
@@ -552,7 +563,7 @@ class Boundaries:
             self._left(module, output)
         finally:
             if self.on_exit:
-                place = self.place()
+                place = self._place(self._thread())
                 for mark in tuple(self.on_exit):
                     mark(place, output)
             if self._native is not None:
@@ -561,17 +572,17 @@ class Boundaries:
     def _left(self, module: Any, output: Any) -> None:
         thread = self._thread()
         calls = thread.calls
-        while calls and calls[-1].module_id != id(module):
-            if all(call.module_id != id(module) for call in calls):
+        module_id = id(module)
+        while calls and calls[-1].module_id != module_id:
+            if all(call.module_id != module_id for call in calls):
                 return  # it began before the hooks were there
             calls.pop()
         if not calls:
             return
         call = calls.pop()
-        path = call.path
-        if path in self._parallel:
-            self._parallel.remove(path)
-        self._log_module(thread, calls[-1].path if calls else "")
+        if self._parallel and call.path in self._parallel:
+            self._parallel.remove(call.path)
+        self._log_module(thread, self._sequence(), calls[-1].path if calls else "")
         if call.task != NO_TASK and not (calls and calls[-1].task == call.task):
             self._tell(lambda one: one.recompute_ended())
         elif not calls and call.task == NO_TASK:
