@@ -49,6 +49,8 @@ struct Here { // of a thread
 };
 // The calling thread's, in one place for all devices.
 Here& here();
+// From now on the calling thread has a label, within a graph task. The interpreter's lock is held.
+void set_label(int32_t row, int32_t task);
 
 inline int64_t now_ns() {
   const auto since = std::chrono::system_clock::now().time_since_epoch();
@@ -70,6 +72,7 @@ inline PyObject* as_bytes(const void* data, size_t size) {
   return PyBytes_FromStringAndSize(static_cast<const char*>(data), static_cast<Py_ssize_t>(size));
 }
 
+extern PyMethodDef calls_methods[];
 extern PyMethodDef cpu_methods[];
 void cpu_in_child();
 #ifdef MEMPROF_CUDA

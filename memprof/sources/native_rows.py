@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -14,7 +12,7 @@ import numpy.typing as npt
 
 from memprof.sources.label_rows import LabelRows
 from memprof.sources.loop.boundaries import Boundaries, annotation_changes
-from memprof.sources.loop.thread_state import NO_TASK, BackwardPass
+from memprof.sources.loop.thread_state import NO_TASK, BackwardPass, Place
 from memprof.sources.protocol import Interner
 from memprof.trace import NOT_RECORDED, Column, Phase
 
@@ -40,6 +38,8 @@ ROW = np.dtype(
     ]
 )
 """As `Row` in ``memprof/native/rows.h``, where each column is explained."""
+_MARK = np.dtype([("time_ns", "i8"), ("label", "i8")])
+"""As `Mark` in ``memprof/native/module.cpp``."""
 _IN_GRAPH = -2
 """Instead of a graph task: no place of the program's is within the backward pass under way."""
 
@@ -52,17 +52,17 @@ class _Places:
 
     def __init__(self, boundaries: Boundaries, native: Any) -> None:
         self._boundaries = boundaries
+        self._native = native
         self._tell: Callable[[int, int], int] = native.label
-        self._forget: Callable[[], None] = native.forget_labels
         self._hooks: ExitStack | None = None
-        self._loop_ident = 0
         self._followers: tuple[RowLabels, ...] = ()
 
     def follow(self, labels: RowLabels) -> None:
         """Have ``labels`` know the places of the loop from now on; the calling thread is its."""
+        self.hand_out_marks()  # earlier ones are not its own
         self._followers = (*self._followers, labels)
         if self._hooks is None:
-            self._forget()  # what threads said in an earlier window, or another recording
+            self._native.forget_labels()  # of an earlier window, or of another recording
             self._hooks = self._hooked()
         self.step_began()
 
@@ -75,18 +75,25 @@ class _Places:
 
     def step_began(self) -> None:
         """The calling thread is the one of the training loop."""
-        self._loop_ident = threading.get_ident()
+        self._native.is_loop()
         self.crossed()
+
+    def hand_out_marks(self) -> None:
+        """Give the times and labels of the loop's thread to all who follow it."""
+        marks = np.frombuffer(self._native.take_marks(), _MARK)
+        if len(marks):
+            for labels in self._followers:
+                labels.marks = np.concatenate([labels.marks, marks])
 
     def crossed(self) -> None:
         """The calling thread is somewhere else from now on."""
+        self.is_at(None)
+
+    def is_at(self, place: Place | None, _output: Any = None) -> None:
+        """The calling thread is there from now on; None: the boundaries know where."""
         try:
-            place = self._boundaries.place()
+            place = place or self._boundaries.place()
             self._tell(place.row, _IN_GRAPH if type(place) is BackwardPass else place.task)
-            if threading.get_ident() == self._loop_ident:
-                time_ns = time.time_ns()
-                for labels in self._followers:
-                    labels.loop_is_at(time_ns, place.row)
         except Exception as error:  # noqa: BLE001 - a missing label, not a broken job
             for labels in self._followers:
                 labels.failure = f"a boundary was missed: {type(error).__name__}: {error}"
@@ -95,15 +102,15 @@ class _Places:
         hooks, boundaries = ExitStack(), self._boundaries
         boundaries.watch_modules()
         hooks.callback(boundaries.unwatch_modules)
-        for changes in (boundaries.on_entry, boundaries.crossings, annotation_changes):
+        for changes in (boundaries.crossings, annotation_changes):
             changes.append(self.crossed)
             hooks.callback(changes.remove, self.crossed)
-        boundaries.on_exit.append(self._left)
-        hooks.callback(boundaries.on_exit.remove, self._left)
+        for calls in (boundaries.on_entry, boundaries.on_exit):
+            calls.append(self.is_at)
+            hooks.callback(calls.remove, self.is_at)
+        boundaries.follow_natively(self._native)
+        hooks.callback(boundaries.unfollow_natively)
         return hooks
-
-    def _left(self, _output: Any) -> None:
-        self.crossed()
 
 
 _places: WeakValueDictionary[int, _Places] = WeakValueDictionary()
@@ -125,7 +132,7 @@ class RowLabels:
         self._rows = LabelRows(interner)
         self._places = _places.get(id(boundaries)) or _Places(boundaries, native)
         _places[id(boundaries)] = self._places
-        self._marks: tuple[list[int], list[int]] = ([], [])
+        self.marks = np.zeros(0, _MARK)
         """Times and labels of the loop's thread, for threads that say nothing themselves."""
         self._passed: set[int] = set()
         """Epochs in which a backward pass has run."""
@@ -133,7 +140,7 @@ class RowLabels:
     def start(self) -> None:
         """Follow the places of every thread from now on; the calling one is the loop's."""
         self.stop()
-        self._marks = ([], [])
+        self.marks = self.marks[:0]
         self._passed = set()
         self._places.follow(self)
 
@@ -148,11 +155,6 @@ class RowLabels:
     def crossed(self) -> None:
         """The calling thread is somewhere else from now on."""
         self._places.crossed()
-
-    def loop_is_at(self, time_ns: int, row: int) -> None:
-        """From this time on the loop's thread has the label in ``row``."""
-        self._marks[0].append(time_ns)
-        self._marks[1].append(row)
 
     def of(self, rows: Rows) -> Column:
         """The label of each row."""
@@ -176,14 +178,15 @@ class RowLabels:
     def _of_silent(self, rows: Rows, label: Ints) -> Ints:
         """Of threads that crossed no boundary: the loop's step, and without a stack its place."""
         silent = rows["epoch"] == 0
-        times, labels = self._marks
-        if silent.any() and times:
-            at = np.searchsorted(np.asarray(times), rows["time_ns"][silent], side="right") - 1
-            loop = np.asarray(labels, dtype=np.int64)[np.maximum(at, 0)]
+        self._places.hand_out_marks()
+        marks = self.marks
+        if silent.any() and len(marks):
+            at = np.searchsorted(marks["time_ns"], rows["time_ns"][silent], side="right") - 1
+            loop = marks["label"][np.maximum(at, 0)]
             is_python = rows["stack"][silent] != 0
             beside = self._moved(loop, Phase.OTHER)
             label[silent] = np.where(is_python, beside, loop)
-        self._marks = (times[-1:], labels[-1:])
+        self.marks = marks[-1:].copy()
         return label
 
     def _after_backward(self, rows: Rows, label: Ints, in_graph: npt.NDArray[np.bool_]) -> Ints:

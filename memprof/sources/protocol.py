@@ -148,6 +148,11 @@ class Interner:
         """Row of a label."""
         return self._labels[step, int(phase), module, annotation]
 
+    @property
+    def label_rows(self) -> dict[tuple[int, int, str, str], int]:
+        """Rows by step, phase, module and annotation; a new one is made by asking for it."""
+        return self._labels
+
     def pool(self, pool: tuple[int, int]) -> int:
         """Row of a pool id."""
         return self._pools[pool]

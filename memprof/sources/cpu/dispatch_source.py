@@ -335,6 +335,7 @@ class CpuSource:
 
     def _start(self) -> None:
         self._thread = threading.get_ident()
+        self._boundaries.keeps_frames = True
         self._boundaries.watch_modules()
         self._boundaries.listeners.append(self)
         self._boundaries.compilations.append(self.compilation_began)
@@ -365,6 +366,7 @@ class CpuSource:
         self._boundaries.listeners.remove(self)
         self._boundaries.compilations.remove(self.compilation_began)
         self._boundaries.unwatch_modules()
+        self._boundaries.keeps_frames = False
 
     def _dispatch(self, *, own: bool = True) -> Any:
         """What is called for every operator; ``own``: of the thread that the window began in."""

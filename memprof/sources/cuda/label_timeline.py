@@ -15,6 +15,7 @@ import numpy as np
 from memprof.sources.autograd import grad_fn_of
 from memprof.sources.cuda.thread_entry_point import NO_ENTRY, Entry, entry_here
 from memprof.sources.loop.boundaries import Boundaries, annotation_changes
+from memprof.sources.loop.thread_state import Place
 from memprof.trace import EMPTY, Column
 
 __all__ = ["LabelRecorder", "LabelTimeline"]
@@ -143,6 +144,7 @@ class LabelRecorder:
         self._is_compiling = torch.compiler.is_compiling
         self._graph_task = torch._C._current_graph_task_id
         self._queue_callback = torch.autograd.Variable._execution_engine.queue_callback
+        self._tensor = torch.Tensor
         self._plain = (torch.Tensor, torch.nn.Parameter)
 
     def start(self) -> None:
@@ -180,15 +182,14 @@ class LabelRecorder:
     def mark(self) -> None:
         """The calling thread's label holds from now on."""
         if self._hooks is not None and not self._is_compiling():
-            self._mark()
+            self._mark(self._boundaries.place().row)
 
-    def _mark(self) -> None:
+    def _mark(self, label: int) -> None:
         now_us = time.time_ns() // 1000
         if threading.get_ident() == self._loop:
             device, entry = _EVERY_DEVICE, self._loop_entry
         else:
             device, entry = self._device(), self._entry()
-        label = self._boundaries.place().row
         self.marks.rows.append((now_us, label, device, entry, self._has_gradients()))
         self._passing(now_us)
 
@@ -204,19 +205,26 @@ class LabelRecorder:
             entry = self._own.entry = entry_here()
         return entry
 
-    def _module_began(self) -> None:
+    def _module_began(self, place: Place) -> None:
         """Called by hooks on modules, which torch.compile does not see: nothing is traced here."""
         if self._hooks is None:
             return
         try:
-            self._mark()
+            self._mark(place.row)
         except Exception:  # noqa: BLE001 - a missing mark is a wrong label, not a broken job
             self.stop()
 
-    def _module_ended(self, output: Any) -> None:
-        self._module_began()
-        if self._hooks is not None:
-            self._guarded(self._watch_backward, output)
+    def _module_ended(self, place: Place, output: Any) -> None:
+        if self._hooks is None:
+            return
+        try:
+            self._mark(place.row)
+            if type(output) is self._tensor:  # as nearly always: no code of the program can run
+                self._mark_backward(output)
+            elif output is not None:
+                self._watch_backward(output)
+        except Exception:  # noqa: BLE001 - as above
+            self.stop()
 
     def _watch_backward(self, output: Any) -> None:
         outputs = output if isinstance(output, (list, tuple)) else (output,)

@@ -12,6 +12,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, Protocol
 
+from memprof.cpython.frame_locals import frame_variables
 from memprof.sources.autograd import any_was_made
 from memprof.sources.cpu.dispatch_mode import pop_left, skip_in_dynamo
 from memprof.sources.guarded_access import GuardedAccess
@@ -50,6 +51,8 @@ _LONGEST_HOOK_US = 100.0
 """A hook that takes longer has read or written what was recorded, which is measured there."""
 _ACCUMULATE_GRAD = 1 << 63
 """Nodes that store into ``.grad`` carry the greatest number; their module is the one before."""
+
+_FORWARD, _BACKWARD = int(Phase.FORWARD), int(Phase.BACKWARD)
 
 _annotation: contextvars.ContextVar[str] = contextvars.ContextVar("memprof", default="")
 annotation_changes: list[Callable[[], None]] = []
@@ -104,8 +107,9 @@ class Boundaries:
         self.listeners: list[Listener] = []
         self.unread = GuardedAccess()
         self._interner = interner
+        self._known_modules = self.modules.table
         self._threads = Threads()
-        self._rows: dict[tuple[int, int, str, str], int] = {}
+        self._label_rows = interner.label_rows
         self._labels: dict[int, Label] = {EMPTY: Label()}
         self._optimizers = OptimizerHooks(
             partial(self._guarded, self._optimizer_begins),
@@ -115,13 +119,17 @@ class Boundaries:
         self._parallel: list[str] = []
         self._log: tuple[list[int], list[str]] = ([], [])
         self._watchers = self._passes = 0
-        self.on_entry: list[Callable[[], None]] = []
-        """Called when a module's call has begun and the moment's label is its own."""
-        self.on_exit: list[Callable[[Any], None]] = []
-        """Called when a module's call has ended, with what it returns."""
+        self.on_entry: list[Callable[[Place], None]] = []
+        """Called when a module's call has begun, with the thread's `place`: the call."""
+        self.on_exit: list[Callable[[Place, Any], None]] = []
+        """Called when a module's call has ended, with the `place` and what the call returns."""
+        self.keeps_frames = False
+        """Whether places are to know their frames, by which stacks are captured faster."""
         self.compilations: list[Callable[[], None]] = []
         """Called in the thread that begins to compile, before torch.compile traces anything."""
-        self._module_hooks = ModuleHooks(self._pre_hook(), self._post_hook())
+        self._in_python = self._pre_hook(), self._post_hook()
+        self._module_hooks = ModuleHooks(*self._in_python)
+        self._native: Any = None
         self._compilers = CompileWatch(self._compilation_began, self._compilation_ended)
         self._is_hooked = self._gave_up = False
         self._interruptions = 0
@@ -180,6 +188,7 @@ class Boundaries:
             self._on_step = None
             self._watchers = 0
             self._update_module_hooks()
+        self.unfollow_natively()
         self._compilers.close()
         self._optimizers.close()
 
@@ -194,14 +203,16 @@ class Boundaries:
         An end that was found before, and whose step was open still, is told first.
         """
         self._steps.skip(steps)
-        self._threads.state.after_forward = False
-        self._rows.clear()
+        self._thread().after_forward = False
+        self._step_changed()
 
     def take_spent_us(self) -> float:
         """Time in hooks on modules since the last call, reckoned from those that were timed.
 
         What the ends of steps take is not in it: it is measured where they are told.
         """
+        if self._native is not None:
+            self._exact_us += self._native.calls_take_spent() / 1000
         each_us = self._timed_us / self._calls_timed if self._calls_timed else 0.0
         spent_us = self._exact_us + each_us * 2 * self._calls  # one hook before and one after
         self._calls, self._exact_us = 0, 0.0
@@ -219,6 +230,35 @@ class Boundaries:
         """Undo one `watch_modules`."""
         self._watchers = max(0, self._watchers - 1)
         self._update_module_hooks()
+
+    def follow_natively(self, native: Any) -> bool:
+        """Have the native part follow calls of modules, and call here where it cannot.
+
+        ``native`` is the module that `memprof.native.load` gives. False: it follows other ones.
+        Whoever else is to be called for each of them (`on_entry`, `on_exit`) is not, then.
+        """
+        from torch import compiler
+
+        known, labels = self.modules.table, self._interner.label_rows
+        if not native.calls_begin(*self._in_python, known, labels, _annotation, vars(compiler)):
+            return False
+        thread = self._threads.state
+        for number, path in zip(thread.numbers, thread.paths, strict=True):
+            native.calls_log(number, path)
+        self._native = native
+        self._module_hooks.replace(native.calls_before, native.calls_after)
+        return True
+
+    def unfollow_natively(self) -> None:
+        """Undo `follow_natively`; safe to call twice."""
+        if self._native is not None:
+            self._module_hooks.replace(*self._in_python)
+            thread = self._threads.state
+            self._take_over(thread)
+            self._log = thread.numbers, thread.paths = self._native.calls_log_here()
+            self._exact_us += self._native.calls_take_spent() / 1000
+            native, self._native = self._native, None
+            native.calls_end()
 
     def notes(self) -> list[str]:
         """What went wrong since the last call."""
@@ -245,7 +285,9 @@ class Boundaries:
 
     def place(self) -> Place:
         """Where the calling thread is, with the row of this moment's label."""
-        thread = self._threads.state
+        return self._place(self._thread())
+
+    def _place(self, thread: ThreadState) -> Place:
         task = self._graph_task()
         if thread.backward is (task == NO_TASK):
             self._cross(thread)
@@ -259,17 +301,21 @@ class Boundaries:
             place = self._in_loop(thread) if task == NO_TASK else self._in_backward(thread, task)
         annotation = _annotation.get() or thread.name
         if place.step != self._steps.current or place.annotation != annotation:
-            place.step, place.annotation = self._steps.current, annotation
-            place.row = self._row(place)
+            step = place.step = self._steps.current
+            place.annotation = annotation
+            place.row = self._label_rows[step, int(place.phase), place.path, annotation]
         return place
 
     def label_of(self, row: int) -> Label:
-        """The label in a row that `label` or `label_in` gave."""
-        return self._labels[row]
+        """The label in a row."""
+        label = self._labels.get(row)
+        if label is None:
+            label = self._labels[row] = self._interner.labels(row)[0]
+        return label
 
     def label_in(self, row: int, module: str) -> int:
         """Row of the label that differs from another one in its module only."""
-        label = self._labels[row]
+        label = self.label_of(row)
         if label.module == module:
             return row
         moved = self._interner.label(label.step, label.phase, module, label.annotation)
@@ -279,6 +325,42 @@ class Boundaries:
     def module_of_node(self, number: int) -> str:
         """The module that a graph's node was made in, by its sequence number; -1: no node."""
         return self._module_at(self._threads.state, number) if number >= 0 else ""
+
+    def _thread(self) -> ThreadState:
+        """What runs in the calling thread, with all calls of modules that are under way in it."""
+        thread: ThreadState = self._threads.state
+        if self._native is not None:
+            self._take_over(thread)
+        return thread
+
+    def _take_over(self, thread: ThreadState) -> None:
+        """Calls that the native part has followed; the next ones come here until `_hand_on`."""
+        for module_id, path, task in self._native.calls_take() or ():
+            call = Call(module_id, path, task, 0)
+            call.outer = thread.calls[-1] if thread.calls else None
+            thread.calls.append(call)
+
+    def _hand_on(self, thread: ThreadState) -> None:
+        """Have the native part follow the calls within the one that the thread is in."""
+        calls = thread.calls
+        if calls and not self._parallel:
+            call = self._place(thread)
+            if call is calls[-1]:
+                self._native.calls_arm(
+                    calls[0].module_id, call.task, call.row, call.step, call.path, call.annotation
+                )
+
+    def _log_module(self, thread: ThreadState, number: int, path: str) -> None:
+        """Nodes of the thread's graph with this number or more belong to ``path``."""
+        if self._native is not None:
+            self._native.calls_log(number, path)
+        else:
+            self._log = thread.log(number, path)
+
+    def _step_changed(self) -> None:
+        """Another step is under way: its labels have other rows."""
+        if self._native is not None:
+            self._native.calls_disarm()
 
     def _in_loop(self, thread: ThreadState) -> Place:
         place = thread.loop
@@ -304,17 +386,10 @@ class Boundaries:
                 place.path, place.step = path, NOT_RECORDED
         return place
 
-    def _row(self, place: Place) -> int:
-        key = (place.step, int(place.phase), place.path, place.annotation)
-        row = self._rows.get(key)
-        if row is None:
-            label = Label(place.step, place.phase, place.path, place.annotation)
-            row = self._interner.label(label.step, label.phase, label.module, label.annotation)
-            self._labels[row] = label
-            self._rows[key] = row  # last: another thread may ask for it at once
-        return row
-
     def _module_at(self, thread: ThreadState, number: int) -> str:
+        if self._native is not None:
+            path: str = self._native.calls_path_at(number)
+            return path
         numbers, paths = thread.numbers, thread.paths
         if not numbers:  # a thread of autograd's own runs the graph of another one
             numbers, paths = self._log
@@ -368,6 +443,8 @@ class Boundaries:
             if is_used() and self._gives_up():
                 return
             self._threads = Threads()  # calls that began unseen will end unseen
+            if self._native is not None:
+                self._native.calls_reset()
             self._parallel.clear()
             self._is_hooked = True
             self._module_hooks.add()
@@ -396,6 +473,8 @@ class Boundaries:
     def _compilation_ended(self) -> None:
         self._guarded(self._module_hooks.show)
         self._interruptions += 1  # other threads' calls may have ended unseen
+        if self._native is not None:
+            self._native.calls_disarm()
 
     def _pre_hook(self) -> Callable[[Any, Any], None]:
         from torch.compiler import is_compiling
@@ -448,35 +527,54 @@ class Boundaries:
         self._failure = f"a boundary was missed: {type(error).__name__}: {error}"
 
     def _enter_module(self, module: Any, args: tuple[Any, ...]) -> None:
-        thread = self._threads.state
+        thread: ThreadState = self._threads.state
+        if self._native is not None:
+            self._take_over(thread)
         calls = thread.calls
-        frame = _caller(sys._getframe(1))
+        module_id = id(module)
         if thread.interruptions != self._interruptions:
             thread.interruptions = self._interruptions
-            _drop_unseen(calls, frame)
-        if not calls or calls[0].module_id == id(module):
+            _drop_unseen(calls, _caller(sys._getframe(1)))
+        is_outermost = not calls or calls[0].module_id == module_id
+        if is_outermost:
             calls.clear()  # a root below itself: the call before was ended by a Ctrl-C
             drop_ended(thread.optimizers)
             pop_left()
+            frame = _caller(sys._getframe(1))
             kwargs = keywords_of(frame)
             if thread.backward and self._graph_task() == NO_TASK:
                 self._cross(thread)  # nothing was allocated since the backward pass
             thread.called_at = self.places.of_call(frame.f_back)
             self._steps.call_began(module, continues=any_was_made((args, kwargs)))
-        path = None if self._parallel else self.modules.known_path(id(module))
-        if path is None:
-            path = self._path(module, thread)
-        if not calls:
+        known = None if self._parallel else self._known_modules.get(module_id)
+        path = known[1] if known is not None else self._path(module, thread)
+        if is_outermost:
             self._tell(lambda one: one.outermost_call(module, args, kwargs))
-        call = Call(id(module), path, self._graph_task(), id(frame.f_back or frame))
+        frame_id = 0
+        if self.keeps_frames:
+            frame = _caller(sys._getframe(1))
+            frame_id = id(frame.f_back or frame)
+        task = self._graph_task()
+        call = Call(module_id, path, task, frame_id)
         if calls:
             call.outer = calls[-1]
         calls.append(call)
-        self._log = thread.log(self._sequence(), path)
+        self._log_module(thread, self._sequence(), path)
         if type(module).__name__ == "DataParallel":
             self._parallel.append(path)
-        for mark in self.on_entry:
-            mark()
+        if self.on_entry:
+            place: Place = call
+            if thread.optimizers or thread.backward is (task == NO_TASK):
+                place = self._place(thread)
+            else:  # the same, as short as it can be
+                step = call.step = self._steps.current
+                annotation = call.annotation = _annotation.get() or thread.name
+                phase = _FORWARD if task == NO_TASK else _BACKWARD
+                call.row = self._label_rows[step, phase, path, annotation]
+            for mark in self.on_entry:
+                mark(place)
+        if self._native is not None:
+            self._hand_on(thread)
 
     def _path(self, module: Any, thread: ThreadState) -> str:
         prefix = ""
@@ -489,23 +587,27 @@ class Boundaries:
         try:
             self._left(module, output)
         finally:
-            for mark in tuple(self.on_exit):
-                mark(output)
+            if self.on_exit:
+                place = self._place(self._thread())
+                for mark in tuple(self.on_exit):
+                    mark(place, output)
+            if self._native is not None:
+                self._hand_on(self._threads.state)
 
     def _left(self, module: Any, output: Any) -> None:
-        thread = self._threads.state
+        thread = self._thread()
         calls = thread.calls
-        while calls and calls[-1].module_id != id(module):
-            if all(call.module_id != id(module) for call in calls):
+        module_id = id(module)
+        while calls and calls[-1].module_id != module_id:
+            if all(call.module_id != module_id for call in calls):
                 return  # it began before the hooks were there
             calls.pop()
         if not calls:
             return
         call = calls.pop()
-        path = call.path
-        if path in self._parallel:
-            self._parallel.remove(path)
-        self._log = thread.log(self._sequence(), calls[-1].path if calls else "")
+        if self._parallel and call.path in self._parallel:
+            self._parallel.remove(call.path)
+        self._log_module(thread, self._sequence(), calls[-1].path if calls else "")
         if call.task != NO_TASK and not (calls and calls[-1].task == call.task):
             self._tell(lambda one: one.recompute_ended())
         elif not calls and call.task == NO_TASK:
@@ -524,7 +626,7 @@ class Boundaries:
         self._steps.optimizer_began()
         self._threads.state.after_forward = False
         self._tell(lambda one: one.optimizer_begins(optimizer))
-        thread = self._threads.state  # another, if a listener has begun a window
+        thread = self._thread()  # another, if a listener has begun a window
         drop_ended(thread.optimizers)
         steady = wrapper.f_back or wrapper
         calls = thread.calls
@@ -552,7 +654,7 @@ class Boundaries:
 
     def _ended(self, step: int) -> None:
         self._threads.state.after_forward = False
-        self._rows.clear()
+        self._step_changed()
         if self._on_step is not None:
             began_ns = time.perf_counter_ns()
             self._on_step(step)
@@ -568,11 +670,15 @@ def _caller(frame: FrameType) -> Any:
 
 
 def _drop_unseen(calls: list[Call], frame: FrameType | None) -> None:
-    """Forget calls whose ends were not seen because the hooks were away for a while."""
-    if not calls:
+    """Forget calls whose ends were not seen because the hooks were away for a while.
+
+    ``frame`` is one of ``Module._call_impl``; of those calls that still run there is one, too.
+    """
+    if not calls or frame is None:
         return
-    running = set()
+    code, running = frame.f_code, set()
     while frame is not None:
-        running.add(id(frame))
+        if frame.f_code is code:
+            running.add(id(dict(zip(*frame_variables(frame), strict=True)).get("self")))
         frame = frame.f_back
-    calls[:] = [call for call in calls if call.frame_id in running]
+    calls[:] = [call for call in calls if call.module_id in running]

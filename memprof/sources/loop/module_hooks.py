@@ -68,6 +68,24 @@ class ModuleHooks:
             if unsilence is not None:
                 unsilence()
 
+    def replace(
+        self, before: Callable[[Any, Any], None], after: Callable[[Any, Any, Any], None]
+    ) -> None:
+        """Have these called instead, at the same places among all hooks."""
+        with self._lock:
+            self._before, self._after = before, after
+            if not self._handles:
+                return
+            functions = dict(zip((one.id for one in self._handles), (before, after), strict=True))
+            for table, key in self._entries():
+                if callable(table[key]):  # the third table says of a hook that it has one
+                    table[key] = functions[key]
+            if self._hidden is not None:
+                self._hidden = [
+                    (table, key, functions[key] if callable(value) else value, earlier)
+                    for table, key, value, earlier in self._hidden
+                ]
+
     def hide(self) -> None:
         """Take them out of torch's tables until `show`."""
         with self._lock:
@@ -102,6 +120,13 @@ class ModuleHooks:
         return any(vars(one).get(name) for one in modules for name in _OWN_TABLES)
 
     def _take(self) -> Iterator[tuple[Any, int, Any, set[int]]]:
+        for table, key in self._entries():
+            keys = list(table)
+            earlier = set(keys[: keys.index(key)])
+            yield table, key, table.pop(key), earlier
+
+    def _entries(self) -> Iterator[tuple[Any, int]]:
+        """Our entries in torch's tables, with their keys."""
         from torch.nn.modules import module
 
         if not self._handles:
@@ -113,7 +138,5 @@ class ModuleHooks:
             ("_global_forward_hooks_always_called", post),
         ):
             table = getattr(module, name)
-            keys = list(table)
-            if handle.id in keys:
-                earlier = set(keys[: keys.index(handle.id)])
-                yield table, handle.id, table.pop(handle.id), earlier
+            if handle.id in table:
+                yield table, handle.id

@@ -32,10 +32,10 @@ class ModulePaths:
             known = self._known.get(id(module))
         return known[1] if known is not None else self._add_root(module, prefix)
 
-    def known_path(self, module_id: int) -> str | None:
-        """Where a module lies that is known, by its ``id``; it is called for every call of one."""
-        known = self._known.get(module_id)
-        return known[1] if known is not None else None
+    @property
+    def table(self) -> dict[int, tuple[weakref.ref[Any], str]]:
+        """Every known module with its path, by ``id``; looked into at every call of a module."""
+        return self._known
 
     def roots(self) -> Iterator[tuple[Any, str]]:
         """Every living root with its path, in the order of their first calls."""

@@ -33,9 +33,11 @@ class Watched:
         return self.boundaries.label_of(self.boundaries.label())
 
 
-@pytest.fixture
-def watched():
+@pytest.fixture(params=["in Python", "natively"])
+def watched(request):
     it = Watched()
+    if request.param == "natively":
+        assert it.boundaries.follow_natively(request.getfixturevalue("native_part"))
     yield it
     it.boundaries.close()
     assert it.boundaries.notes() == []
@@ -400,11 +402,16 @@ def test_nothing_is_held_alive(watched):
     assert [ref() for ref in refs] == [None, None]
 
 
-def test_after_a_backward_pass_on_autograds_own_thread_the_loss_is_over(request, monkeypatch):
-    """As on CUDA: the thread that calls ``backward()`` makes no event in the pass itself."""
+@pytest.fixture
+def tasks(monkeypatch):
+    """The graph task that a thread says it is in."""
     tasks = threading.local()
     monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: getattr(tasks, "id", -1))
-    watched = request.getfixturevalue("watched")
+    return tasks
+
+
+def test_after_a_backward_pass_on_autograds_own_thread_the_loss_is_over(tasks, watched):
+    """As on CUDA: the thread that calls ``backward()`` makes no event in the pass itself."""
     model, phases = nn.Linear(2, 2), []
 
     def device_thread(task):
@@ -458,6 +465,7 @@ def test_steps_that_nobody_counted_are_skipped_and_an_open_one_is_told(watched):
     assert watched.label.step == 10
 
 
+@pytest.mark.parametrize("watched", ["in Python"], indirect=True)
 def test_time_in_hooks_is_reckoned_for_every_call_and_counted_once(watched, monkeypatch):
     model = nn.Sequential(*[nn.Identity() for _ in range(31)])
     clock = iter(range(0, 10**9, 1000))
