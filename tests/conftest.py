@@ -34,6 +34,7 @@ PATCHABLE = (
     ("pickle", ""),
     ("sys", ""),
     ("torch.amp.grad_scaler", "GradScaler"),
+    ("torch._C", ""),
     ("torch.autograd", ""),
     ("torch.cuda.memory", ""),
     ("torch.nn.modules.module", "Module"),

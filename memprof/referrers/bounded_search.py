@@ -85,14 +85,15 @@ class Searches:
         Args:
             wanted: the most important first.
             limit_s: about how long; None: as long as at any other step's end.
-            last: nothing can be left for later.
+            last: nothing can be left for later, and a search of the whole heap has the same limit.
         """
         self._climbs, self._left = {}, []
         self._wanted = [one for one in wanted if one.suspect.targets]
         self._done = [(one, ()) for one in wanted if not one.suspect.targets]
         if not self._wanted:
             return
-        if self._whole.is_short(WHOLE_AFTER_S if last else WHOLE_S):
+        longest_s = WHOLE_S if limit_s is None else min(limit_s, WHOLE_AFTER_S)
+        if self._whole.is_short(longest_s):
             self._search_all(self._wanted)
             self._wanted = []
             return

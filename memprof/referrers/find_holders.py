@@ -187,10 +187,11 @@ def _of_lost(
 
 def _unreached_links(search: Search, lost: list[int], naming: Naming) -> dict[int, list[Link]]:
     """What is known of targets to which no root leads, if everything was looked at."""
-    if search.complete:
-        unreached = Unreached(search)
-        if unreached.complete:
-            return {key: tidy(unreached.links(key, naming)) for key in lost}
+    unreached = Unreached(search) if search.complete else None
+    if unreached is not None and unreached.complete:
+        links = {key: tidy(unreached.links(key, naming)) for key in lost}
+        if unreached.complete:  # by now
+            return links
     return {key: _too_early() for key in lost}
 
 

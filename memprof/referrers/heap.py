@@ -151,9 +151,11 @@ class Heap:
 
     def unvisited(self) -> list[object]:
         """The tracked objects that no root leads to."""
-        marks = self.marks(self.objects)
-        left = np.flatnonzero((marks & (TRACKED | VISITED)) == TRACKED)
-        return [self.objects[i] for i in left.tolist()]
+        return [self.objects[at] for at in self.unvisited_among(self.objects).tolist()]
+
+    def unvisited_among(self, objects: list[object]) -> Ints:
+        """The rows of those ``objects`` that are tracked and that no root leads to."""
+        return np.flatnonzero((self.marks(objects) & (TRACKED | VISITED)) == TRACKED)
 
     def start(self, objects: list[object]) -> int:
         """Begin a sweep at ``objects``, which nothing refers to; its level's index."""

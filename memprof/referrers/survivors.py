@@ -36,9 +36,9 @@ _SCAN_BLOCK_S = 1.5e-8
 GRAPH_S = 0.3
 """The longest that a search for the tensor may take that a growing graph hangs on."""
 LAST_S = 0.5
-"""What the last look may take of a short run; of a long one, its share of the time."""
+"""What the last look may take …"""
 _FOR_SEARCH = 0.75
-"""The part of it that is the search's; a pass may take a little longer, and graphs are scanned."""
+"""… and the part of it that is the search's: an estimate may be wrong, and graphs are scanned."""
 _ANNOUNCED_LATE = 8
 """The same where the program takes entries out of the container, or looks at how many there are."""
 
@@ -142,11 +142,9 @@ class Survivors:
     def last_look(self, step: int) -> list[Announcement]:
         """At the end of the recording: also who holds the largest bytes that nothing explains.
 
-        All that was put off is searched for now, as far as it can be in half a second, or in the
-        share of a longer run that looks may take.
+        All that was put off is searched for now, as far as it can be in half a second.
         """
         began_s = time.thread_time()
-        limit_s = max(LAST_S, self.share * (time.monotonic() - self._began_s))
         with quiet():
             growing = self._growing(step)
             fresh = [(source, one) for source, one, is_fresh in growing if is_fresh]
@@ -161,7 +159,7 @@ class Survivors:
             ]
             wanted = [_quarry(*pair) for pair in (*fresh, *resting)]
             spent_s = time.thread_time() - began_s
-            self._searches.begin(wanted, _FOR_SEARCH * limit_s - spent_s, last=True)
+            self._searches.begin(wanted, _FOR_SEARCH * LAST_S - spent_s, last=True)
             taken = self._searches.take()
         holders = {(one.device, one.suspect.stack): held for one, held in taken}
         searched = self._noted(taken)

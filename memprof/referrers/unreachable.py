@@ -6,12 +6,17 @@ import gc
 import sys
 import types
 from collections import OrderedDict, defaultdict, deque
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import count
+from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 
 from memprof.cpython.object_addresses import addresses, are_exact_instances
 from memprof.reference_chain import Link, LinkKind, Unowned
+from memprof.referrers.heap import CHUNK
 from memprof.referrers.introspection import instance_dict, is_one_of
 from memprof.referrers.links import Naming
 from memprof.referrers.search_from_roots import Search
@@ -25,52 +30,117 @@ _MAX_RING = 20_000
 _PARTS_OF_OBJECTS = (dict, OrderedDict, list, tuple, types.CellType)
 
 
-@dataclass(frozen=True)
-class _Edge:
+_AFTER_CHUNKS = sys.maxsize
+"""Instead of a chunk's number, for what only torch refers to: Python's references come first."""
+
+
+class _Edge(NamedTuple):
     owner: object
     value: object
     path: tuple[Link, ...] = ()
     """Links through C++; empty where the collector sees the reference."""
+    chunk: int = _AFTER_CHUNKS
+    """The owner's."""
 
 
-@dataclass
+_chunk_of = attrgetter("chunk")
+
+
+class _Among:
+    """Python's references among some objects, of which one pass keeps the chunks only.
+
+    Which object of a chunk it is that refers to another is looked at when it is asked for.
+    """
+
+    def __init__(self, search: Search, objects: list[object], row_of: dict[int, int]) -> None:
+        self._search, self._objects, self._row_of = search, objects, row_of
+        self._opened: set[int] = set()
+        rows, chunks = [], []
+        for number in range(-(-len(objects) // CHUNK)):
+            if search.deadline.check():
+                break
+            referents = gc.get_referents(*self._chunk(number))
+            ids = addresses(referents)[search.heap.unvisited_among(referents)].tolist()
+            rows.append(np.fromiter((row_of.get(at, -1) for at in ids), np.int64, len(ids)))
+            chunks.append(np.full(len(ids), number))
+        found = np.concatenate([np.empty(0, np.int64), *rows])
+        order = np.argsort(found, kind="stable")
+        self._chunks: list[int] = np.concatenate([found[:0], *chunks])[order].tolist()
+        starts = np.searchsorted(found[order], np.arange(len(objects) + 1))
+        self._starts: list[int] = starts.tolist()
+        """Where in the chunks those of each object begin that refer to it."""
+        self.counts = np.diff(starts)
+        """How many references each object has from the others."""
+
+    def _chunk(self, number: int) -> list[object]:
+        return self._objects[number * CHUNK : (number + 1) * CHUNK]
+
+    def fresh_edges_to(self, one: object) -> Iterator[_Edge]:
+        """The references to ``one`` that were not handed out yet, and others from their chunks."""
+        row = self._row_of.get(id(one), -1)
+        if row < 0:
+            return
+        for number in self._chunks[self._starts[row] : self._starts[row + 1]]:
+            if number in self._opened:
+                continue
+            if self._search.deadline.check():
+                return
+            self._opened.add(number)
+            for owner in self._chunk(number):
+                for value in gc.get_referents(owner):
+                    if id(value) in self._row_of:
+                        yield _Edge(owner, value, chunk=number)
+
+
 class Unreached:
-    """The part of the heap that no root leads to, with its references turned round."""
+    """The part of the heap that no root leads to, with its references turned round.
 
-    search: Search
-    _into: dict[int, list[_Edge]] = field(default_factory=lambda: defaultdict(list))
-    _stored: dict[int, list[_Edge]] = field(default_factory=lambda: defaultdict(list))
-    _outside: dict[int, int] = field(default_factory=dict)
-    complete: bool = True
-    """Whether every reference was looked at; else no owner can be told to be the last one."""
+    Python's are looked at when a target asks for them that something there shows or stores: what
+    only C++ owns, such as a library's workspace, needs none of them.
+    """
 
-    def __post_init__(self) -> None:
-        objects = self.search.heap.unvisited()
-        cut = len(objects) > MAX_OBJECTS
-        del objects[MAX_OBJECTS:]  # no other list may hold them: their references are counted
-        counts = list(map(sys.getrefcount, objects))
-        base = _own_references()
-        tensors = are_exact_instances(objects, self.search.tensor_types)
-        nodes = are_exact_instances(objects, self.search.node_types)
-        outside = np.array(counts, np.int64) - base - tensors  # a tensor's C++ side counts as one
-        self._outside = dict(zip(addresses(objects).tolist(), outside.tolist(), strict=True))
-        self._python_edges(objects)
-        starts = [objects[at] for at in np.flatnonzero(tensors | nodes)]
+    def __init__(self, search: Search) -> None:
+        self.search = search
+        self._objects = search.heap.unvisited()
+        cut = len(self._objects) > MAX_OBJECTS
+        del self._objects[MAX_OBJECTS:]
+        # before an edge refers to one; no other list may hold them
+        self._references = list(map(sys.getrefcount, self._objects))
+        self._own = _own_references()
+        self._tensors = are_exact_instances(self._objects, search.tensor_types)
+        nodes = are_exact_instances(self._objects, search.node_types)
+        starts = [self._objects[at] for at in np.flatnonzero(self._tensors | nodes)]
+        self._is_cut = cut or len(starts) > _MAX_STARTS
+        self._into: dict[int, list[_Edge]] = defaultdict(list)
+        self._stored: dict[int, list[_Edge]] = defaultdict(list)
         for one in starts[:_MAX_STARTS]:
             self._torch_edges(one)
-        cut = cut or len(starts) > _MAX_STARTS
-        self.complete = self.search.complete and not cut
 
-    def _python_edges(self, objects: list[object]) -> None:
-        outside = self._outside
-        for count, owner in enumerate(objects):
-            if count % 1024 == 0 and self.search.deadline.check():
-                return
-            for value in gc.get_referents(owner):
-                at = id(value)
-                if at in outside:
-                    self._into[at].append(_Edge(owner, value))
-                    outside[at] -= 1
+    @property
+    def complete(self) -> bool:
+        """Whether every reference was looked at; else no owner can be told to be the last one."""
+        return self.search.complete and not self._is_cut
+
+    @cached_property
+    def _row_of(self) -> dict[int, int]:
+        return dict(zip(addresses(self._objects).tolist(), count()))
+
+    @cached_property
+    def _among(self) -> _Among:
+        return _Among(self.search, self._objects, self._row_of)
+
+    def _edges_to(self, one: object) -> list[_Edge]:
+        for edge in self._among.fresh_edges_to(one):
+            self._into[id(edge.value)].append(edge)
+        return sorted(self._into.get(id(one), ()), key=_chunk_of)
+
+    def _outside(self, one: object) -> int:
+        """References to an object from elsewhere; a tensor's C++ side counts as one of ours."""
+        row = self._row_of.get(id(one), -1)
+        if row < 0:
+            return 0
+        own = self._own + int(self._tensors[row])
+        return self._references[row] - own - int(self._among.counts[row])
 
     def _torch_edges(self, one: object) -> None:
         search = self.search
@@ -81,14 +151,14 @@ class Unreached:
             edge = _Edge(one, reached.value, reached.path)
             if reached.key:
                 self._stored[reached.key].append(edge)
-            elif id(reached.value) in self._outside:
+            elif id(reached.value) in self._row_of:
                 self._into[id(reached.value)].append(edge)
 
     def links(self, key: int, naming: Naming) -> list[Link]:
         """The links that keep the storage ``key`` alive, from the cycle or the last owner down."""
         stored = self._stored.get(key, [])
         views = (one for one in self.search.tensors if self.search.key_of.get(id(one)) == key)
-        starts: list[object] = [one for one in views if id(one) in self._outside]
+        starts: list[object] = [one for one in views if id(one) in self._row_of]
         starts += [edge.owner for edge in stored]
         if not starts:
             return [Link(LinkKind.UNKNOWN, unowned=Unowned())]
@@ -113,7 +183,7 @@ class Unreached:
         while queue and len(order) < _MAX_RING:
             one = queue.popleft()
             order.append(one)
-            for edge in self._into.get(id(one), []):
+            for edge in self._edges_to(one):
                 if id(edge.owner) not in seen:
                     seen.add(id(edge.owner))
                     down[id(edge.owner)] = edge
@@ -121,7 +191,7 @@ class Unreached:
         return down, order
 
     def _is_instance_dict(self, one: object) -> bool:
-        above = self._into.get(id(one), []) if type(one) is dict else []
+        above = self._edges_to(one) if type(one) is dict else []
         return any(instance_dict(edge.owner) is one for edge in above)
 
     def _down(self, top: object, down: dict[int, _Edge]) -> list[_Edge]:
@@ -136,7 +206,7 @@ class Unreached:
         down: dict[int, _Edge] = {}
         queue = deque([one])
         while queue and len(down) < _MAX_RING:
-            for edge in self._into.get(id(queue.popleft()), []):
+            for edge in self._edges_to(queue.popleft()):
                 if edge.owner is one:
                     way = [edge]
                     while way[-1].value is not one:
@@ -151,9 +221,7 @@ class Unreached:
         self, ring: list[_Edge], way: list[_Edge], stored: list[_Edge], naming: Naming
     ) -> list[Link]:
         _, above = self._climb([ring[0].owner])
-        freed = all(self._outside.get(id(one), 0) <= 0 for one in above) and not any(
-            e.path for e in ring
-        )
+        freed = all(self._outside(one) <= 0 for one in above) and not any(e.path for e in ring)
         kind = LinkKind.CYCLE if freed else LinkKind.CPP_CYCLE
         last = way[-1].value if way else ring[0].owner
         return [

@@ -68,9 +68,10 @@ def main(path, steps=40):
 RUN = """
 import importlib.util, sys
 from memprof.referrers import bounded_search as searches
+from memprof.referrers import survivors
 
 # However busy the machine is:
-searches.WHOLE_S = searches.WHOLE_AFTER_S = searches.BUDGET_S = 60.0
+searches.WHOLE_S = searches.WHOLE_AFTER_S = searches.BUDGET_S = survivors.LAST_S = 60.0
 spec = importlib.util.spec_from_file_location("train", sys.argv[1])
 train = importlib.util.module_from_spec(spec)
 sys.modules["train"] = train

@@ -11,7 +11,7 @@ import torch
 
 from memprof.referrers import unreachable as garbage
 from memprof.referrers.find_holders import find_holders, holders
-from memprof.referrers.heap import Deadline
+from memprof.referrers.heap import CHUNK, Deadline
 from memprof.source_code import find_line
 from memprof.source_code.find_line import forget, index_of, reading_until
 from memprof.source_code.line_index import Index, read_index
@@ -120,3 +120,44 @@ def test_a_cycle_among_more_objects_than_are_looked_at_is_not_called_a_leak(
     monkeypatch.setattr(garbage, "MAX_OBJECTS", 1)
     ((told,),) = find_holders([target], budget_s=60)
     assert told.description == ENDED_EARLY
+
+
+class Asked:
+    """Stands for the ``gc`` of one module, and keeps how many objects each call asked about."""
+
+    def __init__(self) -> None:
+        self.objects: list[int] = []
+
+    def get_referents(self, *objects: object) -> list[object]:
+        self.objects.append(len(objects))
+        return gc.get_referents(*objects)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    stand_in = Asked()
+    monkeypatch.setattr(garbage, "gc", stand_in)
+    return stand_in
+
+
+def unreached(count: int) -> None:
+    """Leave at least so many objects behind that only the collector could free."""
+    for _ in range(count // 2):
+        one, other = Node(), Node()
+        one.other, other.other = other, one  # type: ignore[attr-defined]
+
+
+def test_what_only_cpp_owns_is_told_without_a_look_at_what_no_root_leads_to(asked: Asked) -> None:
+    unreached(20_000)
+    ((told,),) = find_holders([12345], budget_s=60)
+    assert told.description == "no Python owner found"
+    assert asked.objects == []
+
+
+def test_for_a_cycle_few_of_many_objects_are_looked_at_one_by_one(asked: Asked) -> None:
+    unreached(20_000)
+    target = cycle()
+    ((told,),) = find_holders([target], budget_s=60)
+    assert told.kind == "cycle"
+    assert sum(count for count in asked.objects if count > 1) > 20_000
+    assert asked.objects.count(1) <= 2 * CHUNK

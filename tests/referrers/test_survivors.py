@@ -428,6 +428,25 @@ def test_where_a_search_cannot_be_had_in_time_it_is_said(tmp_path, monkeypatch):
     assert growing(run)[-1].holders == []
 
 
+def test_at_the_end_the_whole_heap_is_searched_only_within_what_the_end_may_take(
+    tmp_path, monkeypatch
+):
+    def whole_searches(path):
+        made = []
+        with pytest.MonkeyPatch.context() as patch:
+            find = searches.find_holders
+            patch.setattr(
+                searches, "find_holders", lambda *args, **how: made.append(1) or find(*args, **how)
+            )
+            outputs = []
+            record(lambda i: outputs.append(torch.zeros(1000)), path, 7)  # no look before the end
+        return len(made)
+
+    assert whole_searches(tmp_path / "whole.json") == 1
+    monkeypatch.setattr(watch, "LAST_S", 0.0)
+    assert whole_searches(tmp_path / "climbed.json") == 0
+
+
 @pytest.mark.usefixtures("slow")
 def test_a_search_that_was_put_off_is_made_at_the_end(tmp_path):
     outputs = []

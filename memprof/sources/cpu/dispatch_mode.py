@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
 
+from memprof.sources.cpu.inference_blocks import InferenceBlocks, is_asked
 from memprof.sources.loop.main_thread import MainThread
 from memprof.sources.loop.thread_state import NO_TASK
 from memprof.sources.loop.torch_compile import is_used
@@ -30,6 +31,7 @@ LEFT = (
 _CALLED = (
     "memprof.sources.cpu.dispatch_mode",
     "memprof.sources.cpu.dispatch_source",
+    "memprof.sources.cpu.inference_blocks",
     "memprof.sources.cpu.live_storages",
     "memprof.sources.loop.boundaries",
     "memprof.sources.loop.module_paths",
@@ -56,6 +58,7 @@ class Watch:
         self._rules: list[dict[Any, Any]] = []
         self._thread = 0
         self._is_pushed = self._infers = False
+        self._blocks = InferenceBlocks(self._has_left_blocks)
         self._is_of_many = like is not None
         self._kind = like._kind if like is not None else _new_kind(dispatch)
         self._mode = self._kind()
@@ -68,6 +71,7 @@ class Watch:
         """Start in the calling thread, to be undone by `pop`."""
         self._thread = threading.get_ident()
         self._is_pushed, self._infers = True, _infers()
+        self._blocks.open()
         self._teach_higher_order_operators()
         above = _pop_user_modes()
         _push(self._mode)
@@ -80,14 +84,16 @@ class Watch:
         It cannot be had from another thread, nor from within `dispatch`: there torch has put it
         aside, and puts it back afterwards; after a backward pass torch puts back the stack that
         there was before; and where ``torch.inference_mode`` began after it (see `is_remembered`).
-        Then it does nothing any more from now on, `pop_left` takes it in its own thread, and
-        `leave_soon` from the main thread's.
+        Then it does nothing any more from now on, and comes off its own thread's stack with the end
+        of the last such block, by `pop_left`, or in the main thread by `leave_soon`.
         """
         if not self._is_pushed:
             return True
         self._is_pushed = False
         if self._take():
             return True
+        if self.is_elsewhere:
+            self._blocks.close()
         show = _pass_on_and_leave if self._is_of_many else _pass_on
         self._kind.__torch_dispatch__ = show  # type: ignore[attr-defined]
         _left.append(self)
@@ -105,7 +111,7 @@ class Watch:
 
         The mode is still on the stack then, and torch does not ask it any more.
         """
-        if self._is_pushed and not self.is_elsewhere and not _is_asked() and self._take():
+        if self._is_pushed and not self.is_elsewhere and not is_asked() and self._take():
             self.push()
 
     @property
@@ -123,19 +129,25 @@ class Watch:
                 _push(mode)
         if not any(mode is self._mode for mode in modes):
             return False
+        self._blocks.close()
         for table in self._rules if not self._is_of_many else ():  # others need theirs
             table.pop(self._kind, None)
         self._rules.clear()
         return True
+
+    def _has_left_blocks(self) -> None:
+        if not self._is_pushed:
+            pop_left()
 
     def is_remembered(self) -> bool:
         """Whether torch will ask for a mode when the program leaves a block that it is in.
 
         ``torch.inference_mode`` puts back what there was as it began, and with it that a mode is to
         be asked. If there is none by then, every operator of the program fails
-        (``c10::InferenceMode``, PythonFallbackKernel.cpp; 2.4 to 2.15).
+        (``c10::InferenceMode``, PythonFallbackKernel.cpp; 2.4 to 2.15). A block that was begun by
+        C++ shows only where it is of another kind than there was when the mode was put in place.
         """
-        return self._infers is not _infers() and _is_asked()
+        return bool(self._blocks) or (self._infers is not _infers() and is_asked())
 
     def _teach_higher_order_operators(self) -> None:
         """Before torch 2.7 a higher-order operator refuses a mode that it has no rule for."""
@@ -212,13 +224,6 @@ def _infers() -> bool:
     import torch
 
     return torch.is_inference_mode_enabled()
-
-
-def _is_asked() -> bool:
-    """Whether torch asks the modes of this thread about every operator."""
-    import torch
-
-    return torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.Python)
 
 
 def _in_backward() -> bool:

@@ -1,0 +1,122 @@
+"""Which blocks of ``torch.inference_mode`` a thread has entered since a dispatch mode is in place.
+
+torch does not say: in ``inference_mode(False)`` within ``inference_mode()`` everything is as if
+there were neither, and yet each puts back at its end what there was as it began. So the C class
+that every block goes through is replaced while a mode is in place, and only then.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["InferenceBlocks", "is_asked"]
+
+_NAME = "_InferenceMode"
+
+
+def is_asked() -> bool:
+    """Whether torch asks the modes of this thread about every operator."""
+    import torch
+
+    return torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.Python)
+
+
+class InferenceBlocks:
+    """Those of one thread that will have torch ask for a mode when they end."""
+
+    def __init__(self, left: Callable[[], None]) -> None:
+        """``left`` is called in the thread that has just left the last of them."""
+        self._left = left
+        self.thread = 0
+        self._inside: set[int] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._inside)
+
+    def open(self) -> None:
+        """Notice the blocks that the calling thread enters from now on; safe to call twice."""
+        self.thread = threading.get_ident()
+        _replacement.serve(self)
+
+    def close(self) -> None:
+        """Notice no more; those that are under way are followed to their ends."""
+        _replacement.leave(self)
+
+    def begun(self, block: int) -> None:
+        """A block is about to begin, which notes what there is."""
+        if is_asked():
+            self._inside.add(block)
+
+    def ended(self, block: int) -> None:
+        """A block has put back what there was."""
+        if block in self._inside:
+            self._inside.discard(block)
+            if not self._inside:
+                self._left()
+
+
+class _Block:
+    """A block of torch's, which is told of before it begins and after it has ended."""
+
+    def __init__(self, real: Any, served: list[InferenceBlocks]) -> None:
+        self._real, self._served = real, served
+
+    def __enter__(self) -> Any:
+        for one in self._served:
+            one.begun(id(self))
+        return self._real.__enter__()
+
+    def __exit__(self, *error: object) -> Any:
+        try:
+            return self._real.__exit__(*error)
+        finally:
+            self._end()
+
+    def __del__(self) -> None:
+        self._real = None  # torch ends it with the object
+        self._end()
+
+    def _end(self) -> None:
+        for one in self._served:
+            one.ended(id(self))
+
+
+class _Replacement:
+    """What stands in the place of torch's class for as long as anybody wants to know."""
+
+    def __init__(self) -> None:
+        self._served: list[InferenceBlocks] = []
+        self._real: Any = None
+
+    def serve(self, one: InferenceBlocks) -> None:
+        import torch
+
+        if one in self._served:
+            return
+        self._served.append(one)
+        if self._real is None:
+            self._real = getattr(torch._C, _NAME)
+            setattr(torch._C, _NAME, self._make)
+
+    def leave(self, one: InferenceBlocks) -> None:
+        import torch
+
+        if one not in self._served:
+            return
+        self._served.remove(one)
+        if not self._served:
+            real, self._real = self._real, None
+            if getattr(torch._C, _NAME) == self._make:  # else somebody else's stays
+                setattr(torch._C, _NAME, real)
+
+    def _make(self, *args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        real = self._real if self._real is not None else getattr(torch._C, _NAME)
+        here = threading.get_ident()
+        return _Block(real(*args, **kwargs), [one for one in self._served if one.thread == here])
+
+
+_replacement = _Replacement()
