@@ -132,7 +132,6 @@ ANSWERS = {
     },
     "t4": {
         "torch.contiguous_format torch.float32": 819_712,
-        "torch.contiguous_format torch.bfloat16": 12_132_352,
         "torch.channels_last torch.float32": 20_971_520,
     },
 }
