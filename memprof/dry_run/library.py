@@ -6,7 +6,6 @@ import ctypes
 from collections.abc import Callable, Iterator
 
 from memprof.dry_run.prototypes import HANDS_OUT_SIZES
-from memprof.units import format_count
 
 __all__ = ["Library"]
 
@@ -22,6 +21,7 @@ class Library:
         """
         self._loaded = ctypes.CDLL(None)
         self._listener: object = None
+        self._estimates_listener: object = None
         if not hasattr(self._loaded, "memprof_dry_run_listen"):
             raise OSError("the library of dry runs is not loaded")
 
@@ -32,13 +32,15 @@ class Library:
         self._loaded.memprof_dry_run_listen(listener)
         self._listener = listener  # as long as the library may call it
 
-    @property
-    def cudnn_sizes_asked(self) -> int:
-        """How often cuDNN was asked for the bytes of a workspace, which are not known here."""
-        if not hasattr(self._loaded, "memprof_dry_run_cudnn_sizes"):
-            return 0
-        self._loaded.memprof_dry_run_cudnn_sizes.restype = ctypes.c_ulonglong
-        return int(self._loaded.memprof_dry_run_cudnn_sizes())
+    def listen_to_estimates(self, function: Callable[[bytes, int, int], None] | None) -> None:
+        """Have ``function(what, bytes, known)`` called for each size that cuDNN did not say.
+
+        ``known`` is 0 where there is not even an estimate, and ``bytes`` then too.
+        """
+        kind = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
+        listener = kind(function) if function is not None else None
+        self._loaded.memprof_dry_run_listen_to_estimates(listener)
+        self._estimates_listener = listener
 
     @property
     def functions_called(self) -> Iterator[str]:
@@ -52,14 +54,6 @@ class Library:
 
     def sentences(self) -> Iterator[str]:
         """What was asked of the library and is not known, in words, for the report."""
-        asked = self.cudnn_sizes_asked
-        if asked:
-            times = "once" if asked == 1 else f"{format_count(asked)} times"
-            yield (
-                f"cuDNN was asked {times} how much workspace it takes, which depends on the card "
-                "and is not known here: it is counted as 0 bytes, so peaks within convolutions, "
-                "norms and cuDNN's attention may be higher"
-            )
         unknown = [name for name in self.functions_called if HANDS_OUT_SIZES.match(name)]
         if unknown:
             yield f"workspaces of these are counted as 0 bytes: {', '.join(unknown)}"

@@ -11,10 +11,9 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FrameType
 
+from memprof.dry_run.asking import frame_of_the_program
 from memprof.dry_run.library import Library
-from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.units import format_bytes, format_count
 
 __all__ = ["Reading", "ValuesRead"]
@@ -64,7 +63,7 @@ class ValuesRead:
         self._library.listen(None)
 
     def _read(self, nbytes: int, copied_in: int) -> None:
-        frame = _frame_of_the_program(sys._getframe(1))
+        frame = frame_of_the_program(sys._getframe().f_back)
         if frame is None:
             return
         code, line = frame.f_code, frame.f_lineno
@@ -92,19 +91,3 @@ class ValuesRead:
         yield from map(str, readings[:_MOST_TOLD])
         if len(readings) > _MOST_TOLD:
             yield f"{len(readings) - _MOST_TOLD} more lines read values from the device"
-
-
-def _frame_of_the_program(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame of the program's own; else of a library that it uses.
-
-    None where torch alone read: in threads of autograd, or for a check of its own.
-    """
-    library = None
-    while frame is not None:
-        kind = frame_kind(frame.f_code.co_filename)
-        if kind is FrameKind.USER:
-            return frame
-        if kind is FrameKind.LIBRARY and library is None:
-            library = frame
-        frame = frame.f_back
-    return library

@@ -62,16 +62,19 @@ def main(arguments: Sequence[str]) -> None:
 
 def _note_dry_run(tracker: Tracker) -> Callable[[], None]:
     """Listen to what a simulated card does not know; a function that ends that and notes it."""
-    from memprof.dry_run.library import Library  # nothing that a usual run needs
+    from memprof.dry_run.estimates import Estimates  # nothing that a usual run needs
+    from memprof.dry_run.library import Library
     from memprof.dry_run.values import ValuesRead
 
     library = Library()
-    values = ValuesRead(library)
+    values, estimates = ValuesRead(library), Estimates(library)
     values.open()
+    estimates.open()
 
     def note() -> None:
         values.close()
-        for sentence in (*library.sentences(), *values.sentences()):
+        estimates.close()
+        for sentence in (*library.sentences(), *estimates.sentences(), *values.sentences()):
             tracker.note("dry run", sentence)
 
     return note

@@ -143,24 +143,121 @@ def streams() -> dict[str, object]:
     }
 
 
+def requested() -> int:
+    """Bytes that torch asked its allocator for, before rounding, and still holds."""
+    return torch.cuda.memory_stats()["requested_bytes.all.current"]
+
+
 def recurrent() -> dict[str, object]:
-    """A recurrent net is refused with a reason, and runs without cuDNN."""
-    x = torch.rand(5, 2, 16, device="cuda")
-    refused = ""
+    """Weights of recurrent nets lie one after another; a net of pytorch#2895 and what it takes."""
+    nets = {
+        "lstm": torch.nn.LSTM(123, 320, 4),
+        "gru": torch.nn.GRU(123, 320, 4),
+        "rnn": torch.nn.RNN(16, 8, 2, bidirectional=True),
+        "projected": torch.nn.LSTM(16, 32, 2, bidirectional=True, proj_size=8),
+        "without bias": torch.nn.GRU(16, 32, bias=False),
+        "packed": torch.nn.LSTM(16, 32, dropout=0.0),
+    }
+    answer: dict[str, object] = {}
+    while nets:
+        name, net = nets.popitem()
+        parameters = sum(parameter.numel() for parameter in net.parameters())
+        net.cuda()
+        flat = {parameter.untyped_storage().data_ptr() for parameter in net.parameters()}
+        (weights,) = {parameter.untyped_storage().nbytes() for parameter in net.parameters()}
+        x = torch.rand(500, 50, net.input_size, device="cuda")
+        if name == "packed":
+            x = torch.nn.utils.rnn.pack_padded_sequence(x[:5, :2], [5, 3])
+        held = requested()
+        output, state = net(x)
+        output = output.data if name == "packed" else output
+        kept = requested() - held
+        output.sum().backward()
+        answer[name] = {
+            "one_storage": len(flat) == 1,
+            "weights": weights,
+            "parameters": parameters * 4,
+            "shape": list(output.shape),
+            "kept": kept,
+            "gradients": all(parameter.grad is not None for parameter in net.parameters()),
+        }
+        del net, x, output, state
+    return answer
+
+
+def convolutions() -> dict[str, object]:
+    """The most that a convolution takes besides its output, forward and backward."""
+    answer: dict[str, object] = {"version": torch.backends.cudnn.version()}
+    for layout in (torch.contiguous_format, torch.channels_last):
+        for dtype in (torch.float32, torch.bfloat16):
+            net = torch.nn.Conv2d(64, 128, 3, padding=1, bias=False).cuda().to(dtype)
+            net = net.to(memory_format=layout)
+            x = torch.rand(8, 64, 56, 56, device="cuda", dtype=dtype).to(memory_format=layout)
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            y = net(x)
+            took = torch.cuda.max_memory_allocated() - before
+            answer[f"{layout} {dtype}"] = took - y.numel() * y.element_size()
+            del net, x, y
+    return answer
+
+
+def chosen_by_time() -> dict[str, object]:
+    """With ``benchmark`` the fastest plan is taken, which is the first where none runs."""
+    net = torch.nn.Conv2d(64, 64, 3).cuda()
+    x = torch.rand(8, 64, 32, 32, device="cuda")
+    took = []
+    for benchmark in (True, True, False):
+        torch.backends.cudnn.benchmark = benchmark
+        net(x)  # where plans are timed, each has its workspace
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        net(x)
+        took.append(torch.cuda.max_memory_allocated() - before)
+    return {"took": took}
+
+
+def compiled_while_running() -> dict[str, object]:
+    """Kernels that torch gives to NVRTC."""
+    x = torch.rand(100, device="cuda")
+    whole = torch.ones(100, dtype=torch.int32, device="cuda")
+    special = torch.special
+    add = torch.cuda.jiterator._create_jit_fn(
+        "template <typename T> T add(T a, T b) { return a + b; }"
+    )
+    return {
+        "bessel": list(special.bessel_j0(x).shape),
+        "airy": list(special.airy_ai(x).shape),
+        "chebyshev": list(special.chebyshev_polynomial_t(x, x).shape),
+        "lcm": list(torch.lcm(whole, whole).shape),
+        "complex": list(torch.prod(torch.ones(5, dtype=torch.complex64, device="cuda")).shape),
+        "own": list(add(x, x).shape),
+    }
+
+
+def polling() -> dict[str, object]:
+    """A program that waits until a value changes ends with an error; a training loop does not."""
+    flag = torch.zeros(1, device="cuda")
+    message = ""
     try:
-        torch.nn.LSTM(16, 8).cuda()(x)
+        while not flag.item():
+            pass
     except RuntimeError as error:
-        refused = str(error)
-    torch.backends.cudnn.enabled = False
-    try:
-        shape = list(torch.nn.LSTM(16, 8).cuda()(x)[0].shape)
-    finally:
-        torch.backends.cudnn.enabled = True
-    return {"refused": refused, "shape": shape}
+        message = str(error)
+    readings = 0
+    for _ in range(300):
+        flag.copy_(torch.zeros(1))
+        readings += flag.item() == 0
+    return {"message": message, "readings": readings}
 
 
 if __name__ == "__main__":
-    claims = (card, memory, workspaces, operators, pinned, values, streams, recurrent)
+    claims = (
+        *(card, memory, workspaces, operators, pinned, values, streams, recurrent),
+        *(convolutions, chosen_by_time, compiled_while_running, polling),
+    )
     wanted = sys.argv[1:]
     json.dump(
         {claim.__name__: claim() for claim in claims if not wanted or claim.__name__ in wanted},

@@ -100,10 +100,73 @@ def test_operators_run_that_divide_by_figures_of_the_card(found, card):
     }
 
 
-def test_a_recurrent_net_is_refused_with_the_way_around(found, card):
-    told = found(card)["recurrent"]
-    assert "torch.backends.cudnn.enabled = False" in told["refused"]
-    assert told["shape"] == [5, 2, 8]
+@pytest.mark.parametrize("net", ["lstm", "gru", "rnn", "projected", "without bias", "packed"])
+def test_weights_of_a_recurrent_net_are_its_parameters_in_one_storage(found, card, net):
+    told = found(card)["recurrent"][net]
+    assert told["one_storage"]
+    biases_all_the_same = 2 * 3 * 32 * 4 if net == "without bias" else 0  # torch asks for them
+    assert told["weights"] == told["parameters"] + biases_all_the_same
+    assert told["gradients"]
+
+
+@pytest.mark.parametrize(("net", "reserve"), [("lstm", 736_000_000), ("gru", 864_000_000)])
+def test_a_recurrent_net_keeps_what_was_measured_of_it(found, card, net, reserve):
+    """4 layers of 320 on 123 features, 500 steps of 50 sequences, on a P100: pytorch#2895."""
+    told = found(card)["recurrent"][net]
+    output = 500 * 50 * 320 * 4
+    first_and_last_states = 2 * 4 * 50 * 320 * 4 * (2 if net == "lstm" else 1)
+    assert told["shape"] == [500, 50, 320]
+    assert told["kept"] == reserve + output + first_and_last_states
+
+
+def test_a_packed_sequence_takes_the_sum_of_its_lengths(found, card):
+    assert found(card)["recurrent"]["packed"]["shape"] == [8, 32]
+
+
+ANSWERS = {
+    "a100-80gb": {
+        "torch.contiguous_format torch.float32": 6_717_952,
+        "torch.contiguous_format torch.bfloat16": 9_781_760,
+        "torch.channels_last torch.float32": 6_717_952,
+        "torch.channels_last torch.bfloat16": 0,
+    },
+    "t4": {
+        "torch.contiguous_format torch.float32": 819_712,
+        "torch.channels_last torch.float32": 20_971_520,
+    },
+}
+"""What cuDNN 9.19 and 9.26 say of a convolution of 64 to 128 channels, 3x3, of 8 images of 56x56."""
+
+
+@pytest.mark.parametrize("name", ["a100-80gb", "t4"])
+def test_a_convolution_takes_the_workspace_that_cudnn_says(found, name):
+    told = dict(found(name)["convolutions"])
+    version = told.pop("version")
+    if version < 90800:
+        # It cannot be asked without a device. In bfloat16 a T4 takes torch's own convolution.
+        assert {told[layout] for layout in told if layout.endswith("32")} == {0}
+    elif version in (91900, 92600):
+        assert {layout: told[layout] for layout in ANSWERS[name]} == ANSWERS[name]
+    else:
+        assert told["torch.contiguous_format torch.float32"] > 0
+
+
+def test_the_plan_that_is_chosen_by_time_is_the_same_each_time(found, card):
+    first, second, without = found(card)["chosen_by_time"]["took"]
+    assert first == second == without
+
+
+def test_kernels_that_are_compiled_while_the_program_runs_run(found, card):
+    assert found(card)["compiled_while_running"] == {
+        **{name: [100] for name in ("bessel", "airy", "chebyshev", "lcm", "own")},
+        "complex": [],
+    }
+
+
+def test_a_program_that_waits_for_a_value_ends_with_a_reason(found, card):
+    told = found(card)["polling"]
+    assert "the program reads one value of the device again and again" in told["message"]
+    assert told["readings"] == 300
 
 
 def test_pinned_memory_is_known_by_its_address(found, card):

@@ -43,3 +43,9 @@ CUresult cuGetProcAddress_v2(const char *name, void **function, int version, cuu
 CUresult cuGetProcAddress(const char *name, void **function, int version, cuuint64_t flags) {
     return *function = function_of(name), CUDA_SUCCESS;
 }
+
+/* Tables of functions that the runtime within other libraries of NVIDIA shares with their driver. They are not
+ * documented and are not there: such a runtime finds no device, and its library does without one. */
+CUresult cuGetExportTable(const void **table, const CUuuid *identifier) {
+    return *table = NULL, CUDA_ERROR_NOT_SUPPORTED;
+}

@@ -21,6 +21,9 @@ const char *cudaGetErrorString(cudaError_t error) {
     case cudaErrorInvalidDevice: return "invalid device ordinal";
     case cudaErrorNotReady: return "device not ready";
     case cudaErrorNoKernelImageForDevice: return "no kernel image is available for execution on the device";
+    case cudaErrorLaunchTimeout:
+        return "the program reads one value of the device again and again, and waits for ever: in a dry run no "
+               "kernel runs, so it never changes (MEMPROF_DRY_RUN_MOST_POLLS sets after how many readings this is said)";
     case cudaErrorPeerAccessAlreadyEnabled: return "peer access is already enabled";
     case cudaErrorHostMemoryAlreadyRegistered: return "part or all of the requested memory range is already mapped";
     case cudaErrorHostMemoryNotRegistered: return "pointer does not correspond to a registered memory region";
@@ -35,6 +38,7 @@ const char *cudaGetErrorName(cudaError_t error) {
     case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
     case cudaErrorNotReady: return "cudaErrorNotReady";
     case cudaErrorNoKernelImageForDevice: return "cudaErrorNoKernelImageForDevice";
+    case cudaErrorLaunchTimeout: return "cudaErrorLaunchTimeout";
     default: return "cudaErrorUnknown";
     }
 }

@@ -23,8 +23,6 @@ CREATES(cusparseCreate)
 DESTROYS(cusparseDestroy)
 CREATES(cusolverDnCreate)
 DESTROYS(cusolverDnDestroy)
-CREATES(cudnnCreate)
-DESTROYS(cudnnDestroy)
 
 /* -- cuBLAS ---------------------------------------------------------------------------------------- */
 

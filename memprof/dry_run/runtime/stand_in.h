@@ -11,6 +11,8 @@
  *   MEMPROF_DRY_RUN_CARD         the card as lines of "name=value"; the names are those of struct Card
  *   MEMPROF_DRY_RUN_GPUS         how many of it there are (1)
  *   MEMPROF_DRY_RUN_OTHER_BYTES  bytes of each that other processes hold (0); asked each time
+ *   MEMPROF_DRY_RUN_MOST_POLLS   readings of one value in a row until they fail (100,000); asked each time
+ *   MEMPROF_DRY_RUN_CUDNN        a cuDNN that is asked in the place of torch's, if that cannot be
  *   MEMPROF_DRY_RUN_EVENT_LAG    queries after which an event has happened (0); asked each time
  */
 #ifndef MEMPROF_STAND_IN_H
@@ -79,9 +81,23 @@ INTERNAL int device_of(const void *pointer);
 INTERNAL int has_context(int device);
 
 /* values.c */
-INTERNAL void copy_values(void *to, const void *from, size_t bytes);
+/* Fails where a program has read the same place again and again. */
+INTERNAL cudaError_t copy_values(void *to, const void *from, size_t bytes);
 INTERNAL void set_values(void *to, int value, size_t bytes);
 INTERNAL void forget_values(const void *start, size_t bytes);
 INTERNAL void note_kernel(void);
+INTERNAL unsigned long long kernels_launched(void);
+
+/* estimates.c */
+/* Notes that the size of some memory for `what` was asked for: `bytes` by estimate, or not known
+ * (`known` is 0) and counted as 0. `what` lives as long as the library. */
+INTERNAL void note_estimate(const char *what, size_t bytes, int known);
+
+/* cudnn_layers.c */
+#define MOST_DIMENSIONS 8
+typedef struct {
+    int type, dimensions;
+    int sizes[MOST_DIMENSIONS], strides[MOST_DIMENSIONS];
+} TensorShape;
 
 #endif

@@ -15,6 +15,9 @@
  * memory as the card. */
 #define LARGEST MIB
 #define BYTES (-1)
+/* A flag that a program waits for is a number, or a few. */
+#define LARGEST_POLLED 64
+#define MOST_POLLS 100000
 
 typedef struct {
     const char *start;
@@ -35,7 +38,7 @@ static void (*listener)(size_t bytes, int copied_in);
 void memprof_dry_run_listen(void (*function)(size_t bytes, int copied_in)) { listener = function; }
 
 void note_kernel(void) { __atomic_fetch_add(&kernels, 1, __ATOMIC_RELAXED); }
-static unsigned long long kernels_launched(void) { return __atomic_load_n(&kernels, __ATOMIC_RELAXED); }
+unsigned long long kernels_launched(void) { return __atomic_load_n(&kernels, __ATOMIC_RELAXED); }
 
 /* -- what is known, under the lock --------------------------------------------------------------- */
 
@@ -76,8 +79,23 @@ void _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(void *block, int64_t 
 
 /* -- copies -------------------------------------------------------------------------------------- */
 
+/* A program that waits until a value changes would wait for ever. It reads a few bytes from one
+ * place again and again, and copies nothing to a device meanwhile, as a training loop does. */
+static struct {
+    const void *place;
+    size_t bytes, times;
+} polls;
+
+static int is_endless_locked(const void *place, size_t bytes) {
+    if (polls.place != place || polls.bytes != bytes) {
+        polls.place = place, polls.bytes = bytes, polls.times = 0;
+    }
+    return bytes <= LARGEST_POLLED && ++polls.times > setting("MEMPROF_DRY_RUN_MOST_POLLS", MOST_POLLS);
+}
+
 static void copy_in(void *to, const void *from, size_t bytes) {
     pthread_mutex_lock(&lock);
+    polls.place = NULL;
     if (bytes <= LARGEST) {
         remember_locked(to, bytes, BYTES);
         memcpy(to, from, bytes);
@@ -86,8 +104,9 @@ static void copy_in(void *to, const void *from, size_t bytes) {
     }
     pthread_mutex_unlock(&lock);
 }
-static void copy_out(void *to, const void *from, size_t bytes) {
+static cudaError_t copy_out(void *to, const void *from, size_t bytes) {
     pthread_mutex_lock(&lock);
+    int is_endless = is_endless_locked(from, bytes);
     const Copy *behind = copy_behind_locked(from, bytes);
     int certain = behind && behind->kernels == kernels_launched();
     int copied_in = behind && behind->fill == BYTES;
@@ -95,6 +114,7 @@ static void copy_out(void *to, const void *from, size_t bytes) {
     else memset(to, behind ? behind->fill : 0, bytes);
     pthread_mutex_unlock(&lock);
     if (!certain && listener) listener(bytes, copied_in);
+    return is_endless ? fail(cudaErrorLaunchTimeout) : cudaSuccess;
 }
 static void copy_between(void *to, const void *from, size_t bytes) {
     pthread_mutex_lock(&lock);
@@ -110,13 +130,14 @@ static void copy_between(void *to, const void *from, size_t bytes) {
     }
     pthread_mutex_unlock(&lock);
 }
-void copy_values(void *to, const void *from, size_t bytes) {
+cudaError_t copy_values(void *to, const void *from, size_t bytes) {
     int to_device = device_of(to) >= 0, from_device = device_of(from) >= 0;
-    if (!bytes) return;
+    if (!bytes) return cudaSuccess;
+    if (from_device && !to_device) return copy_out(to, from, bytes);
     if (to_device && from_device) copy_between(to, from, bytes);
     else if (to_device) copy_in(to, from, bytes);
-    else if (from_device) copy_out(to, from, bytes);
     else memmove(to, from, bytes);
+    return cudaSuccess;
 }
 
 /* Nothing is written: the byte is remembered instead, so that zeroed gradients cost no memory. */
@@ -134,22 +155,23 @@ void set_values(void *to, int value, size_t bytes) {
 /* -- the runtime's names ------------------------------------------------------------------------- */
 
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
-    return copy_values(to, from, bytes), cudaSuccess;
+    return copy_values(to, from, bytes);
 }
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream) {
-    return copy_values(to, from, bytes), cudaSuccess;
+    return copy_values(to, from, bytes);
 }
 cudaError_t cudaMemcpyPeer(void *to, int device, const void *from, int other, size_t bytes) {
-    return copy_values(to, from, bytes), cudaSuccess;
+    return copy_values(to, from, bytes);
 }
 cudaError_t cudaMemcpyPeerAsync(void *to, int device, const void *from, int other, size_t bytes, cudaStream_t stream) {
-    return copy_values(to, from, bytes), cudaSuccess;
+    return copy_values(to, from, bytes);
 }
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                               size_t height, enum cudaMemcpyKind kind, cudaStream_t stream) {
-    for (size_t row = 0; row < height; row++)
-        copy_values((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width);
-    return cudaSuccess;
+    cudaError_t error = cudaSuccess;
+    for (size_t row = 0; row < height && error == cudaSuccess; row++)
+        error = copy_values((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width);
+    return error;
 }
 cudaError_t cudaMemset(void *to, int value, size_t bytes) { return set_values(to, value, bytes), cudaSuccess; }
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream) {
