@@ -34,6 +34,7 @@ _CALLED = (
     "memprof.sources.cpu.inference_blocks",
     "memprof.sources.cpu.live_storages",
     "memprof.sources.loop.boundaries",
+    "memprof.sources.loop.call_places",
     "memprof.sources.loop.module_paths",
     "memprof.sources.loop.thread_state",
     "memprof.sources.protocol",

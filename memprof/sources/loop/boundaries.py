@@ -537,15 +537,7 @@ class Boundaries:
             _drop_unseen(calls, _caller(sys._getframe(1)))
         is_outermost = not calls or calls[0].module_id == module_id
         if is_outermost:
-            calls.clear()  # a root below itself: the call before was ended by a Ctrl-C
-            drop_ended(thread.optimizers)
-            pop_left()
-            frame = _caller(sys._getframe(1))
-            kwargs = keywords_of(frame)
-            if thread.backward and self._graph_task() == NO_TASK:
-                self._cross(thread)  # nothing was allocated since the backward pass
-            thread.called_at = self.places.of_call(frame.f_back)
-            self._steps.call_began(module, continues=any_was_made((args, kwargs)))
+            kwargs = self._outermost_begins(thread, module, args, _caller(sys._getframe(1)))
         known = None if self._parallel else self._known_modules.get(module_id)
         path = known[1] if known is not None else self._path(module, thread)
         if is_outermost:
@@ -575,6 +567,19 @@ class Boundaries:
                 mark(place)
         if self._native is not None:
             self._hand_on(thread)
+
+    def _outermost_begins(
+        self, thread: ThreadState, module: Any, args: tuple[Any, ...], frame: Any
+    ) -> dict[str, Any]:
+        thread.calls.clear()  # a root below itself: the call before was ended by a Ctrl-C
+        drop_ended(thread.optimizers)
+        pop_left()
+        kwargs = keywords_of(frame)
+        if thread.backward and self._graph_task() == NO_TASK:
+            self._cross(thread)  # nothing was allocated since the backward pass
+        thread.called_at = self.places.of_call(frame.f_back)
+        self._steps.call_began(module, continues=any_was_made((args, kwargs)))
+        return kwargs
 
     def _path(self, module: Any, thread: ThreadState) -> str:
         prefix = ""
