@@ -12,7 +12,7 @@
 //  * No reference into a container is kept over a call of Python's API that may run other code.
 //  * Modules are known by their address, and not held.
 
-#include "rows.h"
+#include "places.h"
 
 #include <ATen/SequenceNumber.h>
 
@@ -170,7 +170,7 @@ int is_compiling() {
 
 // Whether the thread's calls are followed here: nothing has changed since it was armed.
 bool is_armed(const Thread& thread) {
-  if (thread.turn != turn || torch::autograd::get_current_graph_task_id() != thread.task) {
+  if (thread.turn != turn || pass_under_way() != thread.task) {
     return false;
   }
   PyObject* annotation = nullptr;

@@ -90,6 +90,10 @@ void set_label(int32_t row, int32_t task) {
   }
 }
 
+int32_t pass_under_way() {
+  return torch::autograd::get_current_graph_task_id();
+}
+
 Here& here() {
   thread_local Here at{0, kOutsideOfGraph, 0, threads++};
   if (at.epoch < first_epoch.load(std::memory_order_relaxed)) {

@@ -1,24 +1,17 @@
 // Rows as `memprof/sources/native_rows.py` reads them, and where each thread of the program is.
 #pragma once
 
-#include <Python.h>
-#include <frameobject.h>
+#include "places.h"
 
-#ifdef Py_GIL_DISABLED
-#error "the tables of stacks are guarded by the interpreter's lock"
-#endif
+#include <frameobject.h>
 
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include <atomic>
-#include <chrono>
-#include <cstdint>
 #include <vector>
 
 namespace memprof {
 
-constexpr int kOutsideOfGraph = -1;
 // 64 MiB of rows wait at most; after them the window has a gap.
 constexpr size_t kMostRows = (64u << 20) / 80;
 
@@ -49,13 +42,6 @@ struct Here { // of a thread
 };
 // The calling thread's, in one place for all devices.
 Here& here();
-// From now on the calling thread has a label, within a graph task. The interpreter's lock is held.
-void set_label(int32_t row, int32_t task);
-
-inline int64_t now_ns() {
-  const auto since = std::chrono::system_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
-}
 
 // The backward pass that runs in this thread, unless a place of the program's lies inside it.
 inline int32_t graph_task() {
@@ -72,7 +58,6 @@ inline PyObject* as_bytes(const void* data, size_t size) {
   return PyBytes_FromStringAndSize(static_cast<const char*>(data), static_cast<Py_ssize_t>(size));
 }
 
-extern PyMethodDef calls_methods[];
 extern PyMethodDef cpu_methods[];
 void cpu_in_child();
 #ifdef MEMPROF_CUDA

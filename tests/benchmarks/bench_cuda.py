@@ -44,6 +44,7 @@ from stalls import LEAK_SEARCH, Held, Stalls
 
 import memprof
 from memprof.record.process import is_dry_run
+from memprof.sources.loop.module_hooks import ModuleHooks
 
 if str(Path(__file__).resolve().parents[2]) not in sys.path:
     sys.path.append(str(Path(__file__).resolve().parents[2]))
@@ -69,6 +70,7 @@ WARMING_STEPS = 3
 PLAIN, BETWEEN = "plain", "between windows"
 ALONE, DEFAULT, NATIVE = "window, CUDA alone", "window, default sources", "window, native part"
 RECORDER, READ = "torch's recorder", "torch's recorder, read once"
+FLOOR = "torch's recorder, empty hooks on modules"
 PROFILER = "torch.profiler with memory"
 WHOLE, TIGHT = "default budget and allowance", "default budget, no allowance"
 PROGRAMS = {
@@ -171,6 +173,16 @@ def recorder(bench: Bench, step: Step, count: int) -> Taken:
         return bench.per_step(step, count)
 
 
+def recorder_with_hooks(bench: Bench, step: Step, count: int) -> Taken:
+    """The same with hooks on modules that do nothing: the floor of whatever tells modules."""
+    hooks = ModuleHooks(lambda _module, _args: None, lambda _module, _args, _output: None)
+    hooks.add()
+    try:
+        return recorder(bench, step, count)
+    finally:
+        hooks.remove()
+
+
 def recorder_read(bench: Bench, step: Step, count: int) -> Taken:
     """The same with the snapshot, of as many steps as its ring holds: what a window does, once."""
     taken: list[Taken] = []
@@ -237,7 +249,7 @@ def ways(program: str, bench: Bench, *, is_long: bool) -> dict[str, Way]:
     if has_native_part():
         found[NATIVE] = partial(window, sources=None, native=True)
     if bench.device == "cuda":
-        found |= {RECORDER: recorder, READ: recorder_read}
+        found |= {RECORDER: recorder, FLOOR: recorder_with_hooks, READ: recorder_read}
     if bench.device != "cuda" or not is_dry_run():  # which is no CUPTI, and the profiler calls it
         found[PROFILER] = profiler
     return found
@@ -320,7 +332,7 @@ def show(program: str, found: Found) -> None:
             _judge_budget(program, name, found, allowance_s)
         return
     aims = [(BETWEEN, PLAIN, BETWEEN_AIM), (ALONE, READ, WINDOW_AIM), (DEFAULT, READ, WINDOW_AIM)]
-    aims += [(NATIVE, RECORDER, WINDOW_AIM)]
+    aims += [(NATIVE, RECORDER, WINDOW_AIM), (FLOOR, RECORDER, WINDOW_AIM)]
     for name, reference, aim in aims:
         ratio = found.ratio(name, reference)
         if ratio is not None:

@@ -15,6 +15,7 @@ from memprof.sources.owners.tensor_owners import (
     Differentiated,
     Owner,
     gradients_of,
+    is_plain,
     owned,
     parts,
     tensors_in,
@@ -162,7 +163,12 @@ class OwnerSamples:
         placed: dict[str, dict[int, Owner]] = defaultdict(dict)
         with plain_attributes():
             for owner, tensor in found:
-                for device, address in self._unread.within(self._places, (tensor,)):
+                places: Iterable[Place]
+                if is_plain(tensor):  # as nearly always
+                    places = (self._place(tensor),)
+                else:
+                    places = self._unread.within(self._places, (tensor,))
+                for device, address in places:
                     if address and self._records(device):
                         placed[device][address] = owner
         return placed
