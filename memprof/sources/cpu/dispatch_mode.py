@@ -28,19 +28,8 @@ LEFT = (
     "is off, and leaves it with the next call of memprof there"
 )
 """The note for a `Watch` that `pop` could not take."""
-_CALLED = (
-    "memprof.sources.cpu.dispatch_mode",
-    "memprof.sources.cpu.dispatch_source",
-    "memprof.sources.cpu.inference_blocks",
-    "memprof.sources.cpu.live_storages",
-    "memprof.sources.loop.boundaries",
-    "memprof.sources.loop.call_places",
-    "memprof.sources.loop.module_paths",
-    "memprof.sources.loop.thread_state",
-    "memprof.sources.protocol",
-    "memprof.sources.stacks",
-)
-"""Modules whose functions run within the program's operators and module calls."""
+_CALLED = ("memprof.sources.", "memprof.cpython.")
+"""Rooms whose functions run within the program's operators and module calls."""
 
 
 class Watch:
@@ -326,12 +315,11 @@ def skip_in_dynamo() -> None:
     from torch._C._dynamo import eval_frame
 
     skip: Any = getattr(eval_frame, "skip_code", None)
-    for name in _CALLED if skip is not None else ():
+    for name in [*sys.modules] if skip is not None else ():
         module = sys.modules.get(name)
-        if module is None:  # a source that this recording does without: nothing of it is called
-            continue
-        for code in _codes(vars(module).values(), module.__name__):
-            skip(code)
+        if module is not None and name.startswith(_CALLED):
+            for code in _codes(vars(module).values(), module.__name__):
+                skip(code)
 
 
 def _codes(values: Any, module: str) -> list[CodeType]:
