@@ -50,7 +50,7 @@ class Watch:
         self._is_pushed = self._infers = False
         self._blocks = InferenceBlocks(self._has_left_blocks)
         self._is_of_many = like is not None
-        self._kind = like._kind if like is not None else _new_kind(dispatch)
+        self._kind: Any = like._kind if like is not None else _new_kind(dispatch)
         self._mode = self._kind()
 
     def another(self) -> Watch:
@@ -85,7 +85,7 @@ class Watch:
         if self.is_elsewhere:
             self._blocks.close()
         show = _pass_on_and_leave if self._is_of_many else _pass_on
-        self._kind.__torch_dispatch__ = show  # type: ignore[attr-defined]
+        self._kind.__torch_dispatch__ = show
         _left.append(self)
         return False
 
@@ -160,7 +160,7 @@ def _new_kind(dispatch: Callable[..., Any] | None) -> Any:
 
     # torch.compile leaves frames alone under a mode, unless the mode says that it does not
     # want to see inside: with these two, compiled programs run as they do without it.
-    kind = type(
+    kind: Any = type(
         "MemprofMode",
         (TorchDispatchMode,),
         {
@@ -170,7 +170,7 @@ def _new_kind(dispatch: Callable[..., Any] | None) -> Any:
         },
     )
     # Set afterwards: in a class body torch wraps it, which costs 60 µs a call.
-    kind.__torch_dispatch__ = dispatch  # type: ignore[attr-defined]
+    kind.__torch_dispatch__ = dispatch
     return kind
 
 

@@ -49,14 +49,14 @@ class ThreadModes:
     def open(self) -> None:
         """Push one in every thread that is started from now on."""
         self._is_open = True
-        if threading._profile_hook is None:  # type: ignore[attr-defined]
+        if threading._profile_hook is None:
             threading.setprofile(self._started)
 
     def close(self) -> None:
         """Show nothing any more; each mode leaves its thread with the next operator there."""
         self._is_open = False
-        if threading._profile_hook == self._started:  # type: ignore[attr-defined]
-            threading.setprofile(None)  # type: ignore[arg-type]
+        if threading._profile_hook == self._started:
+            threading.setprofile(None)
         with self._lock:
             watches = list(self._watches)
         for watch in watches:

@@ -26,10 +26,11 @@ class CallPlaces:
         """The number of the place that ``frame`` is at, which is never 0; 0 without a frame."""
         if frame is None:
             return 0
-        place, outer, left = 1, frame, _MOST_FRAMES
+        place, left = 1, _MOST_FRAMES
+        outer: FrameType | None = frame
         while outer is not None and left:
             place = hash((place, id(outer.f_code), outer.f_lasti))
-            outer, left = outer.f_back, left - 1  # type: ignore[assignment]
+            outer, left = outer.f_back, left - 1
         if place not in self._lines and len(self._lines) < _MOST_PLACES:
             self._lines[place] = _line(frame)
         return place

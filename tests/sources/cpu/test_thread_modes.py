@@ -122,20 +122,16 @@ def test_nothing_is_left_of_threads_that_have_ended(recorder):
     recorder.source.begin_window()
     seen = []
 
-    class Ends:
-        pass
-
     def work():
         torch.ones(5)
         seen.append(weakref.ref(threading.current_thread()))
+        seen.append(weakref.ref(_python_dispatch._get_current_dispatch_mode()))
 
     in_a_thread(work)
+    recorder.source.drain()
     recorder.source.end_window()
     gc.collect()
-    assert seen[0]() is None
-    from memprof.sources.cpu import dispatch_mode
-
-    assert dispatch_mode._left == []
+    assert [one() for one in seen] == [None, None]
 
 
 def test_a_profile_function_of_the_program_stays(recorder):
