@@ -26,7 +26,7 @@ from memprof.source_code.locate import not_here
 from memprof.source_code.merge_patches import merged
 from memprof.units import format_bytes, format_count, format_percent
 from memprof.views.examination import examine
-from memprof.views.sites import short_path
+from memprof.views.sites import library_frame, short_path, site_name
 from memprof_cli.json_output import known, print_json
 from memprof_cli.sources import opened, source_option
 from memprof_cli.terminal import terminal
@@ -369,6 +369,9 @@ def _rows(one: Found) -> list[tuple[str, str, str]]:
         where = f"{short_path(one.site.filename)}:{one.site.line} {one.site.code}".rstrip()
         module = f"  ({one.module})" if one.module else ""
         rows.append(("made at", where + module, ""))
+        inner = library_frame(one.stack)
+        if inner is not None and (inner.filename, inner.line) != (one.site.filename, one.site.line):
+            rows.append(("", f"by {site_name(inner)}", "dim"))
     told = {(one.site.filename, one.site.line)}
     holders = one.holders[:_MOST_HOLDERS]
     rows += [("held by", holder.description + _place(holder, told), "") for holder in holders]

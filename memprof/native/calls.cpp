@@ -60,6 +60,7 @@ struct Thread {
   int64_t turn = 0; // in which it was armed; 0: its calls go to Python
   PyObject* root = nullptr; // address of the outermost module
   PyObject* annotation = nullptr; // held
+  PyObject* variable = nullptr; // held; the annotation that the program had set as it was armed
   PyObject* path = nullptr; // held; of the innermost call that Python knows of
   int32_t row = 0;
   int task = kOutsideOfGraph;
@@ -99,8 +100,10 @@ void disarm(Thread& thread) {
   thread.turn = 0;
   PyObject* annotation = thread.annotation;
   PyObject* path = thread.path;
-  thread.annotation = thread.path = nullptr;
+  PyObject* variable = thread.variable;
+  thread.annotation = thread.path = thread.variable = nullptr;
   Py_XDECREF(annotation);
+  Py_XDECREF(variable);
   Py_XDECREF(path);
 }
 
@@ -178,7 +181,7 @@ bool is_armed(const Thread& thread) {
     return false;
   }
   Py_XDECREF(annotation); // the variable's context, or the variable, has it
-  return annotation == thread.annotation;
+  return annotation == thread.variable;
 }
 
 // Row of the label of a module in the thread's phase, step and annotation; -1 if it cannot be had.
@@ -356,7 +359,12 @@ PyObject* arm(PyObject*, PyObject* args) {
   if (before_in_python == nullptr || !thread.calls.empty()) {
     Py_RETURN_NONE;
   }
+  PyObject* variable = nullptr;
+  if (PyContextVar_Get(annotation_of_thread, nullptr, &variable) < 0) {
+    return nullptr;
+  }
   disarm(thread);
+  thread.variable = variable;
   Py_INCREF(path);
   Py_INCREF(annotation);
   thread.path = path;

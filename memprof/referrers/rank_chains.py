@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import takewhile
 
 import msgspec
@@ -202,7 +203,7 @@ def _filling_line(links: list[Link], at: int, files: list[str]) -> tuple[str, in
         return one.filename, line
     for two in reversed([two for two in inside[:-1] if is_field(two)]):
         key = two.name.strip("'")
-        filename, below = _first_line(files, lambda name, key=key: filled_below(name, key))
+        filename, below = _first_line(files, partial(_line_below, key))
         if below:
             return filename, below
     return one.filename, line or one.line
@@ -313,6 +314,10 @@ def _line_of(one: Link, files: list[str]) -> tuple[str, int]:
     return _first_line(
         [one.filename, *files], lambda filename: filled_at(filename, name, class_name=one.type_name)
     )
+
+
+def _line_below(key: str, filename: str) -> int:
+    return filled_below(filename, key)
 
 
 def _first_line(files: list[str], line_in: Callable[[str], int]) -> tuple[str, int]:

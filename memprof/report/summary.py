@@ -14,7 +14,7 @@ from memprof.records import Site
 from memprof.report.device_summary import DeviceFigures, device_figures
 from memprof.report.recorded_steps import in_words
 from memprof.report.recording_gaps import is_bare_state, unseen
-from memprof.rules.finding import Found, Kind
+from memprof.rules.finding import Found, Kind, Remedy
 from memprof.rules.floor import is_needed
 from memprof.rules.unexplained_growth import unexplained_growth
 from memprof.run import Run
@@ -22,7 +22,7 @@ from memprof.trace import NOT_RECORDED
 from memprof.units import format_bytes, format_count
 from memprof.views.examination import Examination
 from memprof.views.owners import UNKNOWN_CATEGORY
-from memprof.views.sites import short_path
+from memprof.views.sites import library_frame, short_path, site_name
 
 __all__ = [
     "RECORD",
@@ -218,11 +218,19 @@ def _what_to_do(found: Found) -> str:
         return found.hint or "see the finding below"
     place = f"{short_path(remedy.filename)}:{remedy.line}" if remedy.line else ""
     if remedy.typed:
-        return f"write `{remedy.typed}`{f' at {place}' if place else ''}: {remedy.why}"
-    then = f"{remedy.fix}: {remedy.why}"
+        where = f" at {place}" if place else ""
+        return f"write `{remedy.typed}`{where}: {remedy.why}{_comes_to(found, remedy)}"
+    then = f"{remedy.fix}: {remedy.why}{_comes_to(found, remedy)}"
     if place and (remedy.filename, remedy.line) != _line_of(found.site):
         then += f" ({place})"
     return then
+
+
+def _comes_to(found: Found, remedy: Remedy) -> str:
+    """What that makes of the peak; what grows comes to any number of bytes."""
+    if found.bytes_per_step or not remedy.peak_before > remedy.peak_after >= 0:
+        return ""
+    return f" Peak {format_bytes(remedy.peak_before)} → {format_bytes(remedy.peak_after)}."
 
 
 def _line_of(site: Site) -> tuple[str, int]:
@@ -236,7 +244,9 @@ def _evidence(found: Found) -> str:
         code = found.site.code.split("  #", maxsplit=1)[0]  # PEP 8 sets comments off by two spaces
         code = code if len(code) <= _CODE else code[: _CODE - 1] + "…"
         made = f": `{code}`" if code else ""
-        told.append(f"made at {short_path(found.site.filename)}:{found.site.line}{made}")
+        inner = library_frame(found.stack)
+        by = f", by {site_name(inner)}" if inner is not None else ""
+        told.append(f"made at {short_path(found.site.filename)}:{found.site.line}{made}{by}")
     if found.bytes_per_step and found.bytes:
         by = f" after step {found.last_step}" if found.last_step >= 0 else ""
         told.append(f"{format_bytes(found.bytes)} in all{by}")

@@ -33,7 +33,7 @@ def is_minor(found: Found, examination: Examination) -> bool:
     """
     if found.kind is not Kind.WASTE:
         return False
-    if found.is_tentative:
+    if found.is_tentative and not found.match.rises:
         return True
     device = next((one for one in examination.devices if one.name == found.device), None)
     if device is None:

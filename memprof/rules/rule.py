@@ -54,6 +54,8 @@ class Match:
     """The peak with and without them; None where no replay can tell."""
     tentative: bool = False
     """It may be meant: never a report's verdict; another match about the same tensors is better."""
+    rises: bool = False
+    """There is more of it from step to step, to the end: no set that was filled once."""
 
 
 @dataclass(frozen=True, slots=True)

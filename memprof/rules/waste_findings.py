@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from memprof.records import Holder
-from memprof.reference_chain import Link, way
+from memprof.reference_chain import Link, is_bounded, way
 from memprof.rules.finding import Evidence, Found, Kind
 from memprof.rules.load_rules import waste_rules
 from memprof.rules.rule import EVERY_OTHER, Match, WasteRule, confidence_of
@@ -135,7 +135,12 @@ def _as_it_was(links: Sequence[Link]) -> Hashable:
 
 
 def _proven(one: _Candidate, holders: Sequence[Holder]) -> Match:
-    """The match, no longer tentative where what holds it is nothing that anybody means to."""
+    """The match, no longer tentative where what holds it is nothing that anybody means to.
+
+    And no longer rising where that can hold so much and no more: it only fills up.
+    """
+    if one.match.rises and any(is_bounded(holder.links) for holder in holders[:1]):
+        return replace(one.match, rises=False)
     links = {link.kind for holder in holders[:1] for link in holder.links}
     if one.match.tentative and links & one.rule.proven_by:
         return replace(one.match, tentative=False)

@@ -6,6 +6,7 @@ Only names and paths are looked at, so stacks recorded on another machine or sys
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Frame, Tables
 
-__all__ = ["NO_SITE", "Sites", "short_path", "site_name", "sites"]
+__all__ = ["NO_SITE", "Sites", "library_frame", "short_path", "site_name", "sites"]
 
 NO_SITE = Frame("", "", 0)
 """The site of an event whose stack was not recorded."""
@@ -68,6 +69,18 @@ def _rank(frame: Frame) -> float:
     if frame.filename == _EXECUTED:
         return kind - 0.5
     return float(kind)
+
+
+def library_frame(stack: Sequence[Frame]) -> Frame | None:
+    """The innermost frame of a library below the user's line: where that line calls a framework.
+
+    None where the user's own code called torch, or where no library is in between.
+    """
+    for frame in stack:
+        kind = frame_kind(frame.filename)
+        if kind in {FrameKind.USER, FrameKind.LIBRARY}:
+            return frame if kind is FrameKind.LIBRARY else None
+    return None
 
 
 def short_path(filename: str, parts: int = 2) -> str:

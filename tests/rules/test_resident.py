@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 
+import pytest
 import torch
 from torch import nn
 
+from memprof.rules.waste.resident import RULE
+from memprof.testing import TraceBuilder
+from memprof.views.window import Window
 from tests.rules.recorded import findings_of
 
 
@@ -44,3 +48,16 @@ def test_a_data_set_may_well_be_meant(tmp_path):
     assert found.minor
     assert [remedy.fix for remedy in found.remedies] == ["del_ref"]  # it is on the host
     assert found.remedies[0].code == "data = torch.randn(16, 64, 64)"
+
+
+@pytest.mark.parametrize(("filled_until", "rises"), [(40, True), (12, False)])
+def test_what_there_is_more_of_to_the_end_is_no_set_that_was_filled_once(filled_until, rises):
+    builder = TraceBuilder()
+    for step in range(40):
+        builder.label(step=step)
+        builder.alloc(1024, f"passing{step}").free(f"passing{step}")
+        if step < filled_until:
+            builder.alloc(64 * 1024, f"kept{step}")  # by a thread: no stack was recorded
+    (match,) = RULE.matches(Window.of(builder.build()))
+    assert match.tentative
+    assert match.rises is rises

@@ -9,7 +9,7 @@ import pytest
 import memprof
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Frame, Tables
-from memprof.views.sites import NO_SITE, short_path, site_name, sites
+from memprof.views.sites import NO_SITE, library_frame, short_path, site_name, sites
 
 
 @pytest.mark.parametrize(
@@ -121,3 +121,13 @@ def test_a_text_that_was_executed_is_told_at_the_line_that_runs_it():
     tables = Tables(frames=[text, run], stacks=[(), (0, 1), (0,)])
     found = sites(tables)
     assert [found.frames[row] for row in found.of_stack.tolist()] == [NO_SITE, run, text]
+
+
+def test_the_librarys_frame_is_told_where_the_users_line_calls_one():
+    user = Frame("main", "/home/u/train.py", 9)
+    library = Frame("Trainer.step", "/x/site-packages/transformers/trainer.py", 20)
+    inner = Frame("concat", "/x/site-packages/transformers/trainer_pt_utils.py", 86)
+    torch = Frame("forward", "/x/site-packages/torch/nn/modules/linear.py", 125)
+    assert library_frame([torch, inner, library, user]) == inner
+    assert library_frame([torch, user, library]) is None
+    assert library_frame([torch]) is None

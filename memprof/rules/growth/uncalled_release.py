@@ -102,9 +102,9 @@ def _calls_on(case: Case, name: str) -> Iterator[tuple[Place, ast.Call]]:
         yield from ((place, call) for call in own_calls(place.statement) if _is_on(call, name))
     for program in case.programs:
         for call in calls_in(program.tree):
-            place = program.at(call.lineno) if _is_on(call, name) else None
-            if place is not None:
-                yield place, call
+            found = program.at(call.lineno) if _is_on(call, name) else None
+            if found is not None:
+                yield found, call
 
 
 def _is_on(call: ast.Call, name: str) -> bool:

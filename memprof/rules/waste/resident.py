@@ -15,12 +15,14 @@ from memprof.rules.notebooks import advice_on_outputs
 from memprof.rules.references import advice_on_exceptions, advice_on_views
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.trace import Category
-from memprof.views.window import Window
+from memprof.views.window import Bools, Window
 
 __all__ = ["RULE"]
 
 _LEAST_SHARE = 0.3
 """Of the peak: every program keeps something, and most of it is meant."""
+_LEAST_RISE = 0.1
+"""Of what there is in the end, in a quarter of the steps: of a steady rise it is a quarter."""
 
 
 class Resident(WasteRule[Match]):
@@ -48,11 +50,13 @@ class Resident(WasteRule[Match]):
             nbytes=window.bytes_of(mask),
             saving=window.replayed(window.whole(rows)),
             tentative=True,  # a data set on the device may well be meant
+            rises=_rises(window, mask),
         )
 
-    def title(self, match: Match) -> str:  # noqa: ARG002 - every match reads the same
+    def title(self, match: Match) -> str:
         """Say what they are not."""
-        return "stay over the steps and are no part of a model"
+        more = ", more and more of them," if match.rises else ""
+        return f"stay over the steps{more} and are no part of a model"
 
     def advice(self, match: Match, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - of the case
         """Keep less of it, keep it on the host, or drop it."""
@@ -62,6 +66,17 @@ class Resident(WasteRule[Match]):
         if results is not None:
             yield advice_on_outputs(results, case)
         yield from advice_on_long_lived(case)
+
+
+def _rises(window: Window, mask: Bools) -> bool:
+    """Whether what such stacks made is more at each quarter of the second half of the window."""
+    stacks = np.unique(window.lives.stack[mask])
+    alike = np.isin(window.lives.stack, stacks) & ~window.owned
+    last = len(window.steps) - 1
+    steps = [window.steps[last * quarter // 4] for quarter in (2, 3, 4)]
+    events = [window.first_event[int(step)] for step in steps]
+    half, later, end = (window.bytes_of(alike & window.lives.alive_at(event)) for event in events)
+    return min(later - half, end - later) > _LEAST_RISE * end
 
 
 RULE = Resident()

@@ -132,7 +132,7 @@ attempts: dict[str, Callable[[], object]] = {
     "lstm": lambda: nn.LSTM(16, 32, 2, batch_first=True).cuda()(floats(5, 2, 16)),
     "lstm with dropout": lambda: nn.LSTM(16, 32, 2, dropout=0.1).cuda()(floats(5, 2, 16)),
     "lstm with projection": lambda: nn.LSTM(16, 32, 2, proj_size=8).cuda()(floats(5, 2, 16)),
-    "lstm in evaluation": lambda: nn.LSTM(16, 32).cuda().eval()(plain(5, 2, 16))[0].detach(),
+    "lstm in evaluation": lambda: nn.LSTM(16, 32).cuda().eval()(plain(5, 2, 16))[0].data,
     "packed sequence": packed,
     "attention, flash": lambda: attention("FLASH_ATTENTION"),
     "attention, efficient": lambda: attention("EFFICIENT_ATTENTION"),

@@ -211,6 +211,9 @@ def test_threads_are_each_in_modules_of_their_own(rows):
         barrier = threading.Barrier(len(nets))
 
         def run(net):
+            for module in net.modules():
+                if isinstance(module, Noting):
+                    module.more = {"annotation": "thread Thread (run)"}
             barrier.wait()
             for _ in range(5):
                 net(torch.ones(1))
