@@ -38,7 +38,8 @@ def _join_module(links: list[Link], at: int) -> tuple[Link | None, int]:
     An entry of a module that is there to hold others begins anew, where a parameter is meant: such
     a container may be what grows.
     """
-    first, path, start = links[at], [], at
+    first, start = links[at], at
+    path: list[str] = []
     if _is_entry(links, at):
         entry, type_name = links[at + 1], first.type_name
         name = entry.name if type_name in _BY_NAME else entry.name.strip("'")

@@ -50,23 +50,22 @@ def with_remedies(found: Found, run: Run) -> Found:
     best: dict[str, _OfRule] = {}
     for one in advice:
         best.setdefault(one.advice.fix, one)
-    ranked = sorted(best.values(), key=lambda one: _merit(one.advice, found))
+    ranked = sorted(best.values(), key=lambda one: _is_there_already(one.advice, found))[:_MOST]
+    ranked.sort(key=lambda one: one.advice.remains > _MOSTLY)
     if case.grows and len(ranked) > 1 and ranked[0].advice.fix == "cpu_offload":
         ranked[:2] = ranked[1::-1]  # on the host it goes on to grow
     if ranked and rule is None:
         found = replace(found, rule=ranked[0].rule)
-    first = [one._replace(advice=_of_what_ran(one.advice, case)) for one in ranked[:_MOST]]
+    first = [one._replace(advice=_of_what_ran(one.advice, case)) for one in ranked]
     return replace(found, remedies=tuple(_remedy(*one, case) for one in first))
 
 
-def _merit(advice: Advice, found: Found) -> tuple[bool, bool]:
-    """What puts a remedy behind the others of a finding, the worst first.
+def _is_there_already(advice: Advice, found: Found) -> bool:
+    """Whether it would move to the host what lies there at its peak: that helps on a GPU only.
 
-    Most of the bytes stay, or what lies on the host at its peak would be moved there. What grows on
-    the CPU is asked for mostly to learn what it will do on a GPU.
+    What grows is asked for on the CPU mostly to learn what it will do on a GPU.
     """
-    is_there = found.device == "cpu" and not found.bytes_per_step
-    return advice.remains > _MOSTLY, advice.fix == "cpu_offload" and is_there
+    return advice.fix == "cpu_offload" and found.device == "cpu" and not found.bytes_per_step
 
 
 def _on_growth(case: Case) -> Iterator[_OfRule]:
