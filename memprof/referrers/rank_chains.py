@@ -162,7 +162,7 @@ def _line_at(links: list[Link], at: int, files: list[str]) -> tuple[str, int]:
     if holds_items and one.kind != LinkKind.CLASS_ATTRIBUTE:
         return _filling_line(links, at, files)
     if one.kind == LinkKind.CLOSURE:
-        return one.filename, _registration(one) or one.line
+        return one.filename, registered_at(one.filename, one.type_name) or one.line
     return one.filename, one.line
 
 
@@ -176,12 +176,6 @@ def _pointing_back(links: list[Link], files: list[str]) -> tuple[str, int]:
                 if line and is_user_file(filename):
                     return filename, line
     return "", 0
-
-
-def _registration(closure: Link) -> int:
-    """The line that registers a function, or what its maker returns, as a hook; 0: none."""
-    makers = closure.type_name.split(".")[::-1]
-    return next((line for one in makers if (line := registered_at(closure.filename, one))), 0)
 
 
 def _filling_line(links: list[Link], at: int, files: list[str]) -> tuple[str, int]:
@@ -202,8 +196,8 @@ def _filling_line(links: list[Link], at: int, files: list[str]) -> tuple[str, in
     if line and is_filled_at(one.filename, line):
         return one.filename, line
     for two in reversed([two for two in inside[:-1] if is_field(two)]):
-        key = two.name.strip("'")
-        filename, below = _first_line(files, partial(_line_below, key))
+        filled = partial(filled_below, key=two.name.strip("'"))
+        filename, below = _first_line(files, filled)
         if below:
             return filename, below
     return one.filename, line or one.line
@@ -314,10 +308,6 @@ def _line_of(one: Link, files: list[str]) -> tuple[str, int]:
     return _first_line(
         [one.filename, *files], lambda filename: filled_at(filename, name, class_name=one.type_name)
     )
-
-
-def _line_below(key: str, filename: str) -> int:
-    return filled_below(filename, key)
 
 
 def _first_line(files: list[str], line_in: Callable[[str], int]) -> tuple[str, int]:

@@ -120,8 +120,14 @@ class Case:
 
     @property
     def direct(self) -> bool:
-        """Whether what is held is the tensor itself, and not a graph that saved it."""
-        return bool(self.found.holders) and not self.links & THROUGH_GRAPH
+        """Whether what is held is the tensor itself, and not a graph that saved it.
+
+        A search may find who holds a result only. Where most of what grows with it, in the same
+        steps, was made for its backward pass and is held by nothing else, that is its graph's.
+        """
+        growth = self.found.growth
+        of_graph = growth.forward_share > _MOSTLY and 0 < growth.kept_itself < _MOSTLY
+        return bool(self.found.holders) and not self.links & THROUGH_GRAPH and not of_graph
 
     @property
     def kept_itself(self) -> float:

@@ -50,7 +50,9 @@ class Cluster:
         self.groups.append(group)
         self.holders += holders
         if any(one.is_named and not one.through_graph for one in holders[:1]):
-            self._itself += group.per_step
+            named = [one for one in holders if one.is_named]
+            direct = sum(not one.through_graph for one in named)
+            self._itself += group.per_step * direct / len(named)  # several tensors of one line
 
 
 def held_by(findings: Iterable[Finding], device: str) -> dict[int, tuple[Holder, ...]]:

@@ -6,15 +6,19 @@ Which groups are one leak is decided in `group_by_holder`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from memprof.records import Holder
+from memprof.reference_chain import LinkKind, largest_container
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import copies_collection, joins_tensors
-from memprof.source_code.program import place_of
+from memprof.source_code.program import place_of, source_of
 from memprof.trace import EMPTY, SURVIVOR_AGE, Category, Frame, Tables
 from memprof.views.sites import sites
 from memprof.views.survivors import Survival
@@ -25,6 +29,12 @@ __all__ = ["GrowingGroup", "growing_groups"]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
+_TORCH = FrameKind.TORCH
+_OBJECTS = (LinkKind.ATTRIBUTE, LinkKind.MODULE_ATTRIBUTE, LinkKind.GLOBAL)
+_ERRORS = (LinkKind.TRACEBACK, LinkKind.EXCEPTION)
+_UNKNOWN: Mapping[int, Sequence[Holder]] = MappingProxyType({})
+_LATE = 1 / 3
+"""Of the steps, at the end: what was given in them goes on."""
 _LEAST_BIRTHS = 4
 _LEAST_SPAN = 8
 """Steps from the first rise to the last: less is a start, not a trend."""
@@ -65,10 +75,16 @@ class GrowingGroup:
     """The garbage collector was seen to free such tensors."""
 
 
-def growing_groups(survival: Survival, freed: Bools) -> Iterator[GrowingGroup]:
+_Judge: TypeAlias = Callable[[Survival, Ints, Bools], "GrowingGroup | None"]
+
+
+def growing_groups(
+    survival: Survival, freed: Bools, held: Mapping[int, Sequence[Holder]] = _UNKNOWN
+) -> Iterator[GrowingGroup]:
     """Every group of ``survival`` that keeps growing, each allocation in at most one.
 
-    ``freed`` says which allocations the garbage collector freed.
+    ``freed`` says which allocations the garbage collector freed, ``held`` who holds those of a
+    stack, as far as that was searched for.
     """
     lives = survival.lives
     if len(survival) < _LEAST_SPAN + SURVIVOR_AGE:
@@ -82,11 +98,37 @@ def growing_groups(survival: Survival, freed: Bools) -> Iterator[GrowingGroup]:
             if group is not None and not _is_expected(survival, group):
                 grouped[rows] = True
                 yield group
-    replaced = (lives.born >= 0) & (lives.died > lives.born)
-    for rows in _groups(_by_stack(survival), replaced & ~grouped):
-        group = _ever_larger(survival, rows, freed)
+    for rows, judge in _held_groups(survival, survives & ~grouped, held):
+        group = judge(survival, rows, freed)
         if group is not None:
+            grouped[rows] = True
             yield group
+    replaced = (lives.born >= 0) & (lives.died > lives.born)
+    for keys in (_by_stack(survival), _by_innermost(survival)):
+        for rows in _groups(keys, replaced & ~grouped):
+            group = _ever_larger(survival, rows, freed, held)
+            if group is not None:
+                grouped[rows] = True
+                yield group
+
+
+def _held_groups(
+    survival: Survival, mask: Bools, held: Mapping[int, Sequence[Holder]]
+) -> Iterator[tuple[Ints, _Judge]]:
+    """Groups that are told to grow by who holds them: what has no stack, and what errors keep."""
+    stacks = survival.lives.stack
+    for stack, holders in held.items():
+        rows = np.flatnonzero(mask & (stacks == stack))
+        if len(rows) < _LEAST_BIRTHS or not holders:
+            continue
+        container = largest_container(holders[0].links)
+        length = holders[0].links[container].length if container is not None else 0
+        if not holders[0].is_named or length < _LEAST_BIRTHS:
+            continue
+        if stack == EMPTY:
+            yield rows, _ever_more
+        elif any(link.kind in _ERRORS for link in holders[0].links):
+            yield rows, _now_and_then
 
 
 def _exact_groups(survival: Survival, freed: Bools) -> Iterator[GrowingGroup]:
@@ -114,6 +156,21 @@ def _by_line(survival: Survival) -> Ints:
     lives = survival.lives
     line = sites(survival.tables).of_stack[lives.stack].astype(np.int64)
     modules = _modules(survival.tables)[lives.label]
+    return np.where(line > 0, line * (int(modules.max(initial=0)) + 1) + modules, -1)
+
+
+def _by_innermost(survival: Survival) -> Ints:
+    """The innermost line of Python and the module: what a library joins for all who call it."""
+    lives, tables = survival.lives, survival.tables
+    index: dict[tuple[str, int], int] = {}
+    lines = [0]
+    for stack in range(1, len(tables.stacks)):
+        frames = (one for one in tables.stack(stack) if frame_kind(one.filename) > _TORCH)
+        inner = next(frames, None)
+        place = (inner.filename, inner.line) if inner is not None else None
+        lines.append(index.setdefault(place, len(index) + 1) if place is not None else 0)
+    line = np.array(lines, dtype=np.int64)[lives.stack]
+    modules = _modules(tables)[lives.label]
     return np.where(line > 0, line * (int(modules.max(initial=0)) + 1) + modules, -1)
 
 
@@ -172,8 +229,37 @@ def _ever_the_same(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup
     return _group(survival, rows, rows, found, freed)
 
 
-def _ever_larger(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | None:
-    """A group that is made anew, larger: by joining an old tensor with a part, or by copying."""
+def _now_and_then(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | None:
+    """A group to which some steps add and others do not: what a container of errors keeps.
+
+    How often a step fails is chance. That the container was given to in the last third of the steps
+    and never emptied is enough: no cache is filled by errors.
+    """
+    lives, length = survival.lives, len(survival)
+    births = np.unique(lives.born[rows])
+    long = births[-1] - births[0] >= _LEAST_SPAN
+    if len(births) < _LEAST_BIRTHS or not long or births[-1] < length * (1 - _LATE):
+        return None
+    if (lives.died[rows] < length).any():
+        return None
+    span = int(births[-1] - births[0])
+    found = Rise(
+        places=births,
+        per_place=float(lives.size[rows][lives.born[rows] > births[0]].sum()) / span,
+        slope=0.0,
+        confidence=round(1 - 0.5 ** (len(births) / _LEAST_BIRTHS), 3),
+        every=max(1, round(span / (len(births) - 1))),
+    )
+    return _group(survival, rows, rows, found, freed)
+
+
+def _ever_larger(
+    survival: Survival, rows: Ints, freed: Bools, held: Mapping[int, Sequence[Holder]]
+) -> GrowingGroup | None:
+    """A group that is made anew, larger: by joining an old tensor with a part, or by copying.
+
+    Or by hooks, of which there are ever more.
+    """
     lives, length = survival.lives, len(survival)
     if len(rows) < _LEAST_GROWN:
         return None
@@ -185,14 +271,20 @@ def _ever_larger(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup |
     if not len(settled) or settled.max() == 0:
         return None
     one_each = settled.min() == settled.max()
-    if not one_each and (np.diff(settled) > 0).mean() < _NEARLY_ALL:
+    stack = _most(lives.stack[rows])
+    by_hooks = not one_each and _is_hooked(held.get(stack, ())) and rise(count) is not None
+    if not one_each and not by_hooks and (np.diff(settled) > 0).mean() < _NEARLY_ALL:
         return None
     if (np.diff(floor(amount)[WARM_UP:]) > 0).sum() < _LEAST_BIRTHS:
         return None
     found = rise(amount, amount)
     if found is None or found.places[-1] - found.places[0] < _LEAST_SPAN:
         return None
-    if not (_joins if one_each else _copies)(survival.tables, _most(lives.stack[rows])):
+    made_anew = _joins if one_each else _copies
+    by_library = (
+        one_each and _is_kept(held.get(stack, ())) and _joins_within(survival.tables, stack)
+    )
+    if not (by_hooks or by_library or made_anew(survival.tables, stack)):
         return None
     return _group(survival, rows, _left(survival, rows, found), found, freed, replaced=True)
 
@@ -273,6 +365,32 @@ def _joins(tables: Tables, stack: int) -> bool:
         return True
     place = place_of(sites(tables).frames[int(sites(tables).of_stack[stack])])
     return place is not None and joins_tensors(place.statement)
+
+
+def _joins_within(tables: Tables, stack: int) -> bool:
+    """The same of the innermost line, a library's."""
+    frames = (one for one in tables.stack(stack) if frame_kind(one.filename) > _TORCH)
+    inner = next(frames, None)
+    program = source_of(inner.filename) if inner is not None and not inner.changed else None
+    place = program.at(inner.line) if program is not None and inner is not None else None
+    return place is not None and joins_tensors(place.statement)
+
+
+def _is_kept(holders: Sequence[Holder]) -> bool:
+    """True if an object of the program keeps what is held, and no call that runs just now.
+
+    While a prompt is answered its cache grows, too, as the generating function's own.
+    """
+    links = holders[0].links if holders and holders[0].is_named else ()
+    return any(link.kind in _OBJECTS for link in links) and not any(
+        link.kind == LinkKind.LOCAL and frame_kind(link.filename) is not FrameKind.USER
+        for link in links
+    )
+
+
+def _is_hooked(holders: Sequence[Holder]) -> bool:
+    """True if a hook of a module or a tensor leads to what is held."""
+    return any(link.kind == LinkKind.HOOK for one in holders[:1] for link in one.links)
 
 
 def _copies(tables: Tables, stack: int) -> bool:

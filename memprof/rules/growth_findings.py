@@ -43,6 +43,8 @@ _MOST_HOLDERS = 5
 _LEAST_CONFIDENCE = 0.3
 _BOUNDED_CONFIDENCE = 0.2
 """For a container that can hold so much and no more: it fills up."""
+_FEW_MODELS = 6
+"""Times that a model was kept: five folds, or an ensemble of five, end there."""
 _BOUNDED_GRAPHS = 0.5
 """The same where each item keeps the graph that made it: that was hardly meant to be kept."""
 
@@ -57,10 +59,10 @@ def leaks(examination: Examination) -> tuple[Found, ...]:
 def _of_device(run: Run, examined: DeviceExamination) -> list[Found]:
     device, lives = examined.device, survival(examined)
     freed = freed_by_collector(device, lives, run.findings)
-    groups = list(growing_groups(lives, freed))
+    holders = held_by(run.findings, device.device)
+    groups = list(growing_groups(lives, freed, holders))
     grown = {group.stack for group in groups}
     groups += [one for one in cyclic_garbage(lives, freed) if one.stack not in grown]
-    holders = held_by(run.findings, device.device)
     made = [_Leak(device, lives, cluster, run.guessed) for cluster in clusters(groups, holders)]
     return [leak.found() for leak in made if leak.confidence >= _LEAST_CONFIDENCE]
 
@@ -78,11 +80,22 @@ class _Leak:
     def confidence(self) -> float:
         """How sure it is that this leaks, from 0 to 1: less where the program keeps it small."""
         most = max(group.confidence for group in self.cluster.groups)
+        if self._is_of_few_models():
+            return min(most, _BOUNDED_CONFIDENCE)
         for one in self.cluster.holders[:1]:
             if is_bounded(one.links):
                 keeps_graphs = any(link.kind == LinkKind.AUTOGRAD_NODE for link in one.links)
                 return min(most, _BOUNDED_GRAPHS if keeps_graphs else _BOUNDED_CONFIDENCE)
         return most
+
+    def _is_of_few_models(self) -> bool:
+        groups = self.cluster.groups
+        if max(len(group.places) for group in groups) >= _FEW_MODELS:
+            return False
+        rows = np.concatenate([group.rows for group in groups])
+        links = (link.kind for one in self.cluster.holders[:1] for link in one.links)
+        known = (self.survival.lives.category[rows] == Category.PARAMETER).any()
+        return bool(known) or LinkKind.PARAMETER in links
 
     def found(self) -> Found:
         """The cluster as a finding, without remedies."""

@@ -52,12 +52,12 @@ def with_remedies(found: Found, examination: Examination) -> Found:
     for one in advice:
         best.setdefault(one.advice.fix, one)
     useful = [one for one in best.values() if not _is_there_already(one.advice, found)]
-    ranked = sorted(useful, key=lambda one: one.advice.remains > _MOSTLY)
+    ranked = sorted(useful[:_MOST], key=lambda one: one.advice.remains > _MOSTLY)
     if case.grows and len(ranked) > 1 and ranked[0].advice.fix == "cpu_offload":
         ranked[:2] = ranked[1::-1]  # on the host it goes on to grow
     if ranked and rule is None:
         found = replace(found, rule=ranked[0].rule)
-    first = [one._replace(advice=_of_what_ran(one.advice, case)) for one in ranked[:_MOST]]
+    first = [one._replace(advice=_of_what_ran(one.advice, case)) for one in ranked]
     return replace(found, remedies=tuple(_remedy(*one, case) for one in first))
 
 

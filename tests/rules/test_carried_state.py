@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 from torch import nn
 
+from memprof.reference_chain import Link, LinkKind
+from memprof.rules.finding import Kind
+from tests.rules.bench import Bench
 from tests.rules.recorded import findings_of
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(tmp_path)
 
 
 def fires():
@@ -39,3 +48,36 @@ def test_the_state_is_handed_on_without_its_graph(tmp_path):
     assert found.rule == first.rule == "carried-state"
     assert first.fix == "detach"
     assert "memory.state.detach())" in first.patch
+
+
+SOURCE = """
+import queue
+
+frames = queue.Queue()
+
+def make(script):
+    state = start()
+    for tokens in script:
+        latent, state = decode(tokens, state)
+        frames.put(latent)
+
+def play():
+    while True:
+        latent = frames.get()
+        show(latent)
+"""
+
+
+def test_the_only_state_of_a_loop_is_named_where_a_queue_hands_its_graph_on(bench):
+    bench.write(SOURCE)
+    links = [
+        ("local", "latent", -1),
+        Link(LinkKind.AUTOGRAD_NODE, nodes=(("TanhBackward0", 64),)),
+        ("saved_tensor", "mat1", -1),
+    ]
+    held = bench.holder("frames.get()", *links)
+    first = bench.advise("frames.get()", held, kind=Kind.HOST_GROWTH)[0]
+    assert (first.fix, first.line) == ("detach", bench.line("latent, state = decode"))
+    bench.write(SOURCE + "    for x in more:\n        h = step(x, h)\n")
+    advised = bench.advise("frames.get()", held, kind=Kind.HOST_GROWTH)
+    assert all(one.fix != "detach" for one in advised)

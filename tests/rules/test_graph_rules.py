@@ -75,7 +75,7 @@ def test_detaching_what_is_kept_after_its_backward_pass_is_said_to_free_no_tenso
     detach = next(remedy for remedy in remedies if remedy.fix == "detach")
     assert detach.saves_bytes == 0
     assert "host memory" in detach.why
-    assert remedies[0].fix == "cpu_offload"
+    assert [one.fix for one in remedies[:2]] == ["clear_container", "cpu_offload"]
     assert remedies[0].saves_bytes == 4096
 
 
@@ -276,7 +276,7 @@ def test_what_gives_nothing_back_comes_after_what_does(bench):
     held = bench.holder("append", ("attribute", "episodes", -1), ("item", "0", 9))
     remedies = bench.advise("append", held, category="activation")
     assert [remedy.saves_bytes for remedy in remedies] == [4096, 4096, 0]
-    assert (remedies[0].fix, remedies[-1].fix) == ("cpu_offload", "detach")
+    assert (remedies[0].fix, remedies[-1].fix) == ("clear_container", "detach")
 
 
 SCHEDULED = """\

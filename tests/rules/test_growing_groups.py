@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from memprof.loading import load
-from memprof.records import StepColumns
+from memprof.records import Finding, Holder, StepColumns
+from memprof.reference_chain import Link, LinkKind
 from memprof.rules.growth_findings import leaks
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Frame
@@ -88,3 +89,51 @@ def test_a_few_steps_are_enough_where_each_adds_the_same(steps, size_after, grow
     write_run(tmp_path / "run.json", trace.build(), steps=columns)
     found = leaks(examine(load(tmp_path / "run.json")))
     assert [one.bytes_per_step for one in found] == ([1 << 20] if grows else [])
+
+
+def held_in(length, root=LinkKind.GLOBAL):
+    """A holder as a search in the job names it: ``store.jobs[7]``."""
+    links = [Link(root, "store", "main"), Link(LinkKind.ATTRIBUTE, "jobs", "Store")]
+    return Holder(
+        LinkKind.ITEM, "", 0, "", [*links, Link(LinkKind.ITEM, "7", "dict", length=length)]
+    )
+
+
+@pytest.mark.parametrize(("length", "grows"), [(STEPS, True), (2, False)])
+def test_what_has_no_stack_grows_where_a_container_holds_it(length, grows, tmp_path):
+    trace = TraceBuilder(device="cpu")
+    for step in range(STEPS):
+        trace.label(step=step).alloc(4096, f"t{step}", stack=())
+    found = Finding("holders", device="cpu", step=STEPS, stack=0, holders=[held_in(length)])
+    write_run(tmp_path / "run.json", trace.build(), more=(found,))
+    made = leaks(examine(load(tmp_path / "run.json")))
+    assert [one.bytes_per_step for one in made] == ([4096.0] if grows else [])
+
+
+@pytest.mark.parametrize(
+    ("root", "grows"), [(LinkKind.GLOBAL, True), (LinkKind.LOCAL, False), (None, False)]
+)
+def test_what_a_library_joins_grows_where_the_program_keeps_it(root, grows, tmp_path):
+    """A library's running function keeps a cache while one prompt is answered, and no longer."""
+    folder = tmp_path / "site-packages" / "models"
+    folder.mkdir(parents=True)
+    library, path = folder / "cache.py", tmp_path / "serve.py"
+    library.write_text("def update(self, keys):\n    self.keys = torch.cat([self.keys, keys])\n")
+    path.write_text("def serve(model):\n    model(prompt)\n    model(token)\n")
+    trace = TraceBuilder(device="cpu")
+    for step in range(STEPS):
+        trace.label(step=step)
+        stack = (Frame("update", str(library), 2), Frame("serve", str(path), 2 + step % 2))
+        trace.alloc(4096 * (step + 1), f"t{step}", stack=stack)
+        if step:
+            trace.free(f"t{step - 1}")
+    built = trace.build()
+    rows = range(1, len(built.tables.stacks))
+    holder = held_in(8, root) if root is not None else None
+    more = [
+        Finding("holders", device="cpu", step=STEPS, stack=row, holders=[holder])
+        for row in rows
+        if holder is not None
+    ]
+    write_run(tmp_path / "run.json", built, more=tuple(more))
+    assert bool(leaks(examine(load(tmp_path / "run.json")))) is grows

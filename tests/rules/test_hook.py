@@ -44,3 +44,57 @@ def test_the_cycle_is_named_where_the_hook_is_registered(tmp_path):
     assert found.rule == first.rule == second.rule == "hook"
     assert (first.fix, second.fix) == ("break_cycle", "remove_hook")
     assert first.code == "z.register_hook(lambda grad: grad * (z > 0))"
+
+
+class Extractor:
+    """Its hooks are removed by a method that nothing calls."""
+
+    def __init__(self, layer):
+        self.features = {}
+        self.handles = [layer.register_forward_hook(self._recorder("first"))]
+
+    def _recorder(self, name):
+        def hook(module, inputs, output):
+            self.features[name] = output.clone()
+
+        return hook
+
+    def close(self):
+        for handle in self.handles:
+            handle.remove()
+
+
+def outlived():
+    """Each step's dead hooks store the features of every later step: ever more of one step."""
+    layer = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+
+    def step(number):
+        Extractor(layer)
+        layer(torch.ones(WIDTH, WIDTH))
+
+    return step
+
+
+def one_extractor():
+    """The same hook for all steps: what it stores is made anew, and is no more than before."""
+    layer = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+    Extractor(layer)
+
+    def step(number):
+        layer(torch.ones(WIDTH, WIDTH))
+
+    return step
+
+
+def test_hooks_that_outlive_their_object_are_removed_by_its_own_method(tmp_path):
+    found = findings_of(outlived, tmp_path / "run.json", steps=40)[0]
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("hook", "remove_hook")
+    assert first.code.endswith('layer.register_forward_hook(self._recorder("first"))]')
+    assert "call its `close()`, which removes the hook" in first.why
+    assert found.bytes_per_step == WIDTH * WIDTH * 4
+
+
+def test_one_hook_that_stores_the_last_output_is_no_growth(tmp_path):
+    found = findings_of(one_extractor, tmp_path / "run.json", steps=40)
+    assert not any(one.bytes_per_step for one in found)

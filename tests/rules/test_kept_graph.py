@@ -48,3 +48,23 @@ def test_the_graph_is_cut_off_what_is_kept(tmp_path):
     # the batch, what tanh and square saved of theirs, and the loss itself, which stays
     assert found.bytes_per_step >= 3 * SIZE * SIZE * 4
     assert 0 < first.saves_bytes < found.bytes_per_step
+
+
+def monitored():
+    """The search in a job finds who holds the small result; its graph's tensors it does not."""
+    encoder, head = nn.Linear(SIZE, SIZE), nn.Linear(SIZE, 1)
+    outputs = []
+
+    def step(number):
+        agreement = head(encoder(torch.ones(SIZE, SIZE)).relu()).mean()
+        outputs.append({"step": number, "agreement": agreement})
+        head(encoder(torch.ones(SIZE, SIZE))).mean().backward()
+
+    return step
+
+
+def test_a_small_result_with_a_large_graph_is_to_be_detached_first(tmp_path):
+    found = findings_of(monitored, tmp_path / "run.json")[0]
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("kept-graph", "detach")
+    assert first.code == 'outputs.append({"step": number, "agreement": agreement})'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from memprof.rules.finding import Kind
 from tests.rules.recorded import findings_of
 
 WIDTH = 64
@@ -47,3 +48,44 @@ def test_the_text_of_the_exception_is_to_be_stored(tmp_path):
     assert found.bytes_per_step == WIDTH * WIDTH * 4
     assert first.fix == "clear_traceback"
     assert "+            failures.append(str(error))" in first.patch
+
+
+FAILING = frozenset((0, 2, 6, 7, 8, 9, 11, 12, 13, 15, 17, 18, 22))
+"""Of 28 steps: chance, and rarer by chance in the second half."""
+
+
+def now_and_then():
+    failures = []
+
+    def step(number):
+        if number not in FAILING:
+            return
+        try:
+            attempt()
+        except ValueError as error:
+            failures.append(error)
+
+    return step
+
+
+def tables():
+    """Tables for ever new lengths come as irregularly, and are no failures."""
+    kept = []
+
+    def step(number):
+        if number in FAILING:
+            kept.append(torch.zeros(WIDTH, WIDTH))
+
+    return step
+
+
+def test_failures_pile_up_however_irregular_they_are(tmp_path):
+    found = findings_of(now_and_then, tmp_path / "run.json", steps=28)[0]
+    assert (found.rule, found.kind) == ("stored-exception", Kind.LEAK)
+    assert found.bytes_per_step == WIDTH * WIDTH * 4 * (len(FAILING) - 1) / 22
+    assert found.remedies[0].fix == "clear_traceback"
+
+
+def test_what_comes_ever_more_rarely_is_no_growth_where_no_error_keeps_it(tmp_path):
+    found = findings_of(tables, tmp_path / "run.json", steps=28)
+    assert not any(one.bytes_per_step for one in found)

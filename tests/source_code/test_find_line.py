@@ -13,6 +13,7 @@ from memprof.source_code.find_line import (
     assigned_in_function,
     called_at,
     filled_at,
+    filled_below,
     forget,
     grown_at,
     passed_at,
@@ -168,3 +169,23 @@ def test_a_key_in_a_comment_is_no_key_of_the_line(tmp_path: Path) -> None:
 def test_a_name_in_a_comment_carries_nothing_on(tmp_path: Path) -> None:
     text = "for x in xs:\n    net = base()  # of net\n    net = (\n        Wrapped(net)\n    )\n"
     assert filled_at(source(tmp_path, text), "net") == 3
+
+
+def test_what_a_record_has_below_a_key_is_filled_whatever_the_records_name(tmp_path: Path) -> None:
+    path = tmp_path / "tracker.py"
+    path.write_text(
+        'def begin():\n    return {"frames": {}}\n'
+        'def track(memory, n, out):\n    memory["frames"][n] = out\n    memory["frames"] = {}\n'
+    )
+    assert filled_below(str(path), "frames") == 4
+    assert filled_below(str(path), "other") == 0
+
+
+def test_a_table_is_filled_by_what_runs_again_and_not_by_init(tmp_path: Path) -> None:
+    path = tmp_path / "names.py"
+    path.write_text(
+        "class Names:\n    def __init__(self, model):\n        self.name[model] = model\n"
+        '    def hook(self, output):\n        self.name[output] = f"{output}"\n'
+    )
+    assert filled_at(str(path), ".name") == 3  # of values: a text is no tensor
+    assert filled_at(str(path), ".name", as_key=True) == 5

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from memprof.reference_chain import CYCLES, LinkKind
 from memprof.rules.case import Case
+from memprof.rules.finding import Kind
 from memprof.rules.kept_graphs import OF_ERRORS, of_many_steps, on_the_way, running_sum
 from memprof.rules.rule import Advice, Cause, GrowthRule
-from memprof.source_code.idioms import read_by_itself
+from memprof.source_code.idioms import growing, read_by_itself
 from memprof.source_code.patch import diff, wrapped
 from memprof.source_code.program import Place, calls_in
 from memprof.source_code.values import is_fresh_tensor
@@ -45,7 +46,7 @@ class CarriedState(GrowthRule[State]):
         if any(running_sum(place) is not None for place in near):
             return None
         states = (State(p, name, tuple(reads)) for p in near for name, reads in read_by_itself(p))
-        return next(states, None)
+        return next(states, None) or _of_any_loop(case)
 
     def advice(self, cause: State, case: Case) -> Iterator[Advice]:
         """Hand it over without its graph."""
@@ -58,6 +59,26 @@ class CarriedState(GrowthRule[State]):
             cause.place,
             patch=patch,
         )
+
+
+def _of_any_loop(case: Case) -> State | None:
+    """The only state that a loop of the program carries, where all that is known is a graph.
+
+    What a queue hands on, from another thread, hangs on the graph of a state that is not seen.
+    """
+    if case.found.kind is not Kind.HOST_GROWTH or any(growing(one) for one in case.places):
+        return None
+    found = {
+        (place.program.filename, place.line): State(place, name, tuple(reads))
+        for program in case.programs
+        for node in ast.walk(program.tree)
+        if isinstance(node, ast.Assign)
+        and (place := program.place(node)) is not None
+        and place.loop is not None
+        and (place.function is None or place.function.name != "forward")
+        for name, reads in read_by_itself(place)
+    }
+    return next(iter(found.values())) if len(found) == 1 else None
 
 
 def _between_steps(state: State, case: Case) -> str:

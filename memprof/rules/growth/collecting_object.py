@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memprof.records import Holder
-from memprof.reference_chain import LinkKind
+from memprof.reference_chain import LinkKind, is_field, largest_container
 from memprof.rules.case import Case
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind
@@ -33,6 +33,8 @@ class Collector(Cause):
     """Items in the container."""
     is_in_stack: bool = False
     """The tensors are made within the call."""
+    is_named: bool = False
+    """The call says under which key it is kept."""
     made_class: str = ""
     """The object's class, where only the statement that makes the object is in sight."""
 
@@ -50,13 +52,22 @@ class CollectingObject(GrowthRule[Collector]):
 
         Not where the program's own source fills the container: that is the line to mend.
         """
-        if case.of_model or any(growing(place) for place in case.places):
+        if any(growing(place) for place in case.places):
             return None
-        return _called(case) or _handed(case) or _made(case)
+        if case.of_model:
+            return _named(case)
+        return _named(case) or _called(case) or _handed(case) or _made(case)
 
     def advice(self, cause: Collector, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the cause says all
         """Empty it; or give it less."""
-        if cause.made_class:
+        if cause.is_named:
+            yield Advice(
+                "del_ref",
+                f"`{cause.call}` hands over what is kept in `{cause.container}` for good: hand "
+                "over a number or the name of a file, or only what is read again.",
+                cause.place,
+            )
+        elif cause.made_class:
             yield Advice(
                 "del_ref",
                 f"`{cause.made_class}` keeps what it is given here as long as it lives: hand it no "
@@ -106,6 +117,41 @@ def _handed(case: Case) -> Collector | None:
             text = ast.unparse(call.func)
             return Collector(place.program.place(call), text, owner, container, length)
     return None
+
+
+def _named(case: Case) -> Collector | None:
+    """What gives a library's object something by a key that a chain names, if that is one call.
+
+    ``trial.set_user_attr("model", model)``.
+    """
+    for holder in case.found.holders:
+        if largest_container(holder.links) is None:
+            continue
+        keys = {one.name.strip("'"): at for at, one in enumerate(holder.links) if is_field(one)}
+        found = [
+            (call, place, key)
+            for program in case.programs
+            for call in calls_in(program.tree)
+            if (key := _key_given(call)) in keys and (place := program.at(call.lineno)) is not None
+        ]
+        if len({place.line for _, place, _ in found}) == 1:
+            call, place, key = found[0]
+            at = keys[key]
+            container = next(
+                (one.name for one in holder.links[:at][::-1] if one.kind in _ATTRIBUTES), ""
+            )
+            return Collector(place, ast.unparse(call.func), container=container, is_named=True)
+    return None
+
+
+def _key_given(call: ast.Call) -> str:
+    """The key, written out, under which a method is handed what has a name; else empty."""
+    if not isinstance(call.func, ast.Attribute) or len(call.args) < 2:
+        return ""
+    key, value = call.args[0], call.args[1]
+    if not isinstance(key, ast.Constant) or not isinstance(value, (ast.Name, ast.Attribute)):
+        return ""
+    return key.value if isinstance(key.value, str) else ""
 
 
 def _hands(call: ast.Call, owner: str) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memprof.rules.case import Case
+from memprof.rules.containers import filled_container
 from memprof.rules.kept_graphs import on_the_way
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import grown_by_concatenation
@@ -31,7 +32,10 @@ class GrownByConcatenation(GrowthRule[Concatenation]):
     yields_to = ("kept-graph", "running-sum", "carried-state")
 
     def match(self, case: Case) -> Concatenation | None:
-        """A statement that joins what it binds with something else."""
+        """A statement that joins what it binds with something else, and no table of such."""
+        table = None if case.found.growth.is_replaced else filled_container(case)
+        if table is not None and table.filling.keyed:
+            return None
         for place in on_the_way(case):
             name = grown_by_concatenation(place)
             if name:

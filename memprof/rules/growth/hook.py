@@ -58,6 +58,16 @@ class Hook(GrowthRule[RegisteredHook]):
                 "no collector looks: compute what it needs beforehand, detached.",
                 cause.place,
             )
+        closing = _closing(cause.place)
+        if closing is not None:
+            yield Advice(
+                "remove_hook",
+                f"`{cause.method}` keeps the function and all it closes over for as long as "
+                f"`{owner}` lives, and the object with it: call its `{closing}()`, which removes "
+                "the hook, when it is done with, or make it once.",
+                cause.place,
+            )
+            return
         assigned = isinstance(cause.place.statement, (ast.Assign, ast.AnnAssign))
         why = "its handle is never used" if assigned else "its handle is not kept"
         yield Advice(
@@ -68,14 +78,24 @@ class Hook(GrowthRule[RegisteredHook]):
         )
 
 
+def _closing(place: Place) -> str | None:
+    """The method of the class around a place that calls ``remove()``, where one does."""
+    for node in place.class_.body if place.class_ is not None else ():
+        if isinstance(node, FUNCTIONS) and node is not place.function and calls_in(node, "remove"):
+            return node.name
+    return None
+
+
 def _registration(case: Case) -> Place | None:
     """The statement that registers a hook: a link's own, a holder's, or one in the same scope."""
     places = [case.link_place(LinkKind.HOOK), *case.places]
     for place in places:
         if place is not None and _registers(place.statement):
             return place
-    for place in [p for p in places if p is not None]:
-        for call in calls_in(place.scope):
+    near = [(p, p.scope) for p in places if p is not None]
+    near += [(p, p.class_) for p in places if p is not None and p.class_ is not None]
+    for place, scope in near:
+        for call in calls_in(scope):
             where = place.program.place(call)
             if where is not None and _registers(where.statement):
                 return where

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memprof.reference_chain import THROUGH_GRAPH, LinkKind
+from memprof.reference_chain import CYCLES, THROUGH_GRAPH, LinkKind, largest_container
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import growing
@@ -36,9 +36,11 @@ class TensorKey(GrowthRule[Keys]):
 
     def match(self, case: Case) -> Keys | None:
         """A key of a dict in the first chain of references."""
+        if case.links & CYCLES:
+            return None
         for holder in case.found.holders[:1]:
             for at, link in enumerate(holder.links):
-                if link.kind != LinkKind.KEY:
+                if link.kind != LinkKind.KEY or at != largest_container(holder.links):
                     continue
                 place = case.place_of(holder)
                 filling = growing(place)

@@ -11,6 +11,7 @@ from pathlib import Path
 from memprof.reference_chain import CYCLES, LinkKind
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Cause, GrowthRule
+from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import last_name
 from memprof.source_code.opposite_methods import opposite, releases_of
 from memprof.source_code.program import FUNCTIONS, Place, calls_in, own_calls, source_of
@@ -39,7 +40,7 @@ class OneWay(Cause):
     place: Place
     line: int
     receiver: str
-    """As written at the line: ``self.model``."""
+    """As written at the line: ``self.model``; empty where the object has no name there."""
     method: str
     """What is called; empty where the object itself is."""
     release: str
@@ -65,11 +66,20 @@ class UncalledRelease(GrowthRule[OneWay]):
         """A call on an object that holds the tensors, or on which they are made."""
         if case.links & _SAY_MORE:
             return None
-        ways = (*_of_holders(case), *_of_stack(case))
+        ways = (*_of_holders(case), *_of_stack(case), *_within(case))
         return next((way for way in ways if not _is_called(case, way)), None)
 
     def advice(self, cause: OneWay, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the cause says all
         """Call the method."""
+        if not cause.receiver:
+            yield Advice(
+                "release",
+                f"At every such call `{cause.class_name}.{cause.method}` takes in more: hand over "
+                f"a new one each time, or have it let go (`{cause.class_name}.{cause.release}()`).",
+                cause.place,
+                cause.line,
+            )
+            return
         called = f"{cause.receiver}.{cause.method}" if cause.method else cause.receiver
         yield Advice(
             "release",
@@ -101,10 +111,10 @@ def _calls_on(case: Case, name: str) -> Iterator[tuple[Place, ast.Call]]:
     for _, place in case.frames:
         yield from ((place, call) for call in own_calls(place.statement) if _is_on(call, name))
     for program in case.programs:
-        for call in calls_in(program.tree):
-            found = program.at(call.lineno) if _is_on(call, name) else None
-            if found is not None:
-                yield found, call
+        for call in calls_in(program.tree) if _is_own(case, program.filename) else ():
+            where = program.at(call.lineno) if _is_on(call, name) else None
+            if where is not None:
+                yield where, call
 
 
 def _is_on(call: ast.Call, name: str) -> bool:
@@ -116,10 +126,10 @@ def _is_on(call: ast.Call, name: str) -> bool:
 
 def _of_stack(case: Case) -> Iterator[OneWay]:
     """The program's call within which the tensors are made, where its class is in sight."""
-    stack = case.found.stack
-    for inner, outer in pairwise(stack):
+    for inner, outer in pairwise(case.found.stack):
         class_name, _, method = inner.name.rpartition(".")
-        place = case.place_at(outer.filename, outer.line)
+        own = _is_own(case, outer.filename)
+        place = case.place_at(outer.filename, outer.line) if own else None
         if place is None or not class_name or method.split("_")[0] in _LASTING:
             continue
         program = source_of(inner.filename)
@@ -128,6 +138,33 @@ def _of_stack(case: Case) -> Iterator[OneWay]:
                 way = _way(place, call, releases_of(program, class_name), class_name)
                 if way is not None:
                     yield way
+
+
+def _within(case: Case) -> Iterator[OneWay]:
+    """The program's call in which a library's object takes something in, by no known name."""
+    if not case.found.growth.is_replaced or any(one.is_named for one in case.found.holders):
+        return
+    own = next((one for one in case.found.stack if _is_own(case, one.filename)), None)
+    place = case.place_at(own.filename, own.line) if own is not None else None
+    if own is None or place is None:
+        return
+    for frame in case.found.stack:
+        if frame is own:
+            return
+        class_name, _, method = frame.name.rpartition(".")
+        program = source_of(frame.filename) if class_name else None
+        offered = releases_of(program, class_name) if program is not None else []
+        release = opposite(method, offered)
+        if release:
+            yield OneWay(place, own.line, "", method, release, class_name)
+
+
+def _is_own(case: Case, filename: str) -> bool:
+    """Whether a file lies beside, or below, that of the outermost function: it is no library's."""
+    if not case.frames:
+        return frame_kind(filename) is FrameKind.USER
+    folder = Path(case.frames[-1][0].filename).parent
+    return folder in Path(filename).parents
 
 
 def _way(place: Place, call: ast.Call, offered: list[str], class_name: str) -> OneWay | None:
