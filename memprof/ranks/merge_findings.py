@@ -40,12 +40,15 @@ class Shared:
     bytes_per_step: float
     names_line: bool = False
     """The title names the line of ``site``."""
+    minor: bool = False
+    """It is a headline on none of them."""
 
 
 def shared(found: Mapping[str, Sequence[Found]]) -> tuple[Shared, ...]:
     """The findings of each rank, by its name, put together: what is on most ranks comes first.
 
-    Of the same number, as in a single run: what grows first, then the largest.
+    Of the same number, as in a single run: what grows first, then the largest. What is a headline
+    on no rank comes last.
     """
     groups: dict[Hashable, list[tuple[str, Found]]] = defaultdict(list)
     order: dict[Hashable, int] = {}
@@ -55,7 +58,13 @@ def shared(found: Mapping[str, Sequence[Found]]) -> tuple[Shared, ...]:
             groups[key].append((name, one))
             order[key] = min(order.get(key, place), place)
     grown = sorted(
-        groups, key=lambda key: (not _grows(groups[key]), -_ranks(groups[key]), order[key])
+        groups,
+        key=lambda key: (
+            _is_minor(groups[key]),
+            not _grows(groups[key]),
+            -_ranks(groups[key]),
+            order[key],
+        ),
     )
     return tuple(_shared(groups[key]) for key in grown)
 
@@ -70,6 +79,10 @@ def _same(one: Found) -> Hashable:
 
 def _grows(ones: Sequence[tuple[str, Found]]) -> bool:
     return any(one.bytes_per_step > 0 for _, one in ones)
+
+
+def _is_minor(ones: Sequence[tuple[str, Found]]) -> bool:
+    return all(one.minor for _, one in ones)
 
 
 def _ranks(ones: Sequence[tuple[str, Found]]) -> int:
@@ -105,4 +118,5 @@ def _shared(ones: Sequence[tuple[str, Found]]) -> Shared:
         bytes=sum(one.bytes for _, one in ones),
         bytes_per_step=sum(one.bytes_per_step for _, one in ones),
         names_line=_names_line(main),
+        minor=_is_minor(ones),
     )

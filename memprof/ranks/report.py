@@ -150,7 +150,7 @@ def job_verdict(
         return _failed(ranks, failed, then)
     if deviating:
         return _deviating(ranks, deviating, then)
-    wasted = [one for one in found if one.confidence >= _SURE]
+    wasted = [one for one in found if one.confidence >= _SURE and not one.minor]
     if wasted:
         is_hole = wasted[0].kind == Kind.FRAGMENTATION.value
         return _found("fragmentation" if is_hole else "waste", wasted[0], ranks, judged)

@@ -261,3 +261,56 @@ def test_what_recording_took_is_told_with_what_it_may_take_at_first(
     file.write_text(f"[\n{lines}\n]\n")
     run_main("report", file, "--no-page")
     assert capsys.readouterr().out.splitlines()[-1] == told
+
+
+@pytest.fixture
+def of_cpu() -> Path:
+    """A training on the CPU whose gradients stay through the next forward pass."""
+    recordings = Path(__file__).resolve().parents[1] / "golden" / "recordings"
+    return recordings / "set_to_none-gradients.json.gz"
+
+
+def test_json_has_the_findings_as_leaks_has_them(
+    of_cpu: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_main("report", of_cpu, "--json")
+    found = figures(capsys)["findings"]
+    run_main("leaks", of_cpu, "--json")
+    assert found == figures(capsys)["findings"]
+    assert [one["rule"] for one in found] == ["held-gradients", "activations"]
+    assert all(one["minor"] for one in found)
+
+
+def test_in_a_narrow_terminal_names_are_cut_and_figures_stay(
+    of_cpu: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    run_main("report", of_cpu, "--no-page")
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line for line in lines if line.startswith(("  category", "  module", "  line"))]
+    assert len(rows) == 3
+    assert all(" MiB " in row and "%" in row for row in rows)
+    assert any(row.rstrip().endswith("…") for row in lines)
+
+
+def test_of_a_cpu_no_modelled_figures_are_shown(
+    of_cpu: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    run_main("report", of_cpu, "-o", page)
+    assert "reserved" not in capsys.readouterr().out
+    assert "<h3>Peak reserved</h3>" not in page.read_text()
+
+
+def test_what_is_no_headline_has_a_line_in_leaks_and_is_whole_with_all(
+    of_cpu: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_main("leaks", of_cpu)
+    text = capsys.readouterr().out
+    assert "no leak in 24 steps" in text
+    assert "also seen" in text
+    assert "fix " not in text
+    run_main("leaks", of_cpu, "--all")
+    assert "Write `optimizer.zero_grad(set_to_none=True)`." in " ".join(
+        capsys.readouterr().out.split()
+    )

@@ -90,3 +90,12 @@ def test_a_narrow_terminal_has_the_configurations_and_what_they_hold(tmp_path, c
 def test_what_was_alive_is_told_once_a_line(tmp_path, capsys):
     text = told(capsys, full(tmp_path))
     assert "20 MiB in 2 blocks" in text
+
+
+@pytest.mark.parametrize(
+    ("card", "says"), [("64MiB", "fits in 64 MiB, "), ("8MiB", "does not fit in 8 MiB")]
+)
+def test_of_a_card_it_says_at_the_end_whether_the_run_fits(card, says, tmp_path, capsys):
+    last = told(capsys, plain(tmp_path), "--gpu", card).strip().splitlines()[-1]
+    assert last.startswith(says)
+    assert ("to spare" in last) is says.startswith("fits")

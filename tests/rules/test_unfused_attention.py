@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from torch import nn
 
@@ -68,3 +69,67 @@ def test_the_tables_of_all_layers_are_counted_at_the_function_that_makes_them(tm
     remedy = found.remedies[0]
     assert remedy.typed.startswith("F.scaled_dot_product_attention(")
     assert remedy.saves_bytes >= 3 * table
+
+
+class Inline(nn.Module):
+    """The same in a module's own forward, with a softmax that is a module."""
+
+    def __init__(self):
+        super().__init__()
+        self.project, self.softmax = nn.Linear(WIDTH, 3 * WIDTH), nn.Softmax(-1)
+
+    def forward(self, x):
+        q, k, v = self.project(x).chunk(3, -1)
+        scores = torch.bmm(q, k.mT)
+        return x + torch.bmm(self.softmax(scores), v)
+
+
+def attends_inline():
+    model = nn.Sequential(*(Inline() for _ in range(3)))
+
+    def step(number):
+        model(torch.randn(HEADS, LENGTH, WIDTH)).square().mean().backward()
+        model.zero_grad()
+
+    return step
+
+
+def test_it_may_stand_in_a_modules_forward(tmp_path):
+    found = findings_of(attends_inline, tmp_path / "run.json")[0]
+    assert (found.rule, found.match.function) == ("unfused-attention", "forward")
+
+
+def generates():
+    """A loop that computes scores over a vocabulary, and goes on with what a softmax says."""
+    first, last = nn.Parameter(torch.randn(WIDTH, WIDTH)), nn.Parameter(torch.randn(WIDTH, 8192))
+
+    def step(number):
+        x = torch.randn(64, WIDTH)
+        for _ in range(3):
+            hidden = x @ first
+            scores = hidden @ last
+            picked = torch.softmax(scores, -1).argmax(-1)
+            x = hidden[picked % 64]
+        x.sum().item()
+
+    return step
+
+
+def classifies():
+    """Modules whose products and softmax are called by one function are no attention."""
+    body, head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 8192)
+
+    def step(number):
+        x = torch.randn(2, 64, WIDTH)
+        for _ in range(2):
+            torch.softmax(head(body(x)), -1).square().mean().backward()
+        body.zero_grad()
+        head.zero_grad()
+
+    return step
+
+
+@pytest.mark.parametrize("program", [generates, classifies])
+def test_scores_that_are_multiplied_to_nothing_are_what_is_wanted(program, tmp_path):
+    rules = {one.rule for one in findings_of(program, tmp_path / "run.json")}
+    assert "unfused-attention" not in rules

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Flag
+from itertools import takewhile
 
 import numpy as np
 
@@ -108,34 +109,54 @@ def _attentions(window: Window) -> Iterator[tuple[Frame, int]]:
     for row in products[np.argsort(-requested[products], kind="stable")][:_MOST_PRODUCTS].tolist():
         size, start = int(requested[row]), int(lives.alloc[row])
         sizes = {size * one // width for one in _WIDTHS for width in _WIDTHS}
-        for frame in _own(window.stack(row)):
-            key = _function_of(frame)
-            if key in found:
-                break
-            later = products[lives.alloc[products] > start][:_NEAR]
-            end = _multiplied(window, key, later, size)
-            if end < 0:
-                continue
-            between = softmaxes[(lives.alloc[softmaxes] >= start) & (lives.alloc[softmaxes] < end)]
-            alike = [one for one in between.tolist() if int(requested[one]) in sizes]
-            if any(_is_within(window, one, key) for one in alike):
-                found[key] = frame, size
+        later = products[lives.alloc[products] > start][:_NEAR]
+        for last in later[_LEAST_RATIO * requested[later] <= size].tolist():
+            at, line = _parting(_of_its_call(window.stack(row)), _of_its_call(window.stack(last)))
+            if at is None or _function_of(at[-1]) in found or line < at[-1].line:
+                continue  # further up it is the next round of a loop
+            to = int(lives.alloc[last])
+            between = softmaxes[(lives.alloc[softmaxes] >= start) & (lives.alloc[softmaxes] < to)]
+            alike = (one for one in between.tolist() if int(requested[one]) in sizes)
+            if any(_is_between(at, line, _own(window.stack(one))) for one in alike):
+                found[_function_of(at[-1])] = at[-1], size
                 break
     yield from sorted(found.values(), key=lambda one: -one[1])
 
 
-def _multiplied(window: Window, function: tuple[str, str], products: Ints, size: int) -> int:
-    """The event at which the same function makes something smaller by a product; -1 for none."""
-    for row in products.tolist():
-        if _LEAST_RATIO * int(window.lives.requested[row]) > size:
-            continue
-        if _is_within(window, row, function):
-            return int(window.lives.alloc[row])
-    return -1
+def _parting(first: list[Frame], last: list[Frame]) -> tuple[list[Frame] | None, int]:
+    """The frames of ``first`` down to where both part, outermost first, and the line of ``last``.
+
+    They part in one function, at two of its lines or in calls of one line. None where they are of
+    no call in common.
+    """
+    ours, theirs = first[::-1], last[::-1]
+    pairs = zip(ours, theirs, strict=False)
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    inside = shared < min(len(ours), len(theirs))
+    if inside and _function_of(ours[shared]) == _function_of(theirs[shared]):
+        return ours[: shared + 1], theirs[shared].line
+    return (ours[:shared], ours[shared - 1].line) if shared else (None, -1)
 
 
-def _is_within(window: Window, row: int, function: tuple[str, str]) -> bool:
-    return any(_function_of(f) == function for f in _own(window.stack(row)))
+def _is_between(at: list[Frame], line: int, frames: list[Frame]) -> bool:
+    """Whether frames go through the same call, at a line from that of ``at`` on to ``line``.
+
+    Its softmax may be a module: then there are frames outside of those of ``at`` as well.
+    """
+    theirs = frames[::-1]
+    begins = [n for n, one in enumerate(theirs) if _function_of(one) == _function_of(at[0])]
+    own = theirs[begins[-1] :][: len(at)] if begins else []
+    if len(own) < len(at) or own[:-1] != at[:-1]:
+        return False
+    return _function_of(own[-1]) == _function_of(at[-1]) and at[-1].line <= own[-1].line <= line
+
+
+def _of_its_call(stack: tuple[Frame, ...]) -> list[Frame]:
+    """Frames of the functions that work on the tensor themselves: up to the call of a module.
+
+    A training loop runs products and a softmax too, but in modules that it calls.
+    """
+    return _own(tuple(takewhile(lambda frame: "_call_impl" not in frame.name, stack)))
 
 
 def _tables(window: Window, frame: Frame, size: int) -> Ints:
