@@ -29,6 +29,10 @@ _LEAST_SHARE = 0.1
 """Of the most that was allocated at a step's end; likewise."""
 _EXPLAINED = 0.5
 """Of the rise: from there on the findings are the answer."""
+_TAIL = 20
+"""One in so many of the values comes last, and two at least."""
+_LATER_HALF, _LAST_QUARTER = 0.25, 0.08
+"""Of the rise: what goes on as it began has half of it, and a quarter."""
 _MUCH = 0.25
 """Of what is to be explained: a line that made less is not named."""
 
@@ -102,6 +106,8 @@ def _of_device(examined: DeviceExamination, found: Sequence[Found]) -> Unexplain
     total = int(least[high] - least[low])
     if total < max(_LEAST_RISE, _LEAST_SHARE * int(allocated.max())):
         return None
+    if not _goes_on(least, low):
+        return None
     explained = sum(_explains(one, device) for one in found)
     if explained >= _EXPLAINED * total:
         return None
@@ -116,6 +122,21 @@ def _of_device(examined: DeviceExamination, found: Sequence[Found]) -> Unexplain
         site=site,
         site_bytes=site_bytes,
         bare_bytes=bare,
+    )
+
+
+def _goes_on(least: Ints, low: int) -> bool:
+    """Whether a floor rises over the whole of a series: what filled a cache early on does not.
+
+    The last values are left out: they are their own floor, whatever follows them.
+    """
+    high = len(least) - 1 - max(2, len(least) // _TAIL)
+    if high <= low:
+        return False
+    total = least[high] - least[low]
+    half, late = (least[low + (high - low) * part // 4] for part in (2, 3))
+    return bool(least[high] - half >= _LATER_HALF * total > 0) and bool(
+        least[high] - late >= _LAST_QUARTER * total
     )
 
 

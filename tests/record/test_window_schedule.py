@@ -130,6 +130,18 @@ def test_growth_opens_a_window_at_once():
     assert job.windows[-1][0] is Reason.GROWTH or job.schedule.reason is Reason.GROWTH
 
 
+def test_an_evaluation_within_the_training_does_not_use_up_the_steps_of_a_window():
+    job = after_the_first_window()
+    for step in range(30):
+        job.one_step(LEVEL + step * (1 << 20))
+        if job.schedule.is_open:
+            break
+    ends = [
+        job.schedule.step_ended(job.now_us, job.meter, LEVEL, 0, trains=False) for _ in range(40)
+    ]
+    assert ends == [True] * 39 + [False]  # eight of them are one of five
+
+
 def test_fragmentation_opens_a_window_at_once():
     job = after_the_first_window()
     job.run(40, idle=lambda step: step * (4 << 20))

@@ -83,6 +83,9 @@ def test_what_a_finding_holds_is_explained(tmp_path):
         lambda step: MIB * (1 + min(step, 12)),  # full after half of the steps
         lambda step: MIB * (1 + step % 6),  # given back again and again
         lambda step: 64 * MIB + 1024 * step,  # too little to look for
+        lambda step: (
+            MIB * (min(step, 7) + (step in (20, 22)) * 2 + (step == 23) * 3)
+        ),  # a late load
     ],
 )
 def test_what_settles_falls_or_is_small_is_no_growth(tmp_path, size_after):
