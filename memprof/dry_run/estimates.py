@@ -90,5 +90,7 @@ class Estimates:
         """The same in words, the largest first, as many as a reader may bear."""
         largest_first = sorted(self.estimates, key=lambda estimate: -estimate.bytes)
         yield from map(str, largest_first[:_MOST_LISTED])
-        if len(largest_first) > _MOST_LISTED:
-            yield f"{len(largest_first) - _MOST_LISTED} more sizes are estimated or not known"
+        more = len(largest_first) - _MOST_LISTED
+        if more > 0:
+            sizes = "size is" if more == 1 else "sizes are"
+            yield f"{format_count(more)} more {sizes} estimated or not known"

@@ -63,17 +63,18 @@ def main(arguments: Sequence[str]) -> None:
 def _note_dry_run(tracker: Tracker) -> Callable[[], None]:
     """Listen to what a simulated card does not know; a function that ends that and notes it."""
     from memprof.dry_run.estimates import Estimates  # nothing that a usual run needs
+    from memprof.dry_run.generation import GenerationLimit
     from memprof.dry_run.library import Library
     from memprof.dry_run.values import ValuesRead
 
     library = Library()
-    values, estimates = ValuesRead(library), Estimates(library)
-    values.open()
-    estimates.open()
+    values, estimates, generation = ValuesRead(library), Estimates(library), GenerationLimit()
+    for listener in (values, estimates, generation):
+        listener.open()
 
     def note() -> None:
-        values.close()
-        estimates.close()
+        for listener in (values, estimates, generation):
+            listener.close()
         for sentence in (*library.sentences(), *estimates.sentences(), *values.sentences()):
             tracker.note("dry run", sentence)
 

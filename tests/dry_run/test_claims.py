@@ -138,6 +138,23 @@ ANSWERS = {
 """What cuDNN 9.19 and 9.26 say of a convolution of 64 to 128 channels, 3x3, of 8 images of 56x56."""
 
 
+RECORDED = [82_880, 51_328, 205_056, 204_928, 84_032, 50_168]
+"""Workspaces of three convolutions and of their gradients on a real card.
+
+The public snapshot of JasperSolt/EoR_NN (snapshot.pickle, commit 6686e9f, February 2025) holds ten
+passes of such a net. It does not name its card; all of capability 7.5 to 8.9 are given these.
+"""
+
+
+@pytest.mark.parametrize("name", ["rtx-3090", "a100-80gb", "t4"])
+def test_convolutions_take_what_a_recording_of_a_card_shows(found, name):
+    told = found(name)
+    if told["convolutions"]["version"] < 90800:
+        pytest.skip("this cuDNN cannot be asked without a device")
+    sizes = iter(told["recorded_convolutions"]["sizes"])
+    assert [size for size in RECORDED if size in sizes] == RECORDED
+
+
 @pytest.mark.parametrize("name", ["a100-80gb", "t4"])
 def test_a_convolution_takes_the_workspace_that_cudnn_says(found, name):
     told = dict(found(name)["convolutions"])

@@ -41,6 +41,11 @@ def packed() -> torch.Tensor:
     return nn.GRU(16, 32).cuda()(rows)[0].data
 
 
+def evaluated() -> torch.Tensor:
+    with torch.no_grad():
+        return nn.LSTM(16, 32).cuda().eval()(plain(5, 2, 16))[0]
+
+
 def attention(backend: str) -> torch.Tensor:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -132,7 +137,7 @@ attempts: dict[str, Callable[[], object]] = {
     "lstm": lambda: nn.LSTM(16, 32, 2, batch_first=True).cuda()(floats(5, 2, 16)),
     "lstm with dropout": lambda: nn.LSTM(16, 32, 2, dropout=0.1).cuda()(floats(5, 2, 16)),
     "lstm with projection": lambda: nn.LSTM(16, 32, 2, proj_size=8).cuda()(floats(5, 2, 16)),
-    "lstm in evaluation": lambda: nn.LSTM(16, 32).cuda().eval()(plain(5, 2, 16))[0].data,
+    "lstm in evaluation": evaluated,
     "packed sequence": packed,
     "attention, flash": lambda: attention("FLASH_ATTENTION"),
     "attention, efficient": lambda: attention("EFFICIENT_ATTENTION"),
