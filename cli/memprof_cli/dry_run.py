@@ -15,11 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from memprof.dry_run.cards import Card, card_named, listed
-from memprof.dry_run.launch import environment
+from memprof.dry_run.launch import OneRank, environment
 from memprof.dry_run.verdict import Fit, fits
 from memprof.errors import MemprofError, SettingsError
 from memprof.loading import load
-from memprof.record.process import DEFAULT_PATH
+from memprof.record.process import DEFAULT_PATH, Rank, path_of_rank
 from memprof.report.summary import Summary, summarize
 from memprof.rules.findings import findings
 from memprof.run import Run
@@ -44,7 +44,9 @@ _BYTES = 4 << 30
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @click.option("--gpu", metavar="CARD", help="A card of --list-gpus, a size as 24GiB, or a file.")
-@click.option("--gpus", default=1, show_default=True, help="How many of it.")
+@click.option("--gpus", type=int, help="How many of it; with --rank how many a node has. [1, 8]")
+@click.option("--rank", type=int, help="Be this one rank of a job; the others are not there.")
+@click.option("--world-size", type=int, metavar="N", help="How many ranks the job of --rank has.")
 @click.option("--list-gpus", is_flag=True, help="List the cards, with the source of each figure.")
 @click.option("-o", "--output", default=DEFAULT_PATH, show_default=True, help="The run file.")
 @click.option("-m", "as_module", is_flag=True, help="Run a module, like python -m.")
@@ -60,7 +62,9 @@ _BYTES = 4 << 30
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
 def command(  # noqa: PLR0917 - click names them all
     gpu: str | None,
-    gpus: int,
+    gpus: int | None,
+    rank: int | None,
+    world_size: int | None,
     list_gpus: bool,
     output: str,
     as_module: bool,
@@ -90,11 +94,20 @@ def command(  # noqa: PLR0917 - click names them all
     if limit is not None:
         parse_bytes(limit)  # before the work is done
     card = card_named(gpu)
-    variables = environment(card, gpus)
+    variables = environment(card, gpus, one=_one_rank(rank, world_size))
     if no_record:
         return _replace_this_process(program, variables)
     status = _recorded(output, steps, [*(["-m"] if as_module else []), *program], variables)
-    return _answer(Path(output), status, limit, as_json=as_json)
+    written = path_of_rank(output, Rank.of(variables).rank)
+    return _answer(Path(written), status, limit, as_json=as_json)
+
+
+def _one_rank(rank: int | None, world_size: int | None) -> OneRank | None:
+    if rank is None and world_size is None:
+        return None
+    if world_size is None:
+        raise SettingsError("--world-size is missing", "--rank 0 --world-size 64 is one of 64")
+    return OneRank(rank or 0, world_size)
 
 
 def _recorded(output: str, steps: int, program: list[str], variables: dict[str, str]) -> int:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from memprof.dry_run.prototypes import HANDS_OUT_SIZES
-from memprof.units import format_count
+from memprof.units import format_bytes, format_count
 
-__all__ = ["Library"]
+__all__ = ["MOST_GPUS", "Library"]
+
+MOST_GPUS = 16
+"""As many as the library keeps room for (``MOST_DEVICES``)."""
 
 
 class Library:
@@ -41,6 +44,14 @@ class Library:
         return int(self._loaded.memprof_dry_run_cudnn_sizes())
 
     @property
+    def nccl_bytes(self) -> Mapping[int, int]:
+        """The most that NCCL's communicators held, outside torch's allocator, by device."""
+        held = self._loaded.memprof_dry_run_nccl_bytes
+        held.restype = ctypes.c_size_t
+        found = {device: int(held(device)) for device in range(MOST_GPUS)}
+        return {device: nbytes for device, nbytes in found.items() if nbytes}
+
+    @property
     def functions_called(self) -> Iterator[str]:
         """The functions that were called and only answer "success"."""
         called = self._loaded.memprof_dry_run_called
@@ -59,6 +70,13 @@ class Library:
                 f"cuDNN was asked {times} how much workspace it takes, which depends on the card "
                 "and is not known here: it is counted as 0 bytes, so peaks within convolutions, "
                 "norms and cuDNN's attention may be higher"
+            )
+        for device, nbytes in self.nccl_bytes.items():
+            made = int(self._loaded.memprof_dry_run_communicators())
+            of = "a communicator" if made == 1 else f"{made} communicators"
+            yield (
+                f"NCCL is taken to hold {format_bytes(nbytes)} of cuda:{device} for {of}, outside "
+                "torch's allocator: an estimate by its source and the usual topology of the card"
             )
         unknown = [name for name in self.functions_called if HANDS_OUT_SIZES.match(name)]
         if unknown:

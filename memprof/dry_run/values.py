@@ -17,7 +17,7 @@ from memprof.dry_run.library import Library
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.units import format_bytes, format_count
 
-__all__ = ["Reading", "ValuesRead"]
+__all__ = ["Reading", "ValuesRead", "frame_of_the_program"]
 
 _MOST_LINES = 1000
 _MOST_TOLD = 40
@@ -64,7 +64,7 @@ class ValuesRead:
         self._library.listen(None)
 
     def _read(self, nbytes: int, copied_in: int) -> None:
-        frame = _frame_of_the_program(sys._getframe(1))
+        frame = frame_of_the_program(sys._getframe(1))
         if frame is None:
             return
         code, line = frame.f_code, frame.f_lineno
@@ -94,7 +94,7 @@ class ValuesRead:
             yield f"{len(readings) - _MOST_TOLD} more lines read values from the device"
 
 
-def _frame_of_the_program(frame: FrameType | None) -> FrameType | None:
+def frame_of_the_program(frame: FrameType | None) -> FrameType | None:
     """The innermost frame of the program's own; else of a library that it uses.
 
     None where torch alone read: in threads of autograd, or for a check of its own.

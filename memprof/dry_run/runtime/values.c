@@ -119,6 +119,22 @@ void copy_values(void *to, const void *from, size_t bytes) {
     else memmove(to, from, bytes);
 }
 
+void repeat_values(void *to, const void *piece, size_t bytes, size_t times) {
+    pthread_mutex_lock(&lock);
+    const Copy *behind = bytes * times <= LARGEST ? copy_behind_locked(piece, bytes) : NULL;
+    if (behind) {
+        unsigned long long before = behind->kernels;
+        int fill = behind->fill;
+        if (fill == BYTES)
+            for (size_t i = 0; i < times; i++) memmove((char *)to + i * bytes, piece, bytes);
+        remember_locked(to, bytes * times, fill);
+        copies[(copies_made - 1) % MOST_COPIES].kernels = before;
+    } else {
+        forget_locked(to, bytes * times);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
 /* Nothing is written: the byte is remembered instead, so that zeroed gradients cost no memory. */
 void set_values(void *to, int value, size_t bytes) {
     if (!bytes) return;

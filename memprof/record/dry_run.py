@@ -1,0 +1,50 @@
+"""What a recording on a simulated card notes besides: what nobody computed, what is estimated.
+
+The process was started by `memprof dry-run`, and has the library of `memprof.dry_run` loaded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from memprof.dry_run.absent_ranks import (
+    are_absent,
+    lines_without_sender,
+    meet_nobody,
+    tell_sizes_of_splits,
+)
+from memprof.dry_run.library import Library
+from memprof.dry_run.values import ValuesRead
+from memprof.dry_run.verdict import NCCL
+from memprof.record.tracker import Tracker
+from memprof.records import Readings
+
+__all__ = ["begin", "prepare"]
+
+
+def prepare() -> None:
+    """What torch needs to know of ranks; to be called before it is imported."""
+    if are_absent():
+        meet_nobody()
+    else:
+        tell_sizes_of_splits()
+
+
+def begin(tracker: Tracker) -> Callable[[], None]:
+    """Listen to what a simulated card does not know; a function that ends that and notes it."""
+    prepare()
+    library = Library()
+    values = ValuesRead(library)
+    values.open()
+
+    def note() -> None:
+        values.close()
+        now_us = time.time_ns() // 1000
+        for device, nbytes in library.nccl_bytes.items():
+            record = Readings("dry run", f"cuda:{device}", [now_us], {NCCL: [nbytes]})
+            tracker.add_readings(record)
+        for sentence in (*library.sentences(), *lines_without_sender(), *values.sentences()):
+            tracker.note("dry run", sentence)
+
+    return note
