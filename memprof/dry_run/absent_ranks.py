@@ -23,9 +23,10 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from memprof.cpython.import_hook import ImportWatch
+from memprof.dry_run.objects_by_store import exchange_objects_by_store
 from memprof.dry_run.values import frame_of_the_program
 
-__all__ = ["ABSENT", "are_absent", "lines_without_sender", "meet_nobody", "tell_sizes_of_splits"]
+__all__ = ["ABSENT", "lines_without_sender", "prepare"]
 
 ABSENT = "MEMPROF_DRY_RUN_ABSENT"
 """Set to 1 where this process is the only rank of its job that is there."""
@@ -36,20 +37,20 @@ _UNIQUE_ID_BYTES = 128
 _without_sender: dict[tuple[str, int], str] = {}
 
 
-def are_absent(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process is one rank of a dry run without the others."""
-    return environment.get(ABSENT) == "1"
+def prepare(environment: Mapping[str, str] = os.environ) -> None:
+    """Make torch.distributed ready for NCCL's stand-in, once it is imported; safe to call twice."""
+    if _prepared:
+        return
+    _prepared.append(True)
+    if environment.get(ABSENT) == "1":
+        _when_imported(_RENDEZVOUS, _replace_rendezvous)
+        _when_imported(_C10D, _replace_meeting)
+    else:
+        _when_imported(_C10D, _replace_color)
+        _when_imported(_C10D, exchange_objects_by_store)
 
 
-def meet_nobody() -> None:
-    """Let torch.distributed, once it is imported, begin without the other ranks."""
-    _when_imported(_RENDEZVOUS, _replace_rendezvous)
-    _when_imported(_C10D, _replace_meeting)
-
-
-def tell_sizes_of_splits() -> None:
-    """Let the library know how many ranks share a color: NCCL would be told by the other ranks."""
-    _when_imported(_C10D, _replace_color)
+_prepared: list[bool] = []
 
 
 def lines_without_sender() -> Iterator[str]:
@@ -185,6 +186,9 @@ def _replace_gloo(module: ModuleType) -> None:
             if str(name) == "gloo":
                 importlib.import_module("torch.testing._internal.distributed.fake_pg")
                 self.device_backend_map[device] = module.Backend("fake")
+                # A group of gloo alone is looked for by gloo's type, from torch 2.15 on.
+                types = module.Backend.backend_type_map
+                types["fake"] = types["gloo"]
 
     configuration.__init__ = begin_without_gloo
     if hasattr(module, "split_group"):

@@ -6,16 +6,21 @@ is imported. How a recording goes is `tracker`'s matter.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from memprof.cpython.import_hook import ImportWatch
 
-__all__ = ["claim", "start_from_environment"]
+if TYPE_CHECKING:
+    from memprof.record.tracker import Tracker
+
+__all__ = ["STEPS", "claim", "start_from_environment"]
 
 _LOG = logging.getLogger("memprof")
 _ON = ("", "1", "true", "yes", "on")
@@ -23,12 +28,20 @@ _OFF = ("0", "false", "no", "off")
 _SINCE = "MEMPROF_SINCE"
 """Set by the first process of a launch for those below it: when the launch began (in ns)."""
 
+_DRY_RUN = "MEMPROF_DRY_RUN_CARD"
+STEPS = "MEMPROF_DRY_RUN_STEPS"
+"""Set by `memprof dry-run`: a process that it records ends after so many steps; 0: by itself."""
+
 
 def start_from_environment() -> None:
     """Record this process into the file that ``MEMPROF`` names, once it has imported torch.
 
     ``1``, ``true``, ``yes`` and ``on`` mean the default name, their opposites no recording.
     """
+    if _DRY_RUN in os.environ:
+        from memprof.dry_run.absent_ranks import prepare  # nothing that a usual run needs
+
+        prepare()
     if os.environ.get("MEMPROF", "").lower() in _OFF:
         return
     os.environ.setdefault(_SINCE, str(time.time_ns()))
@@ -46,9 +59,24 @@ def _torch_imported() -> None:
     named = os.environ.get("MEMPROF", "")
     path = DEFAULT_PATH if named.lower() in _ON else named
     try:
-        Tracker(path, Options.of(os.environ), lazy_path=lambda: _path_of_this_process(path)).start()
+        options = Options.of(os.environ)
+        tracker = Tracker(path, options, lazy_path=lambda: _path_of_this_process(path))
+        _start(tracker)
     except MemprofError as error:  # the job goes on as if nothing had been asked for
         _LOG.warning("this job is not recorded: %s", error)
+
+
+def _start(tracker: Tracker) -> None:
+    from memprof.record.process import is_dry_run
+
+    if not is_dry_run():
+        tracker.start()
+        return
+    from memprof.record.dry_run import begin  # nothing that a usual run needs
+
+    tracker.end_program_after(int(os.environ.get(STEPS) or 0))
+    tracker.start()
+    atexit.register(begin(tracker))  # before the tracker's own, which ends the recording
 
 
 def _path_of_this_process(path: str) -> str:

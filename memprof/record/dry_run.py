@@ -8,27 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from memprof.dry_run.absent_ranks import (
-    are_absent,
-    lines_without_sender,
-    meet_nobody,
-    tell_sizes_of_splits,
-)
+from memprof.dry_run.absent_ranks import lines_without_sender, prepare
 from memprof.dry_run.library import Library
 from memprof.dry_run.values import ValuesRead
 from memprof.dry_run.verdict import NCCL
 from memprof.record.tracker import Tracker
 from memprof.records import Readings
 
-__all__ = ["begin", "prepare"]
-
-
-def prepare() -> None:
-    """What torch needs to know of ranks; to be called before it is imported."""
-    if are_absent():
-        meet_nobody()
-    else:
-        tell_sizes_of_splits()
+__all__ = ["begin"]
 
 
 def begin(tracker: Tracker) -> Callable[[], None]:
