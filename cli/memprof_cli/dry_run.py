@@ -40,6 +40,7 @@ _WHOLE_S = 1e9
 """Recording may take this long: without a device nothing is slowed down by it."""
 _EVENTS = 50_000_000
 _BYTES = 4 << 30
+_PYTHON = (".py", ".pyc", ".pyz", ".zip")
 _TICK_NS = 20_000_000
 """A file's time is that of the kernel's last tick."""
 
@@ -62,8 +63,8 @@ _TICK_NS = 20_000_000
     "--fail-above",
     "limit",
     metavar="LIMIT",
-    help="Exit with status 3 when a peak of allocated bytes is above LIMIT, a size or another run's "
-    "peak as base.json+2%, or memory runs out.",
+    help="Exit with status 3 when a peak of allocated bytes is above LIMIT, a size or the peak of "
+    "another run as base.json+2%, or memory runs out.",
 )
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
 def command(  # noqa: PLR0917 - click names them all
@@ -155,10 +156,21 @@ def _recorded(output: str, steps: int, program: list[str], variables: dict[str, 
 
 def _command(program: list[str]) -> list[str] | None:
     """The program, if it is a command to be found and no script or module of Python."""
-    if program[0] == "-m" or Path(program[0]).exists():
+    if program[0] == "-m" or _is_python(Path(program[0])):
         return None
     found = shutil.which(program[0])
     return [found, *program[1:]] if found is not None else None
+
+
+def _is_python(path: Path) -> bool:
+    """Whether a file is there that Python runs: no program of the machine, no script of a shell."""
+    if not path.exists() or path.is_dir() or path.suffix in _PYTHON:
+        return path.exists()
+    with path.open("rb") as file:
+        head = file.readline(256)
+    if head.startswith(b"#!"):
+        return b"python" in head
+    return not head.startswith(b"\x7fELF")
 
 
 def _written(output: str, since_ns: int) -> list[Run]:

@@ -1,13 +1,13 @@
 """One rank of a job whose other ranks are not there: nobody is waited for.
 
-NCCL itself is the library's (``runtime/nccl.c``), above which torch's own ProcessGroupNCCL runs as on
-a card: torch has a process group named "fake" for one rank alone, but it has neither the streams nor
-the tensors that ProcessGroupNCCL flattens lists into, and these are bytes of the card. What is taken
-from torch here is the meeting of the ranks, which would wait for the others for ever: the store, and
-gloo's connections, whose place "fake" takes, as nothing of gloo lies on the card.
+NCCL itself is the library's (``runtime/nccl.c``), above which torch's own ProcessGroupNCCL runs as
+on a card. torch has a process group named "fake" for one rank alone, but it has neither the streams
+nor the tensors that ProcessGroupNCCL flattens lists into, and these are bytes of the card. What is
+taken from torch here is the meeting of the ranks, which would wait for the others for ever: the
+store, and gloo's connections, whose place "fake" takes, as nothing of gloo lies on the card.
 
-Every other rank is taken to hold what this one holds. Where this rank would be given a Python object
-by another one it keeps what it had, and the report names the line.
+Every other rank is taken to hold what this one holds. Where this rank would be given a Python
+object by another one it keeps what it had, and the report names the line.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _replace_rendezvous(module: ModuleType) -> None:
 
 
 def _rendezvous(module: ModuleType, url: str) -> Iterator[tuple[object, int, int]]:
-    """As torch's own do: the store, the rank and the number of ranks; those in the URL come first."""
+    """As torch's own do: the store, the rank, the number of ranks; those in the URL come first."""
     query = module._query_to_dict(module.urlparse(url).query)
     rank = int(query.get("rank", os.environ.get("RANK", "0")))
     ranks = int(query.get("world_size", os.environ.get("WORLD_SIZE", "1")))
@@ -88,7 +88,7 @@ def _store() -> object:
     base: Any = importlib.import_module("torch.distributed").Store
 
     class Store(base):  # type: ignore[misc]  # torch is not imported for types here
-        """Holds what this rank sets; of anything else the bytes of an NCCL id, which nobody reads."""
+        """Holds what this rank sets; else the bytes of an NCCL id, which nobody reads."""
 
         def __init__(self) -> None:
             super().__init__()

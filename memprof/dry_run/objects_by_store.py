@@ -35,10 +35,11 @@ def _by_store(
     return call
 
 
+_calls: Counter[tuple[str, object]] = Counter()
+
+
 class _Exchange:
     """One call of a group whose ranks all make it; the same number on each of them."""
-
-    _calls: Counter[tuple[str, object]] = Counter()
 
     def __init__(self, module: ModuleType, group: Any, store: Any) -> None:
         self.ranks = int(module.get_world_size(group))
@@ -63,8 +64,8 @@ class _Exchange:
 
     def key(self, of: object = "all") -> str:
         """What this call, and no other one, puts its objects under."""
-        _Exchange._calls[self._name, of] += 1
-        return f"memprof/{of}/{_Exchange._calls[self._name, of]}"
+        _calls[self._name, of] += 1
+        return f"memprof/{of}/{_calls[self._name, of]}"
 
     def rank_of(self, rank: int | None, group_rank: int | None) -> int:
         """The rank in the group of one that is given either way; the first of all without."""

@@ -39,13 +39,20 @@ def start_from_environment() -> None:
     ``1``, ``true``, ``yes`` and ``on`` mean the default name, their opposites no recording.
     """
     if _DRY_RUN in os.environ:
-        from memprof.dry_run.absent_ranks import prepare  # nothing that a usual run needs
-
-        prepare()
+        _prepare_dry_run()
     if os.environ.get("MEMPROF", "").lower() in _OFF:
         return
     os.environ.setdefault(_SINCE, str(time.time_ns()))
     ImportWatch("torch", _torch_imported).start()
+
+
+def _prepare_dry_run() -> None:
+    from memprof.record.process import is_dry_run  # nothing that a usual run needs
+
+    if is_dry_run():  # a child may have been given the machine's own cards again
+        from memprof.dry_run.absent_ranks import prepare
+
+        prepare()
 
 
 def _torch_imported() -> None:

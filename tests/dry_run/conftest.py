@@ -14,6 +14,7 @@ from memprof.dry_run.build import compiler, find_torch
 from memprof.errors import MissingError
 
 ROOT = Path(__file__).resolve().parents[2]
+HOOK = ROOT / "memprof" / "record" / "startup.pth"
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -35,10 +36,13 @@ def dry_run() -> Run:
     folders = [str(ROOT / folder) for folder in (".", "cli", "dashboards")]
     environment["PYTHONPATH"] = os.pathsep.join(folders)
 
-    def run(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    def run(
+        *words: object, cwd: Path, site: Path | None = None, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        paths = {} if site is None else {"PYTHONPATH": os.pathsep.join([str(site), *folders])}
         return subprocess.run(
             [sys.executable, "-m", "memprof_cli", "dry-run", *map(str, words)],
-            env=environment,
+            env={**environment, **paths, **variables},
             cwd=cwd,
             capture_output=True,
             text=True,
@@ -47,3 +51,12 @@ def dry_run() -> Run:
         )
 
     return run
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A folder whose sitecustomize does what the start hook in site-packages does."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(HOOK.read_text())
+    return folder
