@@ -16,6 +16,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
+from memprof.dry_run.assumptions import ASSUMPTIONS, Assumptions
 from memprof.dry_run.cards import Card, card_named, listed
 from memprof.dry_run.launch import OneRank, environment
 from memprof.dry_run.verdict import Fit, fits
@@ -57,6 +58,14 @@ _TICK_NS = 20_000_000
 @click.option("-o", "--output", default=DEFAULT_PATH, show_default=True, help="The run file.")
 @click.option("-m", "as_module", is_flag=True, help="Run a module, like python -m.")
 @click.option("--steps", default=0, metavar="N", help="End the program after N training steps.")
+@click.option(
+    "--assume",
+    "assumed",
+    multiple=True,
+    metavar="KIND=VALUE",
+    help="What values on the device are, of which sizes depend: nonzero=0.5, unique=0.1, item=1, "
+    "bool=true. Without it all are zeros.",
+)
 @click.option("--no-record", is_flag=True, help="Run any command below the card, record nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 @click.option(
@@ -76,6 +85,7 @@ def command(  # noqa: PLR0917 - click names them all
     output: str,
     as_module: bool,
     steps: int,
+    assumed: tuple[str, ...],
     no_record: bool,
     as_json: bool,
     limit: str | None,
@@ -105,6 +115,8 @@ def command(  # noqa: PLR0917 - click names them all
     card = card_named(gpu)
     most = _limit(limit, card)  # before the work is done
     variables = environment(card, gpus, one=_one_rank(rank, world_size))
+    if assumed:
+        variables[ASSUMPTIONS] = str(Assumptions.of(assumed))
     if no_record:
         return _replace_this_process(program, {**variables, "MEMPROF": "0"})
     before_ns = time.time_ns()

@@ -19,7 +19,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
 from functools import wraps
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from memprof.cpython.import_hook import ImportWatch
@@ -351,10 +351,7 @@ _OBJECTS: Mapping[str, Callable[..., Any]] = {
 
 
 def _note_line(function: str) -> None:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename == __file__:
-        frame = frame.f_back
-    frame = frame_of_the_program(frame)
+    frame = frame_of_the_program(sys._getframe(1))
     if frame is None:
         return
     where = (frame.f_code.co_filename, frame.f_lineno)

@@ -7,10 +7,12 @@ another way than on a card, so every line that read one is noted in the run file
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 from memprof.dry_run.library import Library
@@ -19,6 +21,7 @@ from memprof.units import format_bytes, format_count
 
 __all__ = ["Reading", "ValuesRead", "frame_of_the_program"]
 
+_OURS = str(Path(__file__).resolve().parents[1]) + os.sep
 _MOST_LINES = 1000
 _MOST_TOLD = 40
 
@@ -101,6 +104,9 @@ def frame_of_the_program(frame: FrameType | None) -> FrameType | None:
     """
     library = None
     while frame is not None:
+        if frame.f_code.co_filename.startswith(_OURS):
+            frame = frame.f_back
+            continue
         kind = frame_kind(frame.f_code.co_filename)
         if kind is FrameKind.USER:
             return frame

@@ -5,10 +5,12 @@ The process was started by `memprof dry-run`, and has the library of `memprof.dr
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
 from memprof.dry_run.absent_ranks import lines_without_sender, prepare
+from memprof.dry_run.assumptions import ASSUMPTIONS, Assumptions
 from memprof.dry_run.library import Library
 from memprof.dry_run.values import ValuesRead
 from memprof.dry_run.verdict import NCCL
@@ -22,6 +24,9 @@ def begin(tracker: Tracker) -> Callable[[], None]:
     """Listen to what a simulated card does not know; a function that ends that and notes it."""
     prepare()
     library = Library()
+    assumptions = Assumptions.of([os.environ.get(ASSUMPTIONS, "")])
+    if assumptions:
+        assumptions.begin()
     values = ValuesRead(library)
     values.open()
 
@@ -31,7 +36,12 @@ def begin(tracker: Tracker) -> Callable[[], None]:
         for device, nbytes in library.nccl_bytes.items():
             record = Readings("dry run", f"cuda:{device}", [now_us], {NCCL: [nbytes]})
             tracker.add_readings(record)
-        for sentence in (*library.sentences(), *lines_without_sender(), *values.sentences()):
+        for sentence in (
+            *assumptions.sentences(),
+            *library.sentences(),
+            *lines_without_sender(),
+            *values.sentences(),
+        ):
             tracker.note("dry run", sentence)
 
     return note
