@@ -106,7 +106,8 @@ static size_t shared_bytes(const Communicator *one) {
 static size_t nvls_bytes(const Communicator *one) {
     int local = ranks_of_node(one);
     if (the_card()->major < 9 || !has_nvlink() || local < 3 || !setting("NCCL_NVLS_ENABLE", 1)) return 0;
-    return (size_t)(the_card()->major >= 10 ? 32 : 16) * 2 * MIB * (size_t)local;
+    int channels = the_card()->major < 10 ? 16 : one->ranks > local ? 32 : 24;
+    return (size_t)channels * 2 * MIB * (size_t)local;
 }
 
 static int take_locked(Communicator *one, size_t bytes) {
