@@ -141,12 +141,12 @@ def _store() -> object:
             return self
 
     # The names that torch's C++ looks for where they are not those of its Python interface.
-    Store.compareSet = Store.compare_set  # type: ignore[attr-defined]
-    Store.getNumKeys = Store.num_keys  # type: ignore[attr-defined]
-    Store.deleteKey = Store.delete_key  # type: ignore[attr-defined]
-    Store.multiGet = Store.multi_get  # type: ignore[attr-defined]
-    Store.multiSet = Store.multi_set  # type: ignore[attr-defined]
-    Store.hasExtendedApi = Store.has_extended_api  # type: ignore[attr-defined]
+    Store.compareSet = Store.compare_set
+    Store.getNumKeys = Store.num_keys
+    Store.deleteKey = Store.delete_key
+    Store.multiGet = Store.multi_get
+    Store.multiSet = Store.multi_set
+    Store.hasExtendedApi = Store.has_extended_api
     store = Store()
     _STORES.append(store)  # torch's C++ keeps its half alone, and calls into this one
     return store
@@ -174,7 +174,7 @@ def _bound(function: Callable[..., Any], module: ModuleType) -> Callable[..., An
     return call
 
 
-def _replace_gloo(module: ModuleType) -> None:
+def _replace_gloo(module: Any) -> None:
     """Groups of gloo become torch's "fake" ones, which connect to nobody."""
     configuration = module.BackendConfig
     begin = configuration.__init__
@@ -221,10 +221,10 @@ def _split_by_new_group(module: ModuleType) -> Callable[..., Any]:
     return split_group
 
 
-def _replace_color(module: ModuleType) -> None:
+def _replace_color(module: Any) -> None:
     """Tell the library the size of each list of ranks before torch makes a group of it."""
     tell = getattr(ctypes.CDLL(None), "memprof_dry_run_color", None)
-    if tell is None or hasattr(module._new_process_group_helper, "__wrapped__"):
+    if tell is None:
         return
 
     def told(ranks: Sequence[int]) -> None:
