@@ -62,7 +62,8 @@ def branches(tmp_path, environment):
 
     def run(before: str, after: str) -> subprocess.CompletedProcess[str]:
         begin = "git init -q && git add . && git commit -qm base"
-        assert shell(f"{begin} && git update-ref refs/remotes/origin/main HEAD", repository)
+        made = shell(f"{begin} && git update-ref refs/remotes/origin/main HEAD", repository)
+        assert made.returncode == 0, made.stderr
         program = repository / "docs" / "examples" / "train_gpt.py"
         text = program.read_text()
         assert before in text
