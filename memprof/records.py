@@ -302,7 +302,10 @@ class GuessedSteps(
 
 
 class Readings(msgspec.Struct, frozen=True, tag_field="kind", tag="readings"):
-    """Readings of a sampled source (``nvml``, ``host``) as columns over ``time_us``."""
+    """Readings of a sampled source (``nvml``, ``host``) as columns over ``time_us``.
+
+    A dry run writes one at its end, ``nccl``: the most bytes that NCCL was taken to hold.
+    """
 
     source: str
     device: str

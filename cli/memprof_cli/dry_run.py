@@ -7,25 +7,30 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
+import msgspec
 from rich.table import Table
 from rich.text import Text
 
+from memprof.dry_run.assumptions import ASSUMPTIONS, Assumptions
 from memprof.dry_run.cards import Card, card_named, listed
-from memprof.dry_run.launch import environment
+from memprof.dry_run.launch import OneRank, environment
 from memprof.dry_run.verdict import Fit, fits
 from memprof.errors import MemprofError, SettingsError
 from memprof.loading import load
-from memprof.record.process import DEFAULT_PATH
+from memprof.record.autostart import STEPS
+from memprof.record.process import DEFAULT_PATH, is_path_of_launch
 from memprof.report.summary import Summary, summarize
 from memprof.rules.ranked_findings import findings
 from memprof.run import Run
-from memprof.units import format_bytes, parse_bytes
+from memprof.units import format_bytes
 from memprof.views.examination import examine
 from memprof_cli.json_output import print_json
-from memprof_cli.limits import EXIT_ABOVE, fail_above, peaks
+from memprof_cli.limits import EXIT_ABOVE, Limit, fail_above, limit_of, peaks
 from memprof_cli.oom import command as oom
 from memprof_cli.screen import print_summary
 from memprof_cli.terminal import terminal
@@ -37,6 +42,9 @@ _WHOLE_S = 1e9
 """Recording may take this long: without a device nothing is slowed down by it."""
 _EVENTS = 50_000_000
 _BYTES = 4 << 30
+_PYTHON = (".py", ".pyc", ".pyz", ".zip")
+_TICK_NS = 20_000_000
+"""A file's time is that of the kernel's last tick."""
 
 
 @click.command(
@@ -44,33 +52,49 @@ _BYTES = 4 << 30
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @click.option("--gpu", metavar="CARD", help="A card of --list-gpus, a size as 24GiB, or a file.")
-@click.option("--gpus", default=1, show_default=True, help="How many of it.")
+@click.option("--gpus", type=int, help="How many of it; with --rank how many a node has. [1, 8]")
+@click.option("--rank", type=int, help="Be this one rank of a job; the others are not there.")
+@click.option("--world-size", type=int, metavar="N", help="How many ranks the job of --rank has.")
 @click.option("--list-gpus", is_flag=True, help="List the cards, with the source of each figure.")
 @click.option("-o", "--output", default=DEFAULT_PATH, show_default=True, help="The run file.")
 @click.option("-m", "as_module", is_flag=True, help="Run a module, like python -m.")
 @click.option("--steps", default=0, metavar="N", help="End the program after N training steps.")
+@click.option(
+    "--assume",
+    "assumed",
+    multiple=True,
+    metavar="KIND=VALUE",
+    help="What values on the device are, of which sizes depend: nonzero=0.5, unique=0.1, item=1, "
+    "bool=true. Without it all are zeros.",
+)
 @click.option("--no-record", is_flag=True, help="Run any command below the card, record nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 @click.option(
     "--fail-above",
     "limit",
-    metavar="SIZE",
-    help="Exit with status 3 when a peak of allocated bytes is above SIZE, or memory runs out.",
+    metavar="LIMIT",
+    help="Exit with status 3 when a peak of allocated bytes is above LIMIT, a size or the peak of "
+    "another run as base.json+2%, or memory runs out.",
 )
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
 def command(  # noqa: PLR0917 - click names them all
     gpu: str | None,
-    gpus: int,
+    gpus: int | None,
+    rank: int | None,
+    world_size: int | None,
     list_gpus: bool,
     output: str,
     as_module: bool,
     steps: int,
+    assumed: tuple[str, ...],
     no_record: bool,
     as_json: bool,
     limit: str | None,
     program: tuple[str, ...],
 ) -> int:
     """Run PROGRAM with its arguments for a GPU that is not there, and say whether it would fit.
+
+    PROGRAM is a Python script, a module with -m, or a command that starts some, such as torchrun.
 
     torch's own CUDA code runs (its allocator, its operators, autograd) on the memory of the card
     that is named. No kernel runs, so nothing is computed. It takes a torch that was built with
@@ -79,6 +103,8 @@ def command(  # noqa: PLR0917 - click names them all
     \b
         memprof dry-run --gpu h100 train.py --batch-size 64
         memprof dry-run --gpu 24GiB --steps 3 --fail-above 20GiB train.py
+        memprof dry-run --gpu a100-80gb --rank 0 --world-size 64 train.py
+        memprof dry-run --gpu h100 --gpus 2 torchrun --nproc-per-node 2 train.py
         memprof dry-run --gpu t4 --no-record pytest tests/
     """  # noqa: D301 - click marks a paragraph to be left as it is with this very character
     if list_gpus:
@@ -87,30 +113,102 @@ def command(  # noqa: PLR0917 - click names them all
     if gpu is None or not program:
         missing = "--gpu CARD" if gpu is None else "the program"
         raise SettingsError(f"{missing} is missing", "memprof dry-run --gpu h100 train.py")
-    if limit is not None:
-        parse_bytes(limit)  # before the work is done
     card = card_named(gpu)
-    variables = environment(card, gpus)
+    most = _limit(limit, card)  # before the work is done
+    variables = environment(card, gpus, one=_one_rank(rank, world_size))
+    if assumed:
+        variables[ASSUMPTIONS] = str(Assumptions.of(assumed))
     if no_record:
-        return _replace_this_process(program, variables)
+        return _replace_this_process(program, {**variables, "MEMPROF": "0"})
+    before_ns = time.time_ns()
     status = _recorded(output, steps, [*(["-m"] if as_module else []), *program], variables)
-    return _answer(Path(output), status, limit, as_json=as_json)
+    return _answer(_written(output, before_ns), status, most, as_json=as_json)
+
+
+def _limit(text: str | None, card: Card) -> Limit | None:
+    if text is None:
+        return None
+    limit = limit_of(text)
+    if limit.card and limit.card != card.name:
+        raise SettingsError(
+            f"{limit.text} is a run for another card: {limit.card}",
+            f"record it with the same --gpu as this one, {card.name}",
+        )
+    return limit
+
+
+def _one_rank(rank: int | None, world_size: int | None) -> OneRank | None:
+    if rank is None and world_size is None:
+        return None
+    if world_size is None:
+        raise SettingsError("--world-size is missing", "--rank 0 --world-size 64 is one of 64")
+    return OneRank(rank or 0, world_size)
 
 
 def _recorded(output: str, steps: int, program: list[str], variables: dict[str, str]) -> int:
-    """Run and record the program whole; its exit status."""
-    options = {
-        "path": output,
-        "quiet": True,
-        "steps": steps,
-        "allowance_s": _WHOLE_S,
-        "max_events": _EVENTS,
-        "max_bytes": _BYTES,
+    """Run and record the program whole, and processes that it starts; its exit status."""
+    options = {"allowance_s": _WHOLE_S, "max_events": _EVENTS, "max_bytes": _BYTES}
+    described = {"path": output, "quiet": True, "steps": steps, **options}
+    # Processes that the program starts record themselves, as with MEMPROF= before a launcher.
+    environment = {
+        **{name: value for name, value in variables.items() if name != "MEMPROF_SINCE"},
+        "MEMPROF": str(Path(output).absolute()),
+        "MEMPROF_ALLOWANCE": str(_WHOLE_S),
+        "MEMPROF_MAX_EVENTS": str(_EVENTS),
+        "MEMPROF_MAX_BYTES": str(_BYTES),
+        STEPS: str(steps),
     }
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    words = [sys.executable, *flags, "-m", "memprof.record.launch", json.dumps(options), *program]
     sys.stdout.flush()
-    return subprocess.call(words, env={**variables, "MEMPROF": "0"})
+    command = _command(program)
+    if command is not None:
+        return subprocess.call(command, env=environment)
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    python = [sys.executable, *flags, "-m", "memprof.record.launch"]
+    return subprocess.call([*python, json.dumps(described), *program], env=environment)
+
+
+def _command(program: list[str]) -> list[str] | None:
+    """The program, if it is a command to be found and no script or module of Python."""
+    if program[0] == "-m" or _is_python(Path(program[0])):
+        return None
+    found = shutil.which(program[0])
+    return [found, *program[1:]] if found is not None else None
+
+
+def _is_python(path: Path) -> bool:
+    """Whether a file is there that Python runs: no program of the machine, no script of a shell."""
+    if not path.exists() or path.is_dir() or path.suffix in _PYTHON:
+        return path.exists()
+    with path.open("rb") as file:
+        head = file.readline(256)
+    if head.startswith(b"#!"):
+        return b"python" in head
+    return not head.startswith(b"\x7fELF")
+
+
+def _written(output: str, since_ns: int) -> list[Run]:
+    """What this run recorded on its cards, by rank; files of its other processes are taken away.
+
+    A launcher, and a loader that prepares data on the CPU, record themselves too. Where nothing was
+    on a card, the file that was asked for is what there is.
+    """
+    folder = Path(output).parent
+    recent = [
+        file
+        for file in folder.iterdir()
+        if is_path_of_launch(output, file.name) and file.stat().st_mtime_ns >= since_ns - _TICK_NS
+    ]
+    runs = {file: load(file) for file in recent if file.stat().st_size}
+    used = {file: run for file, run in runs.items() if any(_on_a_card(run))}
+    kept = used or {file: run for file, run in runs.items() if file == Path(output)}
+    for file in recent:
+        if file not in kept and (used or not file.stat().st_size):
+            file.unlink()
+    return sorted(kept.values(), key=lambda run: (run.header.rank, run.header.created_us))
+
+
+def _on_a_card(run: Run) -> Iterator[str]:
+    return (d.device for d in run.devices if d.device.startswith("cuda"))
 
 
 def _replace_this_process(program: tuple[str, ...], variables: dict[str, str]) -> int:
@@ -124,54 +222,87 @@ def _replace_this_process(program: tuple[str, ...], variables: dict[str, str]) -
 # -- the answer --------------------------------------------------------------------------------
 
 
-def _answer(output: Path, status: int, limit: str | None, *, as_json: bool) -> int:
-    if not output.exists():
+def _answer(runs: Sequence[Run], status: int, limit: Limit | None, *, as_json: bool) -> int:
+    if not runs:
         raise MemprofError(
             f"the program ended with status {status} before anything was recorded",
-            "see above what it said",
+            "see above what it said; a command's processes record themselves where memprof is "
+            "installed in their Python, and use torch",
         )
-    run = load(output)
-    examination = examine(run)
-    found = findings(run, examination)
-    summary = summarize(examination, found)
-    answers = fits(run, summary)
+    examinations = [examine(run) for run in runs]
+    found = [
+        findings(run, examination) for run, examination in zip(runs, examinations, strict=True)
+    ]
+    summaries = [
+        summarize(examination, its) for examination, its in zip(examinations, found, strict=True)
+    ]
+    answers = [fits(run, summary) for run, summary in zip(runs, summaries, strict=True)]
     if as_json:
-        _print_json(run, summary, answers, status)
+        _print_json(runs, summaries, answers, status)
     else:
-        _print_answer(summary, answers)
-        print_summary(summary, found)
-        if any(not answer.fits for answer in answers):
+        _print_answers(runs, summaries, answers)
+        told = _tightest(answers)
+        print_summary(summaries[told], found[told])
+        if len(runs) > 1:
+            files = " ".join(summary.source for summary in summaries)
+            terminal(_WIDTH).print(Text(f"All     memprof report {files}", style="cyan"))
+        if any(not answer.fits for answer in answers[told]):
             assert oom.callback is not None
-            oom.callback(output, as_json=False)
+            oom.callback(Path(summaries[told].source), as_json=False)
     if limit is not None:
-        fail_above(limit, peaks([summary]))
-        if any(not answer.fits for answer in answers):
+        fail_above(limit, peaks(summaries, cards_only=limit.of_run))
+        if any(not answer.fits for its in answers for answer in its):
             return EXIT_ABOVE
     return status
 
 
-def _print_answer(summary: Summary, answers: tuple[Fit, ...]) -> None:
+def _tightest(answers: Sequence[tuple[Fit, ...]]) -> int:
+    """Of several processes the one to look at: that did not fit, or had least left."""
+    left = [
+        min(((answer.fits, answer.left_bytes) for answer in its), default=(True, 1 << 62))
+        for its in answers
+    ]
+    return left.index(min(left))
+
+
+def _print_answers(
+    runs: Sequence[Run], summaries: Sequence[Summary], answers: Sequence[tuple[Fit, ...]]
+) -> None:
     console = terminal(_WIDTH)
-    if not answers:
-        console.print(Text(f"{summary.dry_run}, and nothing was allocated on it", style="yellow"))
-    for answer in answers:
-        style = "bold green" if answer.fits else "bold red"
-        of = f"{answer.device} " if len(answers) > 1 else ""
-        console.print(Text(f"{of}{answer}", style=style))
-        if answer.where:
-            console.print(Text(f"peak in {answer.where}"))
+    several = sum(map(len, answers)) > 1
+    for run, summary, its in zip(runs, summaries, answers, strict=True):
+        if not its:
+            told = f"{summary.dry_run}, and nothing was allocated on it"
+            console.print(Text(told, style="yellow"))
+        for answer in its:
+            style = "bold green" if answer.fits else "bold red"
+            of = f"{answer.device} " if several else ""
+            rank = f"rank {run.header.rank}, " if several and run.header.rank >= 0 else ""
+            console.print(Text(f"{rank}{of}{answer}", style=style))
+            if answer.where:
+                console.print(Text(f"peak in {answer.where}"))
     console.print()
 
 
-def _print_json(run: Run, summary: Summary, answers: tuple[Fit, ...], status: int) -> None:
+def _print_json(
+    runs: Sequence[Run],
+    summaries: Sequence[Summary],
+    answers: Sequence[tuple[Fit, ...]],
+    status: int,
+) -> None:
+    devices = [
+        {"file": summary.source, "rank": run.header.rank, **msgspec.to_builtins(answer)}
+        for run, summary, its in zip(runs, summaries, answers, strict=True)
+        for answer in its
+    ]
     print_json(
         {
-            "file": summary.source,
-            "dry_run": run.header.dry_run,
-            "fits": all(answer.fits for answer in answers),
-            "devices": answers,
+            "file": summaries[0].source,
+            "dry_run": runs[0].header.dry_run,
+            "fits": all(device["fits"] for device in devices),
+            "devices": devices,
             "program_status": status,
-            "not_seen": summary.unseen,
+            "not_seen": list(dict.fromkeys(one for each in summaries for one in each.unseen)),
         }
     )
 

@@ -2,28 +2,81 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import click
 
-from memprof.errors import MemprofError
+from memprof.errors import MemprofError, SettingsError
+from memprof.loading import load
 from memprof.ranks.report import JobReport
 from memprof.report.summary import Summary
 from memprof.units import format_bytes, parse_bytes
+from memprof.views.examination import examine
 
-__all__ = ["EXIT_ABOVE", "fail_above", "job_peaks", "peaks"]
+__all__ = ["EXIT_ABOVE", "Limit", "fail_above", "job_peaks", "limit_of", "peaks"]
 
 EXIT_ABOVE = 3
+_RUN = re.compile(r"(?P<file>.+?)(?:\+(?P<percent>\d+(?:\.\d+)?)%)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What ``--fail-above`` was given: a size, or the highest peak of another run and more."""
+
+    text: str
+    bytes: int
+    of_run: bool = False
+    card: str = ""
+    """The card that the other run simulated; empty for a size or a real card."""
+
+    def __str__(self) -> str:
+        """As it was given, with its bytes where they came from a file."""
+        return f"{self.text} ({format_bytes(self.bytes)})" if self.of_run else self.text
+
+
+def limit_of(text: str) -> Limit:
+    """What ``24GiB``, ``base.json`` or ``base.json+2%`` stands for.
+
+    Raises:
+        SettingsError: it is neither a size nor a file.
+        MemprofError: the file is no recording, or no peak was measured in it.
+    """
+    match = _RUN.fullmatch(text)
+    assert match is not None or not text
+    file = Path(match["file"]) if match else Path()
+    if match is None or (match["percent"] is None and not file.is_file()):
+        return Limit(text, parse_bytes(text))
+    if not file.is_file():
+        raise SettingsError(f"{file} is not there", "record it first: --fail-above base.json+2%")
+    run = load(file)
+    devices = examine(run).devices
+    cards = [device for device in devices if device.name != "cpu"]
+    highest = max((device.peak_allocated for device in cards or devices), default=0)
+    if highest <= 0:
+        raise MemprofError(f"no peak was measured in {file}", "what it holds cannot be a limit")
+    more = float(match["percent"] or 0)
+    simulated = run.header.dry_run
+    most = int(highest * (1 + more / 100))
+    return Limit(text, most, of_run=True, card=simulated.card if simulated else "")
+
 
 Peak = tuple[str, int]
 """Where it was, in words, and its bytes; -1 where none was measured."""
 
 
-def peaks(summaries: Sequence[Summary]) -> Iterator[Peak]:
-    """The peaks of allocated bytes of single files; a final state has none."""
+def peaks(summaries: Sequence[Summary], *, cards_only: bool = False) -> Iterator[Peak]:
+    """The peaks of allocated bytes of single files; a final state has none.
+
+    ``cards_only`` leaves out the CPU of a run that used a card.
+    """
     for summary in summaries:
         known = [] if summary.final_state else summary.devices
         measured = [d for d in known if d.peak_allocated_bytes > 0]
+        cards = [d for d in measured if d.device != "cpu"]
+        measured = cards if cards_only and cards else measured
         for device in measured:
             yield f"on {device.device} in {summary.source}", device.peak_allocated_bytes
         if not measured:
@@ -39,13 +92,13 @@ def job_peaks(job: JobReport) -> Iterator[Peak]:
         yield f"of {job.missing_count} of the {job.world_size} ranks: no file of theirs", -1
 
 
-def fail_above(limit: str, found: Iterable[Peak]) -> None:
-    """End with `EXIT_ABOVE` where a peak is above ``limit``, a size such as ``24GiB``.
+def fail_above(limit: Limit, found: Iterable[Peak]) -> None:
+    """End with `EXIT_ABOVE` where a peak is above ``limit``.
 
     Raises:
-        MemprofError: none is, but some peak was not measured; or ``limit`` is no size.
+        MemprofError: none is, but some peak was not measured.
     """
-    most, told = parse_bytes(limit), list(found)
+    most, told = limit.bytes, list(found)
     above = [(where, nbytes) for where, nbytes in told if nbytes > most]
     for where, nbytes in above:
         over = format_bytes(nbytes - most)

@@ -18,12 +18,11 @@ from memprof.report.summary import Summary, summarize
 from memprof.rules.finding import Found
 from memprof.rules.ranked_findings import findings
 from memprof.trace import Action, Trace
-from memprof.units import parse_bytes
 from memprof.views.examination import Examination, examine
 from memprof.views.window import Window
 from memprof.what_if.changed_run import DeviceWhatIf, replay
 from memprof_cli.json_output import print_json
-from memprof_cli.limits import fail_above, job_peaks, peaks
+from memprof_cli.limits import fail_above, job_peaks, limit_of, peaks
 from memprof_cli.progress import progress
 from memprof_cli.ranks import print_job
 from memprof_cli.screen import print_summaries, print_summary
@@ -62,9 +61,9 @@ class _Report:
 @click.option(
     "--fail-above",
     "limit",
-    metavar="SIZE",
-    help="Exit with status 3 when a peak of allocated bytes is above SIZE, such as 22GiB; with 1 "
-    "where a peak was not measured.",
+    metavar="LIMIT",
+    help="Exit with status 3 when a peak of allocated bytes is above LIMIT: a size such as 22GiB, "
+    "or another run's peak as base.json+2%; with 1 where a peak was not measured.",
 )
 def command(  # noqa: PLR0917 - click names them all
     files: Sequence[Path],
@@ -83,8 +82,7 @@ def command(  # noqa: PLR0917 - click names them all
     (torch.cuda.memory._dump_snapshot), gzipped or not; also folders of them, and quoted patterns
     such as 'run.rank*.json'. The ranks of one job, and more than eight files, share one screen.
     """
-    if limit is not None:
-        parse_bytes(limit)  # before the work is done
+    most = limit_of(limit) if limit is not None else None  # before the work is done
     named, files = list(files), files_of(files)
     job = None
     if len(files) > 1 and not one_by_one:
@@ -98,11 +96,11 @@ def command(  # noqa: PLR0917 - click names them all
         found = job_peaks(report)
     else:
         summaries, page = _tell_each(files, roots, output, as_json=as_json, no_page=no_page)
-        found = peaks(summaries)
+        found = peaks(summaries, cards_only=most is not None and most.of_run)
     if open_page and page is not None:
         webbrowser.open(page.absolute().as_uri())
-    if limit is not None:
-        fail_above(limit, found)
+    if most is not None:
+        fail_above(most, found)
 
 
 def _tell_job(job: JobReport, page: Path | None, *, as_json: bool) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from types import FrameType
 
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 
 __all__ = ["frame_of_the_program"]
+
+_OURS = str(Path(__file__).resolve().parents[1]) + os.sep
 
 
 def frame_of_the_program(frame: FrameType | None) -> FrameType | None:
@@ -16,6 +20,9 @@ def frame_of_the_program(frame: FrameType | None) -> FrameType | None:
     """
     library = None
     while frame is not None:
+        if frame.f_code.co_filename.startswith(_OURS):
+            frame = frame.f_back
+            continue
         kind = frame_kind(frame.f_code.co_filename)
         if kind is FrameKind.USER:
             return frame

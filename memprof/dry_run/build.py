@@ -47,6 +47,8 @@ class Torch:
     folder: Path
     version: str
     includes: tuple[Path, ...]
+    nccl_version: int = 0
+    """2.28.9 as 22809; 0 where its header is not beside torch."""
 
 
 def find_torch() -> Torch:
@@ -69,7 +71,8 @@ def find_torch() -> Torch:
             "this torch was built without CUDA, and a dry run is torch's own CUDA code",
             f"{_HOW_TO_GET_CUDA}; memprof run records what it takes on the CPU instead",
         )
-    return Torch(folder, _version(folder), _includes(folder.parent))
+    packages = folder.parent
+    return Torch(folder, _version(folder), _includes(packages), _nccl_version(packages))
 
 
 _HOW_TO_GET_CUDA = (
@@ -82,6 +85,14 @@ def _version(folder: Path) -> str:
     text = (folder / "version.py").read_text(encoding="utf-8")
     found = re.search(r"__version__ = '([^']+)'", text)
     return found.group(1) if found else ""
+
+
+def _nccl_version(packages: Path) -> int:
+    header = packages / "nvidia" / "nccl" / "include" / "nccl.h"
+    if not header.exists():
+        return 0
+    found = re.search(r"#define NCCL_VERSION_CODE (\d+)", header.read_text(errors="replace"))
+    return int(found.group(1)) if found else 0
 
 
 def _includes(packages: Path) -> tuple[Path, ...]:
@@ -145,7 +156,8 @@ def build(torch: Torch) -> Path:
 
 
 def _folder(torch: Torch, command: Sequence[str]) -> Path:
-    parts = [torch.version, str(torch.folder), *map(str, torch.includes), *command]
+    parts = [torch.version, str(torch.nccl_version), str(torch.folder)]
+    parts += [*map(str, torch.includes), *command]
     digest = hashlib.sha256("\0".join(parts).encode())
     for source in sorted([*_SOURCES.glob("*.[ch]"), *Path(__file__).parent.glob("*.py")]):
         digest.update(source.read_bytes())
@@ -180,6 +192,7 @@ def _compile(folder: Path, torch: Torch, command: Sequence[str]) -> Path:
         ),
         *("-fno-sanitize=undefined", f"-I{_SOURCES}"),
         *(f"-I{include}" for include in torch.includes),
+        *([f"-DMEMPROF_NCCL_VERSION={torch.nccl_version}"] if torch.nccl_version else []),
     ]
     sources = [*map(str, sorted(_SOURCES.glob("*.c"))), str(rest)]
     try:

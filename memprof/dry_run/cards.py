@@ -43,6 +43,8 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     shared_bytes_reserved_per_block: int
     integrated: int = 0
     """1 where it shares its memory with the host, as a Jetson does."""
+    nccl_channels: int = 0
+    """Of NCCL among several of them, as they are usually connected; 0: over PCIe."""
     sources: Mapping[str, str] = {}
     """Where each figure is from."""
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from memprof.dry_run.prototypes import HANDS_OUT_SIZES
+from memprof.units import format_bytes
 
-__all__ = ["Library"]
+__all__ = ["MOST_GPUS", "Library"]
+
+MOST_GPUS = 16
+"""As many as the library keeps room for (``MOST_DEVICES``)."""
 
 
 class Library:
@@ -43,6 +47,14 @@ class Library:
         self._estimates_listener = listener
 
     @property
+    def nccl_bytes(self) -> Mapping[int, int]:
+        """The most that NCCL's communicators held, outside torch's allocator, by device."""
+        held = self._loaded.memprof_dry_run_nccl_bytes
+        held.restype = ctypes.c_size_t
+        found = {device: int(held(device)) for device in range(MOST_GPUS)}
+        return {device: nbytes for device, nbytes in found.items() if nbytes}
+
+    @property
     def functions_called(self) -> Iterator[str]:
         """The functions that were called and only answer "success"."""
         called = self._loaded.memprof_dry_run_called
@@ -54,6 +66,13 @@ class Library:
 
     def sentences(self) -> Iterator[str]:
         """What was asked of the library and is not known, in words, for the report."""
+        for device, nbytes in self.nccl_bytes.items():
+            made = int(self._loaded.memprof_dry_run_communicators())
+            of = "a communicator" if made == 1 else f"{made} communicators"
+            yield (
+                f"NCCL is taken to hold {format_bytes(nbytes)} of cuda:{device} for {of}, outside "
+                "torch's allocator: an estimate by its source and the usual topology of the card"
+            )
         unknown = [name for name in self.functions_called if HANDS_OUT_SIZES.match(name)]
         if unknown:
             yield f"workspaces of these are counted as 0 bytes: {', '.join(unknown)}"

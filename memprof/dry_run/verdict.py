@@ -8,8 +8,12 @@ from memprof.report.device_summary import DeviceFigures, PeakMoment
 from memprof.report.summary import Summary
 from memprof.run import Run
 from memprof.units import format_bytes
+from memprof.views.device_readings import most, series_of
 
-__all__ = ["Fit", "fits"]
+__all__ = ["NCCL", "Fit", "fits"]
+
+NCCL = "nccl"
+"""The name under which a dry run writes down what NCCL held of a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,8 @@ class Fit:
     """Of that, what CUDA's context is taken to hold."""
     peak_allocated_bytes: int
     peak_reserved_bytes: int
+    nccl_bytes: int
+    """The most that NCCL is taken to hold besides, outside torch's allocator; 0 without it."""
     left_bytes: int
     """What torch could have reserved besides, at its peak."""
     step: int
@@ -38,6 +44,8 @@ class Fit:
         allocated = format_bytes(self.peak_allocated_bytes)
         reserved = format_bytes(self.peak_reserved_bytes)
         took = f"{allocated} allocated and {reserved} reserved at the most"
+        if self.nccl_bytes:
+            took += f", {format_bytes(self.nccl_bytes)} for NCCL"
         total = format_bytes(self.total_bytes)
         if not self.fits:
             return f"does not fit: memory ran out at {took}, of {total}"
@@ -58,12 +66,15 @@ def fits(run: Run, summary: Summary) -> tuple[Fit, ...]:
         return ()
     context_bytes = run.header.dry_run.context_bytes
     used = [d for d in summary.devices if d.device.startswith("cuda") and d.peak_reserved_bytes]
-    return tuple(_fit(device, context_bytes) for device in used)
+    return tuple(
+        _fit(device, context_bytes, max(most(series_of(run, device.device, NCCL)), 0))
+        for device in used
+    )
 
 
-def _fit(device: DeviceFigures, context_bytes: int) -> Fit:
+def _fit(device: DeviceFigures, context_bytes: int, nccl_bytes: int) -> Fit:
     peak: PeakMoment | None = device.peak
-    left = device.total_bytes - context_bytes - device.peak_reserved_bytes
+    left = device.total_bytes - context_bytes - device.peak_reserved_bytes - nccl_bytes
     return Fit(
         device=device.device,
         fits=not device.ooms,
@@ -71,6 +82,7 @@ def _fit(device: DeviceFigures, context_bytes: int) -> Fit:
         context_bytes=context_bytes,
         peak_allocated_bytes=device.peak_allocated_bytes,
         peak_reserved_bytes=device.peak_reserved_bytes,
+        nccl_bytes=nccl_bytes,
         left_bytes=max(left, 0),
         step=peak.step if peak else -1,
         phase=peak.phase if peak else "",

@@ -21,7 +21,7 @@ from memprof.cpython.import_hook import ImportWatch
 if TYPE_CHECKING:
     from memprof.record.tracker import Tracker
 
-__all__ = ["claim", "start_from_environment"]
+__all__ = ["STEPS", "claim", "start_from_environment"]
 
 _LOG = logging.getLogger("memprof")
 _ON = ("", "1", "true", "yes", "on")
@@ -29,16 +29,31 @@ _OFF = ("0", "false", "no", "off")
 _SINCE = "MEMPROF_SINCE"
 """Set by the first process of a launch for those below it: when the launch began (in ns)."""
 
+_DRY_RUN = "MEMPROF_DRY_RUN_CARD"
+STEPS = "MEMPROF_DRY_RUN_STEPS"
+"""Set by `memprof dry-run`: a process that it records ends after so many steps; 0: by itself."""
+
 
 def start_from_environment() -> None:
     """Record this process into the file that ``MEMPROF`` names, once it has imported torch.
 
     ``1``, ``true``, ``yes`` and ``on`` mean the default name, their opposites no recording.
     """
+    if _DRY_RUN in os.environ:
+        _prepare_dry_run()
     if os.environ.get("MEMPROF", "").lower() in _OFF:
         return
     os.environ.setdefault(_SINCE, str(time.time_ns()))
     ImportWatch("torch", _torch_imported).start()
+
+
+def _prepare_dry_run() -> None:
+    from memprof.record.process import is_dry_run  # nothing that a usual run needs
+
+    if is_dry_run():  # a child may have been given the machine's own cards again
+        from memprof.dry_run.absent_ranks import prepare
+
+        prepare()
 
 
 def _torch_imported() -> None:
@@ -52,13 +67,11 @@ def _torch_imported() -> None:
     named = os.environ.get("MEMPROF", "")
     path = DEFAULT_PATH if named.lower() in _ON else named
     try:
-        tracker = Tracker(
-            path, Options.of(os.environ), lazy_path=lambda: _path_of_this_process(path)
-        )
-        atexit.register(
-            _say_what_next, tracker
-        )  # runs after the recording has ended: it came first
-        tracker.start()
+        options = Options.of(os.environ)
+        tracker = Tracker(path, options, lazy_path=lambda: _path_of_this_process(path))
+        # It runs after the recording has ended: what is registered first is called last.
+        atexit.register(_say_what_next, tracker)
+        _start(tracker)
     except MemprofError as error:  # the job goes on as if nothing had been asked for
         _LOG.warning("this job is not recorded: %s", error)
 
@@ -70,6 +83,19 @@ def _say_what_next(tracker: Tracker) -> None:
     from memprof.record.launch import say_what_next
 
     say_what_next(tracker)
+
+
+def _start(tracker: Tracker) -> None:
+    from memprof.record.process import is_dry_run
+
+    if not is_dry_run():
+        tracker.start()
+        return
+    from memprof.record.dry_run import begin  # nothing that a usual run needs
+
+    tracker.end_program_after(int(os.environ.get(STEPS) or 0))
+    tracker.start()
+    atexit.register(begin(tracker))  # before the tracker's own, which ends the recording
 
 
 def _path_of_this_process(path: str) -> str:

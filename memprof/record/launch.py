@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> None:
     if program[0] != "-m":
         _check_readable(program[0])
     tracker = _started(settings, steps)
-    note = _note_dry_run(tracker) if is_dry_run() else None
+    note = _dry_run(tracker) if is_dry_run() else None
     try:
         _run(program)
     except BaseException as error:
@@ -60,25 +60,10 @@ def main(arguments: Sequence[str]) -> None:
     say_what_next(tracker, quiet=quiet)
 
 
-def _note_dry_run(tracker: Tracker) -> Callable[[], None]:
-    """Listen to what a simulated card does not know; a function that ends that and notes it."""
-    from memprof.dry_run.estimates import Estimates  # nothing that a usual run needs
-    from memprof.dry_run.generation import GenerationLimit
-    from memprof.dry_run.library import Library
-    from memprof.dry_run.values import ValuesRead
+def _dry_run(tracker: Tracker) -> Callable[[], None]:
+    from memprof.record.dry_run import begin  # nothing that a usual run needs
 
-    library = Library()
-    values, estimates, generation = ValuesRead(library), Estimates(library), GenerationLimit()
-    for listener in (values, estimates, generation):
-        listener.open()
-
-    def note() -> None:
-        for listener in (values, estimates, generation):
-            listener.close()
-        for sentence in (*library.sentences(), *estimates.sentences(), *values.sentences()):
-            tracker.note("dry run", sentence)
-
-    return note
+    return begin(tracker)
 
 
 def _started(settings: dict[str, Any], steps: int) -> Tracker:

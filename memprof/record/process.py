@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ __all__ = [
     "Rank",
     "header",
     "is_dry_run",
+    "is_path_of_launch",
     "now_us",
     "path_of_process",
     "path_of_rank",
@@ -72,6 +74,14 @@ def path_of_rank(path: str, rank: int) -> str:
 def path_of_process(path: str, pid: int) -> str:
     """``run.json`` as ``run.pid4711.json``: the file of a child process."""
     return _inserted(path, f".pid{pid}")
+
+
+def is_path_of_launch(path: str, name: str) -> bool:
+    """Whether a process of a launch into ``path`` may have written the file ``name``."""
+    suffix = next((s for s in _SUFFIXES if path.endswith(s)), "")
+    stem = Path(path).name.removesuffix(suffix)
+    mark = r"(?:\.rank\d+)?(?:\.pid\d+)?"
+    return re.fullmatch(re.escape(stem) + mark + re.escape(suffix), name) is not None
 
 
 def _inserted(path: str, text: str) -> str:

@@ -140,7 +140,7 @@ class Session:
         self._sampler = Sampler(
             reading_sources(self._options),
             self._options.sample_interval_s,
-            self._write_readings,
+            self.add_readings,
             self._reader_failed,
             self.output.flush,
         )
@@ -687,7 +687,8 @@ class Session:
         for record in self._figures.take(unfinished=unfinished):
             self.output.write(record)
 
-    def _write_readings(self, record: Readings) -> None:
+    def add_readings(self, record: Readings) -> None:
+        """Write down what was read of a device, on any thread."""
         self.output.write(record)
         self._figures.read(record)
 

@@ -23,7 +23,7 @@ from memprof.cpython.import_hook import ImportWatch
 from memprof.record.options import SOURCES, Options, Source
 from memprof.record.process import DEFAULT_PATH, Rank, path_of_rank
 from memprof.record.session import Session
-from memprof.records import Finding
+from memprof.records import Finding, Readings
 from memprof.sources.cpu.dispatch_mode import pop_left
 from memprof.sources.loop.boundaries import annotate
 from memprof.sources.loop.main_thread import hands_on
@@ -214,6 +214,11 @@ class Tracker:
         """Write down what was not recorded, or not exactly; reports show it under "not seen"."""
         if self._session is not None:
             self._session.recording.note(source, message)
+
+    def add_readings(self, readings: Readings) -> None:
+        """Write down what was read of a device."""
+        if self._session is not None:
+            self._session.add_readings(readings)
 
     def end_program_after(self, steps: int) -> None:
         """End the program by `SystemExit` after so many steps; to be called before `start`."""

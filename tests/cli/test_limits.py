@@ -43,6 +43,40 @@ def test_the_peak_its_place_and_what_is_too_much_are_said(
     assert f"above 23MiB: peak allocated 24 MiB on cuda:0 in {file}, 1 MiB more" in told
 
 
+@pytest.mark.parametrize(
+    ("peak", "more", "status"),
+    [(24, "", 0), (20, "+20%", 0), (20, "+19.9%", 3), (20, "", 3), (30, "", 0)],
+)
+def test_the_peak_of_another_run_and_some_percent_are_a_limit(
+    file: Path, tmp_path: Path, peak: int, more: str, status: int
+) -> None:
+    before = snapshot(TraceBuilder().alloc(peak * MIB, "a").build())
+    base = save_snapshot(tmp_path / "base.pickle", before)
+    assert ended(file, "--fail-above", f"{base}{more}") == status
+
+
+def test_a_limit_of_another_run_is_said_with_its_bytes(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = snapshot(TraceBuilder().alloc(20 * MIB, "a").build())
+    base = save_snapshot(tmp_path / "base.pickle", before)
+    ended(file, "--fail-above", f"{base}+10%")
+    told = capsys.readouterr().err
+    assert f"above {base}+10% (22 MiB): peak allocated 24 MiB on cuda:0 in {file}, 2 MiB" in told
+
+
+def test_a_run_that_is_not_there_or_has_no_peak_is_no_limit(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ended(file, "--fail-above", f"{tmp_path}/base.json+2%") == 2
+    assert "base.json is not there" in capsys.readouterr().err
+    empty = write_run(tmp_path / "none.json")
+    assert ended(file, "--fail-above", empty) == 1
+    told = capsys.readouterr()
+    assert "no peak was measured in" in told.err
+    assert told.out == ""  # before any work is done
+
+
 def test_what_is_no_size_is_refused_before_anything_is_told(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,12 +14,14 @@ from memprof.dry_run.build import compiler, find_torch
 from memprof.errors import MissingError
 
 ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = [str(ROOT / folder) for folder in (".", "cli", "dashboards")]
+HOOK = ROOT / "memprof" / "record" / "startup.pth"
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="session")
-def dry_run() -> Run:
-    """Runs ``memprof dry-run`` with these words; skips where there is no torch with CUDA."""
+def environment() -> dict[str, str]:
+    """The variables of a user's shell; skips where there is no torch with CUDA."""
     try:
         find_torch()
         compiler()
@@ -27,18 +29,25 @@ def dry_run() -> Run:
         pytest.skip(f"needs a torch with CUDA and a C compiler: {missing.message}")
     # Tests that run below a card of their own start from none, as a user's shell does.
     kept = ("LD_PRELOAD", "LD_LIBRARY_PATH")
-    environment = {
+    found = {
         name: value
         for name, value in os.environ.items()
         if name not in kept and (not name.startswith("MEMPROF") or name == "MEMPROF_CACHE")
     }
-    folders = [str(ROOT / folder) for folder in (".", "cli", "dashboards")]
-    environment["PYTHONPATH"] = os.pathsep.join(folders)
+    return {**found, "PYTHONPATH": os.pathsep.join(FOLDERS)}
 
-    def run(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+
+@pytest.fixture(scope="session")
+def dry_run(environment: dict[str, str]) -> Run:
+    """Runs ``memprof dry-run`` with these words."""
+
+    def run(
+        *words: object, cwd: Path, site: Path | None = None, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        paths = {} if site is None else {"PYTHONPATH": os.pathsep.join([str(site), *FOLDERS])}
         return subprocess.run(
             [sys.executable, "-m", "memprof_cli", "dry-run", *map(str, words)],
-            env=environment,
+            env={**environment, **paths, **variables},
             cwd=cwd,
             capture_output=True,
             text=True,
@@ -47,3 +56,12 @@ def dry_run() -> Run:
         )
 
     return run
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A folder whose sitecustomize does what the start hook in site-packages does."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(HOOK.read_text())
+    return folder

@@ -46,6 +46,7 @@ def test_a_card_has_its_capability_and_less_memory_than_is_printed_on_its_box(na
 def test_each_figure_of_a_card_has_a_source(name):
     card = listed()[name]
     own = {"total_bytes", "context_bytes", "capability", "multiprocessors", "l2_bytes"}
+    own |= {"nccl_channels"} if card.nccl_channels else set()
     assert own == set(card.sources)
     assert all(len(source) > 20 for source in card.sources.values())
 

@@ -28,6 +28,7 @@ static void assign(const char *name, const char *value) {
     else if (!strcmp(name, "shared_bytes_reserved_per_block")) card.shared_bytes_reserved_per_block = number;
     else if (!strcmp(name, "l2_bytes")) card.l2_bytes = number;
     else if (!strcmp(name, "integrated")) card.integrated = (int)number;
+    else if (!strcmp(name, "nccl_channels")) card.nccl_channels = (int)number;
 }
 
 /* A library that is loaded without a card, by a test of the library alone, has none at all. */

@@ -51,6 +51,7 @@ typedef struct {
     size_t shared_bytes_reserved_per_block;
     size_t l2_bytes;
     int integrated; /* shares its memory with the host, as a Jetson does */
+    int nccl_channels; /* of NCCL among several of them, as they are usually connected */
 } Card;
 
 /* card.c */
@@ -83,6 +84,8 @@ INTERNAL int has_context(int device);
 /* values.c */
 /* Fails where a program has read the same place again and again. */
 INTERNAL cudaError_t copy_values(void *to, const void *from, size_t bytes);
+/* The same piece to `times` places, one after another, of which the piece may be one. */
+INTERNAL void repeat_values(void *to, const void *piece, size_t bytes, size_t times);
 INTERNAL void set_values(void *to, int value, size_t bytes);
 INTERNAL void forget_values(const void *start, size_t bytes);
 INTERNAL void note_kernel(void);

@@ -37,6 +37,24 @@ static void (*listener)(size_t bytes, int copied_in);
  * them, else they are zeros. Any thread may call it, with or without the interpreter's lock. */
 void memprof_dry_run_listen(void (*function)(size_t bytes, int copied_in)) { listener = function; }
 
+/* Numbers, as their bits, that the thread's next readings of a single one get instead of a zero that
+ * nobody computed: what the user assumes of them. Called through ctypes before and after an operator;
+ * it says how many of those before were not asked for. */
+#define MOST_ASSUMED 8
+static __thread uint64_t assumed[MOST_ASSUMED];
+static __thread int assumed_first, assumed_end;
+int memprof_dry_run_assume(const uint64_t *numbers, int number) {
+    int left = assumed_end - assumed_first;
+    assumed_first = 0, assumed_end = number < MOST_ASSUMED ? number : MOST_ASSUMED;
+    for (int i = 0; i < assumed_end; i++) assumed[i] = numbers[i];
+    return left;
+}
+static int is_assumed(void *to, size_t bytes) {
+    if (assumed_first == assumed_end || bytes > sizeof *assumed) return 0;
+    memcpy(to, &assumed[assumed_first++], bytes); /* little end first */
+    return 1;
+}
+
 void note_kernel(void) { __atomic_fetch_add(&kernels, 1, __ATOMIC_RELAXED); }
 unsigned long long kernels_launched(void) { return __atomic_load_n(&kernels, __ATOMIC_RELAXED); }
 
@@ -113,6 +131,7 @@ static cudaError_t copy_out(void *to, const void *from, size_t bytes) {
     if (copied_in) memcpy(to, from, bytes);
     else memset(to, behind ? behind->fill : 0, bytes);
     pthread_mutex_unlock(&lock);
+    if (!certain && !copied_in && is_assumed(to, bytes)) return;
     if (!certain && listener) listener(bytes, copied_in);
     return is_endless ? fail(cudaErrorLaunchTimeout) : cudaSuccess;
 }
@@ -138,6 +157,22 @@ cudaError_t copy_values(void *to, const void *from, size_t bytes) {
     else if (to_device) copy_in(to, from, bytes);
     else memmove(to, from, bytes);
     return cudaSuccess;
+}
+
+void repeat_values(void *to, const void *piece, size_t bytes, size_t times) {
+    pthread_mutex_lock(&lock);
+    const Copy *behind = bytes * times <= LARGEST ? copy_behind_locked(piece, bytes) : NULL;
+    if (behind) {
+        unsigned long long before = behind->kernels;
+        int fill = behind->fill;
+        if (fill == BYTES)
+            for (size_t i = 0; i < times; i++) memmove((char *)to + i * bytes, piece, bytes);
+        remember_locked(to, bytes * times, fill);
+        copies[(copies_made - 1) % MOST_COPIES].kernels = before;
+    } else {
+        forget_locked(to, bytes * times);
+    }
+    pthread_mutex_unlock(&lock);
 }
 
 /* Nothing is written: the byte is remembered instead, so that zeroed gradients cost no memory. */

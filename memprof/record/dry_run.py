@@ -1,0 +1,52 @@
+"""What a recording on a simulated card notes besides: what nobody computed, what is estimated.
+
+The process was started by `memprof dry-run`, and has the library of `memprof.dry_run` loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from memprof.dry_run.absent_ranks import lines_without_sender, prepare
+from memprof.dry_run.assumptions import ASSUMPTIONS, Assumptions
+from memprof.dry_run.estimates import Estimates
+from memprof.dry_run.generation import GenerationLimit
+from memprof.dry_run.library import Library
+from memprof.dry_run.values import ValuesRead
+from memprof.dry_run.verdict import NCCL
+from memprof.record.tracker import Tracker
+from memprof.records import Readings
+
+__all__ = ["begin"]
+
+
+def begin(tracker: Tracker) -> Callable[[], None]:
+    """Listen to what a simulated card does not know; a function that ends that and notes it."""
+    prepare()
+    library = Library()
+    assumptions = Assumptions.of([os.environ.get(ASSUMPTIONS, "")])
+    if assumptions:
+        assumptions.begin()
+    values, estimates, generation = ValuesRead(library), Estimates(library), GenerationLimit()
+    for listener in (values, estimates, generation):
+        listener.open()
+
+    def note() -> None:
+        for listener in (values, estimates, generation):
+            listener.close()
+        now_us = time.time_ns() // 1000
+        for device, nbytes in library.nccl_bytes.items():
+            record = Readings("dry run", f"cuda:{device}", [now_us], {NCCL: [nbytes]})
+            tracker.add_readings(record)
+        for sentence in (
+            *assumptions.sentences(),
+            *library.sentences(),
+            *estimates.sentences(),
+            *lines_without_sender(),
+            *values.sentences(),
+        ):
+            tracker.note("dry run", sentence)
+
+    return note
