@@ -163,6 +163,42 @@ print(counters["stats"]["unique_graphs"], dict(counters["graph_break"]))
 """
 
 
+WHOLE_STEP = """
+import sys, torch, memprof
+from contextlib import nullcontext
+model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU()).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+counters = torch._dynamo.utils.counters
+
+@torch.compile(backend="aot_eager")
+def step(x):
+    model(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+def epoch():
+    for _ in range(4):
+        step(torch.ones(8, 16, device="cuda"))
+
+with memprof.track(sys.argv[1], allowance_s=60) if sys.argv[1] else nullcontext():
+    epoch()
+epoch()
+print(counters["stats"]["unique_graphs"])
+"""
+
+
+def test_a_whole_step_is_compiled_as_often_and_its_steps_are_counted(tmp_path):
+    plain, recorded = (outcome(WHOLE_STEP, path) for path in ("", str(tmp_path / "run.json")))
+    assert recorded[0] == plain[0]
+    # What torch itself says of optimizers in a compiled function begins with time and process.
+    assert [said.split("]")[-1] for said in recorded[1].splitlines()] == [
+        said.split("]")[-1] for said in plain[1].splitlines()
+    ]
+    run = load(tmp_path / "run.json")
+    assert run.footer.steps == 4
+    assert run.device("cuda:0").windows
+
+
 @pytest.mark.parametrize(
     ("program", "graphs"), [(NEAR_THE_LIMIT, "5\n"), (NESTED, "1 {}\n")], ids=["limit", "nested"]
 )
