@@ -6,7 +6,8 @@
     python tests/gpu/everything.py FOLDER budget              whole recordings, for the claim of 1 %
     memprof dry-run --gpu 8GiB --gpus 2 --no-record python tests/gpu/everything.py FOLDER facts truth
 
-It needs a Python that has torch, and memprof neither installed nor built. Each part writes
+It needs a Python that has torch, msgspec, numpy and psutil, and memprof neither installed nor built. Where
+pytest is not there, what needs no test runs. Each part writes
 ``FOLDER/PART.log`` and its results as JSON lines, ``FOLDER/PART.jsonl``. ``FOLDER/summary.jsonl``
 has all of them with versions; what is printed is in ``FOLDER/summary.txt`` too. A call takes ten
 minutes at most: a part that is not over then is stopped, and what it had found is kept.
@@ -44,8 +45,8 @@ PATIENCE_S = 10.0
 """Between asking a part to end, which lets it tell what it had found, and ending it."""
 TEST_S = 60
 """Of one test, where pytest-timeout is there."""
-LIBRARY = ("msgspec", "numpy", "torch")
-TESTS = (*LIBRARY, "hypothesis", "psutil", "pytest")
+LIBRARY = ("msgspec", "numpy", "psutil", "torch")
+TESTS = (*LIBRARY, "hypothesis", "pytest")
 COMMANDS = (*TESTS, "click", "rich")
 GOOD = ("passed", "holds", "measured", "met")
 NEUTRAL = ("skipped", "not told")
@@ -58,6 +59,17 @@ class Part:
     commands: tuple[tuple[str, ...], ...]
     longest_s: int
     needs: tuple[str, ...] = LIBRARY
+    """Of its tests; a command that is none needs `LIBRARY` alone."""
+
+    @property
+    def missing(self) -> list[str]:
+        """Packages that are not there and without which no test of it runs."""
+        return [name for name in self.needs if not _is_there(name)]
+
+    @property
+    def possible(self) -> tuple[tuple[str, ...], ...]:
+        """Commands that can run with what is there."""
+        return tuple(one for one in self.commands if not self.missing or "pytest" not in one)
 
 
 def run_tests(*names: str, processes: int = 1, longest_test_s: int = TEST_S) -> tuple[str, ...]:
@@ -115,7 +127,7 @@ def run(name: str, part: Part, folder: Path, longest_s: float) -> tuple[str, flo
     endings: list[str] = []
     log_path = folder / f"{name}.log"
     with tempfile.TemporaryDirectory() as recorded, log_path.open("w") as log:
-        for arguments in part.commands:
+        for arguments in part.possible:
             command = [sys.executable, *(recorded if a == RECORDED else a for a in arguments)]
             log.write(f"$ {' '.join(command)}\n")
             log.flush()
@@ -274,10 +286,12 @@ def main() -> int:
     good, left_out = True, []
     for name in options.parts or usual(every):
         part = every[name]
-        if missing := [one for one in part.needs if not _is_there(one)]:
+        if part.missing:
             good = False
-            summary.tell(f"== {name}: not run without {', '.join(missing)}", {"part": name})
-            continue
+            without = f"not run without {', '.join(part.missing)}"
+            summary.tell(f"== {name}: tests {without}", {"part": name, "how": without})
+            if not part.possible:
+                continue
         left_s = LONGEST_S - PATIENCE_S - (time.monotonic() - began_s)
         if left_s <= 0:
             left_out.append(name)

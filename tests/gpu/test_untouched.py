@@ -109,7 +109,7 @@ def test_by_default_a_loss_outside_every_module_is_labelled_as_cuda_alone_labels
         assert "the job uses CUDA" in note
 
 
-COMPILED = """
+NEAR_THE_LIMIT = """
 import sys, torch, memprof
 from contextlib import nullcontext
 layer = torch.nn.Linear(16, 16).cuda()
@@ -130,13 +130,130 @@ print(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 """
 
 
-def test_a_whole_graph_near_the_recompile_limit_is_compiled_as_often_and_nothing_is_said(tmp_path):
-    def outcome(path):
-        command = [sys.executable, "-c", COMPILED, path]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout, done.stderr
+NESTED = """
+import sys, torch, memprof
+from contextlib import nullcontext
 
-    plain = outcome("")
-    assert outcome(str(tmp_path / "run.json")) == plain
-    assert plain[0] == "5\n"
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(16)
+        self.mix = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU())
+
+    def forward(self, x):
+        return x + self.mix(self.norm(x))
+
+model = torch.nn.Sequential(Block(), Block()).cuda()
+compiled = torch.compile(model, backend="aot_eager")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+counters = torch._dynamo.utils.counters
+
+def epoch():
+    for _ in range(6):
+        compiled(torch.ones(8, 16, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+for _ in range(2):
+    with memprof.track(sys.argv[1], allowance_s=60) if sys.argv[1] else nullcontext():
+        epoch()
+        epoch()
+    epoch()
+print(counters["stats"]["unique_graphs"], dict(counters["graph_break"]))
+"""
+
+
+WHOLE_STEP = """
+import sys, torch, memprof
+from contextlib import nullcontext
+model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU()).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+counters = torch._dynamo.utils.counters
+
+@torch.compile(backend="aot_eager")
+def step(x):
+    model(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+def epoch():
+    for _ in range(4):
+        step(torch.ones(8, 16, device="cuda"))
+
+with memprof.track(sys.argv[1], allowance_s=60) if sys.argv[1] else nullcontext():
+    epoch()
+epoch()
+print(counters["stats"]["unique_graphs"])
+"""
+
+
+def test_a_whole_step_is_compiled_as_often_and_its_steps_are_counted(tmp_path):
+    plain, recorded = (outcome(WHOLE_STEP, path) for path in ("", str(tmp_path / "run.json")))
+    assert recorded[0] == plain[0]
+    # What torch itself says of optimizers in a compiled function begins with time and process.
+    assert [said.split("]")[-1] for said in recorded[1].splitlines()] == [
+        said.split("]")[-1] for said in plain[1].splitlines()
+    ]
+    run = load(tmp_path / "run.json")
+    assert run.footer.steps == 4
+    assert run.device("cuda:0").windows
+
+
+@pytest.mark.parametrize(
+    ("program", "graphs"), [(NEAR_THE_LIMIT, "5\n"), (NESTED, "1 {}\n")], ids=["limit", "nested"]
+)
+def test_it_is_compiled_as_often_and_nothing_is_said(tmp_path, program, graphs):
+    plain = outcome(program, "")
+    assert outcome(program, str(tmp_path / "run.json")) == plain
+    assert plain[0] == graphs
+
+
+ENDS_IN_A_THREAD = """
+import sys, threading, torch, memprof
+from contextlib import nullcontext
+layer = torch.nn.Linear(64, 64).cuda()
+
+def loop():
+    for _ in range(20):
+        layer(torch.ones(8, 64, device="cuda")).sum().backward()
+        layer.zero_grad()
+        memprof.step()
+
+for _ in range(3):
+    with memprof.track(sys.argv[1], allowance_s=0.0) if sys.argv[1] else nullcontext():
+        thread = threading.Thread(target=loop)
+        thread.start()
+        thread.join()
+"""
+
+
+@pytest.mark.parametrize("native", ["0", "1"])
+def test_a_window_that_ends_in_another_thread_leaves_torch_nothing_to_say(
+    tmp_path, monkeypatch, native
+):
+    monkeypatch.setenv("MEMPROF_NATIVE", native)
+    plain = outcome(ENDS_IN_A_THREAD, "")
+    assert outcome(ENDS_IN_A_THREAD, str(tmp_path / "run.json")) == plain
+    assert load(tmp_path / "run.json").device("cuda:0").windows
+
+
+@pytest.mark.parametrize("native", ["0", "1"])
+def test_a_job_with_very_many_blocks_is_recorded(tmp_path, monkeypatch, native):
+    monkeypatch.setenv("MEMPROF_NATIVE", native)
+    kept = [torch.empty(1, device="cuda") for _ in range(200_000)]
+    with memprof.track(tmp_path / "run.json", allowance_s=LONG_S):
+        for _ in range(3):
+            torch.empty(9, device="cuda")
+            memprof.step()
+    (window,) = load(tmp_path / "run.json").device("cuda:0").windows
+    assert len(window.start.blocks) >= len(kept)
+    made = window.events.take(window.events.action == Action.ALLOC)
+    assert made.size.tolist() == [36] * 3
+
+
+def outcome(program: str, path: str) -> tuple[str, str]:
+    """What a program prints and complains of, in a process of its own; recorded if ``path``."""
+    command = [sys.executable, "-c", program, path]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr

@@ -6,14 +6,13 @@ to be found by the time: every row carries the place of the thread that made it.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from memprof.sources.cuda.avoid_compiler_import import compiler_left_out
-from memprof.sources.cuda.history_calls import HistoryCalls
+from memprof.sources.cuda.history_calls import HistoryCalls, recording_options
 from memprof.sources.cuda.memory_history import SHARED
 from memprof.sources.cuda.source_with_owners import OwnedCudaSource
 from memprof.sources.loop.boundaries import Boundaries
@@ -142,11 +141,8 @@ class CudaAllocatorSource(OwnedCudaSource):
         if on or self._recorder.gathers:
             self._recorder.gathers = on
             record = self._torch.cuda.memory._record_memory_history
-            wanted: dict[str, Any] = {"context": "alloc", "stacks": "python"} if on else {}
-            if "clear_history" in inspect.signature(record).parameters:
-                wanted["clear_history"] = True
             with self._calls.own():
-                record("state" if on else None, **wanted)
+                record("state" if on else None, **recording_options(self._torch, on=on))
 
     def _program_calls(self, turns_on: bool) -> None:
         """The program is about to start or stop its own recording: theirs begins with nothing."""

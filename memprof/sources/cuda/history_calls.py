@@ -6,13 +6,14 @@ caller goes through is replaced in a window, and only then.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["HistoryCalls"]
+__all__ = ["HistoryCalls", "recording_options"]
 
 _LOG = logging.getLogger("memprof")
 _RECORD_HOST = {"_cuda_record_memory_history": 8, "_cuda_record_memory_history_legacy": 9}
@@ -84,3 +85,15 @@ class HistoryCalls:
             tell(turns_on)
         except Exception:  # noqa: BLE001 - the call is the program's, and must go on
             _LOG.warning("the program's call of torch's recorder was not followed", exc_info=True)
+
+
+def recording_options(torch: Any, *, on: bool) -> dict[str, Any]:
+    """What memprof gives torch's ``_record_memory_history`` beside what to record, as it knows it.
+
+    torch watches ranges that the program names, by a hook that only the thread that turned it on
+    can take away, unless it is one of all threads. Both options of newer versions came with 2.8.
+    """
+    options: dict[str, Any] = {"context": "alloc", "stacks": "python"} if on else {}
+    newer = ("clear_history", "global_record_annotations") if on else ("clear_history",)
+    known = inspect.signature(torch.cuda.memory._record_memory_history).parameters
+    return {**options, **{name: True for name in newer if name in known}}

@@ -7,7 +7,6 @@ Who has it, what is new in it and how long a look may take is decided here; what
 from __future__ import annotations
 
 import enum
-import inspect
 import sys
 import threading
 import time
@@ -17,7 +16,7 @@ from operator import itemgetter
 from typing import Any
 
 from memprof.sources.cuda.avoid_compiler_import import compiler_left_out
-from memprof.sources.cuda.history_calls import HistoryCalls
+from memprof.sources.cuda.history_calls import HistoryCalls, recording_options
 from memprof.sources.cuda.read_budget import BLOCK_ROWS, LONGEST_US, Backoff, ReadCost
 from memprof.sources.cuda.ring_buffer import Entry, RingPosition, new_entries, operations_in
 from memprof.sources.cuda.segments import leaves_out_traces, records_pinned
@@ -378,7 +377,7 @@ class Recorder:
 
     def _afresh(self) -> None:
         """Clear our ring: what it held was read, and the next look is short again."""
-        if not self._knows("clear_history"):
+        if "clear_history" not in recording_options(self._torch, on=False):
             self._record(None)
         self._record("all")
         self._seen.clear()
@@ -386,22 +385,10 @@ class Recorder:
             self.lost.update(self._counted)
             self._gap("events were lost between two looks at torch's recorder")
 
-    def _knows(self, option: str) -> bool:
-        """Whether this torch has an argument; ``clear_history`` came with 2.8."""
-        record = self._torch.cuda.memory._record_memory_history
-        return option in inspect.signature(record).parameters
-
     def _record(self, enabled: str | None) -> None:
-        options: dict[str, Any] = {}
+        options = recording_options(self._torch, on=enabled is not None)
         if enabled is not None:
-            self._told = self._room
-            options = {"context": "alloc", "stacks": "python", "max_entries": self._told}
-        if self._knows("clear_history"):
-            options["clear_history"] = True
-        # torch watches ranges that the program names, by a hook that only the thread that turned
-        # it on can take away, unless it is one of all threads.
-        if enabled is not None and self._knows("global_record_annotations"):
-            options["global_record_annotations"] = True
+            options["max_entries"] = self._told = self._room
         with self._calls.own():
             self._torch.cuda.memory._record_memory_history(enabled, **options)
 

@@ -42,8 +42,9 @@ from memprof.trace import EMPTY, NOT_RECORDED, Label, Phase
 __all__ = ["Boundaries", "Listener", "annotate", "annotation_changes"]
 
 _UNSEEN_MODULES = (
-    "the program has hooks on modules and uses torch.compile, which would compile again where more "
-    "hooks are found: modules are not watched, so labels have no modules and inputs are unknown"
+    "the program uses torch.compile, which would compile again where it finds hooks on modules, as "
+    "the program has some or torch is older than 2.5: modules are not watched, so labels have no "
+    "modules and inputs are unknown"
 )
 _TIMED_CALLS = 16
 """Of so many calls of modules that lie in others one is timed."""

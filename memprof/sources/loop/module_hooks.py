@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -104,14 +105,17 @@ class ModuleHooks:
                         table.move_to_end(other)
 
     def disturb_compiled(self) -> bool:
-        """Whether something else is hooked to modules: what is compiled then has the guard.
+        """Whether what is compiled has the guard though these hooks are hidden.
 
-        (torch.compile goes past the tables of hooks where neither a module nor all of them have
-        any.) It looks through every object of the program, which is short beside a compilation.
+        It has where something else is hooked to modules. (torch.compile goes past the tables of
+        hooks where neither a module nor all of them have any.) It looks through every object of the
+        program, which is short beside a compilation.
         """
         import torch
         from torch.nn.modules import module
 
+        if _guards_empty_tables():
+            return True
         own = {handle.id for handle in self._handles}
         if any(key not in own for name in _TABLES for key in list(getattr(module, name))):
             return True
@@ -140,3 +144,14 @@ class ModuleHooks:
             table = getattr(module, name)
             if handle.id in table:
                 yield table, handle.id
+
+
+def _guards_empty_tables() -> bool:
+    """Whether torch.compile traces how a module is called even where nothing is hooked.
+
+    Before 2.5 it does, for modules with code of the program's. What was compiled then asks that the
+    tables be empty: every call in a window would be compiled anew, and after eight none ever again.
+    """
+    tracing = sys.modules.get("torch._dynamo.symbolic_convert")
+    tracer = getattr(tracing, "InstructionTranslatorBase", None)
+    return tracer is not None and not hasattr(tracer, "nn_modules_globals_vt")

@@ -18,6 +18,10 @@ _METHOD = "_maybe_opt_step"
 """Of `GradScaler`: steps the optimizer unless its gradients hold infinities or NaNs."""
 
 
+_BETWEEN = ("/sources/loop/optimizer_hooks.py", "/torch/_dynamo/eval_frame.py")
+"""Files of the frames between a hook of memprof and the wrapped ``step``."""
+
+
 class KnownOptimizers:
     """Optimizers in the order in which they first stepped, as long as they live; it holds none."""
 
@@ -65,6 +69,8 @@ class OptimizerHooks:
         self._is_open = False
         self._inside: list[None] = []
         """An entry for each call under way; threads may step side by side."""
+        self._tell_uncompiled: Callable[..., None] | None = None
+        """`_tell` as torch.compile leaves it alone: a whole step that is compiled has hooks too."""
         self._hooks = ExitStack()
         self._scalers: Callable[[], None] = _nothing
 
@@ -85,6 +91,7 @@ class OptimizerHooks:
         self._is_open = False
         self._scalers()
         self._scalers = self._began = self._ended = self._left_out = _nothing
+        self._tell_uncompiled = None
         if self not in _left:
             _left.append(self)
         remove_left()
@@ -98,22 +105,34 @@ class OptimizerHooks:
 
     def _before(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if self._is_open:
-            self.known.add(optimizer)
-            self._within(self._began, optimizer, sys._getframe(1))
+            self._within(self._begin, optimizer)
+
+    def _begin(self, optimizer: Any) -> None:
+        self.known.add(optimizer)
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_code.co_filename.endswith(_BETWEEN):
+            frame = frame.f_back  # how many there are torch.compile decides
+        self._began(optimizer, frame)
 
     def _after(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self._stepped += 1
         if self._is_open:
             self._within(self._ended, optimizer)
 
-    def _within(self, told: Callable[..., None], *what: Any) -> None:
+    def _within(self, told: Callable[[Any], None], optimizer: Any) -> None:
+        if self._tell_uncompiled is None and "torch._dynamo.decorators" in sys.modules:
+            self._tell_uncompiled = sys.modules["torch._dynamo"].disable(self._tell)
         self._inside.append(None)
         try:
-            told(*what)
-            for crossing in tuple(self.crossings):
-                crossing()
+            tell = self._tell_uncompiled or self._tell
+            tell(told, optimizer)
         finally:
             self._inside.pop()
+
+    def _tell(self, told: Callable[[Any], None], optimizer: Any) -> None:
+        told(optimizer)
+        for crossing in tuple(self.crossings):
+            crossing()
 
     def _skipped(self, optimizer: Any) -> None:
         if self._is_open:

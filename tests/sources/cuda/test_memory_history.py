@@ -529,6 +529,24 @@ def test_looks_grow_shorter_when_they_turn_out_to_be_slow(recorded):
     assert job.now_us < 500_000
 
 
+def test_ranges_that_the_program_names_count_among_what_a_look_reads(recorded):
+    job = recorded()
+    whole = job.torch.cuda.memory._snapshot
+
+    def snapshot(device=None):
+        job.now_us += 60_000
+        return {**whole(device), "external_annotations": [{}] * 50_000}
+
+    job.torch.cuda.memory._snapshot = snapshot
+    for _ in range(2):
+        job.source.begin_window()
+        job.torch.alloc(1024)
+        assert job.sizes() == [1024]
+        job.source.end_window()
+    job.source.begin_window()
+    assert job.torch.recording.max_entries > 70_000  # and not 5,000, by 60 µs an entry
+
+
 def test_a_program_with_a_long_history_is_not_held_up_by_reading_it(recorded):
     job = recorded()
     job.take_long(1000.0)
