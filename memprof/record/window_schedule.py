@@ -483,7 +483,7 @@ class WindowSchedule:
             return False
         waited_us = now_us - self._closed_us
         return (
-            waited_us >= self._policy.first_gap_us * self.PATIENCE**self._lapses
+            waited_us >= self._policy.first_gap_us * self.PATIENCE** self._lapses
             and self._may_climb(before, now_us)
         )
 

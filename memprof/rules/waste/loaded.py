@@ -13,7 +13,7 @@ from memprof.rules.case import Case
 from memprof.rules.lifespan import FEWEST_STEPS, outlive_steps
 from memprof.rules.references import advice_on_exceptions, advice_on_views
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.bindings import first_binding
+from memprof.source_code.lasting_names import first_binding
 from memprof.source_code.patch import diff, with_keyword
 from memprof.source_code.program import Place, calls_in
 from memprof.source_code.scopes import qualified_name
