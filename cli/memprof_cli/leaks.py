@@ -86,7 +86,7 @@ def command(
         print_json(findings_record(found, unexplained))
     else:
         _print(run, found, unexplained, in_full=in_full)
-    if fail_on_leak and (unexplained is not None or any(one.kind in _LEAKS for one in found)):
+    if fail_on_leak and (unexplained is not None or any(map(_grows, found))):
         ctx.exit(EXIT_LEAK)
     if fail_on_leak and _steps(run) < _ENOUGH_STEPS:
         raise MemprofError(
@@ -287,7 +287,7 @@ def _print(
         console.print(Padding(said, (0, 0, 1 if found else 0, 0)))
     elif not shown:
         console.print(Text(_nothing(run)))
-    elif not any(one.kind in _LEAKS for one in found):
+    elif not any(map(_grows, found)):
         console.print(Padding(Text(_no_growth(run)), (0, 0, 1, 0)))
     for number, one in enumerate(shown, start=1):
         console.print(_finding(number, one))
@@ -298,6 +298,11 @@ def _print(
         fix = first.remedies[0].page
         text = f"More: {explained_by(first.rule)} (what it is), {fix} (what to do)"
         console.print(Text(text, style="dim"))
+
+
+def _grows(one: Found) -> bool:
+    """Whether it grows, and by what a person would act on."""
+    return one.kind in _LEAKS and not one.minor
 
 
 def _seen(seen: Sequence[Found]) -> RenderableType:

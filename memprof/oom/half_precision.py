@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memprof.oom.batch_size import of_the_passes, share_of_request
 from memprof.oom.failed_allocation import Failure
+from memprof.oom.resize_batch import of_the_passes, share_of_request
 from memprof.oom.stale_blocks import Moment
 from memprof.trace import Category, Phase, Tables
 

@@ -22,10 +22,10 @@ from memprof.allocator import (
     workload_of,
 )
 from memprof.allocator.settings import NO_LIMIT
-from memprof.oom.batch_size import BatchSlope, batch_slope, resized
 from memprof.oom.checkpointing import recomputable
 from memprof.oom.failed_allocation import Failure
 from memprof.oom.half_precision import Precision, computes_in, halving, weight_copies
+from memprof.oom.resize_batch import BatchSlope, batch_slope, resized
 from memprof.oom.stale_blocks import Moment, freed, left_behind, main_site, stale_gradients
 from memprof.trace import Action, Trace
 from memprof.units import format_bytes, format_percent

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.oom.failed_allocation import times_out_of_memory
-from memprof.ranks.outliers import outliers
+from memprof.ranks.outlier_test import outliers
 from memprof.records import DeviceSummary, Footer, Header
 from memprof.run import Run, Steps
 from memprof.trace import NOT_RECORDED

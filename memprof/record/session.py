@@ -39,7 +39,7 @@ from memprof.records import (
 )
 from memprof.sources.loop.boundaries import Boundaries
 from memprof.sources.loop.main_thread import Beat, MainThread
-from memprof.sources.loop.steps import Guess
+from memprof.sources.loop.step_ends import Guess
 from memprof.sources.protocol import Counters, Interner, ReadingSource
 from memprof.trace import NOT_RECORDED
 from memprof.units import format_bytes, format_count, format_duration

@@ -299,7 +299,9 @@ class WindowSchedule:
     Recording begins in a window. It stays open while all recording so far cost less than the
     start's share of the allowance (or of the budget, where that is more). Half of that is kept for
     the first steps that train: what runs before them (an evaluation, ``generate()``) ends the
-    window when it has used up the other half, and it opens again when training begins.
+    window when it has used up the other half, and it opens again when training begins. A program
+    whose steps train nothing for a while gets half of the rest, and later once more: so what grows
+    in a server or a simulator shows in windows that lie apart, and enough is left to train.
 
     Later windows are a few steps long and open when the budget has room for them, at steps that
     are multiples of a power of two: so the ranks of a job, which all wait for the slowest, open
@@ -312,6 +314,10 @@ class WindowSchedule:
     """Of the allowance; the rest is kept for climbs."""
     RESERVE = 0.5
     """Of the start's share, for the first steps that train."""
+    LAPSES = 2
+    """Times that half of what is kept for training goes to steps that train nothing."""
+    PATIENCE = 4
+    """Times as long as before the first, it is waited for training before the second."""
     TRAINED = 3
     """Such steps, recorded whole: from the third on a survivor shows."""
     EVALUATED = 8
@@ -342,6 +348,7 @@ class WindowSchedule:
         self._total_at_opening_us = 0.0
         self._step = self._steps_in_window = self._untrained_in_window = self._trained = 0
         self._has_trained = False
+        self._lapses = 0
         self._is_whole = True
         self._is_by_time = False
         self._climbs = {Reason.GROWTH: Climb(), Reason.FRAGMENTATION: Climb()}
@@ -386,6 +393,9 @@ class WindowSchedule:
         self._climb = self._climbing(allocated, idle) or self._climb
         if self.reason is None:
             if self.is_reserved and trains:
+                self._resume(now_us, meter, whole=True)
+            elif self.is_reserved and self._may_lapse(before, now_us):
+                self._lapses += 1
                 self._resume(now_us, meter, whole=True)
             else:
                 self._open(self._why_open(before, now_us, meter), now_us, meter)
@@ -466,6 +476,16 @@ class WindowSchedule:
         elapsed_us = max(1, now_us - self._began_us)
         steps = self._policy.first_gap_us * self._step / elapsed_us / 4
         return self._has_crossed(before, _power_of_two(max(steps, self.CLIMB_STEPS)))
+
+    def _may_lapse(self, before: int, now_us: int) -> bool:
+        """Whether steps that train nothing have come for so long that none that trains may come."""
+        if self._lapses == self.LAPSES or self._has_trained:
+            return False
+        waited_us = now_us - self._closed_us
+        return (
+            waited_us >= self._policy.first_gap_us * self.PATIENCE** self._lapses
+            and self._may_climb(before, now_us)
+        )
 
     def _has_crossed(self, before: int, grid: int) -> bool:
         """Whether a multiple was among the steps since the last look; it may cover several."""

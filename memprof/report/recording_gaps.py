@@ -82,7 +82,7 @@ def _of_device(device: DeviceExamination, run: Run) -> list[str]:
     if events and recorded < total:
         said.append(in_words(recorded, total, run))
     if _is_uncounted(device):
-        said.append("between windows nothing was counted")
+        said.append(_between_windows(device))
     elif len(device.windows) > 1:
         said.append(f"between its {len(device.windows)} windows only counters were kept")
     is_subject = len(run.devices) == 1  # beside CUDA the CPU is watched until that begins
@@ -106,6 +106,16 @@ def _is_uncounted(device: DeviceExamination) -> bool:
     length = steps.last - steps.first + 1
     counted, total = int(length[steps.allocated >= 0].sum()), int(length.sum())
     return 0 < counted < total
+
+
+def _between_windows(device: DeviceExamination) -> str:
+    """What is known of a CPU, which has no counters to ask, at steps outside of windows."""
+    steps = device.steps
+    counted = int(((steps.allocated >= 0) & (steps.window < 0)).sum())
+    if not counted:
+        return "between windows nothing was counted"
+    times = "once" if counted == 1 else f"{format_count(counted)} times"
+    return f"between windows tensors were counted {times}, at a step's end: a peak may be higher"
 
 
 def _of_window(window: Window) -> list[str]:

@@ -153,7 +153,8 @@ def _verdict(
     if not measured:
         return _no_data(examination.run)
     main = max(measured, key=lambda d: d.peak_allocated_bytes)
-    if findings and findings[0].kind in (Kind.LEAK, Kind.CYCLE, Kind.HOST_GROWTH, Kind.NON_TORCH):
+    growing = (Kind.LEAK, Kind.CYCLE, Kind.HOST_GROWTH, Kind.NON_TORCH)
+    if findings and findings[0].kind in growing and not findings[0].minor:
         return _from_finding("leak", findings[0])
     unexplained = unexplained_growth(examination, findings)
     if unexplained is not None:

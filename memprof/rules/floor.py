@@ -23,23 +23,33 @@ _LEAST = 512 << 10
 _SHORT = 0.6
 """Of the card, that must be taken before memory is worth time: there what a program needs is a
 headline too, if another way of computing it takes less."""
+_IN_PARTS = 0.3
+"""Of the peak, that working through one line in parts must take off it to be a headline though the
+program needs the result as it is written."""
+_LEAST_GROWTH, _STEPS = 1 << 20, 1000
+"""Bytes that growth must come to over the run, or over so many steps, and below that at least
+`_GROWN` of the peak by now."""
+_GROWN = 0.01
 
 
 def is_minor(found: Found, examination: Examination) -> bool:
     """Whether a finding is said in a line after the others, and is no headline.
 
-    It is where it may be meant, where the program needs what it is about, and where the best remedy
-    saves too little. What grows comes to any number of bytes, and is never minor here.
+    It is where it may be meant, where the program needs what it is about, where the best remedy
+    saves too little, and where what grows would come to nothing in any run of such a length.
     """
+    if found.kind in (Kind.LEAK, Kind.CYCLE):
+        return _comes_to_nothing(found, examination)
     if found.kind is not Kind.WASTE:
         return False
-    if found.is_tentative and not found.match.rises:
-        return True
     device = next((one for one in examination.devices if one.name == found.device), None)
     if device is None:
-        return False
+        return found.is_tentative and not found.match.rises
     peak, card = _peak(found, device), device.device.info.total_bytes
-    if is_needed(found) and not 0 < _SHORT * card <= peak:
+    if is_needed(found):
+        if not (0 < _SHORT * card <= peak or _is_made_at_once(found, peak, card)):
+            return True
+    elif found.is_tentative and not found.match.rises:
         return True
     return not _is_worth_it(_saved(found), peak, card)
 
@@ -48,6 +58,23 @@ def is_needed(found: Found) -> bool:
     """Whether the program needs the bytes as it is written: they are its largest part, no waste."""
     rule = rule_named(found.rule)
     return isinstance(rule, WasteRule) and rule.needed
+
+
+def _comes_to_nothing(found: Found, examination: Examination) -> bool:
+    device = next((one for one in examination.devices if one.name == found.device), None)
+    if device is None:
+        return False
+    steps = int(device.steps.last.max(initial=0))
+    total = max(found.bytes, found.bytes_per_step * max(steps, _STEPS))
+    return total < _LEAST_GROWTH and found.bytes < _GROWN * device.peak_allocated
+
+
+def _is_made_at_once(found: Found, peak: int, card: int) -> bool:
+    """Whether a line of the program makes so much of the peak that it should work in parts."""
+    first = found.remedies[0] if found.remedies else None
+    if first is None or first.fix != "chunk":
+        return False
+    return first.saves_bytes >= max(_IN_PARTS * peak, _OF_CARD * card if card else _ON_HOST)
 
 
 def _saved(found: Found) -> int:

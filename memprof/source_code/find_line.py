@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from memprof.source_code.line_index import (
+from memprof.source_code.assignment_index import (
     EMPTIED,
     FILLED,
     NO_TENSOR,

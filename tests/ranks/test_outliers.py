@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from memprof.ranks.outliers import outliers
+from memprof.ranks.outlier_test import outliers
 
 
 def far(*values: float, least: float = 0.0) -> list[int]:

@@ -290,6 +290,21 @@ def test_calls_that_train_nothing_do_not_take_what_is_kept():
     assert schedule.step_ended(12 * SECOND, meter, step=12)
 
 
+def test_steps_that_train_nothing_get_half_of_what_is_kept_after_a_while_and_once_more():
+    schedule, meter = WindowSchedule(Policy(), 0), OverheadMeter()
+    windows: list[list[int]] = [[]]
+    for second in range(200):
+        if schedule.is_open:
+            meter.hook(0.1 * SECOND)
+        if schedule.step_ended(second * SECOND, meter, step=second, trains=False):
+            windows[-1].append(second)
+        elif windows[-1]:
+            windows.append([])
+    assert [(one[0], len(one)) for one in windows if one] == [(0, 20), (30, 10), (80, 5)]
+    assert schedule.is_reserved
+    assert schedule.training_begins(201 * SECOND, meter)  # a quarter of it is there still
+
+
 @pytest.mark.parametrize(
     ("quota", "end"), [("events", End.EVENTS), ("bytes", End.BYTES), ("rows", End.TABLES)]
 )

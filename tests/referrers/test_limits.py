@@ -13,8 +13,8 @@ from memprof.referrers import unreachable as garbage
 from memprof.referrers.find_holders import find_holders, holders
 from memprof.referrers.heap import CHUNK, Deadline
 from memprof.source_code import find_line
+from memprof.source_code.assignment_index import Index, read_index
 from memprof.source_code.find_line import forget, index_of, reading_until
-from memprof.source_code.line_index import Index, read_index
 
 KEPT: dict[str, object] = {}
 ENDED_EARLY = "the search ended before it found an owner"

@@ -14,13 +14,13 @@ from types import ModuleType
 
 import pytest
 
-from memprof.rules import kept_graphs, references, small_views, stored_exceptions
+from memprof.rules import graph_lines, references, small_views, stored_exceptions
 from memprof.rules.fixes import FIXES
 from memprof.rules.load_rules import rules
 
 _PATCH = 4
 """The place of the patch among the arguments of `Advice`."""
-_SHARED = (kept_graphs, small_views, stored_exceptions)
+_SHARED = (graph_lines, small_views, stored_exceptions)
 """Modules whose advice several rules give."""
 
 

@@ -33,3 +33,24 @@ def test_the_table_has_as_many_rows_as_columns(tmp_path):
     )
     assert found.match.side == 1024
     assert found.remedies[0].fix == "reshape"
+
+
+def steps_by_hand():
+    """A weight of n × n is moved along its gradient, beside two vectors of n values."""
+    weight = torch.nn.Parameter(torch.randn(1024, 1024))
+
+    def step(number):
+        first, second = torch.randn(1024), torch.randn(1024)
+        (weight @ first + second).sum().backward()
+        with torch.no_grad():
+            drift = weight.grad * 0.5 + weight
+            weight.sub_(drift)
+        weight.grad = None
+        return first, second
+
+    return step
+
+
+def test_what_moves_a_square_weight_is_no_broadcast(tmp_path):
+    found = findings_of(steps_by_hand, tmp_path / "run.json")
+    assert not [one for one in found if one.rule == "broadcast"]

@@ -80,3 +80,34 @@ def test_what_a_program_needs_is_its_largest_part_and_no_headline(tmp_path):
 def test_where_a_framework_drives_the_loop_its_switch_is_what_to_type(path, fix, code):
     said = typed(fix, (Frame("forward", "/x/model.py", 3), Frame("train", path, 9)))
     assert said.startswith(code) if code else not said
+
+
+def measures_distances():
+    first, second = torch.randn(600, 128), torch.randn(600, 128)
+
+    def step(number):
+        with torch.no_grad():
+            apart = first[:, None, :] - second[None, :, :]
+            return (apart * apart).sum(-1).sqrt().sum().item()
+
+    return step
+
+
+def test_a_line_that_makes_most_of_the_peak_at_once_is_a_headline(tmp_path):
+    found = findings_of(measures_distances, tmp_path / "run.json")
+    assert [one.rule for one in found if not one.minor] == ["largest"]
+    assert found[0].remedies[0].fix == "chunk"
+
+
+@pytest.mark.parametrize(("size", "is_minor"), [(32, True), (4096, False)])
+def test_growth_that_would_come_to_nothing_is_no_headline(size, is_minor, tmp_path):
+    def trains():
+        model, history = nn.Linear(1024, 1024), []
+
+        def step(number):
+            history.append(model(torch.randn(1, 1024)).detach().repeat(1, 4)[0, :size].clone())
+
+        return step
+
+    found = [one for one in findings_of(trains, tmp_path / "run.json") if one.bytes_per_step]
+    assert [one.minor for one in found[:1]] == [is_minor]

@@ -57,5 +57,5 @@ def test_all_that_was_loaded_is_there_and_its_name_is_told(tmp_path):
     assert loaded.bytes == 4 * 192 * 192 * 4
     assert not loaded.match.passing
     first, second = loaded.remedies
-    assert '+    checkpoint = torch.load(checkpoint_file(), map_location="cpu")' in first.patch
-    assert second.why == "Drop `checkpoint` once the model has been filled from it."
+    assert first.why == "Drop `checkpoint` once the model has been filled from it."
+    assert '+    checkpoint = torch.load(checkpoint_file(), map_location="cpu")' in second.patch

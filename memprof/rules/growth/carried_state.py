@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from memprof.reference_chain import CYCLES, LinkKind
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
-from memprof.rules.kept_graphs import OF_ERRORS, of_many_steps, on_the_way, running_sum
+from memprof.rules.graph_lines import OF_ERRORS, of_many_steps, on_the_way, running_sum
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import growing, read_by_itself
 from memprof.source_code.patch import diff, wrapped

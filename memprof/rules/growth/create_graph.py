@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from memprof.reference_chain import LinkKind
 from memprof.rules.case import Case
-from memprof.rules.kept_graphs import on_the_way
+from memprof.rules.graph_lines import on_the_way
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import keyword
 from memprof.source_code.program import Place, calls_in

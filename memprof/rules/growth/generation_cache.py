@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from memprof.rules.case import Case
 from memprof.rules.containers import filled_container
-from memprof.rules.kept_graphs import on_the_way
+from memprof.rules.graph_lines import on_the_way
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import growing, grown_by_concatenation
 from memprof.source_code.program import Place, calls_in

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from memprof.reference_chain import LinkKind
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
-from memprof.rules.kept_graphs import OF_ERRORS, of_many_steps, retaining
+from memprof.rules.graph_lines import OF_ERRORS, of_many_steps, retaining
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.rules.source_facts import handed_over, is_number
 from memprof.source_code.call_sites import Handed

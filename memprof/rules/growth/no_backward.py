@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
-from memprof.rules.kept_graphs import under_no_grad
+from memprof.rules.graph_lines import under_no_grad
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.source_code.program import Place
 

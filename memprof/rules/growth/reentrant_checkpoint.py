@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memprof.rules.case import Case
-from memprof.rules.kept_graphs import on_the_way
+from memprof.rules.graph_lines import on_the_way
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import keyword
 from memprof.source_code.patch import diff, with_keyword

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
-from memprof.rules.kept_graphs import holding_places, running_sum
+from memprof.rules.graph_lines import holding_places, running_sum
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.rules.source_facts import is_number, makes_number
 from memprof.source_code.idioms import Accumulation

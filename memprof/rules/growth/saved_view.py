@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from memprof.reference_chain import LinkKind
 from memprof.rules.case import Case
-from memprof.rules.kept_graphs import holding_places
+from memprof.rules.graph_lines import holding_places
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import is_autograd_function
 from memprof.source_code.patch import diff, wrapped

@@ -85,8 +85,11 @@ def _side(window: Window, large: LargeTensor) -> int:
     if place is None or not _combines(place) or window.phase[row] in _AFTERWARDS:
         return 0
     requested = int(window.lives.requested[row])
-    before = ~window.owned & (window.lives.alloc < window.lives.alloc[row])
-    there = window.lives.requested[before & (window.lives.free > window.lives.alloc[row])]
+    earlier = window.lives.alloc < window.lives.alloc[row]
+    earlier &= window.lives.free > window.lives.alloc[row]
+    if (window.lives.requested[earlier & window.owned] == requested).any():
+        return 0  # a weight or a gradient of n × n went in, as in an optimizer's step
+    there = window.lives.requested[earlier & ~window.owned]
     for width, operand in _BYTES:
         side: int = round((requested / width) ** 0.5)
         fits = side > _LEAST_SIDE and side * side * width == requested

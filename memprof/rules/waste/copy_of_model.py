@@ -11,8 +11,8 @@ from memprof.rules.case import Case
 from memprof.rules.lifespan import FEWEST_STEPS
 from memprof.rules.references import advice_on_exceptions
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.bindings import Binding, first_binding
 from memprof.source_code.dataflow import flow_of
+from memprof.source_code.lasting_names import Binding, first_binding
 from memprof.trace import Category
 from memprof.units import format_bytes
 from memprof.views.window import Window

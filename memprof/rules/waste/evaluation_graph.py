@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from memprof.rules.case import Case
-from memprof.rules.kept_graphs import under_no_grad
+from memprof.rules.graph_lines import under_no_grad
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.torch_modes import without_gradients
 from memprof.trace import Action, Phase

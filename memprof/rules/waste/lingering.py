@@ -12,9 +12,9 @@ from memprof.reference_chain import LinkKind
 from memprof.rules.case import Case, says
 from memprof.rules.references import advice_on_exceptions, advice_on_views
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.bindings import Binding, binding_of, handed_on
 from memprof.source_code.exception_handlers import exception_store
 from memprof.source_code.idioms import alias_of
+from memprof.source_code.lasting_names import Binding, binding_of, handed_on
 from memprof.source_code.patch import before, diff
 from memprof.source_code.program import Place, bound_names, place_of
 from memprof.trace import Category, Frame, Phase

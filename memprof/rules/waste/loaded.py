@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from memprof.rules.case import Case
 from memprof.rules.lifespan import FEWEST_STEPS, outlive_steps
 from memprof.rules.references import advice_on_exceptions, advice_on_views
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.bindings import first_binding
+from memprof.source_code.lasting_names import first_binding
 from memprof.source_code.patch import diff, with_keyword
 from memprof.source_code.program import Place, calls_in
 from memprof.source_code.scopes import qualified_name
@@ -77,28 +77,51 @@ class LoadedFile(WasteRule[Loaded]):
         return "were loaded from a file and are still there beside the model"
 
     def advice(self, match: Loaded, case: Case) -> Iterator[Advice]:
-        """Load to the host; else drop it as soon as it has been used."""
+        """Load to the host; else, or where it lies there already, drop it once it has been used."""
         place = case.site
-        patch = ""
-        for call in calls_in(place.statement, "load") if place is not None else ():
-            if place is not None and _is_torch_load(place, call):
-                patch = diff(place.program, with_keyword(call, "map_location", '"cpu"'))
-        there = (
-            "there at the peak" if match.passing else "still there when the model has its own copy"
-        )
-        why = f"`torch.load` put {format_bytes(match.nbytes)} on the device, {there}."
-        if case.found.device == "cpu":
-            why += " (The saving is a GPU's: on a CPU the host is the device.)"
         yield from advice_on_views(case)
-        yield Advice("map_location_cpu", why, place, patch=patch)
-        yield from advice_on_exceptions(case)
-        what = f"`{match.name}`" if match.name else "the loaded file"
-        used = (
-            "as soon as it has been used"
-            if match.passing
-            else "once the model has been filled from it"
-        )
-        yield Advice("del_ref", f"Drop {what} {used}.", place)
+        calls = calls_in(place.statement, "load") if place is not None else ()
+        loads = [call for call in calls if place is not None and _is_torch_load(place, call)]
+        on_host = case.found.device == "cpu"
+        if on_host:
+            yield from advice_on_exceptions(case)
+            yield _drop(match, place)
+        if not any(map(_goes_to_host, loads)):
+            yield _load_to_host(match, place, loads, on_host=on_host)
+        if not on_host:
+            yield from advice_on_exceptions(case)
+            yield _drop(match, place)
+
+
+def _load_to_host(
+    match: Loaded, place: Place | None, loads: Sequence[ast.Call], *, on_host: bool
+) -> Advice:
+    patch = ""
+    if place is not None and loads:
+        patch = diff(place.program, with_keyword(loads[-1], "map_location", '"cpu"'))
+    there = "there at the peak" if match.passing else "still there when the model has its own copy"
+    why = f"`torch.load` put {format_bytes(match.nbytes)} on the device, {there}."
+    if on_host:
+        why += " (The saving is a GPU's: on a CPU the host is the device.)"
+    return Advice("map_location_cpu", why, place, patch=patch)
+
+
+def _drop(match: Loaded, place: Place | None) -> Advice:
+    what = f"`{match.name}`" if match.name else "the loaded file"
+    used = (
+        "as soon as it has been used" if match.passing else "once the model has been filled from it"
+    )
+    return Advice("del_ref", f"Drop {what} {used}.", place)
+
+
+def _goes_to_host(call: ast.Call) -> bool:
+    """Whether the call says ``map_location="cpu"`` already."""
+    given = next((one.value for one in call.keywords if one.arg == "map_location"), None)
+    if given is None and len(call.args) > 1:
+        given = call.args[1]
+    if isinstance(given, ast.Call) and given.args:  # torch.device("cpu")
+        given = given.args[0]
+    return isinstance(given, ast.Constant) and given.value == "cpu"
 
 
 def _in_most_steps(window: Window, from_files: Bools) -> bool:

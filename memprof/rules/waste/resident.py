@@ -8,7 +8,7 @@ import numpy as np
 
 from memprof.reference_chain import LinkKind
 from memprof.rules.case import Case
-from memprof.rules.kept_graphs import OF_ERRORS
+from memprof.rules.graph_lines import OF_ERRORS
 from memprof.rules.lifespan import outlive_steps
 from memprof.rules.long_lived_tensors import advice_on_long_lived
 from memprof.rules.notebooks import advice_on_outputs

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from memprof.rules.case import Case
-from memprof.rules.kept_graphs import retaining
+from memprof.rules.graph_lines import retaining
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.trace import Category, Phase
 from memprof.units import format_bytes

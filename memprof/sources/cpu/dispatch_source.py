@@ -47,6 +47,10 @@ __all__ = ["CpuSource"]
 _DEVICE = "cpu"
 _JUDGING = 0.02
 """Share of the time that looking for owners between drains may take."""
+_COUNTING = 0.01
+"""Likewise of looking for all tensors between windows, where nobody sees new ones being made."""
+_LONGEST_COUNT_S = 0.25
+"""A program with so many objects that they take longer is not held up like that again."""
 _NO_TENSORS = frozenset((type(None), bool, int, float, complex))
 """What operators return that give no tensor back."""
 _MODE_US = 4.5
@@ -103,6 +107,10 @@ class CpuSource:
         self._opaque: set[str] = set()
         self._aside = False
         self._at_leisure = Throttle(_JUDGING)
+        self._now_and_then = Throttle(_COUNTING)
+        self._counted = NOT_RECORDED
+        self._counting_us = 0.0
+        self._may_count = True
         self._undecided = True
         self._operators = SampledTime(_MODE_US)
         self.on_full: Callable[[], None] | None = None
@@ -140,14 +148,18 @@ class CpuSource:
         self._live.clear()
 
     def counters(self) -> Sequence[Counters]:
-        """Bytes of the storages that are known; outside a window new ones are not seen."""
+        """Bytes of the known storages; outside a window they are looked for now and then."""
         pop_left()
         if self._watch is not None:
             self._watch.renew()
         if self._leave_if_due() and not self._has_recorded:
             return []
         if not self._recording:
-            return [Counters(device=_DEVICE)]
+            self._counted = NOT_RECORDED
+            if self._may_count and self._has_recorded and not self._steps_aside():
+                self._now_and_then(self._count)
+            held = self._counted
+            return [Counters(device=_DEVICE, allocated=held, active=held, requested=held)]
         self._at_leisure(self._keep_up)
         live = self._live
         peak, live.peak = live.peak, live.bytes
@@ -160,6 +172,17 @@ class CpuSource:
                 requested=live.bytes,
             )
         ]
+
+    def _count(self) -> None:
+        if os.getpid() != self._pid:
+            return
+        began_ns = time.perf_counter_ns()
+        with plain_attributes():
+            self._find(self._search.everything())
+        self._counted = self._live.bytes
+        took_s = (time.perf_counter_ns() - began_ns) / 1e9
+        self._counting_us += took_s * 1e6
+        self._may_count = took_s < _LONGEST_COUNT_S
 
     def begin_window(self) -> Mapping[str, State]:
         """Find the tensors that are there, then see every new one."""
@@ -201,8 +224,9 @@ class CpuSource:
         return [chunk]
 
     def take_spent_us(self) -> float:
-        """What watching the program's operators took since the last call, by samples."""
-        return self._operators.take_us()
+        """What watching took since the last call: operators by samples, and counting."""
+        counting_us, self._counting_us = self._counting_us, 0.0
+        return self._operators.take_us() + counting_us
 
     def end_window(self) -> Mapping[str, State]:
         """Stop; what is alive stays known until it dies."""

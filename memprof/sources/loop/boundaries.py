@@ -20,7 +20,7 @@ from memprof.sources.loop.call_places import CallPlaces
 from memprof.sources.loop.module_hooks import ModuleHooks
 from memprof.sources.loop.module_paths import ModulePaths
 from memprof.sources.loop.optimizer_hooks import OptimizerHooks
-from memprof.sources.loop.steps import Guess, Steps
+from memprof.sources.loop.step_ends import Guess, Steps
 from memprof.sources.loop.thread_state import (
     NO_TASK,
     BackwardPass,

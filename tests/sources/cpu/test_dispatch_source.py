@@ -17,7 +17,7 @@ from torch import nn  # noqa: E402
 from torch.utils import _python_dispatch  # noqa: E402
 
 from memprof.sources.cpu.dispatch_source import CpuSource  # noqa: E402
-from memprof.trace import Action, Category  # noqa: E402
+from memprof.trace import NOT_RECORDED, Action, Category  # noqa: E402
 from tests import forks  # noqa: E402
 from tests.sources.recording import CpuRecording  # noqa: E402
 
@@ -90,6 +90,19 @@ def test_a_resize_in_place_frees_and_allocates(recorder):
     before = recorder.source.counters()[0].allocated
     x.resize_(1000)
     assert recorder.source.counters()[0].allocated - before == 4000 - 40
+
+
+def test_between_windows_tensors_are_counted_now_and_then(recorder):
+    source = recorder.source
+    assert source.counters()[0].allocated == NOT_RECORDED  # nothing was ever recorded
+    recorder.begin()
+    before = source.counters()[0].allocated
+    source.end_window()
+    kept = [torch.ones(1000), torch.ones(500).view(5, 100)[0]]
+    assert source.counters()[0].allocated - before == 6000
+    kept.pop()
+    assert source.counters()[0].allocated == NOT_RECORDED  # it is too soon
+    assert source.take_spent_us() > 0
 
 
 def test_memory_of_numpy_is_counted_once(recorder):

@@ -9,9 +9,9 @@ import pytest
 
 from memprof.allocator import play, workload_of
 from memprof.loading import load
-from memprof.oom.batch_size import batch_slope, resized
 from memprof.oom.half_precision import halving, weight_copies
 from memprof.oom.post_mortem import post_mortems
+from memprof.oom.resize_batch import batch_slope, resized
 from memprof.oom.stale_blocks import Moment
 from memprof.records import Finding
 from memprof.testing import TraceBuilder, write_run
