@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 
 from memprof.source_code.opposite_methods import opposite
@@ -100,3 +101,34 @@ def test_parameters_and_their_container_are_named_apart(tmp_path):
     item = next(link for link in links if link.type_name == "ModuleDict")
     assert (item.kind, item.length) == ("item", 16)
     assert [link.name for link in links][-2:] == [item.name, "weight"]
+
+
+class Average:
+    """As a library has it."""
+
+    def __init__(self):
+        self.reset()
+
+    def reset(self):
+        self.sum = 0
+
+    def update(self, value):
+        add(self, value)
+
+
+def add(average, value):
+    average.sum = average.sum + value
+
+
+def test_what_keeps_a_graph_is_to_be_given_none(tmp_path):
+    def evaluates():
+        model, losses = nn.Linear(WIDTH, WIDTH), Average()
+
+        def step(number):
+            loss = model(torch.randn(256, WIDTH)).square().mean()
+            losses.update(loss)
+
+        return step
+
+    found = findings_of(evaluates, tmp_path / "run.json")[0]
+    assert found.remedies[0].fix in {"detach", "item"}  # the loss is one number

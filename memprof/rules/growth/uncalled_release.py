@@ -45,6 +45,8 @@ class OneWay(Cause):
     """What is called; empty where the object itself is."""
     release: str
     class_name: str
+    argument: str = ""
+    """The first that is handed over by a name."""
 
 
 class UncalledRelease(GrowthRule[OneWay]):
@@ -52,7 +54,7 @@ class UncalledRelease(GrowthRule[OneWay]):
 
     name = "uncalled-release"
     summary = "what is put into an object is never taken out by the method that it has for that"
-    fixes = ("release",)
+    fixes = ("detach", "release")
     yields_to = (
         *("kept-graph", "running-sum", "carried-state", "unreset-metric", "unbounded-dict"),
         *("registered-callback", "class-registry", "functools-cache"),
@@ -69,8 +71,16 @@ class UncalledRelease(GrowthRule[OneWay]):
         ways = (*_of_holders(case), *_of_stack(case), *_within(case))
         return next((way for way in ways if not _is_called(case, way)), None)
 
-    def advice(self, cause: OneWay, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the cause says all
-        """Call the method."""
+    def advice(self, cause: OneWay, case: Case) -> Iterator[Advice]:
+        """Hand over no graph, where that is what is kept; call the method."""
+        if cause.argument and LinkKind.AUTOGRAD_NODE in case.links:
+            yield Advice(
+                "detach",
+                f"`{cause.receiver}` keeps the graph of what `{cause.method}()` is given: hand "
+                f"over `{cause.argument}.detach()`, or `.item()` of a number.",
+                cause.place,
+                cause.line,
+            )
         if not cause.receiver:
             yield Advice(
                 "release",
@@ -175,7 +185,9 @@ def _way(place: Place, call: ast.Call, offered: list[str], class_name: str) -> O
     release = opposite(method or "__call__", offered)
     if not release or ast.unparse(inner) in ("self", "cls"):
         return None
-    return OneWay(place, call.lineno, ast.unparse(inner), method, release, class_name)
+    named = (one.id for one in call.args if isinstance(one, ast.Name))
+    argument = next(named, "") if method else ""
+    return OneWay(place, call.lineno, ast.unparse(inner), method, release, class_name, argument)
 
 
 def _is_called(case: Case, way: OneWay) -> bool:
