@@ -24,6 +24,11 @@ settings.register_profile("local", deadline=None, suppress_health_check=[HealthC
 settings.register_profile("ci", settings.get_profile("local"), derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
+# readline, which pytest imports, puts them into the environment that workers of xdist inherit: what
+# is printed would be as wide as a terminal that is not there, and only there.
+for size in ("COLUMNS", "LINES"):
+    os.environ.pop(size, None)
+
 TORCH_REGISTRIES = (
     ("torch.nn.modules.module", "_global_"),
     ("torch.optim.optimizer", "_global_"),

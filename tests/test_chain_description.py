@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from itertools import count, repeat, takewhile
 from typing import Any
@@ -131,9 +132,10 @@ def test_a_reworded_sentence_changes_no_finding_and_no_remedy(name, monkeypatch)
 
 
 def beside_the_verdict(screen):
-    """The lines below "Also found"."""
-    lines = screen.partition("Also found")[2].splitlines()[1:]
-    return list(takewhile(bool, map(str.strip, lines)))
+    """The lines below "Also found" and, where nothing must change, "Also seen"."""
+    lines = re.split(r"^Also (?:found|seen)", screen, maxsplit=1, flags=re.MULTILINE)[-1]
+    below = takewhile(bool, map(str.strip, lines.splitlines()[1:]))
+    return [line for line in below if line != "Also seen"]
 
 
 @pytest.mark.parametrize("name", WITH_OTHERS)

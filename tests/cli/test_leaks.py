@@ -122,7 +122,7 @@ def test_the_verdict_says_where_it_is_made_and_how_much_there_is(given_back):
 
 
 def test_a_final_state_is_said_to_be_one_with_what_to_type(tmp_path, monkeypatch):
-    monkeypatch.setattr(leaks, "findings", lambda run: ())
+    monkeypatch.setattr(leaks, "findings", lambda run, examination: ())
     trace = TraceBuilder("cuda:0").alloc(4096, "x").build()
     bare = save_snapshot(tmp_path / "bare.pickle", segments_only(trace))
     shot = snapshot(trace)
@@ -186,7 +186,7 @@ def test_the_patches_of_all_findings_are_one_diff_for_git(leaking, tmp_path, mon
         Found(Kind.LEAK, "cpu", site, "", remedies=(Remedy("detach", "", patch=patch),))
         for patch in [*patches, patches[0]]
     ]
-    monkeypatch.setattr(leaks, "findings", lambda run: found)
+    monkeypatch.setattr(leaks, "findings", lambda run, examination: found)
     monkeypatch.chdir(tmp_path)
     assert "2 patches written" in invoke(leaking, "--patch", "fix.diff").output
     subprocess.run(["git", "apply", "--whitespace=nowarn", "fix.diff"], check=True)

@@ -42,7 +42,7 @@ def test_other_changes_of_the_same_activations_bear_no_figure_of_that_replay(rec
     run, _ = recorded(programs.Deep, mended=False)
     found = next(one for one in findings(run) if one.remedies[0].fix == "checkpoint")
     others = found.remedies[1:]
-    assert {other.fix for other in others} == {"mixed_precision", "chunk"}
+    assert {other.fix for other in others} == {"mixed_precision", "micro_batches"}
     assert {(o.saves_bytes, o.peak_before, o.peak_after) for o in others} == {(0, -1, -1)}
 
 

@@ -405,7 +405,9 @@ class Boundaries:
             thread.passed_at = self.places.of_backward(sys._getframe(2), self._engine)
             self._tell(lambda one: one.backward_began())
         else:
-            self._guarded(self._steps.backward_ended, thread.passed_at)
+            drop_ended(thread.optimizers)
+            in_optimizer = bool(thread.optimizers)
+            self._guarded(self._steps.backward_ended, thread.passed_at, in_optimizer=in_optimizer)
             self._tell(lambda one: one.backward_ended())
 
     def _tell(self, tell: Callable[[Listener], None]) -> None:
@@ -518,9 +520,9 @@ class Boundaries:
         spent_us = (time.perf_counter_ns() - began_ns) / 1000 - (self._apart_us - apart_us)
         self._timed_us += min(spent_us, _LONGEST_HOOK_US)
 
-    def _guarded(self, function: Callable[..., object], *args: Any) -> None:
+    def _guarded(self, function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
         try:
-            function(*args)
+            function(*args, **kwargs)
         except Exception as error:  # noqa: BLE001  the job goes on whatever happens here
             self._missed(error)
 
@@ -623,7 +625,7 @@ class Boundaries:
         thread.after_forward = output is not None and self._grad_enabled()
         thread.passes = self._passes
         self._tell(lambda one: one.forward_ended(with_gradients=thread.after_forward))
-        if output is not None:
+        if output is not None and not thread.optimizers:  # a closure is part of the step
             self._steps.call_ended(
                 module, with_gradients=thread.after_forward, place=thread.called_at
             )

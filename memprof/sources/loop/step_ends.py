@@ -139,12 +139,15 @@ class Steps:
         if not self.explicit and self._optimizers.ends(optimizer, anew=anew):
             self._automatic_end(Sign.OPTIMIZER)
 
-    def backward_ended(self, place: int) -> None:
-        """A backward pass that was asked for at ``place`` is over; 0: not known where."""
+    def backward_ended(self, place: int, *, in_optimizer: bool = False) -> None:
+        """A backward pass that was asked for at ``place`` is over; 0: not known where.
+
+        ``in_optimizer``: an optimizer's step is under way, whose end is the surer one.
+        """
         if self.explicit:
             return
         self._sees_passes = True
-        if self._backward.ends(self._of_calls, place=place):
+        if self._backward.ends(self._of_calls, place=place) and not in_optimizer:
             self._passed_place = place
             self._has_passed, self.waits = True, not self._called
         self._called = False

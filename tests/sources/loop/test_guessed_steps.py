@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch", reason="needs torch")
 from torch import nn  # noqa: E402
 
 import memprof  # noqa: E402
+from tests.tracked import of_kind  # noqa: E402
 
 
 @pytest.fixture
@@ -183,6 +184,27 @@ def test_a_loop_without_any_module_has_the_steps_of_its_backward_passes(steps):
 
     count, guessed = steps(program)
     assert (count, guessed.sign) == (15, "backward")
+
+
+@pytest.mark.parametrize("with_module", [False, True])
+def test_a_closure_of_an_optimizer_ends_no_step(tmp_path, with_module):
+    model = nn.Linear(8, 1, dtype=torch.double)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=20, tolerance_change=0)
+
+    def closure():
+        optimizer.zero_grad()
+        weight = model.weight
+        made = model(torch.eye(8).double()) if with_module else weight * 1
+        loss = ((made.flatten() - torch.arange(8)) ** 4).sum()
+        loss.backward()
+        return loss
+
+    path = tmp_path / "run.json"
+    with memprof.track(path, sources=["cpu"], allowance_s=600):
+        optimizer.step(closure)
+    (window,) = of_kind(path, "window")
+    assert (window["last_step"], window["in_step"]) == (1, True)  # the one after the optimizer's
+    assert not of_kind(path, "guessed_steps")
 
 
 def test_steps_that_the_program_marks_are_no_guess(steps):
