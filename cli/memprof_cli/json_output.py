@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 import click
 import msgspec
 
-__all__ = ["known", "print_json"]
+__all__ = ["StackFrame", "known", "print_json"]
+
+
+@dataclass(frozen=True, slots=True)
+class StackFrame:
+    """One frame of a stack."""
+
+    name: str
+    filename: str
+    line: int
 
 
 def print_json(result: object) -> None:

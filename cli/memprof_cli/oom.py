@@ -22,7 +22,7 @@ from memprof.units import format_bytes, format_count, format_percent
 from memprof.views.owners import UNKNOWN_CATEGORY
 from memprof.views.owners import Group as OwnerGroup
 from memprof.views.sites import site_name
-from memprof_cli.json_output import known, print_json
+from memprof_cli.json_output import StackFrame, known, print_json
 from memprof_cli.terminal import terminal
 
 __all__ = ["command"]
@@ -271,15 +271,6 @@ class _Weight:
 
 
 @dataclass(frozen=True, slots=True)
-class _Frame:
-    """One frame of a stack."""
-
-    name: str
-    filename: str
-    line: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Asked:
     """The request that failed; None where something was not recorded."""
 
@@ -295,7 +286,7 @@ class _Asked:
     event: int | None
     window: int | None
     time_us: int | None
-    stack: list[_Frame]
+    stack: list[StackFrame]
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,7 +435,7 @@ def _asked(post_mortem: PostMortem) -> _Asked:
         event=known(failure.event) if of_event else None,
         window=known(failure.number) if of_event else None,
         time_us=known(failure.time_us),
-        stack=[_Frame(frame.name, frame.filename, frame.line) for frame in failure.stack],
+        stack=[StackFrame(frame.name, frame.filename, frame.line) for frame in failure.stack],
     )
 
 

@@ -21,7 +21,7 @@ from memprof.what_if.changed_run import (
     Row,
     replay,
 )
-from memprof_cli.json_output import known, print_json
+from memprof_cli.json_output import StackFrame, known, print_json
 from memprof_cli.terminal import terminal
 
 __all__ = ["command"]
@@ -95,15 +95,6 @@ class _Alive:
 
 
 @dataclass(frozen=True, slots=True)
-class _Frame:
-    """One frame of a stack."""
-
-    name: str
-    filename: str
-    line: int
-
-
-@dataclass(frozen=True, slots=True)
 class _OutOfMemory:
     """The request at which a replay ran out of memory."""
 
@@ -113,7 +104,7 @@ class _OutOfMemory:
     allocated_bytes: int
     reserved_bytes: int
     largest_free_block_bytes: int
-    stack: list[_Frame]
+    stack: list[StackFrame]
     alive: list[_Alive]
 
 
@@ -195,7 +186,7 @@ def _failure(oom: OutOfMemory, trace: Trace) -> _OutOfMemory:
         allocated_bytes=oom.allocated,
         reserved_bytes=oom.reserved,
         largest_free_block_bytes=oom.largest_free,
-        stack=[_Frame(frame.name, frame.filename, frame.line) for frame in stack],
+        stack=[StackFrame(frame.name, frame.filename, frame.line) for frame in stack],
         alive=[
             _Alive(site_name(places.frames[places.of_stack[held.stack]]), held.bytes, held.count)
             for held in oom.alive

@@ -50,6 +50,18 @@ def main():
 """
 
 
+def run_backward(program):
+    """Steps that give the student a gradient each, and the teacher one that stays."""
+    for step in range(STEPS):
+        program.label(step, Phase.BACKWARD, "student")
+        program.alloc(256 * KIB, f"g.student.{step}", "backward", Category.GRADIENT)
+        if step == 0:
+            program.label(step, Phase.BACKWARD, "teacher")
+            program.alloc(256 * KIB, "g.teacher", "backward", Category.GRADIENT)
+        program.label(step)
+        program.free(f"g.student.{step}")
+
+
 @pytest.mark.parametrize(
     ("after", "shown"),
     [
@@ -66,14 +78,7 @@ def test_gradients_that_stay_are_unused_unless_they_are_filled_with_zeros(after,
     for name in ("student", "teacher"):
         program.label(0, module=name)
         program.alloc(256 * KIB, f"w.{name}", "build()", Category.PARAMETER)
-    for step in range(STEPS):
-        program.label(step, Phase.BACKWARD, "student")
-        program.alloc(256 * KIB, f"g.student.{step}", "backward", Category.GRADIENT)
-        if step == 0:
-            program.label(step, Phase.BACKWARD, "teacher")
-            program.alloc(256 * KIB, "g.teacher", "backward", Category.GRADIENT)
-        program.label(step)
-        program.free(f"g.student.{step}")
+    run_backward(program)
     assert (program.found("unused-gradients") is not None) is shown
 
 
@@ -83,14 +88,7 @@ def test_gradients_that_a_function_drops_when_it_returns_were_there_to_the_end(t
     for name in ("student", "teacher"):
         program.label(0, module=name)
         program.alloc(256 * KIB, f"w.{name}", "build()", Category.PARAMETER)
-    for step in range(STEPS):
-        program.label(step, Phase.BACKWARD, "student")
-        program.alloc(256 * KIB, f"g.student.{step}", "backward", Category.GRADIENT)
-        if step == 0:
-            program.label(step, Phase.BACKWARD, "teacher")
-            program.alloc(256 * KIB, "g.teacher", "backward", Category.GRADIENT)
-        program.label(step)
-        program.free(f"g.student.{step}")
+    run_backward(program)
     program.label(STEPS)
     program.free("g.teacher", "w.teacher", "w.student")  # the function's names are gone
     unused = program.found("unused-gradients")
