@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memprof.reference_chain import LinkKind
 from memprof.rules.finding import Found, Kind
 from memprof.rules.load_rules import rule_named
 from memprof.rules.rule import WasteRule
@@ -61,6 +62,10 @@ def is_needed(found: Found) -> bool:
 
 
 def _comes_to_nothing(found: Found, examination: Examination) -> bool:
+    """Whether what grows stays small in any run of such a length; a graph is a mistake anyway."""
+    links = (link.kind for holder in found.holders for link in holder.links)
+    if found.kind is not Kind.LEAK or LinkKind.AUTOGRAD_NODE in links:
+        return False
     device = next((one for one in examination.devices if one.name == found.device), None)
     if device is None:
         return False
