@@ -30,6 +30,8 @@ _LEAST_GROWTH, _STEPS = 1 << 20, 1000
 """Bytes that growth must come to over the run, or over so many steps, and below that at least
 `_GROWN` of the peak by now."""
 _GROWN = 0.01
+_OF_RESULTS = frozenset(("bound_cache", "clear_container", "del_ref"))
+"""First remedies of what is kept and was made for that."""
 
 
 def is_minor(found: Found, examination: Examination) -> bool:
@@ -61,6 +63,14 @@ def is_needed(found: Found) -> bool:
 
 
 def _comes_to_nothing(found: Found, examination: Examination) -> bool:
+    """Whether what grows stays small in any run of such a length.
+
+    Only results that are kept, as a history of small tensors is: a graph, a hook or a cycle is a
+    mistake however small.
+    """
+    fix = found.remedies[0].fix if found.remedies else ""
+    if found.kind is not Kind.LEAK or fix not in _OF_RESULTS:
+        return False
     device = next((one for one in examination.devices if one.name == found.device), None)
     if device is None:
         return False
