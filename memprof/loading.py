@@ -220,16 +220,16 @@ class _Assembly:
 
     def _add_tables(self, record: TablesRecord) -> None:
         tables = (self._frames, self._stacks, self._labels, self._pools)
-        lost = [first - len(table) for first, table in zip(record.first, tables, strict=True)]  # type: ignore[arg-type]
-        if min(lost) < 0 or sum(lost) > _MOST_LOST - self._lost:
+        missing = [first - len(table) for first, table in zip(record.first, tables, strict=True)]  # type: ignore[arg-type]
+        if min(missing) < 0 or sum(missing) > _MOST_LOST - self._lost:
             raise ValueError("its rows do not follow those before")
-        self._lost += sum(lost)
-        if max(lost) > 0:
-            self._note(f"{sum(lost)} rows of the tables are lost; their events have no stack")
-        self._frames += [_LOST_FRAME] * lost[0]
-        self._stacks += [()] * lost[1]
-        self._labels += [self._labels[0]] * lost[2]
-        self._pools += [(0, 0)] * lost[3]
+        self._lost += sum(missing)
+        if max(missing) > 0:
+            self._note(f"{sum(missing)} rows of the tables are lost; their events have no stack")
+        self._frames += [_LOST_FRAME] * missing[0]
+        self._stacks += [()] * missing[1]
+        self._labels += [self._labels[0]] * missing[2]
+        self._pools += [(0, 0)] * missing[3]
         frames = len(self._frames) + len(record.frames)
         if any(not 0 <= i < frames for stack in record.stacks for i in stack):
             raise ValueError("a stack names a frame that is not there")
@@ -313,8 +313,8 @@ class _Assembly:
         check_range("time", times, 0, _LATEST_US)
         if any(len(values) != len(times) for values in record.values.values()):
             raise ValueError("its columns differ in length")
-        for name, given in record.values.items():
-            values = np.array([np.nan if v is None else v for v in given], dtype=np.float64)
+        for name, samples in record.values.items():
+            values = np.array([np.nan if v is None else v for v in samples], dtype=np.float64)
             key = record.source, record.device, name
             self._readings.setdefault(key, []).append((times, values))
 

@@ -48,13 +48,13 @@ def command(file: Path, as_json: bool) -> None:
     FILE is a run file of memprof or a snapshot that torch wrote. Every change that it names was
     replayed on the recorded allocations up to the failed request.
     """
-    found = post_mortems(load(file))
+    answers = post_mortems(load(file))
     if as_json:
-        print_json({"file": str(file), "devices": [_device(one) for one in found]})
+        print_json({"file": str(file), "devices": [_device(one) for one in answers]})
         return
     console = terminal(_WIDTH)
     console.print(Text(str(file), style="dim"))
-    for post_mortem in found:
+    for post_mortem in answers:
         console.print(_screen(post_mortem, file))
 
 
@@ -104,11 +104,11 @@ def _owners(post_mortem: PostMortem) -> RenderableType:
     for width in (_TITLE_WIDTH, _BYTES_WIDTH):
         table.add_column(no_wrap=True, min_width=width)
     table.add_column(no_wrap=True, overflow="ellipsis")
-    guessed = " (inferred)" if post_mortem.inferred else ""
+    note = " (inferred)" if post_mortem.inferred else ""
     whole = max(post_mortem.failure.allocated, 0)
-    known = any(group.name != UNKNOWN_CATEGORY for group in post_mortem.categories)
+    has_categories = any(group.name != UNKNOWN_CATEGORY for group in post_mortem.categories)
     for title, groups in (
-        (f"category{guessed}", post_mortem.categories if known else ()),
+        (f"category{note}", post_mortem.categories if has_categories else ()),
         ("module", post_mortem.modules),
         ("line", post_mortem.sites),
         ("block", post_mortem.blocks),
@@ -123,8 +123,8 @@ def _owners(post_mortem: PostMortem) -> RenderableType:
 
 
 def _add(table: Table, title: str, groups: Sequence[OwnerGroup], whole: int) -> None:
-    shown = [group for group in groups[:_LINES] if group.bytes >= _LEAST_SHOWN * whole]
-    for number, group in enumerate(shown):
+    large_groups = [group for group in groups[:_LINES] if group.bytes >= _LEAST_SHOWN * whole]
+    for number, group in enumerate(large_groups):
         size = Text(format_bytes(group.bytes).rjust(8))
         share = Text(format_percent(group.bytes, whole).rjust(7), style="dim")
         table.add_row(
@@ -148,8 +148,8 @@ def _request(post_mortem: PostMortem) -> Iterator[str]:
         else ", by a line that was not recorded"
     )
     if failure.beside:
-        said = "reported at" if failure.asynchronous else "at"
-        at = f", {said} {post_mortem.asked_by}" if post_mortem.asked_by else ""
+        verb = "reported at" if failure.asynchronous else "at"
+        at = f", {verb} {post_mortem.asked_by}" if post_mortem.asked_by else ""
         yield f"not told: {failure.call or failure.beside}{at}{when}"
         if failure.asynchronous:
             yield "(an error of CUDA's may come from an earlier call than the line that reports it)"
@@ -201,7 +201,7 @@ def _held_elsewhere(failure: Failure) -> Iterator[str]:
         size = format_bytes(other.bytes) if other.bytes >= 0 else "bytes not told"
         yield f"  process {other.pid} {other.name}: {size}"
     if failure.elsewhere:
-        beside = [f"{name} {format_bytes(held)}" for name, held in failure.elsewhere[:_DEVICES]]
+        beside = [f"{name} {format_bytes(nbytes)}" for name, nbytes in failure.elsewhere[:_DEVICES]]
         more = len(failure.elsewhere) - len(beside)
         yield f"reserved elsewhere: {', '.join(beside)}" + (f" and on {more} more" if more else "")
 
@@ -243,8 +243,8 @@ def _kind(fitting: Sequence[Rescue], kind: str) -> Iterator[RenderableType]:
     for rescue in mine[:_OF_A_KIND]:
         yield Text(f"[fits] {rescue.change}{others}")
         peak, spare = format_bytes(rescue.peak_reserved), format_bytes(rescue.spare)
-        given = f"; taken for granted: {rescue.assumes}" if rescue.assumes else ""
-        figures = Text(f"at most {peak} reserved, {spare} to spare{given}", style="dim")
+        assumption = f"; taken for granted: {rescue.assumes}" if rescue.assumes else ""
+        figures = Text(f"at most {peak} reserved, {spare} to spare{assumption}", style="dim")
         yield Padding(figures, (0, 0, 0, len("[fits] ")))
 
 

@@ -27,14 +27,14 @@ _LEVELS = {
 
 def verdict(summary: Summary) -> str:
     """The answer first: the line, why, and what to do next."""
-    said = summary.verdict
+    verdict_record = summary.verdict
     level = _level(summary)
     return (
         f'<section class="verdict level-{level.replace(" ", "-")}" aria-label="Verdict">'
         f'<p class="level">{_LEVELS[level]}</p>'
-        f"<h1>{coded(said.line)}</h1>"
-        f"<dl>{_dry_run(summary)}{_ended(summary)}<div><dt>Why</dt><dd>{coded(said.why)}</dd></div>"
-        f"<div><dt>Next</dt><dd>{coded(said.next)}</dd></div></dl></section>"
+        f"<h1>{coded(verdict_record.line)}</h1>"
+        f"<dl>{_dry_run(summary)}{_ended(summary)}<div><dt>Why</dt><dd>{coded(verdict_record.why)}</dd></div>"
+        f"<div><dt>Next</dt><dd>{coded(verdict_record.next)}</dd></div></dl></section>"
     )
 
 
@@ -100,12 +100,12 @@ def _peak_tile(device: DeviceFigures) -> str:
 def _owner(device: DeviceFigures) -> str:
     """Whose most of it is; where that is not known, that comes first."""
     groups = device.peak.categories[:2] if device.peak else ()
-    told = [
+    names = [
         f"{escaped(group.name)}, {format_bytes(group.bytes)}" for group in groups if group.bytes
     ]
-    if not told or groups[0].name != UNKNOWN_CATEGORY:
-        return f"largest owner: {told[0]}" if told else ""
-    return "; then ".join(f"owner {one}" if one == told[0] else one for one in told)
+    if not names or groups[0].name != UNKNOWN_CATEGORY:
+        return f"largest owner: {names[0]}" if names else ""
+    return "; then ".join(f"owner {one}" if one == names[0] else one for one in names)
 
 
 def _reserved_tile(device: DeviceFigures, name: str = "Peak reserved") -> str:

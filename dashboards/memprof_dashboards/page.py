@@ -112,8 +112,8 @@ def _run_data(report: Reported, samples: int) -> RunData:
     origin = origin_us(run)
     book = _book(report.examination)
     devices = [
-        _device_data(device_view(run, examined, origin, book), samples)
-        for examined in report.examination.devices
+        _device_data(device_view(run, examination, origin, book), samples)
+        for examination in report.examination.devices
     ]
     return RunData(_name(run), origin, book.table(), devices, findings.series(report.findings))
 

@@ -27,12 +27,12 @@ _KINDS = {
 
 def cards(post_mortems: Sequence[PostMortem]) -> str:
     """One card a device that ran out of memory; nothing where none did."""
-    shown = "".join(_card(one) for one in post_mortems)
-    if not shown:
+    cards_html = "".join(_card(one) for one in post_mortems)
+    if not cards_html:
         return ""
     return (
         '<section class="findings" aria-label="Out of memory"><h2>Out of memory</h2>'
-        f"{shown}</section>"
+        f"{cards_html}</section>"
     )
 
 
@@ -100,10 +100,10 @@ def _shown(fitting: Sequence[Rescue]) -> Iterator[Rescue]:
 
 
 def _rescue(rescue: Rescue) -> str:
-    given = f" Taken for granted: {escaped(rescue.assumes)}." if rescue.assumes else ""
+    assumption = f" Taken for granted: {escaped(rescue.assumes)}." if rescue.assumes else ""
     return (
         f'<div class="remedy"><p><code class="fix">{_KINDS.get(rescue.kind, "")}</code>'
-        f"{escaped(rescue.change)}.{given}"
+        f"{escaped(rescue.change)}.{assumption}"
         f'<span class="saves">at most {format_bytes(rescue.peak_reserved)} reserved</span>'
         f'<span class="saves">{format_bytes(rescue.spare)} to spare</span></p></div>'
     )

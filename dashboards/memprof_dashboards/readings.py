@@ -64,8 +64,8 @@ def readings_figure(view: DeviceView) -> list[ReadingPanel]:
     for series in (*((beyond,) if beyond is not None else ()), *view.run.readings):
         if series.device not in (view.device.device, _HOST) or series.name in left_out:
             continue
-        known = np.isfinite(series.values)
-        if not known.any():
+        is_finite = np.isfinite(series.values)
+        if not is_finite.any():
             continue
         name, unit = _named(series.name)
         key = _key(series, unit)
@@ -109,8 +109,8 @@ def _extremes(values: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.int
     if len(values) <= count:
         return np.arange(len(values))
     edges = np.linspace(0, len(values), count // 2 + 1).astype(int)
-    kept = [0, len(values) - 1]
+    places = [0, len(values) - 1]
     for low, high in itertools.pairwise(edges):
         part = np.nan_to_num(values[low:high])
-        kept += [int(low + part.argmin()), int(low + part.argmax())]
-    return np.unique(kept)
+        places += [int(low + part.argmin()), int(low + part.argmax())]
+    return np.unique(places)

@@ -50,8 +50,8 @@ class StackBook:
     def numbers(self, stacks: Ints) -> list[int]:
         """The page's number of each stack; 0 for those beyond what a page carries."""
         distinct, back = np.unique(stacks, return_inverse=True)
-        known = np.array([self._number(int(stack)) for stack in distinct], dtype=np.int64)
-        numbers: list[int] = known[back].tolist()
+        numbers_of = np.array([self._number(int(stack)) for stack in distinct], dtype=np.int64)
+        numbers: list[int] = numbers_of[back].tolist()
         return numbers
 
     def _number(self, stack: int) -> int:
@@ -132,13 +132,15 @@ class DeviceView:
         return {"peak": (best, best.line.peak_allocated.event + 1), **end}
 
 
-def device_view(run: Run, examined: DeviceExamination, origin: int, book: StackBook) -> DeviceView:
-    """``examined`` with its windows put behind one another."""
+def device_view(
+    run: Run, examination: DeviceExamination, origin: int, book: StackBook
+) -> DeviceView:
+    """``examination`` with its windows put behind one another."""
     windows, first = [], 0
-    for window in examined.windows:
+    for window in examination.windows:
         windows.append(WindowView(window.trace, window.line, window.owners, first))
         first += len(window.trace.events)
-    return DeviceView(run, examined.device, tuple(windows), examined.steps, origin, book)
+    return DeviceView(run, examination.device, tuple(windows), examination.steps, origin, book)
 
 
 def origin_us(run: Run) -> int:

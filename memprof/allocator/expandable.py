@@ -147,8 +147,8 @@ def reserve(allocator: CachingAllocator, arena: Arena, owner: int, size: int = 0
 
     Where the card has no limit, there is room for ``size`` bytes in any case.
     """
-    known = allocator.device_total < NO_LIMIT
-    total = max(allocator.device_total, 1) if known else max(_UNKNOWN_CARD, size)
+    is_limited = allocator.device_total < NO_LIMIT
+    total = max(allocator.device_total, 1) if is_limited else max(_UNKNOWN_CARD, size)
     size = -(-(total + total // 8) // arena.page) * arena.page
     address = allocator.driver.reserve(size)
     block = Block(arena, address, size, allocator.next_tie())

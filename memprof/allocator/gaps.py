@@ -55,18 +55,18 @@ class LiveBlocks(Columns):
             return self, 0
         row = np.searchsorted(segments.address, self.address, side="right") - 1
         limit = (segments.address + segments.size)[np.maximum(row, 0)]
-        kept = (row >= 0) & (self.address + self.size <= limit) & apart(self)
+        fits = (row >= 0) & (self.address + self.size <= limit) & apart(self)
         self.segment[:] = row
-        blocks: LiveBlocks = self.take(kept)
-        return blocks, int((~kept).sum())
+        blocks: LiveBlocks = self.take(fits)
+        return blocks, int((~fits).sum())
 
 
 def apart(rows: LiveBlocks | Segments) -> npt.NDArray[np.bool_]:
     """Which rows (by address) have bytes, at an address, and begin behind those before them."""
     end = np.maximum.accumulate(rows.address + rows.size) if len(rows) else rows.address
-    kept = (rows.size > 0) & (rows.address >= 0) & (rows.size < _MOST) & (rows.address < _MOST)
-    kept[1:] &= rows.address[1:] >= end[:-1]
-    result: npt.NDArray[np.bool_] = kept
+    fits = (rows.size > 0) & (rows.address >= 0) & (rows.size < _MOST) & (rows.address < _MOST)
+    fits[1:] &= rows.address[1:] >= end[:-1]
+    result: npt.NDArray[np.bool_] = fits
     return result
 
 
@@ -116,14 +116,14 @@ def tiled(
     if not len(segments):
         return _blocks(live), np.zeros(len(live), dtype=bool)
     gap = _gaps(segments, live)
-    owned, assumed = _remainders(segments, live, gap, trace, settings)
-    live.size[:] += owned
+    remainders, assumptions = _remainders(segments, live, gap, trace, settings)
+    live.size[:] += remainders
     free = _free_blocks(segments, live)
     blocks = Blocks.concatenate([_blocks(live), free])
     order = np.argsort(blocks.address, kind="stable")
-    assumed = np.concatenate((assumed, np.zeros(len(free), dtype=bool)))
+    assumptions = np.concatenate((assumptions, np.zeros(len(free), dtype=bool)))
     result: Blocks = blocks.take(order)
-    return result, assumed[order]
+    return result, assumptions[order]
 
 
 def _blocks(live: LiveBlocks) -> Blocks:
@@ -158,12 +158,12 @@ def _remainders(
     open_ = coarse & ~live.exact & (gap > 0)
     oversize = open_ & (live.size >= settings.max_split_size)
     small = open_ & ~oversize & (gap <= SMALL_SIZE)
-    owned = np.where(oversize | small, gap, 0)
-    asked = open_ & ~oversize & ~small
-    shown = _shown_ends(live, gap, trace) - live.address - live.size
-    confirmed = asked & (shown >= 0) & (shown <= SMALL_SIZE)
-    owned[confirmed] = shown[confirmed]
-    return owned, asked & ~confirmed
+    remainders = np.where(oversize | small, gap, 0)
+    in_question = open_ & ~oversize & ~small
+    shown_ends = _shown_ends(live, gap, trace) - live.address - live.size
+    confirmed = in_question & (shown_ends >= 0) & (shown_ends <= SMALL_SIZE)
+    remainders[confirmed] = shown_ends[confirmed]
+    return remainders, in_question & ~confirmed
 
 
 def _shown_ends(
@@ -175,18 +175,18 @@ def _shown_ends(
     a free block: so this is where the block before it ends.
     """
     events = trace.events
-    shown = np.full(len(live), -1, dtype=np.int64)
+    ends = np.full(len(live), -1, dtype=np.int64)
     rows = np.flatnonzero(events.action == Action.ALLOC)
     if not len(rows) or not len(live):
-        return shown
+        return ends
     address = events.address[rows]
     before = np.searchsorted(live.address, address, side="right") - 1
     end = (live.address + live.size)[before]
     in_gap = (before >= 0) & (address >= end) & (address < end + gap[before])
     in_gap &= rows < live.freed[before]
     behind, first = np.unique(before[in_gap], return_index=True)
-    shown[behind] = address[in_gap][first]
-    return shown
+    ends[behind] = address[in_gap][first]
+    return ends
 
 
 def _free_blocks(segments: Segments, live: LiveBlocks) -> Blocks:

@@ -269,33 +269,37 @@ _PARSERS: Mapping[str, Callable[[AllocatorSettings, str, str], AllocatorSettings
 }
 
 
-def recorded_settings(recorded: Mapping[str, Any]) -> AllocatorSettings:
+def recorded_settings(settings_record: Mapping[str, Any]) -> AllocatorSettings:
     """The settings that a snapshot's ``allocator_settings`` state (defaults where it is silent).
 
     The resolved values win over the string, which torch keeps only for the last call. A string
     that this version cannot read is ignored: what was recorded ran, so torch understood it.
     """
     settings = AllocatorSettings()
-    text = recorded.get("PYTORCH_CUDA_ALLOC_CONF") or recorded.get("PYTORCH_ALLOC_CONF") or ""
+    text = (
+        settings_record.get("PYTORCH_CUDA_ALLOC_CONF")
+        or settings_record.get("PYTORCH_ALLOC_CONF")
+        or ""
+    )
     try:
         settings = parse_settings(str(text))
     except SettingsError:
         pass  # fall back on the resolved values below
-    return replace(settings, **_resolved(recorded))
+    return replace(settings, **_resolved(settings_record))
 
 
-def _resolved(recorded: Mapping[str, Any]) -> dict[str, Any]:
+def _resolved(settings_record: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    split = recorded.get("max_split_size")
+    split = settings_record.get("max_split_size")
     if isinstance(split, int):
         values["max_split_size"] = split if 0 < split < NO_LIMIT else NO_LIMIT
-    threshold = recorded.get("garbage_collection_threshold")
+    threshold = settings_record.get("garbage_collection_threshold")
     if isinstance(threshold, int | float):
         values["gc_threshold"] = float(threshold)
-    expandable = recorded.get("expandable_segments")
+    expandable = settings_record.get("expandable_segments")
     if isinstance(expandable, bool):
         values["expandable_segments"] = expandable
-    divisions = recorded.get("roundup_power2_divisions")
+    divisions = settings_record.get("roundup_power2_divisions")
     if isinstance(divisions, Mapping) and divisions:
         values["roundup_divisions"] = tuple(
             int(divisions.get(str(1 << i), 0)) for i in range(INTERVALS)

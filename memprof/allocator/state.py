@@ -104,8 +104,8 @@ def _segment_owner(allocator: CachingAllocator, head: Block) -> int:
     if head.extent is not None:
         return head.extent.owner
     # Missing only where a recording that contradicts itself names one segment twice.
-    known = allocator.segments.get(head.address)
-    return -1 if known is None else known[2]
+    segment = allocator.segments.get(head.address)
+    return -1 if segment is None else segment[2]
 
 
 def _block_columns(blocks: list[Block], rows: npt.NDArray[np.intp], origins: Origins) -> Blocks:
@@ -153,8 +153,8 @@ def restore(
             extents.setdefault(key, []).extend(rows.chain(allocator, arena, row, tie))
         else:
             chain = rows.chain(allocator, arena, row, _start_tie(allocator, segments, row, ties))
-            held = (int(segments.size[row]), arena, start_owner(row))
-            allocator.segments[chain[0].address] = held
+            segment = (int(segments.size[row]), arena, start_owner(row))
+            allocator.segments[chain[0].address] = segment
         allocator.driver.occupy(int(segments.address[row]), int(segments.size[row]))
         allocator.grow(int(segments.size[row]))
     for key, chain in extents.items():

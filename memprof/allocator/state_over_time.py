@@ -62,12 +62,12 @@ def fragmentation(trace: Trace, samples: int = 500) -> Fragmentation:
 
 def _sample(guide: Guide, event: int) -> tuple[int, ...]:
     guide.advance(event)
-    held = guide.allocator
+    allocator = guide.allocator
     return (
         event,
-        held.allocated,
-        held.pending,
-        held.reserved,
-        largest_free(held),
-        len(held.segments),
+        allocator.allocated,
+        allocator.pending,
+        allocator.reserved,
+        largest_free(allocator),
+        len(allocator.segments),
     )

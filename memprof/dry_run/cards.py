@@ -71,14 +71,14 @@ def card_named(text: str) -> Card:
     """
     if text.endswith(".json") or Path(text).is_file():
         return described(Path(text))
-    known = listed()
-    wanted = _plain(text)
-    for key, card in known.items():
-        if wanted in (key, _plain(card.name)):
+    cards = listed()
+    name = _plain(text)
+    for key, card in cards.items():
+        if name in (key, _plain(card.name)):
             return card
     if re.match(r"[\d.]+ *[a-z]", text, re.IGNORECASE):
         return _of_size(parse_bytes(text))
-    like = [key for key in known if key.startswith(wanted)] or get_close_matches(wanted, known)
+    like = [key for key in cards if key.startswith(name)] or get_close_matches(name, cards)
     hint = f"did you mean {' or '.join(like)}? " if like else ""
     raise SettingsError(
         f"no card is known as {text!r}",

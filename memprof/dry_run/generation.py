@@ -58,18 +58,18 @@ class GenerationLimit:
 
     def _noting_the_limit(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
-        def call(criterion: Any, input_ids: Any, *rest: Any, **named: Any) -> Any:
+        def call(criterion: Any, input_ids: Any, *rest: Any, **keywords: Any) -> Any:
             self._reached.now = input_ids.shape[-1] >= criterion.max_length
-            return original(criterion, input_ids, *rest, **named)
+            return original(criterion, input_ids, *rest, **keywords)
 
         return call
 
     def _ending_at_the_limit(self, original: Callable[..., bool]) -> Callable[..., bool]:
         @wraps(original)
-        def call(model: Any, *rest: Any, **named: Any) -> bool:
+        def call(model: Any, *rest: Any, **keywords: Any) -> bool:
             if getattr(self._reached, "now", False):
                 self._reached.now = False
                 return False
-            return original(model, *rest, **named)
+            return original(model, *rest, **keywords)
 
         return call

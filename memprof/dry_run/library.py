@@ -49,26 +49,26 @@ class Library:
     @property
     def nccl_bytes(self) -> Mapping[int, int]:
         """The most that NCCL's communicators held, outside torch's allocator, by device."""
-        held = self._loaded.memprof_dry_run_nccl_bytes
-        held.restype = ctypes.c_size_t
-        found = {device: int(held(device)) for device in range(MOST_GPUS)}
-        return {device: nbytes for device, nbytes in found.items() if nbytes}
+        bytes_on = self._loaded.memprof_dry_run_nccl_bytes
+        bytes_on.restype = ctypes.c_size_t
+        nbytes_of = {device: int(bytes_on(device)) for device in range(MOST_GPUS)}
+        return {device: nbytes for device, nbytes in nbytes_of.items() if nbytes}
 
     @property
     def functions_called(self) -> Iterator[str]:
         """The functions that were called and only answer "success"."""
-        called = self._loaded.memprof_dry_run_called
-        called.restype = ctypes.c_char_p
+        name_of = self._loaded.memprof_dry_run_called
+        name_of.restype = ctypes.c_char_p
         for number in range(self._loaded.memprof_dry_run_functions()):
-            name = called(number)
+            name = name_of(number)
             if name:
                 yield name.decode("ascii")
 
     def sentences(self) -> Iterator[str]:
         """What was asked of the library and is not known, in words, for the report."""
         for device, nbytes in self.nccl_bytes.items():
-            made = int(self._loaded.memprof_dry_run_communicators())
-            of = "a communicator" if made == 1 else f"{made} communicators"
+            count = int(self._loaded.memprof_dry_run_communicators())
+            of = "a communicator" if count == 1 else f"{count} communicators"
             yield (
                 f"NCCL is taken to hold {format_bytes(nbytes)} of cuda:{device} for {of}, outside "
                 "torch's allocator: an estimate by its source and the usual topology of the card"

@@ -74,7 +74,7 @@ def fits(run: Run, summary: Summary) -> tuple[Fit, ...]:
 
 def _fit(device: DeviceFigures, context_bytes: int, nccl_bytes: int) -> Fit:
     peak: PeakMoment | None = device.peak
-    left = device.total_bytes - context_bytes - device.peak_reserved_bytes - nccl_bytes
+    spare = device.total_bytes - context_bytes - device.peak_reserved_bytes - nccl_bytes
     return Fit(
         device=device.device,
         fits=not device.ooms,
@@ -83,7 +83,7 @@ def _fit(device: DeviceFigures, context_bytes: int, nccl_bytes: int) -> Fit:
         peak_allocated_bytes=device.peak_allocated_bytes,
         peak_reserved_bytes=device.peak_reserved_bytes,
         nccl_bytes=nccl_bytes,
-        left_bytes=max(left, 0),
+        left_bytes=max(spare, 0),
         step=peak.step if peak else -1,
         phase=peak.phase if peak else "",
         module=peak.module if peak else "",

@@ -62,14 +62,14 @@ def diagnose(
     CUDA is asked how many devices there are, and is not initialised.
     """
     torch, torch_fact = _torch(import_torch or _import_torch)
-    driver, seen = _driver()
-    cuda = _cuda(torch, bool(seen))
+    driver, card_list = _driver()
+    cuda = _cuda(torch, bool(card_list))
     facts = (
         _python(),
         torch_fact,
         cuda,
         driver,
-        *(_card(card) for card in seen),
+        *(_card(card) for card in card_list),
         *_allocator(torch, environment),
         *_native_part(torch),
         *_dry_runs(torch),
@@ -129,13 +129,13 @@ def describe_card(number: int = 0, import_torch: Callable[[], Any] | None = None
         raise MissingError(
             f"torch sees no CUDA device {number}", "memprof doctor says what is missing"
         )
-    told = torch.cuda.get_device_properties(number)
-    capability = f"{told.major}.{told.minor}"
+    properties = torch.cuda.get_device_properties(number)
+    capability = f"{properties.major}.{properties.minor}"
     figures = {"l2_bytes": 0, "blocks_per_multiprocessor": 32, **figures_of_capability(capability)}
     figures |= {
-        name: int(getattr(told, attribute))
+        name: int(getattr(properties, attribute))
         for name, attribute in _TOLD_BY_TORCH.items()
-        if hasattr(told, attribute)
+        if hasattr(properties, attribute)
     }
     missing = sorted({*_TOLD_BY_TORCH} - {*figures})
     if missing:
@@ -144,10 +144,10 @@ def describe_card(number: int = 0, import_torch: Callable[[], Any] | None = None
             "describe it with a newer torch",
         )
     return SimulatedCard(
-        name=told.name,
+        name=properties.name,
         capability=capability,
         context_bytes=_context_bytes(torch, number),
-        integrated=int(getattr(told, "is_integrated", 0)),
+        integrated=int(getattr(properties, "is_integrated", 0)),
         sources={"all": f"told by torch {torch.__version__} on a machine with this card"},
         **figures,
     )
@@ -236,18 +236,20 @@ def _cuda(torch: Any, has_cards: bool) -> Fact:
 
 def _driver() -> tuple[Fact, tuple[Card, ...]]:
     try:
-        version, seen = driver_version(), cards()
+        version, card_list = driver_version(), cards()
     except MissingError as error:
         return Fact("NVIDIA driver, NVML", False, error.message, error.hint), ()
-    return Fact("NVIDIA driver, NVML", True, f"driver {version}, {len(seen)} card(s)"), seen
+    return Fact(
+        "NVIDIA driver, NVML", True, f"driver {version}, {len(card_list)} card(s)"
+    ), card_list
 
 
 def _card(card: Card) -> Fact:
     used = "?" if card.used_bytes is None else format_bytes(card.used_bytes)
     total = "?" if card.total_bytes is None else format_bytes(card.total_bytes)
-    known = None not in (card.used_bytes, card.total_bytes)
-    hint = "" if known else "the driver does not say; the container may lack permissions"
-    return Fact(f"card {card.index}", known, f"{card.name}, {used} of {total} in use", hint)
+    has_figures = None not in (card.used_bytes, card.total_bytes)
+    hint = "" if has_figures else "the driver does not say; the container may lack permissions"
+    return Fact(f"card {card.index}", has_figures, f"{card.name}, {used} of {total} in use", hint)
 
 
 def _allocator(torch: Any, environment: Mapping[str, str]) -> list[Fact]:

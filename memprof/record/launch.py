@@ -111,7 +111,7 @@ def _run(program: Sequence[str]) -> None:
     main_module.__dict__["__builtins__"] = builtins
     # The module that runs this code must not be taken apart while it does.
     main_module.__dict__.pop("__doc__", None)
-    kept = sys.modules["__main__"]
+    earlier_main = sys.modules["__main__"]
     sys.modules["__main__"] = main_module
     try:
         if program[0] == "-m":
@@ -119,7 +119,7 @@ def _run(program: Sequence[str]) -> None:
         else:
             _run_script(program[0], program[1:], main_module)
     finally:
-        _KEPT.append(kept)
+        _KEPT.append(earlier_main)
 
 
 _KEPT: list[ModuleType] = []

@@ -48,14 +48,14 @@ class Rank(NamedTuple):
     def of(environment: Mapping[str, str]) -> Rank:
         """From the environment variables of the common launchers, torchrun's first."""
         for rank, local, size in _LAUNCHERS:
-            found = Rank(
+            candidate = Rank(
                 _integer(environment, rank, -1),
                 _integer(environment, local, -1),
                 _integer(environment, size, 1),
             )
             # srun and mpirun set their variables for a single process too; torchrun means it.
-            if found.rank >= 0 and (found.world_size > 1 or rank == "RANK"):
-                return found
+            if candidate.rank >= 0 and (candidate.world_size > 1 or rank == "RANK"):
+                return candidate
         return Rank()
 
 

@@ -119,10 +119,10 @@ class Sampler:
         for reading in source.read():
             self._buffer(source.name, reading.device).add(reading)
 
-    def _guarded(self, source: ReadingSource, action: Callable[..., None], *given: Any) -> None:
+    def _guarded(self, source: ReadingSource, action: Callable[..., None], *arguments: Any) -> None:
         """Whatever a source raises, the job goes on, without that source."""
         try:
-            action(*given)
+            action(*arguments)
         except Exception as error:  # noqa: BLE001 - see above
             self._sources.remove(source)
             self._failed(source, error)

@@ -270,22 +270,24 @@ class Session:
             spent_us = self._count_hook(began_us)
             self._look_again_us = _clock_us() + spent_us / _LOOK_SHARE
 
-    def _guessed(self, guess: Guess, merged: bool) -> None:
-        """Steps were guessed; ``merged``: they and the next one that ends are a single one."""
+    def _guessed(self, guess: Guess, is_merged: bool) -> None:
+        """Steps were guessed; ``is_merged``: they and the next one that ends are a single one."""
         if not self._is_open or self._boundaries is None or self._pid != os.getpid():
             return
-        if merged:
+        if is_merged:
             self._steps -= guess.last - guess.first
         filename, line = self._boundaries.places.line(guess.place)
         sign = guess.sign.name.lower()
         with self._lock:
-            self.output.write(GuessedSteps(guess.first, guess.last, sign, merged, filename, line))
+            self.output.write(
+                GuessedSteps(guess.first, guess.last, sign, is_merged, filename, line)
+            )
 
     def _tell_guess(self) -> None:
         """Write what was guessed so far: nobody knows whether there will be an end."""
         guess = self._boundaries.guess if self._boundaries is not None else None
         if guess is not None:
-            self._guessed(guess, merged=False)
+            self._guessed(guess, is_merged=False)
 
     def failed(self, error: BaseException | None) -> None:
         """An exception leaves the recorded block; out-of-memory errors are recorded."""

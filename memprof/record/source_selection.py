@@ -20,15 +20,15 @@ def reading_sources(options: Options) -> list[ReadingSource]:
     from memprof.sources.host import HostSource  # psutil: 6 ms, after recording has begun
     from memprof.sources.nvml import NvmlSource
 
-    made: list[ReadingSource] = []
+    sources: list[ReadingSource] = []
     for source in options.sources:
         if source == "host":
-            made.append(HostSource())
+            sources.append(HostSource())
         elif source == "nvml":
-            made.append(NvmlSource())
+            sources.append(NvmlSource())
         elif not isinstance(source, str) and hasattr(source, "read"):
-            made.append(cast("ReadingSource", source))
-    return made
+            sources.append(cast("ReadingSource", source))
+    return sources
 
 
 def event_sources(
@@ -43,24 +43,24 @@ def event_sources(
     """
     torch = sys.modules["torch"]
     part = _native_part(note)
-    made: list[EventSource] = []
+    sources: list[EventSource] = []
     for source in options.sources:
         if source == "cpu":
-            made.append(_cpu_source(options, interner, boundaries, part, note))
+            sources.append(_cpu_source(options, interner, boundaries, part, note))
         elif source == "cuda" and torch.backends.cuda.is_built():
-            made.append(_cuda_source(interner, boundaries, part))
+            sources.append(_cuda_source(interner, boundaries, part))
         elif not isinstance(source, str) and hasattr(source, "drain"):
-            made.append(cast("EventSource", source))
-    return made
+            sources.append(cast("EventSource", source))
+    return sources
 
 
 def _native_part(note: Callable[[str, str, str], None]) -> Any:
     """The native part, built if it is asked for by name; None where it is not to be had."""
     try:
-        wanted = native.wanted()
-        if wanted is False:
+        choice = native.wanted()
+        if choice is False:
             return None
-        if wanted:
+        if choice:
             native.build()
         return native.load()
     except (MemprofError, ImportError) as error:

@@ -89,9 +89,9 @@ def _row(steps: Span, counters: Counters, window: int) -> dict[str, int]:
 
 
 def _merged(row: dict[str, int], new: dict[str, int]) -> dict[str, int]:
-    merged = new | {"first": row["first"], "start_us": row["start_us"]}
+    row_of_both = new | {"first": row["first"], "start_us": row["start_us"]}
     for name in (*_HIGHEST, "allocated_max"):
-        merged[name] = max(row[name], new[name])
-    known = [r["allocated_min"] for r in (row, new) if r["allocated_min"] != NOT_RECORDED]
-    merged["allocated_min"] = min(known, default=NOT_RECORDED)
-    return merged
+        row_of_both[name] = max(row[name], new[name])
+    minima = [r["allocated_min"] for r in (row, new) if r["allocated_min"] != NOT_RECORDED]
+    row_of_both["allocated_min"] = min(minima, default=NOT_RECORDED)
+    return row_of_both

@@ -59,7 +59,7 @@ class StepSample:
         from memprof.views.trend import trend
 
         steps, allocated = np.array(self._steps), np.array(self._allocated, dtype=np.float64)
-        known = (steps >= WARM_UP) & (allocated >= 0) if len(steps) else np.zeros(0, dtype=bool)
-        x, y = steps[known].astype(np.float64), allocated[known]
-        found = trend(x, y)
-        return (found.bytes_per_step, found.rising) if found else (None, float(NOT_RECORDED))
+        is_judged = (steps >= WARM_UP) & (allocated >= 0) if len(steps) else np.zeros(0, dtype=bool)
+        x, y = steps[is_judged].astype(np.float64), allocated[is_judged]
+        growth = trend(x, y)
+        return (growth.bytes_per_step, growth.rising) if growth else (None, float(NOT_RECORDED))

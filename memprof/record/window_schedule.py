@@ -250,9 +250,9 @@ def _median(values: Iterable[float]) -> float:
 
     `statistics` has the same, and takes two milliseconds of a recording's start to be imported.
     """
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+    in_order = sorted(values)
+    half = len(in_order) // 2
+    return in_order[half] if len(in_order) % 2 else (in_order[half - 1] + in_order[half]) / 2
 
 
 def _rises(values: Sequence[int], limits: Climb) -> bool:
@@ -448,11 +448,11 @@ class WindowSchedule:
         return min(gap_us, self._policy.longest_gap_us)
 
     def _climbing(self, allocated: int, idle: int) -> Reason | None:
-        found = None
+        cause = None
         for reason, value in ((Reason.FRAGMENTATION, idle), (Reason.GROWTH, allocated)):
             if value >= 0 and self._climbs[reason].add(value):
-                found = reason
-        return found
+                cause = reason
+        return cause
 
     def _why_open(self, before: int, now_us: int, meter: OverheadMeter) -> Reason | None:
         if not self._has_room():

@@ -78,7 +78,7 @@ class Searches:
         return any((one.device, one.suspect.stack) == (device, stack) for one in under_way)
 
     def begin(
-        self, wanted: Sequence[Quarry], limit_s: float | None = None, *, last: bool = False
+        self, quarries: Sequence[Quarry], limit_s: float | None = None, *, last: bool = False
     ) -> None:
         """Search for the first time; drops what was under way.
 
@@ -88,8 +88,8 @@ class Searches:
             last: nothing can be left for later, and a search of the whole heap has the same limit.
         """
         self._climbs, self._left = {}, []
-        self._wanted = [one for one in wanted if one.suspect.targets]
-        self._done = [(one, ()) for one in wanted if not one.suspect.targets]
+        self._wanted = [one for one in quarries if one.suspect.targets]
+        self._done = [(one, ()) for one in quarries if not one.suspect.targets]
         if not self._wanted:
             return
         longest_s = WHOLE_S if limit_s is None else min(limit_s, WHOLE_AFTER_S)
@@ -109,8 +109,8 @@ class Searches:
     def proceed(self) -> None:
         """Go on at the next step's end."""
         if self._left and not self._climbs:
-            left, self._left, self._wanted = self._left, [], []
-            self._search_all(left)
+            rest, self._left, self._wanted = self._left, [], []
+            self._search_all(rest)
         else:
             self._go_on(SLICE_S)
 
@@ -131,8 +131,8 @@ class Searches:
 
     def take(self) -> list[tuple[Quarry, tuple[Holder, ...]]]:
         """What has been found since the last call; no holder where there is none to be had."""
-        done, self._done = self._done, []
-        return done
+        answers, self._done = self._done, []
+        return answers
 
     def holders_of(self, target: object, limit_s: float) -> tuple[Holder, ...]:
         """The holders of one tensor now, or none where that takes longer than ``limit_s``."""
@@ -149,11 +149,11 @@ class Searches:
 
     def _climbed(self, *, last: bool) -> None:
         climbs, self._climbs = self._climbs, {}
-        wanted, self._wanted = self._wanted, []
+        quarries, self._wanted = self._wanted, []
         missing = []
-        for one in wanted:
-            found = climbs[one.place].searched if one.place in climbs else {}
-            holders = found.get(one.suspect.targets[0], ())
+        for one in quarries:
+            answers = climbs[one.place].searched if one.place in climbs else {}
+            holders = answers.get(one.suspect.targets[0], ())
             if holders and holders[0].is_named:
                 self._done.append((one, holders))
             else:
@@ -174,18 +174,18 @@ class Searches:
                 "all of them would hold the job up for too long"
             )
 
-    def _search_all(self, wanted: Sequence[Quarry]) -> None:
+    def _search_all(self, chosen_quarries: Sequence[Quarry]) -> None:
         places: dict[PlaceOf, list[Quarry]] = defaultdict(list)
-        for one in wanted:
+        for one in chosen_quarries:
             places[one.place].append(one)
         with self._whole.measured():
             for place, quarries in places.items():
                 targets = [key for one in quarries for key in one.suspect.targets]
                 targets = list(dict.fromkeys(targets))
                 holders = find_holders(targets, limit=_MOST_HOLDERS, budget_s=BUDGET_S, place=place)
-                found = dict(zip(targets, holders, strict=True))
+                by_target = dict(zip(targets, holders, strict=True))
                 for one in quarries:
-                    answers = [found[key] for key in one.suspect.targets]
+                    answers = [by_target[key] for key in one.suspect.targets]
                     self._done.append((one, _in_common(answers)))
 
 
@@ -197,5 +197,5 @@ def _in_common(answers: Sequence[tuple[Holder, ...]]) -> tuple[Holder, ...]:
         for rank, one in enumerate(answer):
             key = way(one.links)
             first.setdefault(key, (-ways[key], rank, one))
-    ranked = sorted(first.values(), key=lambda entry: entry[:2])
-    return tuple(one for *_, one in ranked[:_MOST_HOLDERS])
+    by_merit = sorted(first.values(), key=lambda entry: entry[:2])
+    return tuple(one for *_, one in by_merit[:_MOST_HOLDERS])

@@ -70,16 +70,16 @@ def _span(nodes: set[object]) -> tuple[int, int]:
 
 
 def _nodes(start: object, deadline: Deadline) -> set[object]:
-    seen = {start}
+    visited = {start}
     queue = deque([start])
-    while queue and len(seen) < _MOST_NODES:
+    while queue and len(visited) < _MOST_NODES:
         for node, _ in queue.popleft().next_functions:  # type: ignore[attr-defined]
-            if node is not None and node not in seen:
-                seen.add(node)
+            if node is not None and node not in visited:
+                visited.add(node)
                 queue.append(node)
-        if len(seen) % 256 == 0 and deadline.check():
+        if len(visited) % 256 == 0 and deadline.check():
             break
-    return seen
+    return visited
 
 
 @dataclass(slots=True)

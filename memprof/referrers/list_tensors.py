@@ -101,18 +101,18 @@ def _row(
 ) -> LiveTensor:
     one, name, key, in_graph = row
     owner = first.setdefault(key, at)
-    shown = nbytes_of(one)
+    shown_bytes = nbytes_of(one)
     view = is_view(one)
     return LiveTensor(
         name=name,
         device=device_of(one),
         shape=shape_of(one),
         dtype=dtype_of(one),
-        nbytes=shown,
+        nbytes=shown_bytes,
         storage_bytes=sizes[key] if owner == at else 0,
         shares_storage_with=-1 if owner == at else owner,
         is_view=view,
-        hidden_bytes=max(0, sizes[key] - shown) if view or shown < sizes[key] else 0,
+        hidden_bytes=max(0, sizes[key] - shown_bytes) if view or shown_bytes < sizes[key] else 0,
         requires_grad=requires_grad(one),
         in_graph=in_graph,
     )
@@ -120,16 +120,16 @@ def _row(
 
 def _names(search: Search) -> dict[int, str]:
     """For every tensor the description of its best chain."""
-    chosen: dict[int, list[Reference]] = {}
+    by_storage: dict[int, list[Reference]] = {}
     for references in search.references.values():
         for one in references:
-            known = chosen.setdefault(id(one.value), [])
+            known = by_storage.setdefault(id(one.value), [])
             if len(known) < _CHAINS_PER_STORAGE:
                 known.append(one)
-    search.resolve(one for references in chosen.values() for one in references)
+    search.resolve(one for references in by_storage.values() for one in references)
     naming = Naming()
     names: dict[int, str] = {}
-    for key, references in chosen.items():
+    for key, references in by_storage.items():
         if search.deadline.check():
             break
         chains = [links_of(search, one, naming) for one in references]

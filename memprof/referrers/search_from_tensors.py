@@ -64,9 +64,9 @@ class _Moment:
         roots = frame_roots()
         for root in reversed(roots):
             frames.update((id(value), root) for value in root.values)
-        named = [(n, m) for n, m in list(sys.modules.items()) if issubclass(type(m), _MODULE)]
-        variables = ((n, _MODULE.__getattribute__(m, "__dict__")) for n, m in reversed(named))
-        names = {id(held): name for name, held in variables if not is_own(held)}
+        modules = [(n, m) for n, m in list(sys.modules.items()) if issubclass(type(m), _MODULE)]
+        variables = ((n, _MODULE.__getattribute__(m, "__dict__")) for n, m in reversed(modules))
+        names = {id(variable): name for name, variable in variables if not is_own(variable)}
         return cls(frames, names, {id(root.values) for root in roots})
 
 
@@ -82,8 +82,8 @@ class UpwardSearch:
         """``targets`` and ``place`` as for `find_holders`, but no weak references."""
         blocks = BlockIndex([one for one in targets if type(one) is Block], place)
         self._targets = dict(zip(targets, keys_of(targets, blocks), strict=True))
-        wanted = frozenset(key for key in self._targets.values() if key > 0)
-        self._wanted = Targets(wanted, frozenset(), blocks)
+        target_keys = frozenset(key for key in self._targets.values() if key > 0)
+        self._wanted = Targets(target_keys, frozenset(), blocks)
         self._limit = limit
         self._key: dict[int, int] = {}
         """Key by the id of a tensor that shows what is looked for."""
@@ -130,42 +130,42 @@ class UpwardSearch:
     def _started(self) -> list[object]:
         began_s = time.thread_time()
         with plain_torch():
-            shown = (one for one in live_tensors() if not is_symbolic(one))
-            keyed = [(one, self._wanted.key(one)) for one in shown]
-        found = [one for one, key in keyed if key]
+            tensors = (one for one in live_tensors() if not is_symbolic(one))
+            keyed = [(one, self._wanted.key(one)) for one in tensors]
+        starts = [one for one, key in keyed if key]
         self._key = {id(one): key for one, key in keyed if key}
         self._met = set(self._key)
         self._has_begun = True
         self.slowest_s = time.thread_time() - began_s
-        return found
+        return starts
 
     def _again(self) -> list[object]:
         """What waits, looked up by address, in the order in which it waits."""
         if not self._waiting:
             return []
-        found = {id(one): one for one in objects_at(self._waiting)}
-        return [found[at] for at in self._waiting if at in found]
+        by_id = {id(one): one for one in objects_at(self._waiting)}
+        return [by_id[at] for at in self._waiting if at in by_id]
 
     def _pass(self, waiting: list[object], moment: _Moment) -> None:
         """Find who refers to the first few, and have those wait in their place."""
         began_s = time.thread_time()
         self._passes += 1
-        asked = waiting[:_AT_ONCE]
+        targets = waiting[:_AT_ONCE]
         del waiting[:_AT_ONCE]
-        for one in asked:
+        for one in targets:
             if id(one) in moment.frames:
                 self._rooted.setdefault(id(one), "")
-        referrers = gc.get_referrers(*asked)
-        ids = set(map(id, asked))
-        moment.own |= {id(asked), id(referrers)}
+        referrers = gc.get_referrers(*targets)
+        ids = set(map(id, targets))
+        moment.own |= {id(targets), id(referrers)}
         for owner in referrers:
             if id(owner) in moment.own or issubclass(type(owner), _PASSED_OVER):
                 continue
-            held = _held(owner, ids)
+            held_ids = _held(owner, ids)
             if id(owner) in moment.modules:
-                self._rooted.update((one, moment.modules[id(owner)]) for one in held)
+                self._rooted.update((one, moment.modules[id(owner)]) for one in held_ids)
                 continue
-            for one in held:
+            for one in held_ids:
                 above = self._above[one]
                 if len(above) < _MOST_ABOVE and id(owner) not in above:
                     above.append(id(owner))
@@ -188,7 +188,7 @@ class UpwardSearch:
         """Ids from an object that has a name down to a tensor, the shortest first."""
         down: dict[int, int] = {}
         level = [at for at, one in self._key.items() if one == key]
-        seen = set(level)
+        visited = set(level)
         while level:
             for at in level:
                 if at in self._rooted:
@@ -196,8 +196,8 @@ class UpwardSearch:
             above = [(up, at) for at in level for up in self._above.get(at, ())]
             level = []
             for up, at in above:
-                if up not in seen:
-                    seen.add(up)
+                if up not in visited:
+                    visited.add(up)
                     down[up] = at
                     level.append(up)
 
@@ -215,8 +215,8 @@ class UpwardSearch:
                         chains.append((score(links, user=root.user), links))
                     if len(chains) >= _MOST_ABOVE:
                         break
-                ranked = sorted(chains, key=lambda one: one[0])
-                best = [one for _, one in ranked] or self._unshown(key)
+                by_merit = sorted(chains, key=lambda one: one[0])
+                best = [one for _, one in by_merit] or self._unshown(key)
                 self.searched[target] = best_holders(best, self._limit, files)
 
     def _unshown(self, key: int) -> list[list[Link]]:
@@ -254,10 +254,10 @@ _PASSED_OVER: tuple[type, ...] = (types.FrameType, types.ModuleType)
 
 def _held(owner: object, ids: set[int]) -> list[int]:
     """The ids among ``ids`` of what an object refers to."""
-    held: list[Any] = gc.get_referents(owner)
-    if len(held) > CHUNK:  # a list of millions: as numbers
-        return [at for at in ids if (addresses(held) == at).any()]
-    return [at for at in set(map(id, held)) if at in ids]
+    referents: list[Any] = gc.get_referents(owner)
+    if len(referents) > CHUNK:  # a list of millions: as numbers
+        return [at for at in ids if (addresses(referents) == at).any()]
+    return [at for at in set(map(id, referents)) if at in ids]
 
 
 def _way(top: int, down: dict[int, int]) -> list[int]:

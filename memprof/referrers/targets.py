@@ -45,7 +45,8 @@ class BlockIndex:
         for one in sorted(self.key_of, key=lambda block: block.address):
             on_device[one.device].append(one)
         self._on_device: Mapping[str, tuple[list[int], list[Block]]] = {
-            device: ([one.address for one in found], found) for device, found in on_device.items()
+            device: ([one.address for one in blocks_here], blocks_here)
+            for device, blocks_here in on_device.items()
         }
 
     def block(self, key: int) -> Block | None:
@@ -77,8 +78,8 @@ class Targets:
 
     def key(self, tensor: torch.Tensor) -> int:
         """The key that a tensor's memory is wanted under; 0: it is not looked for."""
-        stored = self.stored_key(tensor)
-        return stored or (id(tensor) if self.keys is None or id(tensor) in self.ids else 0)
+        key = self.stored_key(tensor)
+        return key or (id(tensor) if self.keys is None or id(tensor) in self.ids else 0)
 
     def stored_key(self, tensor: torch.Tensor) -> int:
         """The same by its storage or block alone."""
@@ -95,8 +96,8 @@ class Targets:
         """Keys of storages that Python itself holds, by their ids; only the wanted ones."""
         if self.keys is None or not storages:
             return {}
-        shown = {storage_key(one): one for one in tensors}
-        keys = ((one, self._storage_key(one, shown.get(one._cdata))) for one in storages)
+        by_storage = {storage_key(one): one for one in tensors}
+        keys = ((one, self._storage_key(one, by_storage.get(one._cdata))) for one in storages)
         return {id(one): key for one, key in keys if key}
 
     def _storage_key(self, storage: torch.UntypedStorage, shown_by: torch.Tensor | None) -> int:

@@ -138,7 +138,7 @@ class TorchEdges:
             )
             for other, kind, name, owner in _readable(hops(value)):
                 stop = other, _Trail(trail, kind, name, owner), place
-                yield from ((place, reached) for reached in self._visit(stop, queue))
+                yield from ((place, edge) for edge in self._visit(stop, queue))
 
     def _visit(self, stop: _Stop, queue: deque[_Stop]) -> Iterator[Reached]:
         value, trail, _ = stop

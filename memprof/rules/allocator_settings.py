@@ -53,8 +53,12 @@ def advice_on_settings(case: Case) -> Iterator[Advice]:
         saving = replays.get(one.text)
         if saving is not None and saving.bytes < _LEAST_SHARE * saving.before:
             continue
-        shown = f"; a replay reserves {format_bytes(saving.after)}" if saving is not None else ""
-        why = f"{format_bytes(case.found.bytes)} are reserved but unallocated: {one.how}{shown}."
+        comparison = (
+            f"; a replay reserves {format_bytes(saving.after)}" if saving is not None else ""
+        )
+        why = (
+            f"{format_bytes(case.found.bytes)} are reserved but unallocated: {one.how}{comparison}."
+        )
         yield Advice(one.fix, why, case.site, saving=saving)
 
 
@@ -75,9 +79,9 @@ def _replayed(case: Case, settings: list[str]) -> dict[str, Saving]:
         (answer,) = replay(trace, settings, workers=1)
     except MemprofError:  # a recording that cannot be replayed has no figure
         return {}
-    recorded = answer.rows[0].outcome.peak_reserved
+    peak_reserved = answer.rows[0].outcome.peak_reserved
     return {
-        row.configuration: Saving(recorded, row.outcome.peak_reserved)
+        row.configuration: Saving(peak_reserved, row.outcome.peak_reserved)
         for row in answer.rows
         if row.configuration in settings
     }

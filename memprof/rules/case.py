@@ -82,8 +82,8 @@ class Case:
     @cached_property
     def window(self) -> Window | None:
         """The window that the evidence is in."""
-        examined = (one for one in self.examination.devices if one.name == self.found.device)
-        windows = next((one.windows for one in examined), ())
+        examination = (one for one in self.examination.devices if one.name == self.found.device)
+        windows = next((one.windows for one in examination), ())
         index = self.found.evidence.window
         return windows[index] if -len(windows) <= index < len(windows) else None
 
@@ -107,8 +107,8 @@ class Case:
     @property
     def _is_cut_off(self) -> bool:
         """Whether the statement that fills the first holder detaches what it takes."""
-        grown = growing(self.places[0]) if self.places else None
-        return grown is not None and is_cut_off(self.places[0], grown.values[-1])
+        growth = growing(self.places[0]) if self.places else None
+        return growth is not None and is_cut_off(self.places[0], growth.values[-1])
 
     @cached_property
     def backward(self) -> bool:
@@ -156,14 +156,18 @@ class Case:
     def site(self) -> Place | None:
         """The statement that made the tensors."""
         site = self.found.site
-        gone = self._excerpt(site.filename, site.line, site.code)
-        return gone.at(site.line) if gone is not None else self.place_at(site.filename, site.line)
+        source_excerpt = self._excerpt(site.filename, site.line, site.code)
+        return (
+            source_excerpt.at(site.line)
+            if source_excerpt is not None
+            else self.place_at(site.filename, site.line)
+        )
 
     @cached_property
     def places(self) -> list[Place]:
         """Statements of holders, best first."""
-        found = [self.place_of(holder) for holder in self.found.holders]
-        return [place for place in found if place is not None]
+        places = [self.place_of(holder) for holder in self.found.holders]
+        return [place for place in places if place is not None]
 
     @cached_property
     def assignments(self) -> list[Place]:
@@ -174,7 +178,7 @@ class Case:
         classes assign an attribute of that name: which of them is meant is not known.
         """
         names = {name for holder in self.found.holders if (name := _last_attribute(holder))}
-        found = [
+        classes_of_places = [
             place
             for program in (self.programs if names else ())
             for node in ast.walk(program.tree)
@@ -185,18 +189,18 @@ class Case:
             and place.function is not None
             and place.function.name != "__init__"
         ]
-        classes = {id(place.class_) for place in found}
-        return found if len(classes) == 1 else []
+        classes = {id(place.class_) for place in classes_of_places}
+        return classes_of_places if len(classes) == 1 else []
 
     @cached_property
     def frames(self) -> list[tuple[Frame, Place]]:
         """The user's frames of the stack, innermost first, with their statements."""
-        found = []
+        user_frames = []
         for frame in self.found.stack:
             place = self.place_at(frame.filename, frame.line)
             if place is not None:
-                found.append((frame, place))
-        return found
+                user_frames.append((frame, place))
+        return user_frames
 
     @cached_property
     def programs(self) -> list[Program]:
@@ -206,20 +210,20 @@ class Case:
         if self.trace is not None:
             names += [frame.filename for frame in self.trace.tables.frames]
         user = [n for n in dict.fromkeys(names) if n and frame_kind(n) is FrameKind.USER]
-        found = [program_of(name) for name in user[:32]]
-        return [program for program in found if program is not None]
+        programs = [program_of(name) for name in user[:32]]
+        return [program for program in programs if program is not None]
 
     @cached_property
     def everywhere(self) -> list[Program]:
         """Those files, and files of the user's that they import; at most ``_MOST_FILES``."""
-        found = {program.filename: program for program in self.programs}
+        by_name = {program.filename: program for program in self.programs}
         waiting = list(self.programs)
-        while waiting and len(found) < _MOST_FILES:
+        while waiting and len(by_name) < _MOST_FILES:
             for program in imported_by(waiting.pop()):
-                if program.filename not in found:
-                    found[program.filename] = program
+                if program.filename not in by_name:
+                    by_name[program.filename] = program
                     waiting.append(program)
-        return list(found.values())
+        return list(by_name.values())
 
     def calls(self, *names: str) -> Iterator[tuple[ast.Call, Place]]:
         """Calls of those names in the program, nearest first, with their statements."""
@@ -276,8 +280,8 @@ class Case:
         return program.at(line)
 
     def _excerpt(self, filename: str, line: int, code: str) -> Program | None:
-        known = filename and code and not Path(filename).exists()
-        return excerpt(filename, line, code) if known else None
+        is_missing_here = filename and code and not Path(filename).exists()
+        return excerpt(filename, line, code) if is_missing_here else None
 
     def _is_other_line(self, program: Program, line: int, code: str) -> bool:
         ran = self.is_as_it_ran(program)
@@ -312,7 +316,9 @@ def _named(program: Program, line: int, names: set[str]) -> Iterator[Place]:
     for node in ast.walk(program.tree):
         if not isinstance(node, ast.stmt) or hasattr(node, "body") or node.lineno != line:
             continue
-        read = {getattr(one, "id", None) or getattr(one, "attr", None) for one in ast.walk(node)}
-        place = program.place(node) if names & read else None
+        names_read = {
+            getattr(one, "id", None) or getattr(one, "attr", None) for one in ast.walk(node)
+        }
+        place = program.place(node) if names & names_read else None
         if place is not None:
             yield place

@@ -32,9 +32,9 @@ def advice_on_exceptions_and_logs(case: Case, *, raises: bool = False) -> Iterat
     logged = logged_tensors(case)
     if logged is not None:
         yield from advice_on_log(logged)
-    stored = stored_exception(case, raises=raises)
-    if stored is not None:
-        yield from advice_on_exception(stored, case)
+    stored_error = stored_exception(case, raises=raises)
+    if stored_error is not None:
+        yield from advice_on_exception(stored_error, case)
 
 
 def advice_on_views(case: Case) -> Iterator[Advice]:

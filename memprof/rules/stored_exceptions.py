@@ -103,10 +103,10 @@ def _text_patch(case: Case, place: Place | None) -> str:
     """``failure = exc`` becomes ``failure = str(exc)``."""
     if place is None:
         return ""
-    grown = growing(place)
-    value = grown.values[-1] if grown is not None else getattr(place.statement, "value", None)
+    growth = growing(place)
+    value = growth.values[-1] if growth is not None else getattr(place.statement, "value", None)
     names = [ast.unparse(target) for target in bound_names(place.statement)]
-    names += [grown.container] if grown is not None else []
+    names += [growth.container] if growth is not None else []
     if not isinstance(value, ast.Name) or not names:
         return ""
     if any(is_raised(place, name, case.everywhere) for name in names):

@@ -163,14 +163,14 @@ def _stepped_over(content: _Content, at: int) -> int:
     prefix = {b"X": 4, b"\x8d": 8, b"\x95": 8, _PROTOCOL: 1}.get(opcode)
     if prefix is None:
         _refuse(content, at)
-    given = content[at + 1 : at + 1 + prefix]
+    length_bytes = content[at + 1 : at + 1 + prefix]
     after = at + 1 + prefix
     if opcode == _PROTOCOL:
-        if at != 0 or not given or not 2 <= given[0] <= pickle.HIGHEST_PROTOCOL:
+        if at != 0 or not length_bytes or not 2 <= length_bytes[0] <= pickle.HIGHEST_PROTOCOL:
             raise FileFormatError("it is no pickle of a protocol from 2 to 5")
         return after
-    length = int.from_bytes(given, "little")
-    if len(given) < prefix or length > len(content) - after:
+    length = int.from_bytes(length_bytes, "little")
+    if len(length_bytes) < prefix or length > len(content) - after:
         raise FileFormatError(
             "it ends too early, or is damaged",
             "was the job killed while it wrote? a snapshot is usable only when complete",

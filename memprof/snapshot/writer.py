@@ -68,10 +68,12 @@ def torch_snapshot(traces: Sequence[Trace]) -> dict[str, Any]:
 
 
 def _device_numbers(traces: Sequence[Trace]) -> list[int]:
-    given = [_cuda_number(trace.device) for trace in traces]
-    taken = {number for number in given if number is not None}
-    free = (number for number in range(len(traces) + len(taken)) if number not in taken)
-    return [next(free) if number is None else number for number in given]
+    numbers = [_cuda_number(trace.device) for trace in traces]
+    used_numbers = {number for number in numbers if number is not None}
+    free = (
+        number for number in range(len(traces) + len(used_numbers)) if number not in used_numbers
+    )
+    return [next(free) if number is None else number for number in numbers]
 
 
 def _cuda_number(device: str) -> int | None:
@@ -121,8 +123,15 @@ class _Writer:
     def segments(self, state: State, device: int) -> list[dict[str, Any]]:
         """``segments`` of the device, with their blocks."""
         blocks: list[list[dict[str, Any]]] = [[] for _ in range(len(state.segments))]
-        held = state.blocks
-        columns = (held.address, held.size, held.requested, held.state, held.segment, held.stack)
+        block_columns = state.blocks
+        columns = (
+            block_columns.address,
+            block_columns.size,
+            block_columns.requested,
+            block_columns.state,
+            block_columns.segment,
+            block_columns.stack,
+        )
         for address, size, requested, status, segment, stack in zip(
             *map(_listed, columns), strict=True
         ):
@@ -175,8 +184,8 @@ def _columns(trace: Trace) -> tuple[Column, ...]:
 
 
 def _listed(values: Column) -> list[int]:
-    listed: list[int] = values.tolist()
-    return listed
+    rows: list[int] = values.tolist()
+    return rows
 
 
 def _metadata(label: Label) -> str:

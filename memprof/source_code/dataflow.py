@@ -133,9 +133,9 @@ class Flow:
         stores = name in (CONTAINER_METHODS if receiver is not None else _HOLDING)
         return not (stores or self.source.functions.get(name))
 
-    def _any(self, asked: Callable[[ast.AST, Scopes], bool]) -> bool:
+    def _any(self, question: Callable[[ast.AST, Scopes], bool]) -> bool:
         try:
-            return self.lost or any(asked(node, scopes) for node, scopes in self.source.nodes)
+            return self.lost or any(question(node, scopes) for node, scopes in self.source.nodes)
         except RecursionError:
             return True
 
@@ -165,13 +165,13 @@ class Flow:
         if name in self.given:
             return True
         of_receiver = receiver is not None and self.carries(receiver, scopes)
-        passed = any(self.carries(one, scopes) for one in _passed(call))
+        is_passed = any(self.carries(one, scopes) for one in _passed(call))
         if self.through:
             ends = name in CUTTING or (receiver is None and name in _ENDING)
-            return (of_receiver or passed) and not ends
+            return (of_receiver or is_passed) and not ends
         if receiver is not None:
             return of_receiver and name in HANDING_OUT | OF_MODULES
-        return passed and name in _PASSING
+        return is_passed and name in _PASSING
 
     def _key(self, node: ast.expr | None, scopes: Scopes) -> _Key | None:
         while isinstance(node, (ast.Subscript, ast.Starred)):
@@ -280,8 +280,8 @@ class Flow:
             return False
         if root_name(receiver) in _NUMBERS or name == "format":
             return False
-        shown = name in _TELLING and root_name(receiver) not in self.source.of_torch
-        return not shown or "exc_info" in words
+        is_printed = name in _TELLING and root_name(receiver) not in self.source.of_torch
+        return not is_printed or "exc_info" in words
 
 
 def flow_of(programs: Sequence[Program], place: Place, text: str, *, through: bool) -> Flow:

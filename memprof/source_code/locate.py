@@ -115,7 +115,7 @@ def _holder(holder: Holder, names: dict[str, str]) -> Holder:
     return msgspec.structs.replace(_with_name(holder, names), links=links)
 
 
-def _with_name(named: _Named, names: dict[str, str]) -> _Named:
-    filename = names.get(named.filename, named.filename)
-    renamed: _Named = msgspec.structs.replace(named, filename=filename)
+def _with_name(record: _Named, names: dict[str, str]) -> _Named:
+    filename = names.get(record.filename, record.filename)
+    renamed: _Named = msgspec.structs.replace(record, filename=filename)
     return renamed

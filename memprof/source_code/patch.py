@@ -96,10 +96,10 @@ def without_keyword(call: ast.Call, name: str) -> Edit | None:
         assert part.end_lineno is not None
         assert part.end_col_offset is not None
         if at:
-            left = parts[at - 1]
-            assert left.end_lineno is not None
-            assert left.end_col_offset is not None
-            return Edit(left.end_lineno, left.end_col_offset, part.end_lineno,
+            previous = parts[at - 1]
+            assert previous.end_lineno is not None
+            assert previous.end_col_offset is not None
+            return Edit(previous.end_lineno, previous.end_col_offset, part.end_lineno,
                         part.end_col_offset, "")  # fmt: skip
         if len(parts) > 1:
             right = parts[1]

@@ -281,8 +281,8 @@ def called_name(call: ast.AST) -> str:
 def calls_in(node: ast.AST, *names: str) -> list[ast.Call]:
     """The calls inside a node, in order of lines; of those names only where some are given."""
     calls = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
-    picked = [c for c in calls if not names or called_name(c) in names]
-    return sorted(picked, key=lambda c: (c.lineno, c.col_offset))
+    calls_meant = [c for c in calls if not names or called_name(c) in names]
+    return sorted(calls_meant, key=lambda c: (c.lineno, c.col_offset))
 
 
 def own_calls(statement: ast.stmt, *names: str) -> list[ast.Call]:

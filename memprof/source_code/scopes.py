@@ -148,8 +148,8 @@ def parameters(function: ast.AST) -> Iterator[str]:
     if not isinstance(function, (*FUNCTIONS, ast.Lambda)):
         return
     spec = function.args
-    named = (*spec.posonlyargs, *spec.args, *spec.kwonlyargs, spec.vararg, spec.kwarg)
-    yield from (one.arg for one in named if one is not None)
+    named_parameters = (*spec.posonlyargs, *spec.args, *spec.kwonlyargs, spec.vararg, spec.kwarg)
+    yield from (one.arg for one in named_parameters if one is not None)
 
 
 def qualified_name(place: Place, expression: ast.expr) -> str:

@@ -164,8 +164,8 @@ class RowLabels:
         label = self._after_backward(rows, label, in_graph)
         if bool(in_graph.any()):
             label[in_graph] = self._in_graph(rows[in_graph], label[in_graph])
-        found: Column = label.astype(np.int32)
-        return found
+        labels: Column = label.astype(np.int32)
+        return labels
 
     def annotated(self, label: Column, texts: Sequence[str]) -> Column:
         """The labels with what the program gave to torch as their annotation, where it did."""
@@ -197,23 +197,28 @@ class RowLabels:
         first |= dict.fromkeys(self._passed, -1)
         if not first:
             return label
-        begun = np.asarray(list(first), dtype=np.int64)
-        order = np.argsort(begun)
-        begun, start = begun[order], np.asarray(list(first.values()), dtype=np.int64)[order]
-        at = np.minimum(np.searchsorted(begun, epochs), len(begun) - 1)
-        after = (begun[at] == epochs) & (np.arange(len(rows)) > start[at]) & ~in_graph
+        start_times = np.asarray(list(first), dtype=np.int64)
+        order = np.argsort(start_times)
+        start_times, start = (
+            start_times[order],
+            np.asarray(list(first.values()), dtype=np.int64)[order],
+        )
+        at = np.minimum(np.searchsorted(start_times, epochs), len(start_times) - 1)
+        after = (start_times[at] == epochs) & (np.arange(len(rows)) > start[at]) & ~in_graph
         after &= self._rows.phases(label) == Phase.FORWARD
         after[after] = self._outside_modules(label[after])
         label[after] = self._moved(label[after], Phase.OTHER)
-        self._passed = {int(begun[-1])}
+        self._passed = {int(start_times[-1])}
         return label
 
     def _in_graph(self, rows: Rows, label: Ints) -> Ints:
         """Of the node that ran; one that accumulates gradients belongs to the one before it."""
-        known = np.flatnonzero(rows["node"] >= 0)
+        in_graph = np.flatnonzero(rows["node"] >= 0)
         node = rows["node"].copy()
-        if len(known):
-            last = known[np.maximum(np.searchsorted(known, np.arange(len(rows)), "right") - 1, 0)]
+        if len(in_graph):
+            last = in_graph[
+                np.maximum(np.searchsorted(in_graph, np.arange(len(rows)), "right") - 1, 0)
+            ]
             same = (rows["task"][last] == rows["task"]) & (last <= np.arange(len(rows)))
             node = np.where(same, rows["node"][last], NOT_RECORDED)
         numbers, which = np.unique(node, return_inverse=True)

@@ -118,12 +118,12 @@ class NvmlSource:
         return USED.uuids
 
     def _values(self, handle: Any) -> dict[str, float | int | None]:
-        listed = _listed(self._nvml, handle)
-        own = next((p for p in listed if p.own), None)
+        processes = _listed(self._nvml, handle)
+        own = next((p for p in processes if p.own), None)
         values = _values(self._nvml, handle)
         values["process_used"] = own.bytes if own else None
         # Where this process is not listed, one of the others is this one under another PID.
-        others = [p for p in listed if not p.own and p.bytes is not None] if own else []
+        others = [p for p in processes if not p.own and p.bytes is not None] if own else []
         values["others_used"] = sum(p.bytes or 0 for p in others) if own else None
         for process in sorted(others, key=lambda p: -(p.bytes or 0)):
             name = self._named(process)
@@ -199,8 +199,8 @@ def _listed(nvml: Any, handle: Any) -> tuple[ProcessUse, ...]:
         nvml.nvmlDeviceGetGraphicsRunningProcesses,
         nvml.nvmlDeviceGetComputeRunningProcesses,
     )
-    found = [p for query in queries for p in _ask(nvml, query, handle) or ()]
-    return tuple({p.pid: _process(nvml, p) for p in found}.values())
+    processes = [p for query in queries for p in _ask(nvml, query, handle) or ()]
+    return tuple({p.pid: _process(nvml, p) for p in processes}.values())
 
 
 def _process(nvml: Any, process: Any) -> ProcessUse:

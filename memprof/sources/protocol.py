@@ -176,8 +176,10 @@ class Interner:
         """The labels from row ``first`` on."""
         at = len(self._made)
         rows = _rows_from(self._labels, at)
-        made = [Label(step, _PHASES[phase], *names) for step, phase, *names in rows]
-        self._made[at : at + len(made)] = made  # the same, where another thread did it meanwhile
+        labels = [Label(step, _PHASES[phase], *names) for step, phase, *names in rows]
+        self._made[at : at + len(labels)] = (
+            labels  # the same, where another thread did it meanwhile
+        )
         return self._made[first:]
 
     def take_new(self) -> TablesRecord | None:

@@ -75,11 +75,11 @@ class StackCapture:
     def _frame(self, frame: FrameType) -> int:
         code = frame.f_code
         key = (id(code), frame.f_lasti)
-        known = self._frames.get(key)
-        if known is None:
+        entry = self._frames.get(key)
+        if entry is None:
             # The code object is kept so that its id stays its own.
-            known = self._frames[key] = (code, self._new_frame(frame, code))
-        return known[1]
+            entry = self._frames[key] = (code, self._new_frame(frame, code))
+        return entry[1]
 
     def _new_frame(self, frame: FrameType, code: CodeType) -> int:
         if is_own(code.co_filename):

@@ -33,13 +33,13 @@ def place_of(tensor: Any) -> Place:
     """
     import torch
 
-    read = getattr(torch._C, "_data_address", None)
+    data_address = getattr(torch._C, "_data_address", None)
     try:
-        if read is None:
+        if data_address is None:
             storage = tensor.untyped_storage()
             address = storage.data_ptr() if storage.nbytes() else 0
         else:
-            address = read(tensor)
+            address = data_address(tensor)
         return (_device_of(tensor), int(address)) if address else _NOWHERE
     except Exception:  # noqa: BLE001 - torch's, or whatever a subclass raises
         return _NOWHERE

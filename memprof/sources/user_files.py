@@ -63,8 +63,8 @@ class ProgramFiles:
         """The digests of those files that were not asked for before; None where there are none."""
         names = [name for name in dict.fromkeys(filenames) if name not in self._asked]
         self._asked.update(names)
-        told = {name: self._digest(name) for name in names if _is_program(name)}
-        digests = {name: digest for name, digest in told.items() if digest}
+        digests_by_name = {name: self._digest(name) for name in names if _is_program(name)}
+        digests = {name: digest for name, digest in digests_by_name.items() if digest}
         return SourceFiles(list(digests), list(digests.values())) if digests else None
 
     def _digest(self, filename: str) -> str:
@@ -126,12 +126,12 @@ def _began_s(process: psutil.Process) -> float:
 
     Rounded up: Python needs longer than that before it loads anybody's code.
     """
-    told = float(process.create_time())
+    started_s = float(process.create_time())
     try:
         status = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace")
         ticks = int(status.rpartition(")")[2].split()[19])  # field 22, proc(5): since the boot
         age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - (ticks + 1) / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError, IndexError, ValueError):
-        return told
+        return started_s
     began_s = time.time() - age_s
-    return began_s if abs(began_s - told) < 2 else min(began_s, told)
+    return began_s if abs(began_s - started_s) < 2 else min(began_s, started_s)

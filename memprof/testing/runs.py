@@ -85,9 +85,9 @@ def step_columns(**columns: Sequence[int]) -> StepColumns:
     """Counters of single steps numbered from 0; columns that are not given are -1 throughout."""
     length = len(next(iter(columns.values()), ()))
     names = StepColumns.__struct_fields__
-    filled = {name: [NOT_RECORDED] * length for name in names}
-    filled |= {"first": list(range(length)), "last": list(range(length))}
-    return StepColumns(**filled | {name: list(values) for name, values in columns.items()})
+    columns_in_full = {name: [NOT_RECORDED] * length for name in names}
+    columns_in_full |= {"first": list(range(length)), "last": list(range(length))}
+    return StepColumns(**columns_in_full | {name: list(values) for name, values in columns.items()})
 
 
 def _window(trace: Trace, number: int, first: tuple[int, int, int, int]) -> Iterator[Record]:

@@ -61,7 +61,7 @@ def save_snapshot(path: str | Path, data: object, protocol: int = 4) -> Path:
 
 
 def _settings(settings: Mapping[str, Any], since: int) -> _Json:
-    known: _Json = {
+    versioned: _Json = {
         "PYTORCH_CUDA_ALLOC_CONF": "",
         "max_split_size": -1,
         "garbage_collection_threshold": 0.0,
@@ -69,10 +69,10 @@ def _settings(settings: Mapping[str, Any], since: int) -> _Json:
         "roundup_power2_divisions": {str(1 << i): 0 for i in range(16)},
     }
     if since >= 9:
-        known["graph_capture_record_stream_reuse"] = False
+        versioned["graph_capture_record_stream_reuse"] = False
     if since >= 13:
-        known["max_cached_size"] = -1
-    return known | dict(settings)
+        versioned["max_cached_size"] = -1
+    return versioned | dict(settings)
 
 
 class _Writer:

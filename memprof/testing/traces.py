@@ -123,11 +123,11 @@ class TraceBuilder:
         """An allocation of ``size`` bytes; ``stack`` is innermost first."""
         if name in self._live:
             raise ValueError(f"{name!r} is allocated already")
-        taken = max(-(-size // 512), 1) * 512
+        nbytes = max(-(-size // 512), 1) * 512
         row = self._stack(stack)
-        hole = self._hole(taken, stream, row)
+        hole = self._hole(nbytes, stream, row)
         block = _Block(
-            hole.address, taken, size, row, self._label, int(category), stream, hole.segment
+            hole.address, nbytes, size, row, self._label, int(category), stream, hole.segment
         )
         self._live[name] = block
         self._event(Action.ALLOC, block.address, size, block)
@@ -223,29 +223,29 @@ class TraceBuilder:
         )
         self._time_us += self.step_us
 
-    def _hole(self, taken: int, stream: int, stack: int) -> _Block:
-        holes = self._holes.get((taken, stream))
+    def _hole(self, nbytes: int, stream: int, stack: int) -> _Block:
+        holes = self._holes.get((nbytes, stream))
         if holes:
             return holes.pop()
-        kind = SegmentKind.SMALL if taken <= _LARGEST_SMALL else SegmentKind.LARGE
+        kind = SegmentKind.SMALL if nbytes <= _LARGEST_SMALL else SegmentKind.LARGE
         for number, segment in enumerate(self._segments):
-            fits = segment.size - segment.used >= taken and not segment.released
+            fits = segment.size - segment.used >= nbytes and not segment.released
             if fits and segment.kind == kind and segment.stream == stream:
-                return self._cut(number, taken, stack)
-        self._add_segment(taken, stream, kind)
-        return self._cut(len(self._segments) - 1, taken, stack)
+                return self._cut(number, nbytes, stack)
+        self._add_segment(nbytes, stream, kind)
+        return self._cut(len(self._segments) - 1, nbytes, stack)
 
-    def _cut(self, number: int, taken: int, stack: int) -> _Block:
+    def _cut(self, number: int, nbytes: int, stack: int) -> _Block:
         segment = self._segments[number]
         address = segment.address + segment.used
-        segment.used += taken
-        return _Block(address, taken, 0, stack, 0, 0, segment.stream, number)
+        segment.used += nbytes
+        return _Block(address, nbytes, 0, stack, 0, 0, segment.stream, number)
 
-    def _add_segment(self, taken: int, stream: int, kind: SegmentKind) -> None:
+    def _add_segment(self, nbytes: int, stream: int, kind: SegmentKind) -> None:
         last = self._segments[-1] if self._segments else None
         # A gap between segments, so that no two of them look like one.
         address = last.address + last.size + _SMALL_SEGMENT if last else _FIRST_ADDRESS
-        size = -(-taken // _SMALL_SEGMENT) * _SMALL_SEGMENT
+        size = -(-nbytes // _SMALL_SEGMENT) * _SMALL_SEGMENT
         segment = _Segment(address, size, stream, kind, self.expandable)
         action = Action.SEGMENT_MAP if self.expandable else Action.SEGMENT_ALLOC
         self._event(action, address, size)

@@ -65,8 +65,8 @@ def lifetimes(trace: Trace) -> Lifetimes:
     events = trace.events
     rows = _matched(events)
     parts = [_at_start(trace, rows), _made(trace, rows)]
-    joined: Lifetimes = Lifetimes.concatenate(parts)
-    return joined
+    lives: Lifetimes = Lifetimes.concatenate(parts)
+    return lives
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +93,11 @@ def _matched(events: Events) -> _Matches:
     ends[:-1][same[:-1]] = order[1:][same[:-1]]
     end_of = np.full(len(events), len(events), dtype=np.int64)
     end_of[order] = ends
-    made = np.flatnonzero(is_alloc)
+    allocs = np.flatnonzero(is_alloc)
     follows_alloc = np.zeros(len(order), dtype=bool)
     follows_alloc[1:] = same[:-1] & alloc[:-1]
     orphans = np.sort(order[~alloc & ~follows_alloc])
-    return _Matches(made, end_of[made], orphans)
+    return _Matches(allocs, end_of[allocs], orphans)
 
 
 def _freeing_action(events: Events) -> Action:
@@ -112,22 +112,22 @@ def _freeing_action(events: Events) -> Action:
 
 
 def _made(trace: Trace, rows: _Matches) -> Lifetimes:
-    events, made = trace.events, rows.alloc
-    requested = events.size[made]
-    taken = events.taken[made]
-    size = np.where(taken > 0, taken, block_bytes(requested, trace.settings))
+    events, allocs = trace.events, rows.alloc
+    requested = events.size[allocs]
+    rounded_sizes = events.taken[allocs]
+    size = np.where(rounded_sizes > 0, rounded_sizes, block_bytes(requested, trace.settings))
     live = np.flatnonzero(rows.free == len(events))
-    size[live] = _sizes_in(trace.end, events.address[made[live]], size[live])
+    size[live] = _sizes_in(trace.end, events.address[allocs[live]], size[live])
     return Lifetimes(
-        alloc=made,
+        alloc=allocs,
         free=rows.free,
-        address=events.address[made],
+        address=events.address[allocs],
         size=size,
         requested=requested,
-        stack=events.stack[made],
-        label=events.label[made],
-        category=events.category[made],
-        stream=events.stream[made],
+        stack=events.stack[allocs],
+        label=events.label[allocs],
+        category=events.category[allocs],
+        stream=events.stream[allocs],
     )
 
 
@@ -155,8 +155,8 @@ def _at_start(trace: Trace, rows: _Matches) -> Lifetimes:
         return _recorded_start(trace, trace.start, rows)
     survivors = _untouched(trace, rows)
     freed = _freed_in_trace(trace, rows.orphans)
-    joined: Lifetimes = Lifetimes.concatenate([survivors, freed])
-    return joined.take(np.argsort(joined.address, kind="stable"))
+    lives: Lifetimes = Lifetimes.concatenate([survivors, freed])
+    return lives.take(np.argsort(lives.address, kind="stable"))
 
 
 def _recorded_start(trace: Trace, start: State, rows: _Matches) -> Lifetimes:
@@ -242,9 +242,9 @@ def block_bytes(requested: Any, settings: Any) -> Any:
 def _divisions(settings: Any) -> npt.NDArray[np.int64]:
     """``roundup_power2_divisions`` as recorded: ``{"1": 0, "2": 0, "4": 4, …}`` by MiB."""
     table = np.zeros(_INTERVALS, dtype=np.int64)
-    recorded = settings.get("roundup_power2_divisions") if settings else None
-    if isinstance(recorded, dict):
-        for key, value in recorded.items():
+    divisions = settings.get("roundup_power2_divisions") if settings else None
+    if isinstance(divisions, dict):
+        for key, value in divisions.items():
             interval = int(key).bit_length() - 1
             if 0 <= interval < _INTERVALS:
                 table[interval] = int(value)

@@ -83,8 +83,8 @@ def owners(trace: Trace, lives: Lifetimes) -> Owners:
     labels = trace.tables.labels
     category = lives.category.astype(np.int64)
     phase = np.array([int(label.phase) for label in labels], dtype=np.int64)[lives.label]
-    inferred = not category.any() and not phase.any()
-    if inferred:
+    is_inferred = not category.any() and not phase.any()
+    if is_inferred:
         guess = infer(trace, lives)
         category, phase = guess.category.astype(np.int64), guess.phase.astype(np.int64)
     places = sites(trace.tables)
@@ -96,7 +96,7 @@ def owners(trace: Trace, lives: Lifetimes) -> Owners:
             places.of_stack[lives.stack].astype(np.int64),
         ),
         phase=Grouping(PHASE_NAMES, phase),
-        inferred=inferred,
+        inferred=is_inferred,
         sites=places,
     )
 

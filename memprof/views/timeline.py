@@ -53,8 +53,8 @@ def timeline(trace: Trace) -> Timeline:
     lives = lifetimes(trace)
     events = len(trace.events)
     change = np.zeros(events + 1, dtype=np.int64)
-    made = lives.alloc >= 0
-    np.add.at(change, lives.alloc[made] + 1, lives.size[made])
+    in_window = lives.alloc >= 0
+    np.add.at(change, lives.alloc[in_window] + 1, lives.size[in_window])
     dropped = lives.free < events
     np.add.at(change, lives.free[dropped] + 1, -lives.size[dropped])
     allocated = _anchored(change, _start_allocated(trace, lives), _listed(trace.end))
@@ -119,9 +119,9 @@ def samples(line: Timeline, count: int) -> Bytes:
     if length <= 2 * count:
         return np.arange(length)
     edges = np.linspace(0, length, count + 1).astype(np.int64)[:-1]
-    kept = [np.array([0, length - 1, int(line.reserved.argmax())])]
-    kept += [_extreme(line.allocated, edges, reduce) for reduce in (np.minimum, np.maximum)]
-    return np.unique(np.concatenate(kept))
+    places = [np.array([0, length - 1, int(line.reserved.argmax())])]
+    places += [_extreme(line.allocated, edges, reduce) for reduce in (np.minimum, np.maximum)]
+    return np.unique(np.concatenate(places))
 
 
 def _extreme(values: Bytes, edges: Bytes, reduce: np.ufunc) -> Bytes:

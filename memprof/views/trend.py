@@ -113,8 +113,8 @@ def theil_sen(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> float:
 
     Points at the same place, as in a damaged file, have no slope between them.
     """
-    picked = _picked(len(x), _MOST_POINTS)
-    x, y = x[picked], y[picked]
+    selection = _picked(len(x), _MOST_POINTS)
+    x, y = x[selection], y[selection]
     left, right = np.triu_indices(len(x), 1)
     apart = x[right] != x[left]
     left, right = left[apart], right[apart]
@@ -171,8 +171,8 @@ class Trend:
 
     def __str__(self) -> str:
         rate = round(self.bytes_per_step)
-        said = f"{format_bytes(rate)} per step" if rate else "none"
-        return f"{said} over steps {self.first_step} to {self.last_step}"
+        rate_text = f"{format_bytes(rate)} per step" if rate else "none"
+        return f"{rate_text} over steps {self.first_step} to {self.last_step}"
 
 
 def trend(steps: Floats, values: Floats) -> Trend | None:
@@ -192,12 +192,12 @@ def _end_of_last_tooth(series: Ints) -> tuple[int, bool]:
     """How much of a series can be judged: all, or up to its last reset; and whether it has one."""
     if not len(series):
         return 0, False
-    reached = 0
+    top = 0
     last = -1
     for place, value in enumerate(series.tolist()):
-        if value < reached * (1 - _DROP):
-            last, reached = place, value
-        reached = max(reached, value)
+        if value < top * (1 - _DROP):
+            last, top = place, value
+        top = max(top, value)
     return (len(series), False) if last < 0 else (last + 1, True)
 
 
@@ -242,5 +242,5 @@ def _confidence(places: Ints, gaps: Ints, end: int) -> float:
     """Never 1: more rises, regular ones and a long stretch of them make it surer."""
     many = 1 - 0.5 ** (len(places) / 4)
     regular = 1 - 0.3 * min(1.0, float(gaps.std() / gaps.mean()))
-    covered = 0.7 + 0.3 * (places[-1] - places[0]) / max(1, end - 1)
-    return round(min(0.99, float(many * regular * covered)), 3)
+    span_share = 0.7 + 0.3 * (places[-1] - places[0]) / max(1, end - 1)
+    return round(min(0.99, float(many * regular * span_share)), 3)

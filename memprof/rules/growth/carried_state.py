@@ -68,7 +68,7 @@ def _of_any_loop(case: Case) -> State | None:
     """
     if case.found.kind is not Kind.HOST_GROWTH or any(growing(one) for one in case.places):
         return None
-    found = {
+    statements = {
         (place.program.filename, place.line): State(place, name, tuple(reads))
         for program in case.programs
         for node in ast.walk(program.tree)
@@ -78,7 +78,7 @@ def _of_any_loop(case: Case) -> State | None:
         and (place.function is None or place.function.name != "forward")
         for name, reads in read_by_itself(place)
     }
-    return next(iter(found.values())) if len(found) == 1 else None
+    return next(iter(statements.values())) if len(statements) == 1 else None
 
 
 def _between_steps(state: State, case: Case) -> str:

@@ -128,14 +128,14 @@ def _named(case: Case) -> Collector | None:
         if largest_container(holder.links) is None:
             continue
         keys = {one.name.strip("'"): at for at, one in enumerate(holder.links) if is_field(one)}
-        found = [
+        lookups = [
             (call, place, key)
             for program in case.programs
             for call in calls_in(program.tree)
             if (key := _key_given(call)) in keys and (place := program.at(call.lineno)) is not None
         ]
-        if len({place.line for _, place, _ in found}) == 1:
-            call, place, key = found[0]
+        if len({place.line for _, place, _ in lookups}) == 1:
+            call, place, key = lookups[0]
             at = keys[key]
             container = next(
                 (one.name for one in holder.links[:at][::-1] if one.kind in _ATTRIBUTES), ""

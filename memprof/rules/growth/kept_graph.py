@@ -71,7 +71,7 @@ def _cuts(place: Place, filling: Filling, case: Case) -> Iterator[Advice]:
     """The first where the value is kept, the second where it comes from."""
     value = filling.values[-1]
     grouped = _is_grouped(case)
-    learned = goes_backward(place, filling.container, case.everywhere)
+    learns = goes_backward(place, filling.container, case.everywhere)
     tensors = used_as_tensor(place, filling.container, case.everywhere)
     places: list[Handed] = [(place, value), handed_over(case, place, value) or (place, value)]
     ways = [way for way in _ways(case) if not (tensors and way.fix == "item")]
@@ -80,7 +80,7 @@ def _cuts(place: Place, filling: Filling, case: Case) -> Iterator[Advice]:
         if way.fix == "item" and number is False:
             continue
         tensor = _is_plain(what) or (where is place and _takes_tensors(case))
-        sure = tensor and not grouped and not learned and (way.fix != "item" or number is True)
+        sure = tensor and not grouped and not learns and (way.fix != "item" or number is True)
         if where is not place:
             as_number = way.fix == "item"
             sure = sure and survives_call(where, what, case.everywhere, number=as_number)
@@ -115,8 +115,8 @@ def _ways(case: Case) -> Iterator[_Way]:
         return
     if case.kept_itself > _MOSTLY:
         share = format_percent(case.kept_itself, 1)
-        left = f"cutting that off leaves the tensors, {share} of the bytes."
-        yield _Way("detach", f"with the graph that made it; {left}", otherwise=True)
+        consequence = f"cutting that off leaves the tensors, {share} of the bytes."
+        yield _Way("detach", f"with the graph that made it; {consequence}", otherwise=True)
         return
     why = "with the graph that made it, and all that graph saved: keep it detached (`.detach()`)."
     yield _Way("detach", why)

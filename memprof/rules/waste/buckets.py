@@ -52,12 +52,12 @@ class Buckets(WasteRule[Match]):
         # As views of the buckets each is copied there, and is gone before the next is made.
         copied = (window.category == Category.GRADIENT) & (window.phase == Phase.BACKWARD)
         gradients = np.flatnonzero(copied)  # in the order in which they were made
-        made = window.lives.alloc[gradients]
+        allocs = window.lives.alloc[gradients]
         yield Match(
             row=window.main_site(mask),
             rows=np.flatnonzero(mask),
             nbytes=window.bytes_of(mask),
-            saving=window.replayed(window.ended(gradients, np.append(made[1:], made[-1:]))),
+            saving=window.replayed(window.ended(gradients, np.append(allocs[1:], allocs[-1:]))),
         )
 
     def title(self, match: Match) -> str:  # noqa: ARG002 - every match reads the same
@@ -107,10 +107,10 @@ def _unviewed(case: Case) -> list[tuple[Place, ast.Call]]:
 
 def _viewed(place: Place, call: ast.Call) -> str:
     """The patch that makes them views; empty where the call's arguments are not all in sight."""
-    hidden = any(isinstance(argument, ast.Starred) for argument in call.args)
-    asked = keyword(call, _VIEW)
-    computed = asked is not None and not isinstance(asked, ast.Constant)
-    if hidden or computed or len(call.args) > _MOST_POSITIONAL:
+    has_starred = any(isinstance(argument, ast.Starred) for argument in call.args)
+    view_argument = keyword(call, _VIEW)
+    computed = view_argument is not None and not isinstance(view_argument, ast.Constant)
+    if has_starred or computed or len(call.args) > _MOST_POSITIONAL:
         return ""
     return diff(place.program, with_keyword(call, _VIEW, "True"))
 

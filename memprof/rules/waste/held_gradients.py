@@ -86,7 +86,7 @@ def _of_the_step_before(window: Window) -> Iterator[Held]:
     gradients = np.flatnonzero((window.category == Category.GRADIENT) & crossing)
     if not len(gradients):
         return
-    held = np.zeros(len(gradients), dtype=np.int64)
+    events_alive = np.zeros(len(gradients), dtype=np.int64)
     added_to = np.zeros(len(gradients), dtype=bool)
     ends = _forward_ends(window, begins)
     renewed = _renewed(window)
@@ -94,25 +94,25 @@ def _of_the_step_before(window: Window) -> Iterator[Held]:
     for step, event in begins.items():
         before = lives.alloc[gradients] < window.first_event[step]
         alive = before & (lives.free[gradients] > ends[step])
-        held += alive
+        events_alive += alive
         added_to |= before & (lives.free[gradients] > event)
         there = gradients[alive]
         rows.append(there)
         start.append(np.full(len(there), window.first_event[step] - 1))
         keys = zip(window.module[there].tolist(), lives.requested[there].tolist(), strict=True)
         end.append(np.array([renewed.get((step, *key), event) for key in keys], dtype=np.int64))
-    kept = _regular(window, gradients, held, len(begins), added_to)
-    if not len(kept):
+    survivors = _regular(window, gradients, events_alive, len(begins), added_to)
+    if not len(survivors):
         return
     cuts = Cuts(np.concatenate(rows), np.concatenate(start), np.concatenate(end))
     mask = np.zeros(len(lives), dtype=bool)
-    mask[kept] = True
+    mask[survivors] = True
     nbytes = window.bytes_of(mask & window.at_peak)
     if not nbytes:
         return  # they are in nobody's way: the peak comes after they are gone
     yield Held(
         row=window.main_site(mask),
-        rows=kept,
+        rows=survivors,
         nbytes=nbytes,
         saving=window.replayed(cuts),
         across_steps=True,
@@ -155,11 +155,11 @@ def _of_the_same_step(window: Window) -> Iterator[Held]:
 
 def _backward_begins(window: Window) -> dict[int, int]:
     """The first event of the first backward pass of every step but the first."""
-    found: dict[int, int] = {}
+    by_step: dict[int, int] = {}
     for event in np.flatnonzero(window.phase_of_event == Phase.BACKWARD).tolist():
-        found.setdefault(int(window.step_of_event[event]), event)
-    first = min(found, default=0)
-    return {step: event for step, event in found.items() if step > first}
+        by_step.setdefault(int(window.step_of_event[event]), event)
+    first = min(by_step, default=0)
+    return {step: event for step, event in by_step.items() if step > first}
 
 
 def _forward_ends(window: Window, begins: dict[int, int]) -> dict[int, int]:
@@ -195,18 +195,20 @@ def _renewed(window: Window) -> dict[tuple[int, int, int], int]:
     return dict(zip(keys, lives.free[rows].tolist(), strict=True))
 
 
-def _regular(window: Window, gradients: Ints, held: Ints, steps: int, added_to: Bools) -> Ints:
+def _regular(
+    window: Window, gradients: Ints, events_alive: Ints, steps: int, added_to: Bools
+) -> Ints:
     """Gradients that are held in most steps: by one long life, or by a life in every step."""
-    long = held >= _MOST_STEPS * steps
+    long = events_alive >= _MOST_STEPS * steps
     stacks = window.lives.stack[gradients]
-    by_stack = np.bincount(stacks, weights=held)
+    by_stack = np.bincount(stacks, weights=events_alive)
     every = window.lives.stack[window.category == Category.GRADIENT]
-    made = np.bincount(every, minlength=len(by_stack))[: len(by_stack)]
-    of_each_step = (held > 0) & (by_stack >= _MOST_STEPS * made)[stacks]
+    allocs = np.bincount(every, minlength=len(by_stack))[: len(by_stack)]
+    of_each_step = (events_alive > 0) & (by_stack >= _MOST_STEPS * allocs)[stacks]
     # Micro-batches: what a later backward pass added to and was then dropped is meant.
     to_the_end = (window.lives.free[gradients] == window.events) | (long & window.stays[gradients])
-    meant: Bools = added_to & ~to_the_end
-    regular: Ints = gradients[(long | of_each_step) & ~meant]
+    is_accumulated: Bools = added_to & ~to_the_end
+    regular: Ints = gradients[(long | of_each_step) & ~is_accumulated]
     return regular
 
 

@@ -143,10 +143,10 @@ def _chain(window: Window, large: LargeTensor) -> tuple[int, Ints]:
 
 def _by_modules(window: Window) -> Bools:
     """Per lifetime: whether a module that the user's line calls made it."""
-    made = np.zeros(len(window.trace.tables.stacks), dtype=bool)
+    by_stack = np.zeros(len(window.trace.tables.stacks), dtype=bool)
     for stack in np.unique(window.lives.stack).tolist():
-        made[stack] = made_by_module(window, int(np.argmax(window.lives.stack == stack)))
-    by_modules: Bools = made[window.lives.stack]
+        by_stack[stack] = made_by_module(window, int(np.argmax(window.lives.stack == stack)))
+    by_modules: Bools = by_stack[window.lives.stack]
     return by_modules
 
 

@@ -87,15 +87,15 @@ def _goes_on(place: Place, loop: ast.AST) -> bool:
     The passes are then one graph, and no backward pass can begin before the last of them.
     """
     line = place.statement.lineno
-    bound = [
+    bindings = [
         (statement.lineno, target.id)
         for statement in ast.walk(loop)
         if isinstance(statement, ast.stmt)
         for target in bound_names(statement)
         if isinstance(target, ast.Name)
     ]
-    before = {name for at, name in bound if at < line}
-    later = {name for at, name in bound if at >= line}
+    before = {name for at, name in bindings if at < line}
+    later = {name for at, name in bindings if at >= line}
     return bool(loaded_names(_added(place.statement)) & (later - before))
 
 
@@ -126,13 +126,13 @@ def _collecting(statement: ast.stmt) -> str:
     """
     if isinstance(statement, (ast.For, ast.AsyncFor, ast.While, ast.If, ast.With, ast.Try)):
         return ""  # what stands in its body is looked at by itself
-    added, filled = added_by(statement), filling(statement)
+    added, growth = added_by(statement), filling(statement)
     if added is not None:
         plain = isinstance(added.value, ast.Constant) or is_partly_cut(added.value)
         return "" if plain else root_name(added.total)
-    if filled is None or filled.keyed or any(map(is_partly_cut, filled.values)):
+    if growth is None or growth.keyed or any(map(is_partly_cut, growth.values)):
         return ""
-    return filled.container.partition(".")[0].partition("[")[0]
+    return growth.container.partition(".")[0].partition("[")[0]
 
 
 RULE = LateBackward()

@@ -104,9 +104,9 @@ def _awaited(window: Window, mask: Bools) -> bool:
 
 def _learned_later(case: Case, place: Place, argument: ast.expr) -> bool:
     """Whether a backward pass may start from what a statement hands over."""
-    grown = growing(place)
-    if grown is not None:
-        return goes_backward(place, grown.container, case.everywhere)
+    growth = growing(place)
+    if growth is not None:
+        return goes_backward(place, growth.container, case.everywhere)
     return not survives_call(place, argument, case.everywhere, number=False)
 
 

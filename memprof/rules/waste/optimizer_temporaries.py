@@ -82,8 +82,10 @@ def _is_multi_tensor(frame: Frame) -> bool:
 
 def _constructions(case: Case) -> list[tuple[Place, ast.Call]]:
     """Where the program makes its optimizers; those that ask for ``foreach`` first."""
-    made = [(p, c) for c, p in optimizers_made(case.programs) if _asks_for_foreach(c) is not False]
-    return sorted(made, key=lambda pair: _asks_for_foreach(pair[1]) is not True)
+    constructions = [
+        (p, c) for c, p in optimizers_made(case.programs) if _asks_for_foreach(c) is not False
+    ]
+    return sorted(constructions, key=lambda pair: _asks_for_foreach(pair[1]) is not True)
 
 
 def _asks_for_foreach(call: ast.Call) -> bool | None:

@@ -103,8 +103,8 @@ class CpuAllocatorSource:
         if self._in_window:  # another step from now on, and this thread is the loop's
             self._labels.step_began()
             self._at_leisure(self._learn)
-        allocated, peak, lost, _ = self._native.cpu_counters()
-        self._lost = lost
+        allocated, peak, losses, _ = self._native.cpu_counters()
+        self._lost = losses
         return [
             Counters(
                 device=_DEVICE,
@@ -224,7 +224,7 @@ class CpuAllocatorSource:
         blocks = np.frombuffer(blob, _BLOCK)
         blocks = blocks[np.argsort(blocks["address"], kind="stable")]
         stack = self._stacks.rows_of(blocks["stack"])
-        made: Blocks = Blocks.build(
+        block_columns: Blocks = Blocks.build(
             len(blocks),
             address=blocks["address"].astype(np.int64),
             size=blocks["size"],
@@ -234,13 +234,15 @@ class CpuAllocatorSource:
             stack=stack,
             label=np.where(stack != EMPTY, blocks["label"], EMPTY),
         )
-        return State(blocks=made)
+        return State(blocks=block_columns)
 
     def _look(self, *, thorough: bool) -> None:
         """Find the memory that torch's allocator did not make: of numpy, of files, of others."""
         with plain_attributes():
-            found = self._search.everything() if thorough else self._search.recent(thorough=False)
-            self._boundaries.unread.each(self._foreign.see, found)
+            storages = (
+                self._search.everything() if thorough else self._search.recent(thorough=False)
+            )
+            self._boundaries.unread.each(self._foreign.see, storages)
 
     def _learn(self) -> None:
         """At a step's end: whose blocks are, while they are there; they may be gone by a drain."""
@@ -294,8 +296,8 @@ class _StackRows:
         """The rows of stacks that the native part wrote."""
         if len(stacks) and int(stacks.max()) >= len(self._rows):
             self._rows += [self._row(frames) for frames in self._new_stacks()]
-        found: Column = np.asarray(self._rows, dtype=np.int32)[stacks]
-        return found
+        rows: Column = np.asarray(self._rows, dtype=np.int32)[stacks]
+        return rows
 
     def _row(self, frames: Sequence[tuple[CodeType, int]]) -> int:
         rows = [self._frame(*frame) for frame in frames if not is_own(frame[0].co_filename)]

@@ -323,13 +323,13 @@ def skip_in_dynamo() -> None:
 
 
 def _codes(values: Any, module: str) -> list[CodeType]:
-    found: list[CodeType] = []
+    codes: list[CodeType] = []
     for value in list(values):
         if isinstance(value, type) and value.__module__ == module:
-            found += _codes(vars(value).values(), module)
+            codes += _codes(vars(value).values(), module)
         elif isinstance(value, FunctionType) and value.__module__ == module:
-            found += _nested(value.__code__)
-    return found
+            codes += _nested(value.__code__)
+    return codes
 
 
 def _nested(code: CodeType) -> list[CodeType]:

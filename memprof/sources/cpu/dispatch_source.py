@@ -158,8 +158,8 @@ class CpuSource:
             self._counted = NOT_RECORDED
             if self._may_count and self._has_recorded and not self._steps_aside():
                 self._now_and_then(self._count)
-            held = self._counted
-            return [Counters(device=_DEVICE, allocated=held, active=held, requested=held)]
+            total = self._counted
+            return [Counters(device=_DEVICE, allocated=total, active=total, requested=total)]
         self._at_leisure(self._keep_up)
         live = self._live
         peak, live.peak = live.peak, live.bytes
@@ -191,9 +191,9 @@ class CpuSource:
         self._events = 0
         self._has_recorded = True
         self._look(thorough=True)
-        for held in self._live.counted():
-            held.event = NOT_RECORDED
-            held.handed = held.category
+        for reference in self._live.counted():
+            reference.event = NOT_RECORDED
+            reference.handed = reference.category
         state = self._live.state()
         self._undecided = self._search.reads_saved
         self._at_leisure.reset()
@@ -216,9 +216,13 @@ class CpuSource:
         if not self._aside:
             self._look(thorough=False)
         batch = Batch(self._live.take_rows(), self._events, self._saved_for_backward)
-        living = [held for held in self._live.counted() if batch.first_serial <= held.serial]
-        for held in living:
-            held.event = batch.event_of(held.serial)
+        living = [
+            reference
+            for reference in self._live.counted()
+            if batch.first_serial <= reference.serial
+        ]
+        for reference in living:
+            reference.event = batch.event_of(reference.serial)
         chunk = batch.chunk(_DEVICE, living, self._live.counted())
         self._events += len(chunk.events)
         return [chunk]
@@ -297,9 +301,9 @@ class CpuSource:
 
     def _goes_in(self, tensor: Any) -> None:
         for storage in cpu_storages(tensor, self._unread):
-            held = self._note(storage, None)
-            if held is not None:
-                self._mark_input(held)
+            reference = self._note(storage, None)
+            if reference is not None:
+                self._mark_input(reference)
 
     @property
     def _recording(self) -> bool:
@@ -336,14 +340,14 @@ class CpuSource:
         import torch
 
         with plain_attributes():
-            found = [one for one in objects_with_tensors() if type(one) is torch.nn.Parameter]
-            self._unread.each(self._is_parameter, found)
+            parameters = [one for one in objects_with_tensors() if type(one) is torch.nn.Parameter]
+            self._unread.each(self._is_parameter, parameters)
 
     def _is_parameter(self, parameter: Any) -> None:
         for storage in cpu_storages(parameter, self._unread):
-            held = self._live.held.get(storage._cdata)
-            if held is not None and held.category == Category.UNKNOWN:
-                held.category = Category.PARAMETER
+            reference = self._live.held.get(storage._cdata)
+            if reference is not None and reference.category == Category.UNKNOWN:
+                reference.category = Category.PARAMETER
 
     def _cuda_began(self) -> None:
         """Run by torch right after it initialised CUDA, before anything was allocated there."""
@@ -401,7 +405,7 @@ class CpuSource:
         disabled = torch._C._disabled_torch_dispatch_impl
         below = torch._C._len_torch_dispatch_stack  # torch's own modes, which a subclass expects
         overload = direct_overload()
-        known = self._live.held.get
+        live_reference = self._live.held.get
         note, frame_here = self._note, sys._getframe
         operators = self._operators
 
@@ -426,8 +430,8 @@ class CpuSource:
                 kind = type(out)
                 if kind is tensor or kind is parameter:
                     storage = out.untyped_storage()
-                    held = known(storage._cdata)
-                    if (held is None or held.size != storage.nbytes()) and out.is_cpu:
+                    reference = live_reference(storage._cdata)
+                    if (reference is None or reference.size != storage.nbytes()) and out.is_cpu:
                         note(storage, frame_here(0).f_back)
                 elif kind not in _NO_TENSORS:
                     self._note_results(out, frame_here(0).f_back)
@@ -469,32 +473,34 @@ class CpuSource:
 
     def _note(self, storage: Any, frame: Any) -> StorageReference | None:
         live = self._live
-        held = live.held.get(storage._cdata)
-        if held is not None and not live.refresh(held, storage):
-            return held
+        reference = live.held.get(storage._cdata)
+        if reference is not None and not live.refresh(reference, storage):
+            return reference
         place = self._boundaries.place()
         stack = self._stacks.capture(frame, place) if frame is not None else EMPTY
         return live.add(storage, stack, place.row)
 
     def _has_new_gradients(self, optimizer: Any) -> bool:
         """Whether one that the optimizer will use was not there when the backward pass ended."""
-        known = self._live.held.get
-        noted = (known(s._cdata) for s in gradient_storages(optimizer, self._unread))
-        return any(held is not None and held.category != Category.GRADIENT for held in noted)
+        live_reference = self._live.held.get
+        noted = (live_reference(s._cdata) for s in gradient_storages(optimizer, self._unread))
+        return any(
+            reference is not None and reference.category != Category.GRADIENT for reference in noted
+        )
 
     def _made_in_backward(self) -> bool:
         """Whether the last backward pass left something that has no owner."""
         label_of = self._boundaries.label_of
         return any(
-            not held.category and label_of(held.label).phase == Phase.BACKWARD
-            for held in self._live.latest(self._since)
+            not reference.category and label_of(reference.label).phase == Phase.BACKWARD
+            for reference in self._live.latest(self._since)
         )
 
     def _mark_kept(self, phase: Phase) -> None:
         label_of = self._boundaries.label_of
-        for held in self._live.latest(self._since):
-            if not held.category and label_of(held.label).phase == phase:
-                held.category = Category.ACTIVATION
+        for reference in self._live.latest(self._since):
+            if not reference.category and label_of(reference.label).phase == phase:
+                reference.category = Category.ACTIVATION
         if phase == Phase.FORWARD:
             self._since = next(self._live.serials)
 
@@ -505,16 +511,16 @@ class CpuSource:
             return True
         for tensor in tensors_in(args, self._unread, 2):
             for storage in cpu_storages(tensor, self._unread):
-                held = self._live.held.get(storage._cdata)
-                if held is not None:
-                    self._mark_input(held)
+                reference = self._live.held.get(storage._cdata)
+                if reference is not None:
+                    self._mark_input(reference)
         return False
 
-    def _mark_input(self, held: StorageReference) -> None:
-        if held.category == Category.UNKNOWN:
-            label = self._boundaries.label_of(held.label)
+    def _mark_input(self, reference: StorageReference) -> None:
+        if reference.category == Category.UNKNOWN:
+            label = self._boundaries.label_of(reference.label)
             if label.phase in (Phase.OTHER, Phase.UNKNOWN) and not label.module:
-                held.category = Category.INPUT
+                reference.category = Category.INPUT
 
     def _look(self, *, thorough: bool) -> None:
         """Find what nobody saw being made, and give everything its owner as far as it has one."""
@@ -526,10 +532,12 @@ class CpuSource:
             )
         with plain_attributes():
             if thorough:
-                found = self._search.everything()
+                storages = self._search.everything()
             else:
-                found = self._search.recent(thorough=self._saved_for_backward.undecided(suspects))
-            self._find(found)
+                storages = self._search.recent(
+                    thorough=self._saved_for_backward.undecided(suspects)
+                )
+            self._find(storages)
             if thorough:  # a gradient that Python has never looked at is no object yet
                 owning = owned(self._boundaries, self._search.differentiated)
                 self._find(s for _, one in owning for s in cpu_storages(one, self._unread))
@@ -549,29 +557,29 @@ class CpuSource:
         with plain_attributes():
             self._judge(owners(self._boundaries, self._search.differentiated))
 
-    def _judge(self, found: Mapping[int, Owner]) -> None:
+    def _judge(self, owner_of: Mapping[int, Owner]) -> None:
         """Give every storage that has an owner its category and its owner's module."""
-        known, label_in = self._live.held.get, self._boundaries.label_in
-        for key, (category, module) in found.items():
-            held = known(key)
-            if held is not None:
-                held.category = category
-                held.label = label_in(held.label, module)
+        live_reference, label_in = self._live.held.get, self._boundaries.label_in
+        for key, (category, module) in owner_of.items():
+            reference = live_reference(key)
+            if reference is not None:
+                reference.category = category
+                reference.label = label_in(reference.label, module)
 
-    def _find(self, found: Iterable[Any]) -> None:
+    def _find(self, tensors: Iterable[Any]) -> None:
         """Note the storages that no operator showed (C++ made them, or another thread did)."""
-        self._unread.each(self._found, found)
+        self._unread.each(self._found, tensors)
         if self._recording:
             self._other_threads.look(self._thread)
 
     def _found(self, storage: Any) -> None:
         live = self._live
-        held = live.held.get(storage._cdata)
-        if held is not None and not live.refresh(held, storage):
+        reference = live.held.get(storage._cdata)
+        if reference is not None and not live.refresh(reference, storage):
             return
         label = self._boundaries.label() if self._recording else EMPTY
-        held = live.add(storage, EMPTY, label)
-        if held is not None and self._recording:
+        reference = live.add(storage, EMPTY, label)
+        if reference is not None and self._recording:
             self._other_threads.found(storage)
 
 

@@ -26,9 +26,9 @@ def is_asked() -> bool:
 class InferenceBlocks:
     """Those of one thread that will have torch ask for a mode when they end."""
 
-    def __init__(self, left: Callable[[], None]) -> None:
-        """``left`` is called in the thread that has just left the last of them."""
-        self._left = left
+    def __init__(self, on_exit: Callable[[], None]) -> None:
+        """``on_exit`` is called in the thread that has just left the last of them."""
+        self._left = on_exit
         self.thread = 0
         self._inside: set[int] = set()
 
@@ -60,8 +60,8 @@ class InferenceBlocks:
 class _Block:
     """A block of torch's, which is told of before it begins and after it has ended."""
 
-    def __init__(self, real: Any, served: list[InferenceBlocks]) -> None:
-        self._real, self._served = real, served
+    def __init__(self, real: Any, watchers: list[InferenceBlocks]) -> None:
+        self._real, self._served = real, watchers
 
     def __enter__(self) -> Any:
         for one in self._served:

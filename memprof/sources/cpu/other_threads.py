@@ -52,14 +52,14 @@ class OtherThreads:
         self._seen = True
         self._names.setdefault(threading.get_ident(), threading.current_thread().name)
 
-    def look(self, recorded: int) -> None:
-        """See which threads there are besides the one with the ident ``recorded``."""
+    def look(self, recorded_thread: int) -> None:
+        """See which threads there are besides the one with the ident ``recorded_thread``."""
         if self._bytes < max(_LEAST, 2 * self._told):
             return
         frames = sys._current_frames()
         try:
             for thread in threading.enumerate():
-                if thread.ident in (None, recorded) or thread.name.startswith("memprof"):
+                if thread.ident in (None, recorded_thread) or thread.name.startswith("memprof"):
                     continue
                 if _uses_torch(frames.get(thread.ident or 0)):
                     self._seen = True
@@ -72,8 +72,8 @@ class OtherThreads:
         if not self._seen or self._bytes < max(_LEAST, 2 * self._told) or _COMPILED in sys.modules:
             return []
         self._told = self._bytes
-        named = ", ".join(sorted(set(self._names.values()))[:3])
-        who = f"another thread ({named})" if named else "another thread"
+        thread_names = ", ".join(sorted(set(self._names.values()))[:3])
+        who = f"another thread ({thread_names})" if thread_names else "another thread"
         what = f"{format_bytes(self._bytes)} in {format_count(self._count)} tensors"
         return [f"{what} came from {who}, {_WHY}"]
 

@@ -42,16 +42,16 @@ class HistoryCalls:
         for name, at in _RECORD_HOST.items():
             real = getattr(self._c, name, None)
             if real is not None and name not in self._replaced:
-                told = self._told(real, at)
-                self._replaced[name] = (real, told)
-                setattr(self._c, name, told)
+                wrapper = self._told(real, at)
+                self._replaced[name] = (real, wrapper)
+                setattr(self._c, name, wrapper)
 
     def close(self) -> None:
         """Put torch's functions back; where somebody else replaced them since, theirs stay."""
         self.records_host = False
-        replaced, self._replaced = self._replaced, {}
-        for name, (real, told) in replaced.items():
-            if getattr(self._c, name, None) is told:
+        originals, self._replaced = self._replaced, {}
+        for name, (real, wrapper) in originals.items():
+            if getattr(self._c, name, None) is wrapper:
                 setattr(self._c, name, real)
 
     @contextmanager
@@ -95,5 +95,5 @@ def recording_options(torch: Any, *, on: bool) -> dict[str, Any]:
     """
     options: dict[str, Any] = {"context": "alloc", "stacks": "python"} if on else {}
     newer = ("clear_history", "global_record_annotations") if on else ("clear_history",)
-    known = inspect.signature(torch.cuda.memory._record_memory_history).parameters
-    return {**options, **{name: True for name in newer if name in known}}
+    parameters = inspect.signature(torch.cuda.memory._record_memory_history).parameters
+    return {**options, **{name: True for name in newer if name in parameters}}

@@ -66,8 +66,8 @@ class LabelTimeline:
         """
         rows = self.rows[:]
         last = {(row[2], row[3]): at for at, row in enumerate(rows) if row[0] < time_us}
-        kept = {*last.values(), *(at for at, row in enumerate(rows) if row[0] >= time_us)}
-        self.rows[: len(rows)] = [rows[at] for at in sorted(kept)]
+        needed_rows = {*last.values(), *(at for at, row in enumerate(rows) if row[0] >= time_us)}
+        self.rows[: len(rows)] = [rows[at] for at in sorted(needed_rows)]
 
     def is_beside(self, entry: Entry) -> bool:
         """Whether a thread runs beside the loop's: the program's own, and not autograd's."""
@@ -89,8 +89,8 @@ class LabelTimeline:
         rows.sort(key=itemgetter(0))
         times = np.asarray([time for time, _ in rows], dtype=np.int64)
         states = np.asarray([True, *(state for _, state in rows)], dtype=np.bool_)
-        found: Column = states[np.searchsorted(times, time_us, side="right")]
-        return found
+        states_then: Column = states[np.searchsorted(times, time_us, side="right")]
+        return states_then
 
     def at(self, time_us: Column, device: int = 0) -> Column:
         """The label at each time on a device; the empty one before the first mark.
@@ -98,18 +98,18 @@ class LabelTimeline:
         After a mark of the device's own thread that one holds, up to the loop's next mark; where
         its threads made none, the last of any thread.
         """
-        begun = [row[:3] for row in self.rows]
-        columns = np.asarray(begun, dtype=np.int64).reshape(-1, 3)
+        starts = [row[:3] for row in self.rows]
+        columns = np.asarray(starts, dtype=np.int64).reshape(-1, 3)
         times, marked, marks = columns[np.argsort(columns[:, 0], kind="stable")].T
         labels = np.append(EMPTY, marked).astype(np.int32)
-        found: Column = labels[np.searchsorted(times, time_us, side="right")]
+        by_time: Column = labels[np.searchsorted(times, time_us, side="right")]
         own = np.flatnonzero((marks == device) | (marks == _EVERY_DEVICE))
         if len(own) == len(marks):
-            return found
+            return by_time
         last = np.searchsorted(times[own], time_us, side="right") - 1
         rows = own[np.maximum(last, 0)] if len(own) else np.zeros(len(last), dtype=np.intp)
         by_own = (last >= 0) & (marks[rows] == device)
-        return np.asarray(np.where(by_own, labels[rows + 1], found))
+        return np.asarray(np.where(by_own, labels[rows + 1], by_time))
 
 
 class LabelRecorder:

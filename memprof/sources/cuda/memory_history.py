@@ -139,9 +139,9 @@ class Recorder:
 
         ``operations`` are those of each device, as `operations_of` has them.
         """
-        grown = sum(self._grown(i, counted) for i, counted in operations.items())
+        total = sum(self._grown(i, count) for i, count in operations.items())
         if not self._is_on():
-            self._before_program = grown
+            self._before_program = total
             self._most.clear()
 
     def may_try_again(self) -> bool:
@@ -253,14 +253,14 @@ class Recorder:
         if ordinal in self.lost:
             return []
         if self.is_shared:
-            seen = self._seen.get(ordinal, RingPosition(self._since_us))
+            position = self._seen.get(ordinal, RingPosition(self._since_us))
             ring = sorted(ring, key=itemgetter("time_us"))  # changing its size rotates a ring
-            if not seen.is_start_of(ring):
+            if not position.is_start_of(ring):
                 self._most[ordinal] = len(ring)
             least = before - self._counted.get(ordinal, 0)
             most = after - self._counted_before.get(ordinal, 0)
             most = sys.maxsize if self._was_reset else most
-            new = new_entries(seen, ring, least, most)
+            new = new_entries(position, ring, least, most)
             is_lost = operations_in(new) < least
         else:
             new = ring[self._seen.get(ordinal, RingPosition()).length :]
@@ -298,8 +298,10 @@ class Recorder:
         return rows <= pace.room()
 
     def _their_rows(self) -> float:
-        grown, known = self.operations() - self._before_program, sum(self._most.values())
-        return (min(grown, known) if known else grown) + BLOCK_ROWS * self._blocks()
+        operations, known_rows = self.operations() - self._before_program, sum(self._most.values())
+        return (
+            min(operations, known_rows) if known_rows else operations
+        ) + BLOCK_ROWS * self._blocks()
 
     # -- starting and stopping -----------------------------------------------------------------
 
@@ -356,14 +358,14 @@ class Recorder:
     def _count(self) -> dict[int, int]:
         return {i: self._grown(i, operations_of(self._stats(i))) for i in self._ordinals()}
 
-    def _grown(self, ordinal: int, counted: int) -> int:
+    def _grown(self, ordinal: int, count: int) -> int:
         """What a device's counters account for, also when the program sets them to 0."""
         last = self._counters.get(ordinal, 0)
-        if counted < last:
+        if count < last:
             self._before_reset[ordinal] = self._before_reset.get(ordinal, 0) + last
             self._was_reset = True
-        self._counters[ordinal] = counted
-        return self._before_reset.get(ordinal, 0) + counted
+        self._counters[ordinal] = count
+        return self._before_reset.get(ordinal, 0) + count
 
     def _blocks(self) -> int:
         return sum(int(self._stats(i)["allocation"]["all"]["current"]) for i in self._ordinals())
@@ -372,7 +374,7 @@ class Recorder:
         return self._torch.cuda.memory_stats_as_nested_dict(ordinal)
 
     def _is_long(self) -> bool:
-        longest = max((seen.length for seen in self._seen.values()), default=0)
+        longest = max((position.length for position in self._seen.values()), default=0)
         return longest > self._room // 8 or self._room < self._told
 
     def _afresh(self) -> None:
@@ -423,5 +425,5 @@ class Recorder:
 
 def operations_of(stats: Mapping[str, Any]) -> int:
     """Entries that a device's counters account for: one an allocation, two a free."""
-    made = stats["allocation"]["all"]
-    return int(made["allocated"] + 2 * made["freed"])
+    allocations = stats["allocation"]["all"]
+    return int(allocations["allocated"] + 2 * allocations["freed"])

@@ -80,11 +80,11 @@ class OomWatch:
         self,
         torch: Any,
         boundaries: Boundaries,
-        told: Callable[[Exhausted], None],
+        on_exhausted: Callable[[Exhausted], None],
         place: PlaceOf = place_of,
         sees_blocks: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``told`` is called on the thread whose request failed.
+        """``on_exhausted`` is called on the thread whose request failed.
 
         ``place`` says where a tensor lies, ``sees_blocks`` whether a look at them is short.
         """
@@ -92,7 +92,7 @@ class OomWatch:
         self._sees_blocks = sees_blocks
         self._torch = torch
         self._boundaries = boundaries
-        self._told = told
+        self._told = on_exhausted
         self._rested_at_s: dict[int, float] = {}
 
     def open(self) -> str:
@@ -134,9 +134,9 @@ class OomWatch:
         began_s = time.monotonic()
         what.brief = began_s < self._rested_at_s.get(ordinal, 0.0)
         costly = () if what.brief else (partial(self._blocks, what), partial(self._owners, what))
-        for read in (self._counters, self._autocast, *costly):
+        for reader in (self._counters, self._autocast, *costly):
             try:
-                facts |= read(ordinal)
+                facts |= reader(ordinal)
             except Exception as error:  # noqa: BLE001 - less is told, the job's error goes on
                 facts.setdefault("unread", f"{type(error).__name__}: {error}")
         if not what.brief:
@@ -185,20 +185,20 @@ class OomWatch:
 
     def _owners(self, what: Exhausted, ordinal: int) -> dict[str, object]:
         """Bytes of parameters, gradients and optimizer state on the device, also by dtype."""
-        found: dict[int, tuple[Category, str, int]] = {}
-        unread = self._boundaries.unread
+        owners: dict[int, tuple[Category, str, int]] = {}
+        guard = self._boundaries.unread
         with plain_attributes():
-            for owner, tensor in owned(self._boundaries, Differentiated(unread)):
-                placed = unread.within(self._placed, parts(tensor, unread))
-                found |= {
+            for owner, tensor in owned(self._boundaries, Differentiated(guard)):
+                placements = guard.within(self._placed, parts(tensor, guard))
+                owners |= {
                     address: (owner.category, dtype, size)
-                    for device, address, dtype, size in placed
+                    for device, address, dtype, size in placements
                     if device == f"cuda:{ordinal}"
                 }
-        what.owned = {address: category for address, (category, *_) in found.items()}
+        what.owned = {address: category for address, (category, *_) in owners.items()}
         sums: Counter[str] = Counter()
         dtypes: dict[str, Counter[str]] = {}
-        for category, dtype, size in found.values():
+        for category, dtype, size in owners.values():
             name = category.name.lower().replace("_", " ")
             sums[name] += size
             dtypes.setdefault(name, Counter())[dtype] += size
@@ -247,13 +247,13 @@ def _say(error: Exception) -> None:
 
 
 def _frames_above(frame: Any) -> Frames:
-    found: list[tuple[str, str, int]] = []
-    while frame is not None and len(found) < _MOST_FRAMES:
+    frames: list[tuple[str, str, int]] = []
+    while frame is not None and len(frames) < _MOST_FRAMES:
         code = frame.f_code
         if not is_own(code.co_filename):
-            found.append((code.co_name, code.co_filename, frame.f_lineno))
+            frames.append((code.co_name, code.co_filename, frame.f_lineno))
         frame = frame.f_back
-    return tuple(found)
+    return tuple(frames)
 
 
 def from_exception(error: BaseException | None) -> Exhausted | None:
@@ -263,25 +263,25 @@ def from_exception(error: BaseException | None) -> Exhausted | None:
     those of the host's allocator and of libraries.
     """
     text = str(error) if isinstance(error, RuntimeError) else ""
-    said = oom_messages.read(text) if text else None
-    if error is None or said is None:
+    message = oom_messages.read(text) if text else None
+    if error is None or message is None:
         return None
     frames, facts = _frames_of(error), dict[str, object]({"from": "exception"})
     worker = _WORKER.match(text)
     if worker is not None:  # its own traceback comes in the message
         facts["worker"] = worker[1]
         frames = _frames_in(text) + frames
-    told = {
-        "device_total": said.total,
-        "device_free": said.free if said.total else 0,
-        "beside": said.beside,
-        "call": said.call,
-        "asynchronous": said.asynchronous,
-        "rejected": said.rejected,
+    figures = {
+        "device_total": message.total,
+        "device_free": message.free if message.total else 0,
+        "beside": message.beside,
+        "call": message.call,
+        "asynchronous": message.asynchronous,
+        "rejected": message.rejected,
     }
-    facts |= {name: value for name, value in told.items() if value}
-    what = Exhausted(said.device, said.requested, time.time_ns() // 1000, frames, facts)
-    what.unobserved = not said.is_torch
+    facts |= {name: value for name, value in figures.items() if value}
+    what = Exhausted(message.device, message.requested, time.time_ns() // 1000, frames, facts)
+    what.unobserved = not message.is_torch
     return what
 
 
@@ -292,10 +292,10 @@ def _frames_in(text: str) -> Frames:
 
 
 def _frames_of(error: BaseException) -> Frames:
-    found = []
+    frames = []
     traceback = error.__traceback__
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        found.append((code.co_name, code.co_filename, traceback.tb_lineno))
+        frames.append((code.co_name, code.co_filename, traceback.tb_lineno))
         traceback = traceback.tb_next
-    return tuple(reversed(found[-_MOST_FRAMES:]))
+    return tuple(reversed(frames[-_MOST_FRAMES:]))

@@ -158,8 +158,8 @@ class CudaSource:
         """The recorder's entries since the last drain, through a snapshot."""
         self._take()
         with self._recorder.lock:
-            taken, self._taken = self._taken, []
-        return taken
+            batches, self._taken = self._taken, []
+        return batches
 
     def end_window(self) -> Mapping[str, State]:
         """Stop the recorder; the states are those of the last drain, so they fit its events."""
@@ -224,16 +224,16 @@ class CudaSource:
 
     def _look(self) -> None:
         self._backend = self._backend or backend(self._torch)
-        held = sorted({*self._infos, *used(self._torch)})
-        for i in held:
-            known = self._infos.get(i)
-            if known is None:
+        ordinals = sorted({*self._infos, *used(self._torch)})
+        for i in ordinals:
+            earlier_info = self._infos.get(i)
+            if earlier_info is None:
                 self._infos[i] = self._info(i)
-            elif (fraction := self._fraction(i)) != known.memory_fraction:
-                self._infos[i] = replace(known, memory_fraction=fraction)
-        self._ordinals = held
+            elif (fraction := self._fraction(i)) != earlier_info.memory_fraction:
+                self._infos[i] = replace(earlier_info, memory_fraction=fraction)
+        self._ordinals = ordinals
         USED.add({info.device: info.uuid for info in self._infos.values() if info.uuid})
-        self._until_look = _LOOK_AGAIN if held else 0
+        self._until_look = _LOOK_AGAIN if ordinals else 0
 
     def _info(self, ordinal: int) -> DeviceInfo:
         properties = self._torch.cuda.get_device_properties(ordinal)
@@ -317,10 +317,10 @@ class CudaSource:
         """Whether torch's recorder works with the allocator; why not is said once."""
         self._backend = self._backend or backend(self._torch)
         if self._backend != NATIVE:
-            counted = "counters only" if self._backend in COUNTING else "the driver's figures only"
+            extent = "counters only" if self._backend in COUNTING else "the driver's figures only"
             self._say(
                 f"torch's recorder does not work with the allocator {self._backend!r}: "
-                f"{counted}, no single allocations"
+                f"{extent}, no single allocations"
             )
         return self._backend == NATIVE
 
@@ -396,8 +396,10 @@ class CudaSource:
         for ordinal, info in self._infos.items():
             for trace in traces:
                 if trace.device == info.device:
-                    told = {name: value for name, value in trace.settings.items() if value != ""}
-                    self._infos[ordinal] = replace(info, settings={**info.settings, **told})
+                    settings = {
+                        name: value for name, value in trace.settings.items() if value != ""
+                    }
+                    self._infos[ordinal] = replace(info, settings={**info.settings, **settings})
 
     def _device(self) -> int:
         return int(self._torch.cuda.current_device())

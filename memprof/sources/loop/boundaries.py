@@ -240,8 +240,10 @@ class Boundaries:
         """
         from torch import compiler
 
-        known, labels = self.modules.table, self._interner.label_rows
-        if not native.calls_begin(*self._in_python, known, labels, _annotation, vars(compiler)):
+        known_modules, labels = self.modules.table, self._interner.label_rows
+        if not native.calls_begin(
+            *self._in_python, known_modules, labels, _annotation, vars(compiler)
+        ):
             return False
         thread = self._threads.state
         for number, path in zip(thread.numbers, thread.paths, strict=True):
@@ -439,8 +441,8 @@ class Boundaries:
             self._failure = f"torch {torch.__version__} does not tell {' nor '.join(missing)}"
 
     def _update_module_hooks(self) -> None:
-        wanted = self._on_step is not None and self._watchers > 0 and not self._gave_up
-        if wanted and not self._is_hooked:
+        is_needed = self._on_step is not None and self._watchers > 0 and not self._gave_up
+        if is_needed and not self._is_hooked:
             if self._compilers.look():
                 skip_in_dynamo()
             if is_used() and self._gives_up():
@@ -451,7 +453,7 @@ class Boundaries:
             self._parallel.clear()
             self._is_hooked = True
             self._module_hooks.add()
-        elif not wanted and self._is_hooked:
+        elif not is_needed and self._is_hooked:
             self._is_hooked = False
             self._module_hooks.remove()
 
@@ -541,8 +543,8 @@ class Boundaries:
         is_outermost = not calls or calls[0].module_id == module_id
         if is_outermost:
             kwargs = self._outermost_begins(thread, module, args, _caller(sys._getframe(1)))
-        known = None if self._parallel else self._known_modules.get(module_id)
-        path = known[1] if known is not None else self._path(module, thread)
+        entry = None if self._parallel else self._known_modules.get(module_id)
+        path = entry[1] if entry is not None else self._path(module, thread)
         if is_outermost:
             self._tell(lambda one: one.outermost_call(module, args, kwargs))
         frame_id = 0
@@ -656,9 +658,9 @@ class Boundaries:
         self._steps.optimizer_ended(optimizer, self._sequence())
         self._update_module_hooks()
 
-    def _guessed(self, guess: Guess, merged: bool) -> None:
+    def _guessed(self, guess: Guess, is_merged: bool) -> None:
         if self.on_guess is not None:
-            self.on_guess(guess, merged)
+            self.on_guess(guess, is_merged)
 
     def _ended(self, step: int) -> None:
         self._threads.state.after_forward = False

@@ -60,9 +60,13 @@ class IterationDetector:
             return self._close(turn, learning=True)
         if closer.is_of(item, place):
             return self._again(turn)
-        if any(seen.is_of(item, place) for seen in self._seen):
+        if any(sighting.is_of(item, place) for sighting in self._seen):
             return self._close(turn, learning=True)
-        if stranger and place and any(seen.place == place for seen in (closer, *self._seen)):
+        if (
+            stranger
+            and place
+            and any(sighting.place == place for sighting in (closer, *self._seen))
+        ):
             return self._close(turn, learning=True)
         if anew and self._strangers > _MOST_TURNS:
             return self._close(turn, learning=True)
@@ -71,16 +75,16 @@ class IterationDetector:
 
     def _has_met(self, item: object) -> bool:
         """Whether ``item`` had a turn before; from now on it had."""
-        known = self._met.get(id(item))
+        reference = self._met.get(id(item))
         self._met[id(item)] = weakref.ref(item)
-        return known is not None and known() is item
+        return reference is not None and reference() is item
 
     def _has_been_at(self, place: int) -> bool:
         """The same of ``place``."""
-        known = place in self._places
-        if not known and len(self._places) < _MOST_PLACES:
+        is_repeated = place in self._places
+        if not is_repeated and len(self._places) < _MOST_PLACES:
             self._places.add(place)
-        return known
+        return is_repeated
 
     def _again(self, turn: _Turn) -> bool:
         if not (self._learning and self._seen):

@@ -96,8 +96,8 @@ class ModuleHooks:
     def show(self) -> None:
         """Put them back where they were, before whatever the program has registered since."""
         with self._lock:
-            hidden, self._hidden = self._hidden, None
-            for table, key, value, earlier in hidden or ():
+            hidden_hooks, self._hidden = self._hidden, None
+            for table, key, value, earlier in hidden_hooks or ():
                 later = [other for other in list(table) if other not in earlier]
                 table[key] = value
                 for other in later if isinstance(table, OrderedDict) else ():

@@ -27,10 +27,10 @@ class ModulePaths:
 
         ``prefix`` names a root that stands for another module (a replica of `nn.DataParallel`).
         """
-        known = self._known.get(id(module))
-        if known is None and self._extend(caller_id):  # it may have been added since
-            known = self._known.get(id(module))
-        return known[1] if known is not None else self._add_root(module, prefix)
+        entry = self._known.get(id(module))
+        if entry is None and self._extend(caller_id):  # it may have been added since
+            entry = self._known.get(id(module))
+        return entry[1] if entry is not None else self._add_root(module, prefix)
 
     @property
     def table(self) -> dict[int, tuple[weakref.ref[Any], str]]:
@@ -58,20 +58,20 @@ class ModulePaths:
         self._roots = [r for r in self._roots if r[0]() is not None and id(r[0]()) not in swallowed]
         if not prefix:
             self._roots.append((weakref.ref(module), path))
-        taken = {r[1] for r in self._roots}
+        names = {r[1] for r in self._roots}
         for child in children:  # named from a root that this one contains: name it anew
-            known = self._known.get(id(child))
-            if known is not None and not any(_below(known[1], root) for root in taken):
+            entry = self._known.get(id(child))
+            if entry is not None and not any(_below(entry[1], root) for root in names):
                 del self._known[id(child)]
         self._name(module, path)
         return self._known[id(module)][1]
 
     def _extend(self, caller_id: int) -> bool:
-        known = self._known.get(caller_id)
-        caller = known[0]() if known is not None else None
-        if known is None or caller is None:
+        entry = self._known.get(caller_id)
+        caller = entry[0]() if entry is not None else None
+        if entry is None or caller is None:
             return False
-        self._name(caller, known[1])
+        self._name(caller, entry[1])
         return True
 
     def _name(self, root: Any, path: str) -> None:
@@ -85,9 +85,9 @@ class ModulePaths:
         self._known.pop(key, None)
 
     def _numbered(self, name: str) -> str:
-        taken = {path for _, path in self.roots()}
+        names = {path for _, path in self.roots()}
         numbers = (name if n == 1 else f"{name}#{n}" for n in count(1))
-        return next(path for path in numbers if path not in taken)
+        return next(path for path in numbers if path not in names)
 
 
 def _below(path: str, root: str) -> bool:

@@ -32,14 +32,14 @@ class KnownOptimizers:
     def add(self, optimizer: Any) -> None:
         """Note one that steps; it may be known."""
         key = id(optimizer)
-        known = self._refs.get(key)
-        if known is None or known() is None:
+        reference = self._refs.get(key)
+        if reference is None or reference() is None:
             self._refs[key] = weakref.ref(optimizer, functools.partial(self._forget, key))
 
     def living(self) -> list[Any]:
         """Those that are alive."""
-        found = [ref() for ref in list(self._refs.values())]
-        return [optimizer for optimizer in found if optimizer is not None]
+        optimizers = [ref() for ref in list(self._refs.values())]
+        return [optimizer for optimizer in optimizers if optimizer is not None]
 
     def _forget(self, key: int, ref: object) -> None:
         if self._refs.get(key) is ref:
@@ -57,14 +57,14 @@ class OptimizerHooks:
     def __init__(
         self,
         began: Callable[[Any, FrameType], None],
-        ended: Callable[[Any], None],
+        on_end: Callable[[Any], None],
         left_out: Callable[[Any], None],
     ) -> None:
         """None of these may raise; ``began`` is also given the frame of the wrapped ``step``."""
         self.known = KnownOptimizers()
         self.crossings: list[Callable[[], None]] = []
-        """Called after each of ``began`` and ``ended``."""
-        self._began, self._ended, self._left_out = began, ended, left_out
+        """Called after each of ``began`` and ``on_end``."""
+        self._began, self._ended, self._left_out = began, on_end, left_out
         self._stepped = 0
         self._is_open = False
         self._inside: list[None] = []
@@ -119,18 +119,18 @@ class OptimizerHooks:
         if self._is_open:
             self._within(self._ended, optimizer)
 
-    def _within(self, told: Callable[[Any], None], optimizer: Any) -> None:
+    def _within(self, callback: Callable[[Any], None], optimizer: Any) -> None:
         if self._tell_uncompiled is None and "torch._dynamo.decorators" in sys.modules:
             self._tell_uncompiled = sys.modules["torch._dynamo"].disable(self._tell)
         self._inside.append(None)
         try:
             tell = self._tell_uncompiled or self._tell
-            tell(told, optimizer)
+            tell(callback, optimizer)
         finally:
             self._inside.pop()
 
-    def _tell(self, told: Callable[[Any], None], optimizer: Any) -> None:
-        told(optimizer)
+    def _tell(self, callback: Callable[[Any], None], optimizer: Any) -> None:
+        callback(optimizer)
         for crossing in tuple(self.crossings):
             crossing()
 

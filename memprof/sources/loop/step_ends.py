@@ -111,11 +111,11 @@ class Steps:
 
     def mark(self) -> None:
         """An explicit mark."""
-        counted = not self.explicit and self._automatic == 1 and not self.open_end
+        is_first = not self.explicit and self._automatic == 1 and not self.open_end
         first = not self.explicit
         self.explicit = True
         self.open_end = False
-        if not counted:  # else an optimizer or a module has just ended this very iteration
+        if not is_first:  # else an optimizer or a module has just ended this very iteration
             self._end(Sign.MARK)
         elif first:
             self._guess = None
@@ -225,13 +225,13 @@ class Steps:
 
     def _expects_training(self, module: Any) -> bool:
         """Whether a backward pass and an optimizer will probably follow this call."""
-        trained = _first_trained(module)
-        if not module.training or trained is None:
+        parameter = _first_trained(module)
+        if not module.training or parameter is None:
             return False
         if len(self._trained) >= _MOST_MODULES:
             self._trained.clear()
-        self._trained[id(module)] = weakref.ref(module), trained._version
-        if gradient_of(trained) is not None:
+        self._trained[id(module)] = weakref.ref(module), parameter._version
+        if gradient_of(parameter) is not None:
             self._undecided = self._continued = 0
         elif self._continues:
             self._continued += 1
@@ -246,8 +246,8 @@ class Steps:
     def _is_changed(self, module: Any) -> bool:
         """Whether its parameters are others than when a call in training ended, by `_version`."""
         ref, version = self._trained.get(id(module), (None, 0))
-        trained = _first_trained(module) if ref is not None and ref() is module else None
-        return trained is not None and trained._version != version
+        parameter = _first_trained(module) if ref is not None and ref() is module else None
+        return parameter is not None and parameter._version != version
 
     def _automatic_end(self, sign: Sign, place: int = 0) -> None:
         if self._sign is not None and sign < self._sign and not self._is_silent(sign):
@@ -273,27 +273,27 @@ class Steps:
         self._sign = sign
 
     def _end(self, sign: Sign, place: int = 0) -> None:
-        ended = self.current
-        self.current = ended + 1
+        step = self.current
+        self.current = step + 1
         guess = self._guess
         if self._sign is None or sign >= self._sign:
             self._silence = 0
             self._sign = sign
-        if guess is not None and guess.first == ended:  # it was opened, and is told now
+        if guess is not None and guess.first == step:  # it was opened, and is told now
             self._guess = guess if sign <= guess.sign else None
             guess = None
         if guess is not None and sign > guess.sign:
             self._guess = None
-            self._on_guess(Guess(guess.first, ended, guess.sign, guess.place), True)
+            self._on_guess(Guess(guess.first, step, guess.sign, guess.place), True)
             guess = None
         if sign < Sign.OPTIMIZER:
             if guess is None:
-                if self._guess is None or self._guess.first != ended:
-                    self._guess = Guess(ended, ended, sign, place)
+                if self._guess is None or self._guess.first != step:
+                    self._guess = Guess(step, step, sign, place)
             else:
-                guess.last = ended
+                guess.last = step
                 guess.place = guess.place if guess.place == place else 0
-        self._on_step(ended)
+        self._on_step(step)
 
 
 def _nobody(_guess: Guess, _merged: bool) -> None:

@@ -192,8 +192,8 @@ def call_frame(frame: Any) -> Any:
 
 def keywords_of(call: FrameType) -> dict[str, Any]:
     """The keyword arguments of a module's call, from the `call_frame`."""
-    found = dict(zip(*frame_variables(call), strict=True)).get("kwargs")
-    return found if isinstance(found, dict) else {}
+    keywords = dict(zip(*frame_variables(call), strict=True)).get("kwargs")
+    return keywords if isinstance(keywords, dict) else {}
 
 
 def frame_of(codes: tuple[CodeType, ...], frame: FrameType | None) -> int:

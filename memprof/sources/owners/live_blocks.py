@@ -127,20 +127,20 @@ class LiveBlocks:
         events: dict[str, list[Events]] = defaultdict(list)
         for chunk in chunks:
             events[chunk.device].append(chunk.events)
-        owners, seen = self.sightings.owners(), self.sightings.take()
+        owners, samples_of = self.sightings.owners(), self.sightings.take()
         modes = self.sightings.take_modes()
-        found = []
+        changes = []
         for device in dict.fromkeys([*events, *ends]):
-            sightings = [*seen.get("", ()), *seen.get(device, ())]
-            joined = Events.concatenate(events[device])
+            sightings = [*samples_of.get("", ()), *samples_of.get(device, ())]
+            all_events = Events.concatenate(events[device])
             before = self._lives.get(device, Lives.build())
-            known = replaced(before, born=np.full(len(before), NOT_RECORDED))
-            lives = lives_of(known, joined, self._told.get(device, 0))
-            lives = settle(lives, joined, self.labels, sightings, modes)
-            found.append(
-                self._settled(device, joined, ends.get(device), lives, owners.get(device, {}))
+            blocks_before = replaced(before, born=np.full(len(before), NOT_RECORDED))
+            lives = lives_of(blocks_before, all_events, self._told.get(device, 0))
+            lives = settle(lives, all_events, self.labels, sightings, modes)
+            changes.append(
+                self._settled(device, all_events, ends.get(device), lives, owners.get(device, {}))
             )
-        return [one for one in found if len(one.events) or one.late_events or one.late_blocks]
+        return [one for one in changes if len(one.events) or one.late_events or one.late_blocks]
 
     def end(self, states: Mapping[str, State]) -> dict[str, State]:
         """The states of the windows' ends, with the labels and categories of what is known."""
@@ -182,20 +182,22 @@ class LiveBlocks:
         )
 
     def _begun(self, device: str, state: State, owners: Mapping[str, dict[int, Owner]]) -> State:
-        known = _in_use(state.blocks)  # columns of its own
+        blocks_then = _in_use(state.blocks)  # columns of its own
         before = self._lives.get(device, Lives.build())
-        row = _row_of(before.address, known.address)
-        same = (row >= 0) & (known.stack != EMPTY)
+        row = _row_of(before.address, blocks_then.address)
+        same = (row >= 0) & (blocks_then.stack != EMPTY)
         if len(before):
-            same &= (before.stack[row] == known.stack) & (before.size[row] == known.size)
-            known = replaced(
-                known,
-                label=np.where(same, before.label[row], known.label),
-                category=np.where(same, before.category[row], known.category),
-                graph=np.where(same, before.graph[row], known.graph),
+            same &= (before.stack[row] == blocks_then.stack) & (
+                before.size[row] == blocks_then.size
             )
-        own(known, owners.get(device, {}), 0, self.labels)
-        self._lives[device] = replaced(known, handed=known.category)
+            blocks_then = replaced(
+                blocks_then,
+                label=np.where(same, before.label[row], blocks_then.label),
+                category=np.where(same, before.category[row], blocks_then.category),
+                graph=np.where(same, before.graph[row], blocks_then.graph),
+            )
+        own(blocks_then, owners.get(device, {}), 0, self.labels)
+        self._lives[device] = replaced(blocks_then, handed=blocks_then.category)
         self._states[device] = state
         return self._known(device, state)
 
@@ -214,8 +216,8 @@ class LiveBlocks:
         lives = replaced(lives, category=final_of_dead(lives, events, self.labels))
         self._told[device] = first + len(events)
         chunk = _chunk(device, events, lives)
-        left = lives.take(lives.died == len(events))
-        self._lives[device] = replaced(left, handed=left.category)
+        survivors = lives.take(lives.died == len(events))
+        self._lives[device] = replaced(survivors, handed=survivors.category)
         if end is not None:
             self._states[device] = end
             self._lives[device] = _agreeing(self._lives[device], end)
@@ -227,10 +229,10 @@ class LiveBlocks:
         here = (row >= 0) & (state.blocks.state == BlockState.ACTIVE_ALLOCATED)
         label, category = state.blocks.label.copy(), state.blocks.category.copy()
         label[here], category[here] = lives.label[row[here]], lives.category[row[here]]
-        kept = {name: getattr(state.blocks, name) for name in Blocks.names()}
+        columns = {name: getattr(state.blocks, name) for name in Blocks.names()}
         return State(
             segments=state.segments,
-            blocks=Blocks(**{**kept, "label": label, "category": category}),
+            blocks=Blocks(**{**columns, "label": label, "category": category}),
             unlisted=state.unlisted,
         )
 
@@ -252,10 +254,10 @@ def _agreeing(lives: Lives, end: State) -> Lives:
     """The lives that a state confirms, and its blocks that no event made (entries were lost)."""
     blocks = _in_use(end.blocks)
     row = _row_of(lives.address, blocks.address)
-    lost = blocks.take(row < 0)
-    lost = replaced(lost, event=np.full(len(lost), _NEVER_TOLD))
-    kept: Lives = Lives.concatenate([lives.take(row[row >= 0]), lost])
-    return kept
+    vanished = blocks.take(row < 0)
+    vanished = replaced(vanished, event=np.full(len(vanished), _NEVER_TOLD))
+    agreeing: Lives = Lives.concatenate([lives.take(row[row >= 0]), vanished])
+    return agreeing
 
 
 def _chunk(device: str, events: Events, lives: Lives) -> Chunk:
@@ -263,22 +265,22 @@ def _chunk(device: str, events: Events, lives: Lives) -> Chunk:
     category, label = events.category.copy(), events.label.copy()
     new = lives.born >= 0
     category[lives.born[new]], label[lives.born[new]] = lives.category[new], lives.label[new]
-    kept = {name: getattr(events, name) for name in Events.names()}
+    columns = {name: getattr(events, name) for name in Events.names()}
     changed = ~new & (lives.category != lives.handed)
     late, blocks = changed & (lives.event >= 0), changed & (lives.event == NOT_RECORDED)
     return Chunk(
         device,
-        Events(**{**kept, "category": category, "label": label}),
+        Events(**{**columns, "category": category, "label": label}),
         dict(zip(lives.event[late].tolist(), lives.category[late].tolist(), strict=True)),
         dict(zip(lives.address[blocks].tolist(), lives.category[blocks].tolist(), strict=True)),
     )
 
 
-def _row_of(addresses: Ints, wanted: Ints) -> Ints:
+def _row_of(addresses: Ints, targets: Ints) -> Ints:
     """The row of each wanted address; -1 where it is not among them."""
     if not len(addresses):
-        return np.full(len(wanted), -1, np.int64)
+        return np.full(len(targets), -1, np.int64)
     order = np.argsort(addresses, kind="stable")
-    place = np.minimum(np.searchsorted(addresses[order], wanted), len(order) - 1)
-    found: Ints = np.where(addresses[order][place] == wanted, order[place], -1)
-    return found
+    place = np.minimum(np.searchsorted(addresses[order], targets), len(order) - 1)
+    rows: Ints = np.where(addresses[order][place] == targets, order[place], -1)
+    return rows

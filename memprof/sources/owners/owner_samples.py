@@ -77,8 +77,8 @@ class OwnerSamples:
 
     def take(self) -> dict[str, list[OwnerSample]]:
         """What was seen on each device since the last call; under ``""`` what holds for all."""
-        seen, self._seen = self._seen, defaultdict(list)
-        return seen
+        samples, self._seen = self._seen, defaultdict(list)
+        return samples
 
     def take_modes(self) -> list[GradMode]:
         """What is known of gradients being wanted; of what holds now, the next call tells again."""
@@ -101,12 +101,12 @@ class OwnerSamples:
         """
         if not reads_saved():
             return None
-        found: dict[str, set[int]] = defaultdict(set)
+        by_device: dict[str, set[int]] = defaultdict(set)
         with plain_attributes():
             graphs = SavedTensors(objects_with_tensors(), self._unread)
             for device, address in self._unread.within(self._places, graphs):
-                found[device].add(address)
-        return found if graphs.complete else None
+                by_device[device].add(address)
+        return by_device if graphs.complete else None
 
     def note_all(self) -> None:
         """Note what modules and optimizers refer to at this moment."""
@@ -151,18 +151,18 @@ class OwnerSamples:
             self._enabled[root] = enabled
             self._modes.append(GradMode(time.time_ns() // 1000, root, enabled))
 
-    def _note(self, found: Iterable[tuple[Owner, Any]]) -> None:
+    def _note(self, owned_tensors: Iterable[tuple[Owner, Any]]) -> None:
         try:
-            for device, owners in self._placed(found).items():
+            for device, owners in self._placed(owned_tensors).items():
                 self._add(device, owners)
         except Exception as error:  # noqa: BLE001 - the job goes on with less said of its bytes
             self.failure = f"owners were missed: {type(error).__name__}: {error}"
 
-    def _placed(self, found: Iterable[tuple[Owner, Any]]) -> dict[str, dict[int, Owner]]:
+    def _placed(self, owned_tensors: Iterable[tuple[Owner, Any]]) -> dict[str, dict[int, Owner]]:
         """Owner by device and address; no code of a tensor's subclass is run for its attributes."""
-        placed: dict[str, dict[int, Owner]] = defaultdict(dict)
+        by_device: dict[str, dict[int, Owner]] = defaultdict(dict)
         with plain_attributes():
-            for owner, tensor in found:
+            for owner, tensor in owned_tensors:
                 places: Iterable[Place]
                 if is_plain(tensor):  # as nearly always
                     places = (self._place(tensor),)
@@ -170,13 +170,13 @@ class OwnerSamples:
                     places = self._unread.within(self._places, (tensor,))
                 for device, address in places:
                     if address and self._records(device):
-                        placed[device][address] = owner
-        return placed
+                        by_device[device][address] = owner
+        return by_device
 
     def _places(self, tensor: Any) -> Iterator[Place]:
         return map(self._place, parts(tensor, self._unread))
 
     def _add(self, device: str, owners: dict[int, Owner], **more: Any) -> None:
-        seen = self._seen[device]
-        if len(seen) < _MOST:
-            seen.append(OwnerSample(time.time_ns() // 1000, owners, **more))
+        samples = self._seen[device]
+        if len(samples) < _MOST:
+            samples.append(OwnerSample(time.time_ns() // 1000, owners, **more))
