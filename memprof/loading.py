@@ -127,7 +127,7 @@ def _run_of_snapshot(path: Path) -> Run:
 
 
 @dataclass(slots=True)
-class _Window:
+class _WindowAssembly:
     start: State | None = None
     end: State | None = None
     chunks: list[Events] = field(default_factory=list)
@@ -147,7 +147,7 @@ class _Assembly:
         self._stacks: list[tuple[int, ...]] = [()]
         self._labels: list[tuple[int, int, str, str]] = [(NOT_RECORDED, 0, "", "")]
         self._pools: list[tuple[int, int]] = [(0, 0)]
-        self._windows: dict[str, dict[int, _Window]] = {}
+        self._windows: dict[str, dict[int, _WindowAssembly]] = {}
         self._steps: dict[str, list[Steps]] = {}
         self._readings: dict[tuple[str, str, str], list[tuple[Column, Column]]] = {}
         self._findings: list[Finding] = []
@@ -328,9 +328,9 @@ class _Assembly:
         if self._damaged <= _MOST_NOTES:
             self._note(message[:300])
 
-    def _window(self, device: str, number: int) -> _Window:
+    def _window(self, device: str, number: int) -> _WindowAssembly:
         _check_device(device)
-        return self._windows.setdefault(device, {}).setdefault(number, _Window())
+        return self._windows.setdefault(device, {}).setdefault(number, _WindowAssembly())
 
     def _finish(self) -> Run:
         numbering = Numbering(self._guesses)
@@ -383,7 +383,9 @@ class _Assembly:
         steps = numbering.steps(Steps.concatenate(self._steps.get(info.device, [])))
         return DeviceRun(info.device, info, tuple(traces.values()), renumbered(steps, list(traces)))
 
-    def _trace(self, name: str, info: DeviceInfo, tables: Tables, window: _Window) -> Trace | None:
+    def _trace(
+        self, name: str, info: DeviceInfo, tables: Tables, window: _WindowAssembly
+    ) -> Trace | None:
         if window.start is None and window.end is None and not window.length:
             return None
         events = Events.concatenate(window.chunks)

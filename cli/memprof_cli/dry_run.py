@@ -19,7 +19,7 @@ from rich.text import Text
 from memprof.dry_run.assumptions import ASSUMPTIONS, Assumptions
 from memprof.dry_run.cards import Card, card_named, listed
 from memprof.dry_run.launch import OneRank, environment
-from memprof.dry_run.verdict import Fit, fits
+from memprof.dry_run.verdict import CardVerdict, fits
 from memprof.errors import MemprofError, SettingsError
 from memprof.loading import load
 from memprof.record.autostart import STEPS
@@ -257,7 +257,7 @@ def _answer(runs: Sequence[Run], status: int, limit: Limit | None, *, as_json: b
     return status
 
 
-def _tightest(answers: Sequence[tuple[Fit, ...]]) -> int:
+def _tightest(answers: Sequence[tuple[CardVerdict, ...]]) -> int:
     """Of several processes the one to look at: that did not fit, or had least left."""
     spare = [
         min(((answer.fits, answer.left_bytes) for answer in its), default=(True, 1 << 62))
@@ -267,7 +267,7 @@ def _tightest(answers: Sequence[tuple[Fit, ...]]) -> int:
 
 
 def _print_answers(
-    runs: Sequence[Run], summaries: Sequence[Summary], answers: Sequence[tuple[Fit, ...]]
+    runs: Sequence[Run], summaries: Sequence[Summary], answers: Sequence[tuple[CardVerdict, ...]]
 ) -> None:
     console = terminal(_WIDTH)
     several = sum(map(len, answers)) > 1
@@ -288,7 +288,7 @@ def _print_answers(
 def _print_json(
     runs: Sequence[Run],
     summaries: Sequence[Summary],
-    answers: Sequence[tuple[Fit, ...]],
+    answers: Sequence[tuple[CardVerdict, ...]],
     status: int,
 ) -> None:
     devices = [

@@ -327,7 +327,7 @@ class _Held:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _OwnerGroup:
     """Bytes and blocks of one owner."""
 
     name: str
@@ -341,15 +341,15 @@ class _FilledBy:
 
     inferred: bool
     between_windows: bool
-    category: list[_Group]
-    module: list[_Group]
-    line: list[_Group]
-    block: list[_Group]
-    caller: list[_Group]
+    category: list[_OwnerGroup]
+    module: list[_OwnerGroup]
+    line: list[_OwnerGroup]
+    block: list[_OwnerGroup]
+    caller: list[_OwnerGroup]
 
 
 @dataclass(frozen=True, slots=True)
-class _Change:
+class _ReplayedChange:
     """A change that was replayed up to the failed request."""
 
     kind: str
@@ -372,7 +372,7 @@ class _Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class _Device:
+class _DevicePostMortem:
     """A device as ``memprof oom --json`` prints it; `docs/oom.md` explains the fields."""
 
     device: str
@@ -385,15 +385,15 @@ class _Device:
     asked: _Asked
     held: _Held
     filled_by: _FilledBy
-    changes: list[_Change]
+    changes: list[_ReplayedChange]
     unproven: str
     advice: list[str]
     layouts: list[_Layout]
 
 
-def _device(post_mortem: PostMortem) -> _Device:
+def _device(post_mortem: PostMortem) -> _DevicePostMortem:
     failure = post_mortem.failure
-    return _Device(
+    return _DevicePostMortem(
         device=failure.device,
         recorded=failure.recorded,
         times=failure.times,
@@ -458,12 +458,12 @@ def _held_by(failure: Failure) -> _Held:
     )
 
 
-def _groups(groups: Sequence[OwnerGroup]) -> list[_Group]:
-    return [_Group(group.name, group.bytes, group.count) for group in groups]
+def _groups(groups: Sequence[OwnerGroup]) -> list[_OwnerGroup]:
+    return [_OwnerGroup(group.name, group.bytes, group.count) for group in groups]
 
 
-def _change(rescue: Rescue) -> _Change:
-    return _Change(
+def _change(rescue: Rescue) -> _ReplayedChange:
+    return _ReplayedChange(
         kind=rescue.kind,
         change=rescue.change,
         fits=rescue.fits,

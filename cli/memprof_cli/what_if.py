@@ -109,7 +109,7 @@ class _OutOfMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _ConfigurationRow:
     """What the recording comes to under one configuration."""
 
     configuration: str
@@ -138,17 +138,17 @@ class _Fit:
 
 
 @dataclass(frozen=True, slots=True)
-class _Device:
+class _DeviceComparison:
     """A device as ``memprof what-if --json`` prints it; `docs/what-if.md` explains the fields."""
 
     device: int | str
-    rows: list[_Row]
+    rows: list[_ConfigurationRow]
     fits: list[_Fit]
 
 
-def _device(device: DeviceWhatIf) -> _Device:
+def _device(device: DeviceWhatIf) -> _DeviceComparison:
     name = device.device
-    return _Device(
+    return _DeviceComparison(
         device=int(name.partition(":")[2]) if ":" in name else name,
         rows=[_row(row, device.traces[row.window]) for row in device.rows],
         fits=[
@@ -157,9 +157,9 @@ def _device(device: DeviceWhatIf) -> _Device:
     )
 
 
-def _row(row: Row, trace: Trace) -> _Row:
+def _row(row: Row, trace: Trace) -> _ConfigurationRow:
     outcome = row.outcome
-    return _Row(
+    return _ConfigurationRow(
         configuration=row.configuration,
         capacity_bytes=row.capacity or None,
         peak_allocated_bytes=outcome.peak_allocated,

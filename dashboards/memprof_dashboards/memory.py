@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from memprof.report.recording_gaps import is_bare_state
 from memprof.trace import NOT_RECORDED, Action, Category, Phase
-from memprof.views.owners import Grouping, Owners
+from memprof.views.owners import Grouping, OwnerGroupings
 from memprof.views.steps import step_of_event
 from memprof.views.timeline import grouped, samples
 from memprof_dashboards.colors import CATEGORY_COLORS, GROUP_COLORS, OTHER_COLOR, STACKING
@@ -168,7 +168,7 @@ def _happened(
 
 def _all_layers(windows: Sequence[WindowView], entries: Sequence[Ints]) -> dict[str, Layers]:
     splits = {"category": _category_layers(windows, entries)}
-    picks: dict[str, Callable[[Owners], Grouping]] = {
+    picks: dict[str, Callable[[OwnerGroupings], Grouping]] = {
         "module": lambda owners: _alike(owners.module),
         "site": lambda owners: owners.site,
     }
@@ -209,7 +209,9 @@ def _category_layers(windows: Sequence[WindowView], entries: Sequence[Ints]) -> 
 
 
 def _named_layers(
-    windows: Sequence[WindowView], entries: Sequence[Ints], pick: Callable[[Owners], Grouping]
+    windows: Sequence[WindowView],
+    entries: Sequence[Ints],
+    pick: Callable[[OwnerGroupings], Grouping],
 ) -> Layers:
     """The largest groups and the rest; the windows of a run share their tables, hence the names."""
     groups = [pick(w.owners) for w in windows]

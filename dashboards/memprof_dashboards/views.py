@@ -13,7 +13,7 @@ from memprof.run import DeviceRun, Run, Steps
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import NOT_RECORDED, Frame, Tables, Trace
 from memprof.views.examination import DeviceExamination
-from memprof.views.owners import Owners
+from memprof.views.owners import OwnerGroupings
 from memprof.views.sites import Sites, site_name
 from memprof.views.timeline import Timeline
 from memprof_dashboards.text import visible
@@ -85,7 +85,7 @@ class WindowView:
 
     trace: Trace
     line: Timeline
-    owners: Owners
+    owners: OwnerGroupings
     first_event: int
     """Events of the device before this window."""
 

@@ -22,14 +22,14 @@ from memprof.trace import (
     column,
 )
 
-__all__ = ["LiveBlocks", "apart", "is_tiled", "live_blocks_of", "tiled"]
+__all__ = ["BlocksAtStart", "apart", "is_tiled", "live_blocks_of", "tiled"]
 
 _MOST = 1 << 60
 """Beyond every address and size: what is larger was not written by an allocator."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LiveBlocks(Columns):
+class BlocksAtStart(Columns):
     """Blocks in use at the start of a trace, by address."""
 
     address: Column = column("i8")
@@ -45,7 +45,7 @@ class LiveBlocks(Columns):
     category: Column = column("u1")
     segment: Column = column("i4")
 
-    def inside(self, segments: Segments) -> tuple[LiveBlocks, int]:
+    def inside(self, segments: Segments) -> tuple[BlocksAtStart, int]:
         """The blocks that lie in a segment and in no other block; and how many do not.
 
         Where there are no segments at all (CPU tensors) every block stays, with row -1.
@@ -57,11 +57,11 @@ class LiveBlocks(Columns):
         limit = (segments.address + segments.size)[np.maximum(row, 0)]
         fits = (row >= 0) & (self.address + self.size <= limit) & apart(self)
         self.segment[:] = row
-        blocks: LiveBlocks = self.take(fits)
+        blocks: BlocksAtStart = self.take(fits)
         return blocks, int((~fits).sum())
 
 
-def apart(rows: LiveBlocks | Segments) -> npt.NDArray[np.bool_]:
+def apart(rows: BlocksAtStart | Segments) -> npt.NDArray[np.bool_]:
     """Which rows (by address) have bytes, at an address, and begin behind those before them."""
     end = np.maximum.accumulate(rows.address + rows.size) if len(rows) else rows.address
     fits = (rows.size > 0) & (rows.address >= 0) & (rows.size < _MOST) & (rows.address < _MOST)
@@ -91,12 +91,12 @@ def is_tiled(state: State) -> bool:
     )
 
 
-def live_blocks_of(state: State, trace: Trace) -> LiveBlocks:
+def live_blocks_of(state: State, trace: Trace) -> BlocksAtStart:
     """The blocks in use in a recorded state; their sizes are their own."""
     used = state.blocks.take(state.blocks.state != BlockState.INACTIVE)
     used = used.take(np.argsort(used.address, kind="stable"))
     names = ("address", "size", "requested", "state", "stack", "label", "category")
-    result: LiveBlocks = LiveBlocks.build(
+    result: BlocksAtStart = BlocksAtStart.build(
         len(used),
         **{name: getattr(used, name) for name in names},
         freed=np.full(len(used), len(trace.events)),
@@ -106,7 +106,7 @@ def live_blocks_of(state: State, trace: Trace) -> LiveBlocks:
 
 
 def tiled(
-    segments: Segments, live: LiveBlocks, trace: Trace, settings: AllocatorSettings
+    segments: Segments, live: BlocksAtStart, trace: Trace, settings: AllocatorSettings
 ) -> tuple[Blocks, npt.NDArray[np.bool_]]:
     """All blocks of ``segments``, live and free, by address; and which sizes are assumed.
 
@@ -126,13 +126,13 @@ def tiled(
     return result, assumptions[order]
 
 
-def _blocks(live: LiveBlocks) -> Blocks:
+def _blocks(live: BlocksAtStart) -> Blocks:
     columns = ("address", "size", "requested", "state", "segment", "stack", "label", "category")
     result: Blocks = Blocks.build(**{name: getattr(live, name) for name in columns})
     return result
 
 
-def _gaps(segments: Segments, live: LiveBlocks) -> npt.NDArray[np.int64]:
+def _gaps(segments: Segments, live: BlocksAtStart) -> npt.NDArray[np.int64]:
     """Bytes between the end of each live block and the next, or the end of its segment."""
     end = (segments.address + segments.size)[live.segment]
     limit = end.copy()
@@ -145,7 +145,7 @@ def _gaps(segments: Segments, live: LiveBlocks) -> npt.NDArray[np.int64]:
 
 def _remainders(
     segments: Segments,
-    live: LiveBlocks,
+    live: BlocksAtStart,
     gap: npt.NDArray[np.int64],
     trace: Trace,
     settings: AllocatorSettings,
@@ -167,7 +167,7 @@ def _remainders(
 
 
 def _shown_ends(
-    live: LiveBlocks, gap: npt.NDArray[np.int64], trace: Trace
+    live: BlocksAtStart, gap: npt.NDArray[np.int64], trace: Trace
 ) -> npt.NDArray[np.int64]:
     """Where the first allocation in the gap behind each block begins; -1 if the block died first.
 
@@ -189,7 +189,7 @@ def _shown_ends(
     return ends
 
 
-def _free_blocks(segments: Segments, live: LiveBlocks) -> Blocks:
+def _free_blocks(segments: Segments, live: BlocksAtStart) -> Blocks:
     """The stretches of the segments that no live block covers."""
     starts = np.concatenate((segments.address, live.address + live.size))
     row = np.concatenate((np.arange(len(segments)), live.segment))

@@ -142,7 +142,7 @@ def restore(
             obtained; those left out count as obtained in the order of their addresses.
     """
     segments = state.segments
-    rows = _Rows(state)
+    rows = _BlockRows(state)
     extents: dict[ArenaKey, list[Block]] = {}
     extent_ties: dict[ArenaKey, int] = {}
     for row in np.argsort(segments.address, kind="stable").tolist():
@@ -183,7 +183,7 @@ def _is_small(segments: Segments, row: int) -> bool:
     return kind == SegmentKind.SMALL
 
 
-class _Rows:
+class _BlockRows:
     """The rows of a state's blocks as plain integers, turned into linked blocks by segment."""
 
     def __init__(self, state: State) -> None:

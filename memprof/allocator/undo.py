@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from memprof.allocator.gaps import LiveBlocks, apart, is_tiled, live_blocks_of, tiled
+from memprof.allocator.gaps import BlocksAtStart, apart, is_tiled, live_blocks_of, tiled
 from memprof.allocator.pools import ArenaKey
 from memprof.allocator.ranges import RangeSet
 from memprof.allocator.rounding import round_size
@@ -234,14 +234,14 @@ class _Undo:
         row = np.searchsorted(spans[:, 0], addresses, side="right") - 1
         return int(((row < 0) | (addresses >= spans[np.maximum(row, 0), 1])).sum())
 
-    def live_blocks(self) -> LiveBlocks:
+    def live_blocks(self) -> BlocksAtStart:
         """What was live at the start, by address."""
         blocks, events = self.end.blocks, self.trace.events
         addresses = np.array(sorted(self._live), dtype=np.int64)
         entries = np.array([self._live[a] for a in addresses.tolist()], dtype=np.int64)
         at_end = entries >= 0
         row, event = entries[at_end], -1 - entries[~at_end]
-        live = LiveBlocks.build(
+        live = BlocksAtStart.build(
             address=addresses,
             freed=np.where(at_end, len(events), -1 - entries),
             exact=at_end,

@@ -16,14 +16,14 @@ from memprof.dry_run.asking import frame_of_the_program
 from memprof.dry_run.library import Library
 from memprof.units import format_bytes, format_count
 
-__all__ = ["Reading", "ValuesRead"]
+__all__ = ["ValueRead", "ValuesRead"]
 
 _MOST_LINES = 1000
 _MOST_TOLD = 40
 
 
 @dataclass(slots=True)
-class Reading:
+class ValueRead:
     """A line that read values of the device."""
 
     filename: str
@@ -52,7 +52,7 @@ class ValuesRead:
     def __init__(self, library: Library) -> None:
         self._library = library
         self._lock = threading.Lock()
-        self._readings: dict[tuple[str, int], Reading] = {}
+        self._readings: dict[tuple[str, int], ValueRead] = {}
 
     def open(self) -> None:
         """Begin to listen."""
@@ -73,14 +73,14 @@ class ValuesRead:
             if reading is None:
                 if len(self._readings) >= _MOST_LINES:
                     return
-                reading = Reading(*key, code.co_name, nbytes, bool(copied_in))
+                reading = ValueRead(*key, code.co_name, nbytes, bool(copied_in))
                 self._readings[key] = reading
             reading.times += 1
             reading.bytes = max(reading.bytes, nbytes)
             reading.copied_in = reading.copied_in and bool(copied_in)
 
     @property
-    def readings(self) -> tuple[Reading, ...]:
+    def readings(self) -> tuple[ValueRead, ...]:
         """Each line once, in the order of its first reading."""
         with self._lock:
             return tuple(self._readings.values())

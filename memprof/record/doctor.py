@@ -21,7 +21,7 @@ from memprof.dry_run.build import compiler, find_torch
 from memprof.dry_run.cards import Card as SimulatedCard
 from memprof.dry_run.cards import figures_of_capability
 from memprof.errors import MissingError
-from memprof.sources.nvml import Card, cards, driver_version, processes_on
+from memprof.sources.nvml import NvmlDevice, cards, driver_version, processes_on
 from memprof.units import format_bytes
 
 __all__ = ["Diagnosis", "Fact", "describe_card", "diagnose"]
@@ -234,7 +234,7 @@ def _cuda(torch: Any, has_cards: bool) -> Fact:
     return Fact("CUDA", True, f"CUDA {torch.version.cuda}, {count} device(s)")
 
 
-def _driver() -> tuple[Fact, tuple[Card, ...]]:
+def _driver() -> tuple[Fact, tuple[NvmlDevice, ...]]:
     try:
         version, card_list = driver_version(), cards()
     except MissingError as error:
@@ -244,7 +244,7 @@ def _driver() -> tuple[Fact, tuple[Card, ...]]:
     ), card_list
 
 
-def _card(card: Card) -> Fact:
+def _card(card: NvmlDevice) -> Fact:
     used = "?" if card.used_bytes is None else format_bytes(card.used_bytes)
     total = "?" if card.total_bytes is None else format_bytes(card.total_bytes)
     has_figures = None not in (card.used_bytes, card.total_bytes)

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from memprof.errors import MemprofError
-from memprof.record.device_figures import DeviceFigures
+from memprof.record.device_figures import FiguresByDevice
 from memprof.record.oom_records import OomRecords
 from memprof.record.options import Options
 from memprof.record.output import Output
@@ -105,7 +105,7 @@ class Session:
         self._boundaries: Boundaries | None = None
         self._survivor_watch: SurvivorWatch | None = None
         self._sampler: Sampler | None = None
-        self._figures = DeviceFigures()
+        self._figures = FiguresByDevice()
         self._summaries = Summaries(self._figures, self.recording, self._ooms, self.meter)
         self._steps = 0
         self._last_step = -1

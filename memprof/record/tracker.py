@@ -103,12 +103,12 @@ def step() -> None:
         tracker.step()
 
 
-def steps(iterable: Iterable[Item]) -> Steps[Item]:
+def steps(iterable: Iterable[Item]) -> StepIterable[Item]:
     """The same items; each stands for one training step, which ends when the next is asked for."""
-    return Steps(iterable)
+    return StepIterable(iterable)
 
 
-class Steps(Generic[Item]):
+class StepIterable(Generic[Item]):
     """An iterable whose items are training steps; as long as what it was made of."""
 
     def __init__(self, iterable: Iterable[Item]) -> None:

@@ -28,7 +28,7 @@ from memprof.referrers.torch_references import is_tensor_type, plain_torch
 from memprof.referrers.unowned_memory import with_what_is_known
 from memprof.referrers.unreachable import Unreached
 from memprof.source_code.find_line import reading_until
-from memprof.sources.tensor_addresses import Block, PlaceOf, place_of
+from memprof.sources.tensor_addresses import DeviceBlock, PlaceOf, place_of
 from memprof.sources.user_files import is_user_file
 
 __all__ = [
@@ -77,7 +77,7 @@ def find_holders(
     """Who keeps each target alive, for all targets in one pass over the heap; the best first.
 
     A target is a storage key (``storage._cdata``, an int: nothing is held), a tensor, an
-    ``UntypedStorage``, a weak reference to one of them, or a `Block` of a device's memory, which
+    ``UntypedStorage``, a weak reference to one of them, or a `DeviceBlock`, which
     stands for every storage that begins in it; a dead one has no holders (whether a key or a block
     is dead cannot be seen, so prefer weak references). Autograd graphs are walked only where a
     target has no other holder than a local variable, unless ``graphs`` asks for it. ``place`` says
@@ -86,7 +86,7 @@ def find_holders(
     Raises:
         SettingsError: a target is something else.
     """
-    blocks = BlockIndex([one for one in targets if type(one) is Block], place)
+    blocks = BlockIndex([one for one in targets if type(one) is DeviceBlock], place)
     keys = keys_of(targets, blocks)
     target_keys = frozenset(key for key in keys if key > 0)
     ids = frozenset(id(one) for one, key in zip(targets, keys, strict=True) if key == id(one))
@@ -102,7 +102,7 @@ def keys_of(targets: Sequence[object], blocks: BlockIndex) -> list[int]:
         SettingsError: one is nothing that holders can be looked for of.
     """
     with plain_torch():
-        return [blocks.key_of[one] if type(one) is Block else _key(one) for one in targets]
+        return [blocks.key_of[one] if type(one) is DeviceBlock else _key(one) for one in targets]
 
 
 def _key(target: object) -> int:

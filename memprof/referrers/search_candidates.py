@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memprof.sources.tensor_addresses import Block
+from memprof.sources.tensor_addresses import DeviceBlock
 from memprof.trace import EMPTY, NOT_RECORDED, SURVIVOR_AGE, Category, Column, Label
 
 __all__ = ["Living", "Suspect", "residents", "suspects"]
@@ -31,7 +31,7 @@ _EXPLAINED = (
 
 Ints = npt.NDArray[np.int64]
 
-Target: TypeAlias = "int | Block"
+Target: TypeAlias = "int | DeviceBlock"
 """What holders are searched for: a storage by its ``_cdata``, or a block of a device's memory."""
 
 
@@ -76,7 +76,7 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _StackGroup:
     """What lives of one stack."""
 
     stack: int
@@ -126,7 +126,7 @@ def _groups(
     birth_steps: Ints,
     rows: Ints,
     is_meant: Callable[[Ints, Ints], npt.NDArray[np.bool_]],
-) -> list[_Group]:
+) -> list[_StackGroup]:
     """Some rows by their stacks, of those groups that are meant by their births and bytes."""
     if not len(rows):
         return []
@@ -139,7 +139,7 @@ def _groups(
     first = np.minimum.reduceat(order, start)
     end = np.append(start[1:], len(order))
     return [
-        _Group(
+        _StackGroup(
             stack=int(stacks[start[at]]),
             rows=order[start[at] : end[at]],
             made=steps[start[at] : end[at]],
@@ -151,7 +151,7 @@ def _groups(
     ]
 
 
-def _described(living: Living, group: _Group, births: int, targets: list[int]) -> Suspect:
+def _described(living: Living, group: _StackGroup, births: int, targets: list[int]) -> Suspect:
     return Suspect(
         stack=group.stack,
         label=int(living.label[group.rows[-1]]),
@@ -164,7 +164,7 @@ def _described(living: Living, group: _Group, births: int, targets: list[int]) -
     )
 
 
-def _largest(living: Living, group: _Group) -> list[int]:
+def _largest(living: Living, group: _StackGroup) -> list[int]:
     rows = np.sort(group.rows)
     largest: list[int] = rows[np.argsort(-living.size[rows], kind="stable")][:_TARGETS].tolist()
     return largest

@@ -31,7 +31,7 @@ from memprof.referrers.targets import BlockIndex, Targets
 from memprof.referrers.torch_references import is_symbolic, plain_torch
 from memprof.referrers.unowned_memory import with_what_is_known
 from memprof.source_code.find_line import reading_until
-from memprof.sources.tensor_addresses import Block, PlaceOf, place_of
+from memprof.sources.tensor_addresses import DeviceBlock, PlaceOf, place_of
 
 __all__ = ["UpwardSearch"]
 
@@ -80,7 +80,7 @@ class UpwardSearch:
         self, targets: Sequence[object], *, limit: int = 3, place: PlaceOf = place_of
     ) -> None:
         """``targets`` and ``place`` as for `find_holders`, but no weak references."""
-        blocks = BlockIndex([one for one in targets if type(one) is Block], place)
+        blocks = BlockIndex([one for one in targets if type(one) is DeviceBlock], place)
         self._targets = dict(zip(targets, keys_of(targets, blocks), strict=True))
         target_keys = frozenset(key for key in self._targets.values() if key > 0)
         self._wanted = Targets(target_keys, frozenset(), blocks)

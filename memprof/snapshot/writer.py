@@ -55,7 +55,7 @@ def torch_snapshot(traces: Sequence[Trace]) -> dict[str, Any]:
         if trace.end is None:
             hint = "the recording was cut short: export another window of the run"
             raise MissingError(f"{trace.device}: the state at the end is missing", hint)
-        writer = _Writer(trace.tables)
+        writer = _SnapshotWriter(trace.tables)
         devices[number] = writer.events(trace)
         segments += writer.segments(trace.end, number)
     settings = dict(traces[0].settings) if traces else {}
@@ -81,7 +81,7 @@ def _cuda_number(device: str) -> int | None:
     return int(number or 0) if kind == "cuda" else None
 
 
-class _Writer:
+class _SnapshotWriter:
     """Events and segments of one trace, with one dict a frame and one list a stack."""
 
     def __init__(self, tables: Tables) -> None:

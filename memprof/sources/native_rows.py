@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from memprof.sources.label_rows import LabelRows
 from memprof.sources.loop.boundaries import Boundaries, annotation_changes
-from memprof.sources.loop.thread_state import NO_TASK, BackwardPass, Place
+from memprof.sources.loop.thread_state import NO_TASK, BackwardPass, ThreadPosition
 from memprof.sources.protocol import Interner
 from memprof.trace import NOT_RECORDED, Column, Phase
 
@@ -89,7 +89,7 @@ class _Places:
         """The calling thread is somewhere else from now on."""
         self.is_at(None)
 
-    def is_at(self, place: Place | None, _output: Any = None) -> None:
+    def is_at(self, place: ThreadPosition | None, _output: Any = None) -> None:
         """The calling thread is there from now on; None: the boundaries know where."""
         try:
             place = place or self._boundaries.place()

@@ -19,7 +19,7 @@ from memprof.sources.loop.main_thread import MainThread
 from memprof.sources.protocol import Reading
 
 __all__ = [
-    "Card",
+    "NvmlDevice",
     "NvmlSource",
     "ProcessUse",
     "cards",
@@ -37,7 +37,7 @@ _PREFIXES = ("GPU-", "MIG-", "")
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class NvmlDevice:
     """One device of the machine, whether this process uses it or not."""
 
     index: int
@@ -222,7 +222,7 @@ def driver_version() -> str:
         _ask(nvml, nvml.nvmlShutdown)
 
 
-def cards() -> tuple[Card, ...]:
+def cards() -> tuple[NvmlDevice, ...]:
     """Every device of the machine.
 
     Raises:
@@ -236,10 +236,10 @@ def cards() -> tuple[Card, ...]:
         _ask(nvml, nvml.nvmlShutdown)
 
 
-def _card(nvml: Any, index: int) -> Card:
+def _card(nvml: Any, index: int) -> NvmlDevice:
     handle = _ask(nvml, nvml.nvmlDeviceGetHandleByIndex, index)
     memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
-    return Card(
+    return NvmlDevice(
         index=index,
         name=_text(_ask(nvml, nvml.nvmlDeviceGetName, handle)),
         uuid=_text(_ask(nvml, nvml.nvmlDeviceGetUUID, handle)),

@@ -208,7 +208,7 @@ def _rows_from(table: dict[Any, int], first: int) -> list[Any]:
     return rows
 
 
-class _Rows(defaultdict[Any, int]):
+class _LabelRowOf(defaultdict[Any, int]):
     """A dict that a weak reference may point at."""
 
     __slots__ = ("__weakref__",)
@@ -219,6 +219,6 @@ def _numbering(first: dict[Any, int]) -> dict[Any, int]:
 
     It does not hold itself, so that a recording's rows need no collection to be freed.
     """
-    table = _Rows(None, first)
+    table = _LabelRowOf(None, first)
     table.default_factory = partial(len, weakref.proxy(table))
     return table

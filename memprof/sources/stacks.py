@@ -6,7 +6,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from memprof.sources.loop.thread_state import Place
+from memprof.sources.loop.thread_state import ThreadPosition
 from memprof.sources.protocol import Interner
 from memprof.trace import EMPTY
 
@@ -37,7 +37,7 @@ class StackCapture:
         self._stacks: dict[tuple[Any, ...], int] = {}
         self._members: dict[int, tuple[int, ...]] = {EMPTY: ()}
 
-    def capture(self, frame: FrameType | None, place: Place | None) -> int:
+    def capture(self, frame: FrameType | None, place: ThreadPosition | None) -> int:
         """Row of the stack that begins with ``frame``; ``place`` is where its thread is."""
         steady = place.frame_id if place is not None else 0
         key: list[Any] = []
@@ -56,7 +56,7 @@ class StackCapture:
             row = self._stacks[exact] = self._intern(innermost, frame, outer)
         return row
 
-    def _site(self, frame: FrameType, place: Place) -> int:
+    def _site(self, frame: FrameType, place: ThreadPosition) -> int:
         place.site = row = self.capture(frame, place.outer)
         return row
 

@@ -40,7 +40,7 @@ class StandInOutOfMemoryError(RuntimeError):
 
 
 @dataclass(slots=True)
-class _Row:
+class _HistoryRow:
     action: int
     address: int
     size: int
@@ -76,7 +76,7 @@ class _Ring:
 
 
 @dataclass(slots=True)
-class _Device:
+class _DeviceState:
     """One device's allocator and everything that ever happened on it."""
 
     model: CachingAllocator
@@ -84,7 +84,7 @@ class _Device:
     physical: int
     """Bytes that this process could have without a limit of its own."""
     fraction: float = 1.0
-    rows: list[_Row] = field(default_factory=list)
+    rows: list[_HistoryRow] = field(default_factory=list)
     made: Counter[str] = field(default_factory=Counter)
     ring: _Ring = field(default_factory=_Ring)
 
@@ -120,7 +120,7 @@ class Devices:
         if settings:
             self._settings["PYTORCH_CUDA_ALLOC_CONF"] = settings
         self.devices = [
-            _Device(
+            _DeviceState(
                 CachingAllocator(parsed, tie_break=tie, driver=Driver(capacity)),
                 capacity + outside,
                 capacity,
@@ -203,7 +203,7 @@ class Devices:
 
     # -- the allocator -------------------------------------------------------------------------
 
-    def _alloc(self, device_state: _Device, size: int, device: int, stream: int) -> int:
+    def _alloc(self, device_state: _DeviceState, size: int, device: int, stream: int) -> int:
         stack = self._stack_here()
         block = device_state.model.malloc(size, stream)
         failed = block is None
@@ -218,7 +218,7 @@ class Devices:
         device_state.made["allocated"] += 1
         return block.address
 
-    def _fail(self, device_state: _Device, device: int, size: int) -> None:
+    def _fail(self, device_state: _DeviceState, device: int, size: int) -> None:
         rounded = device_state.model.rounded(size)
         segment = 20 << 20 if rounded < 10 << 20 else -(-rounded // (2 << 20)) * (2 << 20)
         segment = 2 << 20 if rounded <= SMALL_SIZE else segment
@@ -232,7 +232,7 @@ class Devices:
             f"capacity of {device_state.total / gib:.2f} GiB of which {free / gib:.2f} GiB is free."
         )
 
-    def _take_log(self, device_state: _Device, stack: int = 0) -> None:
+    def _take_log(self, device_state: _DeviceState, stack: int = 0) -> None:
         for action, where, size, stream, pool in device_state.model.log:
             # What the driver has free is in an oom event, whatever the process may have of it.
             address = device_state.free if action == Action.OOM else where
@@ -241,7 +241,7 @@ class Devices:
 
     def _write(
         self,
-        device_state: _Device,
+        device_state: _DeviceState,
         action: Action,
         address: int,
         size: int,
@@ -254,7 +254,7 @@ class Devices:
         if recording is not None and action.name.lower() not in recording.skipped:
             device_state.ring.add(len(device_state.rows), recording.max_entries)
         device_state.rows.append(
-            _Row(
+            _HistoryRow(
                 int(action),
                 address,
                 size,

@@ -29,7 +29,7 @@ def snapshot(*traces: Trace, torch: str = "2.13") -> _Json:
     """
     since = SNAPSHOT_VERSIONS.index(torch)
     by_device = {int(trace.device.removeprefix("cuda:")): trace for trace in traces}
-    writers = {device: _Writer(trace, device, since) for device, trace in by_device.items()}
+    writers = {device: _SchemaWriter(trace, device, since) for device, trace in by_device.items()}
     data: _Json = {
         "segments": [s for _, w in sorted(writers.items()) for s in w.segments()],
         "device_traces": [
@@ -75,7 +75,7 @@ def _settings(settings: Mapping[str, Any], since: int) -> _Json:
     return versioned | dict(settings)
 
 
-class _Writer:
+class _SchemaWriter:
     """One trace in the schema of torch 2.``since``."""
 
     def __init__(self, trace: Trace, device: int, since: int) -> None:

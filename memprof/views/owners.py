@@ -22,7 +22,7 @@ __all__ = [
     "UNKNOWN_PHASE",
     "Group",
     "Grouping",
-    "Owners",
+    "OwnerGroupings",
     "common_module",
     "owners",
     "top",
@@ -57,7 +57,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Owners:
+class OwnerGroupings:
     """The lifetimes of a trace under every grouping that reports show."""
 
     category: Grouping
@@ -78,7 +78,7 @@ NO_MODULE = "(no module)"
 """The name of the group of what no module made."""
 
 
-def owners(trace: Trace, lives: Lifetimes) -> Owners:
+def owners(trace: Trace, lives: Lifetimes) -> OwnerGroupings:
     """The groupings of ``lives``, recorded where the trace says and inferred where it does not."""
     labels = trace.tables.labels
     category = lives.category.astype(np.int64)
@@ -88,7 +88,7 @@ def owners(trace: Trace, lives: Lifetimes) -> Owners:
         guess = infer(trace, lives)
         category, phase = guess.category.astype(np.int64), guess.phase.astype(np.int64)
     places = sites(trace.tables)
-    return Owners(
+    return OwnerGroupings(
         category=Grouping(CATEGORY_NAMES, category),
         module=_by_module(trace, lives),
         site=Grouping(

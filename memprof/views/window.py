@@ -14,7 +14,7 @@ from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import Program, code_of, program_of
 from memprof.trace import SURVIVOR_AGE, WARM_UP, Action, Frame, Phase, Trace
 from memprof.views.lifetimes import Lifetimes
-from memprof.views.owners import OWNED, Owners, owners
+from memprof.views.owners import OWNED, OwnerGroupings, owners
 from memprof.views.peak_without import Cuts, Saving, replayed
 from memprof.views.steps import step_of_event
 from memprof.views.timeline import Peak, Timeline, timeline
@@ -38,7 +38,7 @@ class Window:
     """The recording."""
     line: Timeline
     """Bytes after every event."""
-    owners: Owners
+    owners: OwnerGroupings
     """Category, phase, module and line of every lifetime."""
     device: str = ""
     number: int = -1

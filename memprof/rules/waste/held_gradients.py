@@ -24,7 +24,7 @@ _MOST_STEPS = 0.6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Held(Match):
+class GradientsInTheWay(Match):
     """Gradients, and when they are in the way."""
 
     across_steps: bool = False
@@ -32,7 +32,7 @@ class Held(Match):
     backward pass is over when another forward pass (a validation) makes the peak."""
 
 
-class HeldGradients(WasteRule[Held]):
+class HeldGradients(WasteRule[GradientsInTheWay]):
     """Gradients stay until the next `zero_grad`, and the activations come on top of them."""
 
     name = "held-gradients"
@@ -40,18 +40,18 @@ class HeldGradients(WasteRule[Held]):
     fixes = ("set_to_none",)
     yields_to = ("unused-gradients",)
 
-    def matches(self, window: Window) -> Iterator[Held]:
+    def matches(self, window: Window) -> Iterator[GradientsInTheWay]:
         """Gradients of the step before in most steps, or of the same step at its peak."""
         yield from _of_the_step_before(window)
         yield from _of_the_same_step(window)
 
-    def title(self, match: Held) -> str:
+    def title(self, match: GradientsInTheWay) -> str:
         """Say which forward pass they are in the way of."""
         if match.across_steps:
             return "are gradients of the step before, there while the next forward pass runs"
         return "are gradients that the step is done with, there while another forward pass runs"
 
-    def advice(self, match: Held, case: Case) -> Iterator[Advice]:
+    def advice(self, match: GradientsInTheWay, case: Case) -> Iterator[Advice]:
         """Drop them right after the optimizer's step."""
         nbytes = format_bytes(match.nbytes)
         why = f"{nbytes} of gradients lie there while the forward pass builds its activations"
@@ -74,7 +74,7 @@ class HeldGradients(WasteRule[Held]):
         yield Advice("set_to_none", none, case.site)
 
 
-def _of_the_step_before(window: Window) -> Iterator[Held]:
+def _of_the_step_before(window: Window) -> Iterator[GradientsInTheWay]:
     """Gradients of earlier steps that are there when a forward pass ends, in most steps."""
     begins = _backward_begins(window)
     if len(begins) < 3:
@@ -110,7 +110,7 @@ def _of_the_step_before(window: Window) -> Iterator[Held]:
     nbytes = window.bytes_of(mask & window.at_peak)
     if not nbytes:
         return  # they are in nobody's way: the peak comes after they are gone
-    yield Held(
+    yield GradientsInTheWay(
         row=window.main_site(mask),
         rows=survivors,
         nbytes=nbytes,
@@ -119,7 +119,7 @@ def _of_the_step_before(window: Window) -> Iterator[Held]:
     )
 
 
-def _of_the_same_step(window: Window) -> Iterator[Held]:
+def _of_the_same_step(window: Window) -> Iterator[GradientsInTheWay]:
     """Gradients that are done with when the peak comes, in a forward pass after the backward one.
 
     As in a validation at the end of a step, where `zero_grad` comes at the beginning of the next.
@@ -144,7 +144,7 @@ def _of_the_same_step(window: Window) -> Iterator[Held]:
         return
     mask = np.zeros(len(lives), dtype=bool)
     mask[at_peak] = True
-    yield Held(
+    yield GradientsInTheWay(
         row=window.main_site(mask),
         rows=rows,
         nbytes=window.bytes_of(mask),

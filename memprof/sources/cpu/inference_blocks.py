@@ -57,7 +57,7 @@ class InferenceBlocks:
                 self._left()
 
 
-class _Block:
+class _InferenceBlock:
     """A block of torch's, which is told of before it begins and after it has ended."""
 
     def __init__(self, real: Any, watchers: list[InferenceBlocks]) -> None:
@@ -116,7 +116,9 @@ class _Replacement:
 
         real = self._real if self._real is not None else getattr(torch._C, _NAME)
         here = threading.get_ident()
-        return _Block(real(*args, **kwargs), [one for one in self._served if one.thread == here])
+        return _InferenceBlock(
+            real(*args, **kwargs), [one for one in self._served if one.thread == here]
+        )
 
 
 _replacement = _Replacement()

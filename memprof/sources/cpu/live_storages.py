@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from memprof.sources.loop.thread_state import Place
+from memprof.sources.loop.thread_state import ThreadPosition
 from memprof.trace import EMPTY, NOT_RECORDED, Blocks, BlockState, Column, Columns, State, column
 
 __all__ = ["ROW", "LiveStorages", "LivingStorages", "StorageReference"]
@@ -85,7 +85,7 @@ class LivingStorages(Columns):
 class LiveStorages:
     """What lives, by storage; the sum of its bytes; and, while recording, rows of events."""
 
-    def __init__(self, place: Callable[[], Place]) -> None:
+    def __init__(self, place: Callable[[], ThreadPosition]) -> None:
         """``place`` tells where the calling thread is, with the row of the moment's label."""
         self.held: dict[int, StorageReference] = {}
         self.bytes = 0

@@ -15,7 +15,7 @@ import numpy as np
 from memprof.sources.autograd import grad_fn_of
 from memprof.sources.cuda.thread_entry_point import NO_ENTRY, Entry, entry_here
 from memprof.sources.loop.boundaries import Boundaries, annotation_changes
-from memprof.sources.loop.thread_state import Place
+from memprof.sources.loop.thread_state import ThreadPosition
 from memprof.trace import EMPTY, Column
 
 __all__ = ["LabelRecorder", "LabelTimeline"]
@@ -205,7 +205,7 @@ class LabelRecorder:
             entry = self._own.entry = entry_here()
         return entry
 
-    def _module_began(self, place: Place) -> None:
+    def _module_began(self, place: ThreadPosition) -> None:
         """Called by hooks on modules, which torch.compile does not see: nothing is traced here."""
         if self._hooks is None:
             return
@@ -214,7 +214,7 @@ class LabelRecorder:
         except Exception:  # noqa: BLE001 - a missing mark is a wrong label, not a broken job
             self.stop()
 
-    def _module_ended(self, place: Place, output: Any) -> None:
+    def _module_ended(self, place: ThreadPosition, output: Any) -> None:
         if self._hooks is None:
             return
         try:

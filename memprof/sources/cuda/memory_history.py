@@ -22,7 +22,7 @@ from memprof.sources.cuda.ring_buffer import Entry, RingPosition, new_entries, o
 from memprof.sources.cuda.segments import leaves_out_traces, records_pinned
 from memprof.units import format_duration
 
-__all__ = ["SHARED", "HistoryOwner", "Recorder", "operations_of"]
+__all__ = ["SHARED", "HistoryOwner", "MemoryHistory", "operations_of"]
 
 ROW_US = 4.0
 """Until one was measured: torch takes 0.6 to 1.2 µs an entry, what is done with it 1 to 3."""
@@ -47,7 +47,7 @@ class HistoryOwner(enum.Enum):
     PROGRAM = enum.auto()
 
 
-class Recorder:
+class MemoryHistory:
     """Entries of torch's recorder since the last look, in windows.
 
     Ours is bounded so that a look never takes long, and cleared after one. The program's own is

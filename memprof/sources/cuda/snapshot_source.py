@@ -21,7 +21,7 @@ from memprof.snapshot.unpickler import collector_paused
 from memprof.sources.cuda.devices import COUNTING, NATIVE, USED, backend, used, uuid_of
 from memprof.sources.cuda.intern_tables import InternedTables, with_stacks_of
 from memprof.sources.cuda.label_timeline import LabelRecorder
-from memprof.sources.cuda.memory_history import HistoryOwner, Recorder, operations_of
+from memprof.sources.cuda.memory_history import HistoryOwner, MemoryHistory, operations_of
 from memprof.sources.cuda.oom_observer import Exhausted, OomWatch, ooms_counted
 from memprof.sources.cuda.segments import segments_now
 from memprof.sources.loop.boundaries import Boundaries
@@ -90,7 +90,7 @@ class CudaSource:
         self._labels: list[Label] = []
         self._main_thread: MainThread | None = None
         self._beat: Beat | None = None
-        self._recorder = Recorder(
+        self._recorder = MemoryHistory(
             self._torch, lambda: tuple(self._ordinals), self._take, self._say, self._clock_us
         )
 

@@ -20,13 +20,13 @@ from memprof.sources.loop.call_places import CallPlaces
 from memprof.sources.loop.module_hooks import ModuleHooks
 from memprof.sources.loop.module_paths import ModulePaths
 from memprof.sources.loop.optimizer_hooks import OptimizerHooks
-from memprof.sources.loop.step_ends import Guess, Steps
+from memprof.sources.loop.step_ends import Guess, StepCounter
 from memprof.sources.loop.thread_state import (
     NO_TASK,
     BackwardPass,
     Call,
-    Place,
     Stepping,
+    ThreadPosition,
     Threads,
     ThreadState,
     call_frame,
@@ -120,9 +120,9 @@ class Boundaries:
         self._parallel: list[str] = []
         self._log: tuple[list[int], list[str]] = ([], [])
         self._watchers = self._passes = 0
-        self.on_entry: list[Callable[[Place], None]] = []
+        self.on_entry: list[Callable[[ThreadPosition], None]] = []
         """Called when a module's call has begun, with the thread's `place`: the call."""
-        self.on_exit: list[Callable[[Place, Any], None]] = []
+        self.on_exit: list[Callable[[ThreadPosition, Any], None]] = []
         """Called when a module's call has ended, with the `place` and what the call returns."""
         self.keeps_frames = False
         """Whether places are to know their frames, by which stacks are captured faster."""
@@ -139,10 +139,10 @@ class Boundaries:
         self._failure = ""
         self._on_step: Callable[[int], None] | None = None
         self.on_guess: Callable[[Guess, bool], None] | None = None
-        """Told which steps were guessed, and whether they are a single one: see `Steps`."""
+        """Told which steps were guessed, and whether they are a single one: see `StepCounter`."""
         self.places = CallPlaces()
         """The lines of the program that guessed steps end at."""
-        self._steps = Steps(self._ended, self._guessed)
+        self._steps = StepCounter(self._ended, self._guessed)
 
     @property
     def step(self) -> int:
@@ -161,7 +161,7 @@ class Boundaries:
 
     @property
     def waits(self) -> bool:
-        """Whether a step is over once an operator has run: see `Steps.waits`."""
+        """Whether a step is over once an operator has run: see `StepCounter.waits`."""
         return self._steps.waits
 
     def end_without_call(self) -> None:
@@ -173,7 +173,7 @@ class Boundaries:
         import torch
 
         self._on_step = on_step
-        self._steps = Steps(self._ended, self._guessed)
+        self._steps = StepCounter(self._ended, self._guessed)
         self._torch_functions(torch)
         self._optimizers.open()
         self._compilers.open()
@@ -286,16 +286,16 @@ class Boundaries:
         """Row of the label of this moment in the calling thread."""
         return self.place().row
 
-    def place(self) -> Place:
+    def place(self) -> ThreadPosition:
         """Where the calling thread is, with the row of this moment's label."""
         return self._place(self._thread())
 
-    def _place(self, thread: ThreadState) -> Place:
+    def _place(self, thread: ThreadState) -> ThreadPosition:
         task = self._graph_task()
         if thread.backward is (task == NO_TASK):
             self._cross(thread)
         calls, optimizers = thread.calls, thread.optimizers
-        place: Place
+        place: ThreadPosition
         if optimizers and optimizers[-1].task == task and optimizers[-1].depth == len(calls):
             place = optimizers[-1]  # the optimizer itself, no closure's model or backward pass
         elif calls and calls[-1].task == task:  # or recomputed by activation checkpointing
@@ -365,7 +365,7 @@ class Boundaries:
         if self._native is not None:
             self._native.calls_disarm()
 
-    def _in_loop(self, thread: ThreadState) -> Place:
+    def _in_loop(self, thread: ThreadState) -> ThreadPosition:
         place = thread.loop
         at_loss = thread.after_forward and thread.passes == self._passes and self._grad_enabled()
         phase = Phase.FORWARD if at_loss else Phase.OTHER
@@ -373,7 +373,7 @@ class Boundaries:
             place.phase, place.step = phase, NOT_RECORDED
         return place
 
-    def _in_backward(self, thread: ThreadState, task: int) -> Place:
+    def _in_backward(self, thread: ThreadState, task: int) -> ThreadPosition:
         place = thread.passing
         if place.task != task:
             engine = frame_of(self._engine, sys._getframe(2))
@@ -560,7 +560,7 @@ class Boundaries:
         if type(module).__name__ == "DataParallel":
             self._parallel.append(path)
         if self.on_entry:
-            place: Place = call
+            place: ThreadPosition = call
             if thread.optimizers or thread.backward is (task == NO_TASK):
                 place = self._place(thread)
             else:  # the same, as short as it can be

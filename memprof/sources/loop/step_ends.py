@@ -11,7 +11,7 @@ from typing import Any
 from memprof.sources.autograd import gradient_of
 from memprof.sources.loop.iteration_detector import IterationDetector
 
-__all__ = ["Guess", "Sign", "Steps"]
+__all__ = ["Guess", "Sign", "StepCounter"]
 
 _UNDECIDED_CALLS = 8
 """So many calls in training mode without a gradient are inference that forgot `no_grad`."""
@@ -55,7 +55,7 @@ class _OfCalls:
     __slots__ = ("__weakref__",)
 
 
-class Steps:
+class StepCounter:
     """Counts steps, and tells when one has ended.
 
     An explicit mark rules out all else from then on. Of the other signs the surest that was met

@@ -27,7 +27,7 @@ from memprof.sources.owners.owner_samples import OwnerSamples
 from memprof.sources.owners.saved_blocks import SavedBlocks
 from memprof.sources.owners.tensor_owners import Owner
 from memprof.sources.protocol import Chunk, Interner
-from memprof.sources.tensor_addresses import Block, PlaceOf
+from memprof.sources.tensor_addresses import DeviceBlock, PlaceOf
 from memprof.trace import (
     EMPTY,
     NOT_RECORDED,
@@ -65,9 +65,9 @@ class LivingBlocks:
     def __len__(self) -> int:
         return len(self.address)
 
-    def key(self, row: int) -> Block:
+    def key(self, row: int) -> DeviceBlock:
         """The block by which holders are searched for."""
-        return Block(
+        return DeviceBlock(
             self.device,
             int(self.address[row]),
             int(self.size[row]),

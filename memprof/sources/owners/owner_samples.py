@@ -20,7 +20,7 @@ from memprof.sources.owners.tensor_owners import (
     parts,
     tensors_in,
 )
-from memprof.sources.tensor_addresses import Place, PlaceOf
+from memprof.sources.tensor_addresses import PlaceOf, StorageAddress
 from memprof.trace import Category
 
 __all__ = ["OwnerSamples"]
@@ -163,7 +163,7 @@ class OwnerSamples:
         by_device: dict[str, dict[int, Owner]] = defaultdict(dict)
         with plain_attributes():
             for owner, tensor in owned_tensors:
-                places: Iterable[Place]
+                places: Iterable[StorageAddress]
                 if is_plain(tensor):  # as nearly always
                     places = (self._place(tensor),)
                 else:
@@ -173,7 +173,7 @@ class OwnerSamples:
                         by_device[device][address] = owner
         return by_device
 
-    def _places(self, tensor: Any) -> Iterator[Place]:
+    def _places(self, tensor: Any) -> Iterator[StorageAddress]:
         return map(self._place, parts(tensor, self._unread))
 
     def _add(self, device: str, owners: dict[int, Owner], **more: Any) -> None:
