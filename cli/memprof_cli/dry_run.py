@@ -327,7 +327,7 @@ def _print_cards(*, as_json: bool) -> None:
 
 
 def _row(card: Card) -> tuple[str, ...]:
-    note = " (assumed)" if card.sources["context_bytes"].startswith("not found") else ""
+    note = " (assumed)" if "context_bytes" in card.assumed else ""
     return (
         format_bytes(card.total_bytes),
         f"{format_bytes(card.context_bytes)}{note}",

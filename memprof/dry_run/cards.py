@@ -45,6 +45,8 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     """1 where it shares its memory with the host, as a Jetson does."""
     nccl_channels: int = 0
     """Of NCCL among several of them, as they are usually connected; 0: over PCIe."""
+    assumed: tuple[str, ...] = ()
+    """Figures for which there is no source: those of a like card."""
     sources: Mapping[str, str] = {}
     """Where each figure is from."""
 
@@ -53,7 +55,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
         """As the library reads it: ``name=value``, a line each."""
         major, _, minor = self.capability.partition(".")
         values = msgspec.structs.asdict(self)
-        del values["sources"], values["capability"]
+        del values["assumed"], values["sources"], values["capability"]
         values |= {"major": major, "minor": minor}
         return "\n".join(f"{name}={value}" for name, value in values.items())
 

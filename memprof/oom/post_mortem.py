@@ -18,6 +18,7 @@ from memprof.oom.failed_allocation import Failure, failures
 from memprof.oom.layouts import Layout, idle_bytes, layouts
 from memprof.oom.remedies import Rescues, rescues
 from memprof.oom.stale_blocks import Moment, left_behind, main_site
+from memprof.records import is_out_of_memory
 from memprof.run import Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Frame
@@ -120,7 +121,7 @@ def post_mortems(
 
 def _hint(run: Run) -> str:
     status = run.footer.status if run.footer is not None else ""
-    if "OutOfMemory" in status or "out of memory" in status:
+    if is_out_of_memory(status):
         return f"the program did end by it ({status}), but what memory held then was not recorded"
     if any(device.windows or len(device.steps) for device in run.devices):
         return "`memprof report` shows its peak; `memprof what-if FILE --gpu 8GiB` tries a card"

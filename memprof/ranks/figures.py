@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from memprof.oom.failed_allocation import times_out_of_memory
 from memprof.ranks.outlier_test import outliers
-from memprof.records import DeviceSummary, Footer, Header
+from memprof.records import DeviceSummary, Footer, Header, is_out_of_memory
 from memprof.run import Run, Steps
 from memprof.trace import NOT_RECORDED
 from memprof.views.device_readings import beyond_torch, most
@@ -34,7 +34,6 @@ __all__ = [
     "spreads",
 ]
 
-_OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "MemoryError", "ALLOC_FAILED")
 _EACH = 8
 """Ranks up to which each is judged."""
 _MOST_JUDGED = 6
@@ -85,7 +84,7 @@ class RankFigures:
     @property
     def ran_out(self) -> bool:
         """Whether a request failed for want of memory."""
-        return self.ooms > 0 or any(text in self.status for text in _OUT_OF_MEMORY)
+        return self.ooms > 0 or is_out_of_memory(self.status)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,9 +37,9 @@ from memprof.records import (
     Readings,
     WindowRecord,
 )
-from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.loop.main_thread import Beat, MainThread
-from memprof.sources.loop.step_ends import Guess
+from memprof.sources.loop.step_detector import Guess
 from memprof.sources.protocol import Counters, Interner, ReadingSource
 from memprof.trace import NOT_RECORDED
 from memprof.units import format_bytes, format_count, format_duration
@@ -102,7 +102,7 @@ class Session:
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._schedule = WindowSchedule(replace(options.policy, ranks=ranks), now_us())
-        self._boundaries: Boundaries | None = None
+        self._loop_watch: LoopWatch | None = None
         self._survivor_watch: SurvivorWatch | None = None
         self._sampler: Sampler | None = None
         self._figures = FiguresByDevice()
@@ -157,11 +157,11 @@ class Session:
                 self._count_hook(began_us)
 
     def _open_torch(self) -> None:
-        self._boundaries = Boundaries(self.interner)
-        self._boundaries.on_guess = self._guessed
-        self._boundaries.open(self._step_ended)
-        self._boundaries.listeners.append(Ticks(self._tick, self._training_begins))
-        sources = event_sources(self._options, self.interner, self._boundaries, self.recording.note)
+        self._loop_watch = LoopWatch(self.interner)
+        self._loop_watch.on_guess = self._guessed
+        self._loop_watch.open(self._step_ended)
+        self._loop_watch.listeners.append(Ticks(self._tick, self._training_begins))
+        sources = event_sources(self._options, self.interner, self._loop_watch, self.recording.note)
         for source in sources:
             if hasattr(source, "on_oom"):
                 source.on_oom = self._exhausted
@@ -175,7 +175,7 @@ class Session:
             self._survivor_watch = _survivor_watch(
                 self._add_finding, self.recording.note, self._options.budget
             )
-            self._survivor_watch.open(sources, self._boundaries.label_of)
+            self._survivor_watch.open(sources, self._loop_watch.label_of)
         self.output.flush()
         self._beats.start()
         self._step_began_us = now_us()
@@ -232,9 +232,9 @@ class Session:
         self._main_thread.close()
         self._close_lookout()
         self.recording.disown()
-        if self._boundaries is not None:
+        if self._loop_watch is not None:
             try:
-                self._boundaries.close()
+                self._loop_watch.close()
             except Exception:  # noqa: BLE001 - the child must start whatever happens here
                 _LOG.debug("the hooks on torch did not close in a fork", exc_info=True)
 
@@ -242,8 +242,8 @@ class Session:
 
     def step_done(self) -> None:
         """An explicit mark of a step's end."""
-        if self._boundaries is not None:
-            self._guarded(self._boundaries.step_done)
+        if self._loop_watch is not None:
+            self._guarded(self._loop_watch.step_done)
 
     def _step_ended(self, step: int) -> None:
         """`step_ended`, and the end of a program of which a dry run wants so many steps."""
@@ -272,11 +272,11 @@ class Session:
 
     def _guessed(self, guess: Guess, is_merged: bool) -> None:
         """Steps were guessed; ``is_merged``: they and the next one that ends are a single one."""
-        if not self._is_open or self._boundaries is None or self._pid != os.getpid():
+        if not self._is_open or self._loop_watch is None or self._pid != os.getpid():
             return
         if is_merged:
             self._steps -= guess.last - guess.first
-        filename, line = self._boundaries.places.line(guess.place)
+        filename, line = self._loop_watch.places.line(guess.place)
         sign = guess.sign.name.lower()
         with self._lock:
             self.output.write(
@@ -285,7 +285,7 @@ class Session:
 
     def _tell_guess(self) -> None:
         """Write what was guessed so far: nobody knows whether there will be an end."""
-        guess = self._boundaries.guess if self._boundaries is not None else None
+        guess = self._loop_watch.guess if self._loop_watch is not None else None
         if guess is not None:
             self._guessed(guess, is_merged=False)
 
@@ -321,7 +321,7 @@ class Session:
             )
 
     def _label(self) -> int:
-        return self._boundaries.label() if self._boundaries is not None else 0
+        return self._loop_watch.label() if self._loop_watch is not None else 0
 
     def _flush(self) -> None:
         self._write_rows()
@@ -366,7 +366,7 @@ class Session:
             self.meter,
             *_allocated_and_idle(counters),
             step=self._last_step,
-            trains=self._boundaries is not None and self._boundaries.trains,
+            trains=self._loop_watch is not None and self._loop_watch.trains,
         )
         self._grid = self._schedule.grid(end_us)
         if is_open and self._survivor_watch is not None:
@@ -400,8 +400,8 @@ class Session:
         """Take in what was used since the last time: of the clock, of the file and of memory."""
         use = self.recording.used()
         spent_us = use.spent_us
-        if self._boundaries is not None:
-            spent_us += _spent_us(self._boundaries)
+        if self._loop_watch is not None:
+            spent_us += _spent_us(self._loop_watch)
         now_us = _clock_us()  # estimates, too, cannot have taken more time than went by
         elapsed_us, self._accounted_us = now_us - self._accounted_us, now_us
         spent_us = min(spent_us, elapsed_us)
@@ -442,8 +442,8 @@ class Session:
     def _begin_window(self) -> None:
         self._window_us, self._window_step = now_us(), self._last_step + 1
         self._processor_us = time.process_time() * 1e6
-        if self._boundaries is not None:
-            self._boundaries.watch_modules()
+        if self._loop_watch is not None:
+            self._loop_watch.watch_modules()
         self.recording.begin_window()
 
     def _end_window(self, end: End, *, in_step: bool) -> None:
@@ -452,8 +452,8 @@ class Session:
         self._busy_share = min(1.0, (processor_us - self._processor_us) / max(1, took_us))
         self._processor_us = processor_us
         self.recording.end_window()
-        if self._boundaries is not None:
-            self._boundaries.unwatch_modules()
+        if self._loop_watch is not None:
+            self._loop_watch.unwatch_modules()
         record = WindowRecord(
             window=window,
             reason=reason.value if reason is not None else "",
@@ -565,9 +565,9 @@ class Session:
         long a call takes is known from the windows, and the processor's time says how much of the
         time the process was at it: a server that waits makes none.
         """
-        boundaries = self._boundaries
+        loop_watch = self._loop_watch
         in_window = self.recording.window != NOT_RECORDED
-        if in_window or boundaries is None or not boundaries.counts_calls:
+        if in_window or loop_watch is None or not loop_watch.counts_calls:
             return
         step_us, elapsed_us = self.meter.step_us, at_us - self._step_began_us
         if not step_us or not self._busy_share:
@@ -577,7 +577,7 @@ class Session:
         steps = int(busy_share * elapsed_us / step_us)
         if steps < 1:
             return
-        boundaries.skip(steps)
+        loop_watch.skip(steps)
         self._steps += steps
         self._unseen += steps
         self._last_step += steps
@@ -665,8 +665,8 @@ class Session:
             self._survivor_watch.close(quietly=True)
 
     def _close_boundaries(self) -> None:
-        if self._boundaries is not None:
-            self._boundaries.close()
+        if self._loop_watch is not None:
+            self._loop_watch.close()
 
     def _reader_failed(self, source: ReadingSource, error: Exception) -> None:
         if isinstance(error, MemprofError):
@@ -711,9 +711,9 @@ def _allocated_and_idle(counters: list[Counters]) -> tuple[int, int]:
     return sum(allocated) if allocated else -1, sum(idle) if idle else -1
 
 
-def _spent_us(boundaries: Any) -> float:
+def _spent_us(loop_watch: Any) -> float:
     """What the hooks on modules took since they were asked last."""
-    return float(boundaries.take_spent_us()) if hasattr(boundaries, "take_spent_us") else 0.0
+    return float(loop_watch.take_spent_us()) if hasattr(loop_watch, "take_spent_us") else 0.0
 
 
 def _is_closed(frame: FrameType | None) -> bool:

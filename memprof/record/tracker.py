@@ -25,7 +25,7 @@ from memprof.record.process import DEFAULT_PATH, Rank, path_of_rank
 from memprof.record.session import Session
 from memprof.records import Finding, Readings
 from memprof.sources.cpu.dispatch_mode import pop_left
-from memprof.sources.loop.boundaries import annotate
+from memprof.sources.loop.loop_watch import annotate
 from memprof.sources.loop.main_thread import hands_on
 from memprof.sources.loop.optimizer_hooks import remove_left
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.sources.label_rows import LabelRows
-from memprof.sources.loop.boundaries import Boundaries, annotation_changes
+from memprof.sources.loop.loop_watch import LoopWatch, annotation_changes
 from memprof.sources.loop.thread_state import NO_TASK, BackwardPass, ThreadPosition
 from memprof.sources.protocol import Interner
 from memprof.trace import NOT_RECORDED, Column, Phase
@@ -50,8 +50,8 @@ Ints = npt.NDArray[np.int64]
 class _Places:
     """Tells each thread's place to the native part, once for all sources that read its rows."""
 
-    def __init__(self, boundaries: Boundaries, native: Any) -> None:
-        self._boundaries = boundaries
+    def __init__(self, loop_watch: LoopWatch, native: Any) -> None:
+        self._loop_watch = loop_watch
         self._native = native
         self._tell: Callable[[int, int], int] = native.label
         self._hooks: ExitStack | None = None
@@ -90,31 +90,31 @@ class _Places:
         self.is_at(None)
 
     def is_at(self, place: ThreadPosition | None, _output: Any = None) -> None:
-        """The calling thread is there from now on; None: the boundaries know where."""
+        """The calling thread is there from now on; None: the loop watch knows where."""
         try:
-            place = place or self._boundaries.place()
+            place = place or self._loop_watch.place()
             self._tell(place.row, _IN_GRAPH if type(place) is BackwardPass else place.task)
         except Exception as error:  # noqa: BLE001 - a missing label, not a broken job
             for labels in self._followers:
                 labels.failure = f"a boundary was missed: {type(error).__name__}: {error}"
 
     def _hooked(self) -> ExitStack:
-        hooks, boundaries = ExitStack(), self._boundaries
-        boundaries.watch_modules()
-        hooks.callback(boundaries.unwatch_modules)
-        for changes in (boundaries.crossings, annotation_changes):
+        hooks, loop_watch = ExitStack(), self._loop_watch
+        loop_watch.watch_modules()
+        hooks.callback(loop_watch.unwatch_modules)
+        for changes in (loop_watch.crossings, annotation_changes):
             changes.append(self.crossed)
             hooks.callback(changes.remove, self.crossed)
-        for calls in (boundaries.on_entry, boundaries.on_exit):
+        for calls in (loop_watch.on_entry, loop_watch.on_exit):
             calls.append(self.is_at)
             hooks.callback(calls.remove, self.is_at)
-        boundaries.follow_natively(self._native)
-        hooks.callback(boundaries.unfollow_natively)
+        loop_watch.follow_natively(self._native)
+        hooks.callback(loop_watch.unfollow_natively)
         return hooks
 
 
 _places: WeakValueDictionary[int, _Places] = WeakValueDictionary()
-"""By the ``id`` of their boundaries, which they keep alive."""
+"""By the ``id`` of their loop watch, which they keep alive."""
 
 
 class RowLabels:
@@ -124,14 +124,14 @@ class RowLabels:
     ran; so labels hold for every thread, and for autograd's own.
     """
 
-    def __init__(self, interner: Interner, boundaries: Boundaries, native: Any) -> None:
+    def __init__(self, interner: Interner, loop_watch: LoopWatch, native: Any) -> None:
         """``native`` is the module that `memprof.native.load` gives."""
         self.failure = ""
         self._interner = interner
-        self._boundaries = boundaries
+        self._loop_watch = loop_watch
         self._rows = LabelRows(interner)
-        self._places = _places.get(id(boundaries)) or _Places(boundaries, native)
-        _places[id(boundaries)] = self._places
+        self._places = _places.get(id(loop_watch)) or _Places(loop_watch, native)
+        _places[id(loop_watch)] = self._places
         self.marks = np.zeros(0, _MARK)
         """Times and labels of the loop's thread, for threads that say nothing themselves."""
         self._passed: set[int] = set()
@@ -222,7 +222,7 @@ class RowLabels:
             same = (rows["task"][last] == rows["task"]) & (last <= np.arange(len(rows)))
             node = np.where(same, rows["node"][last], NOT_RECORDED)
         numbers, which = np.unique(node, return_inverse=True)
-        modules = [self._boundaries.module_of_node(number) for number in numbers.tolist()]
+        modules = [self._loop_watch.module_of_node(number) for number in numbers.tolist()]
         names = list(dict.fromkeys(modules))
         place = {name: at for at, name in enumerate(names)}
         module = np.asarray([place[name] for name in modules], dtype=np.int64)

@@ -74,8 +74,8 @@ def recorded_device(monkeypatch: pytest.MonkeyPatch, capacity: int = 8 << 30) ->
     monkeypatch.setattr(
         session,
         "event_sources",
-        lambda _, interner, boundaries, _note: [
-            OwnedCudaSource(interner, boundaries, stand_in, mode.place)
+        lambda _, interner, loop_watch, _note: [
+            OwnedCudaSource(interner, loop_watch, stand_in, mode.place)
         ],
     )
     return mode

@@ -13,7 +13,7 @@ import memprof  # noqa: E402
 from memprof.sources.cpu.find_storages import objects_with_tensors  # noqa: E402
 from memprof.sources.cuda.source_with_owners import OwnedCudaSource  # noqa: E402
 from memprof.sources.guarded_access import GuardedAccess  # noqa: E402
-from memprof.sources.loop.boundaries import Boundaries  # noqa: E402
+from memprof.sources.loop.loop_watch import LoopWatch  # noqa: E402
 from memprof.sources.owners.tensor_owners import parts, tensors_in  # noqa: E402
 from memprof.sources.protocol import Interner  # noqa: E402
 from memprof.testing.cuda import TorchStandIn  # noqa: E402
@@ -141,8 +141,8 @@ def test_classes_that_are_no_keys_hide_no_tensor():
 
 def test_a_listener_that_raises_keeps_nothing_from_the_others():
     interner = Interner()
-    boundaries = Boundaries(interner)
-    boundaries.open(lambda step: None)
+    loop_watch = LoopWatch(interner)
+    loop_watch.open(lambda step: None)
     heard = []
 
     class Broken:
@@ -156,19 +156,19 @@ def test_a_listener_that_raises_keeps_nothing_from_the_others():
         def forward_ended(self, *, with_gradients):
             heard.append("ended")
 
-    boundaries.listeners += [Broken(), Whole()]
-    boundaries.watch_modules()
+    loop_watch.listeners += [Broken(), Whole()]
+    loop_watch.watch_modules()
     torch.nn.Linear(2, 2)(torch.ones(1, 2))
-    boundaries.close()
+    loop_watch.close()
     assert heard == ["call", "ended"]
-    assert boundaries.notes() == ["a boundary was missed: ValueError: broken"]
+    assert loop_watch.notes() == ["a boundary was missed: ValueError: broken"]
 
 
 def test_a_model_that_returns_what_torch_refuses_to_ask_runs_on_in_a_window():
     interner = Interner()
-    boundaries = Boundaries(interner)
-    boundaries.open(lambda step: None)
-    source = OwnedCudaSource(interner, boundaries, TorchStandIn())
+    loop_watch = LoopWatch(interner)
+    loop_watch.open(lambda step: None)
+    source = OwnedCudaSource(interner, loop_watch, TorchStandIn())
     source.open()
     source.begin_window()
 
@@ -179,5 +179,5 @@ def test_a_model_that_returns_what_torch_refuses_to_ask_runs_on_in_a_window():
     assert Net()().shape == (3,)
     source.end_window()
     source.close()
-    boundaries.close()
+    loop_watch.close()
     assert source.notes() == []

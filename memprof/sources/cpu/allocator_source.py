@@ -20,7 +20,7 @@ from memprof.records import DeviceInfo
 from memprof.sources.cpu.find_storages import StorageSearch
 from memprof.sources.cpu.throttle import Throttle
 from memprof.sources.guarded_access import plain_attributes
-from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.native_rows import ROW, RowLabels, Rows
 from memprof.sources.owners.live_blocks import LiveBlocks, LivingBlocks
 from memprof.sources.protocol import Chunk, Counters, Interner
@@ -59,17 +59,17 @@ class CpuAllocatorSource:
     """What the allocator's hook takes for a row, which nobody times; see docs/overhead.md."""
 
     def __init__(
-        self, interner: Interner, boundaries: Boundaries, native: Any, place: PlaceOf = place_of
+        self, interner: Interner, loop_watch: LoopWatch, native: Any, place: PlaceOf = place_of
     ) -> None:
         """``native`` is the module that `memprof.native.load` gives."""
         self.place = place
         self._interner = interner
-        self._boundaries = boundaries
+        self._loop_watch = loop_watch
         self._native = native
-        self._live = LiveBlocks(interner, boundaries, place, lambda device: device == _DEVICE)
+        self._live = LiveBlocks(interner, loop_watch, place, lambda device: device == _DEVICE)
         self._stacks = _StackRows(interner, native.cpu_new_stacks)
-        self._labels = RowLabels(interner, boundaries, native)
-        self._search = StorageSearch(boundaries.unread)
+        self._labels = RowLabels(interner, loop_watch, native)
+        self._search = StorageSearch(loop_watch.unread)
         self._foreign = _ForeignStorages(native)
         self._pid = os.getpid()
         self._in_window = False
@@ -172,7 +172,7 @@ class CpuAllocatorSource:
 
     def notes(self) -> Sequence[str]:
         """What was not seen, since the last call."""
-        notes, self._notes = [*self._notes, *self._boundaries.notes()], []
+        notes, self._notes = [*self._notes, *self._loop_watch.notes()], []
         failure, self._live.sightings.failure = self._live.sightings.failure, ""
         if self._lost:
             notes.append(
@@ -242,7 +242,7 @@ class CpuAllocatorSource:
             storages = (
                 self._search.everything() if thorough else self._search.recent(thorough=False)
             )
-            self._boundaries.unread.each(self._foreign.see, storages)
+            self._loop_watch.unread.each(self._foreign.see, storages)
 
     def _learn(self) -> None:
         """At a step's end: whose blocks are, while they are there; they may be gone by a drain."""

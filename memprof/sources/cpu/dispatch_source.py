@@ -27,7 +27,7 @@ from memprof.sources.cpu.sampled_time import SampledTime
 from memprof.sources.cpu.thread_modes import ThreadModes
 from memprof.sources.cpu.throttle import Throttle
 from memprof.sources.guarded_access import plain_attributes
-from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.loop.torch_compile import is_used
 from memprof.sources.owners.saved_tensors import SavedForBackward
 from memprof.sources.owners.tensor_owners import (
@@ -76,7 +76,7 @@ class CpuSource:
     """What operators cost is measured here, see `take_spent_us`."""
 
     def __init__(
-        self, interner: Interner, boundaries: Boundaries, *, beside_cuda: bool = True
+        self, interner: Interner, loop_watch: LoopWatch, *, beside_cuda: bool = True
     ) -> None:
         """Without ``beside_cuda`` nothing is watched once the job has initialised CUDA.
 
@@ -87,9 +87,9 @@ class CpuSource:
         self._queued: Callable[[], None] | None = None
         self._has_recorded = False
         self._interner = interner
-        self._boundaries = boundaries
+        self._loop_watch = loop_watch
         self._stacks = StackCapture(interner)
-        self._live = LiveStorages(boundaries.place)
+        self._live = LiveStorages(loop_watch.place)
         self._watch: Watch | None = None
         self._thread_modes: ThreadModes | None = None
         self._thread = 0
@@ -99,10 +99,10 @@ class CpuSource:
         self._notes: list[str] = []
         self._at_loss = False
         self._waits = False
-        """A step is over once an operator has run, see `Boundaries.waits`."""
-        self._unread = boundaries.unread
-        self._search = StorageSearch(boundaries.unread)
-        self._saved_for_backward = SavedForBackward(boundaries.label_of)
+        """A step is over once an operator has run, see `LoopWatch.waits`."""
+        self._unread = loop_watch.unread
+        self._search = StorageSearch(loop_watch.unread)
+        self._saved_for_backward = SavedForBackward(loop_watch.label_of)
         self._other_threads = OtherThreads()
         self._opaque: set[str] = set()
         self._aside = False
@@ -245,7 +245,7 @@ class CpuSource:
 
     def notes(self) -> Sequence[str]:
         """What was not seen."""
-        notes, self._notes = [*self._notes, *self._boundaries.notes()], []
+        notes, self._notes = [*self._notes, *self._loop_watch.notes()], []
         if self._live.failure:
             notes.append(self._live.failure)
             self._live.failure = ""
@@ -253,7 +253,7 @@ class CpuSource:
             notes += self._other_threads.notes()
         return notes
 
-    # Listener of the boundaries.
+    # Listener of the loop watch.
 
     def backward_began(self) -> None:
         """What the forward pass left alive is kept for the backward pass."""
@@ -263,11 +263,11 @@ class CpuSource:
     def backward_ended(self) -> None:
         """Gradients are where they belong; some programs drop them before the step's end."""
         with plain_attributes():
-            self._judge(gradients(self._boundaries, self._search.differentiated))
+            self._judge(gradients(self._loop_watch, self._search.differentiated))
             if self._made_in_backward():  # gradients of tensors that nobody has seen yet?
                 self._search.young()
-                self._judge(gradients(self._boundaries, self._search.differentiated))
-        self._at_loss = self._waits = self._boundaries.waits
+                self._judge(gradients(self._loop_watch, self._search.differentiated))
+        self._at_loss = self._waits = self._loop_watch.waits
 
     def recompute_ended(self) -> None:
         """What a recomputed forward pass left alive is kept for the backward pass under way."""
@@ -282,7 +282,7 @@ class CpuSource:
         self._at_loss = False
         with plain_attributes():
             if self._has_new_gradients(optimizer):
-                self._judge(gradients(self._boundaries, self._search.differentiated))
+                self._judge(gradients(self._loop_watch, self._search.differentiated))
 
     def outermost_call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
         """Tensors that go into a model and were not made by one are its input."""
@@ -363,10 +363,10 @@ class CpuSource:
 
     def _start(self) -> None:
         self._thread = threading.get_ident()
-        self._boundaries.keeps_frames = True
-        self._boundaries.watch_modules()
-        self._boundaries.listeners.append(self)
-        self._boundaries.compilations.append(self.compilation_began)
+        self._loop_watch.keeps_frames = True
+        self._loop_watch.watch_modules()
+        self._loop_watch.listeners.append(self)
+        self._loop_watch.compilations.append(self.compilation_began)
         skip_in_dynamo()
         self._live.record(True)
         self._live.peak = self._live.bytes
@@ -391,10 +391,10 @@ class CpuSource:
         self._watch = None
         self._live.record(False)
         self._live.take_rows()
-        self._boundaries.listeners.remove(self)
-        self._boundaries.compilations.remove(self.compilation_began)
-        self._boundaries.unwatch_modules()
-        self._boundaries.keeps_frames = False
+        self._loop_watch.listeners.remove(self)
+        self._loop_watch.compilations.remove(self.compilation_began)
+        self._loop_watch.unwatch_modules()
+        self._loop_watch.keeps_frames = False
 
     def _dispatch(self, *, own: bool = True) -> Any:
         """What is called for every operator; ``own``: of the thread that the window began in."""
@@ -443,7 +443,7 @@ class CpuSource:
                 operators.ended(timed)
                 self._tell_if_full()
             if over:
-                self._boundaries.end_without_call()
+                self._loop_watch.end_without_call()
                 leave_soon()
             return out
 
@@ -476,7 +476,7 @@ class CpuSource:
         reference = live.held.get(storage._cdata)
         if reference is not None and not live.refresh(reference, storage):
             return reference
-        place = self._boundaries.place()
+        place = self._loop_watch.place()
         stack = self._stacks.capture(frame, place) if frame is not None else EMPTY
         return live.add(storage, stack, place.row)
 
@@ -490,14 +490,14 @@ class CpuSource:
 
     def _made_in_backward(self) -> bool:
         """Whether the last backward pass left something that has no owner."""
-        label_of = self._boundaries.label_of
+        label_of = self._loop_watch.label_of
         return any(
             not reference.category and label_of(reference.label).phase == Phase.BACKWARD
             for reference in self._live.latest(self._since)
         )
 
     def _mark_kept(self, phase: Phase) -> None:
-        label_of = self._boundaries.label_of
+        label_of = self._loop_watch.label_of
         for reference in self._live.latest(self._since):
             if not reference.category and label_of(reference.label).phase == phase:
                 reference.category = Category.ACTIVATION
@@ -518,17 +518,17 @@ class CpuSource:
 
     def _mark_input(self, reference: StorageReference) -> None:
         if reference.category == Category.UNKNOWN:
-            label = self._boundaries.label_of(reference.label)
+            label = self._loop_watch.label_of(reference.label)
             if label.phase in (Phase.OTHER, Phase.UNKNOWN) and not label.module:
                 reference.category = Category.INPUT
 
     def _look(self, *, thorough: bool) -> None:
         """Find what nobody saw being made, and give everything its owner as far as it has one."""
-        self._boundaries.label()  # a backward pass that has ended is noticed here
+        self._loop_watch.label()  # a backward pass that has ended is noticed here
         suspects = []
         if self._search.reads_saved:
             suspects = self._saved_for_backward.suspects(
-                self._live.counted(), self._boundaries.step
+                self._live.counted(), self._loop_watch.step
             )
         with plain_attributes():
             if thorough:
@@ -539,27 +539,27 @@ class CpuSource:
                 )
             self._find(storages)
             if thorough:  # a gradient that Python has never looked at is no object yet
-                owning = owned(self._boundaries, self._search.differentiated)
+                owning = owned(self._loop_watch, self._search.differentiated)
                 self._find(s for _, one in owning for s in cpu_storages(one, self._unread))
-            self._judge(owners(self._boundaries, self._search.differentiated))
+            self._judge(owners(self._loop_watch, self._search.differentiated))
         self._saved_for_backward.decide(suspects, self._search.saved)
 
     def _keep_up(self) -> None:
         """At a step's end: learn whose it is while it is there; it may die before a drain."""
         if self._undecided:
             suspects = self._saved_for_backward.suspects(
-                self._live.counted(), self._boundaries.step
+                self._live.counted(), self._loop_watch.step
             )
             if self._saved_for_backward.undecided(suspects):
                 self._undecided = False
                 self._look(thorough=True)
                 return
         with plain_attributes():
-            self._judge(owners(self._boundaries, self._search.differentiated))
+            self._judge(owners(self._loop_watch, self._search.differentiated))
 
     def _judge(self, owner_of: Mapping[int, Owner]) -> None:
         """Give every storage that has an owner its category and its owner's module."""
-        live_reference, label_in = self._live.held.get, self._boundaries.label_in
+        live_reference, label_in = self._live.held.get, self._loop_watch.label_in
         for key, (category, module) in owner_of.items():
             reference = live_reference(key)
             if reference is not None:
@@ -577,7 +577,7 @@ class CpuSource:
         reference = live.held.get(storage._cdata)
         if reference is not None and not live.refresh(reference, storage):
             return
-        label = self._boundaries.label() if self._recording else EMPTY
+        label = self._loop_watch.label() if self._recording else EMPTY
         reference = live.add(storage, EMPTY, label)
         if reference is not None and self._recording:
             self._other_threads.found(storage)

@@ -15,7 +15,7 @@ from memprof.sources.cuda.avoid_compiler_import import compiler_left_out
 from memprof.sources.cuda.history_calls import HistoryCalls, recording_options
 from memprof.sources.cuda.memory_history import SHARED
 from memprof.sources.cuda.source_with_owners import OwnedCudaSource
-from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.native_rows import ROW, RowLabels, Rows
 from memprof.sources.owners.live_blocks import LivingBlocks
 from memprof.sources.protocol import Chunk, Interner
@@ -32,16 +32,16 @@ class CudaAllocatorSource(OwnedCudaSource):
     def __init__(
         self,
         interner: Interner,
-        boundaries: Boundaries,
+        loop_watch: LoopWatch,
         native: Any,
         torch: Any = None,
         place: PlaceOf = place_of,
     ) -> None:
         """``native`` is the module that `memprof.native.load` gives."""
-        super().__init__(interner, boundaries, torch, place)
+        super().__init__(interner, loop_watch, torch, place)
         self._native = native
         native.cuda_forget_tables()
-        self._row_labels = RowLabels(interner, boundaries, native)
+        self._row_labels = RowLabels(interner, loop_watch, native)
         self._tables = _Tables(interner)
         self._calls = HistoryCalls(self._torch, self._program_calls, self._program_called)
         self._is_on = False

@@ -14,7 +14,7 @@ import numpy as np
 
 from memprof.sources.autograd import grad_fn_of
 from memprof.sources.cuda.thread_entry_point import NO_ENTRY, Entry, entry_here
-from memprof.sources.loop.boundaries import Boundaries, annotation_changes
+from memprof.sources.loop.loop_watch import LoopWatch, annotation_changes
 from memprof.sources.loop.thread_state import ThreadPosition
 from memprof.trace import EMPTY, Column
 
@@ -115,13 +115,13 @@ class LabelTimeline:
 class LabelRecorder:
     """Marks every boundary that the job crosses in a window: modules, both ways, and optimizers.
 
-    The boundaries call it when the label of the moment has changed.
+    The loop watch calls it when the label of the moment has changed.
     The backward pass is marked from the graph: each module's output begins the module's part of it.
     """
 
     def __init__(
         self,
-        boundaries: Boundaries,
+        loop_watch: LoopWatch,
         passing: Callable[[int], None] | None = None,
         device: Callable[[], int] | None = None,
     ) -> None:
@@ -137,7 +137,7 @@ class LabelRecorder:
         self._loop_entry = NO_ENTRY
         self._own = threading.local()
         self._passing = passing or (lambda _: None)
-        self._boundaries = boundaries
+        self._loop_watch = loop_watch
         self._hooks: ExitStack | None = None
         self._task = -1
         self._has_gradients = torch.is_grad_enabled
@@ -153,18 +153,18 @@ class LabelRecorder:
         self.marks = LabelTimeline()
         self._own = threading.local()
         self._in_loop()  # a window opens where steps end
-        self._boundaries.watch_modules()
+        self._loop_watch.watch_modules()
         self._hooks = ExitStack()
-        self._hooks.callback(self._boundaries.unwatch_modules)
-        boundaries = self._boundaries
+        self._hooks.callback(self._loop_watch.unwatch_modules)
+        loop_watch = self._loop_watch
         # Not hooks on optimizers: torch goes through them while a step's end closes a window.
-        boundaries.on_entry.append(self._module_began)
-        self._hooks.callback(boundaries.on_entry.remove, self._module_began)
-        for changes in (boundaries.crossings, annotation_changes):
+        loop_watch.on_entry.append(self._module_began)
+        self._hooks.callback(loop_watch.on_entry.remove, self._module_began)
+        for changes in (loop_watch.crossings, annotation_changes):
             changes.append(self._guarded_mark)
             self._hooks.callback(changes.remove, self._guarded_mark)
-        boundaries.on_exit.append(self._module_ended)
-        self._hooks.callback(boundaries.on_exit.remove, self._module_ended)
+        loop_watch.on_exit.append(self._module_ended)
+        self._hooks.callback(loop_watch.on_exit.remove, self._module_ended)
         self.mark()
 
     def stop(self) -> None:
@@ -182,7 +182,7 @@ class LabelRecorder:
     def mark(self) -> None:
         """The calling thread's label holds from now on."""
         if self._hooks is not None and not self._is_compiling():
-            self._mark(self._boundaries.place().row)
+            self._mark(self._loop_watch.place().row)
 
     def _mark(self, label: int) -> None:
         now_us = time.time_ns() // 1000
@@ -228,7 +228,7 @@ class LabelRecorder:
 
     def _watch_backward(self, output: Any) -> None:
         outputs = output if isinstance(output, (list, tuple)) else (output,)
-        self._boundaries.unread.each(self._mark_backward, outputs)
+        self._loop_watch.unread.each(self._mark_backward, outputs)
 
     def _mark_backward(self, one: Any) -> None:
         is_tensor = type(one) in self._plain or issubclass(type(one), self._plain[0])

@@ -21,7 +21,7 @@ from memprof.snapshot.reader import traces_from_snapshot
 from memprof.sources.cuda import oom_messages
 from memprof.sources.cuda.segments import segments_now
 from memprof.sources.guarded_access import plain_attributes
-from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.owners.tensor_owners import Differentiated, owned, parts
 from memprof.sources.stacks import is_own
 from memprof.sources.tensor_addresses import PlaceOf, place_of
@@ -79,7 +79,7 @@ class OomWatch:
     def __init__(
         self,
         torch: Any,
-        boundaries: Boundaries,
+        loop_watch: LoopWatch,
         on_exhausted: Callable[[Exhausted], None],
         place: PlaceOf = place_of,
         sees_blocks: Callable[[], bool] = lambda: True,
@@ -91,7 +91,7 @@ class OomWatch:
         self._place = place
         self._sees_blocks = sees_blocks
         self._torch = torch
-        self._boundaries = boundaries
+        self._loop_watch = loop_watch
         self._told = on_exhausted
         self._rested_at_s: dict[int, float] = {}
 
@@ -186,9 +186,9 @@ class OomWatch:
     def _owners(self, what: Exhausted, ordinal: int) -> dict[str, object]:
         """Bytes of parameters, gradients and optimizer state on the device, also by dtype."""
         owners: dict[int, tuple[Category, str, int]] = {}
-        guard = self._boundaries.unread
+        guard = self._loop_watch.unread
         with plain_attributes():
-            for owner, tensor in owned(self._boundaries, Differentiated(guard)):
+            for owner, tensor in owned(self._loop_watch, Differentiated(guard)):
                 placements = guard.within(self._placed, parts(tensor, guard))
                 owners |= {
                     address: (owner.category, dtype, size)

@@ -24,7 +24,7 @@ from memprof.sources.cuda.label_timeline import LabelRecorder
 from memprof.sources.cuda.memory_history import HistoryOwner, MemoryHistory, operations_of
 from memprof.sources.cuda.oom_observer import Exhausted, OomWatch, ooms_counted
 from memprof.sources.cuda.segments import segments_now
-from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.loop.main_thread import Beat, MainThread
 from memprof.sources.protocol import Chunk, Counters, Interner
 from memprof.sources.tensor_addresses import PlaceOf, place_of
@@ -61,15 +61,15 @@ class CudaSource:
     event_us = 0.6
     """What torch's own recorder takes for an entry, which nobody times."""
 
-    def __init__(self, interner: Interner, boundaries: Boundaries, torch: Any = None) -> None:
+    def __init__(self, interner: Interner, loop_watch: LoopWatch, torch: Any = None) -> None:
         """``torch`` is the module, or a stand-in of the parts used here."""
         self.on_oom: Callable[[Exhausted], None] | None = None
         """Told on the failing thread when a device runs out of memory."""
         self.place: PlaceOf = place_of
         """Where a tensor of the program lies."""
-        self._boundaries = boundaries
+        self._loop_watch = loop_watch
         self._ooms: OomWatch | None = None
-        self._keeper = LabelRecorder(boundaries, self._passing, self._device)
+        self._keeper = LabelRecorder(loop_watch, self._passing, self._device)
         self._interner = interner
         self._torch = torch if torch is not None else sys.modules["torch"]
         self._pid = os.getpid()
@@ -185,7 +185,7 @@ class CudaSource:
 
     def notes(self) -> Sequence[str]:
         """What was not seen, since the last call."""
-        notes, self._notes = [*self._notes, *self._boundaries.notes()], []
+        notes, self._notes = [*self._notes, *self._loop_watch.notes()], []
         return notes
 
     # -- devices -------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class CudaSource:
         if self._ooms is None and self.on_oom is not None:
             self._ooms = OomWatch(
                 self._torch,
-                self._boundaries,
+                self._loop_watch,
                 self.on_oom,
                 self.place,
                 self._recorder.can_see_blocks,

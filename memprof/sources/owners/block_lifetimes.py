@@ -160,7 +160,7 @@ def _with_graph(
 ) -> Column:
     """What a forward pass with gradients made: where memory runs out in it no backward pass tells.
 
-    Outside every module the phase is forward only after a call with gradients (`Boundaries`).
+    Outside every module the phase is forward only after a call with gradients (`LoopWatch`).
     """
     graph_column: Column = lives.graph.copy()
     new = np.flatnonzero((lives.born >= 0) & (labels.phases(lives.label) == Phase.FORWARD))

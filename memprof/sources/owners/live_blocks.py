@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.sources.label_rows import LabelRows
-from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.owners.block_lifetimes import (
     Lives,
     final_of_dead,
@@ -82,15 +82,15 @@ class LiveBlocks:
     def __init__(
         self,
         interner: Interner,
-        boundaries: Boundaries,
+        loop_watch: LoopWatch,
         place: PlaceOf,
         records: Callable[[str], bool] = lambda device: device != "cpu",
     ) -> None:
         """``place`` says where a tensor lies, ``records`` which devices are meant."""
         self.labels = LabelRows(interner)
-        self.sightings = OwnerSamples(boundaries, place, records)
+        self.sightings = OwnerSamples(loop_watch, place, records)
         self._kept = SavedBlocks(self.labels)
-        self._boundaries = boundaries
+        self._loop_watch = loop_watch
         self._pools = interner.pools
         self._lives: dict[str, Lives] = {}
         self._states: dict[str, State] = {}
@@ -211,7 +211,7 @@ class LiveBlocks:
     ) -> Chunk:
         first = self._told.get(device, 0)
         own(lives, owners, len(events), self.labels)
-        step, saved = self._boundaries.step, self.sightings.saved
+        step, saved = self._loop_watch.step, self.sightings.saved
         lives = self._kept.judged(device, lives, events, step, saved)
         lives = replaced(lives, category=final_of_dead(lives, events, self.labels))
         self._told[device] = first + len(events)

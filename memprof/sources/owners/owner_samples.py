@@ -9,7 +9,7 @@ from typing import Any
 
 from memprof.sources.cpu.find_storages import SavedTensors, objects_with_tensors, reads_saved
 from memprof.sources.guarded_access import plain_attributes
-from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.owners.block_lifetimes import GradMode, OwnerSample
 from memprof.sources.owners.tensor_owners import (
     Differentiated,
@@ -43,15 +43,15 @@ class OwnerSamples:
     """
 
     def __init__(
-        self, boundaries: Boundaries, place: PlaceOf, records: Callable[[str], bool]
+        self, loop_watch: LoopWatch, place: PlaceOf, records: Callable[[str], bool]
     ) -> None:
         """``place`` says where a tensor lies, ``records`` whether a device's are noted."""
         self.failure = ""
         self._records = records
-        self._boundaries = boundaries
+        self._loop_watch = loop_watch
         self._place = place
-        self._unread = boundaries.unread
-        self._others = Differentiated(boundaries.unread)
+        self._unread = loop_watch.unread
+        self._others = Differentiated(loop_watch.unread)
         self._seen: dict[str, list[OwnerSample]] = defaultdict(list)
         self._steps: dict[int, int] = defaultdict(int)
         self._modes: list[GradMode] = []
@@ -60,16 +60,16 @@ class OwnerSamples:
 
     def start(self) -> None:
         """Listen from now on; may be called again."""
-        if self not in self._boundaries.listeners:
+        if self not in self._loop_watch.listeners:
             from torch import is_grad_enabled
 
             self._is_grad_enabled = is_grad_enabled
-            self._boundaries.listeners.append(self)
+            self._loop_watch.listeners.append(self)
 
     def stop(self) -> None:
         """Listen no more, forget what waits."""
-        if self in self._boundaries.listeners:
-            self._boundaries.listeners.remove(self)
+        if self in self._loop_watch.listeners:
+            self._loop_watch.listeners.remove(self)
         self._seen.clear()
         self._steps.clear()
         self._modes.clear()
@@ -92,7 +92,7 @@ class OwnerSamples:
 
     def owners(self) -> dict[str, dict[int, Owner]]:
         """Owner by device and address of all that modules and optimizers refer to now."""
-        return self._placed(owned(self._boundaries, self._others))
+        return self._placed(owned(self._loop_watch, self._others))
 
     def saved(self) -> dict[str, set[int]] | None:
         """Addresses of what graphs save, by device; None where torch tells nothing or not all.
@@ -110,9 +110,9 @@ class OwnerSamples:
 
     def note_all(self) -> None:
         """Note what modules and optimizers refer to at this moment."""
-        self._note(owned(self._boundaries, self._others))
+        self._note(owned(self._loop_watch, self._others))
 
-    # Listener of the boundaries.
+    # Listener of the loop watch.
 
     def backward_began(self) -> None:
         """Not noted: the events' own labels tell it."""
@@ -122,7 +122,7 @@ class OwnerSamples:
 
     def recompute_ended(self) -> None:
         """What a recomputed forward pass left alive is kept for the backward pass under way."""
-        self._add("", {}, recomputed=self._boundaries.step)
+        self._add("", {}, recomputed=self._loop_watch.step)
 
     def forward_ended(self, *, with_gradients: bool) -> None:
         """Not noted."""
@@ -132,14 +132,14 @@ class OwnerSamples:
         self._steps[id(optimizer)] += 1
         is_whole = self._steps[id(optimizer)] <= _WHOLE and len(self._steps) <= _OPTIMIZERS
         if is_whole:
-            self._note(owned(self._boundaries, self._others))
+            self._note(owned(self._loop_watch, self._others))
             return
         owner = Owner(Category.GRADIENT, "")
         self._note((owner, one) for one in gradients_of(optimizer, self._unread))
 
     def outermost_call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Tensors that go into a model and were not made by one are its input."""
-        self._note_mode(self._boundaries.modules.path(module))
+        self._note_mode(self._loop_watch.modules.path(module))
         owner, inputs = Owner(Category.INPUT, ""), list(tensors_in((args, kwargs), self._unread))
         with plain_attributes():
             self._others.see(inputs)

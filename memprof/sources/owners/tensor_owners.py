@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from memprof.sources.autograd import gradient_of, has_gradient
 from memprof.sources.guarded_access import GuardedAccess
-from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.trace import Category
 
 __all__ = [
@@ -76,21 +76,21 @@ def _gradient(tensor: Any) -> Iterator[Any]:
         yield gradient
 
 
-def owners(boundaries: Boundaries, others: Differentiated) -> dict[int, Owner]:
+def owners(loop_watch: LoopWatch, others: Differentiated) -> dict[int, Owner]:
     """Owner by storage (``UntypedStorage._cdata``) of all that modules and optimizers refer to.
 
     ``others`` are no parameters but have gradients too.
     """
-    return _by_storage(owned(boundaries, others), boundaries.unread)
+    return _by_storage(owned(loop_watch, others), loop_watch.unread)
 
 
-def owned(boundaries: Boundaries, others: Differentiated) -> Iterator[tuple[Owner, Any]]:
+def owned(loop_watch: LoopWatch, others: Differentiated) -> Iterator[tuple[Owner, Any]]:
     """The same as tensors; where two own the same, the later one counts."""
-    guard = boundaries.unread
-    parameters = _parameters(boundaries)
-    for tensor, path in _buffers(boundaries):
+    guard = loop_watch.unread
+    parameters = _parameters(loop_watch)
+    for tensor, path in _buffers(loop_watch):
         yield Owner(Category.BUFFER, path), tensor
-    for parameter, state in guard.within(_state_of, boundaries.optimizers()):
+    for parameter, state in guard.within(_state_of, loop_watch.optimizers()):
         owner = Owner(Category.OPTIMIZER_STATE, parameters.get(id(parameter), (None, ""))[1])
         yield from ((owner, tensor) for tensor in tensors_in(state, guard))
     yield from _gradients(parameters, others, guard)
@@ -98,10 +98,10 @@ def owned(boundaries: Boundaries, others: Differentiated) -> Iterator[tuple[Owne
         yield Owner(Category.PARAMETER, path), tensor
 
 
-def gradients(boundaries: Boundaries, others: Differentiated) -> dict[int, Owner]:
+def gradients(loop_watch: LoopWatch, others: Differentiated) -> dict[int, Owner]:
     """Owner by storage of the gradients alone."""
-    guard = boundaries.unread
-    return _by_storage(_gradients(_called_parameters(boundaries), others, guard), guard)
+    guard = loop_watch.unread
+    return _by_storage(_gradients(_called_parameters(loop_watch), others, guard), guard)
 
 
 def gradients_of(optimizer: Any, guard: GuardedAccess) -> Iterator[Any]:
@@ -216,27 +216,27 @@ def _gradients(
             yield Owner(Category.GRADIENT, path), gradient
 
 
-def _called_parameters(boundaries: Boundaries) -> dict[int, tuple[Any, str]]:
+def _called_parameters(loop_watch: LoopWatch) -> dict[int, tuple[Any, str]]:
     """The same as `_parameters` for modules that were there at a call; takes a third of the time.
 
     It is asked for in every step, and one that was not there has no gradient, or an optimizer.
     """
-    return _first_of(boundaries, boundaries.modules.known())
+    return _first_of(loop_watch, loop_watch.modules.known())
 
 
-def _parameters(boundaries: Boundaries) -> dict[int, tuple[Any, str]]:
+def _parameters(loop_watch: LoopWatch) -> dict[int, tuple[Any, str]]:
     """Every parameter by its ``id``, with the path of the first module that has it."""
-    return _first_of(boundaries, _modules(boundaries))
+    return _first_of(loop_watch, _modules(loop_watch))
 
 
 def _first_of(
-    boundaries: Boundaries, modules: Iterable[tuple[Any, str]]
+    loop_watch: LoopWatch, modules: Iterable[tuple[Any, str]]
 ) -> dict[int, tuple[Any, str]]:
-    within = boundaries.unread.within
+    within = loop_watch.unread.within
     by_id: dict[int, tuple[Any, str]] = {}
     for parameter, path in within(_parameters_of, modules):
         by_id.setdefault(id(parameter), (parameter, path))
-    for parameter in within(_parameters_in, boundaries.optimizers()):
+    for parameter in within(_parameters_in, loop_watch.optimizers()):
         by_id.setdefault(id(parameter), (parameter, ""))
     return by_id
 
@@ -251,8 +251,8 @@ def _parameters_in(optimizer: Any) -> Iterator[Any]:
         yield from group["params"]
 
 
-def _buffers(boundaries: Boundaries) -> Iterator[tuple[Any, str]]:
-    return boundaries.unread.within(_buffers_of, _modules(boundaries))
+def _buffers(loop_watch: LoopWatch) -> Iterator[tuple[Any, str]]:
+    return loop_watch.unread.within(_buffers_of, _modules(loop_watch))
 
 
 def _buffers_of(module_at: tuple[Any, str]) -> Iterator[tuple[Any, str]]:
@@ -260,9 +260,9 @@ def _buffers_of(module_at: tuple[Any, str]) -> Iterator[tuple[Any, str]]:
     return ((one, path) for one in list(module._buffers.values()) if one is not None)
 
 
-def _modules(boundaries: Boundaries) -> Iterator[tuple[Any, str]]:
+def _modules(loop_watch: LoopWatch) -> Iterator[tuple[Any, str]]:
     """Every module below a root, with its path."""
-    return boundaries.unread.within(_below, boundaries.modules.roots())
+    return loop_watch.unread.within(_below, loop_watch.modules.roots())
 
 
 def _below(root: tuple[Any, str]) -> Iterator[tuple[Any, str]]:

@@ -15,7 +15,7 @@ import memprof  # noqa: E402
 from memprof.run import Run  # noqa: E402
 from memprof.sources.cpu.find_storages import reads_saved  # noqa: E402
 from memprof.sources.cuda.source_with_owners import OwnedCudaSource  # noqa: E402
-from memprof.sources.loop.boundaries import Boundaries  # noqa: E402
+from memprof.sources.loop.loop_watch import LoopWatch  # noqa: E402
 from memprof.sources.owners.live_blocks import LiveBlocks, LivingBlocks  # noqa: E402
 from memprof.sources.protocol import Interner  # noqa: E402
 from memprof.sources.tensor_addresses import DeviceBlock  # noqa: E402
@@ -206,10 +206,10 @@ def sources() -> Iterator[ExitStack]:
 
 def source_on(torch: TorchStandIn, made: ExitStack) -> OwnedCudaSource:
     interner = Interner()
-    boundaries = Boundaries(interner)
-    boundaries.open(lambda step: None)
-    made.callback(boundaries.close)
-    source = OwnedCudaSource(interner, boundaries, torch)
+    loop_watch = LoopWatch(interner)
+    loop_watch.open(lambda step: None)
+    made.callback(loop_watch.close)
+    source = OwnedCudaSource(interner, loop_watch, torch)
     source.open()
     made.callback(source.close)
     return source

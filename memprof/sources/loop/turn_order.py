@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import NamedTuple
 
-__all__ = ["IterationDetector"]
+__all__ = ["TurnOrder"]
 
 _MOST_TURNS = 8
 """More turns than this, each new and with a beginning of its own, are hardly one iteration's:
@@ -21,7 +21,7 @@ class _Turn(NamedTuple):
         return self.place == place and self.ref() is item
 
 
-class IterationDetector:
+class TurnOrder:
     """Finds the last of the objects that take turns in an iteration, holding none of them.
 
     A turn is an object at a place: the line that calls a model, with all that called it. One model

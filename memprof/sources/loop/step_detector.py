@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from memprof.sources.autograd import gradient_of
-from memprof.sources.loop.iteration_detector import IterationDetector
+from memprof.sources.loop.turn_order import TurnOrder
 
-__all__ = ["Guess", "Sign", "StepCounter"]
+__all__ = ["Guess", "Sign", "StepDetector"]
 
 _UNDECIDED_CALLS = 8
 """So many calls in training mode without a gradient are inference that forgot `no_grad`."""
@@ -55,7 +55,7 @@ class _OfCalls:
     __slots__ = ("__weakref__",)
 
 
-class StepCounter:
+class StepDetector:
     """Counts steps, and tells when one has ended.
 
     An explicit mark rules out all else from then on. Of the other signs the surest that was met
@@ -88,9 +88,9 @@ class StepCounter:
         self._undecided = self._continued = 0
         self._continues = False
         self._passes = 0
-        self._optimizers = IterationDetector()
-        self._calls = {Sign.BARE_CALL: IterationDetector(), Sign.CALL: IterationDetector()}
-        self._backward = IterationDetector()
+        self._optimizers = TurnOrder()
+        self._calls = {Sign.BARE_CALL: TurnOrder(), Sign.CALL: TurnOrder()}
+        self._backward = TurnOrder()
         self._of_calls = _OfCalls()
         self._trained: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._by_hand: weakref.ref[Any] | None = None

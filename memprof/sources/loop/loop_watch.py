@@ -20,7 +20,7 @@ from memprof.sources.loop.call_places import CallPlaces
 from memprof.sources.loop.module_hooks import ModuleHooks
 from memprof.sources.loop.module_paths import ModulePaths
 from memprof.sources.loop.optimizer_hooks import OptimizerHooks
-from memprof.sources.loop.step_ends import Guess, StepCounter
+from memprof.sources.loop.step_detector import Guess, StepDetector
 from memprof.sources.loop.thread_state import (
     NO_TASK,
     BackwardPass,
@@ -39,7 +39,7 @@ from memprof.sources.loop.torch_compile import CompileWatch, is_used
 from memprof.sources.protocol import Interner
 from memprof.trace import EMPTY, NOT_RECORDED, Label, Phase
 
-__all__ = ["Boundaries", "Listener", "annotate", "annotation_changes"]
+__all__ = ["Listener", "LoopWatch", "annotate", "annotation_changes"]
 
 _UNSEEN_MODULES = (
     "the program uses torch.compile, which would compile again where it finds hooks on modules, as "
@@ -100,7 +100,7 @@ class Listener(Protocol):
         """A module is called from outside every other module."""
 
 
-class Boundaries:
+class LoopWatch:
     """Watches torch's global hooks; knows where the calling thread is in the training loop."""
 
     def __init__(self, interner: Interner) -> None:
@@ -139,10 +139,10 @@ class Boundaries:
         self._failure = ""
         self._on_step: Callable[[int], None] | None = None
         self.on_guess: Callable[[Guess, bool], None] | None = None
-        """Told which steps were guessed, and whether they are a single one: see `StepCounter`."""
+        """Told which steps were guessed, and whether they are a single one: see `StepDetector`."""
         self.places = CallPlaces()
         """The lines of the program that guessed steps end at."""
-        self._steps = StepCounter(self._ended, self._guessed)
+        self._steps = StepDetector(self._ended, self._guessed)
 
     @property
     def step(self) -> int:
@@ -161,7 +161,7 @@ class Boundaries:
 
     @property
     def waits(self) -> bool:
-        """Whether a step is over once an operator has run: see `StepCounter.waits`."""
+        """Whether a step is over once an operator has run: see `StepDetector.waits`."""
         return self._steps.waits
 
     def end_without_call(self) -> None:
@@ -173,7 +173,7 @@ class Boundaries:
         import torch
 
         self._on_step = on_step
-        self._steps = StepCounter(self._ended, self._guessed)
+        self._steps = StepDetector(self._ended, self._guessed)
         self._torch_functions(torch)
         self._optimizers.open()
         self._compilers.open()
