@@ -152,11 +152,11 @@ class _Assembly:
         self._readings: dict[tuple[str, str, str], list[tuple[Column, Column]]] = {}
         self._findings: list[Finding] = []
         self._notes: list[Note] = []
-        self._ended: list[WindowRecord] = []
+        self._window_records: list[WindowRecord] = []
         self._files: list[SourceFiles] = []
         self._guesses: list[GuessedSteps] = []
-        self._lost = 0
-        self._damaged = 0
+        self._lost_rows = 0
+        self._damages = 0
 
     def run(self, path: Path) -> Run:
         """Read the file's records and put them together; what is damaged becomes a note."""
@@ -188,8 +188,8 @@ class _Assembly:
                 "the run file has no footer: the job was killed or is still running",
                 "everything up to the last flush is here",
             )
-        if self._damaged > _MOST_NOTES:
-            self._note(f"{self._damaged - _MOST_NOTES} more records are damaged and were left out")
+        if self._damages > _MOST_NOTES:
+            self._note(f"{self._damages - _MOST_NOTES} more records are damaged and were left out")
         return self._finish()
 
     # -- one method a kind ---------------------------------------------------------------------
@@ -221,9 +221,9 @@ class _Assembly:
     def _add_tables(self, record: TablesRecord) -> None:
         tables = (self._frames, self._stacks, self._labels, self._pools)
         missing = [first - len(table) for first, table in zip(record.first, tables, strict=True)]  # type: ignore[arg-type]
-        if min(missing) < 0 or sum(missing) > _MOST_LOST - self._lost:
+        if min(missing) < 0 or sum(missing) > _MOST_LOST - self._lost_rows:
             raise ValueError("its rows do not follow those before")
-        self._lost += sum(missing)
+        self._lost_rows += sum(missing)
         if max(missing) > 0:
             self._note(f"{sum(missing)} rows of the tables are lost; their events have no stack")
         self._frames += [_LOST_FRAME] * missing[0]
@@ -306,7 +306,7 @@ class _Assembly:
         steps = (record.first_step, record.last_step)
         times = (record.start_us, record.end_us)
         if all(-1 <= s <= _LAST_STEP for s in steps) and all(0 <= t < _LATEST_US for t in times):
-            self._ended.append(record)
+            self._window_records.append(record)
 
     def _add_readings(self, record: Readings) -> None:
         times = integers(record.time_us)
@@ -324,8 +324,8 @@ class _Assembly:
         self._notes.append(Note(source="file", message=message, hint=hint))
 
     def _note_damage(self, message: str) -> None:
-        self._damaged += 1
-        if self._damaged <= _MOST_NOTES:
+        self._damages += 1
+        if self._damages <= _MOST_NOTES:
             self._note(message[:300])
 
     def _window(self, device: str, number: int) -> _WindowAssembly:
@@ -366,7 +366,7 @@ class _Assembly:
             ),
             notes=tuple(self._notes),
             footer=numbering.footer(self._footer),
-            windows=tuple(numbering.window(record) for record in self._ended),
+            windows=tuple(numbering.window(record) for record in self._window_records),
             guessed=numbering.left,
             digests=digests(self._files),
         )

@@ -121,8 +121,8 @@ def command(  # noqa: PLR0917 - click names them all
     if no_record:
         return _replace_this_process(program, {**variables, "MEMPROF": "0"})
     before_ns = time.time_ns()
-    status = _recorded(output, steps, [*(["-m"] if as_module else []), *program], variables)
-    return _answer(_written(output, before_ns), status, most, as_json=as_json)
+    status = _run_recorded(output, steps, [*(["-m"] if as_module else []), *program], variables)
+    return _answer(_new_runs(output, before_ns), status, most, as_json=as_json)
 
 
 def _limit(text: str | None, card: Card) -> Limit | None:
@@ -145,7 +145,7 @@ def _one_rank(rank: int | None, world_size: int | None) -> OneRank | None:
     return OneRank(rank or 0, world_size)
 
 
-def _recorded(output: str, steps: int, program: list[str], variables: dict[str, str]) -> int:
+def _run_recorded(output: str, steps: int, program: list[str], variables: dict[str, str]) -> int:
     """Run and record the program whole, and processes that it starts; its exit status."""
     options = {"allowance_s": _WHOLE_S, "max_events": _EVENTS, "max_bytes": _BYTES}
     described = {"path": output, "quiet": True, "steps": steps, **options}
@@ -186,7 +186,7 @@ def _is_python(path: Path) -> bool:
     return not head.startswith(b"\x7fELF")
 
 
-def _written(output: str, since_ns: int) -> list[Run]:
+def _new_runs(output: str, since_ns: int) -> list[Run]:
     """What this run recorded on its cards, by rank; files of its other processes are taken away.
 
     A launcher, and a loader that prepares data on the CPU, record themselves too. Where nothing was

@@ -248,13 +248,13 @@ def _write_patch(path: Path, all_findings: Sequence[Found]) -> None:
         raise MemprofError(
             f"cannot write {path}: {error.strerror}", "name a file in a folder that exists"
         ) from error
-    click.echo(_written(patch.made, path), err=True)
+    click.echo(_count_of_patches(patch.made, path), err=True)
     if patch.left_out:
         rest = format_count(patch.left_out)
         click.echo(f"{rest} left out: they change the same lines; apply, record again", err=True)
 
 
-def _written(patches: int, path: Path) -> str:
+def _count_of_patches(patches: int, path: Path) -> str:
     if not patches:
         return f"no patch: none of the fixes is surely right without a look at it; {path} is empty"
     return (
@@ -294,7 +294,7 @@ def _print(
     for number, one in enumerate(main_findings, start=1):
         console.print(_finding(number, one))
     if minor:
-        console.print(_seen(minor))
+        console.print(_minor_findings(minor))
     first = next((one for one in main_findings if one.remedies), None)
     if first is not None:
         fix = first.remedies[0].page
@@ -307,7 +307,7 @@ def _grows(one: Found) -> bool:
     return one.kind in _LEAKS and not one.minor
 
 
-def _seen(minor: Sequence[Found]) -> RenderableType:
+def _minor_findings(minor: Sequence[Found]) -> RenderableType:
     """A line for each finding that is no headline."""
     lines = [Text("also seen, nothing that must change (`--all` says more):", style="dim")]
     lines += [Text(f"  {one.title}{_at(one.site)}", style="dim") for one in minor]

@@ -64,19 +64,21 @@ def command(file: Path, as_json: bool) -> None:
 def _screen(post_mortem: PostMortem, file: Path) -> RenderableType:
     parts: list[RenderableType] = [
         _verdict(post_mortem),
-        _headed("What filled it", _owners(post_mortem)),
+        _with_heading("What filled it", _owners(post_mortem)),
     ]
     if post_mortem.failure.recorded != "state":
-        parts.append(_headed("What was asked", Group(*map(Text, _request(post_mortem)))))
-    parts.append(_headed("What was held", Group(*map(Text, _held(post_mortem.failure)))))
+        parts.append(_with_heading("What was asked", Group(*map(Text, _request(post_mortem)))))
+    parts.append(_with_heading("What was held", Group(*map(Text, _holdings(post_mortem.failure)))))
     if post_mortem.failure.recorded != "state":
-        parts.append(_headed("What would have helped", _help(post_mortem, file)))
+        parts.append(_with_heading("What would have helped", _help(post_mortem, file)))
     elif post_mortem.layouts:
-        parts.append(_headed("The same laid out otherwise, by replay", _otherwise(post_mortem)))
+        parts.append(
+            _with_heading("The same laid out otherwise, by replay", _otherwise(post_mortem))
+        )
     return Padding(Group(*parts), (0, 0, 1, 0))
 
 
-def _headed(title: str, body: RenderableType) -> RenderableType:
+def _with_heading(title: str, body: RenderableType) -> RenderableType:
     return Padding(Group(Text(title, style="bold"), Padding(body, (0, 0, 0, 2))), (1, 0, 0, 0))
 
 
@@ -170,7 +172,7 @@ def _request(post_mortem: PostMortem) -> Iterator[str]:
         yield f"  called from {site_name(frame)}"
 
 
-def _held(failure: Failure) -> Iterator[str]:
+def _holdings(failure: Failure) -> Iterator[str]:
     if failure.reserved >= 0:
         yield f"torch: {format_bytes(failure.reserved)} reserved"
     if failure.allocated >= 0:
@@ -401,7 +403,7 @@ def _device(post_mortem: PostMortem) -> _DevicePostMortem:
         verdict=post_mortem.line,
         why=post_mortem.why,
         weights=[_Weight(w.cause.value, w.bytes, w.enough, w.why) for w in post_mortem.weights],
-        asked=_asked(post_mortem),
+        asked=_request_record(post_mortem),
         held=_held_by(failure),
         filled_by=_FilledBy(
             inferred=post_mortem.inferred,
@@ -419,7 +421,7 @@ def _device(post_mortem: PostMortem) -> _DevicePostMortem:
     )
 
 
-def _asked(post_mortem: PostMortem) -> _Asked:
+def _request_record(post_mortem: PostMortem) -> _Asked:
     failure = post_mortem.failure
     of_event = failure.recorded == "event"
     return _Asked(

@@ -125,7 +125,7 @@ def _tell_each(
     no_page: bool,
 ) -> tuple[list[Summary], Path | None]:
     """A screen a file and one page of all; returns what was said and the page."""
-    reports = [_examined(file, roots) for file in progress(files, "reading")]
+    reports = [_report_of(file, roots) for file in progress(files, "reading")]
     page = None if no_page or (as_json and output is None) else output or _beside(files[0])
     if page is not None:
         _write_page(reports, page)
@@ -140,7 +140,7 @@ def _tell_each(
     return summaries, page
 
 
-def _examined(file: Path, roots: Sequence[Path]) -> _Report:
+def _report_of(file: Path, roots: Sequence[Path]) -> _Report:
     run = opened(file, roots)
     examination = examine(run)
     all_findings = findings(run, examination)
@@ -181,7 +181,7 @@ def _post_mortems(report: _Report) -> tuple[PostMortem, ...]:
     return post_mortems(run, examination=report.examination)
 
 
-def _replayed(window: Window) -> ReplayedTrace | Trace:
+def _replay_of(window: Window) -> ReplayedTrace | Trace:
     """The replay that a window comes from; its trace where it comes from none."""
     return window.trace if window.replay is None else window.replay
 
@@ -196,5 +196,5 @@ def _what_if(report: _Report) -> tuple[DeviceWhatIf, ...]:
         for device in device_examinations
         for window in device.windows[-1:]
         if (window.trace.events.action == Action.ALLOC).any()
-        for row in replay(_replayed(device.exact_window(window.number)), search=True)
+        for row in replay(_replay_of(device.exact_window(window.number)), search=True)
     )

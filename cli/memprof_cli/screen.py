@@ -53,10 +53,10 @@ def print_summary(summary: Summary, findings: Sequence[Found] = ()) -> None:
     if summary.overhead_us >= 0 and summary.duration_us > 0:
         share = format_percent(summary.overhead_us, summary.duration_us)
         took = format_duration(summary.duration_us)
-        console.print(Text(f"recording took {share} of {took}{_allowed(summary)}", style="dim"))
+        console.print(Text(f"recording took {share} of {took}{_limit_text(summary)}", style="dim"))
 
 
-def _allowed(summary: Summary) -> str:
+def _limit_text(summary: Summary) -> str:
     """Why a short run may take so much: nobody should expect that share of a long one."""
     if summary.overhead_us > summary.allowance_us:
         return ""

@@ -99,16 +99,18 @@ def memory_figure(view: DeviceView, count: int) -> MemoryFigure | None:
     if not windows or is_bare_state(view.run):
         return None
     total = sum(len(w.line.allocated) for w in windows)
-    entries = [_kept(w, max(count * len(w.line.allocated) // total, 64)) for w in windows]
+    entries = [
+        _entries_to_draw(w, max(count * len(w.line.allocated) // total, 64)) for w in windows
+    ]
     starts = np.concatenate([[0], np.cumsum([len(at) for at in entries])]).astype(int)
     clocked = all(w.clocked for w in windows)
-    allocated = _joined(windows, entries, lambda w, at: w.line.allocated[at])
-    reserved = _joined(windows, entries, lambda w, at: w.line.reserved[at])
-    happened = [_happened(view, w, at) for w, at in zip(windows, entries, strict=True)]
-    time_us = _joined(windows, entries, lambda w, at: w.times(at, view.origin))
+    allocated = _concatenate(windows, entries, lambda w, at: w.line.allocated[at])
+    reserved = _concatenate(windows, entries, lambda w, at: w.line.reserved[at])
+    happened = [_event_text(view, w, at) for w, at in zip(windows, entries, strict=True)]
+    time_us = _concatenate(windows, entries, lambda w, at: w.times(at, view.origin))
     return MemoryFigure(
         time_us=time_us.tolist() if clocked else [],
-        event=_joined(windows, entries, lambda w, at: w.first_event + at).tolist(),
+        event=_concatenate(windows, entries, lambda w, at: w.first_event + at).tolist(),
         allocated=allocated.tolist(),
         reserved=reserved.tolist(),
         action=[a for h in happened for a in h[0]],
@@ -135,14 +137,14 @@ def memory_figure(view: DeviceView, count: int) -> MemoryFigure | None:
     )
 
 
-def _kept(window: WindowView, count: int) -> Ints:
+def _entries_to_draw(window: WindowView, count: int) -> Ints:
     """The shape, the moment of every out-of-memory, and what stood just before the peak."""
     oom = np.flatnonzero(window.trace.events.action == Action.OOM)[:_OOMS] + 1
     peak = np.array([window.line.peak_allocated.event + 1])
     return np.unique(np.concatenate([samples(window.line, count), oom, peak]))
 
 
-def _joined(
+def _concatenate(
     windows: Sequence[WindowView],
     entries: Sequence[Ints],
     values: Callable[[WindowView, Ints], Ints],
@@ -150,7 +152,7 @@ def _joined(
     return np.concatenate([values(w, at) for w, at in zip(windows, entries, strict=True)])
 
 
-def _happened(
+def _event_text(
     view: DeviceView, window: WindowView, at: Ints
 ) -> tuple[list[int], list[int], list[int]]:
     events = window.trace.events

@@ -147,15 +147,13 @@ def _tree(live: _Live, path_of: Callable[[int], Iterator[_Step]]) -> Tree:
         at = 0
         nodes[0].add(nbytes, count, category)
         path = path_of(row) if row < _GROUPS else iter(())
-        for step in _merged(path, nodes, nbytes, least):
+        for step in _merge(path, nodes, nbytes, least):
             at = _child(nodes, at, step)
             nodes[at].add(nbytes, count, category)
     return _columns(nodes)
 
 
-def _merged(
-    path: Iterator[_Step], nodes: list[_Node], nbytes: int, least: float
-) -> Iterator[_Step]:
+def _merge(path: Iterator[_Step], nodes: list[_Node], nbytes: int, least: float) -> Iterator[_Step]:
     """The path, until the page has nodes enough and this one is too small to be seen."""
     at = 0
     for step in path:

@@ -62,10 +62,10 @@ def _facts(post_mortem: PostMortem) -> Iterator[str]:
         yield f"<b>{format_bytes(failure.requested)}</b> asked{by}{step}"
     if post_mortem.shortage > 0:
         yield f"<b>{format_bytes(post_mortem.shortage)}</b> missing"
-    yield from _held(failure)
+    yield from _holdings(failure)
 
 
-def _held(failure: Failure) -> Iterator[str]:
+def _holdings(failure: Failure) -> Iterator[str]:
     if min(failure.reserved, failure.allocated) >= 0:
         yield (
             f"<b>{format_bytes(failure.allocated)}</b> in tensors of "
@@ -78,7 +78,7 @@ def _held(failure: Failure) -> Iterator[str]:
 
 
 def _help(post_mortem: PostMortem) -> str:
-    items = "".join(_rescue(rescue) for rescue in _shown(post_mortem.rescues.fitting))
+    items = "".join(_rescue(rescue) for rescue in _fewest_changes(post_mortem.rescues.fitting))
     note = (
         f'<p class="hint">{escaped(post_mortem.rescues.unproven)}</p>'
         if post_mortem.rescues.unproven
@@ -92,7 +92,7 @@ def _help(post_mortem: PostMortem) -> str:
     )
 
 
-def _shown(fitting: Sequence[Rescue]) -> Iterator[Rescue]:
+def _fewest_changes(fitting: Sequence[Rescue]) -> Iterator[Rescue]:
     """All kinds; of many settings those that leave the most."""
     settings = sorted((r for r in fitting if r.kind == "settings"), key=lambda r: -r.spare)
     yield from settings[:_SETTINGS_SHOWN]

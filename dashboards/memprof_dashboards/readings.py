@@ -67,7 +67,7 @@ def readings_figure(view: DeviceView) -> list[ReadingPanel]:
         is_finite = np.isfinite(series.values)
         if not is_finite.any():
             continue
-        name, unit = _named(series.name)
+        name, unit = _label_of(series.name)
         key = _key(series, unit)
         title = _NOT_TORCH if key[1] == _NOT_TORCH else _title(series)
         panel = panels.setdefault(key, ReadingPanel(title, unit, []))
@@ -82,7 +82,7 @@ def _key(series: ReadingSeries, unit: str) -> tuple[str, str]:
     return series.source, "available" if series.name == "available" else unit
 
 
-def _named(name: str) -> tuple[str, str]:
+def _label_of(name: str) -> tuple[str, str]:
     if name in _BESIDE:
         return _BESIDE[name], ""
     if name.startswith(PROCESS):

@@ -54,7 +54,7 @@ def _map(view: DeviceView, window: WindowView, entry: int) -> SegmentMap | None:
     segments = segments_at(window.trace, entry - 1)
     if not len(segments):
         return None
-    blocks = _joined(_in_use(window, entry), segments)
+    blocks = _concatenate(_in_use(window, entry), segments)
     return SegmentMap(
         event=window.first_event + entry,
         reserved=int(segments.size.sum()),
@@ -220,7 +220,7 @@ def _waiting(address: Column, size: Column, stack: Column) -> Blocks:
     return blocks
 
 
-def _joined(blocks: Blocks, segments: Segments) -> Blocks:
+def _concatenate(blocks: Blocks, segments: Segments) -> Blocks:
     """At most about `_BLOCKS` rows: neighbours that are small are joined within their segment."""
     if len(blocks) <= _BLOCKS:
         return blocks

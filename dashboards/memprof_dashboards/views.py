@@ -67,14 +67,14 @@ class StackBook:
             [self._frames.setdefault(f, len(self._frames)) for f in self.tables.stacks[s][:_FRAMES]]
             for s in self._stacks
         ]
-        frames = [_shown(self.tables.frames[f]) for f in self._frames]
+        frames = [_frame_columns(self.tables.frames[f]) for f in self._frames]
         sites = [
             visible(site_name(self.sites.frames[self.sites.of_stack[s]])) for s in self._stacks
         ]
         return StackTable(frames, stacks, sites)
 
 
-def _shown(frame: Frame) -> tuple[str, str, int, int]:
+def _frame_columns(frame: Frame) -> tuple[str, str, int, int]:
     kind = FrameKind(frame_kind(frame.filename))
     return (visible(frame.name), visible(frame.filename), frame.line, int(kind))
 

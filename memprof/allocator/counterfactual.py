@@ -217,7 +217,7 @@ class _Player:
         self.gone = set(changes.gone[at_once].tolist())
         self.live: dict[int, Block] = {}
         """Blocks by the address that the recording knows them under."""
-        self.allocator = self._started(afresh)
+        self.allocator = self._start(afresh)
         self.watch = PeakWatch(self.allocator)
         if not len(workload.events):
             self.notes.append(
@@ -240,7 +240,7 @@ class _Player:
         share = self.workload.settings.memory_fraction or 1.0
         return self.capacity if share == 1.0 else int(self.capacity / share) + 2  # never below it
 
-    def _started(self, afresh: bool) -> CachingAllocator:
+    def _start(self, afresh: bool) -> CachingAllocator:
         """The allocator as it would have been when the trace began."""
         allocator = None if afresh else self._as_recorded()
         if allocator is None:

@@ -178,7 +178,9 @@ def map_pages(allocator: CachingAllocator, block: Block, size: int) -> bool:
 
 
 def _split_off(allocator: CachingAllocator, block: Block, size: int) -> None:
-    rest = Block(block.arena, block.address + size, block.size - size, _inherited(allocator, block))
+    rest = Block(
+        block.arena, block.address + size, block.size - size, _inherited_remainder(allocator, block)
+    )
     rest.extent = block.extent
     rest.prev, rest.next = block, block.next
     if rest.next is not None:
@@ -187,7 +189,7 @@ def _split_off(allocator: CachingAllocator, block: Block, size: int) -> None:
     note_unmapped(rest)
 
 
-def _inherited(allocator: CachingAllocator, block: Block) -> int:
+def _inherited_remainder(allocator: CachingAllocator, block: Block) -> int:
     return allocator.next_tie() if allocator.counts_blocks else block.tie
 
 
@@ -256,7 +258,7 @@ def unmap(allocator: CachingAllocator, block: Block) -> None:
 def _keep_free(
     allocator: CachingAllocator, block: Block, address: int, size: int, *, before: bool
 ) -> None:
-    piece = Block(block.arena, address, size, _inherited(allocator, block))
+    piece = Block(block.arena, address, size, _inherited_remainder(allocator, block))
     piece.extent = block.extent
     if before:
         piece.prev, piece.next, block.prev = block.prev, block, piece

@@ -109,7 +109,7 @@ class Guide:
         """Events at which expandable segments were found to be switched on or off."""
         self._from_midst = len(begin.state.blocks) > 0
         self._holes = begin.contradictions > 0
-        self._assumed = set(begin.state.blocks.address[begin.assumed].tolist())
+        self._assumed_addresses = set(begin.state.blocks.address[begin.assumed].tolist())
         self._start_ties = sorted({b.tie for b in self._all_blocks()})
         events = trace.events
         self._requests: list[int] = np.flatnonzero(
@@ -246,7 +246,7 @@ class Guide:
         if choice is None or actual is None:
             return no_excuse if actual is not None else Doubt.WRONG
         rest = least_remainder(choice, size)
-        if learn_remainder(self.allocator, self._assumed, choice, actual, rest):
+        if learn_remainder(self.allocator, self._assumed_addresses, choice, actual, rest):
             return Doubt.START_SIZE
         tie = learn_order(self.allocator, self._start_ties, choice, actual)
         if tie is None:
@@ -352,7 +352,7 @@ class Guide:
         waiting, reserved = self._waiting(row), self.allocator.reserved
         if waiting is not None:  # the event itself
             # What the driver says is free counts, unless the request was refused for a fraction.
-            nbytes = self._wanted(*waiting)
+            nbytes = self._size_wanted(*waiting)
             self.refused_at.append(reserved + min(self._addresses[row] + 1, nbytes))
         if before is not None:
             self.last_refusal = Refusal(row, before, self._outcome(row + 1), tuple(self.refused_at))
@@ -380,7 +380,7 @@ class Guide:
         why = explain(self.allocator, pieces, waiting, from_start=self._from_midst)
         retry = self._served_next(row, last)
         if retry and waiting is not None:
-            self.refused_at.append(reserved + self._wanted(*waiting))
+            self.refused_at.append(reserved + self._size_wanted(*waiting))
         run = ReleaseRun(row, last, why.predicted, why.causes, why.pools, retry)
         self.releases.append(run)
         self._run_end = last
@@ -408,7 +408,7 @@ class Guide:
         outcome = self.watch.outcome(self.allocator, self.oom)
         return replace(outcome, retries=len(retries) + failed)
 
-    def _wanted(self, arena: Arena, size: int) -> int:
+    def _size_wanted(self, arena: Arena, size: int) -> int:
         """Bytes that a request asks of the driver when nothing cached fits."""
         if arena.expandable:
             return sum(mapped for _, mapped in expandable.mapping_plan(arena, size))

@@ -97,10 +97,10 @@ class _Rewritten:
         """All rows in order, as columns."""
         rows = np.insert(np.arange(len(events)), self.before, self.source)
         result: Events = events.take(rows)
-        added = self._added(len(events))
+        added = self._is_added(len(events))
         category = np.where(added, 0, result.category)
         columns = (
-            _merged(column, self.before, extra)
+            _merge(column, self.before, extra)
             for column, extra in (
                 (self.actions, self.action),
                 (self.addresses, self.address),
@@ -113,11 +113,11 @@ class _Rewritten:
             result, action=action, address=address, size=size, taken=sizes, category=category
         )
 
-    def _added(self, length: int) -> npt.NDArray[np.bool_]:
+    def _is_added(self, length: int) -> npt.NDArray[np.bool_]:
         return np.insert(np.zeros(length, dtype=bool), self.before, True)
 
 
-def _merged(
+def _merge(
     column: list[int] | npt.NDArray[np.int64], before: list[int], extra: list[int]
 ) -> npt.NDArray[np.int64]:
     return np.insert(np.asarray(column, dtype=np.int64), before, extra)

@@ -113,7 +113,7 @@ def retold(
     best_rule = TieBreak.ADDRESS
     rules = [tie_break] if tie_break else _candidates(trace)
     for rule in _by_trial(trace, begin, settings, rules):
-        guide = _guided(trace, begin, settings, rule)
+        guide = _guide_of(trace, begin, settings, rule)
         if best is None or guide.misses < best.misses:
             best, best_rule = guide, rule
         if not guide.misses:
@@ -141,7 +141,7 @@ def _by_trial(
     return sorted(rules, key=lambda rule: misses.get(rule, len(trace.events)))
 
 
-def _guided(trace: Trace, begin: Beginning, settings: AllocatorSettings, rule: TieBreak) -> Guide:
+def _guide_of(trace: Trace, begin: Beginning, settings: AllocatorSettings, rule: TieBreak) -> Guide:
     guide = Guide(trace, begin, settings, rule)
     guide.advance()
     if not guide.learned_ties or guide.allocator.counts_blocks:

@@ -26,7 +26,7 @@ class Territory:
         self.pool_of_event: dict[int, int] = {}
         """Pool of each ``SEGMENT_ALLOC`` event that made a segment of the end state."""
         self._maps: list[tuple[int, ArenaKey]] = []
-        self._known = self._known_ranges()
+        self._ranges = self._known_ranges()
 
     def note(self, row: int, at_end: int | None) -> None:
         """``SEGMENT_ALLOC`` event ``row`` made segment ``at_end`` of the end state."""
@@ -78,7 +78,7 @@ class Territory:
         pools = inside.pool[inside.pool != NOT_RECORDED]
         if len(pools):
             return int(pools[0]), stream, small
-        near = [(abs(a - start), key) for a, key in self._known if key[1:] == (stream, small)]
+        near = [(abs(a - start), key) for a, key in self._ranges if key[1:] == (stream, small)]
         return min(near)[1] if near and min(near)[0] < _FARTHEST else (0, stream, small)
 
     def _unmaps(self, start: int, end: int) -> npt.NDArray[np.intp]:

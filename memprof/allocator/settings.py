@@ -74,10 +74,10 @@ class AllocatorSettings:
 
     def text(self) -> str:
         """These settings in torch's grammar; empty for the defaults."""
-        return ",".join(_written(self))
+        return ",".join(_as_text(self))
 
 
-def _written(settings: AllocatorSettings) -> list[str]:
+def _as_text(settings: AllocatorSettings) -> list[str]:
     default, parts = AllocatorSettings(), []
     if settings.expandable_segments:
         parts.append("expandable_segments:True")
@@ -124,7 +124,7 @@ def parse_settings(text: str, start: AllocatorSettings | None = None) -> Allocat
     options = _options(text)
     # The other sizes are measured against this one, wherever it stands (torch reads it first).
     for key, value in sorted(options, key=lambda option: option[0] != "large_segment_size_mb"):
-        settings = _applied(settings, key, value)
+        settings = _apply(settings, key, value)
     return settings
 
 
@@ -141,7 +141,7 @@ def _options(text: str) -> list[tuple[str, str]]:
     return options
 
 
-def _applied(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
+def _apply(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
     parse = _PARSERS.get(key)
     if parse is not None:
         return parse(settings, key, value)
@@ -285,10 +285,10 @@ def recorded_settings(settings_record: Mapping[str, Any]) -> AllocatorSettings:
         settings = parse_settings(str(text))
     except SettingsError:
         pass  # fall back on the resolved values below
-    return replace(settings, **_resolved(settings_record))
+    return replace(settings, **_known_settings(settings_record))
 
 
-def _resolved(settings_record: Mapping[str, Any]) -> dict[str, Any]:
+def _known_settings(settings_record: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     split = settings_record.get("max_split_size")
     if isinstance(split, int):

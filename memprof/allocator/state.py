@@ -38,14 +38,14 @@ class Origins:
 
     def of_blocks(self, owners: npt.NDArray[np.int64], name: str) -> npt.NDArray[Any]:
         """One column (stack, label, category) for each owner; 0 where the owner is unknown."""
-        return _picked(owners, getattr(self.events, name), getattr(self.start.blocks, name))
+        return _pick(owners, getattr(self.events, name), getattr(self.start.blocks, name))
 
     def of_segments(self, owners: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """The stack that obtained each segment."""
-        return _picked(owners, self.events.stack, self.start.segments.stack)
+        return _pick(owners, self.events.stack, self.start.segments.stack)
 
 
-def _picked(
+def _pick(
     owners: npt.NDArray[np.int64], by_event: npt.NDArray[Any], by_row: npt.NDArray[Any]
 ) -> npt.NDArray[Any]:
     values = np.zeros(len(owners), dtype=by_event.dtype)

@@ -59,7 +59,7 @@ def beginning(trace: Trace, settings: AllocatorSettings | None = None) -> Beginn
     """`start_state` and what a replay needs beyond it."""
     settings = settings or recorded_settings(trace.settings)
     if trace.start is not None:
-        return _recorded(trace, trace.start, settings)
+        return _recorded_beginning(trace, trace.start, settings)
     assert trace.end is not None  # a trace has one of the two
     undo = _Undo(trace, trace.end, settings)
     undo.run()
@@ -75,7 +75,7 @@ def beginning(trace: Trace, settings: AllocatorSettings | None = None) -> Beginn
     )
 
 
-def _recorded(trace: Trace, start: State, settings: AllocatorSettings) -> Beginning:
+def _recorded_beginning(trace: Trace, start: State, settings: AllocatorSettings) -> Beginning:
     """A start that the recording has, put in order where its blocks do not fill its segments."""
     contradictions = 0
     if not is_tiled(start):

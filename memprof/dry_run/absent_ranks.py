@@ -164,10 +164,10 @@ def _replace_meeting(module: ModuleType) -> None:
     for name, function in _OBJECTS.items():
         if hasattr(module, name):
             theirs = getattr(module, name)
-            setattr(module, name, wraps(theirs)(_bound(function, module)))
+            setattr(module, name, wraps(theirs)(_bind(function, module)))
 
 
-def _bound(function: Callable[..., Any], module: ModuleType) -> Callable[..., Any]:
+def _bind(function: Callable[..., Any], module: ModuleType) -> Callable[..., Any]:
     def call(*arguments: Any, **keywords: Any) -> Any:
         return function(module, *arguments, **keywords)
 

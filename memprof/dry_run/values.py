@@ -56,13 +56,13 @@ class ValuesRead:
 
     def open(self) -> None:
         """Begin to listen."""
-        self._library.listen(self._read)
+        self._library.listen(self._on_read)
 
     def close(self) -> None:
         """Listen no more."""
         self._library.listen(None)
 
-    def _read(self, nbytes: int, copied_in: int) -> None:
+    def _on_read(self, nbytes: int, copied_in: int) -> None:
         frame = frame_of_the_program(sys._getframe().f_back)
         if frame is None:
             return

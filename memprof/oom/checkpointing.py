@@ -70,10 +70,10 @@ def _module_calls(moment: Moment) -> Iterator[tuple[str, Ints]]:
     labels = window.trace.tables.labels
     by_module: dict[str, list[int]] = {}
     for row in np.flatnonzero(mine & moment.alive).tolist():
-        for path in _numbered(labels[int(lives.label[row])].module):
+        for path in _numbered_paths(labels[int(lives.label[row])].module):
             by_module.setdefault(path, []).append(row)
     running = labels[int(window.trace.events.label[moment.event])].module
-    started_modules = _begun(moment, mine & ~moment.alive)
+    started_modules = _modules_begun(moment, mine & ~moment.alive)
     for path, rows in by_module.items():
         inside = running == path or running.startswith(f"{path}.")
         if not inside and path not in started_modules:
@@ -92,7 +92,7 @@ def _activations(moment: Moment) -> npt.NDArray[np.bool_]:
     return mine
 
 
-def _begun(moment: Moment, freed_rows: npt.NDArray[np.bool_]) -> set[str]:
+def _modules_begun(moment: Moment, freed_rows: npt.NDArray[np.bool_]) -> set[str]:
     """Modules of which a backward pass has freed something."""
     lives, window = moment.window.lives, moment.window
     labels = window.trace.tables.labels
@@ -100,11 +100,11 @@ def _begun(moment: Moment, freed_rows: npt.NDArray[np.bool_]) -> set[str]:
     modules: set[str] = set()
     for row in np.flatnonzero(freed_rows).tolist():
         if labels[int(freed_by[row])].phase == Phase.BACKWARD:
-            modules.update(_numbered(labels[int(lives.label[row])].module))
+            modules.update(_numbered_paths(labels[int(lives.label[row])].module))
     return modules
 
 
-def _numbered(path: str) -> Iterator[str]:
+def _numbered_paths(path: str) -> Iterator[str]:
     """The modules on a path that are one of many: ``GPT.blocks.3`` of ``GPT.blocks.3.mlp``."""
     parts = path.split(".")
     for end, part in enumerate(parts, start=1):

@@ -210,7 +210,7 @@ def _of_device(run: Run, device: DeviceRun, look: _Look) -> Failure | None:
         assert finding is not None  # one of the two there is
         return _of_finding(run, device, look, finding, times)
     failure = _of_event(run, device, look, *last, times)
-    return _joined(failure, finding) if finding is not None else failure
+    return _join(failure, finding) if finding is not None else failure
 
 
 def _marks(device: DeviceRun) -> Iterator[tuple[int, int]]:
@@ -235,7 +235,7 @@ def _of_event(
 ) -> Failure:
     window = look(number)
     trace, line = window.trace, window.line
-    events, state = trace.events, _held(window, event)
+    events, state = trace.events, _state_at(window, event)
     largest, apart = _free_for(state, trace, event)
     at_us = int(events.time_us[event])
     label = trace.label(int(events.label[event]))
@@ -266,7 +266,7 @@ def _of_event(
     )
 
 
-def _held(window: Window, event: int) -> State:
+def _state_at(window: Window, event: int) -> State:
     """Segments and blocks when a request failed, from the replay of the window if it kept them."""
     failed = window.replay.failed if window.replay is not None else None
     if failed is not None and failed.event == event:
@@ -388,7 +388,7 @@ def _window_then(
     return number, int(np.searchsorted(times_us, finding.time_us, side="right")) - 1, window
 
 
-def _joined(failure: Failure, finding: Finding) -> Failure:
+def _join(failure: Failure, finding: Finding) -> Failure:
     """The event's figures, with what only the job could see then; not those of another time."""
     if abs(finding.time_us - failure.time_us) > _SAME_MOMENT_US:
         return failure

@@ -116,7 +116,7 @@ def post_mortems(
     all_failures = failures(run, examination)
     if not all_failures:
         raise MissingError(f"{run.source or 'the run'} records no out-of-memory error", _hint(run))
-    return tuple(_explained(run, failure, workers) for failure in all_failures)
+    return tuple(_explain(run, failure, workers) for failure in all_failures)
 
 
 def _hint(run: Run) -> str:
@@ -128,17 +128,17 @@ def _hint(run: Run) -> str:
     return "it holds no memory of any device; record with `memprof run train.py`"
 
 
-def _explained(run: Run, failure: Failure, workers: int | None) -> PostMortem:
+def _explain(run: Run, failure: Failure, workers: int | None) -> PostMortem:
     steps = next(d.steps for d in run.devices if d.device == failure.device)
     trend = allocated_trend(steps)
     weights = tuple(sorted(_weights(failure, trend), key=lambda w: (not w.enough, -w.bytes)))
-    cause, why = _judged(failure, weights)
+    cause, why = _judge_cause(failure, weights)
     window = failure.window
     alive = window.lives.alive_at(failure.event) if window else np.zeros(0, dtype=bool)
     sizes = window.lives.size if window else np.zeros(0, dtype=np.int64)
     groupings = (window.owners.category, window.owners.module, window.owners.site) if window else ()
     groups = [tuple(top(grouping, sizes, alive, _TOP)) for grouping in groupings]
-    categories, modules, lines = groups or _told(failure)
+    categories, modules, lines = groups or _recorded_groups(failure)
     return PostMortem(
         failure=failure,
         cause=cause,
@@ -160,7 +160,7 @@ def _explained(run: Run, failure: Failure, workers: int | None) -> PostMortem:
     )
 
 
-def _told(failure: Failure) -> list[tuple[Group, ...]]:
+def _recorded_groups(failure: Failure) -> list[tuple[Group, ...]]:
     """Live bytes by owner as the job itself wrote them down: categories, modules, lines."""
     lines: dict[str, int] = {}
     for stack, size in failure.live_stacks:
@@ -245,7 +245,7 @@ def _foreign_weights(failure: Failure, shortage: int) -> Iterator[Weight]:
         yield Weight(
             OomCause.OTHERS,
             foreign,
-            0 < shortage <= _gained(failure, foreign),
+            0 < shortage <= _gain(failure, foreign),
             f"{format_bytes(failure.outside)} of the device were held outside torch, {whose}",
         )
     barred = failure.reserved + failure.free - failure.limit if failure.limit >= 0 else 0
@@ -259,7 +259,7 @@ def _foreign_weights(failure: Failure, shortage: int) -> Iterator[Weight]:
         )
 
 
-def _gained(failure: Failure, foreign: int) -> int:
+def _gain(failure: Failure, foreign: int) -> int:
     """What torch could have had more, had others not held ``foreign`` bytes."""
     most = failure.reserved + failure.free + foreign
     return (min(most, failure.allowed) if failure.allowed >= 0 else most) - failure.limit
@@ -271,7 +271,7 @@ def _names(failure: Failure) -> str:
     return f" ({', '.join(processes)})" if processes else ""
 
 
-def _judged(failure: Failure, weights: Sequence[Weight]) -> tuple[OomCause, str]:
+def _judge_cause(failure: Failure, weights: Sequence[Weight]) -> tuple[OomCause, str]:
     if failure.recorded == "state":
         return OomCause.UNKNOWN, _of_a_state(failure)
     if failure.beside:

@@ -142,7 +142,7 @@ def rescues(failure: Failure, workers: int | None = None) -> Rescues:
     if failure.event > 0:  # of a lone request nothing before it is known
         tries += _early_tries(moment, workload, limit)
         tries += _short_tries(failure, moment, workload, limit)
-    results = _replayed(workload, tries, workers)
+    results = _replay(workload, tries, workers)
     if failure.event > 0:
         results += _batch(moment, workload, limit)
     results.append(_card(failure, workload))
@@ -172,7 +172,7 @@ def _fails_afresh(workload: Workload, limit: int, event: int) -> bool:
     return _fails(play(workload, capacity=limit, afresh=True), event)
 
 
-def _replayed(workload: Workload, tries: list[_Try], workers: int | None) -> list[Rescue]:
+def _replay(workload: Workload, tries: list[_Try], workers: int | None) -> list[Rescue]:
     workloads, jobs = [workload], []
     for attempt in tries:
         jobs.append(Job(0, attempt.settings, attempt.limit, attempt.changes, attempt.afresh))
@@ -301,7 +301,7 @@ def _batch(moment: Moment, workload: Workload, limit: int) -> Iterator[Rescue]:
     name = (
         f"a batch of at most {low} % of this one" if best.fits else "a smaller batch, even of 1 %"
     )
-    detail = f"{format_bytes(slope.live // 100)} for each per cent of it{_measured(slope)}"
+    detail = f"{format_bytes(slope.live // 100)} for each per cent of it{_measured_at(slope)}"
     assumption = "" if slope.measured else _PROPORTIONAL
     attempt = _Try("batch", name, limit, workload.settings, assumes=assumption, detail=detail)
     yield _rescue(attempt, best)
@@ -311,7 +311,7 @@ def _with_batch(workload: Workload, slope: BatchSlope, percent: int, limit: int)
     return play(resized(workload, slope.factors(percent / 100)), capacity=limit)
 
 
-def _measured(slope: BatchSlope) -> str:
+def _measured_at(slope: BatchSlope) -> str:
     if slope.measured is None:
         return ""
     other, failed = slope.measured

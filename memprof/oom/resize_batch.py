@@ -157,19 +157,19 @@ class _Calls:
         now = int(self.attempts[self.moment.event])
         best: tuple[float, int] | None = None
         for other in np.unique(self.attempt[self.attempt != now])[-_MOST_ATTEMPTS:].tolist():
-            ratio = self._ratio(*self._matched(now, other), share, inputs)
+            ratio = self._ratio(*self._match(now, other), share, inputs)
             batch[self.attempts == other] = ratio
             if ratio != 1 and (best is None or abs(np.log(ratio)) > abs(np.log(best[0]))):
                 best = ratio, other
         if best is None:
             return batch, 1.0, None
         ratio, other = best
-        self._learn(share, *self._matched(now, other), ratio)
+        self._learn(share, *self._match(now, other), ratio)
         steps = self.moment.steps
         steps_compared = int(steps[int(np.argmax(self.attempts == other))]), self.moment.step
         return batch, ratio, steps_compared
 
-    def _matched(self, now: int, other: int) -> tuple[Ints, Ints]:
+    def _match(self, now: int, other: int) -> tuple[Ints, Ints]:
         """Places in ``rows`` of what is the same allocation of the program in two attempts."""
         own, others = (slice(*np.searchsorted(self.attempt, [a, a + 1])) for a in (now, other))
         _, first, second = np.intersect1d(

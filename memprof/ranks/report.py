@@ -146,7 +146,7 @@ def job_verdict(
         return _no_data()
     growing = _growing(findings)
     if growing:
-        return _found("leak", growing[0], ranks, judged_ranks)
+        return _verdict_of("leak", growing[0], ranks, judged_ranks)
     failed = [rank for rank in ranks if rank.ended == "failed"]
     if failed:
         return _failed(ranks, failed, then)
@@ -155,7 +155,7 @@ def job_verdict(
     wasted = [one for one in findings if one.confidence >= _SURE and not one.minor]
     if wasted:
         is_hole = wasted[0].kind == Kind.FRAGMENTATION.value
-        return _found("fragmentation" if is_hole else "waste", wasted[0], ranks, judged_ranks)
+        return _verdict_of("fragmentation" if is_hole else "waste", wasted[0], ranks, judged_ranks)
     return _quiet(ranks, judged_ranks, then)
 
 
@@ -193,14 +193,14 @@ def _first(ranks: Sequence[RankFigures]) -> RankFigures:
 def _ran_out(ranks: Sequence[RankFigures], out: Sequence[RankFigures], then: str) -> Verdict:
     first = _first(out)
     if len(out) == 1:
-        line = f"{first.name} ran out of memory, the only one of {_counted(ranks)}"
+        line = f"{first.name} ran out of memory, the only one of {_count_text(ranks)}"
     else:
         which = f"{format_ranks(out)}; {first.name} first"
-        line = f"{format_count(len(out))} of {_counted(ranks)} ran out of memory: {which}"
-    return Verdict("oom", line, _held(first, ranks), f"{then} says why")
+        line = f"{format_count(len(out))} of {_count_text(ranks)} ran out of memory: {which}"
+    return Verdict("oom", line, _peak_text(first, ranks), f"{then} says why")
 
 
-def _held(first: RankFigures, ranks: Sequence[RankFigures]) -> str:
+def _peak_text(first: RankFigures, ranks: Sequence[RankFigures]) -> str:
     if first.peak_allocated_bytes < 0:
         return "what it held is not in the file"
     of = f" of {format_bytes(first.total_bytes)}" if first.total_bytes else ""
@@ -214,7 +214,7 @@ def _steps(rank: RankFigures) -> str:
     return "1 step" if rank.steps == 1 else f"{format_count(rank.steps)} steps"
 
 
-def _counted(ranks: Sequence[RankFigures]) -> str:
+def _count_text(ranks: Sequence[RankFigures]) -> str:
     return f"{format_count(len(ranks))} {'ranks' if ranks[0].rank >= 0 else 'recordings'}"
 
 
@@ -227,7 +227,7 @@ def _no_data() -> Verdict:
     )
 
 
-def _found(
+def _verdict_of(
     level: str, one: Shared, ranks: Sequence[RankFigures], judged_ranks: Sequence[Judged]
 ) -> Verdict:
     sentences = []
@@ -247,14 +247,16 @@ def _rising(ranks: Sequence[RankFigures]) -> str:
         return ""
     rate = format_bytes(round(rates[len(rates) // 2]))
     return (
-        f"allocated bytes rise on {format_count(len(rates))} of {_counted(ranks)}, "
+        f"allocated bytes rise on {format_count(len(rates))} of {_count_text(ranks)}, "
         f"by {rate} per step"
     )
 
 
 def _failed(ranks: Sequence[RankFigures], failed: Sequence[RankFigures], then: str) -> Verdict:
     first = _first(failed)
-    many = "" if len(failed) == 1 else f"{format_count(len(failed))} of {_counted(ranks)} failed; "
+    many = (
+        "" if len(failed) == 1 else f"{format_count(len(failed))} of {_count_text(ranks)} failed; "
+    )
     line = f"{many}{first.name} {'first' if many else 'failed'}, after {_steps(first)}"
     return Verdict("failed", line, first.status, then)
 
@@ -263,7 +265,7 @@ def _deviating(ranks: Sequence[RankFigures], deviating: Sequence[Deviation], the
     first = deviating[0]
     which = format_ranks(ranks[row] for row in first.rows)
     differ = "differs" if len(first.rows) == 1 else "differ"
-    count = f"{format_count(len(first.rows))} of {_counted(ranks)}"
+    count = f"{format_count(len(first.rows))} of {_count_text(ranks)}"
     line = f"{count} {differ} from the rest in {_title(first)}: {which}"
     why = (
         f"{_title(first)} is {format_measure(first.value, first.unit)} on "

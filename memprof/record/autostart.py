@@ -117,7 +117,7 @@ def claim(path: str, since_ns: int) -> bool:
     file = Path(path)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(file.parent):
+        with _lock(file.parent):
             if file.exists() and file.stat().st_mtime_ns >= since_ns:
                 return False
             file.write_bytes(b"")
@@ -127,7 +127,7 @@ def claim(path: str, since_ns: int) -> bool:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock(folder: Path) -> Iterator[None]:
     """One process at a time in this block, where the system has file locks."""
     try:
         import fcntl

@@ -148,6 +148,7 @@ def describe_card(number: int = 0, import_torch: Callable[[], Any] | None = None
         capability=capability,
         context_bytes=_context_bytes(torch, number),
         integrated=int(getattr(properties, "is_integrated", 0)),
+        assumed=(),
         sources={"all": f"told by torch {torch.__version__} on a machine with this card"},
         **figures,
     )

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> None:
     steps = int(settings.pop("steps", 0))
     if program[0] != "-m":
         _check_readable(program[0])
-    tracker = _started(settings, steps)
+    tracker = _start_tracker(settings, steps)
     note = _dry_run(tracker) if is_dry_run() else None
     try:
         _run(program)
@@ -66,7 +66,7 @@ def _dry_run(tracker: Tracker) -> Callable[[], None]:
     return begin(tracker)
 
 
-def _started(settings: dict[str, Any], steps: int) -> Tracker:
+def _start_tracker(settings: dict[str, Any], steps: int) -> Tracker:
     try:
         tracker = track(**settings)
         tracker.end_program_after(steps)

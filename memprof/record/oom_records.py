@@ -45,7 +45,7 @@ class OomRecords:
         self._write, self._flush = write, flush
         self.times: Counter[str] = Counter()
         """Failed requests that were recorded, by device."""
-        self._counted: dict[str, int] = {}
+        self._ooms: dict[str, int] = {}
         self._last_us = -_SAME_US
         self._rested_at_s: dict[str, float] = {}
 
@@ -53,8 +53,8 @@ class OomRecords:
         """A device ran out of memory just now, on this thread."""
         self._last_us = what.time_us
         self.times[what.device] += 1
-        recorded_ooms, reported_ooms = self._counted.get(what.device, 0) + 1, what.facts.get("ooms")
-        self._counted[what.device] = max(
+        recorded_ooms, reported_ooms = self._ooms.get(what.device, 0) + 1, what.facts.get("ooms")
+        self._ooms[what.device] = max(
             recorded_ooms, reported_ooms if isinstance(reported_ooms, int) else 0
         )
         began_s = time.monotonic()
@@ -64,7 +64,7 @@ class OomRecords:
             self._recording.drain()
         elif full and what.held is not None:
             window = self._moment(what, what.held, label)
-        self._write(self._finding(what, step, label, window, full=full), _told(what))
+        self._write(self._finding(what, step, label, window, full=full), _sentence(what))
         self._flush()
         if full:
             from memprof.sources.cuda.oom_observer import REST
@@ -88,9 +88,9 @@ class OomRecords:
 
     def counted(self, device: str, ooms: int, step: int) -> None:
         """torch's count at a step's end: failures that nobody told of get one record together."""
-        recorded_ooms = self._counted.setdefault(device, max(ooms, 0))
+        recorded_ooms = self._ooms.setdefault(device, max(ooms, 0))
         if ooms > recorded_ooms:
-            self._counted[device] = ooms
+            self._ooms[device] = ooms
             self.times[device] += ooms - recorded_ooms
             details: dict[str, object] = {"from": "counter"}
             finding = Finding("oom", device, step, time.time_ns() // 1000, details=details)
@@ -166,7 +166,7 @@ def _neighbours(device: str) -> dict[str, Any]:
     return ({"processes": others} if others else {}) | ({"process_used": own} if own else {})
 
 
-def _told(what: Exhausted) -> str:
+def _sentence(what: Exhausted) -> str:
     free = what.facts.get("device_free")
     room = f", {format_bytes(free)} free" if isinstance(free, int) else ""
     beside = what.facts.get("beside")

@@ -78,7 +78,7 @@ class Recording:
     """The open window's number, or `NOT_RECORDED`."""
     _sources: list[_Open] = field(default_factory=list)
     _windows: int = 0
-    _written: dict[str, int] = field(default_factory=dict)
+    _events_written: dict[str, int] = field(default_factory=dict)
     """Events of the open window that were written, by device."""
     _totals: dict[str, int] = field(default_factory=dict)
     _bytes: int = 0
@@ -142,7 +142,7 @@ class Recording:
     def begin_window(self) -> None:
         """Record every event from now on."""
         self.window, self._windows = self._windows, self._windows + 1
-        self._written.clear()
+        self._events_written.clear()
         for open_source in list(self._sources):
             self._begin(open_source)
 
@@ -225,10 +225,10 @@ class Recording:
 
     def _write(self, chunk: Chunk) -> None:
         self.write_tables()
-        count, first = len(chunk.events), self._written.get(chunk.device, 0)
+        count, first = len(chunk.events), self._events_written.get(chunk.device, 0)
         if count:
             self.output.write(encode_trace(chunk.device, self.window, first, chunk.events))
-            self._written[chunk.device] = first + count
+            self._events_written[chunk.device] = first + count
             self._totals[chunk.device] = self.total_events(chunk.device) + count
         if chunk.late_events or chunk.late_blocks:
             self.output.write(_owners(chunk, self.window))

@@ -109,7 +109,7 @@ class Session:
         self._summaries = Summaries(self._figures, self.recording, self._ooms, self.meter)
         self._steps = 0
         self._last_step = -1
-        self._unseen = 0
+        self._unseen_steps = 0
         self._look_again_us = 0.0
         self._is_open = True
         self._late_ooms: deque[tuple[Exhausted, int, int]] = deque()
@@ -126,7 +126,7 @@ class Session:
         self._main_thread = MainThread(self._beat)
         self._beats = Beat(self._ask_for_a_beat, _BEAT_MS)
         self._beats_left_out = 0
-        self._reckoned = 0
+        self._counted_steps = 0
         self._processor_us = 0.0
         """Time of the processor when a window began or ended, or calls were reckoned last."""
         self._busy_share = 0.0
@@ -153,18 +153,18 @@ class Session:
         with self._lock:
             if self._is_open and self._pid == os.getpid():
                 began_us = _own_clock_us()
-                self._guarded(self._open_torch)
+                self._guard(self._open_torch)
                 self._count_hook(began_us)
 
     def _open_torch(self) -> None:
         self._loop_watch = LoopWatch(self.interner)
-        self._loop_watch.on_guess = self._guessed
+        self._loop_watch.on_guess = self._on_guess
         self._loop_watch.open(self._step_ended)
         self._loop_watch.listeners.append(Ticks(self._tick, self._training_begins))
         sources = event_sources(self._options, self.interner, self._loop_watch, self.recording.note)
         for source in sources:
             if hasattr(source, "on_oom"):
-                source.on_oom = self._exhausted
+                source.on_oom = self._on_exhausted
             if hasattr(source, "on_full"):
                 source.on_full = self._source_is_full
             self.recording.add(source)
@@ -185,7 +185,7 @@ class Session:
         with self._lock:
             if self._is_open:
                 began_us = _own_clock_us()
-                self._guarded(self._close_torch)
+                self._guard(self._close_torch)
                 self._count_hook(began_us)
             self._is_open = False
             self._main_thread.close()
@@ -208,7 +208,7 @@ class Session:
     def _close_torch(self) -> None:
         self._write_late_ooms()
         self._close_boundaries()  # may end a last step
-        if self._unseen:
+        if self._unseen_steps:
             self._look()
         try:
             self._figures.see(self.recording.counters(), self._steps)
@@ -219,7 +219,7 @@ class Session:
             if self.recording.grow():
                 self._write_header()
             # The job's own names are still there.
-            self.meter.hook(self._searched(lambda lookout: lookout.close()))
+            self.meter.hook(self._search(lambda lookout: lookout.close()))
         finally:
             self._close_lookout()
             self.recording.close()
@@ -243,7 +243,7 @@ class Session:
     def step_done(self) -> None:
         """An explicit mark of a step's end."""
         if self._loop_watch is not None:
-            self._guarded(self._loop_watch.step_done)
+            self._guard(self._loop_watch.step_done)
 
     def _step_ended(self, step: int) -> None:
         """`step_ended`, and the end of a program of which a dry run wants so many steps."""
@@ -257,7 +257,7 @@ class Session:
             return
         began_us = _own_clock_us()
         self._steps += 1
-        self._unseen += 1
+        self._unseen_steps += 1
         self._last_step = step
         if (
             self.recording.window == NOT_RECORDED
@@ -266,11 +266,11 @@ class Session:
         ):
             return  # steps so short that a look at each would cost too much
         with self._lock, self._inside():
-            self._guarded(self._look)
+            self._guard(self._look)
             spent_us = self._count_hook(began_us)
             self._look_again_us = _clock_us() + spent_us / _LOOK_SHARE
 
-    def _guessed(self, guess: Guess, is_merged: bool) -> None:
+    def _on_guess(self, guess: Guess, is_merged: bool) -> None:
         """Steps were guessed; ``is_merged``: they and the next one that ends are a single one."""
         if not self._is_open or self._loop_watch is None or self._pid != os.getpid():
             return
@@ -287,15 +287,15 @@ class Session:
         """Write what was guessed so far: nobody knows whether there will be an end."""
         guess = self._loop_watch.guess if self._loop_watch is not None else None
         if guess is not None:
-            self._guessed(guess, is_merged=False)
+            self._on_guess(guess, is_merged=False)
 
     def failed(self, error: BaseException | None) -> None:
         """An exception leaves the recorded block; out-of-memory errors are recorded."""
         if self._is_open and self._pid == os.getpid():
             with self._lock:
-                self._guarded(self._ooms.left_the_block, error, self._last_step + 1, self._label())
+                self._guard(self._ooms.left_the_block, error, self._last_step + 1, self._label())
 
-    def _exhausted(self, what: Exhausted) -> None:
+    def _on_exhausted(self, what: Exhausted) -> None:
         """A device ran out of memory, on the thread whose request failed."""
         if not (self._is_open and self._pid == os.getpid()):
             return
@@ -304,8 +304,8 @@ class Session:
             _LOG.warning("%s ran out of memory; told later, the recording is busy", what.device)
             return
         try:
-            self._guarded(self._write_late_ooms)
-            self._guarded(self._ooms.observed, what, self._last_step + 1, self._label())
+            self._guard(self._write_late_ooms)
+            self._guard(self._ooms.observed, what, self._last_step + 1, self._label())
         finally:
             self._lock.release()
 
@@ -355,7 +355,7 @@ class Session:
         self._write_late_ooms()
         if self.recording.grow():
             self._write_header()
-        first = self._last_step - self._unseen + 1
+        first = self._last_step - self._unseen_steps + 1
         counters = self._count(Span(first, self._last_step, self._step_began_us, end_us))
         self._account()
         if not by_time:  # else nothing is known of how long each step took
@@ -370,16 +370,16 @@ class Session:
         )
         self._grid = self._schedule.grid(end_us)
         if is_open and self._survivor_watch is not None:
-            self._searched(lambda lookout: lookout.step_ended(self._last_step))
+            self._search(lambda lookout: lookout.step_ended(self._last_step))
         if is_open != was_open or self.recording.is_over():
             self._change_window(is_open=is_open, in_step=False)
         self._write_now_and_then(end_us)
-        self._unseen = 0
+        self._unseen_steps = 0
         self._hooks_in_step_us = 0.0
         self._events_in_step, self._prior_in_step_us = 0, 0.0
         self._step_began_us = now_us()
 
-    def _searched(self, look: Callable[[SurvivorWatch], None]) -> float:
+    def _search(self, look: Callable[[SurvivorWatch], None]) -> float:
         """Let the lookout do its part, which is counted as a search; microseconds that it took."""
         if self._survivor_watch is None:
             return 0.0
@@ -421,7 +421,7 @@ class Session:
     def _cost(self, end_us: int) -> StepCost:
         duration_us = end_us - self._step_began_us - round(self._hooks_in_step_us)
         return StepCost(
-            duration_us=max(0, duration_us) // max(1, self._unseen),
+            duration_us=max(0, duration_us) // max(1, self._unseen_steps),
             events=self._events_in_step,
             in_window=self.recording.window != NOT_RECORDED,
             prior_us=self._prior_in_step_us,
@@ -436,7 +436,7 @@ class Session:
         elif self.recording.window != NOT_RECORDED:
             self._end_window(self._schedule.end or End.STOP, in_step=in_step)
             self._summaries.write(self._steps, self._devices)
-            searched_us = self._searched(lambda lookout: lookout.window_ended())
+            searched_us = self._search(lambda lookout: lookout.window_ended())
         self.meter.edge(_clock_us() - began_us - searched_us)
 
     def _begin_window(self) -> None:
@@ -545,7 +545,7 @@ class Session:
             return
         began_us = _own_clock_us()
         with self._inside():
-            self._guarded(action, now_us())
+            self._guard(action, now_us())
             self._hooks_in_step_us += self._count_hook(began_us)
 
     def _keep_within_limits(self, at_us: int) -> None:
@@ -579,16 +579,16 @@ class Session:
             return
         loop_watch.skip(steps)
         self._steps += steps
-        self._unseen += steps
+        self._unseen_steps += steps
         self._last_step += steps
-        if not self._reckoned:
+        if not self._counted_steps:
             self.recording.note(
                 "tracker",
                 "between windows calls of modules are not counted: how many there were is reckoned "
                 f"from their duration, {format_duration(step_us)}",
                 "mark them yourself with memprof.step()",
             )
-        self._reckoned += steps
+        self._counted_steps += steps
         self._look(by_time=True)
         self._processor_us = time.process_time() * 1e6
 
@@ -640,7 +640,7 @@ class Session:
         """The same for what no window costs."""
         self.meter.beside(_clock_us() - began_us)
 
-    def _guarded(self, action: Callable[..., None], *arguments: Any) -> None:
+    def _guard(self, action: Callable[..., None], *arguments: Any) -> None:
         """Run our own code; an error in it ends the recording, never the job."""
         try:
             action(*arguments)

@@ -22,20 +22,20 @@ class StepSample:
     """Every step end, later every 2nd, 4th, 8th …: at regular distances over the whole run."""
 
     _stride: int = 1
-    _seen: int = 0
+    _count: int = 0
     _steps: list[int] = field(default_factory=list)
     _allocated: list[int] = field(default_factory=list)
     _duration_us: list[float] = field(default_factory=list)
 
     def add(self, step: int, allocated: int, duration_us: float) -> None:
         """The end of ``step`` with so many bytes; -1 where they are not known."""
-        if self._seen % self._stride == 0:
+        if self._count % self._stride == 0:
             self._steps.append(step)
             self._allocated.append(allocated)
             self._duration_us.append(duration_us)
             if len(self._steps) >= _MOST:
                 self._halve()
-        self._seen += 1
+        self._count += 1
 
     @property
     def steps(self) -> tuple[int, ...]:

@@ -335,10 +335,10 @@ def _is_imported(name: str) -> bool:
 def _watch_forks() -> None:
     """Once a process: Python offers no way to take this back, and without a tracker it is idle."""
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_forked)
+        os.register_at_fork(after_in_child=_on_fork)
 
 
-def _forked() -> None:
+def _on_fork() -> None:
     global _active
     tracker, _active = _active, None
     if tracker is not None:

@@ -120,7 +120,7 @@ class OverheadMeter:
 
     def __init__(self, ranks: int = 1) -> None:
         """Nothing has been measured yet, in a job of so many processes."""
-        self._charged = self.SLOWEST if ranks > 1 else 1.0
+        self._charge = self.SLOWEST if ranks > 1 else 1.0
         self._hooks_us = 0.0
         self._events = self._events_in_step = 0
         self._prior_us = self._prior_in_step_us = 0.0
@@ -170,14 +170,14 @@ class OverheadMeter:
         else:
             self._outside.append(cost.duration_us)
         if self._steps % self.EVERY == 0:
-            self._correction = self._compared()
+            self._correction = self._compare()
 
     @property
     def event_us(self) -> float:
         """What recording one event costs, beyond what is timed."""
         return self._correction * self._prior_us / self._events if self._events else 0.0
 
-    def _compared(self) -> float:
+    def _compare(self) -> float:
         if min(len(self._inside), len(self._outside)) < self.ENOUGH:
             return self._correction
         prior_us = _median(cost.prior_us for cost, _ in self._inside)
@@ -190,7 +190,7 @@ class OverheadMeter:
     @property
     def total_us(self) -> float:
         """Overhead so far."""
-        return self._charged * (self._hooks_us + self._correction * self._prior_us)
+        return self._charge * (self._hooks_us + self._correction * self._prior_us)
 
     @property
     def step_us(self) -> float:
@@ -211,7 +211,7 @@ class OverheadMeter:
         step_us = _median(
             spent_us + self._correction * cost.prior_us for cost, spent_us in self._inside
         )
-        return self._charged * (2 * self._edge_us + steps * step_us)
+        return self._charge * (2 * self._edge_us + steps * step_us)
 
 
 class Climb:
@@ -346,7 +346,7 @@ class WindowSchedule:
         self._opened_us = self._closed_us = self._stepped_us = now_us
         self._rate = 0.0
         self._total_at_opening_us = 0.0
-        self._step = self._steps_in_window = self._untrained_in_window = self._trained = 0
+        self._step = self._steps_in_window = self._untrained_in_window = self._training_steps = 0
         self._has_trained = False
         self._lapses = 0
         self._is_whole = True
@@ -405,7 +405,7 @@ class WindowSchedule:
             # The batches of an evaluation within the training are no steps of its own.
             if trains or not self._has_trained or self._untrained_in_window % self.EVALUATED == 0:
                 self._steps_in_window += 1
-            self._trained += trains and self._is_whole
+            self._training_steps += trains and self._is_whole
             self._is_whole = True
             ahead_us = self._ahead_us(before, meter)
             self._close_if(self._why_close(now_us, meter, ahead_us), now_us, meter)
@@ -541,7 +541,7 @@ class WindowSchedule:
         if total_us > share_us:
             return End.ALLOWANCE
         left_us = share_us - self._total_at_opening_us
-        if self._trained < self.TRAINED and total_us > share_us - self.RESERVE * left_us:
+        if self._training_steps < self.TRAINED and total_us > share_us - self.RESERVE * left_us:
             return End.RESERVE
         return None
 

@@ -91,7 +91,9 @@ def find_holders(
     target_keys = frozenset(key for key in keys if key > 0)
     ids = frozenset(id(one) for one, key in zip(targets, keys, strict=True) if key == id(one))
     with quiet():
-        by_key = _found(Targets(target_keys, ids, blocks), limit, Deadline(budget_s), graphs=graphs)
+        by_key = _search(
+            Targets(target_keys, ids, blocks), limit, Deadline(budget_s), graphs=graphs
+        )
     return [by_key.get(key, ()) for key in keys]
 
 
@@ -123,7 +125,7 @@ def _key(target: object) -> int:
     )
 
 
-def _found(
+def _search(
     targets: Targets, limit: int, deadline: Deadline, *, graphs: bool
 ) -> dict[int, tuple[Holder, ...]]:
     """Plain records; everything the search held is gone when this returns."""

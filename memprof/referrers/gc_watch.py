@@ -35,7 +35,7 @@ class Collections:
         self._began_us = 0
         self._before = 0
         self._rows: list[tuple[int, int, int]] = []
-        self._lost = 0
+        self._losses = 0
 
     def open(self) -> None:
         """Watch the collector from now on."""
@@ -52,7 +52,7 @@ class Collections:
     def take(self, step: int) -> Finding | None:
         """The collections since the last call that freed something, or None."""
         rows, self._rows = self._rows, []
-        loss, self._lost = self._lost, 0
+        loss, self._losses = self._losses, 0
         if not rows:
             return None
         started, end_times, generations = (list(column) for column in zip(*rows, strict=True))
@@ -78,7 +78,7 @@ class Collections:
             if len(self._rows) < _MOST:
                 self._rows.append((self._began_us, _now_us(), int(info["generation"])))
             else:
-                self._lost += 1
+                self._losses += 1
 
 
 def _now_us() -> int:

@@ -80,7 +80,7 @@ class Naming:
         self._records: dict[int, bool] = {}
         self._links: dict[tuple[int, int], Link] = {}
         self._attributes: dict[tuple[int, str], Link] = {}
-        self._probed: dict[int, bool] = {}
+        self._may_probe: dict[int, bool] = {}
         self._modules = module_names or {}
         self._in_notebook = cell_results() is not None
 
@@ -139,14 +139,14 @@ class Naming:
         """Many chains have their beginning in common: links from small containers are kept."""
         size = size_of(owner)
         if not 0 <= size < _INDEX_FROM:
-            return self._made(owner, value, size)
+            return self._make(owner, value, size)
         key = (id(owner), id(value))
         cached = self._links.get(key)
         if cached is None:
-            cached = self._links[key] = self._made(owner, value, size)
+            cached = self._links[key] = self._make(owner, value, size)
         return cached
 
-    def _made(self, owner: object, value: object, size: int) -> Link:
+    def _make(self, owner: object, value: object, size: int) -> Link:
         kind = type(owner)
         if size >= 0 and not _has_name(owner, value):
             how, place = self._in_container(owner, value)
@@ -172,9 +172,9 @@ class Naming:
         return Link(LinkKind.UNKNOWN, "", kind.__name__)
 
     def _may_be_probed(self, kind: type) -> bool:
-        cached = self._probed.get(id(kind))
+        cached = self._may_probe.get(id(kind))
         if cached is None:
-            cached = self._probed[id(kind)] = may_apply(kind)
+            cached = self._may_probe[id(kind)] = may_apply(kind)
         return cached
 
     def _attribute(self, owner: object, name: str) -> Link:

@@ -58,10 +58,10 @@ def tensors(*, budget_s: float = 5.0) -> Tensors:
     The list prints as a table.
     """
     with quiet():
-        return Tensors(_listed(Deadline(budget_s)))
+        return Tensors(_list(Deadline(budget_s)))
 
 
-def _listed(deadline: Deadline) -> list[LiveTensor]:
+def _list(deadline: Deadline) -> list[LiveTensor]:
     search = Search(deadline, Targets(None))
     try:
         search.run()

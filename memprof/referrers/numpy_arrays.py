@@ -43,7 +43,7 @@ def held_by_arrays(search: Search, keys: Collection[int]) -> dict[int, Reference
                 return by_key
             chunk = search.heap.chunk(level, number)
             for array, path in _arrays_in(chunk):
-                for tensor, links in _held(array):
+                for tensor, links in _owners_of_array(array):
                     key = search.key_of.get(id(tensor), 0)
                     if key in keys and key not in by_key:
                         owner = next(one for one in chunk if refers(one, path[0]))
@@ -53,7 +53,7 @@ def held_by_arrays(search: Search, keys: Collection[int]) -> dict[int, Reference
     return by_key
 
 
-def _held(array: Array) -> Iterator[tuple[object, tuple[Link, ...]]]:
+def _owners_of_array(array: Array) -> Iterator[tuple[object, tuple[Link, ...]]]:
     """Tensors that an array keeps: the one it shows, or the objects in it, also inside lists."""
     tensor = _tensor_below(array)
     if is_tensor_type(type(tensor)):

@@ -298,7 +298,7 @@ def _line_of(one: Link, files: list[str]) -> tuple[str, int]:
     if one.kind in _IN_MODULES and "parametrizations" in one.name.split("."):
         own = [one.filename, *files]
         return _first_line(own, lambda filename: called_at(filename, "register_parametrization"))
-    if one.kind in _IN_MODULES and (container := _numbered(one.name)):
+    if one.kind in _IN_MODULES and (container := _with_numbers(one.name)):
         own = [one.filename, *files]
         return _first_line(own, lambda filename: grown_at(filename, "." + container))
     if one.kind in (*_NO_LINE, _ITEM, LinkKind.PARAMETER, LinkKind.OPTIMIZER_STATE) or not one.name:
@@ -321,7 +321,7 @@ def _first_line(files: list[str], line_in: Callable[[str], int]) -> tuple[str, i
     return "", 0
 
 
-def _numbered(path: str) -> str:
+def _with_numbers(path: str) -> str:
     """``heads`` of ``net.heads.3.weight``: the list of modules or parameters; else empty."""
     names = path.split(".")
     at = next((at for at, name in enumerate(names) if name.isdigit()), 0)

@@ -101,7 +101,7 @@ def suspects(living: Living, label_of: Callable[[int], Label], step: int) -> lis
     groups = _groups(living, birth_steps, old, lambda births, _: births >= _LEAST_BIRTHS)
     groups.sort(key=lambda one: (-one.births, -one.bytes, one.first))
     return [
-        _described(living, one, one.births, _spread(one.rows)) for one in groups[:_MOST_SUSPECTS]
+        _describe(living, one, one.births, _spread(one.rows)) for one in groups[:_MOST_SUSPECTS]
     ]
 
 
@@ -111,7 +111,7 @@ def residents(living: Living, label_of: Callable[[int], Label]) -> list[Suspect]
     open_ = np.flatnonzero(~np.isin(living.category, _EXPLAINED))
     groups = _groups(living, _steps(living.label, label_of), open_, lambda _, size: size >= least)
     groups.sort(key=lambda one: (-one.bytes, one.first))
-    return [_described(living, one, 0, _largest(living, one)) for one in groups[:_MOST_RESIDENTS]]
+    return [_describe(living, one, 0, _largest(living, one)) for one in groups[:_MOST_RESIDENTS]]
 
 
 def _steps(labels: Column, label_of: Callable[[int], Label]) -> Ints:
@@ -151,7 +151,7 @@ def _groups(
     ]
 
 
-def _described(living: Living, group: _StackGroup, births: int, targets: list[int]) -> Suspect:
+def _describe(living: Living, group: _StackGroup, births: int, targets: list[int]) -> Suspect:
     return Suspect(
         stack=group.stack,
         label=int(living.label[group.rows[-1]]),

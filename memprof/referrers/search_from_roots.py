@@ -122,7 +122,7 @@ class Search:
         self._specials: list[tuple[int, object]] = []
         self._locals: list[tuple[int, object]] = []
         self._late: list[Level] = []
-        self._saved: list[tuple[object, _Entry]] = []
+        self._set_aside: list[tuple[object, _Entry]] = []
         self.root_of = {id(root.values): root for root in roots}
         for group in (users, running, libraries):
             self._sweep([root.values for root in group])
@@ -205,8 +205,8 @@ class Search:
             elif self._locals:
                 specials, self._locals = self._locals, []
                 fresh = self._torch_edges(specials)
-            elif self._saved:
-                saved, self._saved = self._saved, []
+            elif self._set_aside:
+                saved, self._set_aside = self._set_aside, []
                 fresh = [value for value, entry in saved if self._visit(value, entry)]
             else:
                 return
@@ -280,7 +280,7 @@ class Search:
         if edge.key:
             return False
         if id(value) in self.edges.visible and edge.path[-1].kind == LinkKind.SAVED_TENSOR:
-            self._saved.append((value, entry))
+            self._set_aside.append((value, entry))
             return False
         return self._visit(value, entry)
 

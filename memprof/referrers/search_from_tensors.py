@@ -83,16 +83,16 @@ class UpwardSearch:
         blocks = BlockIndex([one for one in targets if type(one) is DeviceBlock], place)
         self._targets = dict(zip(targets, keys_of(targets, blocks), strict=True))
         target_keys = frozenset(key for key in self._targets.values() if key > 0)
-        self._wanted = Targets(target_keys, frozenset(), blocks)
+        self._wanted_targets = Targets(target_keys, frozenset(), blocks)
         self._limit = limit
         self._key: dict[int, int] = {}
         """Key by the id of a tensor that shows what is looked for."""
         self._above: dict[int, list[int]] = defaultdict(list)
         """Ids of what refers to an object."""
-        self._rooted: dict[int, str] = {}
+        self._roots: dict[int, str] = {}
         """The module that has an object among its variables; empty for a running function."""
         self._waiting: list[int] = []
-        self._met: set[int] = set()
+        self._old_keys: set[int] = set()
         """Ids of what waits or has waited."""
         self._passes = 0
         self._has_begun = False
@@ -109,7 +109,7 @@ class UpwardSearch:
         """
         began_s = time.thread_time()
         moment = _Moment.now()
-        waiting = self._started() if not self._has_begun else self._again()
+        waiting = self._start() if not self._has_begun else self._again()
         moment.own.add(id(waiting))
         before = self._passes
         while waiting and self._passes < _MOST_PASSES and not self._is_explained():
@@ -127,14 +127,14 @@ class UpwardSearch:
         self._waiting = []
         self._passes = _MOST_PASSES
 
-    def _started(self) -> list[object]:
+    def _start(self) -> list[object]:
         began_s = time.thread_time()
         with plain_torch():
             tensors = (one for one in live_tensors() if not is_symbolic(one))
-            keyed = [(one, self._wanted.key(one)) for one in tensors]
+            keyed = [(one, self._wanted_targets.key(one)) for one in tensors]
         starts = [one for one, key in keyed if key]
         self._key = {id(one): key for one, key in keyed if key}
-        self._met = set(self._key)
+        self._old_keys = set(self._key)
         self._has_begun = True
         self.slowest_s = time.thread_time() - began_s
         return starts
@@ -154,23 +154,23 @@ class UpwardSearch:
         del waiting[:_AT_ONCE]
         for one in targets:
             if id(one) in moment.frames:
-                self._rooted.setdefault(id(one), "")
+                self._roots.setdefault(id(one), "")
         referrers = gc.get_referrers(*targets)
         ids = set(map(id, targets))
         moment.own |= {id(targets), id(referrers)}
         for owner in referrers:
             if id(owner) in moment.own or issubclass(type(owner), _PASSED_OVER):
                 continue
-            held_ids = _held(owner, ids)
+            held_ids = _ids_held_by(owner, ids)
             if id(owner) in moment.modules:
-                self._rooted.update((one, moment.modules[id(owner)]) for one in held_ids)
+                self._roots.update((one, moment.modules[id(owner)]) for one in held_ids)
                 continue
             for one in held_ids:
                 above = self._above[one]
                 if len(above) < _MOST_ABOVE and id(owner) not in above:
                     above.append(id(owner))
-            if id(owner) not in self._met:
-                self._met.add(id(owner))
+            if id(owner) not in self._old_keys:
+                self._old_keys.add(id(owner))
                 waiting.append(owner)
         self.slowest_s = max(self.slowest_s, time.thread_time() - began_s)
 
@@ -180,7 +180,7 @@ class UpwardSearch:
         explained = {
             key
             for key in keys
-            if any(len(way) > 1 or self._rooted[way[0]] for way in self._ways(key))
+            if any(len(way) > 1 or self._roots[way[0]] for way in self._ways(key))
         }
         return explained == keys
 
@@ -191,7 +191,7 @@ class UpwardSearch:
         visited = set(level)
         while level:
             for at in level:
-                if at in self._rooted:
+                if at in self._roots:
                     yield _way(at, down)
             above = [(up, at) for at in level for up in self._above.get(at, ())]
             level = []
@@ -207,7 +207,7 @@ class UpwardSearch:
             for target, key in self._targets.items():
                 chains = []
                 for way in self._ways(key):
-                    run = self._walked(way, moment)
+                    run = self._walk(way, moment)
                     if run is not None:
                         root, objects = run
                         links = [*root_links(root, objects[0]), *naming.links(objects)]
@@ -224,9 +224,9 @@ class UpwardSearch:
         if not self._has_begun or key in self._key.values():
             return []
         first = [Link(LinkKind.UNKNOWN, unowned=Unowned())]
-        return [with_what_is_known(first, self._wanted.blocks.block(key))]
+        return [with_what_is_known(first, self._wanted_targets.blocks.block(key))]
 
-    def _walked(self, way: list[int], moment: _Moment) -> tuple[Root, list[object]] | None:
+    def _walk(self, way: list[int], moment: _Moment) -> tuple[Root, list[object]] | None:
         """The objects of a way, if each still refers to the next one."""
         root = self._root(way[0], moment)
         if root is None:
@@ -236,11 +236,11 @@ class UpwardSearch:
             run += [one for one in gc.get_referents(run[-1]) if id(one) == at][:1]
             if id(run[-1]) != at:
                 return None
-        is_there = bool(self._wanted.key(run[-1]))  # type: ignore[arg-type]
+        is_there = bool(self._wanted_targets.key(run[-1]))  # type: ignore[arg-type]
         return (root, run) if is_there else None
 
     def _root(self, at: int, moment: _Moment) -> Root | None:
-        name = self._rooted[at]
+        name = self._roots[at]
         if not name:
             return moment.frames.get(at)
         module = sys.modules.get(name)
@@ -252,7 +252,7 @@ _PASSED_OVER: tuple[type, ...] = (types.FrameType, types.ModuleType)
 """What functions and modules refer to is known by their variables."""
 
 
-def _held(owner: object, ids: set[int]) -> list[int]:
+def _ids_held_by(owner: object, ids: set[int]) -> list[int]:
     """The ids among ``ids`` of what an object refers to."""
     referents: list[Any] = gc.get_referents(owner)
     if len(referents) > CHUNK:  # a list of millions: as numbers

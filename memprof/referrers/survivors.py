@@ -93,8 +93,8 @@ class Survivors:
     _steps: int = 0
     _began_s: float = field(default_factory=time.monotonic)
     _spent_s: float = 0.0
-    _known: dict[tuple[str, int], _Known] = field(default_factory=dict)
-    _announced: set[tuple[Hashable, ...]] = field(default_factory=set)
+    _growths: dict[tuple[str, int], _Known] = field(default_factory=dict)
+    _announcements: set[tuple[Hashable, ...]] = field(default_factory=set)
     _graphs: GraphGrowth = field(default_factory=GraphGrowth)
     _graph_said: bool = False
     _graph_holders: tuple[Holder, ...] = ()
@@ -132,7 +132,7 @@ class Survivors:
                 fresh = [(source, one) for source, one in fresh if self._is_certain(source, one)]
             if fresh and not is_busy:
                 self._searches.begin([_quarry(*pair) for pair in fresh])
-            searched_keys = self._taken()
+            searched_keys = self._take_answers()
             announcements = [
                 one
                 for source, suspect, _ in growing
@@ -154,7 +154,7 @@ class Survivors:
             if not self._searches.is_cheap():  # what is known of them was told
                 fresh = [(source, one) for source, one in fresh if not self._holders(source, one)]
             growing_keys = {(source.device, one.stack) for source, one, _ in growing} | set(
-                self._known
+                self._growths
             )
             resting = [
                 (source, one)
@@ -167,7 +167,7 @@ class Survivors:
             self._searches.begin(quarries, _FOR_SEARCH * LAST_S - spent_s, last=True)
             answers = self._searches.take()
         holders = {(one.device, one.suspect.stack): chains for one, chains in answers}
-        searched_keys = self._noted(answers)
+        searched_keys = self._note_answers(answers)
         announcements = [
             one
             for source, suspect, _ in growing
@@ -187,7 +187,7 @@ class Survivors:
         with quiet():
             self._searches.proceed()
             answers = self._searches.take()
-        searched_keys = self._noted(answers)
+        searched_keys = self._note_answers(answers)
         suspects_of = [(one.device, one.suspect) for one, _ in answers]
         announcements = [
             self._said_of(device, one, step, searched_keys) for device, one in suspects_of
@@ -208,15 +208,17 @@ class Survivors:
             for one in suspects(source.living(), source.label_of, step)
         ]
 
-    def _taken(self) -> set[tuple[str, int]]:
-        return self._noted(self._searches.take())
+    def _take_answers(self) -> set[tuple[str, int]]:
+        return self._note_answers(self._searches.take())
 
-    def _noted(self, answers: Iterable[tuple[Quarry, tuple[Holder, ...]]]) -> set[tuple[str, int]]:
+    def _note_answers(
+        self, answers: Iterable[tuple[Quarry, tuple[Holder, ...]]]
+    ) -> set[tuple[str, int]]:
         """Keep what was found; whose it is."""
         searched = set()
         for quarry, holders in answers:
             key = quarry.device, quarry.suspect.stack
-            growth = self._known.get(key)
+            growth = self._growths.get(key)
             if growth is not None:  # it grows
                 growth.searched = quarry.suspect.births
                 growth.holders = holders or growth.holders
@@ -232,34 +234,34 @@ class Survivors:
         message = self._news(device, one)
         if not message and (device, one.stack) not in searched_keys:
             return None
-        holders = self._known[device, one.stack].holders
+        holders = self._growths[device, one.stack].holders
         return Announcement(_finding(device, one, step, holders, "growth"), message)
 
     def _is_fresh(self, device: str, one: Suspect) -> bool:
-        growth = self._known.setdefault((device, one.stack), _Known())
+        growth = self._growths.setdefault((device, one.stack), _Known())
         stays = not growth.births or one.first_step <= growth.first_step
         growth.grown = growth.grown + 1 if stays and one.births > growth.births else 0
         growth.births, growth.first_step = one.births, one.first_step
         return one.births >= _FRESH_BIRTHS * growth.searched
 
     def _holders(self, source: LiveSource, one: Suspect) -> tuple[Holder, ...]:
-        return self._known[source.device, one.stack].holders
+        return self._growths[source.device, one.stack].holders
 
     def _is_certain(self, source: LiveSource, one: Suspect) -> bool:
         """Whether it would be announced, were its holder known: once is a long search worth it."""
-        growth = self._known[source.device, one.stack]
+        growth = self._growths[source.device, one.stack]
         return growth.grown >= _ANNOUNCED_AFTER and not growth.searched
 
     def _news(self, device: str, one: Suspect) -> str:
         """What to say of a stack that has grown at several looks; empty where that was said."""
-        growth = self._known[device, one.stack]
+        growth = self._growths[device, one.stack]
         key = way(growth.holders[0].links) if growth.holders else (device, str(one.stack))
         needed = _ANNOUNCED_LATE if _may_stop(growth.holders) else _ANNOUNCED_AFTER
         sure = growth.grown >= needed and one.births >= _ANNOUNCED_BIRTHS
         fills_up = any(is_bounded(one.links) for one in growth.holders[:1])
-        if not sure or fills_up or key in self._announced:
+        if not sure or fills_up or key in self._announcements:
             return ""
-        self._announced.add(key)
+        self._announcements.add(key)
         return _message(one, self._steps, growth.holders)
 
     def _host(self, step: int, *, young: bool) -> list[Announcement]:

@@ -54,7 +54,7 @@ class _Among:
 
     def __init__(self, search: Search, objects: list[object], row_of: dict[int, int]) -> None:
         self._search, self._objects, self._row_of = search, objects, row_of
-        self._opened: set[int] = set()
+        self._open_objects: set[int] = set()
         rows, chunks = [], []
         for number in range(-(-len(objects) // CHUNK)):
             if search.deadline.check():
@@ -81,11 +81,11 @@ class _Among:
         if row < 0:
             return
         for number in self._chunks[self._starts[row] : self._starts[row + 1]]:
-            if number in self._opened:
+            if number in self._open_objects:
                 continue
             if self._search.deadline.check():
                 return
-            self._opened.add(number)
+            self._open_objects.add(number)
             for owner in self._chunk(number):
                 for value in gc.get_referents(owner):
                     if id(value) in self._row_of:
@@ -112,7 +112,7 @@ class Unreached:
         starts = [self._objects[at] for at in np.flatnonzero(self._tensors | nodes)]
         self._is_cut = cut or len(starts) > _MAX_STARTS
         self._into: dict[int, list[_Edge]] = defaultdict(list)
-        self._stored: dict[int, list[_Edge]] = defaultdict(list)
+        self._stored_edges: dict[int, list[_Edge]] = defaultdict(list)
         for one in starts[:_MAX_STARTS]:
             self._torch_edges(one)
 
@@ -150,13 +150,13 @@ class Unreached:
         for _, torch_edge in edges.of([one]):
             edge = _Edge(one, torch_edge.value, torch_edge.path)
             if torch_edge.key:
-                self._stored[torch_edge.key].append(edge)
+                self._stored_edges[torch_edge.key].append(edge)
             elif id(torch_edge.value) in self._row_of:
                 self._into[id(torch_edge.value)].append(edge)
 
     def links(self, key: int, naming: Naming) -> list[Link]:
         """The links that keep the storage ``key`` alive, from the cycle or the last owner down."""
-        stored_edges = self._stored.get(key, [])
+        stored_edges = self._stored_edges.get(key, [])
         views = (one for one in self.search.tensors if self.search.key_of.get(id(one)) == key)
         starts: list[object] = [one for one in views if id(one) in self._row_of]
         starts += [edge.owner for edge in stored_edges]
@@ -172,7 +172,7 @@ class Unreached:
         top = order[-1]
         way = _with_stored(self._down(top, down), top, stored_edges)
         first = Link(LinkKind.UNKNOWN, unowned=Unowned(owner=type(top).__name__))
-        return [first, *_named(way, naming)]
+        return [first, *_name_edges(way, naming)]
 
     def _climb(self, starts: list[object]) -> tuple[dict[int, _Edge], list[object]]:
         """Everything above ``starts``, nearest first, with the edge that leads down from each."""
@@ -226,8 +226,8 @@ class Unreached:
         last = way[-1].value if way else ring[0].owner
         return [
             Link(kind, length=len(ring)),
-            *_named(ring, naming),
-            *_named(_with_stored(way, last, stored_edges), naming),
+            *_name_edges(ring, naming),
+            *_name_edges(_with_stored(way, last, stored_edges), naming),
         ]
 
 
@@ -256,7 +256,7 @@ def _with_stored(way: list[_Edge], last: object, stored_edges: list[_Edge]) -> l
     return [*way, *[edge for edge in stored_edges if edge.owner is last][:1]]
 
 
-def _named(way: list[_Edge], naming: Naming) -> list[Link]:
+def _name_edges(way: list[_Edge], naming: Naming) -> list[Link]:
     links: list[Link] = []
     run: list[object] = []
     for edge in way:

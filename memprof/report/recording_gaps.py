@@ -27,7 +27,7 @@ def unseen(examination: Examination) -> tuple[str, ...]:
     notes = [note for note in run.notes if not (on_host and note.source == _DRIVER)]
     texts = [f"{note.source}: {note.message}" for note in notes]
     if run.guessed is not None:
-        texts.append(_guessed(run.guessed))
+        texts.append(_guess_text(run.guessed))
     for device in examination.devices:
         device_notes = [_final_state(run)] if bare and device.windows else _of_device(device, run)
         texts += [f"{device.name}: {text}" for text in device_notes]
@@ -39,7 +39,7 @@ def unseen(examination: Examination) -> tuple[str, ...]:
     return tuple(dict.fromkeys(texts))
 
 
-def _guessed(steps: GuessedSteps) -> str:
+def _guess_text(steps: GuessedSteps) -> str:
     """Which steps the program did not mark, and what was taken for one."""
     one = {
         "bare_call": "a call of a module",

@@ -97,7 +97,7 @@ def summarize(examination: Examination, findings: Sequence[Found] = ()) -> Summa
         verdict=_verdict(examination, devices, findings, failed),
         devices=devices,
         unseen=(*unseen(examination), *_told_otherwise(failed)),
-        ended=_ended(run),
+        ended=_end_text(run),
         final_state=is_bare_state(run),
         overhead_us=run.footer.overhead_us if run.footer else NOT_RECORDED,
         duration_us=max(ended_us - run.header.created_us, 0) if ended_us else 0,
@@ -116,7 +116,7 @@ def _allowance(run: Run) -> int:
     return round(allowance_s * 1e6) if isinstance(allowance_s, (int, float)) else NOT_RECORDED
 
 
-def _ended(run: Run) -> str:
+def _end_text(run: Run) -> str:
     if run.is_snapshot:
         return ""
     if run.footer is None:
@@ -182,8 +182,8 @@ def _ran_out(examination: Examination, failure: Failure, findings: Sequence[Foun
     leak = _what_filled_it(failure, findings)
     if leak is None:
         then = f"{command} says what would have let it go on"
-        return Verdict("oom", in_a_line(failure), _held(failure), then)
-    why = f"{_held(failure)}; {format_bytes(leak.bytes)} of that is a leak, which {leak.title}"
+        return Verdict("oom", in_a_line(failure), _holdings(failure), then)
+    why = f"{_holdings(failure)}; {format_bytes(leak.bytes)} of that is a leak, which {leak.title}"
     then = f"{_what_to_do(leak)}; {command} says what else would have let it go on"
     return Verdict("oom", in_a_line(failure), why, then)
 
@@ -196,7 +196,7 @@ def _what_filled_it(failure: Failure, findings: Sequence[Found]) -> Found | None
     return None
 
 
-def _held(failure: Failure) -> str:
+def _holdings(failure: Failure) -> str:
     if failure.allocated < 0:
         return "what tensors held then is not in the file"
     allocated = f"tensors held {format_bytes(failure.allocated)}"

@@ -48,7 +48,7 @@ def advice_on_settings(case: Case) -> Iterator[Advice]:
     Expandable segments come first. Where they are on, no other setting helps.
     """
     settings = _new_settings(case)
-    replays = _replayed(case, [one.text for one in settings])
+    replays = _replay(case, [one.text for one in settings])
     for one in settings:
         saving = replays.get(one.text)
         if saving is not None and saving.bytes < _LEAST_SHARE * saving.before:
@@ -70,7 +70,7 @@ def _new_settings(case: Case) -> list[_Setting]:
     return new if _EXPANDABLE in new else []
 
 
-def _replayed(case: Case, settings: list[str]) -> dict[str, Saving]:
+def _replay(case: Case, settings: list[str]) -> dict[str, Saving]:
     """Peaks of reserved bytes, as recorded and under each of the settings, by a replay."""
     trace = case.trace
     if trace is None or not settings or not 0 < len(trace.events) <= MOST_EVENTS:

@@ -248,7 +248,7 @@ class Case:
         if place is None or ";" not in place.program.code(holder.line):
             return place
         names = {link.name for link in holder.links}
-        return next(_named(place.program, holder.line, names), place)
+        return next(_places_with_name(place.program, holder.line, names), place)
 
     def link_place(self, *kinds: LinkKind) -> Place | None:
         """The statement of the first link of such a kind that has a line."""
@@ -311,7 +311,7 @@ def says(holder: Holder | None) -> str:
     return "something" if holder is None else shortened(holder.links)
 
 
-def _named(program: Program, line: int, names: set[str]) -> Iterator[Place]:
+def _places_with_name(program: Program, line: int, names: set[str]) -> Iterator[Place]:
     """The statements on a line that mention one of those names."""
     for node in ast.walk(program.tree):
         if not isinstance(node, ast.stmt) or hasattr(node, "body") or node.lineno != line:

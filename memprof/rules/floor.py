@@ -53,7 +53,7 @@ def is_minor(finding: Found, examination: Examination) -> bool:
             return True
     elif finding.is_tentative and not finding.match.rises:
         return True
-    return not _is_worth_it(_saved(finding), peak, card)
+    return not _is_worth_it(_saving_of(finding), peak, card)
 
 
 def is_needed(finding: Found) -> bool:
@@ -87,7 +87,7 @@ def _is_made_at_once(finding: Found, peak: int, card: int) -> bool:
     return first.saves_bytes >= max(_IN_PARTS * peak, _OF_CARD * card if card else _ON_HOST)
 
 
-def _saved(finding: Found) -> int:
+def _saving_of(finding: Found) -> int:
     """What the first remedy takes off the peak; the bytes concerned where no replay tells."""
     if not finding.remedies:
         return finding.bytes

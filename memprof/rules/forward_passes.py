@@ -131,7 +131,7 @@ def checkpointed(window: Window, beginning: tuple[int, int] | None = None) -> Sa
             rows.append(block[:-1])
             start.append(np.full(len(block) - 1, over))
             end.append(np.full(len(block) - 1, again))
-    return _replayed(window, rows, start, end)
+    return _replay(window, rows, start, end)
 
 
 def _blocks_of_steps(window: Window) -> Iterator[list[Ints]]:
@@ -196,7 +196,7 @@ def one_at_a_time(window: Window, beginning: tuple[int, int]) -> Saving:
             rows.append(own)
             start.append(lives.alloc[own])
             end.append(np.full(len(own), int(begins[1]) - 1))
-    return _replayed(window, rows, start, end)
+    return _replay(window, rows, start, end)
 
 
 def _freed_by_backward(window: Window) -> Bools:
@@ -206,7 +206,7 @@ def _freed_by_backward(window: Window) -> Bools:
     return freed
 
 
-def _replayed(window: Window, rows: list[Ints], start: list[Ints], end: list[Ints]) -> Saving:
+def _replay(window: Window, rows: list[Ints], start: list[Ints], end: list[Ints]) -> Saving:
     if not rows:
         return Saving(window.peak.bytes, window.peak.bytes)
     return window.replayed(Cuts(np.concatenate(rows), np.concatenate(start), np.concatenate(end)))

@@ -206,7 +206,7 @@ def _ever_more(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | N
         or growth.per_place <= 0
     ):
         return None
-    survivors = _left(survival, rows, growth)
+    survivors = _survivors_of(survival, rows, growth)
     return _group(survival, survivors if len(survivors) else rows, survivors, growth, freed)
 
 
@@ -292,7 +292,9 @@ def _ever_larger(
     )
     if not (by_hooks or by_library or made_anew(survival.tables, stack)):
         return None
-    return _group(survival, rows, _left(survival, rows, growth), growth, freed, replaces=True)
+    return _group(
+        survival, rows, _survivors_of(survival, rows, growth), growth, freed, replaces=True
+    )
 
 
 def _group(
@@ -317,7 +319,7 @@ def _group(
     )
 
 
-def _left(survival: Survival, rows: Ints, growth: Rise) -> Ints:
+def _survivors_of(survival: Survival, rows: Ints, growth: Rise) -> Ints:
     """Those of ``rows`` that the last step left; where a reset took all, the last rise."""
     rows_left = rows[survival.outlast(rows)]
     if len(rows_left):

@@ -112,7 +112,7 @@ class _Leak:
         return Found(
             kind=self._kind(holders),
             device=self.device.device,
-            site=_quoted(site_at(frame), holders),
+            site=_with_code(site_at(frame), holders),
             title=_title(per_step, holders, frame, self._often(births)),
             bytes_per_step=per_step,
             bytes=still_alive or int(series.bytes.max(initial=0)),
@@ -131,14 +131,14 @@ class _Leak:
 
     def _kind(self, holders: Sequence[Holder]) -> Kind:
         by_cycle = bool(holders) and holders[0].kind == LinkKind.CYCLE
-        return Kind.CYCLE if by_cycle or self._collected() else Kind.LEAK
+        return Kind.CYCLE if by_cycle or self._is_collected() else Kind.LEAK
 
-    def _collected(self) -> bool:
+    def _is_collected(self) -> bool:
         groups = self.cluster.groups
         freed = sum(group.per_step for group in groups if group.collected)
         return freed > 0.5 * self.cluster.per_step
 
-    def _replaced(self) -> bool:
+    def _is_replaced(self) -> bool:
         groups = self.cluster.groups
         anew = sum(group.per_step for group in groups if group.replaced)
         return anew > 0.5 * self.cluster.per_step
@@ -215,12 +215,12 @@ class _Leak:
         return Growth(
             kept_itself=self.cluster.kept_itself,
             forward_share=float(forward) / max(1, int(lives.size[rows].sum())),
-            is_replaced=self._replaced(),
+            is_replaced=self._is_replaced(),
             has_parameters=bool((lives.category[rows] == Category.PARAMETER).any()),
         )
 
 
-def _quoted(site: Site, holders: Sequence[Holder]) -> Site:
+def _with_code(site: Site, holders: Sequence[Holder]) -> Site:
     """With the line's text as the job saw it, where no file has it: a notebook's cell."""
     for holder in holders:
         if not site.code and (holder.filename, holder.line) == (site.filename, site.line):

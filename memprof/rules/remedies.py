@@ -97,7 +97,7 @@ def _remedy(rule: str, advice: Advice, case: Case) -> Remedy:
     filename = place.program.filename if place is not None else case.found.site.filename
     return Remedy(
         fix=advice.fix,
-        why=advice.why + _unpatched(advice, case),
+        why=advice.why + _reason_for_no_patch(advice, case),
         filename=filename,
         line=line,
         code=_code(advice, case, line),
@@ -118,7 +118,7 @@ def _code(advice: Advice, case: Case, line: int) -> str:
     return "" if site.filename in case.changed else site.code
 
 
-def _unpatched(advice: Advice, case: Case) -> str:
+def _reason_for_no_patch(advice: Advice, case: Case) -> str:
     """Says that a patch is missing because it would be one of another text than was recorded."""
     if advice.patch or advice.fix not in PATCHED or not case.changed:
         return ""

@@ -77,7 +77,7 @@ def waste_of(examination: Examination) -> tuple[Found, ...]:
         for candidate in _distinct(_candidates(window))[:_MOST]
     ]
     return tuple(
-        _found(one, examination.run) for one in sorted(selection, key=lambda one: one.rank)
+        _finding_of(one, examination.run) for one in sorted(selection, key=lambda one: one.rank)
     )
 
 
@@ -149,7 +149,7 @@ def _proven(one: _Candidate, holders: Sequence[Holder]) -> Match:
     return one.match
 
 
-def _found(one: _Candidate, run: Run) -> Found:
+def _finding_of(one: _Candidate, run: Run) -> Found:
     window, holders = one.window, _holders(one, run)
     match = _proven(one, holders)
     share = f" ({format_percent(match.nbytes, window.line.peak_allocated.bytes)} of the peak)"

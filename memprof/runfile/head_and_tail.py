@@ -139,13 +139,13 @@ def _up_to_date(summary: Footer, since: Iterable[StepsRecord]) -> Footer:
         allocated = max([allocated, *rows.peak_allocated, *rows.allocated_max])
         peaks[record.device] = allocated, max([reserved, *rows.peak_reserved, *rows.reserved])
         ended_us, last = max([ended_us, *rows.end_us]), max([last, *rows.last])
-    devices = [_raised(one, *peaks.get(one.device, (-1, -1))) for one in summary.devices]
+    devices = [_raise_peaks(one, *peaks.get(one.device, (-1, -1))) for one in summary.devices]
     return msgspec.structs.replace(
         summary, devices=devices, ended_us=ended_us, steps=max(summary.steps, last + 1)
     )
 
 
-def _raised(device: DeviceSummary, allocated: int, reserved: int) -> DeviceSummary:
+def _raise_peaks(device: DeviceSummary, allocated: int, reserved: int) -> DeviceSummary:
     return msgspec.structs.replace(
         device,
         peak_allocated_bytes=max(device.peak_allocated_bytes, allocated),

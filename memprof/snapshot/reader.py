@@ -225,7 +225,7 @@ def _state(segments: Sequence[Json], interner: _Interner) -> State:
     sizes = integers([b["size"] for b in blocks])
     allocated = int(sizes[states == BlockState.ACTIVE_ALLOCATED].sum())
     state = State(
-        unlisted=_unlisted(segments, allocated),
+        unlisted=_unlisted_bytes(segments, allocated),
         segments=Segments.build(
             len(segments),
             address=_integers(segments, "address", 0),
@@ -254,7 +254,7 @@ def _address(segment: Json) -> int:
     return int(segment.get("address", 0))
 
 
-def _unlisted(segments: Sequence[Json], allocated: int) -> int:
+def _unlisted_bytes(segments: Sequence[Json], allocated: int) -> int:
     claimed = [s["allocated_size"] for s in segments if "allocated_size" in s]
     return int(sum(claimed)) - allocated if len(claimed) == len(segments) else 0
 

@@ -92,7 +92,7 @@ class _SnapshotWriter:
 
     def events(self, trace: Trace) -> list[dict[str, Any]]:
         """``device_traces`` of the device; events of unknown kinds are left out."""
-        rows = zip(*(_listed(column) for column in _columns(trace)), strict=True)
+        rows = zip(*(_as_list(column) for column in _columns(trace)), strict=True)
         return [self._event(*row) for row in rows if row[0] in _ACTIONS]
 
     def _event(
@@ -133,7 +133,7 @@ class _SnapshotWriter:
             block_columns.stack,
         )
         for address, size, requested, status, segment, stack in zip(
-            *map(_listed, columns), strict=True
+            *map(_as_list, columns), strict=True
         ):
             if segment >= 0:
                 entry = {
@@ -183,7 +183,7 @@ def _columns(trace: Trace) -> tuple[Column, ...]:
     )
 
 
-def _listed(values: Column) -> list[int]:
+def _as_list(values: Column) -> list[int]:
     rows: list[int] = values.tolist()
     return rows
 

@@ -61,7 +61,9 @@ def merged(patches: Iterable[str], root: Path) -> Merged:
         text = program.text
         for changes in patched:
             all_changes = sorted({*earlier, *changes})
-            made_of = "" if _overlap(earlier, changes) else _changed(program.text, all_changes)
+            made_of = (
+                "" if _overlap(earlier, changes) else _apply_changes(program.text, all_changes)
+            )
             if made_of and syntax_tree(made_of) is not None:
                 earlier, text, count = all_changes, made_of, count + 1
             else:
@@ -103,7 +105,7 @@ def _overlap(earlier: Sequence[_Change], changes: Sequence[_Change]) -> bool:
     return any(one.meets(other) for one in earlier for other in changes)
 
 
-def _changed(text: str, changes: Sequence[_Change]) -> str:
+def _apply_changes(text: str, changes: Sequence[_Change]) -> str:
     lines = lines_of(text)
     for change in reversed(changes):
         lines[change.first : change.last] = change.lines

@@ -199,7 +199,7 @@ def unified(old: str, new: str, old_name: str, new_name: str) -> str:
 
 def _is_crowded(program: Program, edits: list[Edit]) -> bool:
     """True if a line that an edit touches has other code than one statement, or a part of one."""
-    touched = {line for edit in edits for line in _touched(edit)}
+    touched = {line for edit in edits for line in _lines_of(edit)}
     lines = [line.encode() for line in lines_of(program.text)]
     for node in ast.walk(program.tree):
         if not isinstance(node, ast.stmt):
@@ -213,7 +213,7 @@ def _is_crowded(program: Program, edits: list[Edit]) -> bool:
     return False
 
 
-def _touched(edit: Edit) -> range:
+def _lines_of(edit: Edit) -> range:
     """The lines that an edit changes, and for one that begins or ends between lines both."""
     between = edit.column == 0 and edit.text.endswith("\n")
     whole = edit.end_column == 0 and edit.end_line > edit.line

@@ -149,7 +149,7 @@ def source_of(filename: str) -> Program | None:
         status = path.stat()
         if status.st_size > MOST_BYTES:
             return None
-        return _read(filename, status.st_mtime_ns, status.st_size)
+        return _read_program(filename, status.st_mtime_ns, status.st_size)
     except OSError:
         return None
 
@@ -201,7 +201,7 @@ def excerpt(filename: str, line: int, code: str) -> Program | None:
 
 
 @lru_cache(maxsize=128)
-def _read(filename: str, modified_ns: int, _size: int) -> Program | None:
+def _read_program(filename: str, modified_ns: int, _size: int) -> Program | None:
     try:
         content = Path(filename).read_bytes()
         text = content.decode("utf-8")  # line ends as they are

@@ -45,7 +45,7 @@ class Syntax:
     @cached_property
     def nodes(self) -> list[tuple[ast.AST, Scopes]]:
         """Every node with the scopes around it, outermost first."""
-        return [pair for program in self.programs for pair in _walked(program.tree, ())]
+        return [pair for program in self.programs for pair in _walk(program.tree, ())]
 
     @cached_property
     def passing(self) -> list[tuple[ast.AST, Scopes]]:
@@ -97,7 +97,7 @@ def syntax_of(programs: tuple[Program, ...]) -> Syntax:
     return Syntax(programs)
 
 
-def _walked(node: ast.AST, scopes: Scopes) -> Iterator[tuple[ast.AST, Scopes]]:
+def _walk(node: ast.AST, scopes: Scopes) -> Iterator[tuple[ast.AST, Scopes]]:
     waiting = [(node, scopes)]
     while waiting:
         node, scopes = waiting.pop()
@@ -192,7 +192,7 @@ def _meanings(program: Program) -> dict[int, dict[str, list[str | ast.expr]]]:
     """
     meanings: dict[int, dict[str, list[str | ast.expr]]] = {0: {}}
     members = {id(node) for class_ in program.classes() for node in class_.body}
-    for node, scopes in _walked(program.tree, ()):
+    for node, scopes in _walk(program.tree, ()):
         function = enclosing_function(scopes)
         names = meanings.setdefault(id(function) if function is not None else 0, {})
         if isinstance(node, FUNCTIONS):

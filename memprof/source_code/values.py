@@ -72,10 +72,10 @@ def trains_besides(programs: Sequence[Program], place: Place, call: ast.Call) ->
     }
     models.discard(called_name(call))
     starts = calls_in(place.scope, "backward")
-    return bool(starts) and all(models & set(_called(place, start)) for start in starts)
+    return bool(starts) and all(models & set(_names_called(place, start)) for start in starts)
 
 
-def _called(place: Place, start: ast.expr) -> Iterator[str]:
+def _names_called(place: Place, start: ast.expr) -> Iterator[str]:
     """The last names of all that is called for a value, through the names it is made of."""
     waiting: list[ast.AST] = [start]
     followed: set[str] = set()

@@ -63,7 +63,7 @@ class _Places:
         self._followers = (*self._followers, labels)
         if self._hooks is None:
             self._native.forget_labels()  # of an earlier window, or of another recording
-            self._hooks = self._hooked()
+            self._hooks = self._install_hooks()
         self.step_began()
 
     def leave(self, labels: RowLabels) -> None:
@@ -98,7 +98,7 @@ class _Places:
             for labels in self._followers:
                 labels.failure = f"a boundary was missed: {type(error).__name__}: {error}"
 
-    def _hooked(self) -> ExitStack:
+    def _install_hooks(self) -> ExitStack:
         hooks, loop_watch = ExitStack(), self._loop_watch
         loop_watch.watch_modules()
         hooks.callback(loop_watch.unwatch_modules)
@@ -134,14 +134,14 @@ class RowLabels:
         _places[id(loop_watch)] = self._places
         self.marks = np.zeros(0, _MARK)
         """Times and labels of the loop's thread, for threads that say nothing themselves."""
-        self._passed: set[int] = set()
+        self._past_nodes: set[int] = set()
         """Epochs in which a backward pass has run."""
 
     def start(self) -> None:
         """Follow the places of every thread from now on; the calling one is the loop's."""
         self.stop()
         self.marks = self.marks[:0]
-        self._passed = set()
+        self._past_nodes = set()
         self._places.follow(self)
 
     def stop(self) -> None:
@@ -184,7 +184,7 @@ class RowLabels:
             at = np.searchsorted(marks["time_ns"], rows["time_ns"][silent], side="right") - 1
             loop = marks["label"][np.maximum(at, 0)]
             is_python = rows["stack"][silent] != 0
-            beside = self._moved(loop, Phase.OTHER)
+            beside = self._move(loop, Phase.OTHER)
             label[silent] = np.where(is_python, beside, loop)
         self.marks = marks[-1:].copy()
         return label
@@ -194,7 +194,7 @@ class RowLabels:
         epochs = rows["epoch"]
         where = np.flatnonzero(in_graph)[::-1]  # so that the first of each epoch stays
         first = dict(zip(epochs[where].tolist(), where.tolist(), strict=True))
-        first |= dict.fromkeys(self._passed, -1)
+        first |= dict.fromkeys(self._past_nodes, -1)
         if not first:
             return label
         start_times = np.asarray(list(first), dtype=np.int64)
@@ -207,8 +207,8 @@ class RowLabels:
         after = (start_times[at] == epochs) & (np.arange(len(rows)) > start[at]) & ~in_graph
         after &= self._rows.phases(label) == Phase.FORWARD
         after[after] = self._outside_modules(label[after])
-        label[after] = self._moved(label[after], Phase.OTHER)
-        self._passed = {int(start_times[-1])}
+        label[after] = self._move(label[after], Phase.OTHER)
+        self._past_nodes = {int(start_times[-1])}
         return label
 
     def _in_graph(self, rows: Rows, label: Ints) -> Ints:
@@ -226,9 +226,9 @@ class RowLabels:
         names = list(dict.fromkeys(modules))
         place = {name: at for at, name in enumerate(names)}
         module = np.asarray([place[name] for name in modules], dtype=np.int64)
-        return self._moved(label, Phase.BACKWARD, names, module[which.reshape(-1)])
+        return self._move(label, Phase.BACKWARD, names, module[which.reshape(-1)])
 
-    def _moved(
+    def _move(
         self, label: Ints, phase: Phase, modules: Sequence[str] = ("",), module: Ints | int = 0
     ) -> Ints:
         """The labels of the same step and annotation, with another phase and module.

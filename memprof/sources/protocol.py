@@ -130,7 +130,7 @@ class Interner:
         self._pools: dict[tuple[int, int], int] = _numbering({(0, 0): EMPTY})
         self._made: list[Label] = []
         """The labels as objects, as far as they were asked for."""
-        self._written: tuple[int, int, int, int] = (0, 1, 1, 1)
+        self._counts_written: tuple[int, int, int, int] = (0, 1, 1, 1)
 
     def __len__(self) -> int:
         """Rows of all tables so far, which is what they hold in memory."""
@@ -184,7 +184,7 @@ class Interner:
 
     def take_new(self) -> TablesRecord | None:
         """The rows added since the last call, or None."""
-        first = self._written
+        first = self._counts_written
         stacks = _rows_from(self._stacks, first[1])  # before the frames that they name
         frames = _rows_from(self._frames, first[0])
         labels = _rows_from(self._labels, first[2])
@@ -192,7 +192,12 @@ class Interner:
         new = (len(frames), len(stacks), len(labels), len(pools))
         if not any(new):
             return None
-        self._written = (first[0] + new[0], first[1] + new[1], first[2] + new[2], first[3] + new[3])
+        self._counts_written = (
+            first[0] + new[0],
+            first[1] + new[1],
+            first[2] + new[2],
+            first[3] + new[3],
+        )
         return TablesRecord(first, frames, [list(s) for s in stacks], labels, pools)
 
 

@@ -78,7 +78,7 @@ class TorchStandIn(Devices):
         self._initialized, self._initializing = initialized, False
         self._records_host = False
         self.pinned: list[dict[str, Any]] = []
-        self._queued: list[Any] = []
+        self._lazy_calls: list[Any] = []
         self.version = SimpleNamespace(hip=hip, cuda=None if hip else "12.8")
         self.clock_error_us: Callable[[], int] = lambda: 0
         """By how much the times of the next snapshot are off: torch converts them anew for each."""
@@ -115,9 +115,9 @@ class TorchStandIn(Devices):
             get_device_properties=self._properties,
             get_allocator_backend=self._backend_name,
             memory_stats_as_nested_dict=self._stats,
-            memory_snapshot=self._versioned(self._segments, {"include_traces": 11}),
+            memory_snapshot=self._for_version(self._segments, {"include_traces": 11}),
             memory=SimpleNamespace(
-                _record_memory_history=self._versioned(self._record_python, _RECORD_SINCE),
+                _record_memory_history=self._for_version(self._record_python, _RECORD_SINCE),
                 _snapshot=self._snapshot,
             ),
             set_per_process_memory_fraction=self.limit,
@@ -125,7 +125,7 @@ class TorchStandIn(Devices):
             set_device=self._set_device,
             device=self._on_device,
             reset_peak_memory_stats=self._reset_peaks,
-            _queued_calls=self._queued,
+            _queued_calls=self._lazy_calls,
             _lazy_call=self._lazy_call,
             OutOfMemoryError=StandInOutOfMemoryError,
         )
@@ -150,7 +150,9 @@ class TorchStandIn(Devices):
     def _backend_name(self) -> str:
         return "native" if self._backend == "uncached" else self._backend
 
-    def _versioned(self, function: Callable[..., Any], since: dict[str, int]) -> Callable[..., Any]:
+    def _for_version(
+        self, function: Callable[..., Any], since: dict[str, int]
+    ) -> Callable[..., Any]:
         """The function without the arguments that this version does not know yet."""
         whole = inspect.signature(function)
         parameters = [p for p in whole.parameters.values() if since.get(p.name, 0) <= self._since]
@@ -167,7 +169,7 @@ class TorchStandIn(Devices):
         if self._initialized or self._initializing:
             call()
         else:
-            self._queued.append((call, []))
+            self._lazy_calls.append((call, []))
 
     def _properties(self, ordinal: int) -> SimpleNamespace:
         total = self.devices[ordinal].total

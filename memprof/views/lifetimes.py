@@ -63,8 +63,8 @@ def lifetimes(trace: Trace) -> Lifetimes:
     that only completed within the trace was requested before it, so it is no lifetime here.
     """
     events = trace.events
-    rows = _matched(events)
-    parts = [_at_start(trace, rows), _made(trace, rows)]
+    rows = _match(events)
+    parts = [_at_start(trace, rows), _in_window(trace, rows)]
     lives: Lifetimes = Lifetimes.concatenate(parts)
     return lives
 
@@ -79,7 +79,7 @@ class _Matches:
     """``FREE_REQUESTED`` events whose allocation came before the trace."""
 
 
-def _matched(events: Events) -> _Matches:
+def _match(events: Events) -> _Matches:
     """Allocations paired with their frees: neighbours once events are ordered by address."""
     is_alloc = events.action == Action.ALLOC
     index = np.flatnonzero(is_alloc | (events.action == _freeing_action(events)))
@@ -111,7 +111,7 @@ def _freeing_action(events: Events) -> Action:
     return Action.FREE_COMPLETED if skipped else Action.FREE_REQUESTED
 
 
-def _made(trace: Trace, rows: _Matches) -> Lifetimes:
+def _in_window(trace: Trace, rows: _Matches) -> Lifetimes:
     events, allocs = trace.events, rows.alloc
     requested = events.size[allocs]
     rounded_sizes = events.taken[allocs]
@@ -153,7 +153,7 @@ def _allocated(state: State) -> Blocks:
 def _at_start(trace: Trace, rows: _Matches) -> Lifetimes:
     if trace.start is not None:
         return _recorded_start(trace, trace.start, rows)
-    survivors = _untouched(trace, rows)
+    survivors = _from_start(trace, rows)
     freed = _freed_in_trace(trace, rows.orphans)
     lives: Lifetimes = Lifetimes.concatenate([survivors, freed])
     return lives.take(np.argsort(lives.address, kind="stable"))
@@ -187,7 +187,7 @@ def _of_blocks(blocks: Blocks) -> dict[str, Column]:
     return {name: getattr(blocks, name) for name in _SHARED}
 
 
-def _untouched(trace: Trace, rows: _Matches) -> Lifetimes:
+def _from_start(trace: Trace, rows: _Matches) -> Lifetimes:
     """Blocks of the final state that no event of the trace made."""
     if trace.end is None:
         return Lifetimes.build()

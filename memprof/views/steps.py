@@ -32,7 +32,7 @@ def device_steps(device: DeviceRun, lines: tuple[Timeline, ...]) -> Steps:
     """
     steps = device.steps
     if not len(steps):
-        step_tables = [_annotated(t, line) for t, line in zip(device.windows, lines, strict=True)]
+        step_tables = [_annotate(t, line) for t, line in zip(device.windows, lines, strict=True)]
         return Steps.concatenate(step_tables)
     columns = {name: getattr(steps, name).copy() for name in Steps.names()}
     for number, (trace, line) in enumerate(zip(device.windows, lines, strict=True)):
@@ -67,7 +67,7 @@ def step_of_event(trace: Trace) -> Ints:
     return np.maximum.accumulate(steps[trace.events.label])
 
 
-def _annotated(trace: Trace, line: Timeline) -> Steps:
+def _annotate(trace: Trace, line: Timeline) -> Steps:
     """Steps from ``ProfilerStep#n`` stretches, else from the ends of ``Optimizer.step#…``."""
     marks = [
         (int(m[1]), a.start_us, a.end_us)

@@ -97,10 +97,10 @@ def survival(device: DeviceExamination) -> Survival:
         numbers.append(steps)
         first += len(steps)
     tables = device.windows[0].trace.tables if device.windows else Tables()
-    return Survival(np.concatenate(numbers), _joined(parts, numbers[1:]), tables)
+    return Survival(np.concatenate(numbers), _join(parts, numbers[1:]), tables)
 
 
-def _joined(parts: list[StepLifetimes], numbers: list[Ints]) -> StepLifetimes:
+def _join(parts: list[StepLifetimes], numbers: list[Ints]) -> StepLifetimes:
     """The lives of all windows as one table, in which nothing is there twice.
 
     What a later window found at its start is matched with what outlived the one before, by stack,
@@ -123,7 +123,7 @@ def _joined(parts: list[StepLifetimes], numbers: list[Ints]) -> StepLifetimes:
         )
         rows = np.arange(first_row[index], first_row[index + 1])
         later = rows[columns["alloc"][rows] == NOT_RECORDED]
-        left, right = _matched(columns, earlier, later)
+        left, right = _match(columns, earlier, later)
         rest = np.setdiff1d(later, right, assume_unique=True)
         there, again = _in_place(
             columns,
@@ -140,7 +140,7 @@ def _joined(parts: list[StepLifetimes], numbers: list[Ints]) -> StepLifetimes:
     return StepLifetimes(**{name: values[keep] for name, values in columns.items()})
 
 
-def _matched(columns: dict[str, Ints], earlier: Ints, later: Ints) -> tuple[Ints, Ints]:
+def _match(columns: dict[str, Ints], earlier: Ints, later: Ints) -> tuple[Ints, Ints]:
     """Rows of ``earlier`` and ``later`` that are the same allocations, pair by pair."""
     keys = [
         np.stack([columns[n][rows].astype(np.int64) for n in ("stack", "label", "size")], 1)
@@ -150,7 +150,7 @@ def _matched(columns: dict[str, Ints], earlier: Ints, later: Ints) -> tuple[Ints
         return earlier[:0], later[:0]
     _, number = np.unique(np.concatenate(keys), axis=0, return_inverse=True)
     number = number.reshape(-1)
-    left_keys, right_keys = _ranked(number[: len(earlier)]), _ranked(number[len(earlier) :])
+    left_keys, right_keys = _rank(number[: len(earlier)]), _rank(number[len(earlier) :])
     _, left, right = np.intersect1d(left_keys, right_keys, assume_unique=True, return_indices=True)
     return earlier[left], later[right]
 
@@ -175,7 +175,7 @@ def _update(category: Ints, left: Ints, right: Ints) -> None:
     category[left[has_category]] = category[right[has_category]]
 
 
-def _ranked(keys: Ints) -> Ints:
+def _rank(keys: Ints) -> Ints:
     """A distinct number for every row: its key, and how many rows before it have the same."""
     order = np.argsort(keys, kind="stable")
     sorted_keys = keys[order]

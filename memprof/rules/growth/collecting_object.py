@@ -55,8 +55,8 @@ class CollectingObject(GrowthRule[Collector]):
         if any(growing(place) for place in case.places):
             return None
         if case.of_model:
-            return _named(case)
-        return _named(case) or _called(case) or _handed(case) or _made(case)
+            return _by_name(case)
+        return _by_name(case) or _by_call(case) or _by_argument(case) or _by_construction(case)
 
     def advice(self, cause: Collector, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the cause says all
         """Empty it; or give it less."""
@@ -92,7 +92,7 @@ class CollectingObject(GrowthRule[Collector]):
             )
 
 
-def _called(case: Case) -> Collector | None:
+def _by_call(case: Case) -> Collector | None:
     """The object's call in the stack that made the tensors."""
     for holder in case.found.holders:
         owner, container, length = _collected_in(holder)
@@ -104,7 +104,7 @@ def _called(case: Case) -> Collector | None:
     return None
 
 
-def _handed(case: Case) -> Collector | None:
+def _by_argument(case: Case) -> Collector | None:
     """What a function gives to a library's object that it has in a name: ``loop.call_later(…)``."""
     for holder in case.found.holders:
         owner, container, length = _collected_in(holder)
@@ -119,7 +119,7 @@ def _handed(case: Case) -> Collector | None:
     return None
 
 
-def _named(case: Case) -> Collector | None:
+def _by_name(case: Case) -> Collector | None:
     """What gives a library's object something by a key that a chain names, if that is one call.
 
     ``trial.set_user_attr("model", model)``.
@@ -161,7 +161,7 @@ def _hands(call: ast.Call, owner: str) -> bool:
     return any(isinstance(argument, (ast.Name, ast.Attribute)) for argument in call.args)
 
 
-def _made(case: Case) -> Collector | None:
+def _by_construction(case: Case) -> Collector | None:
     """Where the program makes the library's object that keeps it, if that is one place only."""
     for holder in case.found.holders:
         if frame_kind(holder.filename) is FrameKind.USER:

@@ -68,9 +68,9 @@ class Buckets(WasteRule[Match]):
         """Make the gradients views of the buckets."""
         nbytes = format_bytes(match.nbytes)
         why = f"The reducer's buckets hold a second copy of every gradient, {nbytes}."
-        calls = _unviewed(case)
+        calls = _calls_without_view(case)
         place = calls[0][0] if calls else case.site
-        patch = _viewed(*calls[0]) if len(calls) == 1 else ""  # of several: nobody knows whose
+        patch = _view_text(*calls[0]) if len(calls) == 1 else ""  # of several: nobody knows whose
         yield Advice("bucket_view", why, place, patch=patch)
 
 
@@ -90,7 +90,7 @@ def _gradients_of_a_step(window: Window) -> int:
     return int(np.bincount(steps, weights=window.lives.size[gradient]).max())
 
 
-def _unviewed(case: Case) -> list[tuple[Place, ast.Call]]:
+def _calls_without_view(case: Case) -> list[tuple[Place, ast.Call]]:
     """The calls that make a wrapper whose gradients are no views of its buckets.
 
     Only those on the stack that made the buckets, where one is.
@@ -105,7 +105,7 @@ def _unviewed(case: Case) -> list[tuple[Place, ast.Call]]:
     return [pair for pair in calls if id(pair[0].statement) in near] or calls
 
 
-def _viewed(place: Place, call: ast.Call) -> str:
+def _view_text(place: Place, call: ast.Call) -> str:
     """The patch that makes them views; empty where the call's arguments are not all in sight."""
     has_starred = any(isinstance(argument, ast.Starred) for argument in call.args)
     view_argument = keyword(call, _VIEW)

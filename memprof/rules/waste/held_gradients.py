@@ -89,7 +89,7 @@ def _of_the_step_before(window: Window) -> Iterator[GradientsInTheWay]:
     events_alive = np.zeros(len(gradients), dtype=np.int64)
     added_to = np.zeros(len(gradients), dtype=bool)
     ends = _forward_ends(window, begins)
-    renewed = _renewed(window)
+    renewed = _renewals(window)
     rows, start, end = [], [], []
     for step, event in begins.items():
         before = lives.alloc[gradients] < window.first_event[step]
@@ -178,7 +178,7 @@ def _forward_ends(window: Window, begins: dict[int, int]) -> dict[int, int]:
     return ends
 
 
-def _renewed(window: Window) -> dict[tuple[int, int, int], int]:
+def _renewals(window: Window) -> dict[tuple[int, int, int], int]:
     """When a gradient's new value has been added to it, by step, module and bytes.
 
     Without the old gradient, the new value would have become the gradient itself.

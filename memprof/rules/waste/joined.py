@@ -59,7 +59,7 @@ class JoinedParts(WasteRule[Joined]):
                 continue
             results, every = _all_joined(window, row)
             dropped = window.replayed(window.ended(every, lives.alloc[results] + 1))
-            in_place_saving = window.replayed(_filled(window, results, every))
+            in_place_saving = window.replayed(_cuts_when_filled(window, results, every))
             drop = bool(dropped.bytes >= _LEAST_AS_GOOD * in_place_saving.bytes)
             yield Joined(
                 row=row,
@@ -126,7 +126,7 @@ def _all_joined(window: Window, row: int) -> tuple[Ints, Ints]:
     return np.concatenate(result_rows), np.concatenate([parts for _, parts in joins])
 
 
-def _filled(window: Window, result_rows: Ints, parts: Ints) -> Cuts:
+def _cuts_when_filled(window: Window, result_rows: Ints, parts: Ints) -> Cuts:
     """No parts, but what they are joined into from the first of them on."""
     lives = window.lives
     results = np.unique(result_rows)

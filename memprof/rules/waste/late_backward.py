@@ -96,10 +96,10 @@ def _goes_on(place: Place, loop: ast.AST) -> bool:
     ]
     before = {name for at, name in bindings if at < line}
     later = {name for at, name in bindings if at >= line}
-    return bool(loaded_names(_added(place.statement)) & (later - before))
+    return bool(loaded_names(_added_part(place.statement)) & (later - before))
 
 
-def _added(statement: ast.stmt) -> ast.AST:
+def _added_part(statement: ast.stmt) -> ast.AST:
     """``loss(x)`` of ``total = total + loss(x)``; any other statement as it is."""
     added = added_by(statement) if isinstance(statement, ast.Assign) else None
     return added.value if added is not None and _collecting(statement) else statement

@@ -68,7 +68,7 @@ class LingeringValues(WasteRule[Lingering]):
 
     def matches(self, window: Window) -> Iterator[Lingering]:
         """Values that live on in a name until the name is bound again."""
-        replacements = _replaced(window)
+        replacements = _replacements(window)
         if len(replacements.rows):
             yield from _through_other_pass(window, replacements)
             yield _by_rebinding(window, replacements)
@@ -103,7 +103,7 @@ class LingeringValues(WasteRule[Lingering]):
             f"{what} keeps {nbytes} of the last round until the next is there: set it to None "
             "first.",
             place,
-            patch=_dropped(match, case) if place is binding else "",
+            patch=_drop_text(match, case) if place is binding else "",
         )
         if match.of_model:
             later = f"If {what} is needed later, keep it on the host."
@@ -117,7 +117,7 @@ def _statement(binding: Binding | None, case: Case) -> Place | None:
     return case.place_at(binding.place.program.filename, binding.place.line)
 
 
-def _dropped(match: Lingering, case: Case) -> str:
+def _drop_text(match: Lingering, case: Case) -> str:
     """``self.model = None`` above ``self.model = build()``, where that very line builds it."""
     place = _statement(match.binding, case)
     if place is None or not isinstance(place.statement, ast.Assign):
@@ -156,7 +156,7 @@ def _successors(window: Window) -> tuple[Ints, Ints]:
     return rows, following
 
 
-def _replaced(window: Window) -> _Replaced:
+def _replacements(window: Window) -> _Replaced:
     """What was freed in the step that made its successor, and after that; in most such steps."""
     rows, following = _successors(window)
     rows, following = rows[following >= 0], following[following >= 0]

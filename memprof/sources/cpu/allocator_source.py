@@ -75,7 +75,7 @@ class CpuAllocatorSource:
         self._in_window = False
         self._ready: list[Chunk] = []
         self._state = State()
-        self._lost = 0
+        self._losses = 0
         self._notes: list[str] = []
         self._at_leisure = Throttle(_LEARNING)
 
@@ -104,7 +104,7 @@ class CpuAllocatorSource:
             self._labels.step_began()
             self._at_leisure(self._learn)
         allocated, peak, losses, _ = self._native.cpu_counters()
-        self._lost = losses
+        self._losses = losses
         return [
             Counters(
                 device=_DEVICE,
@@ -122,7 +122,7 @@ class CpuAllocatorSource:
         self._ready = []
         self._look(thorough=True)
         self._at_leisure.reset()
-        self._lost = 0
+        self._losses = 0
         self._start()
         self._state = self._state_of(self._native.cpu_begin())
         self._live.sightings.start()
@@ -156,7 +156,7 @@ class CpuAllocatorSource:
 
     def is_over(self) -> bool:
         """Whether more rows waited than there is room for, so that the window has a gap."""
-        return self._in_window and self._lost > 0
+        return self._in_window and self._losses > 0
 
     def living(self, device: str = _DEVICE) -> LivingBlocks:
         """The blocks in use; columns, they hold nothing."""
@@ -174,10 +174,10 @@ class CpuAllocatorSource:
         """What was not seen, since the last call."""
         notes, self._notes = [*self._notes, *self._loop_watch.notes()], []
         failure, self._live.sightings.failure = self._live.sightings.failure, ""
-        if self._lost:
+        if self._losses:
             notes.append(
-                f"{self._lost} allocations came faster than they could be written down; the window "
-                "ends there"
+                f"{self._losses} allocations came faster than they could be written down; the "
+                "window ends there"
             )
         return [*notes, *([failure] if failure else [])]
 
@@ -269,14 +269,14 @@ class _ForeignStorages:
         address = storage.data_ptr()
         if address and self._native.cpu_foreign(True, address, size):
             self._addresses[key] = (address, size)
-            self._refs[key] = weakref.ref(storage, partial(self._gone, key))
+            self._refs[key] = weakref.ref(storage, partial(self._on_death, key))
 
     def clear(self) -> None:
         """Follow none any more."""
         self._refs.clear()
         self._addresses.clear()
 
-    def _gone(self, key: int, ref: object) -> None:
+    def _on_death(self, key: int, ref: object) -> None:
         if self._refs.get(key) is ref:
             del self._refs[key]
             address, size = self._addresses.pop(key)

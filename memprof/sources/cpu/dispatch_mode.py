@@ -328,10 +328,12 @@ def _codes(values: Any, module: str) -> list[CodeType]:
         if isinstance(value, type) and value.__module__ == module:
             codes += _codes(vars(value).values(), module)
         elif isinstance(value, FunctionType) and value.__module__ == module:
-            codes += _nested(value.__code__)
+            codes += _codes_within(value.__code__)
     return codes
 
 
-def _nested(code: CodeType) -> list[CodeType]:
-    inner = [c for const in code.co_consts if isinstance(const, CodeType) for c in _nested(const)]
+def _codes_within(code: CodeType) -> list[CodeType]:
+    inner = [
+        c for const in code.co_consts if isinstance(const, CodeType) for c in _codes_within(const)
+    ]
     return [code, *inner]

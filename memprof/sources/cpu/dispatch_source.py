@@ -84,7 +84,7 @@ class CpuSource:
         other formulas: the job's own peak on the device, and bits of its gradients, would differ.
         """
         self._beside_cuda = beside_cuda
-        self._queued: Callable[[], None] | None = None
+        self._cuda_hook: Callable[[], None] | None = None
         self._has_recorded = False
         self._interner = interner
         self._loop_watch = loop_watch
@@ -108,10 +108,10 @@ class CpuSource:
         self._aside = False
         self._at_leisure = Throttle(_JUDGING)
         self._now_and_then = Throttle(_COUNTING)
-        self._counted = NOT_RECORDED
+        self._total = NOT_RECORDED
         self._counting_us = 0.0
         self._may_count = True
-        self._undecided = True
+        self._is_undecided = True
         self._operators = SampledTime(_MODE_US)
         self.on_full: Callable[[], None] | None = None
         """Called within an operator when many events wait, or have waited for long."""
@@ -133,12 +133,12 @@ class CpuSource:
 
         self._pid = os.getpid()
         if not self._beside_cuda and not self._steps_aside():
-            self._queued = self._cuda_began
-            torch.cuda._lazy_call(self._queued)
+            self._cuda_hook = self._cuda_began
+            torch.cuda._lazy_call(self._cuda_hook)
 
     def close(self) -> None:
         """Undo `open`; leaves no mode and no weak reference."""
-        queued, self._queued = self._queued, None
+        queued, self._cuda_hook = self._cuda_hook, None
         if queued is not None:
             import torch
 
@@ -155,10 +155,10 @@ class CpuSource:
         if self._leave_if_due() and not self._has_recorded:
             return []
         if not self._recording:
-            self._counted = NOT_RECORDED
+            self._total = NOT_RECORDED
             if self._may_count and self._has_recorded and not self._steps_aside():
                 self._now_and_then(self._count)
-            total = self._counted
+            total = self._total
             return [Counters(device=_DEVICE, allocated=total, active=total, requested=total)]
         self._at_leisure(self._keep_up)
         live = self._live
@@ -179,7 +179,7 @@ class CpuSource:
         began_ns = time.perf_counter_ns()
         with plain_attributes():
             self._find(self._search.everything())
-        self._counted = self._live.bytes
+        self._total = self._live.bytes
         took_s = (time.perf_counter_ns() - began_ns) / 1e9
         self._counting_us += took_s * 1e6
         self._may_count = took_s < _LONGEST_COUNT_S
@@ -195,7 +195,7 @@ class CpuSource:
             reference.event = NOT_RECORDED
             reference.handed = reference.category
         state = self._live.state()
-        self._undecided = self._search.reads_saved
+        self._is_undecided = self._search.reads_saved
         self._at_leisure.reset()
         self._start()
         return {_DEVICE: state}
@@ -352,7 +352,7 @@ class CpuSource:
     def _cuda_began(self) -> None:
         """Run by torch right after it initialised CUDA, before anything was allocated there."""
         try:
-            if self._queued is not None and os.getpid() == self._pid:
+            if self._cuda_hook is not None and os.getpid() == self._pid:
                 self._leave_if_due()
         except Exception as error:  # noqa: BLE001 - torch would raise it into the job
             self._notes.append(f"the CPU was watched on beside CUDA: {error!r}")
@@ -546,12 +546,12 @@ class CpuSource:
 
     def _keep_up(self) -> None:
         """At a step's end: learn whose it is while it is there; it may die before a drain."""
-        if self._undecided:
+        if self._is_undecided:
             suspects = self._saved_for_backward.suspects(
                 self._live.counted(), self._loop_watch.step
             )
             if self._saved_for_backward.undecided(suspects):
-                self._undecided = False
+                self._is_undecided = False
                 self._look(thorough=True)
                 return
         with plain_attributes():

@@ -165,12 +165,12 @@ class SavedTensors:
         self._unread = guard
         self.complete = True
         """Whether the graphs were followed to their ends."""
-        self._known = live_tensors
+        self._live_tensors = live_tensors
         self._names: dict[type, list[str]] = {}
 
     def __iter__(self) -> Iterator[Any]:
         nodes: list[Any] = []
-        yield from self._unread.within(partial(self._begin, nodes), self._known)
+        yield from self._unread.within(partial(self._begin, nodes), self._live_tensors)
         visited = set(nodes)
         while nodes and len(visited) < _NODES:
             node = nodes.pop()
@@ -189,7 +189,7 @@ class SavedTensors:
             if node is not None:
                 nodes.append(node)
         else:  # a checkpoint; an older torch hangs its arguments on a node of their own
-            yield from self._unpacked(getattr(item, "saved_args", ()))
+            yield from self._unpack(getattr(item, "saved_args", ()))
 
     def _saved_by(self, node: Any) -> Iterator[Any]:
         """What a node saved, what a hook made of it, and what a function put on its ``ctx``."""
@@ -202,10 +202,10 @@ class SavedTensors:
                 raw = getattr(node, name)
             except RuntimeError:  # its backward has run: nothing is kept
                 continue
-            yield from self._unpacked(raw if isinstance(raw, (list, tuple)) else (raw,))
+            yield from self._unpack(raw if isinstance(raw, (list, tuple)) else (raw,))
         yield from tensors_in(getattr(node, "__dict__", None), self._unread)
 
-    def _unpacked(self, saved: Iterable[Any]) -> Iterator[Any]:
+    def _unpack(self, saved: Iterable[Any]) -> Iterator[Any]:
         """What saved variables hold, as it lies there: unpacking would call the program's hooks."""
         for one in saved:
             yield from tensors_in(getattr(one, "data", None), self._unread)

@@ -97,7 +97,7 @@ class LiveStorages:
         self._recording = False
         self._owner_of: dict[int, int] = {}
         self._shared: dict[int, list[StorageReference]] = {}
-        self._on_death = self._died
+        self._on_death = self._on_end_of_life
 
     def record(self, on: bool) -> None:
         """Begin or end to keep rows."""
@@ -112,7 +112,7 @@ class LiveStorages:
         """Whether a known storage lost its memory or got other; the old is noted as freed."""
         if abs(reference.size) == storage.nbytes() and reference.address == storage.data_ptr():
             return False
-        self._gone(reference)
+        self._forget(reference)
         return True
 
     def add(self, storage: Any, stack: int = EMPTY, label: int = EMPTY) -> StorageReference | None:
@@ -182,14 +182,14 @@ class LiveStorages:
         self.rows.clear()
         self.bytes = self.peak = 0
 
-    def _died(self, reference: StorageReference) -> None:
+    def _on_end_of_life(self, reference: StorageReference) -> None:
         try:
             if self.held.get(reference.key) is reference:
-                self._gone(reference)
+                self._forget(reference)
         except Exception as error:  # noqa: BLE001  this runs wherever the job drops a tensor
             self.failure = f"a tensor's end was missed: {type(error).__name__}: {error}"
 
-    def _gone(self, reference: StorageReference) -> None:
+    def _forget(self, reference: StorageReference) -> None:
         del self.held[reference.key]
         address = reference.address
         sharers = self._shared.get(address) if self._shared else None

@@ -39,7 +39,7 @@ class InternedTables:
         What has no other frame has no stack of the program's: it came from a thread of autograd's.
         ``labels`` are the run's as far as they were looked at before, and grow here.
         """
-        self._known: list[Label] = [] if labels is None else labels
+        self._labels_so_far: list[Label] = [] if labels is None else labels
         own = {row for row, frame in enumerate(tables.frames) if is_own(frame.filename)}
         stacks = tables.stacks
         if own:
@@ -94,16 +94,16 @@ class InternedTables:
             metadata,
             own_labels,
             lambda text, row: (
-                self._annotated(self._label(row), self._metadata[text])
+                self._annotate(self._label(row), self._metadata[text])
                 if self._metadata[text]
                 else row
             ),
         )
 
     def _label(self, row: int) -> Label:
-        if row >= len(self._known):
-            self._known += self._interner.labels(len(self._known))
-        return self._known[row]
+        if row >= len(self._labels_so_far):
+            self._labels_so_far += self._interner.labels(len(self._labels_so_far))
+        return self._labels_so_far[row]
 
     def _beside(self, loop: Column, own: Column) -> Column:
         """What a thread beside the loop's makes is not the module's that the loop is in."""
@@ -123,7 +123,7 @@ class InternedTables:
 
         return _by_value(rows, label)
 
-    def _annotated(self, label: Label, text: str) -> int:
+    def _annotate(self, label: Label, text: str) -> int:
         annotation = f"{label.annotation}/{text}" if label.annotation else text
         return self._interner.label(label.step, label.phase, label.module, annotation)
 

@@ -247,13 +247,13 @@ class LabelRecorder:
             if task != self._task and self._hooks is not None:
                 self._task = task
                 self._queue_callback(self._guarded_mark)
-        except Exception:  # noqa: BLE001 - as in `_guarded`, which costs half a microsecond
+        except Exception:  # noqa: BLE001 - as in `_guard`, which costs half a microsecond
             self.stop()
 
     def _guarded_mark(self) -> None:
-        self._guarded(self.mark)
+        self._guard(self.mark)
 
-    def _guarded(self, action: Callable[..., None], *arguments: Any) -> None:
+    def _guard(self, action: Callable[..., None], *arguments: Any) -> None:
         try:
             action(*arguments)
         except Exception:  # noqa: BLE001 - a missing mark is a wrong label, not a broken job

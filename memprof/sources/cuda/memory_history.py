@@ -84,7 +84,7 @@ class MemoryHistory:
             HistoryOwner.PROGRAM: ReadCost(THEIR_ROW_US, 1),
         }
         self._overflows: Counter[HistoryOwner] = Counter()
-        self._seen: dict[int, RingPosition] = {}
+        self._positions: dict[int, RingPosition] = {}
         self._counted: dict[int, int] = {}
         self._counted_before: dict[int, int] = {}
         """As the counters stood before and after the last look, or when counting began."""
@@ -95,7 +95,7 @@ class MemoryHistory:
         self._since_us = 0
         self._before_program = 0
         self._most: dict[int, int] = {}
-        self._told = 0
+        self._max_entries = 0
         """Entries that our ring holds."""
         self._room = 0
         """Entries that a look may find; less than it holds once looks proved to be slow."""
@@ -139,7 +139,7 @@ class MemoryHistory:
 
         ``operations`` are those of each device, as `operations_of` has them.
         """
-        total = sum(self._grown(i, count) for i, count in operations.items())
+        total = sum(self._growth(i, count) for i, count in operations.items())
         if not self._is_on():
             self._before_program = total
             self._most.clear()
@@ -221,20 +221,20 @@ class MemoryHistory:
     def saw_blocks(self, took_us: float, blocks: int) -> None:
         """What a look at the blocks alone took, in a window or between two."""
         if self._sees_their_history():
-            self._measured(HistoryOwner.PROGRAM, self._their_rows(), took_us)
+            self._note_cost(HistoryOwner.PROGRAM, self._their_rows(), took_us)
         else:
-            self._measured(HistoryOwner.MEMPROF, BLOCK_ROWS * blocks, took_us)
+            self._note_cost(HistoryOwner.MEMPROF, BLOCK_ROWS * blocks, took_us)
 
     def took(self, took_us: float) -> None:
         """What the last look took, all that was done with it included."""
-        self._measured(self.owner, self._rows, took_us)
+        self._note_cost(self.owner, self._rows, took_us)
 
     def _sees_their_history(self) -> bool:
         is_ours = self.owner is HistoryOwner.MEMPROF or self.gathers
         is_theirs = not is_ours and self._is_on()
         return is_theirs and not leaves_out_traces(self._torch)
 
-    def _measured(self, owner: HistoryOwner, rows: float, took_us: float) -> None:
+    def _note_cost(self, owner: HistoryOwner, rows: float, took_us: float) -> None:
         if owner is HistoryOwner.NOBODY:
             return
         pace = self._paces[owner]
@@ -253,7 +253,7 @@ class MemoryHistory:
         if ordinal in self.lost:
             return []
         if self.is_shared:
-            position = self._seen.get(ordinal, RingPosition(self._since_us))
+            position = self._positions.get(ordinal, RingPosition(self._since_us))
             ring = sorted(ring, key=itemgetter("time_us"))  # changing its size rotates a ring
             if not position.is_start_of(ring):
                 self._most[ordinal] = len(ring)
@@ -263,15 +263,15 @@ class MemoryHistory:
             new = new_entries(position, ring, least, most)
             is_lost = operations_in(new) < least
         else:
-            new = ring[self._seen.get(ordinal, RingPosition()).length :]
-            is_lost = len(ring) >= self._told
-        self._seen[ordinal] = RingPosition.of(ring)
+            new = ring[self._positions.get(ordinal, RingPosition()).length :]
+            is_lost = len(ring) >= self._max_entries
+        self._positions[ordinal] = RingPosition.of(ring)
         if is_lost:
-            self._overflowed(ordinal, len(ring))
+            self._has_overflowed(ordinal, len(ring))
             return []
         return [entry for entry in new if entry["action"] != "snapshot"]  # our own looks
 
-    def _overflowed(self, ordinal: int, length: int) -> None:
+    def _has_overflowed(self, ordinal: int, length: int) -> None:
         self.lost.add(ordinal)
         whose = "torch's recorder"
         if self.is_shared:
@@ -326,7 +326,7 @@ class MemoryHistory:
         self.owner = owner
 
     def _begin_to_count(self) -> None:
-        self._seen.clear()
+        self._positions.clear()
         self._since_us = time.time_ns() // 1000  # before counting: no less may have happened since
         self._counted = self._counted_before = self._count()
 
@@ -356,9 +356,9 @@ class MemoryHistory:
         return self._room >= LEAST_ENTRIES
 
     def _count(self) -> dict[int, int]:
-        return {i: self._grown(i, operations_of(self._stats(i))) for i in self._ordinals()}
+        return {i: self._growth(i, operations_of(self._stats(i))) for i in self._ordinals()}
 
-    def _grown(self, ordinal: int, count: int) -> int:
+    def _growth(self, ordinal: int, count: int) -> int:
         """What a device's counters account for, also when the program sets them to 0."""
         last = self._counters.get(ordinal, 0)
         if count < last:
@@ -374,15 +374,15 @@ class MemoryHistory:
         return self._torch.cuda.memory_stats_as_nested_dict(ordinal)
 
     def _is_long(self) -> bool:
-        longest = max((position.length for position in self._seen.values()), default=0)
-        return longest > self._room // 8 or self._room < self._told
+        longest = max((position.length for position in self._positions.values()), default=0)
+        return longest > self._room // 8 or self._room < self._max_entries
 
     def _afresh(self) -> None:
         """Clear our ring: what it held was read, and the next look is short again."""
         if "clear_history" not in recording_options(self._torch, on=False):
             self._record(None)
         self._record("all")
-        self._seen.clear()
+        self._positions.clear()
         if self._count() != self._counted:  # another thread allocated in these microseconds
             self.lost.update(self._counted)
             self._gap("events were lost between two looks at torch's recorder")
@@ -390,7 +390,7 @@ class MemoryHistory:
     def _record(self, enabled: str | None) -> None:
         options = recording_options(self._torch, on=enabled is not None)
         if enabled is not None:
-            options["max_entries"] = self._told = self._room
+            options["max_entries"] = self._max_entries = self._room
         with self._calls.own():
             self._torch.cuda.memory._record_memory_history(enabled, **options)
 

@@ -92,7 +92,7 @@ class OomWatch:
         self._sees_blocks = sees_blocks
         self._torch = torch
         self._loop_watch = loop_watch
-        self._told = on_exhausted
+        self._on_exhausted = on_exhausted
         self._rested_at_s: dict[int, float] = {}
 
     def open(self) -> str:
@@ -104,7 +104,7 @@ class OomWatch:
         if id(attach) in _attached:
             return ""
         try:
-            attach(_observed)
+            attach(_on_observation)
         except RuntimeError as error:  # an allocator that is not torch's own
             return f"torch cannot tell when CUDA memory runs out: {error}".partition("\n")[0]
         _attached[id(attach)] = attach
@@ -121,7 +121,7 @@ class OomWatch:
         facts: dict[str, object] = {"segment_bytes": segment, "device_free": free, "limit": limit}
         what = Exhausted(f"cuda:{ordinal}", segment, time.time_ns() // 1000, frames, facts)
         self._describe(what, ordinal)
-        self._told(what)
+        self._on_exhausted(what)
 
     def describe(self, what: Exhausted) -> None:
         """Put into ``what`` what the device holds, after a failure that torch did not tell of."""
@@ -189,7 +189,7 @@ class OomWatch:
         guard = self._loop_watch.unread
         with plain_attributes():
             for owner, tensor in owned(self._loop_watch, Differentiated(guard)):
-                placements = guard.within(self._placed, parts(tensor, guard))
+                placements = guard.within(self._placements, parts(tensor, guard))
                 owners |= {
                     address: (owner.category, dtype, size)
                     for device, address, dtype, size in placements
@@ -209,7 +209,7 @@ class OomWatch:
             "live_dtypes": {n: dict(d) for n, d in dtypes.items()},
         }
 
-    def _placed(self, tensor: Any) -> Iterator[tuple[str, int, str, int]]:
+    def _placements(self, tensor: Any) -> Iterator[tuple[str, int, str, int]]:
         """Device, address, dtype and bytes of a tensor that has any; it is given none here."""
         device, address = self._place(tensor)
         if address:
@@ -231,7 +231,7 @@ def ooms_counted(stats: Mapping[str, Any]) -> int:
     return failed + stats.get("num_oom_rejections", 0) if failed >= 0 else failed
 
 
-def _observed(ordinal: int, segment: int, limit: int, free: int) -> None:
+def _on_observation(ordinal: int, segment: int, limit: int, free: int) -> None:
     """What torch calls; an exception here would replace the job's own."""
     for watch in tuple(_watching):
         try:

@@ -84,9 +84,9 @@ class CudaSource:
         self._spent_us = 0.0
         self._end: dict[str, State] = {}
         self._notes: list[str] = []
-        self._said: set[str] = set()
+        self._messages: set[str] = set()
         self._backend = ""
-        self._queued: Callable[[], None] | None = None
+        self._cuda_hook: Callable[[], None] | None = None
         self._labels: list[Label] = []
         self._main_thread: MainThread | None = None
         self._beat: Beat | None = None
@@ -102,14 +102,14 @@ class CudaSource:
             self._look()
             self._watch_ooms()
         else:
-            self._queued = self._initialized
-            self._torch.cuda._lazy_call(self._queued)
+            self._cuda_hook = self._initialized
+            self._torch.cuda._lazy_call(self._cuda_hook)
 
     def close(self) -> None:
         """Stop torch's recorder if it was started here; safe to call twice."""
         if self._ooms is not None:
             self._ooms.close()
-        queued, self._queued = self._queued, None
+        queued, self._cuda_hook = self._cuda_hook, None
         calls = getattr(self._torch.cuda, "_queued_calls", [])
         calls[:] = [entry for entry in calls if entry[0] is not queued]
         self._stop()
@@ -196,7 +196,7 @@ class CudaSource:
     def _initialized(self) -> None:
         """Run by torch right after it initialised CUDA, before anything was allocated."""
         try:
-            if self._queued is None or os.getpid() != self._pid:
+            if self._cuda_hook is None or os.getpid() != self._pid:
                 return
             self._watch_ooms()
             if self._in_window and self._is_native():
@@ -264,9 +264,9 @@ class CudaSource:
         return Counters(
             device=f"cuda:{ordinal}",
             allocated=allocated["current"],
-            peak_allocated=_raised(allocated["peak"], before.allocated),
+            peak_allocated=_raise_peak(allocated["peak"], before.allocated),
             reserved=reserved["current"],
-            peak_reserved=_raised(reserved["peak"], before.reserved),
+            peak_reserved=_raise_peak(reserved["peak"], before.reserved),
             active=_current(stats, "active_bytes"),
             requested=_current(stats, "requested_bytes"),
             inactive_split=_current(stats, "inactive_split_bytes"),
@@ -328,8 +328,8 @@ class CudaSource:
         return _clock_us()
 
     def _say(self, message: str) -> None:
-        if message not in self._said:
-            self._said.add(message)
+        if message not in self._messages:
+            self._messages.add(message)
             self._notes.append(message)
 
     def _empty_states(self) -> Mapping[str, State]:
@@ -422,7 +422,7 @@ def _ordinal(device: str) -> int:
     return int(device.removeprefix("cuda:"))
 
 
-def _raised(peak: int, before: int) -> int:
+def _raise_peak(peak: int, before: int) -> int:
     """The peak if it was reached since the last look, else not known."""
     return peak if peak > before else NOT_RECORDED
 

@@ -113,9 +113,9 @@ class LoopWatch:
         self._label_rows = interner.label_rows
         self._labels: dict[int, Label] = {EMPTY: Label()}
         self._optimizers = OptimizerHooks(
-            partial(self._guarded, self._optimizer_begins),
-            partial(self._guarded, self._optimizer_ended),
-            partial(self._guarded, self._optimizer_left_out),
+            partial(self._guard, self._optimizer_begins),
+            partial(self._guard, self._optimizer_ended),
+            partial(self._guard, self._optimizer_left_out),
         )
         self._parallel: list[str] = []
         self._log: tuple[list[int], list[str]] = ([], [])
@@ -142,7 +142,7 @@ class LoopWatch:
         """Told which steps were guessed, and whether they are a single one: see `StepDetector`."""
         self.places = CallPlaces()
         """The lines of the program that guessed steps end at."""
-        self._steps = StepDetector(self._ended, self._guessed)
+        self._steps = StepDetector(self._ended, self._pass_on_guess)
 
     @property
     def step(self) -> int:
@@ -166,14 +166,14 @@ class LoopWatch:
 
     def end_without_call(self) -> None:
         """An operator has run after a backward pass that no module call led to."""
-        self._guarded(self._steps.end_without_call)
+        self._guard(self._steps.end_without_call)
 
     def open(self, on_step: Callable[[int], None]) -> None:
         """Register the hooks; ``on_step(n)`` is called when step ``n`` has ended."""
         import torch
 
         self._on_step = on_step
-        self._steps = StepDetector(self._ended, self._guessed)
+        self._steps = StepDetector(self._ended, self._pass_on_guess)
         self._torch_functions(torch)
         self._optimizers.open()
         self._compilers.open()
@@ -409,14 +409,14 @@ class LoopWatch:
         else:
             drop_ended(thread.optimizers)
             in_optimizer = bool(thread.optimizers)
-            self._guarded(self._steps.backward_ended, thread.passed_at, in_optimizer=in_optimizer)
+            self._guard(self._steps.backward_ended, thread.passed_at, in_optimizer=in_optimizer)
             self._tell(lambda one: one.backward_ended())
 
     def _tell(self, tell: Callable[[Listener], None]) -> None:
         """Each listener by itself: what one of them raises keeps it from nobody else."""
         for listener in tuple(self.listeners):
             began_ns = time.perf_counter_ns()
-            self._guarded(tell, listener)
+            self._guard(tell, listener)
             spent_us = (time.perf_counter_ns() - began_ns) / 1000
             self._apart_us += spent_us
             if not vars(type(listener)).get("is_metered", False):
@@ -466,17 +466,17 @@ class LoopWatch:
         return self._gave_up
 
     def _compilation_began(self) -> None:
-        self._guarded(skip_in_dynamo)
+        self._guard(skip_in_dynamo)
         for begin in tuple(self.compilations):
-            self._guarded(begin)
+            self._guard(begin)
         if self._is_hooked:
             began_ns = time.perf_counter_ns()
-            self._guarded(self._gives_up)
+            self._guard(self._gives_up)
             self._exact_us += (time.perf_counter_ns() - began_ns) / 1000
-        self._guarded(self._module_hooks.hide)
+        self._guard(self._module_hooks.hide)
 
     def _compilation_ended(self) -> None:
-        self._guarded(self._module_hooks.show)
+        self._guard(self._module_hooks.show)
         self._interruptions += 1  # other threads' calls may have ended unseen
         if self._native is not None:
             self._native.calls_disarm()
@@ -491,10 +491,10 @@ class LoopWatch:
             if calls % _TIMED_CALLS:
                 try:
                     self._enter_module(module, args)
-                except Exception as error:  # noqa: BLE001 - see `_guarded`
-                    self._missed(error)
+                except Exception as error:  # noqa: BLE001 - see `_guard`
+                    self._note_miss(error)
             else:
-                self._timed(self._enter_module, module, args)
+                self._time_call(self._enter_module, module, args)
 
         return before_module
 
@@ -507,28 +507,28 @@ class LoopWatch:
             if self._calls % _TIMED_CALLS:
                 try:
                     self._leave_module(module, output)
-                except Exception as error:  # noqa: BLE001 - see `_guarded`
-                    self._missed(error)
+                except Exception as error:  # noqa: BLE001 - see `_guard`
+                    self._note_miss(error)
             else:
-                self._timed(self._leave_module, module, output)
+                self._time_call(self._leave_module, module, output)
 
         return after_module
 
-    def _timed(self, function: Callable[..., None], *args: Any) -> None:
+    def _time_call(self, function: Callable[..., None], *args: Any) -> None:
         began_ns = time.perf_counter_ns()
         self._calls_timed += 1
         apart_us = self._apart_us
-        self._guarded(function, *args)
+        self._guard(function, *args)
         spent_us = (time.perf_counter_ns() - began_ns) / 1000 - (self._apart_us - apart_us)
         self._timed_us += min(spent_us, _LONGEST_HOOK_US)
 
-    def _guarded(self, function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+    def _guard(self, function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
         try:
             function(*args, **kwargs)
         except Exception as error:  # noqa: BLE001  the job goes on whatever happens here
-            self._missed(error)
+            self._note_miss(error)
 
-    def _missed(self, error: Exception) -> None:
+    def _note_miss(self, error: Exception) -> None:
         self._failure = f"a boundary was missed: {type(error).__name__}: {error}"
 
     def _enter_module(self, module: Any, args: tuple[Any, ...]) -> None:
@@ -658,7 +658,7 @@ class LoopWatch:
         self._steps.optimizer_ended(optimizer, self._sequence())
         self._update_module_hooks()
 
-    def _guessed(self, guess: Guess, is_merged: bool) -> None:
+    def _pass_on_guess(self, guess: Guess, is_merged: bool) -> None:
         if self.on_guess is not None:
             self.on_guess(guess, is_merged)
 

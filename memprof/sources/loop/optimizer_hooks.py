@@ -64,8 +64,8 @@ class OptimizerHooks:
         self.known = KnownOptimizers()
         self.crossings: list[Callable[[], None]] = []
         """Called after each of ``began`` and ``on_end``."""
-        self._began, self._ended, self._left_out = began, on_end, left_out
-        self._stepped = 0
+        self._began, self._on_end, self._left_out = began, on_end, left_out
+        self._step_count = 0
         self._is_open = False
         self._inside: list[None] = []
         """An entry for each call under way; threads may step side by side."""
@@ -84,13 +84,13 @@ class OptimizerHooks:
         self._hooks.callback(pre.remove)
         post = optimizer.register_optimizer_step_post_hook(self._after)
         self._hooks.callback(post.remove)
-        self._scalers = watch_scalers(lambda: self._stepped, self._skipped)
+        self._scalers = watch_scalers(lambda: self._step_count, self._note_skip)
 
     def close(self) -> None:
         """Do nothing any more, hold nothing; remove the hooks, unless one runs. May be repeated."""
         self._is_open = False
         self._scalers()
-        self._scalers = self._began = self._ended = self._left_out = _nothing
+        self._scalers = self._began = self._on_end = self._left_out = _nothing
         self._tell_uncompiled = None
         if self not in _left:
             _left.append(self)
@@ -115,9 +115,9 @@ class OptimizerHooks:
         self._began(optimizer, frame)
 
     def _after(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        self._stepped += 1
+        self._step_count += 1
         if self._is_open:
-            self._within(self._ended, optimizer)
+            self._within(self._on_end, optimizer)
 
     def _within(self, callback: Callable[[Any], None], optimizer: Any) -> None:
         if self._tell_uncompiled is None and "torch._dynamo.decorators" in sys.modules:
@@ -134,7 +134,7 @@ class OptimizerHooks:
         for crossing in tuple(self.crossings):
             crossing()
 
-    def _skipped(self, optimizer: Any) -> None:
+    def _note_skip(self, optimizer: Any) -> None:
         if self._is_open:
             self.known.add(optimizer)
             self._left_out(optimizer)

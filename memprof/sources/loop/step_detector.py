@@ -85,14 +85,14 @@ class StepDetector:
         self._on_step = on_step
         self._on_guess = on_guess or _nobody
         self._automatic = 0
-        self._undecided = self._continued = 0
+        self._undecided_calls = self._continuations = 0
         self._continues = False
         self._passes = 0
         self._optimizers = TurnOrder()
         self._calls = {Sign.BARE_CALL: TurnOrder(), Sign.CALL: TurnOrder()}
         self._backward = TurnOrder()
         self._of_calls = _OfCalls()
-        self._trained: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._versions: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._by_hand: weakref.ref[Any] | None = None
         self._sign: Sign | None = None
         """The surest so far."""
@@ -106,7 +106,7 @@ class StepDetector:
         self._passed_place = 0
         self.waits = False
         """The same where no module is called: it is over when the next operator has run."""
-        self._called = False
+        self._has_call = False
         """A module was called since the last backward pass."""
 
     def mark(self) -> None:
@@ -149,8 +149,8 @@ class StepDetector:
         self._sees_passes = True
         if self._backward.ends(self._of_calls, place=place) and not in_optimizer:
             self._passed_place = place
-            self._has_passed, self.waits = True, not self._called
-        self._called = False
+            self._has_passed, self.waits = True, not self._has_call
+        self._has_call = False
 
     def end_without_call(self) -> None:
         """An operator has run after the backward pass of a loop in which no module is called."""
@@ -162,7 +162,7 @@ class StepDetector:
         """An outermost module call begins; ``continues``: with what another call has made."""
         self.settle()
         self._continues = continues
-        self._called = True
+        self._has_call = True
         if self.explicit:
             return
         if self._has_passed:
@@ -228,24 +228,24 @@ class StepDetector:
         parameter = _first_trained(module)
         if not module.training or parameter is None:
             return False
-        if len(self._trained) >= _MOST_MODULES:
-            self._trained.clear()
-        self._trained[id(module)] = weakref.ref(module), parameter._version
+        if len(self._versions) >= _MOST_MODULES:
+            self._versions.clear()
+        self._versions[id(module)] = weakref.ref(module), parameter._version
         if gradient_of(parameter) is not None:
-            self._undecided = self._continued = 0
+            self._undecided_calls = self._continuations = 0
         elif self._continues:
-            self._continued += 1
-            return self._continued < _UNDECIDED_CONTINUED
+            self._continuations += 1
+            return self._continuations < _UNDECIDED_CONTINUED
         else:
-            self._undecided += 1
-        return self._undecided < _UNDECIDED_CALLS
+            self._undecided_calls += 1
+        return self._undecided_calls < _UNDECIDED_CALLS
 
     def _updated_by_hand(self) -> Any:
         return self._by_hand() if self._by_hand is not None else None
 
     def _is_changed(self, module: Any) -> bool:
         """Whether its parameters are others than when a call in training ended, by `_version`."""
-        ref, version = self._trained.get(id(module), (None, 0))
+        ref, version = self._versions.get(id(module), (None, 0))
         parameter = _first_trained(module) if ref is not None and ref() is module else None
         return parameter is not None and parameter._version != version
 

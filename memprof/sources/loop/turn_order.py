@@ -35,13 +35,13 @@ class TurnOrder:
     beginning of its own, and none of them twice, each ends an iteration.
     """
 
-    __slots__ = ("_closer", "_learning", "_met", "_places", "_seen", "_strangers")
+    __slots__ = ("_closer", "_learning", "_places", "_refs", "_strangers", "_turns")
 
     def __init__(self) -> None:
         self._closer: _Turn | None = None
         self._learning = True
-        self._seen: list[_Turn] = []
-        self._met: dict[int, weakref.ref[object]] = {}
+        self._turns: list[_Turn] = []
+        self._refs: dict[int, weakref.ref[object]] = {}
         self._places: set[int] = set()
         self._strangers = 0
 
@@ -60,23 +60,23 @@ class TurnOrder:
             return self._close(turn, learning=True)
         if closer.is_of(item, place):
             return self._again(turn)
-        if any(sighting.is_of(item, place) for sighting in self._seen):
+        if any(sighting.is_of(item, place) for sighting in self._turns):
             return self._close(turn, learning=True)
         if (
             stranger
             and place
-            and any(sighting.place == place for sighting in (closer, *self._seen))
+            and any(sighting.place == place for sighting in (closer, *self._turns))
         ):
             return self._close(turn, learning=True)
         if anew and self._strangers > _MOST_TURNS:
             return self._close(turn, learning=True)
-        self._seen.append(turn)
+        self._turns.append(turn)
         return False
 
     def _has_met(self, item: object) -> bool:
         """Whether ``item`` had a turn before; from now on it had."""
-        reference = self._met.get(id(item))
-        self._met[id(item)] = weakref.ref(item)
+        reference = self._refs.get(id(item))
+        self._refs[id(item)] = weakref.ref(item)
         return reference is not None and reference() is item
 
     def _has_been_at(self, place: int) -> bool:
@@ -87,16 +87,16 @@ class TurnOrder:
         return is_repeated
 
     def _again(self, turn: _Turn) -> bool:
-        if not (self._learning and self._seen):
+        if not (self._learning and self._turns):
             return self._close(turn, learning=False)
         # The iteration began with this turn; the last of those that followed will end it.
-        self._closer = self._seen[-1]
+        self._closer = self._turns[-1]
         self._learning = False
-        self._seen = [turn]
+        self._turns = [turn]
         return False
 
     def _close(self, turn: _Turn, *, learning: bool) -> bool:
         self._closer = turn
         self._learning = learning
-        self._seen = []
+        self._turns = []
         return True

@@ -89,12 +89,12 @@ class LiveBlocks:
         """``place`` says where a tensor lies, ``records`` which devices are meant."""
         self.labels = LabelRows(interner)
         self.sightings = OwnerSamples(loop_watch, place, records)
-        self._kept = SavedBlocks(self.labels)
+        self._saved_blocks = SavedBlocks(self.labels)
         self._loop_watch = loop_watch
         self._pools = interner.pools
         self._lives: dict[str, Lives] = {}
         self._states: dict[str, State] = {}
-        self._told: dict[str, int] = {}
+        self._next_event: dict[str, int] = {}
 
     def refresh(self, states: Mapping[str, State]) -> dict[str, State]:
         """The states, with the labels of blocks that were known and with their owners.
@@ -103,7 +103,7 @@ class LiveBlocks:
         stack is still the same, as torch keeps none for what it does not record.
         """
         owners = self.sightings.owners()
-        return {device: self._begun(device, state, owners) for device, state in states.items()}
+        return {device: self._begin(device, state, owners) for device, state in states.items()}
 
     def begin(self, states: Mapping[str, State], *, anew: bool) -> dict[str, State]:
         """The states in which a window begins, with labels and owners.
@@ -112,10 +112,10 @@ class LiveBlocks:
         that of a device which has events already stays as it is.
         """
         if anew:
-            self._told.clear()
+            self._next_event.clear()
             self._lives = {device: self._lives.get(device, Lives.build()) for device in states}
-        new = {device: state for device, state in states.items() if device not in self._told}
-        self._told.update(dict.fromkeys(new, 0))
+        new = {device: state for device, state in states.items() if device not in self._next_event}
+        self._next_event.update(dict.fromkeys(new, 0))
         return {**states, **self.refresh(new)}
 
     def forget(self) -> None:
@@ -135,20 +135,20 @@ class LiveBlocks:
             all_events = Events.concatenate(events[device])
             before = self._lives.get(device, Lives.build())
             blocks_before = replaced(before, born=np.full(len(before), NOT_RECORDED))
-            lives = lives_of(blocks_before, all_events, self._told.get(device, 0))
+            lives = lives_of(blocks_before, all_events, self._next_event.get(device, 0))
             lives = settle(lives, all_events, self.labels, sightings, modes)
             changes.append(
-                self._settled(device, all_events, ends.get(device), lives, owners.get(device, {}))
+                self._settle(device, all_events, ends.get(device), lives, owners.get(device, {}))
             )
         return [one for one in changes if len(one.events) or one.late_events or one.late_blocks]
 
     def end(self, states: Mapping[str, State]) -> dict[str, State]:
         """The states of the windows' ends, with the labels and categories of what is known."""
-        return {device: self._known(device, state) for device, state in states.items()}
+        return {device: self._with_known_owners(device, state) for device, state in states.items()}
 
     def living(self, device: str) -> LivingBlocks:
         """The blocks in use on a device."""
-        state = self._known(device, self._states.get(device, State()))
+        state = self._with_known_owners(device, self._states.get(device, State()))
         used: Blocks = state.blocks.take(state.blocks.state == BlockState.ACTIVE_ALLOCATED)
         segments = state.segments
         inside = (used.segment >= 0) & (used.segment < len(segments))
@@ -181,7 +181,7 @@ class LiveBlocks:
             pools=self._pools(),
         )
 
-    def _begun(self, device: str, state: State, owners: Mapping[str, dict[int, Owner]]) -> State:
+    def _begin(self, device: str, state: State, owners: Mapping[str, dict[int, Owner]]) -> State:
         blocks_then = _in_use(state.blocks)  # columns of its own
         before = self._lives.get(device, Lives.build())
         row = _row_of(before.address, blocks_then.address)
@@ -199,9 +199,9 @@ class LiveBlocks:
         own(blocks_then, owners.get(device, {}), 0, self.labels)
         self._lives[device] = replaced(blocks_then, handed=blocks_then.category)
         self._states[device] = state
-        return self._known(device, state)
+        return self._with_known_owners(device, state)
 
-    def _settled(
+    def _settle(
         self,
         device: str,
         events: Events,
@@ -209,12 +209,12 @@ class LiveBlocks:
         lives: Lives,
         owners: Mapping[int, Owner],
     ) -> Chunk:
-        first = self._told.get(device, 0)
+        first = self._next_event.get(device, 0)
         own(lives, owners, len(events), self.labels)
         step, saved = self._loop_watch.step, self.sightings.saved
-        lives = self._kept.judged(device, lives, events, step, saved)
+        lives = self._saved_blocks.judged(device, lives, events, step, saved)
         lives = replaced(lives, category=final_of_dead(lives, events, self.labels))
-        self._told[device] = first + len(events)
+        self._next_event[device] = first + len(events)
         chunk = _chunk(device, events, lives)
         survivors = lives.take(lives.died == len(events))
         self._lives[device] = replaced(survivors, handed=survivors.category)
@@ -223,7 +223,7 @@ class LiveBlocks:
             self._lives[device] = _agreeing(self._lives[device], end)
         return chunk
 
-    def _known(self, device: str, state: State) -> State:
+    def _with_known_owners(self, device: str, state: State) -> State:
         lives = self._lives.get(device, Lives.build())
         row = _row_of(lives.address, state.blocks.address)
         here = (row >= 0) & (state.blocks.state == BlockState.ACTIVE_ALLOCATED)

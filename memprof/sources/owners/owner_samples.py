@@ -52,7 +52,7 @@ class OwnerSamples:
         self._place = place
         self._unread = loop_watch.unread
         self._others = Differentiated(loop_watch.unread)
-        self._seen: dict[str, list[OwnerSample]] = defaultdict(list)
+        self._samples: dict[str, list[OwnerSample]] = defaultdict(list)
         self._steps: dict[int, int] = defaultdict(int)
         self._modes: list[GradMode] = []
         self._enabled: dict[str, bool] = {}
@@ -70,14 +70,14 @@ class OwnerSamples:
         """Listen no more, forget what waits."""
         if self in self._loop_watch.listeners:
             self._loop_watch.listeners.remove(self)
-        self._seen.clear()
+        self._samples.clear()
         self._steps.clear()
         self._modes.clear()
         self._enabled.clear()
 
     def take(self) -> dict[str, list[OwnerSample]]:
         """What was seen on each device since the last call; under ``""`` what holds for all."""
-        samples, self._seen = self._seen, defaultdict(list)
+        samples, self._samples = self._samples, defaultdict(list)
         return samples
 
     def take_modes(self) -> list[GradMode]:
@@ -92,7 +92,7 @@ class OwnerSamples:
 
     def owners(self) -> dict[str, dict[int, Owner]]:
         """Owner by device and address of all that modules and optimizers refer to now."""
-        return self._placed(owned(self._loop_watch, self._others))
+        return self._addresses_on(owned(self._loop_watch, self._others))
 
     def saved(self) -> dict[str, set[int]] | None:
         """Addresses of what graphs save, by device; None where torch tells nothing or not all.
@@ -153,12 +153,14 @@ class OwnerSamples:
 
     def _note(self, owned_tensors: Iterable[tuple[Owner, Any]]) -> None:
         try:
-            for device, owners in self._placed(owned_tensors).items():
+            for device, owners in self._addresses_on(owned_tensors).items():
                 self._add(device, owners)
         except Exception as error:  # noqa: BLE001 - the job goes on with less said of its bytes
             self.failure = f"owners were missed: {type(error).__name__}: {error}"
 
-    def _placed(self, owned_tensors: Iterable[tuple[Owner, Any]]) -> dict[str, dict[int, Owner]]:
+    def _addresses_on(
+        self, owned_tensors: Iterable[tuple[Owner, Any]]
+    ) -> dict[str, dict[int, Owner]]:
         """Owner by device and address; no code of a tensor's subclass is run for its attributes."""
         by_device: dict[str, dict[int, Owner]] = defaultdict(dict)
         with plain_attributes():
@@ -177,6 +179,6 @@ class OwnerSamples:
         return map(self._place, parts(tensor, self._unread))
 
     def _add(self, device: str, owners: dict[int, Owner], **more: Any) -> None:
-        samples = self._seen[device]
+        samples = self._samples[device]
         if len(samples) < _MOST:
             samples.append(OwnerSample(time.time_ns() // 1000, owners, **more))

@@ -32,7 +32,7 @@ class SavedBlocks:
 
     def __init__(self, labels: LabelRows) -> None:
         self._labels = labels
-        self._found: dict[int, int] = {}
+        self._categories: dict[int, int] = {}
         self._took_s = self._ended_s = 0.0
 
     def judged(self, device: str, lives: Lives, events: Events, step: int, saved: Saved) -> Lives:
@@ -56,13 +56,13 @@ class SavedBlocks:
                 is_kept = np.isin(rows, saved_rows)
                 lives.category[rows] = np.where(is_kept, Category.ACTIVATION, Category.UNKNOWN)
                 categories = lives.category[rows].tolist()
-                self._found.update(zip(lives.stack[rows].tolist(), categories, strict=True))
+                self._categories.update(zip(lives.stack[rows].tolist(), categories, strict=True))
                 return
         for row in rows[lives.stack[rows] != EMPTY].tolist():
-            lives.category[row] = self._found.get(int(lives.stack[row]), lives.category[row])
+            lives.category[row] = self._categories.get(int(lives.stack[row]), lives.category[row])
 
     def _is_wanted(self, lives: Lives, rows: Ints) -> bool:
-        if not np.isin(lives.stack[rows], list(self._found)).all():
+        if not np.isin(lives.stack[rows], list(self._categories)).all():
             return True
         rested = time.monotonic() - self._ended_s > _REST * self._took_s
         return rested and bool((lives.category[rows] == Category.ACTIVATION).any())
@@ -79,7 +79,7 @@ class SavedBlocks:
 
     def _decide_dead(self, lives: Lives, events: Events) -> None:
         rows = np.flatnonzero((lives.died < len(events)) & (lives.category == Category.ACTIVATION))
-        stacks = [stack for stack, category in self._found.items() if stack and not category]
+        stacks = [stack for stack, category in self._categories.items() if stack and not category]
         rows = rows[np.isin(lives.stack[rows], stacks)]
         death_steps = self._labels.steps(events.label[lives.died[rows]])
         lasted: Column = death_steps - self._labels.steps(lives.label[rows]) >= SURVIVOR_AGE

@@ -29,7 +29,7 @@ class SavedForBackward:
     def __init__(self, label_of: Callable[[int], Label]) -> None:
         """``label_of`` gives the label in a row."""
         self._label_of = label_of
-        self._found: dict[int, int] = {}
+        self._categories: dict[int, int] = {}
 
     def suspects(self, living: Iterable[StorageReference], step: int) -> list[StorageReference]:
         """What a forward pass made at least two steps before ``step``, and no model refers to."""
@@ -44,7 +44,7 @@ class SavedForBackward:
 
     def undecided(self, suspects: Iterable[StorageReference]) -> bool:
         """Whether there is one of a stack that no look at the graphs has decided yet."""
-        return any(reference.stack not in self._found for reference in suspects)
+        return any(reference.stack not in self._categories for reference in suspects)
 
     def decide(self, suspects: Iterable[StorageReference], saved: AbstractSet[int] | None) -> None:
         """Give suspects their category.
@@ -56,10 +56,12 @@ class SavedForBackward:
                 continue
             if saved is not None:
                 is_saved = reference.key in saved
-                self._found[reference.stack] = Category.ACTIVATION if is_saved else Category.UNKNOWN
-                reference.category = self._found[reference.stack]
+                self._categories[reference.stack] = (
+                    Category.ACTIVATION if is_saved else Category.UNKNOWN
+                )
+                reference.category = self._categories[reference.stack]
             elif reference.stack != EMPTY:
-                reference.category = self._found.get(reference.stack, reference.category)
+                reference.category = self._categories.get(reference.stack, reference.category)
 
     def of_dead(self, category: Ints, stack: Ints, birth_labels: Ints, death_labels: Ints) -> Ints:
         """Categories of what has died, from those known while it lived.
@@ -70,7 +72,7 @@ class SavedForBackward:
         lasted = self._steps(death_labels) - self._steps(birth_labels) >= SURVIVOR_AGE
         final = np.where((category == Category.UNKNOWN) & ~lasted, Category.TEMPORARY, category)
         unsaved_stacks = np.array(
-            [s for s, c in self._found.items() if s and not c], dtype=np.int64
+            [s for s, c in self._categories.items() if s and not c], dtype=np.int64
         )
         is_passing = lasted & (category == Category.ACTIVATION) & np.isin(stack, unsaved_stacks)
         final[is_passing] = Category.UNKNOWN
