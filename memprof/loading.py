@@ -200,8 +200,8 @@ class _Assembly:
             for info in header.devices
             if _is_device(info.device)
         ]
-        created = header.created_us if 0 <= header.created_us < _LATEST_US else 0
-        self._header = msgspec.structs.replace(header, devices=devices, created_us=created)
+        created_us = header.created_us if 0 <= header.created_us < _LATEST_US else 0
+        self._header = msgspec.structs.replace(header, devices=devices, created_us=created_us)
 
     def _add_footer(self, footer: Footer) -> None:
         _check_time(footer.ended_us)

@@ -148,7 +148,7 @@ def _one_rank(rank: int | None, world_size: int | None) -> OneRank | None:
 def _run_recorded(output: str, steps: int, program: list[str], variables: dict[str, str]) -> int:
     """Run and record the program whole, and processes that it starts; its exit status."""
     options = {"allowance_s": _WHOLE_S, "max_events": _EVENTS, "max_bytes": _BYTES}
-    described = {"path": output, "quiet": True, "steps": steps, **options}
+    description = {"path": output, "quiet": True, "steps": steps, **options}
     # Processes that the program starts record themselves, as with MEMPROF= before a launcher.
     environment = {
         **{name: value for name, value in variables.items() if name != "MEMPROF_SINCE"},
@@ -164,7 +164,7 @@ def _run_recorded(output: str, steps: int, program: list[str], variables: dict[s
         return subprocess.call(command, env=environment)
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     python = [sys.executable, *flags, "-m", "memprof.record.launch"]
-    return subprocess.call([*python, json.dumps(described), *program], env=environment)
+    return subprocess.call([*python, json.dumps(description), *program], env=environment)
 
 
 def _command(program: list[str]) -> list[str] | None:

@@ -74,12 +74,12 @@ def peaks(summaries: Sequence[Summary], *, cards_only: bool = False) -> Iterator
     """
     for summary in summaries:
         judged_devices = [] if summary.final_state else summary.devices
-        measured = [d for d in judged_devices if d.peak_allocated_bytes > 0]
-        cards = [d for d in measured if d.device != "cpu"]
-        measured = cards if cards_only and cards else measured
-        for device in measured:
+        devices = [d for d in judged_devices if d.peak_allocated_bytes > 0]
+        cards = [d for d in devices if d.device != "cpu"]
+        devices = cards if cards_only and cards else devices
+        for device in devices:
             yield f"on {device.device} in {summary.source}", device.peak_allocated_bytes
-        if not measured:
+        if not devices:
             yield f"in {summary.source}", -1
 
 

@@ -58,8 +58,8 @@ def command(  # noqa: PLR0917 - click names them all
         "allowance_s": allowance,
     }
     options = {name: value for name, value in values.items() if value is not None}
-    described = json.dumps({"path": output, "quiet": quiet, **options})
-    words = [described, *(["-m"] if as_module else []), *program]
+    description = json.dumps({"path": output, "quiet": quiet, **options})
+    words = [description, *(["-m"] if as_module else []), *program]
     return _replace_this_process(["-m", "memprof.record.launch", *words])
 
 

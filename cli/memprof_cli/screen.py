@@ -187,10 +187,10 @@ def _not_seen(texts: Sequence[str]) -> RenderableType:
 
 def print_summaries(reports: Sequence[tuple[Summary, Sequence[Found]]]) -> None:
     """Print as JSON: one object for one run, ``{"runs": […]}`` for several, with the findings."""
-    encoded: list[Any] = []
+    records: list[Any] = []
     for summary, findings in reports:
         one = msgspec.to_builtins(summary) | msgspec.to_builtins(findings_record(findings))
         if not one["dry_run"]:  # a field of few runs: it is there only where it says something
             del one["dry_run"]
-        encoded.append(one)
-    print_json(encoded[0] if len(encoded) == 1 else {"runs": encoded})
+        records.append(one)
+    print_json(records[0] if len(records) == 1 else {"runs": records})

@@ -106,16 +106,16 @@ def memory_figure(view: DeviceView, count: int) -> MemoryFigure | None:
     clocked = all(w.clocked for w in windows)
     allocated = _concatenate(windows, entries, lambda w, at: w.line.allocated[at])
     reserved = _concatenate(windows, entries, lambda w, at: w.line.reserved[at])
-    happened = [_event_text(view, w, at) for w, at in zip(windows, entries, strict=True)]
+    events_of_windows = [_event_text(view, w, at) for w, at in zip(windows, entries, strict=True)]
     time_us = _concatenate(windows, entries, lambda w, at: w.times(at, view.origin))
     return MemoryFigure(
         time_us=time_us.tolist() if clocked else [],
         event=_concatenate(windows, entries, lambda w, at: w.first_event + at).tolist(),
         allocated=allocated.tolist(),
         reserved=reserved.tolist(),
-        action=[a for h in happened for a in h[0]],
-        size=[s for h in happened for s in h[1]],
-        stack=[s for h in happened for s in h[2]],
+        action=[a for h in events_of_windows for a in h[0]],
+        size=[s for h in events_of_windows for s in h[1]],
+        stack=[s for h in events_of_windows for s in h[2]],
         windows=starts[:-1].tolist(),
         layers=_all_layers(windows, entries),
         inferred=windows[0].owners.inferred,

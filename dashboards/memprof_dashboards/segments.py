@@ -142,14 +142,14 @@ def _mapped_ranges(trace: Trace, event: int) -> Segments:
     ):
         (ranges.add if grow else ranges.remove)(address, size)
     spans = np.array(list(ranges), dtype=np.int64).reshape(-1, 2)
-    found: Segments = Segments.build(
+    result: Segments = Segments.build(
         len(spans),
         address=spans[:, 0],
         size=spans[:, 1] - spans[:, 0],
         stream=_streams(segments, spans[:, 0]),
         expandable=np.ones(len(spans), dtype=bool),
     )
-    return found
+    return result
 
 
 def _streams(segments: Segments, addresses: Column) -> Column:

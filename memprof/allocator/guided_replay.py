@@ -123,8 +123,8 @@ class Guide:
         self._run_end = 0
         self._stacks = Stacks(events.stack, begin.state.blocks.stack)
         self._actions, self._addresses = events.action.tolist(), events.address.tolist()
-        self._completed, self._requested = free_actions(trace)
-        self._calls = calls(events, self._completed, self._requested)
+        self._completions, self._requested = free_actions(trace)
+        self._calls = calls(events, self._completions, self._requested)
         self._sizes, self._streams = events.size.tolist(), events.stream.tolist()
         self._finder = PoolFinder(trace, begin, self.allocator)
         self.pools = self._finder.pools
@@ -140,7 +140,7 @@ class Guide:
         actions, addresses, sizes = self._calls, self._addresses, self._sizes
         streams, pools, queue = self._streams, self.pools, self._queue
         predicted, block_sizes = self.predicted, self.taken
-        allocator, completed, requested = self.allocator, self._completed, self._requested
+        allocator, completed, requested = self.allocator, self._completions, self._requested
         malloc, free = allocator.malloc_cached, allocator.complete_free
         request_free = allocator.request_free
         for row in range(self.row, stop):

@@ -264,11 +264,11 @@ def _replace_color(module: Any) -> None:
 
 def color_in_cpp(ranks: Sequence[int]) -> int:
     """The color that torch's C++ makes of a list of ranks (``genNcclSplitColor``)."""
-    combined = 0
+    seed = 0
     for rank in ranks:
-        mixed = rank + 0x9E3779B9 + (combined << 6) + (combined >> 2)
-        combined ^= mixed & 0xFFFFFFFFFFFFFFFF
-    signed = combined - (1 << 64) if combined >> 63 else combined
+        mixed = rank + 0x9E3779B9 + (seed << 6) + (seed >> 2)
+        seed ^= mixed & 0xFFFFFFFFFFFFFFFF
+    signed = seed - (1 << 64) if seed >> 63 else seed
     return abs(signed) % 0x7FFFFFFF
 
 

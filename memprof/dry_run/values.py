@@ -39,10 +39,10 @@ class ValueRead:
         """In words, for the report."""
         where = f"{self.filename}:{self.line}"
         times = "" if self.times == 1 else f" {format_count(self.times)} times"
-        got = "the values that were copied there, " if self.copied_in else "zeros, "
+        copy_note = "the values that were copied there, " if self.copied_in else "zeros, "
         return (
             f"{where} in {self.function} read {format_bytes(self.bytes)} from the device{times}: "
-            f"{got}because no kernel computed anything"
+            f"{copy_note}because no kernel computed anything"
         )
 
 

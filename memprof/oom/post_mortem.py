@@ -188,8 +188,8 @@ def _weights(failure: Failure, trend: Trend | None) -> Iterator[Weight]:
     shortage = _shortage(failure)
     if failure.requested >= 0 and failure.unused >= 0:
         room = failure.unused + failure.attainable
-        scattered = failure.unused >= _SCATTERED * failure.limit
-        enough = shortage == 0 and room >= failure.requested and scattered
+        is_scattered = failure.unused >= _SCATTERED * failure.limit
+        enough = shortage == 0 and room >= failure.requested and is_scattered
         unused, requested = format_bytes(room), format_bytes(failure.requested)
         why = f"{unused} were unused or free when {requested} were asked"
         if enough:
@@ -248,14 +248,14 @@ def _foreign_weights(failure: Failure, shortage: int) -> Iterator[Weight]:
             0 < shortage <= _gain(failure, foreign),
             f"{format_bytes(failure.outside)} of the device were held outside torch, {whose}",
         )
-    barred = failure.reserved + failure.free - failure.limit if failure.limit >= 0 else 0
-    if barred > 0:
+    barred_bytes = failure.reserved + failure.free - failure.limit if failure.limit >= 0 else 0
+    if barred_bytes > 0:
         yield Weight(
             OomCause.LIMIT,
-            barred,
-            0 < shortage <= barred,
+            barred_bytes,
+            0 < shortage <= barred_bytes,
             f"set_per_process_memory_fraction({failure.fraction:g}) kept "
-            f"{format_bytes(barred)} of free memory from torch",
+            f"{format_bytes(barred_bytes)} of free memory from torch",
         )
 
 

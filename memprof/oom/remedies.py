@@ -263,8 +263,8 @@ def _short_tries(
     failure: Failure, moment: Moment, workload: Workload, limit: int
 ) -> Iterator[_Try]:
     """Activations of half the size, with autocast's copies of the weights taken from the card."""
-    precision, halved = computes_in(failure), halving(moment)
-    if precision is Precision.SHORT or not halved.any():
+    precision, half_mask = computes_in(failure), halving(moment)
+    if precision is Precision.SHORT or not half_mask.any():
         return
     copies = weight_copies(moment)
     note = f", {format_bytes(copies)} of cast weights counted" if copies else ""
@@ -274,7 +274,7 @@ def _short_tries(
         f'torch.autocast("{_kind(failure.device)}", dtype=torch.bfloat16){note}',
         max(limit - copies, 0),
         workload.settings,
-        workload=resized(workload, np.where(halved, 0.5, 1.0)),
+        workload=resized(workload, np.where(half_mask, 0.5, 1.0)),
         assumes=unsure if precision is Precision.UNKNOWN else "",
     )
 

@@ -93,14 +93,14 @@ def batch_slope(moment: Moment) -> BatchSlope | None:
     share = np.zeros(len(lives))
     share[follows] = 1.0
     calls = _Calls.of(moment, rows)
-    batch, ratio, measured = calls.measure(share, inputs)
+    batch, ratio, measures = calls.measure(share, inputs)
     of_event = np.zeros(len(events))
     of_event[lives.alloc[rows]] = share[rows]
     of_event[moment.event] = share_of_request(moment, share)
     live = int((share * lives.size)[moment.alive].sum())
     if not live and not of_event[moment.event]:
         return None
-    return BatchSlope(of_event, batch, ratio, measured, live)
+    return BatchSlope(of_event, batch, ratio, measures, live)
 
 
 def share_of_request(moment: Moment, share: Floats) -> float:
@@ -202,8 +202,8 @@ class _Calls:
     def _learn(self, share: Floats, own: Ints, others: Ints, ratio: float) -> None:
         """What did not change with the batch does not follow it; the rest as much as it did."""
         requested = np.maximum(self.moment.window.lives.requested, 1)
-        changed = 1 - requested[self.rows[others]] / requested[self.rows[own]]
-        shares = np.clip(changed / (1 - ratio), 0.0, 1.0)
+        changes = 1 - requested[self.rows[others]] / requested[self.rows[own]]
+        shares = np.clip(changes / (1 - ratio), 0.0, 1.0)
         order = np.argsort(self.key[own])
         keys = self.key[own][order]
         place = np.minimum(np.searchsorted(keys, self.key), len(keys) - 1)

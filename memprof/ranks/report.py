@@ -152,10 +152,10 @@ def job_verdict(
         return _failed(ranks, failed, then)
     if deviating:
         return _deviating(ranks, deviating, then)
-    wasted = [one for one in findings if one.confidence >= _SURE and not one.minor]
-    if wasted:
-        is_hole = wasted[0].kind == Kind.FRAGMENTATION.value
-        return _verdict_of("fragmentation" if is_hole else "waste", wasted[0], ranks, judged_ranks)
+    waste = [one for one in findings if one.confidence >= _SURE and not one.minor]
+    if waste:
+        is_hole = waste[0].kind == Kind.FRAGMENTATION.value
+        return _verdict_of("fragmentation" if is_hole else "waste", waste[0], ranks, judged_ranks)
     return _quiet(ranks, judged_ranks, then)
 
 

@@ -111,8 +111,8 @@ def _dry_runs(torch: Any) -> list[Fact]:
         command = compiler()
     except MissingError as error:
         return [Fact("dry runs", None, error.message, error.hint)]
-    brought = "ziglang" if "ziglang" in command else command[0]
-    return [Fact("dry runs", True, f"memprof dry-run works, compiled with {brought}")]
+    compiler_name = "ziglang" if "ziglang" in command else command[0]
+    return [Fact("dry runs", True, f"memprof dry-run works, compiled with {compiler_name}")]
 
 
 def describe_card(number: int = 0, import_torch: Callable[[], Any] | None = None) -> SimulatedCard:
@@ -183,12 +183,12 @@ def _import_torch() -> Any:
 
 def _python() -> Fact:
     version = platform.python_version()
-    supported = (3, 10) <= sys.version_info[:2] <= (3, 14)
+    is_supported = (3, 10) <= sys.version_info[:2] <= (3, 14)
     return Fact(
         "Python",
-        supported,
+        is_supported,
         f"{version} on {platform.platform()}; memprof {memprof.__version__}",
-        "" if supported else "memprof is tested on Python 3.10 to 3.14",
+        "" if is_supported else "memprof is tested on Python 3.10 to 3.14",
     )
 
 
@@ -285,8 +285,8 @@ def _backend(torch: Any, environment: Mapping[str, str]) -> Fact:
 
 
 def _start_hook(environment: Mapping[str, str]) -> Fact:
-    installed = any((Path(p) / "cuda_memprof.pth").is_file() for p in sys.path if p)
-    if not installed:
+    is_installed = any((Path(p) / "cuda_memprof.pth").is_file() for p in sys.path if p)
+    if not is_installed:
         return Fact(
             "MEMPROF variable",
             False,

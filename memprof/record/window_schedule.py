@@ -275,13 +275,13 @@ class Quota:
 
     def __init__(self, most: int) -> None:
         """``most`` of it in all windows."""
-        self._left = most
+        self._remaining = most
         self._in_window = 0
 
     @property
     def room(self) -> int:
         """What the open window may still take."""
-        return self._left // 2 - self._in_window
+        return self._remaining // 2 - self._in_window
 
     def take(self, amount: int) -> None:
         """The open window takes so much more."""
@@ -289,7 +289,7 @@ class Quota:
 
     def window_ended(self) -> None:
         """What it took is gone."""
-        self._left -= self._in_window
+        self._remaining -= self._in_window
         self._in_window = 0
 
 

@@ -193,10 +193,10 @@ def _unreached_links(
     search: Search, unreached_keys: list[int], naming: Naming
 ) -> dict[int, list[Link]]:
     """What is known of targets to which no root leads, if everything was looked at."""
-    unreached = Unreached(search) if search.complete else None
-    if unreached is not None and unreached.complete:
-        links = {key: tidy(unreached.links(key, naming)) for key in unreached_keys}
-        if unreached.complete:  # by now
+    unreached_search = Unreached(search) if search.complete else None
+    if unreached_search is not None and unreached_search.complete:
+        links = {key: tidy(unreached_search.links(key, naming)) for key in unreached_keys}
+        if unreached_search.complete:  # by now
             return links
     return {key: _too_early() for key in unreached_keys}
 

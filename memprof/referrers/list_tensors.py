@@ -123,9 +123,9 @@ def _names(search: Search) -> dict[int, str]:
     by_storage: dict[int, list[Reference]] = {}
     for references in search.references.values():
         for one in references:
-            known = by_storage.setdefault(id(one.value), [])
-            if len(known) < _CHAINS_PER_STORAGE:
-                known.append(one)
+            chains_of_storage = by_storage.setdefault(id(one.value), [])
+            if len(chains_of_storage) < _CHAINS_PER_STORAGE:
+                chains_of_storage.append(one)
     search.resolve(one for references in by_storage.values() for one in references)
     naming = Naming()
     names: dict[int, str] = {}
@@ -133,9 +133,9 @@ def _names(search: Search) -> dict[int, str]:
         if search.deadline.check():
             break
         chains = [links_of(search, one, naming) for one in references]
-        rooted = [one for one in chains if one[0]]
-        if len(rooted) > 1:
-            rooted = [min(rooted, key=lambda one: score(one[0], user=one[1]))]
-        if rooted:
-            names[key] = describe(rooted[0][0])
+        chains_from_roots = [one for one in chains if one[0]]
+        if len(chains_from_roots) > 1:
+            chains_from_roots = [min(chains_from_roots, key=lambda one: score(one[0], user=one[1]))]
+        if chains_from_roots:
+            names[key] = describe(chains_from_roots[0][0])
     return names

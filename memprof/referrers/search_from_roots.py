@@ -154,8 +154,8 @@ class Search:
         keys = ((one, self.targets.key(one)) for one in self.tensors)
         self.key_of = {id(one): key for one, key in keys if key}
         self.key_of |= self.targets.storage_keys(storages, self.tensors)  # type: ignore[arg-type]
-        marked = [one for one in [*tensors, *storages] if id(one) in self.key_of]
-        self.heap.mark(marked, TARGET)
+        targets = [one for one in [*tensors, *storages] if id(one) in self.key_of]
+        self.heap.mark(targets, TARGET)
         visible = frozenset(map(id, self.tensors))
         self.edges = TorchEdges(self.heap, self.targets, visible, self.deadline)
 

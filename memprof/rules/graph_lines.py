@@ -47,8 +47,8 @@ def on_the_way(case: Case) -> list[Place]:
 
 def running_sum(place: Place) -> Accumulation | None:
     """The sum over the steps that a statement adds to; None for other statements."""
-    added = accumulation(place)
-    return added if added is not None and not _is_residual(place, added.value) else None
+    addition = accumulation(place)
+    return addition if addition is not None and not _is_residual(place, addition.value) else None
 
 
 def _is_residual(place: Place, value: ast.expr) -> bool:

@@ -39,8 +39,8 @@ def findings(run: Run, examination: Examination | None = None) -> tuple[Found, .
         *waste_of(examination),
         *(one for one in over if one.kind not in _BEFORE_WASTE),
     ]
-    remedied = [with_remedies(one, examination) for one in reported(candidates)]
-    marked = [replace(one, minor=is_minor(one, examination)) for one in remedied]
+    with_fixes = [with_remedies(one, examination) for one in reported(candidates)]
+    marked = [replace(one, minor=is_minor(one, examination)) for one in with_fixes]
     return tuple(sorted(marked, key=lambda one: one.minor))
 
 

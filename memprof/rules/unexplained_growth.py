@@ -152,16 +152,16 @@ def _makers(examination: DeviceExamination, rest: int) -> tuple[Site, int, int]:
 
     There is no such line where it made little of the ``rest`` that is to be explained.
     """
-    lived = survival(examination)
-    lives = lived.lives
+    lives_seen = survival(examination)
+    lives = lives_seen.lives
     everything = np.arange(len(lives))
-    birth_places = lives.born >= min(WARM_UP, max(0, len(lived) - 1))
-    stayed = everything[birth_places & lived.outlast(everything) & lived.outlive_steps]
-    if not len(stayed):
+    birth_places = lives.born >= min(WARM_UP, max(0, len(lives_seen) - 1))
+    survivors = everything[birth_places & lives_seen.outlast(everything) & lives_seen.outlive_steps]
+    if not len(survivors):
         return Site(), 0, 0
-    places, size = sites(lived.tables), lives.size[stayed]
-    bare = int(size[lives.stack[stayed] == EMPTY].sum())
-    of_site = np.bincount(places.of_stack[lives.stack[stayed]], weights=size)
+    places, size = sites(lives_seen.tables), lives.size[survivors]
+    bare = int(size[lives.stack[survivors] == EMPTY].sum())
+    of_site = np.bincount(places.of_stack[lives.stack[survivors]], weights=size)
     row = int(of_site.argmax())
     if of_site[row] < _MUCH * rest or not row:
         return Site(), 0, bare

@@ -77,11 +77,11 @@ def _state(link: Link) -> Link:
 
 
 def _without_facts(link: Link) -> Link:
-    unowned, cut_off = _UNOWNED.fullmatch(link.name), _CUT_OFF.fullmatch(link.name)
+    memory, cut_off = _UNOWNED.fullmatch(link.name), _CUT_OFF.fullmatch(link.name)
     if cut_off is not None:
         return msgspec.structs.replace(link, name="", unowned=_memory("", cut_off[1], cut_off=True))
-    if unowned is not None:
-        return msgspec.structs.replace(link, name="", unowned=_memory(unowned[1], unowned[2]))
+    if memory is not None:
+        return msgspec.structs.replace(link, name="", unowned=_memory(memory[1], memory[2]))
     return link
 
 

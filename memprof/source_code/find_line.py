@@ -209,8 +209,8 @@ def assigned_in_class(filename: str, class_name: str, name: str) -> int:
 
 def registered_at(filename: str, function: str) -> int:
     """The line that registers ``function``, or what its maker returns, as a hook; 0: none does."""
-    registered = index_of(filename).registered
-    return next((registered[one] for one in function.split(".")[::-1] if one in registered), 0)
+    lines = index_of(filename).registered
+    return next((lines[one] for one in function.split(".")[::-1] if one in lines), 0)
 
 
 def saved_at(filename: str, node: str) -> int:

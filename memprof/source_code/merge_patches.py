@@ -53,13 +53,13 @@ def merged(patches: Iterable[str], root: Path) -> Merged:
     for patch in dict.fromkeys(patches):
         by_file.setdefault(patched_file(patch), []).append(list(_changes(patch)))
     texts, count, left_out = [], 0, 0
-    for filename, patched in by_file.items():
+    for filename, patch_text in by_file.items():
         program = program_of(filename)
         if program is None:
             continue
         earlier: list[_Change] = []
         text = program.text
-        for changes in patched:
+        for changes in patch_text:
             all_changes = sorted({*earlier, *changes})
             made_of = (
                 "" if _overlap(earlier, changes) else _apply_changes(program.text, all_changes)

@@ -287,8 +287,8 @@ def calls_in(node: ast.AST, *names: str) -> list[ast.Call]:
 
 def own_calls(statement: ast.stmt, *names: str) -> list[ast.Call]:
     """The calls of a statement itself, of those names where some are given: none of its body."""
-    nested = [part for part in ast.iter_child_nodes(statement) if _is_nested(part)]
-    inside = {id(call) for part in nested for call in calls_in(part)}
+    inner_functions = [part for part in ast.iter_child_nodes(statement) if _is_nested(part)]
+    inside = {id(call) for part in inner_functions for call in calls_in(part)}
     return [call for call in calls_in(statement, *names) if id(call) not in inside]
 
 

@@ -78,12 +78,12 @@ def trains_besides(programs: Sequence[Program], place: Place, call: ast.Call) ->
 def _names_called(place: Place, start: ast.expr) -> Iterator[str]:
     """The last names of all that is called for a value, through the names it is made of."""
     waiting: list[ast.AST] = [start]
-    followed: set[str] = set()
+    names_done: set[str] = set()
     while waiting:
         node = waiting.pop()
         yield from map(called_name, calls_in(node))
-        names_read = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} - followed
-        followed |= names_read
+        names_read = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} - names_done
+        names_done |= names_read
         for name in names_read:
             waiting += [value for value in values_of(place, name) if value is not None]
 

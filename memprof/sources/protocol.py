@@ -128,7 +128,7 @@ class Interner:
         self._labels: dict[tuple[int, int, str, str], int]
         self._labels = _numbering({(NOT_RECORDED, 0, "", ""): EMPTY})
         self._pools: dict[tuple[int, int], int] = _numbering({(0, 0): EMPTY})
-        self._made: list[Label] = []
+        self._labels_made: list[Label] = []
         """The labels as objects, as far as they were asked for."""
         self._counts_written: tuple[int, int, int, int] = (0, 1, 1, 1)
 
@@ -174,13 +174,13 @@ class Interner:
 
     def labels(self, first: int) -> list[Label]:
         """The labels from row ``first`` on."""
-        at = len(self._made)
+        at = len(self._labels_made)
         rows = _rows_from(self._labels, at)
         labels = [Label(step, _PHASES[phase], *names) for step, phase, *names in rows]
-        self._made[at : at + len(labels)] = (
+        self._labels_made[at : at + len(labels)] = (
             labels  # the same, where another thread did it meanwhile
         )
-        return self._made[first:]
+        return self._labels_made[first:]
 
     def take_new(self) -> TablesRecord | None:
         """The rows added since the last call, or None."""

@@ -61,7 +61,7 @@ def save_snapshot(path: str | Path, data: object, protocol: int = 4) -> Path:
 
 
 def _settings(settings: Mapping[str, Any], since: int) -> _Json:
-    versioned: _Json = {
+    settings_of_version: _Json = {
         "PYTORCH_CUDA_ALLOC_CONF": "",
         "max_split_size": -1,
         "garbage_collection_threshold": 0.0,
@@ -69,10 +69,10 @@ def _settings(settings: Mapping[str, Any], since: int) -> _Json:
         "roundup_power2_divisions": {str(1 << i): 0 for i in range(16)},
     }
     if since >= 9:
-        versioned["graph_capture_record_stream_reuse"] = False
+        settings_of_version["graph_capture_record_stream_reuse"] = False
     if since >= 13:
-        versioned["max_cached_size"] = -1
-    return versioned | dict(settings)
+        settings_of_version["max_cached_size"] = -1
+    return settings_of_version | dict(settings)
 
 
 class _SchemaWriter:

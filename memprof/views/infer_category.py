@@ -192,11 +192,13 @@ def _model_before_recording(
     rows_by_size: dict[int, list[int]] = defaultdict(list)
     for row in early.tolist():
         rows_by_size[int(lives.requested[row])].append(row)
-    matched = {size: rows_by_size[size] for size in of_model if size in rows_by_size}
-    shared = sum(size * min(len(rows), of_model[size]) for size, rows in matched.items())
-    if len(matched) < _LEAST_SIZES or shared < _MOSTLY * sum(s * n for s, n in of_model.items()):
+    rows_of_model = {size: rows_by_size[size] for size in of_model if size in rows_by_size}
+    shared = sum(size * min(len(rows), of_model[size]) for size, rows in rows_of_model.items())
+    if len(rows_of_model) < _LEAST_SIZES or shared < _MOSTLY * sum(
+        s * n for s, n in of_model.items()
+    ):
         return  # sizes that others happen to have too, or the model came later
-    for size, rows in matched.items():
+    for size, rows in rows_of_model.items():
         number = of_model[size]
         category[rows[:number]] = Category.PARAMETER
         surplus = rows[number:]

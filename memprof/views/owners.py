@@ -119,8 +119,8 @@ def top(grouping: Grouping, sizes: Bytes, mask: npt.NDArray[np.bool_], most: int
     groups = [Group(grouping.names[i], int(total[i]), int(number[i]), i) for i in order[:most]]
     rest = order[most:]
     if rest:
-        lumped = int(total[rest].sum()), int(number[rest].sum())
-        groups.append(Group(f"({len(rest)} others)", *lumped, index=-1))
+        sum_of_rest = int(total[rest].sum()), int(number[rest].sum())
+        groups.append(Group(f"({len(rest)} others)", *sum_of_rest, index=-1))
     return groups
 
 

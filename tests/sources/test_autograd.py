@@ -81,12 +81,12 @@ def test_holders_are_found_beside_such_views():
 
 def test_searches_for_storages_and_graphs_pass_over_such_views():
     whole, views = stale_views()
-    unread = GuardedAccess()
-    search = StorageSearch(unread)
+    guard = GuardedAccess()
+    search = StorageSearch(guard)
     keys = {storage._cdata for storage in search.everything()}
     assert whole.untyped_storage()._cdata in keys
-    Differentiated(unread).see([whole, *views])
-    assert unread.notes() == []
+    Differentiated(guard).see([whole, *views])
+    assert guard.notes() == []
     assert longest_graph(budget_s=5).nodes >= 1
 
 

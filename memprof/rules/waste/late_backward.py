@@ -74,9 +74,9 @@ def _sum_of_losses(place: Place) -> Place | None:
     loop = place.loop
     if loop is None or _goes_on(place, loop):
         return None
-    started = _flows_into_backward(place.scope, loop.end_lineno or 0)
+    names_in_backward = _flows_into_backward(place.scope, loop.end_lineno or 0)
     for statement in ast.walk(loop):
-        if isinstance(statement, ast.stmt) and _collecting(statement) in started:
+        if isinstance(statement, ast.stmt) and _collecting(statement) in names_in_backward:
             return place.program.place(statement)
     return None
 
@@ -126,10 +126,10 @@ def _collecting(statement: ast.stmt) -> str:
     """
     if isinstance(statement, (ast.For, ast.AsyncFor, ast.While, ast.If, ast.With, ast.Try)):
         return ""  # what stands in its body is looked at by itself
-    added, growth = added_by(statement), filling(statement)
-    if added is not None:
-        plain = isinstance(added.value, ast.Constant) or is_partly_cut(added.value)
-        return "" if plain else root_name(added.total)
+    addition, growth = added_by(statement), filling(statement)
+    if addition is not None:
+        plain = isinstance(addition.value, ast.Constant) or is_partly_cut(addition.value)
+        return "" if plain else root_name(addition.total)
     if growth is None or growth.keyed or any(map(is_partly_cut, growth.values)):
         return ""
     return growth.container.partition(".")[0].partition("[")[0]

@@ -69,7 +69,7 @@ class CpuAllocatorSource:
         self._live = LiveBlocks(interner, loop_watch, place, lambda device: device == _DEVICE)
         self._stacks = _StackRows(interner, native.cpu_new_stacks)
         self._labels = RowLabels(interner, loop_watch, native)
-        self._search = StorageSearch(loop_watch.unread)
+        self._search = StorageSearch(loop_watch.guard)
         self._foreign = _ForeignStorages(native)
         self._pid = os.getpid()
         self._in_window = False
@@ -242,7 +242,7 @@ class CpuAllocatorSource:
             storages = (
                 self._search.everything() if thorough else self._search.recent(thorough=False)
             )
-            self._loop_watch.unread.each(self._foreign.see, storages)
+            self._loop_watch.guard.each(self._foreign.see, storages)
 
     def _learn(self) -> None:
         """At a step's end: whose blocks are, while they are there; they may be gone by a drain."""

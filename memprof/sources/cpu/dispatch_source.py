@@ -100,8 +100,8 @@ class CpuSource:
         self._at_loss = False
         self._waits = False
         """A step is over once an operator has run, see `LoopWatch.waits`."""
-        self._unread = loop_watch.unread
-        self._search = StorageSearch(loop_watch.unread)
+        self._guard = loop_watch.guard
+        self._search = StorageSearch(loop_watch.guard)
         self._saved_for_backward = SavedForBackward(loop_watch.label_of)
         self._other_threads = OtherThreads()
         self._opaque: set[str] = set()
@@ -138,12 +138,12 @@ class CpuSource:
 
     def close(self) -> None:
         """Undo `open`; leaves no mode and no weak reference."""
-        queued, self._cuda_hook = self._cuda_hook, None
-        if queued is not None:
+        hook, self._cuda_hook = self._cuda_hook, None
+        if hook is not None:
             import torch
 
             calls = getattr(torch.cuda, "_queued_calls", [])
-            calls[:] = [entry for entry in calls if entry[0] is not queued]
+            calls[:] = [entry for entry in calls if entry[0] is not hook]
         self._stop()
         self._live.clear()
 
@@ -294,13 +294,13 @@ class CpuSource:
             self._other_threads.called()
             if self._thread_modes is not None:
                 self._thread_modes.join()
-        tensors = list(tensors_in((args, kwargs), self._unread))
+        tensors = list(tensors_in((args, kwargs), self._guard))
         with plain_attributes():
             self._search.differentiated.see(tensors)
-        self._unread.each(self._goes_in, tensors)
+        self._guard.each(self._goes_in, tensors)
 
     def _goes_in(self, tensor: Any) -> None:
-        for storage in cpu_storages(tensor, self._unread):
+        for storage in cpu_storages(tensor, self._guard):
             reference = self._note(storage, None)
             if reference is not None:
                 self._mark_input(reference)
@@ -341,10 +341,10 @@ class CpuSource:
 
         with plain_attributes():
             parameters = [one for one in objects_with_tensors() if type(one) is torch.nn.Parameter]
-            self._unread.each(self._is_parameter, parameters)
+            self._guard.each(self._is_parameter, parameters)
 
     def _is_parameter(self, parameter: Any) -> None:
-        for storage in cpu_storages(parameter, self._unread):
+        for storage in cpu_storages(parameter, self._guard):
             reference = self._live.held.get(storage._cdata)
             if reference is not None and reference.category == Category.UNKNOWN:
                 reference.category = Category.PARAMETER
@@ -467,8 +467,8 @@ class CpuSource:
                 self._notes.append(f"the result of {name} was not seen: {error}")
 
     def _note_results(self, out: Any, frame: Any) -> None:
-        for tensor in tensors_in(out, self._unread, 2):
-            for storage in cpu_storages(tensor, self._unread):
+        for tensor in tensors_in(out, self._guard, 2):
+            for storage in cpu_storages(tensor, self._guard):
                 self._note(storage, frame)
 
     def _note(self, storage: Any, frame: Any) -> StorageReference | None:
@@ -483,9 +483,10 @@ class CpuSource:
     def _has_new_gradients(self, optimizer: Any) -> bool:
         """Whether one that the optimizer will use was not there when the backward pass ended."""
         live_reference = self._live.held.get
-        noted = (live_reference(s._cdata) for s in gradient_storages(optimizer, self._unread))
+        references = (live_reference(s._cdata) for s in gradient_storages(optimizer, self._guard))
         return any(
-            reference is not None and reference.category != Category.GRADIENT for reference in noted
+            reference is not None and reference.category != Category.GRADIENT
+            for reference in references
         )
 
     def _made_in_backward(self) -> bool:
@@ -509,8 +510,8 @@ class CpuSource:
         if self._waits:
             self._at_loss = self._waits = False
             return True
-        for tensor in tensors_in(args, self._unread, 2):
-            for storage in cpu_storages(tensor, self._unread):
+        for tensor in tensors_in(args, self._guard, 2):
+            for storage in cpu_storages(tensor, self._guard):
                 reference = self._live.held.get(storage._cdata)
                 if reference is not None:
                     self._mark_input(reference)
@@ -540,7 +541,7 @@ class CpuSource:
             self._find(storages)
             if thorough:  # a gradient that Python has never looked at is no object yet
                 owning = owned(self._loop_watch, self._search.differentiated)
-                self._find(s for _, one in owning for s in cpu_storages(one, self._unread))
+                self._find(s for _, one in owning for s in cpu_storages(one, self._guard))
             self._judge(owners(self._loop_watch, self._search.differentiated))
         self._saved_for_backward.decide(suspects, self._search.saved)
 
@@ -568,11 +569,11 @@ class CpuSource:
 
     def _find(self, tensors: Iterable[Any]) -> None:
         """Note the storages that no operator showed (C++ made them, or another thread did)."""
-        self._unread.each(self._found, tensors)
+        self._guard.each(self._note_storage, tensors)
         if self._recording:
             self._other_threads.look(self._thread)
 
-    def _found(self, storage: Any) -> None:
+    def _note_storage(self, storage: Any) -> None:
         live = self._live
         reference = live.held.get(storage._cdata)
         if reference is not None and not live.refresh(reference, storage):

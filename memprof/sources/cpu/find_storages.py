@@ -34,7 +34,7 @@ class StorageSearch:
     """Looks for storages; a full search takes milliseconds, one among new objects far less."""
 
     def __init__(self, guard: GuardedAccess) -> None:
-        self._unread = guard
+        self._guard = guard
         self.saved: set[int] | None = None
         """Keys (``_cdata``) of what graphs save, after a full search; None when they were not
         looked at or are too large to be followed."""
@@ -55,12 +55,12 @@ class StorageSearch:
         self._collections = _full_collections()
         tensors = [] if _is_being_imported() else objects_with_tensors()
         self.differentiated.see(tensors)
-        yield from _storages(tensors, self._unread)
+        yield from _storages(tensors, self._guard)
         # A gradient that Python has never looked at is no object yet.
-        yield from _storages(self._unread.within(_gradient, tensors), self._unread)
-        graphs = SavedTensors(tensors, self._unread)
+        yield from _storages(self._guard.within(_gradient, tensors), self._guard)
+        graphs = SavedTensors(tensors, self._guard)
         saved = set()
-        for storage in _storages(graphs, self._unread):
+        for storage in _storages(graphs, self._guard):
             saved.add(storage._cdata)
             yield storage
         if graphs.complete:
@@ -78,7 +78,7 @@ class StorageSearch:
         # Objects may have become old that nobody has looked at yet.
         if rested and (thorough or self._collections != _full_collections()):
             return self.everything()
-        return _storages(self._new_tensors(), self._unread)
+        return _storages(self._new_tensors(), self._guard)
 
     def young(self) -> None:
         """Look for tensors with gradients among new objects."""
@@ -162,7 +162,7 @@ class SavedTensors:
     """
 
     def __init__(self, live_tensors: list[Any], guard: GuardedAccess) -> None:
-        self._unread = guard
+        self._guard = guard
         self.complete = True
         """Whether the graphs were followed to their ends."""
         self._live_tensors = live_tensors
@@ -170,14 +170,14 @@ class SavedTensors:
 
     def __iter__(self) -> Iterator[Any]:
         nodes: list[Any] = []
-        yield from self._unread.within(partial(self._begin, nodes), self._live_tensors)
+        yield from self._guard.within(partial(self._begin, nodes), self._live_tensors)
         visited = set(nodes)
         while nodes and len(visited) < _NODES:
             node = nodes.pop()
             parents = {parent for parent, _ in node.next_functions if parent is not None} - visited
             visited |= parents
             nodes += parents
-            yield from self._unread.within(self._saved_by, (node,))
+            yield from self._guard.within(self._saved_by, (node,))
         self.complete = not nodes
 
     def _begin(self, nodes: list[Any], item: Any) -> Iterator[Any]:
@@ -203,9 +203,9 @@ class SavedTensors:
             except RuntimeError:  # its backward has run: nothing is kept
                 continue
             yield from self._unpack(raw if isinstance(raw, (list, tuple)) else (raw,))
-        yield from tensors_in(getattr(node, "__dict__", None), self._unread)
+        yield from tensors_in(getattr(node, "__dict__", None), self._guard)
 
     def _unpack(self, saved: Iterable[Any]) -> Iterator[Any]:
         """What saved variables hold, as it lies there: unpacking would call the program's hooks."""
         for one in saved:
-            yield from tensors_in(getattr(one, "data", None), self._unread)
+            yield from tensors_in(getattr(one, "data", None), self._guard)

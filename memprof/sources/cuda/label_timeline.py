@@ -228,7 +228,7 @@ class LabelRecorder:
 
     def _watch_backward(self, output: Any) -> None:
         outputs = output if isinstance(output, (list, tuple)) else (output,)
-        self._loop_watch.unread.each(self._mark_backward, outputs)
+        self._loop_watch.guard.each(self._mark_backward, outputs)
 
     def _mark_backward(self, one: Any) -> None:
         is_tensor = type(one) in self._plain or issubclass(type(one), self._plain[0])

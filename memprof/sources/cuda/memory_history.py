@@ -85,7 +85,7 @@ class MemoryHistory:
         }
         self._overflows: Counter[HistoryOwner] = Counter()
         self._positions: dict[int, RingPosition] = {}
-        self._counted: dict[int, int] = {}
+        self._operations_read: dict[int, int] = {}
         self._counted_before: dict[int, int] = {}
         """As the counters stood before and after the last look, or when counting began."""
         self._counters: dict[int, int] = {}
@@ -156,7 +156,7 @@ class MemoryHistory:
 
     def pending(self) -> int:
         """About how many entries the next look would find, by the counters of the allocator."""
-        return max(0, self.operations() - sum(self._counted.values()))
+        return max(0, self.operations() - sum(self._operations_read.values()))
 
     def is_filling(self) -> bool:
         """Whether it is time to look, before the ring is full; of the program's, once it was."""
@@ -192,9 +192,13 @@ class MemoryHistory:
         self._rows = sum(len(ring) for _, ring in rings) + BLOCK_ROWS * (blocks + ranges)
         after = self._count()
         traces = [self._new(i, ring, before.get(i, 0), after.get(i, 0)) for i, ring in rings]
-        self._counted_before, self._counted = before, after
+        self._counted_before, self._operations_read = before, after
         self._was_reset = False
-        if self.owner is HistoryOwner.MEMPROF and self._is_long() and self._counted == before:
+        if (
+            self.owner is HistoryOwner.MEMPROF
+            and self._is_long()
+            and self._operations_read == before
+        ):
             self._afresh()
         return {**snapshot, "device_traces": traces}
 
@@ -257,7 +261,7 @@ class MemoryHistory:
             ring = sorted(ring, key=itemgetter("time_us"))  # changing its size rotates a ring
             if not position.is_start_of(ring):
                 self._most[ordinal] = len(ring)
-            least = before - self._counted.get(ordinal, 0)
+            least = before - self._operations_read.get(ordinal, 0)
             most = after - self._counted_before.get(ordinal, 0)
             most = sys.maxsize if self._was_reset else most
             new = new_entries(position, ring, least, most)
@@ -328,7 +332,7 @@ class MemoryHistory:
     def _begin_to_count(self) -> None:
         self._positions.clear()
         self._since_us = time.time_ns() // 1000  # before counting: no less may have happened since
-        self._counted = self._counted_before = self._count()
+        self._operations_read = self._counted_before = self._count()
 
     def _has_kept_up(self, owner: HistoryOwner) -> bool:
         """Whether windows hold what happens in them; after some that did not, one in a while."""
@@ -383,8 +387,8 @@ class MemoryHistory:
             self._record(None)
         self._record("all")
         self._positions.clear()
-        if self._count() != self._counted:  # another thread allocated in these microseconds
-            self.lost.update(self._counted)
+        if self._count() != self._operations_read:  # another thread allocated in these microseconds
+            self.lost.update(self._operations_read)
             self._gap("events were lost between two looks at torch's recorder")
 
     def _record(self, enabled: str | None) -> None:
@@ -418,7 +422,7 @@ class MemoryHistory:
                 self._start()
                 self.is_over = self.is_over or self.owner is HistoryOwner.NOBODY
             elif self.owner is HistoryOwner.MEMPROF:
-                self._before_program = sum(self._counted.values())
+                self._before_program = sum(self._operations_read.values())
                 self.owner = HistoryOwner.PROGRAM
                 self._say(SHARED)
 

@@ -186,7 +186,7 @@ class OomWatch:
     def _owners(self, what: Exhausted, ordinal: int) -> dict[str, object]:
         """Bytes of parameters, gradients and optimizer state on the device, also by dtype."""
         owners: dict[int, tuple[Category, str, int]] = {}
-        guard = self._loop_watch.unread
+        guard = self._loop_watch.guard
         with plain_attributes():
             for owner, tensor in owned(self._loop_watch, Differentiated(guard)):
                 placements = guard.within(self._placements, parts(tensor, guard))

@@ -57,9 +57,9 @@ def new_entries(
     they make fewer, entries were dropped that nobody has seen.
     """
     if position.length and position.is_start_of(ring) and _ends(position, ring, position.length):
-        appended = list(ring[position.length :])
-        if least <= operations_in(appended) <= most:
-            return appended
+        new_tail = list(ring[position.length :])
+        if least <= operations_in(new_tail) <= most:
+            return new_tail
     place = _end_of(position, ring, least, most)
     return [] if place is None else list(ring[place:])
 

@@ -78,8 +78,8 @@ class CudaSource:
         self._infos: dict[int, DeviceInfo] = {}
         self._peaks: dict[int, _Peaks] = {}
         self._until_look = 0
-        self._begun: set[int] = set()
-        self._taken: list[Chunk] = []
+        self._devices_begun: set[int] = set()
+        self._chunks: list[Chunk] = []
         self._passing_us = 0
         self._spent_us = 0.0
         self._end: dict[str, State] = {}
@@ -102,16 +102,16 @@ class CudaSource:
             self._look()
             self._watch_ooms()
         else:
-            self._cuda_hook = self._initialized
+            self._cuda_hook = self._on_initialization
             self._torch.cuda._lazy_call(self._cuda_hook)
 
     def close(self) -> None:
         """Stop torch's recorder if it was started here; safe to call twice."""
         if self._ooms is not None:
             self._ooms.close()
-        queued, self._cuda_hook = self._cuda_hook, None
+        hook, self._cuda_hook = self._cuda_hook, None
         calls = getattr(self._torch.cuda, "_queued_calls", [])
-        calls[:] = [entry for entry in calls if entry[0] is not queued]
+        calls[:] = [entry for entry in calls if entry[0] is not hook]
         self._stop()
 
     def devices(self) -> Sequence[DeviceInfo]:
@@ -140,7 +140,7 @@ class CudaSource:
         """
         if not self._in_window:
             self._in_window = True
-            self._begun, self._end, self._taken = set(), {}, []
+            self._devices_begun, self._end, self._chunks = set(), {}, []
             self._recorder.forget_losses()
         if not self._can_record():
             return {}
@@ -158,7 +158,7 @@ class CudaSource:
         """The recorder's entries since the last drain, through a snapshot."""
         self._take()
         with self._recorder.lock:
-            batches, self._taken = self._taken, []
+            batches, self._chunks = self._chunks, []
         return batches
 
     def end_window(self) -> Mapping[str, State]:
@@ -193,7 +193,7 @@ class CudaSource:
     def _is_initialized(self) -> bool:
         return os.getpid() == self._pid and bool(self._torch.cuda.is_initialized())
 
-    def _initialized(self) -> None:
+    def _on_initialization(self) -> None:
         """Run by torch right after it initialised CUDA, before anything was allocated."""
         try:
             if self._cuda_hook is None or os.getpid() != self._pid:
@@ -335,14 +335,14 @@ class CudaSource:
     def _empty_states(self) -> Mapping[str, State]:
         """Of devices that came into use while the recorder ran: they had held nothing."""
         self._look()
-        new = [i for i in self._ordinals if i not in self._begun]
-        self._begun.update(new)
+        new = [i for i in self._ordinals if i not in self._devices_begun]
+        self._devices_begun.update(new)
         return {f"cuda:{i}": State() for i in new}
 
     def _start_states(self) -> Mapping[str, State]:
         """What the devices hold at the moment the recorder starts."""
         self._look()
-        self._begun = set(self._ordinals)
+        self._devices_begun = set(self._ordinals)
         states = {f"cuda:{i}": State() for i in self._ordinals}
         began_us = _clock_us()
         with collector_paused():
@@ -387,7 +387,7 @@ class CudaSource:
             traces = traces_from_snapshot(snapshot, is_live=True)
             self._see_settings(traces)
             chunks = [self._chunk(t) for t in traces if not self._is_lost(t.device)]
-            self._taken += [chunk for chunk in chunks if len(chunk.events)]
+            self._chunks += [chunk for chunk in chunks if len(chunk.events)]
             self._keeper.marks.forget_before(looked_us)
             self._recorder.took(_clock_us() - began_us)
 

@@ -106,7 +106,7 @@ class LoopWatch:
     def __init__(self, interner: Interner) -> None:
         self.modules = ModulePaths()
         self.listeners: list[Listener] = []
-        self.unread = GuardedAccess()
+        self.guard = GuardedAccess()
         self._interner = interner
         self._known_modules = self.modules.table
         self._threads = Threads()
@@ -142,7 +142,7 @@ class LoopWatch:
         """Told which steps were guessed, and whether they are a single one: see `StepDetector`."""
         self.places = CallPlaces()
         """The lines of the program that guessed steps end at."""
-        self._steps = StepDetector(self._ended, self._pass_on_guess)
+        self._steps = StepDetector(self._on_step_end, self._pass_on_guess)
 
     @property
     def step(self) -> int:
@@ -173,7 +173,7 @@ class LoopWatch:
         import torch
 
         self._on_step = on_step
-        self._steps = StepDetector(self._ended, self._pass_on_guess)
+        self._steps = StepDetector(self._on_step_end, self._pass_on_guess)
         self._torch_functions(torch)
         self._optimizers.open()
         self._compilers.open()
@@ -266,7 +266,7 @@ class LoopWatch:
     def notes(self) -> list[str]:
         """What went wrong since the last call."""
         failure, self._failure = self._failure, ""
-        return [*([failure] if failure else []), *self.unread.notes()]
+        return [*([failure] if failure else []), *self.guard.notes()]
 
     def optimizers(self) -> list[Any]:
         """Every living optimizer that has stepped."""
@@ -595,7 +595,7 @@ class LoopWatch:
 
     def _leave_module(self, module: Any, output: Any) -> None:
         try:
-            self._left(module, output)
+            self._module_ends(module, output)
         finally:
             if self.on_exit:
                 place = self._place(self._thread())
@@ -604,7 +604,7 @@ class LoopWatch:
             if self._native is not None:
                 self._hand_on(self._threads.state)
 
-    def _left(self, module: Any, output: Any) -> None:
+    def _module_ends(self, module: Any, output: Any) -> None:
         thread = self._thread()
         calls = thread.calls
         module_id = id(module)
@@ -662,7 +662,7 @@ class LoopWatch:
         if self.on_guess is not None:
             self.on_guess(guess, is_merged)
 
-    def _ended(self, step: int) -> None:
+    def _on_step_end(self, step: int) -> None:
         self._threads.state.after_forward = False
         self._step_changed()
         if self._on_step is not None:

@@ -54,8 +54,8 @@ class ModulePaths:
     def _add_root(self, module: Any, prefix: str) -> str:
         path = prefix or self._number(type(module).__name__)
         children = [m for m in module.modules() if m is not module]
-        swallowed = {id(m) for m in children}
-        self._roots = [r for r in self._roots if r[0]() is not None and id(r[0]()) not in swallowed]
+        child_ids = {id(m) for m in children}
+        self._roots = [r for r in self._roots if r[0]() is not None and id(r[0]()) not in child_ids]
         if not prefix:
             self._roots.append((weakref.ref(module), path))
         names = {r[1] for r in self._roots}

@@ -92,8 +92,8 @@ class OptimizerHooks:
         self._scalers()
         self._scalers = self._began = self._on_end = self._left_out = _nothing
         self._tell_uncompiled = None
-        if self not in _left:
-            _left.append(self)
+        if self not in _remaining:
+            _remaining.append(self)
         remove_left()
 
     def remove(self) -> bool:
@@ -140,15 +140,15 @@ class OptimizerHooks:
             self._left_out(optimizer)
 
 
-_left: list[OptimizerHooks] = []
+_remaining: list[OptimizerHooks] = []
 """Closed, with hooks that could not be removed then."""
 
 
 def remove_left() -> None:
     """Remove the hooks of recordings that ended within one of them, unless it still runs."""
-    for hooks in tuple(_left):
-        if hooks.remove() and hooks in _left:
-            _left.remove(hooks)
+    for hooks in tuple(_remaining):
+        if hooks.remove() and hooks in _remaining:
+            _remaining.remove(hooks)
 
 
 def _nothing(*_: Any) -> None:

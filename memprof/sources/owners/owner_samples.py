@@ -50,8 +50,8 @@ class OwnerSamples:
         self._records = records
         self._loop_watch = loop_watch
         self._place = place
-        self._unread = loop_watch.unread
-        self._others = Differentiated(loop_watch.unread)
+        self._guard = loop_watch.guard
+        self._others = Differentiated(loop_watch.guard)
         self._samples: dict[str, list[OwnerSample]] = defaultdict(list)
         self._steps: dict[int, int] = defaultdict(int)
         self._modes: list[GradMode] = []
@@ -103,8 +103,8 @@ class OwnerSamples:
             return None
         by_device: dict[str, set[int]] = defaultdict(set)
         with plain_attributes():
-            graphs = SavedTensors(objects_with_tensors(), self._unread)
-            for device, address in self._unread.within(self._places, graphs):
+            graphs = SavedTensors(objects_with_tensors(), self._guard)
+            for device, address in self._guard.within(self._places, graphs):
                 by_device[device].add(address)
         return by_device if graphs.complete else None
 
@@ -135,12 +135,12 @@ class OwnerSamples:
             self._note(owned(self._loop_watch, self._others))
             return
         owner = Owner(Category.GRADIENT, "")
-        self._note((owner, one) for one in gradients_of(optimizer, self._unread))
+        self._note((owner, one) for one in gradients_of(optimizer, self._guard))
 
     def outermost_call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Tensors that go into a model and were not made by one are its input."""
         self._note_mode(self._loop_watch.modules.path(module))
-        owner, inputs = Owner(Category.INPUT, ""), list(tensors_in((args, kwargs), self._unread))
+        owner, inputs = Owner(Category.INPUT, ""), list(tensors_in((args, kwargs), self._guard))
         with plain_attributes():
             self._others.see(inputs)
         self._note((owner, tensor) for tensor in inputs)
@@ -169,14 +169,14 @@ class OwnerSamples:
                 if is_plain(tensor):  # as nearly always
                     places = (self._place(tensor),)
                 else:
-                    places = self._unread.within(self._places, (tensor,))
+                    places = self._guard.within(self._places, (tensor,))
                 for device, address in places:
                     if address and self._records(device):
                         by_device[device][address] = owner
         return by_device
 
     def _places(self, tensor: Any) -> Iterator[StorageAddress]:
-        return map(self._place, parts(tensor, self._unread))
+        return map(self._place, parts(tensor, self._guard))
 
     def _add(self, device: str, owners: dict[int, Owner], **more: Any) -> None:
         samples = self._samples[device]

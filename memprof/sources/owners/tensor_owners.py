@@ -47,17 +47,17 @@ class Differentiated:
 
     def __init__(self, guard: GuardedAccess) -> None:
         """None is known."""
-        self._unread = guard
+        self._guard = guard
         self._refs: dict[int, weakref.ref[Any]] = {}
 
     def see(self, tensors: Iterable[Any]) -> None:
         """Note those among some objects; what is no tensor is passed over."""
-        self._unread.each(self._see, tensors)
+        self._guard.each(self._see, tensors)
 
     def gradients(self) -> Iterator[Any]:
         """What is in their ``.grad``."""
         differentiable = [ref() for ref in list(self._refs.values())]
-        return self._unread.within(_gradient, differentiable)
+        return self._guard.within(_gradient, differentiable)
 
     def _see(self, item: Any) -> None:
         tensor, parameter = _plain_kinds()[0]
@@ -81,12 +81,12 @@ def owners(loop_watch: LoopWatch, others: Differentiated) -> dict[int, Owner]:
 
     ``others`` are no parameters but have gradients too.
     """
-    return _by_storage(owned(loop_watch, others), loop_watch.unread)
+    return _by_storage(owned(loop_watch, others), loop_watch.guard)
 
 
 def owned(loop_watch: LoopWatch, others: Differentiated) -> Iterator[tuple[Owner, Any]]:
     """The same as tensors; where two own the same, the later one counts."""
-    guard = loop_watch.unread
+    guard = loop_watch.guard
     parameters = _parameters(loop_watch)
     for tensor, path in _buffers(loop_watch):
         yield Owner(Category.BUFFER, path), tensor
@@ -100,7 +100,7 @@ def owned(loop_watch: LoopWatch, others: Differentiated) -> Iterator[tuple[Owner
 
 def gradients(loop_watch: LoopWatch, others: Differentiated) -> dict[int, Owner]:
     """Owner by storage of the gradients alone."""
-    guard = loop_watch.unread
+    guard = loop_watch.guard
     return _by_storage(_gradients(_called_parameters(loop_watch), others, guard), guard)
 
 
@@ -232,7 +232,7 @@ def _parameters(loop_watch: LoopWatch) -> dict[int, tuple[Any, str]]:
 def _first_of(
     loop_watch: LoopWatch, modules: Iterable[tuple[Any, str]]
 ) -> dict[int, tuple[Any, str]]:
-    within = loop_watch.unread.within
+    within = loop_watch.guard.within
     by_id: dict[int, tuple[Any, str]] = {}
     for parameter, path in within(_parameters_of, modules):
         by_id.setdefault(id(parameter), (parameter, path))
@@ -252,7 +252,7 @@ def _parameters_in(optimizer: Any) -> Iterator[Any]:
 
 
 def _buffers(loop_watch: LoopWatch) -> Iterator[tuple[Any, str]]:
-    return loop_watch.unread.within(_buffers_of, _modules(loop_watch))
+    return loop_watch.guard.within(_buffers_of, _modules(loop_watch))
 
 
 def _buffers_of(module_at: tuple[Any, str]) -> Iterator[tuple[Any, str]]:
@@ -262,7 +262,7 @@ def _buffers_of(module_at: tuple[Any, str]) -> Iterator[tuple[Any, str]]:
 
 def _modules(loop_watch: LoopWatch) -> Iterator[tuple[Any, str]]:
     """Every module below a root, with its path."""
-    return loop_watch.unread.within(_below, loop_watch.modules.roots())
+    return loop_watch.guard.within(_below, loop_watch.modules.roots())
 
 
 def _below(root: tuple[Any, str]) -> Iterator[tuple[Any, str]]:
