@@ -159,7 +159,7 @@ def _request(post_mortem: PostMortem) -> Iterator[str]:
         yield f"{format_bytes(failure.requested)}{by}{when}"
     if failure.rejected:
         yield "(torch refused it in advance: set_per_process_memory_fraction and its settings)"
-    facts = failure.told or {}
+    facts = failure.details or {}
     if "segment_bytes" in facts and (facts.get("moment") or failure.recorded == "finding"):
         yield "(the segment that torch wanted for it: it tells no more outside a window)"
     worker = facts.get("worker")

@@ -38,7 +38,7 @@ _WHAT_IF_EVENTS = 50_000
 @dataclass(frozen=True, slots=True, eq=False)
 class _Report:
     examination: Examination
-    found: tuple[Found, ...]
+    findings: tuple[Found, ...]
     summary: Summary
 
 
@@ -131,10 +131,10 @@ def _tell_each(
         _write_page(reports, page)
     summaries = [report.summary for report in reports]
     if as_json:
-        print_summaries([(report.summary, report.found) for report in reports])
+        print_summaries([(report.summary, report.findings) for report in reports])
     else:
         for report in reports:
-            print_summary(report.summary, report.found)
+            print_summary(report.summary, report.findings)
         if page is not None:
             click.echo(f"page: {page}")
     return summaries, page
@@ -167,7 +167,8 @@ def _write_page(reports: Sequence[_Report], page: Path) -> None:
     from memprof_dashboards import Reported, write
 
     summaries = [
-        Reported(r.examination, r.summary, r.found, _what_if(r), _post_mortems(r)) for r in reports
+        Reported(r.examination, r.summary, r.findings, _what_if(r), _post_mortems(r))
+        for r in reports
     ]
     write(summaries, page)
 

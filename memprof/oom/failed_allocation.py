@@ -85,7 +85,7 @@ class Failure:
     neighbours: tuple[Neighbour, ...] = ()
     elsewhere: tuple[tuple[str, int], ...] = ()
     """The run's other devices, and what torch had reserved on each, as near then as is known."""
-    told: Mapping[str, Any] | None = None
+    details: Mapping[str, Any] | None = None
     """What the job's own finding says beyond this, such as live bytes by owner."""
     window: Window | None = None
     """The trace that it is in, with exact sizes."""
@@ -364,7 +364,7 @@ def _of_finding(
         ),
         fraction=fraction_of(facts, total, device.info.memory_fraction),
         neighbours=neighbours(facts),
-        told=facts,
+        details=facts,
         live_categories=live_categories(facts),
         live_stacks=live_stacks(tables, facts),
     )
@@ -400,7 +400,7 @@ def _join(failure: Failure, finding: Finding) -> Failure:
         fraction=fraction_of(facts, total, failure.fraction),
         process_used=first_known(integer(facts, "process_used"), failure.process_used),
         neighbours=neighbours(facts),
-        told=facts,
+        details=facts,
     )
 
 

@@ -66,7 +66,7 @@ class Precision(enum.Enum):
 
 def computes_in(failure: Failure) -> Precision:
     """What the job itself said when memory ran out, else what its stacks show."""
-    details = failure.told or {}
+    details = failure.details or {}
     live = details.get("live")
     dtypes = live.get("dtype") if isinstance(live, dict) else None
     weights = dtypes.get("parameter") if isinstance(dtypes, dict) else None

@@ -62,8 +62,8 @@ class OomRecords:
         window = self._recording.window
         if full and window != NOT_RECORDED:
             self._recording.drain()
-        elif full and what.held is not None:
-            window = self._moment(what, what.held, label)
+        elif full and what.trace is not None:
+            window = self._moment(what, what.trace, label)
         self._write(self._finding(what, step, label, window, full=full), _sentence(what))
         self._flush()
         if full:

@@ -728,7 +728,7 @@ def _is_closed(frame: FrameType | None) -> bool:
 
 def _brief(what: Exhausted) -> Exhausted:
     """The same without what is large or dear."""
-    return replace(what, live={}, held=None, owned={}, brief=True)
+    return replace(what, live={}, trace=None, owned={}, brief=True)
 
 
 def _clock_us() -> float:

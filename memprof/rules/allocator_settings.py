@@ -56,9 +56,8 @@ def advice_on_settings(case: Case) -> Iterator[Advice]:
         comparison = (
             f"; a replay reserves {format_bytes(saving.after)}" if saving is not None else ""
         )
-        why = (
-            f"{format_bytes(case.found.bytes)} are reserved but unallocated: {one.how}{comparison}."
-        )
+        nbytes = format_bytes(case.finding.bytes)
+        why = f"{nbytes} are reserved but unallocated: {one.how}{comparison}."
         yield Advice(one.fix, why, case.site, saving=saving)
 
 

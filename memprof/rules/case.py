@@ -56,7 +56,7 @@ NO_FIGURE = Saving(-1, -1)
 class Case:
     """A finding, the examined run it is of, and the source around it."""
 
-    found: Found
+    finding: Found
     examination: Examination
     links: frozenset[LinkKind] = field(init=False)
     """The kinds of all links of all holders."""
@@ -65,8 +65,8 @@ class Case:
 
     def __post_init__(self) -> None:
         self.links = frozenset(
-            [link.kind for holder in self.found.holders for link in holder.links]
-            + [holder.kind for holder in self.found.holders]
+            [link.kind for holder in self.finding.holders for link in holder.links]
+            + [holder.kind for holder in self.finding.holders]
         )
 
     @property
@@ -77,14 +77,14 @@ class Case:
     @property
     def grows(self) -> bool:
         """Whether it is growth of any kind."""
-        return self.found.kind in (Kind.LEAK, Kind.CYCLE, Kind.HOST_GROWTH)
+        return self.finding.kind in (Kind.LEAK, Kind.CYCLE, Kind.HOST_GROWTH)
 
     @cached_property
     def window(self) -> Window | None:
         """The window that the evidence is in."""
-        examination = (one for one in self.examination.devices if one.name == self.found.device)
+        examination = (one for one in self.examination.devices if one.name == self.finding.device)
         windows = next((one.windows for one in examination), ())
-        index = self.found.evidence.window
+        index = self.finding.evidence.window
         return windows[index] if -len(windows) <= index < len(windows) else None
 
     @property
@@ -97,11 +97,11 @@ class Case:
         """Whether what is kept hangs on autograd's graph."""
         if self.direct and self._is_cut_off:
             return False
-        if self.found.growth.forward_share > _MOSTLY:
+        if self.finding.growth.forward_share > _MOSTLY:
             return True
         return (
             bool(self.links & THROUGH_GRAPH)
-            or self.found.category == CATEGORY_NAMES[Category.ACTIVATION]
+            or self.finding.category == CATEGORY_NAMES[Category.ACTIVATION]
         )
 
     @property
@@ -125,21 +125,21 @@ class Case:
         A search may find who holds a result only. Where most of what grows with it, in the same
         steps, was made for its backward pass and is held by nothing else, that is its graph's.
         """
-        growth = self.found.growth
+        growth = self.finding.growth
         of_graph = growth.forward_share > _MOSTLY and 0 < growth.kept_itself < _MOSTLY
-        return bool(self.found.holders) and not self.links & THROUGH_GRAPH and not of_graph
+        return bool(self.finding.holders) and not self.links & THROUGH_GRAPH and not of_graph
 
     @property
     def kept_itself(self) -> float:
         """Share of the bytes that stay when the graph is cut off what is kept."""
-        return 1.0 if self.direct else self.found.growth.kept_itself
+        return 1.0 if self.direct else self.finding.growth.kept_itself
 
     @property
     def of_model(self) -> bool:
         """Whether it is part of a model or of its optimizer that a container keeps whole."""
-        if self.found.category in _MODEL or self.found.growth.has_parameters:
+        if self.finding.category in _MODEL or self.finding.growth.has_parameters:
             return True
-        for holder in self.found.holders:
+        for holder in self.finding.holders:
             items = [i for i, link in enumerate(holder.links) if link.kind == LinkKind.ITEM]
             inner = holder.links[items[-1] + 1 :] if items else ()
             if any(link.kind in _IN_MODEL for link in inner):
@@ -149,13 +149,13 @@ class Case:
     @property
     def scalar(self) -> bool:
         """Whether the tensors are single numbers: the smallest block that there is."""
-        count = max(1, len(self.found.evidence.allocs))
-        return 0 < self.found.bytes <= _SCALAR_BYTES * count
+        count = max(1, len(self.finding.evidence.allocs))
+        return 0 < self.finding.bytes <= _SCALAR_BYTES * count
 
     @cached_property
     def site(self) -> Place | None:
         """The statement that made the tensors."""
-        site = self.found.site
+        site = self.finding.site
         source_excerpt = self._excerpt(site.filename, site.line, site.code)
         return (
             source_excerpt.at(site.line)
@@ -166,7 +166,7 @@ class Case:
     @cached_property
     def places(self) -> list[Place]:
         """Statements of holders, best first."""
-        places = [self.place_of(holder) for holder in self.found.holders]
+        places = [self.place_of(holder) for holder in self.finding.holders]
         return [place for place in places if place is not None]
 
     @cached_property
@@ -177,7 +177,7 @@ class Case:
         the object comes from. What ``__init__`` assigns has no step's graph. None where several
         classes assign an attribute of that name: which of them is meant is not known.
         """
-        names = {name for holder in self.found.holders if (name := _last_attribute(holder))}
+        names = {name for holder in self.finding.holders if (name := _last_attribute(holder))}
         classes_of_places = [
             place
             for program in (self.programs if names else ())
@@ -196,7 +196,7 @@ class Case:
     def frames(self) -> list[tuple[Frame, Place]]:
         """The user's frames of the stack, innermost first, with their statements."""
         user_frames = []
-        for frame in self.found.stack:
+        for frame in self.finding.stack:
             place = self.place_at(frame.filename, frame.line)
             if place is not None:
                 user_frames.append((frame, place))
@@ -205,8 +205,8 @@ class Case:
     @cached_property
     def programs(self) -> list[Program]:
         """The user's files that the finding names, then the other files of the recording."""
-        names = [self.found.site.filename, *(h.filename for h in self.found.holders)]
-        names += [frame.filename for frame in self.found.stack]
+        names = [self.finding.site.filename, *(h.filename for h in self.finding.holders)]
+        names += [frame.filename for frame in self.finding.stack]
         if self.trace is not None:
             names += [frame.filename for frame in self.trace.tables.frames]
         user = [n for n in dict.fromkeys(names) if n and frame_kind(n) is FrameKind.USER]
@@ -235,7 +235,7 @@ class Case:
 
     def holder(self, *kinds: LinkKind) -> Holder | None:
         """The first holder that is of one of these kinds or has a link of one."""
-        for holder in self.found.holders:
+        for holder in self.finding.holders:
             if holder.kind in kinds or any(link.kind in kinds for link in holder.links):
                 return holder
         return None
@@ -252,7 +252,7 @@ class Case:
 
     def link_place(self, *kinds: LinkKind) -> Place | None:
         """The statement of the first link of such a kind that has a line."""
-        for holder in self.found.holders:
+        for holder in self.finding.holders:
             for link in holder.links:
                 if link.kind in kinds and link.line:
                     same = (link.filename, link.line) == (holder.filename, holder.line)

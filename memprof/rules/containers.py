@@ -55,7 +55,7 @@ def filled_container(case: Case) -> FilledContainer | None:
     """
     if case.links & CYCLES or LinkKind.LRU_CACHE in case.links:
         return None
-    for holder in case.found.holders:
+    for holder in case.finding.holders:
         place = case.place_of(holder)
         if place is None:
             continue

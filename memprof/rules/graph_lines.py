@@ -65,7 +65,7 @@ def of_many_steps(case: Case) -> bool:
     One graph that runs through all steps hangs on a single name: without the graph of the step
     before, its backward pass would fail.
     """
-    for holder in case.found.holders:
+    for holder in case.finding.holders:
         kinds = [link.kind for link in holder.links]
         place = case.place_of(holder)
         if place is not None and growing(place) is None and any(read_by_itself(place)):

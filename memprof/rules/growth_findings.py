@@ -66,7 +66,7 @@ def _of_device(run: Run, examination: DeviceExamination) -> list[Found]:
     candidates = [
         _Leak(device, lives, cluster, run.guessed) for cluster in clusters(groups, holders)
     ]
-    return [leak.found() for leak in candidates if leak.confidence >= _LEAST_CONFIDENCE]
+    return [leak.finding() for leak in candidates if leak.confidence >= _LEAST_CONFIDENCE]
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +99,7 @@ class _Leak:
         has_parameters = (self.survival.lives.category[rows] == Category.PARAMETER).any()
         return bool(has_parameters) or LinkKind.PARAMETER in links
 
-    def found(self) -> Found:
+    def finding(self) -> Found:
         """The cluster as a finding, without remedies."""
         cluster, lives, steps = self.cluster, self.survival.lives, self.survival.steps
         rows = np.concatenate([group.rows for group in cluster.groups])

@@ -88,13 +88,13 @@ def _of_what_ran(advice: Advice, case: Case) -> Advice:
 
 
 def _remedy(rule: str, advice: Advice, case: Case) -> Remedy:
-    nbytes, saving = saving_of(case.found, case.window)
+    nbytes, saving = saving_of(case.finding, case.window)
     if advice.saving is not None:
         saving = advice.saving.overall
         nbytes = saving.bytes
     place = advice.place
-    line = advice.line or (place.line if place is not None else case.found.site.line)
-    filename = place.program.filename if place is not None else case.found.site.filename
+    line = advice.line or (place.line if place is not None else case.finding.site.line)
+    filename = place.program.filename if place is not None else case.finding.site.filename
     return Remedy(
         fix=advice.fix,
         why=advice.why + _reason_for_no_patch(advice, case),
@@ -104,7 +104,7 @@ def _remedy(rule: str, advice: Advice, case: Case) -> Remedy:
         saves_bytes=round(nbytes * (1 - advice.remains)),
         peak_before=saving.before if saving is not None else -1,
         peak_after=_after(saving, advice.remains) if saving is not None else -1,
-        typed=typed(advice.fix, case.found.stack),
+        typed=typed(advice.fix, case.finding.stack),
         patch=advice.patch,
         page=explained_by(advice.fix),
         rule=rule,
@@ -114,7 +114,7 @@ def _remedy(rule: str, advice: Advice, case: Case) -> Remedy:
 def _code(advice: Advice, case: Case, line: int) -> str:
     if advice.place is not None:
         return advice.place.program.code(line).strip()
-    site = case.found.site
+    site = case.finding.site
     return "" if site.filename in case.changed else site.code
 
 

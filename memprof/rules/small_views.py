@@ -36,7 +36,7 @@ class PartOfStorage(Cause):
 
 def small_view(case: Case) -> PartOfStorage | None:
     """The first view in the chains of references that shows less than its storage has."""
-    for holder in case.found.holders:
+    for holder in case.finding.holders:
         for link in holder.links:
             if link.shown_bytes >= 0 and link.storage_bytes >= 0:
                 view_bytes, whole = link.shown_bytes, link.storage_bytes
@@ -72,7 +72,7 @@ def _stored_parts(case: Case) -> Iterator[Handed]:
     Or a name that stands for nothing but such a part. The chain of references says which of several
     things that are put there it is.
     """
-    for holder in case.found.holders:
+    for holder in case.finding.holders:
         place = case.place_of(holder)
         value = _held_value(holder, place) if place is not None else None
         if place is None or value is None:
@@ -152,5 +152,5 @@ def _slicing(case: Case) -> Place | None:
 
 def _of_arrays(case: Case) -> bool:
     """Whether NumPy arrays are the views."""
-    links = (link for holder in case.found.holders for link in holder.links)
+    links = (link for holder in case.finding.holders for link in holder.links)
     return any(link.kind == LinkKind.BASE and link.type_name == "ndarray" for link in links)

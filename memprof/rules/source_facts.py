@@ -92,5 +92,5 @@ def handed_over(case: Case, place: Place | None, value: ast.expr | None) -> Hand
         value,
         case.programs,
         first=[near.scope for _, near in case.frames],
-        owners={link.name for holder in case.found.holders for link in holder.links},
+        owners={link.name for holder in case.finding.holders for link in holder.links},
     )

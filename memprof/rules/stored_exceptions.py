@@ -77,7 +77,7 @@ def logged_tensors(case: Case) -> LoggedTensors | None:
     place = case.link_place(LinkKind.LOG_RECORD)
     if place is None:
         return None
-    links = [link for holder in case.found.holders for link in holder.links]
+    links = [link for holder in case.finding.holders for link in holder.links]
     names = [link.name for link in links if link.kind == LinkKind.LOG_RECORD]
     return LoggedTensors(place, bool(case.links & _OF_ERRORS) or "exc_info" in names)
 

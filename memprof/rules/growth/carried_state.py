@@ -68,7 +68,7 @@ def _of_any_loop(case: Case) -> StateUpdate | None:
 
     What a queue hands on, from another thread, hangs on the graph of a state that is not seen.
     """
-    if case.found.kind is not Kind.HOST_GROWTH or any(growing(one) for one in case.places):
+    if case.finding.kind is not Kind.HOST_GROWTH or any(growing(one) for one in case.places):
         return None
     statements = {
         (place.program.filename, place.line): StateUpdate(place, name, tuple(reads))

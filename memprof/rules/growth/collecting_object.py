@@ -94,7 +94,7 @@ class CollectingObject(GrowthRule[Collector]):
 
 def _by_call(case: Case) -> Collector | None:
     """The object's call in the stack that made the tensors."""
-    for holder in case.found.holders:
+    for holder in case.finding.holders:
         owner, container, length = _collected_in(holder)
         for _, place in case.frames if owner else ():
             call = next((c for c in calls_in(place.statement) if owner in _receivers(c)), None)
@@ -106,7 +106,7 @@ def _by_call(case: Case) -> Collector | None:
 
 def _by_argument(case: Case) -> Collector | None:
     """What a function gives to a library's object that it has in a name: ``loop.call_later(…)``."""
-    for holder in case.found.holders:
+    for holder in case.finding.holders:
         owner, container, length = _collected_in(holder)
         place = case.place_of(holder)
         if not owner or place is None or growing(place) is not None:
@@ -124,7 +124,7 @@ def _by_name(case: Case) -> Collector | None:
 
     ``trial.set_user_attr("model", model)``.
     """
-    for holder in case.found.holders:
+    for holder in case.finding.holders:
         if largest_container(holder.links) is None:
             continue
         keys = {one.name.strip("'"): at for at, one in enumerate(holder.links) if is_field(one)}
@@ -163,7 +163,7 @@ def _hands(call: ast.Call, owner: str) -> bool:
 
 def _by_construction(case: Case) -> Collector | None:
     """Where the program makes the library's object that keeps it, if that is one place only."""
-    for holder in case.found.holders:
+    for holder in case.finding.holders:
         if frame_kind(holder.filename) is FrameKind.USER:
             continue
         for link in reversed([one for one in holder.links if one.kind in _ATTRIBUTES]):

@@ -36,7 +36,7 @@ class KeptByIterator(GrowthRule[KeepingIterator]):
 
     def match(self, case: Case) -> KeepingIterator | None:
         """An iterator of ``itertools`` in a chain of references."""
-        for holder in case.found.holders:
+        for holder in case.finding.holders:
             kinds = [link.kind for link in holder.links]
             if LinkKind.ITERATOR not in kinds:
                 continue

@@ -48,7 +48,7 @@ class KeptGraph(GrowthRule[KeptGraphs]):
 
     def match(self, case: Case) -> KeptGraphs | None:
         """A statement that fills a container with what has a graph, or a chain that shows it."""
-        if not case.graph and case.found.kind is not Kind.HOST_GROWTH:
+        if not case.graph and case.finding.kind is not Kind.HOST_GROWTH:
             return None
         if case.links & OF_ERRORS:
             return None  # what the container takes is not the tensor
@@ -133,7 +133,7 @@ def _is_plain(value: ast.expr) -> bool:
 
 def _takes_tensors(case: Case) -> bool:
     """Whether what the container takes was seen to be tensors: such as what a module returned."""
-    for holder in case.found.holders:
+    for holder in case.finding.holders:
         kinds = [link.kind for link in holder.links]
         if LinkKind.ITEM in kinds:
             after = kinds[len(kinds) - kinds[::-1].index(LinkKind.ITEM) :]
@@ -143,7 +143,7 @@ def _takes_tensors(case: Case) -> bool:
 
 def _is_grouped(case: Case) -> bool:
     """Whether the tensors sit deeper than the container's own items: in dicts or tuples."""
-    for holder in case.found.holders:
+    for holder in case.finding.holders:
         kinds = [link.kind for link in holder.links]
         if LinkKind.ITEM in kinds and _INSIDE & set(kinds[kinds.index(LinkKind.ITEM) + 1 :]):
             return True

@@ -36,7 +36,7 @@ class RunningSum(GrowthRule[Sum]):
 
     def match(self, case: Case) -> Sum | None:
         """A sum where a holder is filled, or where the tensors are made."""
-        if not (case.graph or case.found.kind is Kind.HOST_GROWTH):
+        if not (case.graph or case.finding.kind is Kind.HOST_GROWTH):
             return None
         for place in holding_places(case):
             addition = running_sum(place)
@@ -47,7 +47,7 @@ class RunningSum(GrowthRule[Sum]):
     def advice(self, cause: Sum, case: Case) -> Iterator[Advice]:
         """The number where nothing needs the tensor, else the tensor without its graph."""
         place, value = cause.place, cause.added.value
-        host = case.found.kind is Kind.HOST_GROWTH
+        host = case.finding.kind is Kind.HOST_GROWTH
         what = "graph nodes in host memory" if host else "every step's activations"
         why = f"The sum hangs on the graph of every `{ast.unparse(value)}` added and keeps {what}"
         total = ast.unparse(cause.added.total)

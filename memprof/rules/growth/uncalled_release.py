@@ -103,7 +103,7 @@ class UncalledRelease(GrowthRule[OneWay]):
 
 def _of_holders(case: Case) -> Iterator[OneWay]:
     """Calls by the name that a chain has for an object, the deepest object first."""
-    for holder in case.found.holders:
+    for holder in case.finding.holders:
         links = holder.links
         for at in range(len(links) - 1, 0, -1):
             above, link = links[at - 1], links[at]
@@ -136,7 +136,7 @@ def _is_on(call: ast.Call, name: str) -> bool:
 
 def _of_stack(case: Case) -> Iterator[OneWay]:
     """The program's call within which the tensors are made, where its class is in sight."""
-    for inner, outer in pairwise(case.found.stack):
+    for inner, outer in pairwise(case.finding.stack):
         class_name, _, method = inner.name.rpartition(".")
         own = _is_own(case, outer.filename)
         place = case.place_at(outer.filename, outer.line) if own else None
@@ -152,13 +152,13 @@ def _of_stack(case: Case) -> Iterator[OneWay]:
 
 def _within(case: Case) -> Iterator[OneWay]:
     """The program's call in which a library's object takes something in, by no known name."""
-    if not case.found.growth.is_replaced or any(one.is_named for one in case.found.holders):
+    if not case.finding.growth.is_replaced or any(one.is_named for one in case.finding.holders):
         return
-    own = next((one for one in case.found.stack if _is_own(case, one.filename)), None)
+    own = next((one for one in case.finding.stack if _is_own(case, one.filename)), None)
     place = case.place_at(own.filename, own.line) if own is not None else None
     if own is None or place is None:
         return
-    for frame in case.found.stack:
+    for frame in case.finding.stack:
         if frame is own:
             return
         class_name, _, method = frame.name.rpartition(".")

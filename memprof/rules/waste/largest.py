@@ -86,7 +86,7 @@ class Largest(WasteRule[Large]):
         takes = f"{number} tensors of one size take" if number > 1 else "One tensor takes"
         it, its = ("they", "their") if number > 1 else ("it", "its")
         place = case.site if case.site is not None and _computes(case.site) else None
-        activation = case.found.category == CATEGORY_NAMES[Category.ACTIVATION]
+        activation = case.finding.category == CATEGORY_NAMES[Category.ACTIVATION]
         if match.learns and activation:
             again = f"{its.title()} {nbytes} can be recomputed in the backward pass."
             yield Advice("checkpoint", again, case.site)

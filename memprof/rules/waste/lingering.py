@@ -88,7 +88,7 @@ class LingeringValues(WasteRule[Lingering]):
         binding = _statement(match.binding, case)
         place = (case.places[0] if case.places else None) or binding or case.site
         nbytes = format_bytes(match.nbytes)
-        what = f"`{target}`" if target else says(next(iter(case.found.holders), None))
+        what = f"`{target}`" if target else says(next(iter(case.finding.holders), None))
         alias = alias_of(binding, target) if binding is not None and target else None
         if alias is not None:
             name = ast.unparse(bound_names(alias.statement)[0])

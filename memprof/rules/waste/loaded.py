@@ -82,7 +82,7 @@ class LoadedFile(WasteRule[Loaded]):
         yield from advice_on_views(case)
         calls = calls_in(place.statement, "load") if place is not None else ()
         loads = [call for call in calls if place is not None and _is_torch_load(place, call)]
-        on_host = case.found.device == "cpu"
+        on_host = case.finding.device == "cpu"
         if on_host:
             yield from advice_on_exceptions(case)
             yield _drop(match, place)

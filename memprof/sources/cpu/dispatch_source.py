@@ -345,7 +345,7 @@ class CpuSource:
 
     def _is_parameter(self, parameter: Any) -> None:
         for storage in cpu_storages(parameter, self._guard):
-            reference = self._live.held.get(storage._cdata)
+            reference = self._live.references.get(storage._cdata)
             if reference is not None and reference.category == Category.UNKNOWN:
                 reference.category = Category.PARAMETER
 
@@ -405,7 +405,7 @@ class CpuSource:
         disabled = torch._C._disabled_torch_dispatch_impl
         below = torch._C._len_torch_dispatch_stack  # torch's own modes, which a subclass expects
         overload = direct_overload()
-        live_reference = self._live.held.get
+        reference_of = self._live.references.get
         note, frame_here = self._note, sys._getframe
         operators = self._operators
 
@@ -430,7 +430,7 @@ class CpuSource:
                 kind = type(out)
                 if kind is tensor or kind is parameter:
                     storage = out.untyped_storage()
-                    reference = live_reference(storage._cdata)
+                    reference = reference_of(storage._cdata)
                     if (reference is None or reference.size != storage.nbytes()) and out.is_cpu:
                         note(storage, frame_here(0).f_back)
                 elif kind not in _NO_TENSORS:
@@ -473,7 +473,7 @@ class CpuSource:
 
     def _note(self, storage: Any, frame: Any) -> StorageReference | None:
         live = self._live
-        reference = live.held.get(storage._cdata)
+        reference = live.references.get(storage._cdata)
         if reference is not None and not live.refresh(reference, storage):
             return reference
         place = self._loop_watch.place()
@@ -482,8 +482,8 @@ class CpuSource:
 
     def _has_new_gradients(self, optimizer: Any) -> bool:
         """Whether one that the optimizer will use was not there when the backward pass ended."""
-        live_reference = self._live.held.get
-        references = (live_reference(s._cdata) for s in gradient_storages(optimizer, self._guard))
+        reference_of = self._live.references.get
+        references = (reference_of(s._cdata) for s in gradient_storages(optimizer, self._guard))
         return any(
             reference is not None and reference.category != Category.GRADIENT
             for reference in references
@@ -512,7 +512,7 @@ class CpuSource:
             return True
         for tensor in tensors_in(args, self._guard, 2):
             for storage in cpu_storages(tensor, self._guard):
-                reference = self._live.held.get(storage._cdata)
+                reference = self._live.references.get(storage._cdata)
                 if reference is not None:
                     self._mark_input(reference)
         return False
@@ -560,9 +560,9 @@ class CpuSource:
 
     def _judge(self, owner_of: Mapping[int, Owner]) -> None:
         """Give every storage that has an owner its category and its owner's module."""
-        live_reference, label_in = self._live.held.get, self._loop_watch.label_in
+        reference_of, label_in = self._live.references.get, self._loop_watch.label_in
         for key, (category, module) in owner_of.items():
-            reference = live_reference(key)
+            reference = reference_of(key)
             if reference is not None:
                 reference.category = category
                 reference.label = label_in(reference.label, module)
@@ -575,7 +575,7 @@ class CpuSource:
 
     def _note_storage(self, storage: Any) -> None:
         live = self._live
-        reference = live.held.get(storage._cdata)
+        reference = live.references.get(storage._cdata)
         if reference is not None and not live.refresh(reference, storage):
             return
         label = self._loop_watch.label() if self._recording else EMPTY

@@ -87,7 +87,7 @@ class LiveStorages:
 
     def __init__(self, place: Callable[[], ThreadPosition]) -> None:
         """``place`` tells where the calling thread is, with the row of the moment's label."""
-        self.held: dict[int, StorageReference] = {}
+        self.references: dict[int, StorageReference] = {}
         self.bytes = 0
         self.peak = 0
         self.rows: list[int] = []
@@ -133,7 +133,7 @@ class LiveStorages:
         reference.label = label
         reference.category = reference.handed = 0
         reference.event = -1
-        self.held[key] = reference
+        self.references[key] = reference
         if self._owner_of.setdefault(address, key) != key:
             self._shared.setdefault(address, []).append(reference)  # its bytes are counted already
             reference.size = -size
@@ -149,7 +149,7 @@ class LiveStorages:
 
     def counted(self) -> Iterator[StorageReference]:
         """The storages whose bytes count; of several on the same memory only the first."""
-        return (reference for reference in list(self.held.values()) if reference.size > 0)
+        return (reference for reference in list(self.references.values()) if reference.size > 0)
 
     def state(self) -> State:
         """What lives as blocks, in the order of their addresses."""
@@ -169,14 +169,14 @@ class LiveStorages:
 
     def latest(self, serial: int) -> Iterator[StorageReference]:
         """The living storages that became known at or after ``serial``, the latest first."""
-        for reference in reversed(list(self.held.values())):
+        for reference in reversed(list(self.references.values())):
             if reference.serial < serial:
                 return
             yield reference
 
     def clear(self) -> None:
         """Forget everything."""
-        self.held.clear()
+        self.references.clear()
         self._owner_of.clear()
         self._shared.clear()
         self.rows.clear()
@@ -184,13 +184,13 @@ class LiveStorages:
 
     def _on_end_of_life(self, reference: StorageReference) -> None:
         try:
-            if self.held.get(reference.key) is reference:
+            if self.references.get(reference.key) is reference:
                 self._forget(reference)
         except Exception as error:  # noqa: BLE001  this runs wherever the job drops a tensor
             self.failure = f"a tensor's end was missed: {type(error).__name__}: {error}"
 
     def _forget(self, reference: StorageReference) -> None:
-        del self.held[reference.key]
+        del self.references[reference.key]
         address = reference.address
         sharers = self._shared.get(address) if self._shared else None
         if reference.size < 0 and sharers is not None:

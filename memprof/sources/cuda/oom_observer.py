@@ -59,7 +59,7 @@ class Exhausted:
     facts: dict[str, object] = field(default_factory=dict)
     live: dict[Frames, int] = field(default_factory=dict)
     """Live bytes by the stack that allocated them, where torch recorded stacks."""
-    held: Trace | None = None
+    trace: Trace | None = None
     """The device's segments and blocks, as a trace without events; None where not read."""
     owned: dict[int, Category] = field(default_factory=dict)
     """What the blocks at these addresses are, as far as modules and optimizers refer to them."""
@@ -180,7 +180,7 @@ class OomWatch:
         what.live = dict(live.most_common(_MOST_STACKS))
         if len(blocks) <= _MOST_BLOCKS:
             traces = traces_from_snapshot({"segments": mine})
-            what.held = next((t for t in traces if t.device == what.device), None)
+            what.trace = next((t for t in traces if t.device == what.device), None)
         return {"largest_free": max(free, default=0)}
 
     def _owners(self, what: Exhausted, ordinal: int) -> dict[str, object]:

@@ -119,10 +119,10 @@ def test_a_failure_beside_a_long_history_is_told_by_the_counters(version, starte
     assert what.facts["allocated"] == MIB
     if version in OLD:
         assert job.looks == 0
-        assert what.held is None
+        assert what.trace is None
         assert "too long to look at the blocks" in str(what.facts["unread"])
     else:
-        assert what.held is not None
+        assert what.trace is not None
         assert "unread" not in what.facts
 
 
