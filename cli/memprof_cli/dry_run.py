@@ -61,7 +61,7 @@ _TICK_NS = 20_000_000
 @click.option("--steps", default=0, metavar="N", help="End the program after N training steps.")
 @click.option(
     "--assume",
-    "assumed",
+    "assumption_texts",
     multiple=True,
     metavar="KIND=VALUE",
     help="What values on the device are, of which sizes depend: nonzero=0.5, unique=0.1, item=1, "
