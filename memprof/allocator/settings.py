@@ -124,7 +124,7 @@ def parse_settings(text: str, start: AllocatorSettings | None = None) -> Allocat
     options = _options(text)
     # The other sizes are measured against this one, wherever it stands (torch reads it first).
     for key, value in sorted(options, key=lambda option: option[0] != "large_segment_size_mb"):
-        settings = _apply(settings, key, value)
+        settings = _with_setting(settings, key, value)
     return settings
 
 
@@ -141,7 +141,7 @@ def _options(text: str) -> list[tuple[str, str]]:
     return options
 
 
-def _apply(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
+def _with_setting(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
     parse = _PARSERS.get(key)
     if parse is not None:
         return parse(settings, key, value)
