@@ -27,6 +27,7 @@ _MOST = 3
 """Remedies of a finding."""
 _MOSTLY = 0.5
 """Share of the bytes: what leaves more of them is no remedy of what grows."""
+_HOST_IS_DEVICE = "(That saves memory of a GPU: on a CPU the host is the device.)"
 
 
 class _OfRule(NamedTuple):
@@ -92,12 +93,15 @@ def _remedy(rule: str, advice: Advice, case: Case) -> Remedy:
     if advice.saving is not None:
         saving = advice.saving.overall
         nbytes = saving.bytes
+    why = advice.why + _reason_for_no_patch(advice, case)
+    if advice.fix == "cpu_offload" and case.finding.device == "cpu":
+        nbytes, saving, why = 0, None, f"{why} {_HOST_IS_DEVICE}"
     place = advice.place
     line = advice.line or (place.line if place is not None else case.finding.site.line)
     filename = place.program.filename if place is not None else case.finding.site.filename
     return Remedy(
         fix=advice.fix,
-        why=advice.why + _reason_for_no_patch(advice, case),
+        why=why,
         filename=filename,
         line=line,
         code=_code(advice, case, line),

@@ -55,7 +55,6 @@ class GrowingContainer(GrowthRule[GrownContainer]):
             f"{why}: keep its items in host memory ({how}), or the numbers needed of them.",
             cause.origin,
             # Where most of the bytes are the graph's, or a number would do, others know better.
-            # Where most of the bytes are the graph's, or a number would do, others know better.
             otherwise=case.scalar or case.kept_itself <= _MOSTLY,
         )
 

@@ -102,7 +102,7 @@ def _load_to_host(
     there = "there at the peak" if match.passing else "still there when the model has its own copy"
     why = f"`torch.load` put {format_bytes(match.nbytes)} on the device, {there}."
     if on_host:
-        why += " (The saving is a GPU's: on a CPU the host is the device.)"
+        why += " (That saves memory of a GPU: on a CPU the host is the device.)"
     return Advice("map_location_cpu", why, place, patch=patch)
 
 
