@@ -12,8 +12,9 @@ __all__ = ["set_clock"]
 
 
 def set_clock(monkeypatch: pytest.MonkeyPatch, now_us: Callable[[], float], *modules: str) -> None:
-    """Let ``time.perf_counter_ns`` in some modules of memprof be what ``now_us`` returns."""
+    """Let the clocks in some modules of memprof, and a thread's own time, be what ``now_us`` says."""
     turned = SimpleNamespace(**vars(time))
     turned.perf_counter_ns = lambda: int(now_us() * 1000)
-    for module in modules:
+    turned.thread_time_ns = turned.perf_counter_ns
+    for module in (*modules, "cpython.thread_clock"):
         monkeypatch.setattr(f"memprof.{module}.time", turned)

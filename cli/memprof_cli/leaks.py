@@ -15,6 +15,7 @@ from rich.text import Text
 from memprof.chain_description import names_line
 from memprof.errors import MemprofError
 from memprof.records import Holder, Site
+from memprof.report.recorded_steps import in_words, recorded_steps
 from memprof.report.recording_gaps import is_bare_state
 from memprof.rules.finding import Found, Kind, Remedy
 from memprof.rules.floor import is_needed
@@ -27,6 +28,7 @@ from memprof.source_code.merge_patches import merged
 from memprof.units import format_bytes, format_count, format_percent
 from memprof.views.examination import examine
 from memprof.views.sites import library_frame, short_path, site_name
+from memprof.views.steps import allocated_trend
 from memprof_cli.json_output import known, print_json
 from memprof_cli.sources import opened, source_option
 from memprof_cli.terminal import terminal
@@ -88,7 +90,7 @@ def command(
         _print(run, all_findings, unexplained, in_full=in_full)
     if fail_on_leak and (unexplained is not None or any(map(_grows, all_findings))):
         ctx.exit(EXIT_LEAK)
-    if fail_on_leak and _steps(run) < _ENOUGH_STEPS:
+    if fail_on_leak and (_steps(run) < _ENOUGH_STEPS or _is_uncounted(run)):
         raise MemprofError(
             f"{file} cannot show whether anything leaks: {_nothing(run)}",
             "what cannot be judged does not pass --fail-on-leak",
@@ -329,7 +331,34 @@ def _nothing(run: Run) -> str:
         return "no steps are marked in this file, so growth from step to step cannot be seen"
     if steps < _ENOUGH_STEPS:
         return f"nothing found in {steps} steps; record at least {_ENOUGH_STEPS} to see a leak"
-    return f"no leak in {format_count(steps)} steps"
+    return _few_counted(run) or f"no leak in {format_count(steps)} steps"
+
+
+def _is_uncounted(run: Run) -> bool:
+    """Whether no device's counters are enough to say whether anything grows."""
+    devices = [device for device in run.devices if len(device.steps)]
+    return bool(devices) and all(
+        allocated_trend(device.steps) is None and _is_partly_recorded(device) for device in devices
+    )
+
+
+def _is_partly_recorded(device: DeviceRun) -> bool:
+    recorded_count, total = recorded_steps(device.steps)
+    return recorded_count < total
+
+
+def _few_counted(run: Run) -> str:
+    """What was counted, where that is not enough to say that nothing grows; empty where it is."""
+    for device in run.devices:
+        if not len(device.steps):
+            continue
+        trend, (recorded_count, total) = allocated_trend(device.steps), recorded_steps(device.steps)
+        if trend is not None and not trend.covers(total):
+            counted = f"no leak in steps {trend.first_step} to {trend.last_step}"
+            return f"{counted}; later ones were not counted: {in_words(recorded_count, total, run)}"
+        if trend is None and _is_partly_recorded(device):
+            return f"too little to see a leak: {in_words(recorded_count, total, run)}"
+    return ""
 
 
 def _no_growth(run: Run) -> str:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from memprof.cpython.thread_clock import thread_us
 from memprof.errors import MemprofError
 from memprof.record.device_figures import FiguresByDevice
 from memprof.record.oom_records import OomRecords
@@ -64,6 +65,9 @@ _BEATS_BETWEEN = 10
 """Of these one is used between windows."""
 _MANY_WAITING = 50_000
 """Events that may wait in memory, some 200 bytes each for CPU tensors, before they are written."""
+_STALL_US = 100_000
+"""A file system that lets the job wait for longer is counted; less is other programs' turn."""
+
 _CLOSED = (
     "torch._dynamo",
     "torch._export",
@@ -136,7 +140,7 @@ class Session:
 
     def open_samplers(self) -> None:
         """Start the thread that reads the driver and the host."""
-        began_us = _clock_us()
+        began_us = thread_us()
         self._sampler = Sampler(
             reading_sources(self._options),
             self._options.sample_interval_s,
@@ -152,7 +156,7 @@ class Session:
         """Hook into torch, which is imported, and begin the first window."""
         with self._lock:
             if self._is_open and self._pid == os.getpid():
-                began_us = _own_clock_us()
+                began_us = thread_us()
                 self._guard(self._open_torch)
                 self._count_hook(began_us)
 
@@ -184,7 +188,7 @@ class Session:
         """End the window, remove every hook, stop the thread, write the footer."""
         with self._lock:
             if self._is_open:
-                began_us = _own_clock_us()
+                began_us = thread_us()
                 self._guard(self._close_torch)
                 self._count_hook(began_us)
             self._is_open = False
@@ -199,7 +203,7 @@ class Session:
     def _close_sampler(self) -> None:
         if self._sampler is None:
             return
-        began_us = _clock_us()
+        began_us = thread_us()
         if not self._sampler.stop():
             self.recording.note("tracker", "a reading did not come back: the last are missing")
         self.meter.beside(self._sampler.take_spent_us())
@@ -255,7 +259,6 @@ class Session:
         """A step ended, explicitly or by itself; called in the job's thread."""
         if not self._is_open or self._pid != os.getpid():
             return
-        began_us = _own_clock_us()
         self._steps += 1
         self._unseen_steps += 1
         self._last_step = step
@@ -265,6 +268,7 @@ class Session:
             and (step + 1) % self._grid
         ):
             return  # steps so short that a look at each would cost too much
+        began_us = thread_us()
         with self._lock, self._inside():
             self._guard(self._look)
             spent_us = self._count_hook(began_us)
@@ -383,9 +387,9 @@ class Session:
         """Let the lookout do its part, which is counted as a search; microseconds that it took."""
         if self._survivor_watch is None:
             return 0.0
-        began_us = _clock_us()
+        began_us = thread_us()
         look(self._survivor_watch)
-        spent_us = _clock_us() - began_us
+        spent_us = thread_us() - began_us
         self.meter.search(spent_us)
         return spent_us
 
@@ -428,7 +432,7 @@ class Session:
         )
 
     def _change_window(self, *, is_open: bool, in_step: bool) -> None:
-        began_us, searched_us = _clock_us(), 0.0
+        began_us, searched_us = thread_us(), 0.0
         if is_open:
             if self.recording.window != NOT_RECORDED:  # it has a gap: another takes over
                 self._end_window(End.GAP, in_step=in_step)
@@ -437,7 +441,7 @@ class Session:
             self._end_window(self._schedule.end or End.STOP, in_step=in_step)
             self._summaries.write(self._steps, self._devices)
             searched_us = self._search(lambda lookout: lookout.window_ended())
-        self.meter.edge(_clock_us() - began_us - searched_us)
+        self.meter.edge(thread_us() - began_us - searched_us)
 
     def _begin_window(self) -> None:
         self._window_us, self._window_step = now_us(), self._last_step + 1
@@ -543,7 +547,7 @@ class Session:
         """Do something in the middle of a step, unless it is within something of our own."""
         if not self._is_open or self._pid != os.getpid() or self._is_inside:
             return
-        began_us = _own_clock_us()
+        began_us = thread_us()
         with self._inside():
             self._guard(action, now_us())
             self._hooks_in_step_us += self._count_hook(began_us)
@@ -625,20 +629,28 @@ class Session:
             self._tell_guess()
             self._summaries.write(self._steps, self._devices)
         self.recording.write_notes()
-        self.output.flush()
-        self._flushed_us = now_us()
+        self._hand_over()
         if self.output.ended:  # a full disk ends recording, not training
             self._abandon()
 
+    def _hand_over(self) -> None:
+        """Hand the file what waits, and count a file system that holds the job up."""
+        clock_us, spent_us = _clock_us(), thread_us()
+        self.output.flush()
+        waited_us = (_clock_us() - clock_us) - (thread_us() - spent_us)
+        if waited_us >= _STALL_US:
+            self.meter.beside(waited_us)
+        self._flushed_us = now_us()
+
     def _count_hook(self, began_us: float) -> float:
-        """Add what went by since, of the thread's `_own_clock_us`."""
-        spent_us = _own_clock_us() - began_us
+        """Add what the thread has used since, by `thread_us`."""
+        spent_us = thread_us() - began_us
         self.meter.hook(spent_us)
         return spent_us
 
     def _count_aside(self, began_us: float) -> None:
         """The same for what no window costs."""
-        self.meter.beside(_clock_us() - began_us)
+        self.meter.beside(thread_us() - began_us)
 
     def _guard(self, action: Callable[..., None], *arguments: Any) -> None:
         """Run our own code; an error in it ends the recording, never the job."""
@@ -733,13 +745,3 @@ def _brief(what: Exhausted) -> Exhausted:
 
 def _clock_us() -> float:
     return time.perf_counter_ns() / 1000
-
-
-def _own_clock_us() -> float:
-    """In other threads than the main one only the time of the processor that they had.
-
-    They wait for one another, and for the interpreter's lock, while the job goes on.
-    """
-    if threading.get_ident() == threading.main_thread().ident:
-        return _clock_us()
-    return time.thread_time_ns() / 1000

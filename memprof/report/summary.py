@@ -325,4 +325,8 @@ def _trend(device: DeviceFigures, run: Run) -> str:
     if trend.keeps_rising:
         rate = format_bytes(trend.bytes_per_step)
         return f"allocated bytes rise by {rate} per step, yet no single line keeps growing"
+    if not trend.covers(device.steps):
+        sentence = in_words(device.recorded_steps, device.steps, run)
+        seen = f"steps {trend.first_step} to {trend.last_step}"
+        return f"nothing keeps growing over {seen}; later ones were not counted: {sentence}"
     return f"nothing keeps growing over {format_count(device.steps)} steps"

@@ -18,6 +18,7 @@ from memprof.rules.ranked_findings import findings
 from memprof.source_code.patch import diff, replaced
 from memprof.source_code.program import program_of
 from memprof.testing import TraceBuilder, save_snapshot, segments_only, snapshot, write_run
+from memprof.testing.runs import step_columns
 from memprof.trace import Frame
 from memprof.views.examination import examine
 from memprof_cli.leaks import command
@@ -196,3 +197,28 @@ def test_the_patches_of_all_findings_are_one_diff_for_git(leaking, tmp_path, mon
 def test_a_patch_that_cannot_be_written_is_an_error_with_a_hint(leaking, tmp_path):
     done = invoke(leaking, "--patch", tmp_path / "missing" / "fix.diff")
     assert "cannot write" in str(done.exception)
+
+
+def partly_counted(path, *, counted, steps):
+    """A run of which the first ``counted`` steps were recorded, and nothing was counted later."""
+    builder = TraceBuilder()
+    for step in range(counted):
+        builder.label(step=step).alloc(4096, "batch").free("batch")
+    columns = step_columns(
+        allocated=[512] * counted + [-1] * (steps - counted),
+        window=[0] * counted + [-1] * (steps - counted),
+    )
+    return write_run(path, builder.build(), steps=columns)
+
+
+def test_steps_of_which_nothing_was_counted_are_not_said_to_be_free_of_leaks(tmp_path):
+    none = partly_counted(tmp_path / "none.json", counted=2, steps=60)
+    assert "too little to see a leak: 2 of 60 steps were recorded" in invoke(none).output
+    assert isinstance(invoke(none, "--fail-on-leak").exception, MemprofError)
+    few = partly_counted(tmp_path / "few.json", counted=20, steps=60)
+    assert "no leak in steps 3 to 19; later ones were not counted: 20 of 60 steps" in " ".join(
+        invoke(few).output.split()
+    )
+    assert invoke(few, "--fail-on-leak").exit_code == 0
+    most = partly_counted(tmp_path / "most.json", counted=40, steps=60)
+    assert "no leak in 60 steps" in invoke(most).output

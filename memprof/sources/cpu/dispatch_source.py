@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from memprof.cpython.thread_clock import thread_ns
 from memprof.records import DeviceInfo
 from memprof.sources.cpu.dispatch_mode import (
     LEFT,
@@ -176,11 +177,11 @@ class CpuSource:
     def _count(self) -> None:
         if os.getpid() != self._pid:
             return
-        began_ns = time.perf_counter_ns()
+        began_ns = thread_ns()
         with plain_attributes():
             self._find(self._search.everything())
         self._total = self._live.bytes
-        took_s = (time.perf_counter_ns() - began_ns) / 1e9
+        took_s = (thread_ns() - began_ns) / 1e9
         self._counting_us += took_s * 1e6
         self._may_count = took_s < _LONGEST_COUNT_S
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from time import perf_counter_ns
+
+from memprof.cpython.thread_clock import READING_NS, thread_ns
 
 __all__ = ["SampledTime"]
 
@@ -11,7 +12,7 @@ _EVERY = 61
 """One call of so many is timed; a prime, so that a program with a period does not hide from it."""
 
 _FAR, _USUAL_NS = 10, 100_000
-"""A call that took so many times the mean was interrupted: by a collection, another program."""
+"""A call that took so many times the mean was interrupted: by a collection of garbage."""
 
 
 class SampledTime:
@@ -30,19 +31,19 @@ class SampledTime:
 
     def began(self) -> int:
         """The time, for one call in many; else 0."""
-        return 0 if next(self._numbers) % _EVERY else perf_counter_ns()
+        return 0 if next(self._numbers) % _EVERY else thread_ns()
 
     def called(self, began_ns: int) -> int:
         """The program's own call is about to run."""
-        return began_ns - perf_counter_ns()
+        return began_ns - thread_ns()
 
     def returned(self, before_ns: int) -> int:
         """It has run."""
-        return before_ns + perf_counter_ns()
+        return before_ns + thread_ns()
 
     def ended(self, shifted_ns: int) -> None:
         """The function is about to return."""
-        own_ns = perf_counter_ns() - shifted_ns
+        own_ns = max(0, thread_ns() - shifted_ns - 2 * READING_NS)  # it is read twice
         most_ns = _FAR * (self._own_ns // self._samples) if self._samples else own_ns
         self._own_ns += min(own_ns, max(most_ns, _USUAL_NS))
         self._samples += 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import sys
-import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,6 +12,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from memprof.cpython.frame_locals import frame_variables
+from memprof.cpython.thread_clock import READING_NS, thread_ns
 from memprof.sources.autograd import any_was_made
 from memprof.sources.cpu.dispatch_mode import pop_left, skip_in_dynamo
 from memprof.sources.guarded_access import GuardedAccess
@@ -415,9 +415,9 @@ class LoopWatch:
     def _tell(self, tell: Callable[[Listener], None]) -> None:
         """Each listener by itself: what one of them raises keeps it from nobody else."""
         for listener in tuple(self.listeners):
-            began_ns = time.perf_counter_ns()
+            began_ns = thread_ns()
             self._guard(tell, listener)
-            spent_us = (time.perf_counter_ns() - began_ns) / 1000
+            spent_us = (thread_ns() - began_ns) / 1000
             self._apart_us += spent_us
             if not vars(type(listener)).get("is_metered", False):
                 self._exact_us += spent_us
@@ -470,9 +470,9 @@ class LoopWatch:
         for begin in tuple(self.compilations):
             self._guard(begin)
         if self._is_hooked:
-            began_ns = time.perf_counter_ns()
+            began_ns = thread_ns()
             self._guard(self._gives_up)
-            self._exact_us += (time.perf_counter_ns() - began_ns) / 1000
+            self._exact_us += (thread_ns() - began_ns) / 1000
         self._guard(self._module_hooks.hide)
 
     def _compilation_ended(self) -> None:
@@ -515,11 +515,12 @@ class LoopWatch:
         return after_module
 
     def _time_call(self, function: Callable[..., None], *args: Any) -> None:
-        began_ns = time.perf_counter_ns()
+        began_ns = thread_ns()
         self._calls_timed += 1
         apart_us = self._apart_us
         self._guard(function, *args)
-        spent_us = (time.perf_counter_ns() - began_ns) / 1000 - (self._apart_us - apart_us)
+        spent_ns = thread_ns() - began_ns - READING_NS
+        spent_us = max(0.0, spent_ns / 1000 - (self._apart_us - apart_us))
         self._timed_us += min(spent_us, _LONGEST_HOOK_US)
 
     def _guard(self, function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
@@ -666,9 +667,9 @@ class LoopWatch:
         self._threads.state.after_forward = False
         self._step_changed()
         if self._on_step is not None:
-            began_ns = time.perf_counter_ns()
+            began_ns = thread_ns()
             self._on_step(step)
-            self._apart_us += (time.perf_counter_ns() - began_ns) / 1000
+            self._apart_us += (thread_ns() - began_ns) / 1000
 
 
 def _caller(frame: FrameType) -> Any:

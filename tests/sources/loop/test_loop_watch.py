@@ -469,7 +469,8 @@ def test_steps_that_nobody_counted_are_skipped_and_an_open_one_is_told(watched):
 def test_time_in_hooks_is_reckoned_for_every_call_and_counted_once(watched, monkeypatch):
     model = nn.Sequential(*[nn.Identity() for _ in range(31)])
     clock = iter(range(0, 10**9, 1000))
-    monkeypatch.setattr("memprof.sources.loop.loop_watch.time.perf_counter_ns", lambda: next(clock))
+    monkeypatch.setattr("memprof.sources.loop.loop_watch.thread_ns", lambda: next(clock))
+    monkeypatch.setattr("memprof.sources.loop.loop_watch.READING_NS", 0)
     model(torch.ones(1))
     # 32 calls of 2 hooks; of those that are timed each takes one microsecond.
     assert watched.loop_watch.take_spent_us() == 64
