@@ -66,7 +66,7 @@ class CpuAllocatorSource:
         self._interner = interner
         self._boundaries = boundaries
         self._native = native
-        self._live = LiveBlocks(interner, boundaries, place, lambda device: device == _DEVICE)
+        self._live = LiveBlocks(interner, boundaries, place, of_cpu=True)
         self._stacks = _StackRows(interner, native.cpu_new_stacks)
         self._labels = RowLabels(interner, boundaries, native)
         self._search = StorageSearch(boundaries.unread)

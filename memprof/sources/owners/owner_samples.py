@@ -42,12 +42,10 @@ class OwnerSamples:
     Gradients are gone by the next drain where ``zero_grad`` drops them, and so are inputs.
     """
 
-    def __init__(
-        self, boundaries: Boundaries, place: PlaceOf, records: Callable[[str], bool]
-    ) -> None:
-        """``place`` says where a tensor lies, ``records`` whether a device's are noted."""
+    def __init__(self, boundaries: Boundaries, place: PlaceOf, *, of_cpu: bool) -> None:
+        """``place`` says where a tensor lies; ``of_cpu``: on the CPU are noted, else all others."""
         self.failure = ""
-        self._records = records
+        self._of_cpu = of_cpu
         self._boundaries = boundaries
         self._place = place
         self._unread = boundaries.unread
@@ -161,15 +159,18 @@ class OwnerSamples:
     def _placed(self, found: Iterable[tuple[Owner, Any]]) -> dict[str, dict[int, Owner]]:
         """Owner by device and address; no code of a tensor's subclass is run for its attributes."""
         placed: dict[str, dict[int, Owner]] = defaultdict(dict)
+        place, of_cpu = self._place, self._of_cpu
         with plain_attributes():
             for owner, tensor in found:
                 places: Iterable[Place]
-                if is_plain(tensor):  # as nearly always
-                    places = (self._place(tensor),)
-                else:
+                if not is_plain(tensor):
                     places = self._unread.within(self._places, (tensor,))
+                elif of_cpu and not tensor.is_cpu:
+                    continue  # as nearly all in a program that uses a device
+                else:
+                    places = (place(tensor),)
                 for device, address in places:
-                    if address and self._records(device):
+                    if address and (device == "cpu") is of_cpu:
                         placed[device][address] = owner
         return placed
 

@@ -30,6 +30,8 @@ _NESTING = 6
 """Lists and dicts in an optimizer's state or in arguments, and wrappers, are searched this deep."""
 _BARREN = frozenset((type(None), bool, int, float, complex, str, bytes))
 """What is so often among arguments and results that it is not asked what else it may be."""
+_identity = object.__hash__
+"""Like `id`, which has been an audited event since Python 3.12 and so ten times as dear."""
 
 
 class Owner(NamedTuple):
@@ -87,11 +89,12 @@ def owners(boundaries: Boundaries, others: Differentiated) -> dict[int, Owner]:
 def owned(boundaries: Boundaries, others: Differentiated) -> Iterator[tuple[Owner, Any]]:
     """The same as tensors; where two own the same, the later one counts."""
     unread = boundaries.unread
-    parameters = _parameters(boundaries)
-    for tensor, path in _buffers(boundaries):
+    modules = list(_modules(boundaries))
+    parameters = _first_of(boundaries, modules)
+    for tensor, path in unread.within(_buffers_of, modules):
         yield Owner(Category.BUFFER, path), tensor
     for parameter, state in unread.within(_state_of, boundaries.optimizers()):
-        owner = Owner(Category.OPTIMIZER_STATE, parameters.get(id(parameter), (None, ""))[1])
+        owner = Owner(Category.OPTIMIZER_STATE, parameters.get(_identity(parameter), (None, ""))[1])
         yield from ((owner, tensor) for tensor in tensors_in(state, unread))
     yield from _gradients(parameters, others, unread)
     for tensor, path in parameters.values():
@@ -215,33 +218,29 @@ def _gradients(
 
 
 def _called_parameters(boundaries: Boundaries) -> dict[int, tuple[Any, str]]:
-    """The same as `_parameters` for modules that were there at a call; takes a third of the time.
+    """Parameters by their `_identity` of the modules that were there at a call, and of optimizers.
 
     It is asked for in every step, and one that was not there has no gradient, or an optimizer.
     """
     return _first_of(boundaries, boundaries.modules.known())
 
 
-def _parameters(boundaries: Boundaries) -> dict[int, tuple[Any, str]]:
-    """Every parameter by its ``id``, with the path of the first module that has it."""
-    return _first_of(boundaries, _modules(boundaries))
-
-
 def _first_of(
     boundaries: Boundaries, modules: Iterable[tuple[Any, str]]
 ) -> dict[int, tuple[Any, str]]:
+    """Every parameter of modules and optimizers by its `_identity`, with its first path."""
     within = boundaries.unread.within
     found: dict[int, tuple[Any, str]] = {}
     for parameter, path in within(_parameters_of, modules):
-        found.setdefault(id(parameter), (parameter, path))
+        found.setdefault(_identity(parameter), (parameter, path))
     for parameter in within(_parameters_in, boundaries.optimizers()):
-        found.setdefault(id(parameter), (parameter, ""))
+        found.setdefault(_identity(parameter), (parameter, ""))
     return found
 
 
-def _parameters_of(named: tuple[Any, str]) -> Iterator[tuple[Any, str]]:
+def _parameters_of(named: tuple[Any, str]) -> Iterable[tuple[Any, str]]:
     module, path = named
-    return ((one, path) for one in list(module._parameters.values()) if one is not None)
+    return [(one, path) for one in list(module._parameters.values()) if one is not None]
 
 
 def _parameters_in(optimizer: Any) -> Iterator[Any]:
@@ -249,13 +248,9 @@ def _parameters_in(optimizer: Any) -> Iterator[Any]:
         yield from group["params"]
 
 
-def _buffers(boundaries: Boundaries) -> Iterator[tuple[Any, str]]:
-    return boundaries.unread.within(_buffers_of, _modules(boundaries))
-
-
-def _buffers_of(named: tuple[Any, str]) -> Iterator[tuple[Any, str]]:
+def _buffers_of(named: tuple[Any, str]) -> Iterable[tuple[Any, str]]:
     module, path = named
-    return ((one, path) for one in list(module._buffers.values()) if one is not None)
+    return [(one, path) for one in list(module._buffers.values()) if one is not None]
 
 
 def _modules(boundaries: Boundaries) -> Iterator[tuple[Any, str]]:
@@ -264,8 +259,16 @@ def _modules(boundaries: Boundaries) -> Iterator[tuple[Any, str]]:
 
 
 def _below(root: tuple[Any, str]) -> Iterator[tuple[Any, str]]:
-    for name, module in root[0].named_modules():
-        yield module, f"{root[1]}.{name}" if name else root[1]
+    """As ``named_modules``, which passes each one up through all above it."""
+    seen, waiting = set(), [root]
+    while waiting:
+        module, path = waiting.pop()
+        if module is None or module in seen:
+            continue
+        seen.add(module)
+        yield module, path
+        children = list(module._modules.items())
+        waiting += [(child, f"{path}.{name}") for name, child in reversed(children)]
 
 
 def _state_of(optimizer: Any) -> Iterable[tuple[Any, Any]]:
