@@ -6,17 +6,17 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
-__all__ = ["Block", "Place", "PlaceOf", "place_of", "storage_place"]
+__all__ = ["DeviceBlock", "PlaceOf", "StorageAddress", "place_of", "storage_place"]
 
-Place: TypeAlias = "tuple[str, int]"
+StorageAddress: TypeAlias = "tuple[str, int]"
 """A device such as ``cuda:0``, and the first byte of a storage on it; 0 where it has no bytes."""
 
-PlaceOf: TypeAlias = "Callable[[Any], Place]"
+PlaceOf: TypeAlias = "Callable[[Any], StorageAddress]"
 
-_NOWHERE: Place = ("", 0)
+_NOWHERE: StorageAddress = ("", 0)
 
 
-class Block(NamedTuple):
+class DeviceBlock(NamedTuple):
     """A block of a device's memory, whose owners may be looked for; plain values."""
 
     device: str
@@ -27,7 +27,7 @@ class Block(NamedTuple):
     """``(0, 0)`` is the allocator's own, ``(n, 0)`` a CUDA graph's, ``(0, n)`` a ``MemPool``'s."""
 
 
-def place_of(tensor: Any) -> Place:
+def place_of(tensor: Any) -> StorageAddress:
     """Where a tensor's storage begins; nowhere for fake, sparse, wrapped and opaque ones.
 
     ``data_ptr()`` is not asked: it gives a lazily cloned tensor memory of its own there and then.
@@ -64,7 +64,7 @@ class _DeviceNames(dict[int, str]):
 _CUDA = _DeviceNames()
 
 
-def storage_place(storage: Any) -> Place:
+def storage_place(storage: Any) -> StorageAddress:
     """Where a storage begins that no tensor shows; nowhere if its memory was taken away.
 
     torch.compile leaves storages of fake tensors about: torch warns of whoever asks for the address
