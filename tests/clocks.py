@@ -12,8 +12,8 @@ __all__ = ["set_clock"]
 
 
 def set_clock(monkeypatch: pytest.MonkeyPatch, now_us: Callable[[], float], *modules: str) -> None:
-    """Let ``time.perf_counter_ns`` in some modules of memprof be what ``now_us`` returns."""
+    """Let the clock and the thread's processor time in some modules be what ``now_us`` returns."""
     turned = SimpleNamespace(**vars(time))
-    turned.perf_counter_ns = lambda: int(now_us() * 1000)
+    turned.perf_counter_ns = turned.thread_time_ns = lambda: int(now_us() * 1000)
     for module in modules:
         monkeypatch.setattr(f"memprof.{module}.time", turned)

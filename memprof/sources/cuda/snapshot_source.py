@@ -344,7 +344,7 @@ class CudaSource:
         self._look()
         self._devices_begun = set(self._ordinals)
         states = {f"cuda:{i}": State() for i in self._ordinals}
-        began_us = _clock_us()
+        began_us = _processor_us()
         with collector_paused():
             for trace in traces_from_snapshot(
                 {"segments": segments_now(self._torch)}, is_live=True
@@ -354,7 +354,7 @@ class CudaSource:
                         trace.end
                     )
         blocks = sum(len(state.blocks) for state in states.values())
-        self._recorder.saw_blocks(_clock_us() - began_us, blocks)
+        self._recorder.saw_blocks(_processor_us() - began_us, blocks)
         return states
 
     def _passing(self, time_us: int) -> None:
@@ -377,7 +377,7 @@ class CudaSource:
     def _take(self) -> None:
         """Read what is new, and keep it as events until the next drain."""
         with self._recorder.lock, collector_paused():
-            began_us = _clock_us()
+            began_us = _processor_us()
             if self._recorder.owner is not HistoryOwner.NOBODY:
                 self._look()
             looked_us = time.time_ns() // 1000 - _CLOCKS_DIFFER_US
@@ -389,7 +389,7 @@ class CudaSource:
             chunks = [self._chunk(t) for t in traces if not self._is_lost(t.device)]
             self._chunks += [chunk for chunk in chunks if len(chunk.events)]
             self._keeper.marks.forget_before(looked_us)
-            self._recorder.took(_clock_us() - began_us)
+            self._recorder.took(_processor_us() - began_us)
 
     def _see_settings(self, traces: Sequence[Trace]) -> None:
         """The allocator's settings as they are now: the program may have changed them."""
@@ -441,3 +441,11 @@ def _settings_of(environment: Mapping[str, str]) -> dict[str, object]:
 
 def _clock_us() -> float:
     return time.perf_counter_ns() / 1000
+
+
+def _processor_us() -> float:
+    """Of the calling thread: by the clock a look on a busy machine would be thought slow for good.
+
+    It waits there for a processor as the job does.
+    """
+    return time.thread_time_ns() / 1000

@@ -132,7 +132,7 @@ def test_a_failure_in_our_own_window_is_told_with_its_blocks(version, started):
     job.source.begin_window()
     with pytest.raises(StandInOutOfMemoryError):
         job.torch.alloc(1 << 40)
-    assert job.ooms[0].held is not None
+    assert job.ooms[0].trace is not None
 
 
 def test_a_look_that_took_long_is_not_repeated(started, monkeypatch):
