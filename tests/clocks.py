@@ -12,9 +12,8 @@ __all__ = ["set_clock"]
 
 
 def set_clock(monkeypatch: pytest.MonkeyPatch, now_us: Callable[[], float], *modules: str) -> None:
-    """Let the clocks in some modules of memprof, and a thread's own time, be what ``now_us`` says."""
+    """Let the clock and the thread's processor time in some modules be what ``now_us`` returns."""
     turned = SimpleNamespace(**vars(time))
-    turned.perf_counter_ns = lambda: int(now_us() * 1000)
-    turned.thread_time_ns = turned.perf_counter_ns
+    turned.perf_counter_ns = turned.thread_time_ns = lambda: int(now_us() * 1000)
     for module in (*modules, "cpython.thread_clock"):
         monkeypatch.setattr(f"memprof.{module}.time", turned)

@@ -13,6 +13,7 @@
 //  * The allocator stays in memory for ever, because storages remember it; when nothing is counted
 //    it only passes on.
 
+#include "blocks.h"
 #include "rows.h"
 
 #include <c10/core/CPUAllocator.h>
@@ -31,15 +32,6 @@ constexpr size_t kDepth = 80;
 // A program that makes new code all the time would fill memory with stacks.
 constexpr size_t kMostStacks = 1u << 17;
 
-struct Block {
-  uint64_t address;
-  int64_t size;
-  int64_t serial;
-  int32_t stack;
-  int32_t label;
-};
-static_assert(sizeof(Block) == 32, "read by name in memprof/sources/native_rows.py");
-
 struct Code {
   PyCodeObject* code;
   int last_instruction;
@@ -50,7 +42,7 @@ struct Code {
 
 std::mutex mutex; // guards what follows, up to the next remark
 std::vector<Row> rows;
-std::unordered_map<uint64_t, Block> blocks;
+BlockTable blocks;
 int64_t bytes = 0;
 int64_t peak = 0;
 int64_t serial = 0;
@@ -154,7 +146,7 @@ void came(uint64_t address, int64_t size) {
     node = task == kOutsideOfGraph ? -1 : graph_node();
   }
   const std::lock_guard<std::mutex> guard(mutex);
-  blocks[address] = {address, size, ++serial, stack, here().label};
+  blocks.put({address, size, ++serial, stack, here().label});
   bytes += size;
   peak = bytes > peak ? bytes : peak;
   if (is_recorded) {
@@ -166,13 +158,13 @@ void went(uint64_t address) {
   const bool is_recorded = recording.load(std::memory_order_relaxed);
   const int32_t task = is_recorded ? graph_task() : kOutsideOfGraph;
   const std::lock_guard<std::mutex> guard(mutex);
-  const auto block = blocks.find(address);
-  if (block == blocks.end()) {
+  Block* block = blocks.find(address);
+  if (block == nullptr) {
     return;
   }
-  bytes -= block->second.size;
+  bytes -= block->size;
   if (is_recorded) {
-    write(kFree, address, block->second.size, 0, task, -1);
+    write(kFree, address, block->size, 0, task, -1);
   }
   blocks.erase(block);
 }
@@ -264,22 +256,13 @@ PyObject* stop(PyObject*, PyObject*) {
   }
   const std::lock_guard<std::mutex> guard(mutex);
   std::vector<Row>().swap(rows);
-  std::unordered_map<uint64_t, Block>().swap(blocks);
+  blocks.clear();
   bytes = peak = 0;
   Py_RETURN_NONE;
 }
 
 PyObject* is_installed(PyObject*, PyObject*) {
   return PyBool_FromLong(c10::GetCPUAllocator() == &passing());
-}
-
-std::vector<Block> all_blocks() {
-  std::vector<Block> now;
-  now.reserve(blocks.size());
-  for (const auto& one : blocks) {
-    now.push_back(one.second);
-  }
-  return now;
 }
 
 // The blocks in use at the moment from which rows are written: nothing comes between.
@@ -290,7 +273,7 @@ PyObject* begin(PyObject*, PyObject*) {
     rows.clear();
     lost = 0;
     peak = bytes;
-    now = all_blocks();
+    now = blocks.all();
     recording = counting.load();
   }
   return as_bytes(now.data(), now.size() * sizeof(Block));
@@ -312,21 +295,21 @@ PyObject* foreign(PyObject*, PyObject* args) {
   }
   const std::lock_guard<std::mutex> guard(mutex);
   if (!is_alive) {
-    const auto block = blocks.find(address);
-    if (block == blocks.end()) {
+    Block* block = blocks.find(address);
+    if (block == nullptr) {
       Py_RETURN_FALSE;
     }
-    bytes -= block->second.size;
+    bytes -= block->size;
     if (recording) {
-      write(kFree, address, block->second.size, 0, kOutsideOfGraph, -1);
+      write(kFree, address, block->size, 0, kOutsideOfGraph, -1);
     }
     blocks.erase(block);
     Py_RETURN_TRUE;
   }
-  if (!counting || blocks.count(address)) {
+  if (!counting || blocks.find(address) != nullptr) {
     Py_RETURN_FALSE;
   }
-  blocks[address] = {address, size, ++serial, 0, here().label};
+  blocks.put({address, size, ++serial, 0, here().label});
   bytes += size;
   peak = bytes > peak ? bytes : peak;
   if (recording) {
@@ -387,7 +370,7 @@ PyObject* take(PyObject*, PyObject* with_blocks) {
     const std::lock_guard<std::mutex> guard(mutex);
     taken.swap(rows);
     if (is_wanted) {
-      now = all_blocks();
+      now = blocks.all();
     }
   }
   return Py_BuildValue("(NN)", as_bytes(taken.data(), taken.size() * sizeof(Row)),
@@ -398,7 +381,7 @@ PyObject* living(PyObject*, PyObject*) {
   std::vector<Block> now;
   {
     const std::lock_guard<std::mutex> guard(mutex);
-    now = all_blocks();
+    now = blocks.all();
   }
   return as_bytes(now.data(), now.size() * sizeof(Block));
 }

@@ -61,8 +61,8 @@ FLUSH_IN_WINDOW_US = 100_000
 """In a window the last events before the job dies matter most."""
 _BEAT_MS = 100.0
 """Limits are judged so often where a window is open and nothing of torch is crossed."""
-_BEATS_BETWEEN = 10
-"""Of these one is used between windows."""
+_BEAT_BETWEEN_MS = 1000.0
+"""The same between windows."""
 _MANY_WAITING = 50_000
 """Events that may wait in memory, some 200 bytes each for CPU tensors, before they are written."""
 _STALL_US = 100_000
@@ -128,8 +128,7 @@ class Session:
         self._accounted_us = _clock_us()
         self._ends: set[End] = set()
         self._main_thread = MainThread(self._beat)
-        self._beats = Beat(self._ask_for_a_beat, _BEAT_MS)
-        self._beats_left_out = 0
+        self._beats = Beat(self._main_thread.request, _BEAT_BETWEEN_MS)
         self._counted_steps = 0
         self._processor_us = 0.0
         """Time of the processor when a window began or ended, or calls were reckoned last."""
@@ -448,6 +447,7 @@ class Session:
         self._processor_us = time.process_time() * 1e6
         if self._loop_watch is not None:
             self._loop_watch.watch_modules()
+        self._beats.pace(_BEAT_MS)
         self.recording.begin_window()
 
     def _end_window(self, end: End, *, in_step: bool) -> None:
@@ -456,6 +456,7 @@ class Session:
         self._busy_share = min(1.0, (processor_us - self._processor_us) / max(1, took_us))
         self._processor_us = processor_us
         self.recording.end_window()
+        self._beats.pace(_BEAT_BETWEEN_MS)
         if self._loop_watch is not None:
             self._loop_watch.unwatch_modules()
         record = WindowRecord(
@@ -510,13 +511,6 @@ class Session:
 
     # -- by time -------------------------------------------------------------------------------
 
-    def _ask_for_a_beat(self) -> None:
-        """On the beat's thread: the rest is the main thread's."""
-        self._beats_left_out += 1
-        if self.recording.window != NOT_RECORDED or self._beats_left_out >= _BEATS_BETWEEN:
-            self._beats_left_out = 0
-            self._main_thread.request()
-
     def _beat(self) -> None:
         """In the main thread, between two instructions of the program."""
         if _is_closed(sys._getframe()):
@@ -533,7 +527,9 @@ class Session:
             self._pass_time(self._keep_within_limits)
 
     def _training_begins(self) -> None:
-        """The same where an optimizer is about to step."""
+        """The same where an optimizer is about to step; between windows its end is soon enough."""
+        if self.recording.window == NOT_RECORDED and not self._schedule.is_reserved:
+            return
         with self._lock:
             self._pass_time(self._keep_within_limits)
             self._pass_time(self._resume)

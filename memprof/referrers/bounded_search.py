@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from memprof.records import Holder
 from memprof.reference_chain import way
-from memprof.referrers.find_holders import find_holders
+from memprof.referrers.find_holders import FOR_LINES, find_holders
+from memprof.referrers.heap import Deadline
 from memprof.referrers.pause_estimate import PauseEstimate
 from memprof.referrers.search_candidates import Suspect
 from memprof.referrers.search_from_tensors import UpwardSearch
@@ -19,14 +20,14 @@ from memprof.sources.tensor_addresses import PlaceOf, place_of
 __all__ = ["Quarry", "Searches"]
 
 _MOST_HOLDERS = 3
-WHOLE_S = 0.45
+WHOLE_S = 0.4
 """The longest that a search of the whole heap may be expected to hold the job up; what would take
 longer is climbed, pass by pass, …"""
-WHOLE_AFTER_S = 0.45
+WHOLE_AFTER_S = 0.4
 """… and what was not explained so is searched for once more, if that takes no longer than this."""
-BUDGET_S = 0.9
-"""What is not found by then is not looked for any longer: the estimate was wrong. A busy machine
-may take twice as long, and an answer that is cut off names the wrong holder."""
+BUDGET_S = 0.5
+"""What is not found by then is not looked for any longer, lines in sources included: the estimate
+was wrong. An answer that is cut off may name the wrong holder, so it is climbed to instead."""
 SLICE_S = 0.15
 """The time for passes at one step's end; a single pass of 4 million objects takes 0.08 s, and
 looking up where it stopped 0.1 s."""
@@ -59,6 +60,8 @@ class Searches:
     _remaining: list[Quarry] = field(default_factory=list)
     """What the passes did not explain."""
     _answers: list[tuple[Quarry, tuple[Holder, ...]]] = field(default_factory=list)
+    _was_cut: bool = False
+    """The time for a search of the whole heap was over before it was."""
     _whole: PauseEstimate = field(default_factory=lambda: PauseEstimate(WHOLE_S, _WHOLE_BLOCK_S))
     _pass: PauseEstimate = field(default_factory=lambda: PauseEstimate(CHEAP_S, _PASS_BLOCK_S))
     _has_logged: bool = False
@@ -87,16 +90,23 @@ class Searches:
             limit_s: about how long; None: as long as at any other step's end.
             last: nothing can be left for later, and a search of the whole heap has the same limit.
         """
-        self._climbs, self._remaining = {}, []
+        self._climbs, self._remaining, self._was_cut = {}, [], False
         self._quarries = [one for one in quarries if one.suspect.targets]
         self._answers = [(one, ()) for one in quarries if not one.suspect.targets]
         if not self._quarries:
             return
         longest_s = WHOLE_S if limit_s is None else min(limit_s, WHOLE_AFTER_S)
         if self._whole.is_short(longest_s):
-            self._search_all(self._quarries)
-            self._quarries = []
+            self._was_cut = not self._search_all(self._quarries, only_whole=not last)
+            if self._was_cut:
+                self._begin_climbs()  # from the next step's end on: the time of this one is over
+            else:
+                self._quarries = []
             return
+        self._begin_climbs()
+        self._go_on(SLICE_S if limit_s is None else limit_s, last=last)
+
+    def _begin_climbs(self) -> None:
         places: dict[PlaceOf, list[object]] = defaultdict(list)
         for one in self._quarries[:_MOST_CLIMBED]:
             places[one.place].append(one.suspect.targets[0])
@@ -104,7 +114,6 @@ class Searches:
             place: UpwardSearch(targets, limit=_MOST_HOLDERS, place=place)
             for place, targets in places.items()
         }
-        self._go_on(SLICE_S if limit_s is None else limit_s, last=last)
 
     def proceed(self) -> None:
         """Go on at the next step's end."""
@@ -138,7 +147,8 @@ class Searches:
         """The holders of one tensor now, or none where that takes longer than ``limit_s``."""
         if self._whole.is_short(limit_s):
             with self._whole.measured():
-                return find_holders([target], limit=_MOST_HOLDERS, budget_s=limit_s)[0]
+                deadline = Deadline(limit_s / (1 + FOR_LINES))
+                return find_holders([target], limit=_MOST_HOLDERS, deadline=deadline)[0]
         climb = UpwardSearch([target], limit=_MOST_HOLDERS)
         climb.proceed(limit_s)
         if not climb.is_over:
@@ -158,7 +168,7 @@ class Searches:
                 self._answers.append((one, holders))
             else:
                 missing.append((one, holders))
-        if missing and not last and self._whole.is_short(WHOLE_AFTER_S):
+        if missing and not (last or self._was_cut) and self._whole.is_short(WHOLE_AFTER_S):
             self._remaining = [one for one, _ in missing]
             return
         self._answers += missing
@@ -174,19 +184,28 @@ class Searches:
                 "all of them would hold the job up for too long"
             )
 
-    def _search_all(self, chosen_quarries: Sequence[Quarry]) -> None:
+    def _search_all(self, chosen_quarries: Sequence[Quarry], *, only_whole: bool = False) -> bool:
+        """Search the whole heap; whether there was time for it.
+
+        ``only_whole``: else there are no answers, because something better can be done.
+        """
         places: dict[PlaceOf, list[Quarry]] = defaultdict(list)
         for one in chosen_quarries:
             places[one.place].append(one)
+        found: list[tuple[Quarry, tuple[Holder, ...]]] = []
         with self._whole.measured():
+            deadline = Deadline(BUDGET_S / (1 + FOR_LINES))
             for place, quarries in places.items():
                 targets = [key for one in quarries for key in one.suspect.targets]
                 targets = list(dict.fromkeys(targets))
-                holders = find_holders(targets, limit=_MOST_HOLDERS, budget_s=BUDGET_S, place=place)
+                holders = find_holders(targets, limit=_MOST_HOLDERS, place=place, deadline=deadline)
                 by_target = dict(zip(targets, holders, strict=True))
                 for one in quarries:
                     answers = [by_target[key] for key in one.suspect.targets]
-                    self._answers.append((one, _in_common(answers)))
+                    found.append((one, _in_common(answers)))
+        if not (deadline.passed and only_whole):
+            self._answers += found
+        return not deadline.passed
 
 
 def _in_common(answers: Sequence[tuple[Holder, ...]]) -> tuple[Holder, ...]:

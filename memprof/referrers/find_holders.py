@@ -32,6 +32,7 @@ from memprof.sources.tensor_addresses import DeviceBlock, PlaceOf, place_of
 from memprof.sources.user_files import is_user_file
 
 __all__ = [
+    "FOR_LINES",
     "best_holders",
     "find_holders",
     "holders",
@@ -45,7 +46,7 @@ __all__ = [
 _MOST_FILES = 64
 """Source files that are parsed at most to find a line: each costs some milliseconds, once."""
 
-_FOR_LINES = 0.25
+FOR_LINES = 0.25
 """The share of a search's budget that reading sources may take beyond it: without its line a
 holder says little."""
 
@@ -73,6 +74,7 @@ def find_holders(
     budget_s: float = 2.0,
     graphs: bool = False,
     place: PlaceOf = place_of,
+    deadline: Deadline | None = None,
 ) -> list[tuple[Holder, ...]]:
     """Who keeps each target alive, for all targets in one pass over the heap; the best first.
 
@@ -81,7 +83,8 @@ def find_holders(
     stands for every storage that begins in it; a dead one has no holders (whether a key or a block
     is dead cannot be seen, so prefer weak references). Autograd graphs are walked only where a
     target has no other holder than a local variable, unless ``graphs`` asks for it. ``place`` says
-    where a tensor's memory begins.
+    where a tensor's memory begins. A ``deadline`` counts instead of ``budget_s``; it has passed
+    where the search was cut off.
 
     Raises:
         SettingsError: a target is something else.
@@ -92,7 +95,7 @@ def find_holders(
     ids = frozenset(id(one) for one, key in zip(targets, keys, strict=True) if key == id(one))
     with quiet():
         by_key = _search(
-            Targets(target_keys, ids, blocks), limit, Deadline(budget_s), graphs=graphs
+            Targets(target_keys, ids, blocks), limit, deadline or Deadline(budget_s), graphs=graphs
         )
     return [by_key.get(key, ()) for key in keys]
 
@@ -142,7 +145,7 @@ def _holders_of(search: Search, keys: Iterable[int], limit: int) -> dict[int, tu
     references_of = {key: search.references.get(key, []) for key in keys}
     search.resolve(one for references in references_of.values() for one in references)
     files = user_files()
-    with reading_until(search.deadline.later(_FOR_LINES).check):
+    with reading_until(search.deadline.later(FOR_LINES).check):
         return _named_holders(search, references_of, naming, limit, files)
 
 

@@ -70,9 +70,9 @@ class Deadline:
         return self.passed
 
     def later(self, share: float) -> Deadline:
-        """A deadline that leaves this share of the whole budget more than this one leaves now."""
-        remaining_s = max(0.0, self._end - time.thread_time())
-        return Deadline(remaining_s + share * self._budget_s)
+        """A deadline that comes after this one, by this share of the whole budget."""
+        remaining_s = self._end - time.thread_time()
+        return Deadline(max(0.0, remaining_s + share * self._budget_s))
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,8 @@ class _Among:
             ids = addresses(referents)[search.heap.unvisited_among(referents)].tolist()
             rows.append(np.fromiter((row_of.get(at, -1) for at in ids), np.int64, len(ids)))
             chunks.append(np.full(len(ids), number))
+        if search.deadline.check():  # nobody will believe an answer any more
+            rows, chunks = [], []
         all_ids = np.concatenate([np.empty(0, np.int64), *rows])
         order = np.argsort(all_ids, kind="stable")
         self._chunks: list[int] = np.concatenate([all_ids[:0], *chunks])[order].tolist()
@@ -130,6 +132,8 @@ class Unreached:
         return _Among(self.search, self._objects, self._row_of)
 
     def _edges_to(self, one: object) -> list[_Edge]:
+        if self.search.deadline.check():
+            return []
         for edge in self._among.fresh_edges_to(one):
             self._into[id(edge.value)].append(edge)
         return sorted(self._into.get(id(one), ()), key=_chunk_of)
@@ -160,10 +164,12 @@ class Unreached:
         views = (one for one in self.search.tensors if self.search.key_of.get(id(one)) == key)
         starts: list[object] = [one for one in views if id(one) in self._row_of]
         starts += [edge.owner for edge in stored_edges]
-        if not starts:
+        if not starts or self.search.deadline.passed:
             return [Link(LinkKind.UNKNOWN, unowned=Unowned())]
         down, order = self._climb(starts)
         for top in order:
+            if self.search.deadline.passed:
+                break
             # told from the object whose variables these are, which lies above
             ring = [] if self._is_instance_dict(top) else self._ring(top)
             if ring:
@@ -183,6 +189,8 @@ class Unreached:
         while queue and len(order) < _MAX_RING:
             one = queue.popleft()
             order.append(one)
+            if self.search.deadline.passed:
+                break
             for edge in self._edges_to(one):
                 if id(edge.owner) not in visited:
                     visited.add(id(edge.owner))
@@ -205,7 +213,7 @@ class Unreached:
         """The shortest way from ``one`` back to itself; empty where there is none."""
         down: dict[int, _Edge] = {}
         queue = deque([one])
-        while queue and len(down) < _MAX_RING:
+        while queue and len(down) < _MAX_RING and not self.search.deadline.passed:
             for edge in self._edges_to(queue.popleft()):
                 if edge.owner is one:
                     way = [edge]

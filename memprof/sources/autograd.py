@@ -48,7 +48,11 @@ def has_gradient(tensor: Any) -> bool:
 
 def gradient_of(tensor: Any) -> Any:
     """What is in the ``.grad`` of a tensor; ``None`` where nothing is."""
-    return tensor.grad if has_gradient(tensor) else None
+    try:
+        leaf = tensor.is_leaf
+    except Exception:  # noqa: BLE001 - as in `is_leaf`
+        leaf = False
+    return tensor.grad if leaf or tensor.retains_grad else None
 
 
 def any_was_made(values: Any, deepest: int = _DEEPEST) -> bool:

@@ -10,8 +10,10 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from memprof.records import DeviceInfo, TablesRecord
-from memprof.trace import EMPTY, NOT_RECORDED, Events, Frame, Label, Phase, State, Tables
+from memprof.trace import EMPTY, NOT_RECORDED, Column, Events, Frame, Label, Phase, State, Tables
 
 __all__ = ["Chunk", "Counters", "EventSource", "Interner", "Reading", "ReadingSource"]
 
@@ -130,6 +132,7 @@ class Interner:
         self._pools: dict[tuple[int, int], int] = _numbering({(0, 0): EMPTY})
         self._labels_made: list[Label] = []
         """The labels as objects, as far as they were asked for."""
+        self._numbers: Column = np.zeros((0, 2), np.int64)
         self._counts_written: tuple[int, int, int, int] = (0, 1, 1, 1)
 
     def __len__(self) -> int:
@@ -181,6 +184,15 @@ class Interner:
             labels  # the same, where another thread did it meanwhile
         )
         return self._labels_made[first:]
+
+    def label_numbers(self) -> Column:
+        """The step, `NOT_RECORDED` where there is none, and the phase of every label so far."""
+        known = self._numbers
+        new = [row[:2] for row in _rows_from(self._labels, len(known))]
+        if new:
+            numbers = np.maximum(np.array(new, np.int64), (NOT_RECORDED, 0))
+            self._numbers = known = np.concatenate([known, numbers])
+        return known
 
     def take_new(self) -> TablesRecord | None:
         """The rows added since the last call, or None."""

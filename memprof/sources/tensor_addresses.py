@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
 __all__ = ["DeviceBlock", "PlaceOf", "StorageAddress", "place_of", "storage_place"]
@@ -31,18 +32,36 @@ def place_of(tensor: Any) -> StorageAddress:
 
     ``data_ptr()`` is not asked: it gives a lazily cloned tensor memory of its own there and then.
     """
-    import torch
-
-    data_address = getattr(torch._C, "_data_address", None)
     try:
-        if data_address is None:
-            storage = tensor.untyped_storage()
-            address = storage.data_ptr() if storage.nbytes() else 0
-        else:
-            address = data_address(tensor)
-        return (_device_of(tensor), int(address)) if address else _NOWHERE
+        address = _address_reader()(tensor)
+        if not address:
+            return _NOWHERE
+        return _CUDA[tensor.get_device()] if tensor.is_cuda else str(tensor.device), address
     except Exception:  # noqa: BLE001 - torch's, or whatever a subclass raises
         return _NOWHERE
+
+
+@cache
+def _address_reader() -> Callable[[Any], int]:
+    """What reads the address of a tensor's bytes; 0 where there are none."""
+    import torch
+
+    read: Callable[[Any], int] | None = getattr(torch._C, "_data_address", None)
+    return read or _storage_address
+
+
+def _storage_address(tensor: Any) -> int:
+    storage = tensor.untyped_storage()
+    return int(storage.data_ptr()) if storage.nbytes() else 0
+
+
+class _DeviceNames(dict[int, str]):
+    def __missing__(self, index: int) -> str:
+        self[index] = name = f"cuda:{index}"
+        return name
+
+
+_CUDA = _DeviceNames()
 
 
 def storage_place(storage: Any) -> StorageAddress:
@@ -57,8 +76,3 @@ def storage_place(storage: Any) -> StorageAddress:
         return str(storage.device), int(storage.data_ptr())
     except (RuntimeError, NotImplementedError):
         return _NOWHERE
-
-
-def _device_of(tensor: Any) -> str:
-    index = tensor.get_device()
-    return f"cuda:{index}" if tensor.is_cuda else str(tensor.device)

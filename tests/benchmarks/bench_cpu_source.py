@@ -7,10 +7,15 @@ stops is counted: it does most of its work then.
 What a recording does once or now and then is told apart: finding what is alive as a window begins,
 the search for holders after 8, 12, 16, 24, 32 ... steps, the last one. A window is measured twice:
 with a dispatch mode, and with the native part where there is one.
+
+The C library's allocator keeps what it was given back. Else it returns the top of the heap to the
+system after a step or not, by what happens to lie above it: hundreds to thousands of page faults a
+step, in one process without memprof as much as between one and another.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import platform
@@ -36,6 +41,8 @@ from memprof.loading import load
 from memprof.trace import Action, Trace
 
 ROUNDS = 5
+PAIRS = 15
+"""Further rounds without memprof and between windows, whose difference is small."""
 WARMING_STEPS = 3
 SIGHT_STEPS = 3
 ENDLESS_S = 1e6
@@ -230,8 +237,10 @@ def measured(name: str) -> Taken:
     make, steps, _ = JOBS[name]
     job, taken, todo = Job(make, steps), Taken(), ways()
     job.per_step(5)
-    for _ in range(ROUNDS):
+    for round_ in range(ROUNDS + PAIRS):
         for way, measure in list(todo.items()):
+            if round_ >= ROUNDS and way not in (PLAIN, BETWEEN):
+                continue
             try:
                 taken.seconds.setdefault(way, []).append(measure(job, taken))
             except RuntimeError as error:
@@ -256,6 +265,8 @@ def tell_cost(name: str, taken: Taken) -> None:
             _judge(
                 f"{name:12} {way} adds {share:.2f} of what the profiler adds", share, JOBS[name][2]
             )
+    pairs = sorted(b / a for a, b in zip(taken.seconds[PLAIN], taken.seconds[BETWEEN], strict=True))
+    print(f"{name:12} {BETWEEN} takes {pairs[len(pairs) // 2]:.3f} x in the median of the rounds")
     share = took[BETWEEN] / base - 1
     _judge(f"{name:12} {BETWEEN} adds {share:.3f} of the step", share, BETWEEN_SHARE)
     for way, all_held in taken.held.items():
@@ -279,8 +290,17 @@ def tell_sight(name: str) -> None:
             print(f"{name:12} peak in a {way} {seen} bytes, {seen / whole:.4f} of it")
 
 
+def keep_memory() -> None:
+    """Have glibc return nothing to the system, see above; elsewhere nothing is done."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for option in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+            mallopt(option, 1 << 30)
+
+
 def main() -> None:
     torch.set_num_threads(1)
+    keep_memory()
     native = "with" if has_native_part() else "without"
     print(
         f"torch {torch.__version__}, Python {platform.python_version()}, memprof "

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import memprof
+from memprof.record.session import Session
 from memprof.record.tracker import active
 from memprof.records import Finding
 
@@ -48,6 +49,25 @@ def test_every_step_makes_a_row_with_the_counters_at_its_end(path):
     assert flat(row["first"] for row in rows) == [0, 1, 2]
     assert flat(row["window"] for row in rows) == [0, 0, 0]
     assert flat(row["reserved"] for row in rows) == [4000] * 3
+
+
+def test_between_windows_an_optimizer_that_begins_to_step_asks_nothing(path, monkeypatch):
+    asked = []
+    tick = Session._pass_time
+    monkeypatch.setattr(
+        Session, "_pass_time", lambda self, action: asked.append(tick(self, action))
+    )
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1)
+    source = FakeEvents()
+    with memprof.track(path, sources=[source]):
+        optimizer.step()
+        assert len(asked) == 2  # the limits, and whether a window waits for training
+        active()._session._schedule.events.take(10**9)  # no window may be open any more
+        optimizer.step()
+        asked.clear()
+        for _ in range(20):
+            optimizer.step()
+    assert not asked
 
 
 def test_chunks_of_a_window_follow_one_another_without_a_gap(path, monkeypatch):

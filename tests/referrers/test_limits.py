@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from memprof.referrers import heap
 from memprof.referrers import unreachable as garbage
 from memprof.referrers.find_holders import find_holders, holders
 from memprof.referrers.heap import CHUNK, Deadline
@@ -161,3 +164,39 @@ def test_for_a_cycle_few_of_many_objects_are_looked_at_one_by_one(asked: Asked) 
     assert told.kind == "cycle"
     assert sum(count for count in asked.objects if count > 1) > 20_000
     assert asked.objects.count(1) <= 2 * CHUNK
+
+
+def chain(length: int) -> int:
+    """The key of a storage below so many objects, the first of which keeps itself."""
+    first = one = Node()
+    first.first = first  # type: ignore[attr-defined]
+    for _ in range(length):
+        one.next = Node()  # type: ignore[attr-defined]
+        one = one.next  # type: ignore[attr-defined]
+    one.tensor = torch.ones(2)  # type: ignore[attr-defined]
+    return int(one.tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
+
+
+def test_a_search_among_objects_in_cycles_stops_when_its_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target, late, asked = chain(400), [], []
+    edges_to = garbage.Unreached._edges_to
+
+    def counted(self: garbage.Unreached, one: object) -> object:
+        (late if self.search.deadline.passed else asked).append(None)
+        return edges_to(self, one)
+
+    monkeypatch.setattr(garbage.Unreached, "_edges_to", counted)
+    ((told,),) = find_holders([target], budget_s=600)
+    assert told.kind == "cycle"
+    assert len(asked) > 40_000
+    asked.clear()
+    ticks = count()  # a clock that goes on by one each time it is looked at
+    monkeypatch.setattr(
+        heap, "time", SimpleNamespace(thread_time=lambda: next(ticks), monotonic=int)
+    )
+    ((told,),) = find_holders([target], budget_s=10_000)
+    assert told.description == ENDED_EARLY
+    assert 1000 < len(asked) < 10_000
+    assert len(late) <= 3

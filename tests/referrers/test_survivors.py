@@ -428,6 +428,31 @@ def test_where_a_search_cannot_be_had_in_time_it_is_said(tmp_path, monkeypatch):
     assert growing(run)[-1].holders == []
 
 
+def test_a_search_of_the_whole_heap_that_is_cut_off_is_gone_on_with_by_climbing(
+    tmp_path, monkeypatch
+):
+    outputs, allowed_s, heard, at_step = [], [], [], [0]
+    find = searches.find_holders
+
+    def cut_off(targets, *, deadline, **how):
+        allowed_s.append(deadline.later(searches.FOR_LINES)._budget_s)
+        deadline.passed = at_step[0] < 37  # not the last one
+        return find(targets, deadline=deadline, **how)
+
+    def step(i):
+        at_step[0] = i
+        outputs.append(torch.zeros(1000))
+
+    monkeypatch.setattr(searches, "BUDGET_S", 0.5)  # as users have it
+    monkeypatch.setattr(searches, "find_holders", cut_off)
+    run = record(step, tmp_path / "run.json", 38, on_finding=heard.append)
+    assert len(allowed_s) >= 2
+    assert max(allowed_s) <= 0.5  # with the lines in the sources
+    assert "outputs" in heard[0].holders[0].description
+    assert "outputs" in growing(run)[-1].holders[0].description
+    assert not [n for n in run.notes if n.source == "survivors"]
+
+
 def test_at_the_end_the_whole_heap_is_searched_only_within_what_the_end_may_take(
     tmp_path, monkeypatch
 ):

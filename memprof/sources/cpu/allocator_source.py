@@ -66,7 +66,7 @@ class CpuAllocatorSource:
         self._interner = interner
         self._loop_watch = loop_watch
         self._native = native
-        self._live = LiveBlocks(interner, loop_watch, place, lambda device: device == _DEVICE)
+        self._live = LiveBlocks(interner, loop_watch, place, of_cpu=True)
         self._stacks = _StackRows(interner, native.cpu_new_stacks)
         self._labels = RowLabels(interner, loop_watch, native)
         self._search = StorageSearch(loop_watch.guard)

@@ -15,6 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from memprof.cpython.thread_clock import thread_us
 from memprof.records import DeviceInfo
 from memprof.snapshot.reader import traces_from_snapshot
 from memprof.snapshot.unpickler import collector_paused
@@ -344,7 +345,7 @@ class CudaSource:
         self._look()
         self._devices_begun = set(self._ordinals)
         states = {f"cuda:{i}": State() for i in self._ordinals}
-        began_us = _clock_us()
+        began_us = thread_us()
         with collector_paused():
             for trace in traces_from_snapshot(
                 {"segments": segments_now(self._torch)}, is_live=True
@@ -354,7 +355,7 @@ class CudaSource:
                         trace.end
                     )
         blocks = sum(len(state.blocks) for state in states.values())
-        self._recorder.saw_blocks(_clock_us() - began_us, blocks)
+        self._recorder.saw_blocks(thread_us() - began_us, blocks)
         return states
 
     def _passing(self, time_us: int) -> None:
@@ -365,19 +366,19 @@ class CudaSource:
         if not self._recorder.lock.acquire(blocking=False):
             return
         try:
-            began_us = _clock_us()
+            began_us = thread_us()
             if not self._ordinals:
                 self._look()
             if self._recorder.is_filling():
                 self._take()
-            self._spent_us += _clock_us() - began_us
+            self._spent_us += thread_us() - began_us
         finally:
             self._recorder.lock.release()
 
     def _take(self) -> None:
         """Read what is new, and keep it as events until the next drain."""
         with self._recorder.lock, collector_paused():
-            began_us = _clock_us()
+            began_us = thread_us()
             if self._recorder.owner is not HistoryOwner.NOBODY:
                 self._look()
             looked_us = time.time_ns() // 1000 - _CLOCKS_DIFFER_US
@@ -389,7 +390,7 @@ class CudaSource:
             chunks = [self._chunk(t) for t in traces if not self._is_lost(t.device)]
             self._chunks += [chunk for chunk in chunks if len(chunk.events)]
             self._keeper.marks.forget_before(looked_us)
-            self._recorder.took(_clock_us() - began_us)
+            self._recorder.took(thread_us() - began_us)
 
     def _see_settings(self, traces: Sequence[Trace]) -> None:
         """The allocator's settings as they are now: the program may have changed them."""

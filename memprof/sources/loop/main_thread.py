@@ -19,7 +19,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import CodeType, TracebackType
 from typing import Any, TypeVar
 
@@ -116,18 +116,25 @@ class Beat:
     def __init__(self, ask: Callable[[], object], interval_ms: float) -> None:
         """``ask`` runs on the thread: it must neither block nor call torch, nor raise."""
         self._ask, self._interval_s = ask, interval_ms / 1000
-        self._goes_on = threading.Lock()
-        """Held until the end. (An event has a lock inside that a fork could leave held.)"""
+        self._wakes = threading.Lock()
+        """Held until the thread is to wake. (An event has a lock inside that a fork could leave
+        held.)"""
         self._thread: threading.Thread | None = None
+
+    def pace(self, interval_ms: float) -> None:
+        """Ask so often from now on."""
+        before_s, self._interval_s = self._interval_s, interval_ms / 1000
+        if self._thread is not None and self._interval_s < before_s:
+            self._wake()
 
     def start(self) -> None:
         """Begin; safe to call twice. A closed one begins anew."""
         if self._thread is not None:
             return
-        self._goes_on = threading.Lock()
-        self._goes_on.acquire()
+        self._wakes = threading.Lock()
+        self._wakes.acquire()
         self._thread = threading.Thread(
-            target=self._run, args=(self._goes_on,), name="memprof beat", daemon=True
+            target=self._run, args=(self._wakes,), name="memprof beat", daemon=True
         )
         try:
             self._thread.start()
@@ -139,13 +146,21 @@ class Beat:
         thread, self._thread = self._thread, None
         if thread is None:
             return
-        self._goes_on.release()
+        self._wake()
         if thread is not threading.current_thread():
             thread.join(self.PATIENCE_S)
 
-    def _run(self, goes_on: threading.Lock) -> None:
-        while not goes_on.acquire(timeout=self._interval_s):
-            self._ask()
+    def _wake(self) -> None:
+        with suppress(RuntimeError):  # it was woken before, and has not yet run
+            self._wakes.release()
+
+    def _run(self, wakes: threading.Lock) -> None:
+        while True:
+            is_woken = wakes.acquire(timeout=self._interval_s)
+            if self._thread is not threading.current_thread():
+                return
+            if not is_woken:
+                self._ask()
 
 
 def adder() -> Callable[[int], int] | None:

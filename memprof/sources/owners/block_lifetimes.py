@@ -188,20 +188,27 @@ def own(lives: Lives, owners: Mapping[int, Owner], at: int, labels: LabelRows) -
 
     An input is what was made outside every module and has no other owner.
     """
-    rows = sight(lives, list(owners), at)
-    for row, owner in zip(rows.tolist(), owners.values(), strict=True):
+    if not len(lives):
+        return
+    found, known = [], sight(lives, list(owners), at)
+    before = lives.label[known].tolist()
+    for row, label, owner in zip(known.tolist(), before, owners.values(), strict=True):
         if row < 0:
             continue
-        label = labels.of(int(lives.label[row]))
-        if owner.category == Category.INPUT and (
-            label.module
-            or label.phase not in (Phase.OTHER, Phase.UNKNOWN)
-            or lives.category[row] != Category.UNKNOWN
-        ):
-            continue
-        lives.category[row] = owner.category
-        if owner.module:
-            lives.label[row] = labels.in_module(int(lives.label[row]), owner.module)
+        category, module = owner
+        if category == Category.INPUT:
+            made = labels.of(label)
+            if (
+                made.module
+                or made.phase not in (Phase.OTHER, Phase.UNKNOWN)
+                or lives.category[row] != Category.UNKNOWN
+            ):
+                continue
+        found.append((row, category, labels.in_module(label, module) if module else label))
+    if found:  # of several in one block the last one counts
+        rows, categories, moved = zip(*found, strict=True)
+        at_rows = np.array(rows, np.int64)
+        lives.category[at_rows], lives.label[at_rows] = categories, moved
 
 
 def _keep_for_backward(lives: Lives, step: int, at: int, labels: LabelRows) -> None:

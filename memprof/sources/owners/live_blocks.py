@@ -7,7 +7,7 @@ watched for each allocation, and nothing is held.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,11 +84,12 @@ class LiveBlocks:
         interner: Interner,
         loop_watch: LoopWatch,
         place: PlaceOf,
-        records: Callable[[str], bool] = lambda device: device != "cpu",
+        *,
+        of_cpu: bool = False,
     ) -> None:
-        """``place`` says where a tensor lies, ``records`` which devices are meant."""
+        """``place`` says where a tensor lies; ``of_cpu``: the CPU is meant, else all others are."""
         self.labels = LabelRows(interner)
-        self.sightings = OwnerSamples(loop_watch, place, records)
+        self.sightings = OwnerSamples(loop_watch, place, of_cpu=of_cpu)
         self._saved_blocks = SavedBlocks(self.labels)
         self._loop_watch = loop_watch
         self._pools = interner.pools

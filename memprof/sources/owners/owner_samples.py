@@ -42,12 +42,10 @@ class OwnerSamples:
     Gradients are gone by the next drain where ``zero_grad`` drops them, and so are inputs.
     """
 
-    def __init__(
-        self, loop_watch: LoopWatch, place: PlaceOf, records: Callable[[str], bool]
-    ) -> None:
-        """``place`` says where a tensor lies, ``records`` whether a device's are noted."""
+    def __init__(self, loop_watch: LoopWatch, place: PlaceOf, *, of_cpu: bool) -> None:
+        """``place`` says where a tensor lies; ``of_cpu``: on the CPU are noted, else all others."""
         self.failure = ""
-        self._records = records
+        self._of_cpu = of_cpu
         self._loop_watch = loop_watch
         self._place = place
         self._guard = loop_watch.guard
@@ -163,15 +161,18 @@ class OwnerSamples:
     ) -> dict[str, dict[int, Owner]]:
         """Owner by device and address; no code of a tensor's subclass is run for its attributes."""
         by_device: dict[str, dict[int, Owner]] = defaultdict(dict)
+        place, of_cpu = self._place, self._of_cpu
         with plain_attributes():
             for owner, tensor in owned_tensors:
                 places: Iterable[StorageAddress]
-                if is_plain(tensor):  # as nearly always
-                    places = (self._place(tensor),)
-                else:
+                if not is_plain(tensor):
                     places = self._guard.within(self._places, (tensor,))
+                elif of_cpu and not tensor.is_cpu:
+                    continue  # as nearly all in a program that uses a device
+                else:
+                    places = (place(tensor),)
                 for device, address in places:
-                    if address and self._records(device):
+                    if address and (device == "cpu") is of_cpu:
                         by_device[device][address] = owner
         return by_device
 

@@ -30,6 +30,8 @@ _NESTING = 6
 """Lists and dicts in an optimizer's state or in arguments, and wrappers, are searched this deep."""
 _BARREN = frozenset((type(None), bool, int, float, complex, str, bytes))
 """What is so often among arguments and results that it is not asked what else it may be."""
+_identity = object.__hash__
+"""Like `id`, which has been an audited event since Python 3.12 and so ten times as dear."""
 
 
 class Owner(NamedTuple):
@@ -87,11 +89,12 @@ def owners(loop_watch: LoopWatch, others: Differentiated) -> dict[int, Owner]:
 def owned(loop_watch: LoopWatch, others: Differentiated) -> Iterator[tuple[Owner, Any]]:
     """The same as tensors; where two own the same, the later one counts."""
     guard = loop_watch.guard
-    parameters = _parameters(loop_watch)
-    for tensor, path in _buffers(loop_watch):
+    modules = list(_modules(loop_watch))
+    parameters = _first_of(loop_watch, modules)
+    for tensor, path in guard.within(_buffers_of, modules):
         yield Owner(Category.BUFFER, path), tensor
     for parameter, state in guard.within(_state_of, loop_watch.optimizers()):
-        owner = Owner(Category.OPTIMIZER_STATE, parameters.get(id(parameter), (None, ""))[1])
+        owner = Owner(Category.OPTIMIZER_STATE, parameters.get(_identity(parameter), (None, ""))[1])
         yield from ((owner, tensor) for tensor in tensors_in(state, guard))
     yield from _gradients(parameters, others, guard)
     for tensor, path in parameters.values():
@@ -217,33 +220,29 @@ def _gradients(
 
 
 def _called_parameters(loop_watch: LoopWatch) -> dict[int, tuple[Any, str]]:
-    """The same as `_parameters` for modules that were there at a call; takes a third of the time.
+    """Parameters by their `_identity` of the modules that were there at a call, and of optimizers.
 
     It is asked for in every step, and one that was not there has no gradient, or an optimizer.
     """
     return _first_of(loop_watch, loop_watch.modules.known())
 
 
-def _parameters(loop_watch: LoopWatch) -> dict[int, tuple[Any, str]]:
-    """Every parameter by its ``id``, with the path of the first module that has it."""
-    return _first_of(loop_watch, _modules(loop_watch))
-
-
 def _first_of(
     loop_watch: LoopWatch, modules: Iterable[tuple[Any, str]]
 ) -> dict[int, tuple[Any, str]]:
+    """Every parameter of modules and optimizers by its `_identity`, with its first path."""
     within = loop_watch.guard.within
-    by_id: dict[int, tuple[Any, str]] = {}
+    by_key: dict[int, tuple[Any, str]] = {}
     for parameter, path in within(_parameters_of, modules):
-        by_id.setdefault(id(parameter), (parameter, path))
+        by_key.setdefault(_identity(parameter), (parameter, path))
     for parameter in within(_parameters_in, loop_watch.optimizers()):
-        by_id.setdefault(id(parameter), (parameter, ""))
-    return by_id
+        by_key.setdefault(_identity(parameter), (parameter, ""))
+    return by_key
 
 
-def _parameters_of(module_at: tuple[Any, str]) -> Iterator[tuple[Any, str]]:
+def _parameters_of(module_at: tuple[Any, str]) -> Iterable[tuple[Any, str]]:
     module, path = module_at
-    return ((one, path) for one in list(module._parameters.values()) if one is not None)
+    return [(one, path) for one in list(module._parameters.values()) if one is not None]
 
 
 def _parameters_in(optimizer: Any) -> Iterator[Any]:
@@ -251,13 +250,9 @@ def _parameters_in(optimizer: Any) -> Iterator[Any]:
         yield from group["params"]
 
 
-def _buffers(loop_watch: LoopWatch) -> Iterator[tuple[Any, str]]:
-    return loop_watch.guard.within(_buffers_of, _modules(loop_watch))
-
-
-def _buffers_of(module_at: tuple[Any, str]) -> Iterator[tuple[Any, str]]:
+def _buffers_of(module_at: tuple[Any, str]) -> Iterable[tuple[Any, str]]:
     module, path = module_at
-    return ((one, path) for one in list(module._buffers.values()) if one is not None)
+    return [(one, path) for one in list(module._buffers.values()) if one is not None]
 
 
 def _modules(loop_watch: LoopWatch) -> Iterator[tuple[Any, str]]:
@@ -266,8 +261,16 @@ def _modules(loop_watch: LoopWatch) -> Iterator[tuple[Any, str]]:
 
 
 def _below(root: tuple[Any, str]) -> Iterator[tuple[Any, str]]:
-    for name, module in root[0].named_modules():
-        yield module, f"{root[1]}.{name}" if name else root[1]
+    """As ``named_modules``, which passes each one up through all above it."""
+    seen, waiting = set(), [root]
+    while waiting:
+        module, path = waiting.pop()
+        if module is None or module in seen:
+            continue
+        seen.add(module)
+        yield module, path
+        children = list(module._modules.items())
+        waiting += [(child, f"{path}.{name}") for name, child in reversed(children)]
 
 
 def _state_of(optimizer: Any) -> Iterable[tuple[Any, Any]]:

@@ -9,13 +9,16 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
 
 import memprof
+from memprof import native
 from memprof.loading import load
 from memprof.report.recording_gaps import unseen
+from memprof.sources.cpu.allocator_source import _BLOCK
 from memprof.trace import Action, Category, Phase
 from memprof.views.examination import examine
 
@@ -307,3 +310,33 @@ def test_without_a_compiler_the_recording_goes_on_and_says_so(tmp_path):
     (note,) = [note for note in run.notes if note.source == "native"]
     assert "could not be built" in note.message
     assert [device.device for device in run.devices] == ["cpu"]
+
+
+def test_the_blocks_in_use_are_exact_however_many_come_and_in_whatever_order_they_go():
+    part = native.load()
+    part.cpu_start()
+    try:
+        before, *_ = part.cpu_counters()
+        random, living, expected = Random(11), {}, 0
+        for round_ in range(20_000):
+            if living and random.random() < (0.2 if round_ < 10_000 else 0.7):
+                address = random.choice(list(living)) if len(living) < 50 else next(iter(living))
+                expected -= living.pop(address).nbytes
+            else:
+                block = torch.empty(random.randrange(1, 200), dtype=torch.uint8)
+                living[block.data_ptr()] = block
+                expected += block.nbytes
+        now, peak, *_ = part.cpu_counters()
+        assert now - before == expected
+        assert peak - before > expected
+        listed = np.frombuffer(part.cpu_living(), _BLOCK)
+        ours = listed[np.isin(listed["address"], list(living))]
+        assert {int(b["address"]): int(b["size"]) for b in ours} == {
+            address: block.nbytes for address, block in living.items()
+        }
+        assert len(ours) == len(living) > 1000
+        block = None
+        living.clear()
+        assert part.cpu_counters()[0] == before
+    finally:
+        part.cpu_stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from collections.abc import Iterator
 
@@ -545,6 +546,21 @@ def test_ranges_that_the_program_names_count_among_what_a_look_reads(recorded):
         job.source.end_window()
     job.source.begin_window()
     assert job.torch.recording.max_entries > 70_000  # and not 5,000, by 60 µs an entry
+
+
+def test_looks_that_wait_for_the_processor_are_not_thought_slow(recorded, monkeypatch):
+    job = recorded()
+    job.take_long(100.0)
+    clock = sys.modules["memprof.sources.cuda.snapshot_source"].time
+    monkeypatch.setattr(clock, "thread_time_ns", lambda: int(job.now_us * 10))  # a hundredth
+    job.source.begin_window()
+    for _ in range(400):
+        job.torch.free(job.torch.alloc(1024))
+    job.sizes()
+    job.source.end_window()
+    job.source.begin_window()
+    assert job.now_us > 100_000
+    assert job.torch.recording.max_entries > 70_000
 
 
 def test_a_program_with_a_long_history_is_not_held_up_by_reading_it(recorded):

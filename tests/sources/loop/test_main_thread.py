@@ -230,6 +230,20 @@ def test_a_beat_asks_until_it_is_closed() -> None:
     beat.close()
 
 
+def test_a_beat_that_is_to_ask_more_often_does_so_at_once() -> None:
+    asked: list[None] = []
+    beat = Beat(lambda: asked.append(None), interval_ms=3_600_000)
+    beat.start()
+    beat.pace(3_600_000)
+    assert not asked
+    beat.pace(1)
+    beat.pace(0.5)  # before it has slept again
+    assert spin(lambda: len(asked) >= 5)
+    beat.pace(3_600_000)
+    beat.close()
+    assert "memprof beat" not in [t.name for t in threading.enumerate()]
+
+
 def test_a_process_that_ends_with_a_call_in_its_queue_ends_well() -> None:
     program = (
         "import threading, sys\n"
