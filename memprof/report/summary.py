@@ -280,7 +280,7 @@ def _quiet(examination: Examination, main: DeviceFigures, largest: Found | None)
     """Nothing is wrong: the peak, whose it is, and what would take less where memory is short."""
     peak, source = main.peak, examination.run.source
     owner = peak.categories[0] if peak and peak.categories else None
-    line = f"peak {format_bytes(main.peak_allocated_bytes)} on {main.device}"
+    line = f"peak {main.peak_in_words} on {main.device}"
     if peak and peak.step >= 0:
         line += f", in step {peak.step}"
     if owner and owner.name != UNKNOWN_CATEGORY:
