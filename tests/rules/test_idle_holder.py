@@ -177,5 +177,8 @@ def test_the_exception_that_ends_the_program_is_kept_by_nobody(tmp_path, error, 
     words = [sys.executable, "-m", "memprof.record.launch", options, program]
     paths = {"PYTHONPATH": forks.PYTHONPATH, "MEMPROF_NATIVE": "0"}
     subprocess.run(words, env={**os.environ, **paths}, capture_output=True, check=False)
-    found = [one for one in findings(load(file)) if one.rule == "idle-holder"]
+    run = load(file)
+    found = [one for one in findings(run) if one.rule == "idle-holder"]
     assert bool(found) is is_kept
+    held = {one.holders[0].description.partition(" (")[0] for one in run.findings if one.holders}
+    assert ("local `kept` of train()" in held) is not is_kept
