@@ -86,14 +86,14 @@ def peaks(summaries: Sequence[Summary], *, cards_only: bool = False) -> Iterator
     ``cards_only`` leaves out the CPU of a run that used a card.
     """
     for summary in summaries:
-        known = [] if summary.final_state else summary.devices
-        measured = [d for d in known if d.peak_allocated_bytes > 0]
-        cards = [d for d in measured if d.device != "cpu"]
-        measured = cards if cards_only and cards else measured
-        for device in measured:
+        judged_devices = [] if summary.final_state else summary.devices
+        devices = [d for d in judged_devices if d.peak_allocated_bytes > 0]
+        cards = [d for d in devices if d.device != "cpu"]
+        devices = cards if cards_only and cards else devices
+        for device in devices:
             where = f"on {device.device} in {summary.source}"
             yield Peak(where, device.peak_allocated_bytes, device.peak_gaps)
-        if not measured:
+        if not devices:
             yield Peak(f"in {summary.source}", -1)
 
 
@@ -106,14 +106,14 @@ def job_peaks(job: JobReport) -> Iterator[Peak]:
         yield Peak(f"of {job.missing_count} of the {job.world_size} ranks: no file of theirs", -1)
 
 
-def fail_above(limit: Limit, found: Iterable[Peak]) -> None:
+def fail_above(limit: Limit, peak_list: Iterable[Peak]) -> None:
     """End with `EXIT_ABOVE` where a peak is above ``limit``.
 
     Raises:
         MemprofError: none is, but some peak was not measured, or not all of it was seen.
     """
-    most, measured = limit.bytes, list(found)
-    above = [peak for peak in measured if peak.bytes > most]
+    most, all_peaks = limit.bytes, list(peak_list)
+    above = [peak for peak in all_peaks if peak.bytes > most]
     for peak in above:
         over = format_bytes(peak.bytes - most)
         click.echo(
@@ -122,12 +122,12 @@ def fail_above(limit: Limit, found: Iterable[Peak]) -> None:
         )
     if above:
         raise click.exceptions.Exit(EXIT_ABOVE)
-    unknown = next((peak.where for peak in measured if peak.bytes < 0), None)
+    unknown = next((peak.where for peak in all_peaks if peak.bytes < 0), None)
     if unknown is not None:
         raise MemprofError(
             f"no peak was measured {unknown}", "what cannot be judged does not pass --fail-above"
         )
-    for peak in measured:
+    for peak in all_peaks:
         _check_seen(peak, limit)
 
 

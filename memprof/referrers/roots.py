@@ -62,9 +62,7 @@ class Root:
 def is_own(globals_: dict[str, object]) -> bool:
     """Whether a frame or module with these globals is memprof's."""
     name = dict.get(globals_, "__name__")
-    if (
-        name == "__main__"
-    ):  # `python -m memprof.record.launch`; a program has no package, or its own
+    if name == "__main__":  # of `python -m memprof.record.launch`
         name = dict.get(globals_, "__package__")
     return type(name) is str and (name == _PACKAGE or name.startswith(_PACKAGE + "."))
 
@@ -158,14 +156,14 @@ def _frame_root(frame: types.FrameType, thread: str) -> Root:
 def module_roots(*, user: bool) -> list[Root]:
     """The globals of the user's modules, or those of libraries; never memprof's."""
     roots = []
-    seen: set[int] = set()  # ``multiprocessing`` calls the main module ``__mp_main__`` as well
+    visited: set[int] = set()  # ``multiprocessing`` calls the main module ``__mp_main__`` as well
     for name, module in list(sys.modules.items()):
         if type(name) is not str or not issubclass(type(module), types.ModuleType):
             continue
         variables = types.ModuleType.__getattribute__(module, "__dict__")
-        if type(variables) is not dict or id(variables) in seen or is_own(variables):
+        if type(variables) is not dict or id(variables) in visited or is_own(variables):
             continue
-        seen.add(id(variables))
+        visited.add(id(variables))
         if _is_user_module(name, variables) is user:
             roots.append(_module_root(name, variables))
     return roots
