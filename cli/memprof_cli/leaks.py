@@ -24,6 +24,7 @@ from memprof.rules.unexplained_growth import UnexplainedGrowth, unexplained_grow
 from memprof.run import DeviceRun, Run
 from memprof.source_code.locate import not_here
 from memprof.source_code.merge_patches import merged
+from memprof.trace import NOT_RECORDED
 from memprof.units import format_bytes, format_count, format_percent
 from memprof.views.examination import examine
 from memprof.views.sites import library_frame, short_path, site_name
@@ -328,22 +329,41 @@ def _nothing(run: Run) -> str:
     if not steps:
         return "no steps are marked in this file, so growth from step to step cannot be seen"
     if steps < _ENOUGH_STEPS:
-        return f"nothing found in {steps} steps; record at least {_ENOUGH_STEPS} to see a leak"
-    return f"no leak in {format_count(steps)} steps"
+        return f"nothing found in {_of_all(run)}; record at least {_ENOUGH_STEPS} to see a leak"
+    return f"no leak in {_of_all(run)}"
 
 
 def _no_growth(run: Run) -> str:
     """The answer to the question that was asked, where only other things were found."""
     steps = _steps(run)
     if 0 < steps < _ENOUGH_STEPS and not is_bare_state(run):
-        few = "1 step is" if steps == 1 else f"{steps} steps are"
+        few = f"{_of_all(run)} {'is' if steps == 1 else 'are'}"
         return f"{few} too few to see a leak: record at least {_ENOUGH_STEPS}; what else was found:"
     return f"{_nothing(run)}; what else was found:"
 
 
+def _of_all(run: Run) -> str:
+    """``40 steps``; ``60 of the 100 steps`` where nothing was counted in the others."""
+    counted = _steps(run)
+    rows = max((len(device.steps) for device in run.devices), default=0)
+    if counted < rows:
+        total = max(int(device.steps.last.max(initial=0)) + 1 for device in run.devices)
+        return f"{format_count(counted)} of the {format_count(total)} steps"
+    return "1 step" if counted == 1 else f"{format_count(counted)} steps"
+
+
 def _steps(run: Run) -> int:
-    """Steps that were counted, or that the labels of allocations name."""
-    return max((len(device.steps) or _named_steps(device) for device in run.devices), default=0)
+    """Steps whose bytes are known, or that the labels of allocations name."""
+    return max(
+        (_counted_steps(device) or _named_steps(device) for device in run.devices), default=0
+    )
+
+
+def _counted_steps(device: DeviceRun) -> int:
+    """Rows of counters that say something: at a step that nobody looked at a leak may begin."""
+    steps = device.steps
+    known = (steps.allocated != NOT_RECORDED) | (steps.window != NOT_RECORDED)
+    return int(known.sum())
 
 
 def _named_steps(device: DeviceRun) -> int:

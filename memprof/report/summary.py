@@ -38,6 +38,8 @@ _CODE = 60
 """Characters of a source line in a sentence."""
 _MOST = 0.5
 """Share of the live bytes when memory ran out from which a leak is the reason that is told."""
+_ALMOST_ALL = 0.9
+"""Of the steps, up to which bytes were counted: where they end earlier, that is said."""
 _SURE = 0.5
 """Confidence from which waste is the verdict; below it is told among the rest."""
 _OF_FINDINGS = frozenset(("leak", "waste", "fragmentation"))
@@ -325,4 +327,7 @@ def _trend(device: DeviceFigures, run: Run) -> str:
     if trend.keeps_rising:
         rate = format_bytes(trend.bytes_per_step)
         return f"allocated bytes rise by {rate} per step, yet no single line keeps growing"
+    if trend.last_step + 1 < _ALMOST_ALL * device.steps:
+        last, total = format_count(trend.last_step), format_count(device.steps)
+        return f"nothing keeps growing over steps {trend.first_step} to {last} of {total}"
     return f"nothing keeps growing over {format_count(device.steps)} steps"

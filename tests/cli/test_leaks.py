@@ -17,7 +17,14 @@ from memprof.rules.finding import Found, Kind, Remedy
 from memprof.rules.ranked_findings import findings
 from memprof.source_code.patch import diff, replaced
 from memprof.source_code.program import program_of
-from memprof.testing import TraceBuilder, save_snapshot, segments_only, snapshot, write_run
+from memprof.testing import (
+    TraceBuilder,
+    save_snapshot,
+    segments_only,
+    snapshot,
+    step_columns,
+    write_run,
+)
 from memprof.trace import Frame
 from memprof.views.examination import examine
 from memprof_cli.leaks import command
@@ -161,6 +168,26 @@ def test_what_cannot_be_judged_does_not_pass(tmp_path):
         f"{file} cannot show whether anything leaks: "
         "no steps are marked in this file, so growth from step to step cannot be seen"
     )
+
+
+@pytest.mark.parametrize(
+    ("counted", "said"),
+    [
+        (4, "nothing found in 4 of the 61 steps; record at least 12 to see a leak"),
+        (20, "no leak in 20 of the 61 steps"),
+        (61, "no leak in 61 steps"),
+    ],
+)
+def test_steps_that_nobody_looked_at_are_none_without_a_leak(tmp_path, counted, said):
+    """A window that has used up its allowance leaves steps without any figure."""
+    builder = TraceBuilder(device="cpu")
+    for step in range(4):
+        builder.label(step=step).alloc(4096, "batch").free("batch")
+    rest = [-1] * (61 - counted)
+    steps = step_columns(allocated=[0] * counted + rest, window=[0] * 4 + [-1] * 57)
+    file = write_run(tmp_path / "run.json", builder.build(), steps=steps)
+    assert said in invoke(file).output
+    assert (invoke(file, "--fail-on-leak").exception is None) is (counted >= 12)
 
 
 def test_no_patch_is_written_as_an_empty_file_and_said_to_be_none(leaking, tmp_path):
