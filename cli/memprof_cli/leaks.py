@@ -15,7 +15,6 @@ from rich.text import Text
 from memprof.chain_description import names_line
 from memprof.errors import MemprofError
 from memprof.records import Holder, Site
-from memprof.report.recorded_steps import in_words, recorded_steps
 from memprof.report.recording_gaps import is_bare_state
 from memprof.rules.finding import Found, Kind, Remedy
 from memprof.rules.floor import is_needed
@@ -25,10 +24,10 @@ from memprof.rules.unexplained_growth import UnexplainedGrowth, unexplained_grow
 from memprof.run import DeviceRun, Run
 from memprof.source_code.locate import not_here
 from memprof.source_code.merge_patches import merged
+from memprof.trace import NOT_RECORDED
 from memprof.units import format_bytes, format_count, format_percent
 from memprof.views.examination import examine
 from memprof.views.sites import library_frame, short_path, site_name
-from memprof.views.steps import allocated_trend
 from memprof_cli.json_output import known, print_json
 from memprof_cli.sources import opened, source_option
 from memprof_cli.terminal import terminal
@@ -90,7 +89,7 @@ def command(
         _print(run, all_findings, unexplained, in_full=in_full)
     if fail_on_leak and (unexplained is not None or any(map(_grows, all_findings))):
         ctx.exit(EXIT_LEAK)
-    if fail_on_leak and (_steps(run) < _ENOUGH_STEPS or _is_uncounted(run)):
+    if fail_on_leak and _steps(run) < _ENOUGH_STEPS:
         raise MemprofError(
             f"{file} cannot show whether anything leaks: {_nothing(run)}",
             "what cannot be judged does not pass --fail-on-leak",
@@ -330,49 +329,41 @@ def _nothing(run: Run) -> str:
     if not steps:
         return "no steps are marked in this file, so growth from step to step cannot be seen"
     if steps < _ENOUGH_STEPS:
-        return f"nothing found in {steps} steps; record at least {_ENOUGH_STEPS} to see a leak"
-    return _few_counted(run) or f"no leak in {format_count(steps)} steps"
-
-
-def _is_uncounted(run: Run) -> bool:
-    """Whether no device's counters are enough to say whether anything grows."""
-    devices = [device for device in run.devices if len(device.steps)]
-    return bool(devices) and all(
-        allocated_trend(device.steps) is None and _is_partly_recorded(device) for device in devices
-    )
-
-
-def _is_partly_recorded(device: DeviceRun) -> bool:
-    recorded_count, total = recorded_steps(device.steps)
-    return recorded_count < total
-
-
-def _few_counted(run: Run) -> str:
-    """What was counted, where that is not enough to say that nothing grows; empty where it is."""
-    for device in run.devices:
-        if not len(device.steps):
-            continue
-        trend, (recorded_count, total) = allocated_trend(device.steps), recorded_steps(device.steps)
-        if trend is not None and not trend.covers(total):
-            counted = f"no leak in steps {trend.first_step} to {trend.last_step}"
-            return f"{counted}; later ones were not counted: {in_words(recorded_count, total, run)}"
-        if trend is None and _is_partly_recorded(device):
-            return f"too little to see a leak: {in_words(recorded_count, total, run)}"
-    return ""
+        return f"nothing found in {_of_all(run)}; record at least {_ENOUGH_STEPS} to see a leak"
+    return f"no leak in {_of_all(run)}"
 
 
 def _no_growth(run: Run) -> str:
     """The answer to the question that was asked, where only other things were found."""
     steps = _steps(run)
     if 0 < steps < _ENOUGH_STEPS and not is_bare_state(run):
-        few = "1 step is" if steps == 1 else f"{steps} steps are"
+        few = f"{_of_all(run)} {'is' if steps == 1 else 'are'}"
         return f"{few} too few to see a leak: record at least {_ENOUGH_STEPS}; what else was found:"
     return f"{_nothing(run)}; what else was found:"
 
 
+def _of_all(run: Run) -> str:
+    """``40 steps``; ``60 of the 100 steps`` where nothing was counted in the others."""
+    counted = _steps(run)
+    rows = max((len(device.steps) for device in run.devices), default=0)
+    if counted < rows:
+        total = max(int(device.steps.last.max(initial=0)) + 1 for device in run.devices)
+        return f"{format_count(counted)} of the {format_count(total)} steps"
+    return "1 step" if counted == 1 else f"{format_count(counted)} steps"
+
+
 def _steps(run: Run) -> int:
-    """Steps that were counted, or that the labels of allocations name."""
-    return max((len(device.steps) or _named_steps(device) for device in run.devices), default=0)
+    """Steps whose bytes are known, or that the labels of allocations name."""
+    return max(
+        (_counted_steps(device) or _named_steps(device) for device in run.devices), default=0
+    )
+
+
+def _counted_steps(device: DeviceRun) -> int:
+    """Rows of counters that say something: at a step that nobody looked at a leak may begin."""
+    steps = device.steps
+    known = (steps.allocated != NOT_RECORDED) | (steps.window != NOT_RECORDED)
+    return int(known.sum())
 
 
 def _named_steps(device: DeviceRun) -> int:

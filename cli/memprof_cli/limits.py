@@ -6,12 +6,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 
 from memprof.errors import MemprofError, SettingsError
 from memprof.loading import load
 from memprof.ranks.report import JobReport
+from memprof.report.peak_gaps import PeakGap, peak_gaps
 from memprof.report.summary import Summary
 from memprof.units import format_bytes, parse_bytes
 from memprof.views.examination import examine
@@ -31,6 +33,8 @@ class Limit:
     of_run: bool = False
     card: str = ""
     """The card that the other run simulated; empty for a size or a real card."""
+    peak_gaps: tuple[PeakGap, ...] = ()
+    """What was not seen of the other run's peak."""
 
     def __str__(self) -> str:
         """As it was given, with its bytes where they came from a file."""
@@ -54,17 +58,26 @@ def limit_of(text: str) -> Limit:
     run = load(file)
     devices = examine(run).devices
     cards = [device for device in devices if device.name != "cpu"]
-    highest = max((device.peak_allocated for device in cards or devices), default=0)
-    if highest <= 0:
+    main = max(cards or devices, key=lambda device: device.peak_allocated, default=None)
+    highest = main.peak_allocated if main is not None else 0
+    if main is None or highest <= 0:
         raise MemprofError(f"no peak was measured in {file}", "what it holds cannot be a limit")
     more = float(match["percent"] or 0)
     simulated = run.header.dry_run
     most = int(highest * (1 + more / 100))
-    return Limit(text, most, of_run=True, card=simulated.card if simulated else "")
+    card = simulated.card if simulated else ""
+    return Limit(text, most, of_run=True, card=card, peak_gaps=peak_gaps(main, run))
 
 
-Peak = tuple[str, int]
-"""Where it was, in words, and its bytes; -1 where none was measured."""
+class Peak(NamedTuple):
+    """The most that was in use at once, of a device or a rank."""
+
+    where: str
+    """In words: ``on cpu in run.json``."""
+    bytes: int
+    """-1 where none was measured."""
+    gaps: tuple[PeakGap, ...] = ()
+    """What was not seen of it."""
 
 
 def peaks(summaries: Sequence[Summary], *, cards_only: bool = False) -> Iterator[Peak]:
@@ -78,37 +91,54 @@ def peaks(summaries: Sequence[Summary], *, cards_only: bool = False) -> Iterator
         cards = [d for d in devices if d.device != "cpu"]
         devices = cards if cards_only and cards else devices
         for device in devices:
-            yield f"on {device.device} in {summary.source}", device.peak_allocated_bytes
+            where = f"on {device.device} in {summary.source}"
+            yield Peak(where, device.peak_allocated_bytes, device.peak_gaps)
         if not devices:
-            yield f"in {summary.source}", -1
+            yield Peak(f"in {summary.source}", -1)
 
 
 def job_peaks(job: JobReport) -> Iterator[Peak]:
     """The peak of each rank, also of those that are missing or could not be read."""
     for rank in job.ranks:
-        yield f"in {rank.file}", rank.peak_allocated_bytes or -1
-    yield from ((f"in {one.file}", -1) for one in job.left_out)
+        yield Peak(f"in {rank.file}", rank.peak_allocated_bytes or -1)
+    yield from (Peak(f"in {one.file}", -1) for one in job.left_out)
     if job.missing_count:
-        yield f"of {job.missing_count} of the {job.world_size} ranks: no file of theirs", -1
+        yield Peak(f"of {job.missing_count} of the {job.world_size} ranks: no file of theirs", -1)
 
 
 def fail_above(limit: Limit, peak_list: Iterable[Peak]) -> None:
     """End with `EXIT_ABOVE` where a peak is above ``limit``.
 
     Raises:
-        MemprofError: none is, but some peak was not measured.
+        MemprofError: none is, but some peak was not measured, or not all of it was seen.
     """
-    most, peak_pairs = limit.bytes, list(peak_list)
-    above = [(where, nbytes) for where, nbytes in peak_pairs if nbytes > most]
-    for where, nbytes in above:
-        over = format_bytes(nbytes - most)
+    most, all_peaks = limit.bytes, list(peak_list)
+    above = [peak for peak in all_peaks if peak.bytes > most]
+    for peak in above:
+        over = format_bytes(peak.bytes - most)
         click.echo(
-            f"above {limit}: peak allocated {format_bytes(nbytes)} {where}, {over} more", err=True
+            f"above {limit}: peak allocated {format_bytes(peak.bytes)} {peak.where}, {over} more",
+            err=True,
         )
     if above:
         raise click.exceptions.Exit(EXIT_ABOVE)
-    unknown = next((where for where, nbytes in peak_pairs if nbytes < 0), None)
+    unknown = next((peak.where for peak in all_peaks if peak.bytes < 0), None)
     if unknown is not None:
         raise MemprofError(
             f"no peak was measured {unknown}", "what cannot be judged does not pass --fail-above"
         )
+    for peak in all_peaks:
+        _check_seen(peak, limit)
+
+
+def _check_seen(peak: Peak, limit: Limit) -> None:
+    """Raise where bytes were not seen, unless the run to compare with lacks just the same."""
+    if not peak.gaps:
+        return
+    if limit.peak_gaps == peak.gaps == (PeakGap.OPERATORS,):
+        return
+    unseen = ", ".join(gap.value for gap in peak.gaps)
+    raise MemprofError(
+        f"the peak {peak.where} may be above {limit}; not seen: {unseen}",
+        "run `memprof native` once and record again: what was not seen does not pass --fail-above",
+    )

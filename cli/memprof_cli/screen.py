@@ -94,7 +94,7 @@ def _headline(device: DeviceFigures) -> Text:
     text.append(device.device, style="bold")
     if not device.events and not device.steps and not device.peak_reserved_bytes:
         return text.append("  nothing of its memory was recorded", style="dim")
-    text.append(f"  peak allocated {format_bytes(device.peak_allocated_bytes)}")
+    text.append(f"  peak allocated {device.peak_in_words}")
     if device.peak_reserved_bytes and device.device != "cpu":  # there they are a model's
         text.append(f", reserved {format_bytes(device.peak_reserved_bytes)}")
     if device.total_bytes:
@@ -192,5 +192,8 @@ def print_summaries(reports: Sequence[tuple[Summary, Sequence[Found]]]) -> None:
         one = msgspec.to_builtins(summary) | msgspec.to_builtins(findings_record(findings))
         if not one["dry_run"]:  # a field of few runs: it is there only where it says something
             del one["dry_run"]
+        for device in one["devices"]:
+            if not device["peak_gaps"]:
+                del device["peak_gaps"]
         records.append(one)
     print_json(records[0] if len(records) == 1 else {"runs": records})

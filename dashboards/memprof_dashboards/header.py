@@ -90,7 +90,8 @@ def _gauge(part: int, whole: int, label: str) -> str:
 def _peak_tile(device: DeviceFigures) -> str:
     peak, total = device.peak_allocated_bytes, device.total_bytes
     if not total:
-        return _tile("Peak allocated", _size(peak), _owner(device))
+        name = "Peak allocated, at least" if device.peak_is_least else "Peak allocated"
+        return _tile(name, _size(peak), _owner(device))
     text = f"{format_percent(peak, total)} of {format_bytes(total)}"
     return _tile(
         "Peak allocated", _size(peak), f"{text}. {_owner(device)}", _gauge(peak, total, text)

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> None:
         if note is not None:
             note()
         tracker.failed(error)
-        tracker.stop(status_of(error))
+        tracker.stop(status_of(error), error)
         say = partial(say_what_next, tracker, quiet=quiet)
         if isinstance(error, SystemExit):
             say()

@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Generic, Literal, TypeVar
@@ -180,15 +181,19 @@ class Tracker:
             _active = self
         return self
 
-    def stop(self, status: str = "ok") -> None:
-        """End the recording; safe to call twice, and in a forked child."""
+    def stop(self, status: str = "ok", error: BaseException | None = None) -> None:
+        """End the recording; safe to call twice, and in a forked child.
+
+        ``error`` is the exception that ends what was recorded.
+        """
         global _active  # noqa: PLW0603
         with self._lock:
             if _active is not self:
                 _take_what_was_left()
                 return
             try:
-                self._end(status)
+                with _ended_by(error):
+                    self._end(status)
             finally:
                 _active = None
                 _take_what_was_left()
@@ -243,7 +248,7 @@ class Tracker:
     ) -> Literal[False]:
         if error is not None:
             self.failed(error)
-        self.stop(status_of(error))
+        self.stop(status_of(error), error)
         return False
 
     def __call__(self, function: Function) -> Function:
@@ -295,7 +300,7 @@ class Tracker:
             error = _uncaught()
             if error is not None:
                 self.failed(error)
-            self.stop(status_of(error))
+            self.stop(status_of(error), error)
 
     def disown(self) -> None:
         """In a forked child: leave the parent's file alone and take every hook away."""
@@ -343,3 +348,12 @@ def _on_fork() -> None:
     tracker, _active = _active, None
     if tracker is not None:
         tracker.disown()
+
+
+def _ended_by(error: BaseException | None) -> AbstractContextManager[None]:
+    """What the last search has to know of the exception that ends the program."""
+    if error is None or not _is_imported("torch"):
+        return nullcontext()
+    from memprof.referrers.roots import ended_by  # a program without torch searches for nothing
+
+    return ended_by(error)

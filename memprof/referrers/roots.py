@@ -7,6 +7,8 @@ import linecache
 import sys
 import threading
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from memprof.cpython.frame_locals import frame_variables
@@ -15,6 +17,7 @@ from memprof.sources.user_files import is_user_file
 
 __all__ = [
     "Root",
+    "ended_by",
     "frame_roots",
     "is_own",
     "module_root",
@@ -23,6 +26,10 @@ __all__ = [
 ]
 
 _PACKAGE = __name__.split(".")[0]
+_MOST_CAUSES = 16
+"""Exceptions that one came of, which are followed."""
+_ends: list[BaseException] = []
+"""The exception with which the program ends, while its last search runs."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,8 @@ class Root:
 def is_own(globals_: dict[str, object]) -> bool:
     """Whether a frame or module with these globals is memprof's."""
     name = dict.get(globals_, "__name__")
+    if name == "__main__":  # of `python -m memprof.record.launch`
+        name = dict.get(globals_, "__package__")
     return type(name) is str and (name == _PACKAGE or name.startswith(_PACKAGE + "."))
 
 
@@ -63,8 +72,25 @@ def source_line(filename: str, line: int) -> str:
     return linecache.getline(filename, line).strip() if filename and line > 0 else ""
 
 
+@contextmanager
+def ended_by(error: BaseException | None) -> Iterator[None]:
+    """Take the calls that an exception went through for running ones: it ends the program.
+
+    Nobody has stored it, and what its frames refer to was in use a moment ago.
+    """
+    if error is not None:
+        _ends.append(error)
+    try:
+        yield
+    finally:
+        _ends.clear()
+
+
 def frame_roots() -> list[Root]:
-    """The frames of all threads, outermost first, users' before libraries', without memprof's."""
+    """The frames of all threads, outermost first, users' before libraries', without memprof's.
+
+    Within `ended_by` also those that the exception went through.
+    """
     threads = list(threading._active.values())  # type: ignore[attr-defined]
     names = {thread.ident: thread.name for thread in threads}
     here = threading.get_ident()
@@ -74,6 +100,8 @@ def frame_roots() -> list[Root]:
         ident = next(iter(tops))
         thread = "" if ident == here else names.get(ident, str(ident))
         roots += _stack_roots(tops.pop(ident), thread)
+    for error in _ends:
+        roots += _ended_roots(error)
     return sorted(roots, key=lambda root: not root.user)
 
 
@@ -84,6 +112,21 @@ def _stack_roots(top: types.FrameType | None, thread: str) -> list[Root]:
             roots.append(_frame_root(top, thread))
         top = top.f_back
     return roots[::-1]
+
+
+def _ended_roots(error: BaseException) -> list[Root]:
+    roots: list[Root] = []
+    following: BaseException | None = error
+    for _ in range(_MOST_CAUSES):
+        if following is None:
+            break
+        traceback = following.__traceback__
+        while traceback is not None:
+            frame, traceback = traceback.tb_frame, traceback.tb_next
+            if not is_own(frame.f_globals) and not _is_module_level(frame):
+                roots.append(_frame_root(frame, ""))
+        following = following.__cause__ or following.__context__
+    return roots
 
 
 def _is_module_level(frame: types.FrameType) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memprof.oom.failed_allocation import times_out_of_memory
+from memprof.report.peak_gaps import PeakGap, peak_gaps
 from memprof.report.recorded_steps import recorded_steps
 from memprof.run import Run
 from memprof.trace import NOT_RECORDED, Phase
+from memprof.units import format_bytes
 from memprof.views.device_readings import PROCESS, beyond_torch, most, other_processes, series_of
 from memprof.views.examination import DeviceExamination, alive_at_peak
 from memprof.views.owners import Group, top
@@ -65,6 +67,19 @@ class DeviceFigures:
     """Most that each other process held on the device, by program and PID."""
     growth: Trend | None
     peak: PeakMoment | None
+    peak_gaps: tuple[PeakGap, ...] = ()
+    """What was not seen, for which the peak may have been higher."""
+
+    @property
+    def peak_is_least(self) -> bool:
+        """Whether more than temporaries inside operators was not seen: the peak says little."""
+        return not set(self.peak_gaps) <= {PeakGap.OPERATORS}
+
+    @property
+    def peak_in_words(self) -> str:
+        """``57.7 MiB``, or ``at least 57.7 MiB``."""
+        most = format_bytes(self.peak_allocated_bytes)
+        return f"at least {most}" if self.peak_is_least else most
 
 
 def device_figures(device: DeviceExamination, run: Run) -> DeviceFigures:
@@ -91,6 +106,7 @@ def device_figures(device: DeviceExamination, run: Run) -> DeviceFigures:
         },
         growth=allocated_trend(device.steps),
         peak=_peak_moment(window, device.windows.index(window)) if window else None,
+        peak_gaps=peak_gaps(device, run),
     )
 
 

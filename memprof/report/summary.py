@@ -38,6 +38,8 @@ _CODE = 60
 """Characters of a source line in a sentence."""
 _MOST = 0.5
 """Share of the live bytes when memory ran out from which a leak is the reason that is told."""
+_ALMOST_ALL = 0.9
+"""Of the steps, up to which bytes were counted: where they end earlier, that is said."""
 _SURE = 0.5
 """Confidence from which waste is the verdict; below it is told among the rest."""
 _OF_FINDINGS = frozenset(("leak", "waste", "fragmentation"))
@@ -284,7 +286,7 @@ def _quiet(examination: Examination, main: DeviceFigures, largest: Found | None)
     """Nothing is wrong: the peak, whose it is, and what would take less where memory is short."""
     peak, source = main.peak, examination.run.source
     owner = peak.categories[0] if peak and peak.categories else None
-    line = f"peak {format_bytes(main.peak_allocated_bytes)} on {main.device}"
+    line = f"peak {main.peak_in_words} on {main.device}"
     if peak and peak.step >= 0:
         line += f", in step {peak.step}"
     if owner and owner.name != UNKNOWN_CATEGORY:
@@ -325,8 +327,7 @@ def _trend(device: DeviceFigures, run: Run) -> str:
     if trend.keeps_rising:
         rate = format_bytes(trend.bytes_per_step)
         return f"allocated bytes rise by {rate} per step, yet no single line keeps growing"
-    if not trend.covers(device.steps):
-        sentence = in_words(device.recorded_steps, device.steps, run)
-        seen = f"steps {trend.first_step} to {trend.last_step}"
-        return f"nothing keeps growing over {seen}; later ones were not counted: {sentence}"
+    if trend.last_step + 1 < _ALMOST_ALL * device.steps:
+        last, total = format_count(trend.last_step), format_count(device.steps)
+        return f"nothing keeps growing over steps {trend.first_step} to {last} of {total}"
     return f"nothing keeps growing over {format_count(device.steps)} steps"

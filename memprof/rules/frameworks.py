@@ -73,17 +73,20 @@ _TORCH = {
     "fused_attention": "F.scaled_dot_product_attention(q, k, v, attn_mask=…)",
     "inference_mode": "with torch.inference_mode():",
     "map_location_cpu": 'torch.load(…, map_location="cpu")',
-    "mixed_precision": 'with torch.autocast("cuda", torch.bfloat16):',
+    "mixed_precision": 'with torch.autocast("{device}", torch.bfloat16):',
     "no_grad": "with torch.no_grad():",
     "set_to_none": "optimizer.zero_grad(set_to_none=True)",
 }
-"""What to type where no framework is in between."""
+"""What to type where no framework is in between, on a ``{device}``."""
 
 
-def typed(fix: str, stack: Sequence[Frame]) -> str:
-    """The code of a fix for what made the tensors by ``stack``; empty where it has no one form."""
+def typed(fix: str, stack: Sequence[Frame], device: str) -> str:
+    """The code of a fix for what made the tensors by ``stack``; empty where it has no one form.
+
+    ``device`` is where they lie: ``"cuda:0"`` or ``"cpu"``.
+    """
     paths = [frame.filename.replace("\\", "/") for frame in stack]
     for framework in _FRAMEWORKS:
         if fix in framework.switches and any(framework.path in path for path in paths):
             return framework.switches[fix]
-    return _TORCH.get(fix, "")
+    return _TORCH.get(fix, "").replace("{device}", device.partition(":")[0])

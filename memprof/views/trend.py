@@ -42,8 +42,6 @@ _MOST_POINTS = 512
 _RISING_PAIRS = 0.75
 """Share of pairs of points that must be in rising order; noise has half of them."""
 _NEARLY_ALL_PAIRS = 0.9
-_MOST_OF_A_JOB = 0.5
-"""Of its steps: where nothing was counted in the second half, it may have grown there."""
 _SMALLEST_BLOCK = 512
 _LEAST_RISE = 0.1
 """Of the level at first: what changes less is noise."""
@@ -165,10 +163,6 @@ class Trend:
     def keeps_rising(self) -> bool:
         """Whether nearly all pairs of steps are in rising order, by more than a block a step."""
         return self.bytes_per_step > _SMALLEST_BLOCK and self.rising > _NEARLY_ALL_PAIRS
-
-    def covers(self, steps: int) -> bool:
-        """Whether it reaches through most of a job of so many steps."""
-        return self.last_step + 1 >= _MOST_OF_A_JOB * steps
 
     @property
     def is_telling(self) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from memprof.testing import TraceBuilder, save_snapshot, segments_only, snapshot, write_run
 from memprof.testing.ranks import write_rank
 from memprof_cli import main
+from tests import forks
 
 MIB = 1 << 20
 
@@ -109,3 +110,45 @@ def test_of_a_job_each_rank_counts_and_none_may_be_missing(
         write_rank(tmp_path, rank, 3, peak=30 * MIB)
     assert ended(tmp_path, "--fail-above", "30MiB") == 1
     assert "no peak was measured of 1 of the 3 ranks: no file of theirs" in capsys.readouterr().err
+
+
+MAKES = """
+import sys, torch, memprof
+words = sys.argv[2:]
+makes = torch.compile(torch.zeros, backend="eager") if "compiled" in words else torch.zeros
+with memprof.track(sys.argv[1], sources=("cpu",), max_events=40 if "short" in words else 100_000):
+    for step in range(40):
+        makes(1 << 20).sum()
+        memprof.step()
+"""
+
+
+def recorded(file: Path, *words: str) -> Path:
+    done = forks.run(MAKES, file, *words, MEMPROF_NATIVE="0")
+    assert done.returncode == 0, done.stderr
+    return file
+
+
+@pytest.mark.parametrize(
+    ("word", "unseen"),
+    [
+        ("compiled", "buffers of compiled graphs, temporaries inside operators"),
+        ("short", "what came between windows, temporaries inside operators"),
+        ("whole", "temporaries inside operators"),
+    ],
+)
+def test_a_peak_that_was_not_wholly_seen_does_not_pass(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], word: str, unseen: str
+) -> None:
+    file = recorded(tmp_path / "run.json", word)
+    assert ended(file, "--fail-above", "1GiB") == 1
+    told = capsys.readouterr().err
+    assert f"the peak on cpu in {file} may be above 1GiB; not seen: {unseen}" in told
+    assert "run `memprof native` once and record again" in told
+    assert ended(file, "--fail-above", "1MiB") == 3  # it is above, whatever was not seen
+
+
+def test_two_runs_that_lack_the_same_temporaries_are_compared(tmp_path: Path) -> None:
+    base = recorded(tmp_path / "base.json")
+    assert ended(recorded(tmp_path / "run.json"), "--fail-above", f"{base}+2%") == 0
+    assert ended(recorded(tmp_path / "run.json", "short"), "--fail-above", f"{base}+2%") == 1

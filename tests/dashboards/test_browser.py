@@ -247,6 +247,16 @@ def test_the_map_tells_the_block_under_the_pointer(browser: Browser, tmp_path: P
     assert "4 MiB" in shown
 
 
+def test_where_no_segment_is_known_there_is_no_map(browser: Browser, tmp_path: Path):
+    trace = TraceBuilder(device="cpu").alloc(4 * MIB, "a").alloc(MIB, "b").free("b").build()
+    run = load(write_run(tmp_path / "run.json", trace))
+    browser.open(write([run], tmp_path / "page.html"))
+    wait_for(browser, "!document.getElementById('memory').hidden")
+    assert browser.run("document.getElementById('segments').hidden")
+    assert "Map of the allocator" not in browser.run("document.querySelector('.links').innerText")
+    assert browser.complaints == []
+
+
 def test_hostile_names_are_text_in_every_chart_and_tooltip(browser: Browser, tmp_path: Path):
     trace = training(Frame(HOSTILE, f"/home/{HOSTILE}/m.py", 3), HOSTILE)
     examination = examine(recorded(tmp_path, trace))

@@ -52,3 +52,10 @@ def test_half_of_the_peak_is_what_single_precision_saves(tmp_path):
     saving = found.match.saving
     assert found.bytes == saving.before == 2 * saving.bytes
     assert found.site.code == "return training(model().double(), torch.float64)"
+    assert [one.fix for one in found.remedies] == ["single_precision"]
+
+
+def test_autocast_which_narrows_no_double_is_not_what_helps():
+    net = model().double()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert net(torch.randn(2, WIDTH, dtype=torch.float64)).dtype == torch.float64

@@ -78,7 +78,7 @@ def test_what_a_program_needs_is_its_largest_part_and_no_headline(tmp_path):
     ],
 )
 def test_where_a_framework_drives_the_loop_its_switch_is_what_to_type(path, fix, code):
-    said = typed(fix, (Frame("forward", "/x/model.py", 3), Frame("train", path, 9)))
+    said = typed(fix, (Frame("forward", "/x/model.py", 3), Frame("train", path, 9)), "cuda:0")
     assert said.startswith(code) if code else not said
 
 
@@ -111,3 +111,9 @@ def test_growth_that_would_come_to_nothing_is_no_headline(size, is_minor, tmp_pa
 
     found = [one for one in findings_of(trains, tmp_path / "run.json") if one.bytes_per_step]
     assert [one.minor for one in found[:1]] == [is_minor]
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "cpu"])
+def test_what_to_type_is_for_the_device_where_it_lies(device):
+    said = typed("mixed_precision", (), device)
+    assert said == f'with torch.autocast("{device.split(":")[0]}", torch.bfloat16):'

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from memprof.loading import load
 from memprof.records import Finding, Holder
 from memprof.reference_chain import Link, LinkKind
+from memprof.rules.ranked_findings import findings
 from memprof.testing import TraceBuilder, step_columns
 from memprof.trace import Frame, Phase
+from tests import forks
 from tests.rules.recorded import Recording, findings_of
 
 NBYTES = 1 << 20
@@ -137,3 +144,41 @@ def test_what_it_is_that_holds_decides_what_to_do(link, fix, tmp_path):
 def test_what_is_small_beside_the_peak_is_left_out(tmp_path):
     thread = Link(LinkKind.THREAD, "Thread-1 (worker)", "thread")
     assert idle(held_by(thread, local("job"), nbytes=NBYTES // 32), tmp_path) == []
+
+
+ENDS = """
+import torch
+
+def train(batch):
+    kept = torch.zeros(1 << 18)
+    raise {error}("stopped")
+
+for _ in range(4):
+    torch.zeros(1 << 10).sum()
+{call}
+"""
+UNCAUGHT = "train(torch.zeros(1 << 18))"
+STORED = "try:\n    train(torch.zeros(1 << 18))\nexcept ValueError as error:\n    failure = error\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "call", "is_kept"),
+    [
+        ("KeyboardInterrupt", UNCAUGHT, False),
+        ("ValueError", UNCAUGHT, False),
+        ("ValueError", STORED, True),
+    ],
+)
+def test_the_exception_that_ends_the_program_is_kept_by_nobody(tmp_path, error, call, is_kept):
+    program, file = tmp_path / "train.py", tmp_path / "run.json"
+    program.write_text(ENDS.format(error=error, call=call))
+    options = json.dumps({"path": str(file), "quiet": True})
+    # No fork: what it begins in would hold the program's names as well.
+    words = [sys.executable, "-m", "memprof.record.launch", options, program]
+    paths = {"PYTHONPATH": forks.PYTHONPATH, "MEMPROF_NATIVE": "0"}
+    subprocess.run(words, env={**os.environ, **paths}, capture_output=True, check=False)
+    run = load(file)
+    found = [one for one in findings(run) if one.rule == "idle-holder"]
+    assert bool(found) is is_kept
+    held = {one.holders[0].description.partition(" (")[0] for one in run.findings if one.holders}
+    assert ("local `kept` of train()" in held) is not is_kept

@@ -19,7 +19,7 @@ def grown_by_broadcasting(half, vector):
 
 
 def broadcast(half, vector):
-    return (vector.repeat(1, 1) - vector.T).sum()
+    return (vector.repeat(1, 1) - vector.flatten()).sum()
 
 
 def repeated(half, vector):

@@ -133,3 +133,33 @@ def classifies():
 def test_scores_that_are_multiplied_to_nothing_are_what_is_wanted(program, tmp_path):
     rules = {one.rule for one in findings_of(program, tmp_path / "run.json")}
     assert "unfused-attention" not in rules
+
+
+class Dropped(Inline):
+    """The same with dropout of the probabilities, which no kernel of a CPU does in one."""
+
+    def forward(self, x):
+        q, k, v = self.project(x).chunk(3, -1)
+        weights = nn.functional.dropout(self.softmax(torch.bmm(q, k.mT)), 0.1, self.training)
+        return x + torch.bmm(weights, v)
+
+
+def drops_out():
+    model = nn.Sequential(*(Dropped() for _ in range(3)))
+
+    def step(number):
+        model(torch.randn(HEADS, LENGTH, WIDTH)).square().mean().backward()
+        model.zero_grad()
+
+    return step
+
+
+def test_on_a_cpu_no_saving_is_promised_where_dropout_is_on(tmp_path):
+    (found,) = [
+        one
+        for one in findings_of(drops_out, tmp_path / "run.json")
+        if one.rule == "unfused-attention"
+    ]
+    assert found.minor
+    assert found.remedies[0].peak_after == -1
+    assert "On a card: on a CPU torch makes them all the same" in found.remedies[0].why

@@ -109,6 +109,10 @@ def test_gradients_that_a_function_drops_when_it_returns_were_there_to_the_end(t
         ("    distance = nn.SmoothL1Loss()\n    table = distance(a, b)", True),
         ("    criterion = nn.Linear(n, n)\n    table = criterion(a)", False),
         ("    table = criterion(a)", False),
+        ("    table = a + b.mT", False),
+        ("    table = a[:, None] - b[None]", False),
+        ("    b = b.unsqueeze(0)\n    table = a - b", False),
+        ("    b = b.flatten()\n    table = a - b", True),
     ],
 )
 def test_a_scaled_product_of_matrices_is_no_broadcasting(line, broadcast, tmp_path):

@@ -83,10 +83,8 @@ function segmentOf(map, where) {
 function drawSegments() {
   const parts = section("segments");
   const maps = device().segments;
-  if (!maps.end) {
-    say(parts, "No segment is known for this device.");
-    return;
-  }
+  parts.root.hidden = !maps.end;
+  if (!maps.end) return;
   clean(parts);
   const map = maps[mapped.moment] || maps.end;
   const geometry = mapped.geometry = mapGeometry(map);

@@ -31,6 +31,9 @@ _ELEMENTWISE = frozenset(
 """Functions of torch that broadcast."""
 _PRODUCTS = ("matmul", "bmm", "baddbmm", "mm", "einsum")
 """Functions of torch that make a table of n × n because that is what they are for."""
+_TURNED_ATTRIBUTES = frozenset(("H", "T", "mH", "mT"))
+_TURNED_CALLS = ("expand", "permute", "swapaxes", "t", "transpose", "unsqueeze")
+"""What gives a tensor another shape so that it broadcasts: who writes that means the table."""
 _AFTERWARDS = (Phase.BACKWARD, Phase.OPTIMIZER)
 """No line of the program combines anything there; its stack may end in one that does, besides."""
 
@@ -84,6 +87,8 @@ def _side(window: Window, large: LargeTensor) -> int:
     place, row = large.place, large.row
     if place is None or not _combines(place) or window.phase[row] in _AFTERWARDS:
         return 0
+    if _is_meant(place):
+        return 0
     requested = int(window.lives.requested[row])
     earlier = window.lives.alloc < window.lives.alloc[row]
     earlier &= window.lives.free > window.lives.alloc[row]
@@ -116,6 +121,26 @@ def _combines(place: Place) -> bool:
         ):
             return True
     return False
+
+
+def _is_meant(place: Place) -> bool:
+    """Whether the statement turns an operand, or the function one by its name: ``a + b.mT``."""
+    names = {n.id for n in ast.walk(place.statement) if isinstance(n, ast.Name)}
+    bound = (value for name in sorted(names) for value in values_of(place, name, place.statement))
+    return _turns(place.statement) or any(one is not None and _turns(one) for one in bound)
+
+
+def _turns(tree: ast.AST) -> bool:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in _TURNED_ATTRIBUTES:
+            return True
+        if isinstance(node, ast.Subscript) and any(map(_is_none, ast.walk(node.slice))):
+            return True
+    return bool(calls_in(tree, *_TURNED_CALLS))
+
+
+def _is_none(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
 
 
 def _is_loss(place: Place, call: ast.Call) -> bool:

@@ -27,7 +27,7 @@ class DoublePrecision(WasteRule[Match]):
 
     name = "double-precision"
     summary = "a model and all it computes are in double precision"
-    fixes = ("mixed_precision",)
+    fixes = ("single_precision",)
     yields_to = EVERY_OTHER  # a simulation may need it
 
     def matches(self, window: Window) -> Iterator[Match]:
@@ -53,10 +53,13 @@ class DoublePrecision(WasteRule[Match]):
         return "are in double precision"
 
     def advice(self, match: Match, case: Case) -> Iterator[Advice]:
-        """Compute in float32."""
+        """Compute in float32: autocast leaves what is in double precision as it is."""
         nbytes = format_bytes(match.nbytes)
-        why = f"The model was made `double()`, and with it the {nbytes}: in float32 they are half."
-        yield Advice("mixed_precision", why, case.site)
+        why = (
+            f"The model was made `double()`, and with it the {nbytes}: in float32 they are half. "
+            "Leave out `double()`, and make the data `float()`."
+        )
+        yield Advice("single_precision", why, case.site)
 
 
 def _is_conversion(frame: Frame) -> bool:

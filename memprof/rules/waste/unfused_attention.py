@@ -11,7 +11,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from memprof.rules.case import Case
+from memprof.rules.case import NO_FIGURE, Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import calls_in, place_of
@@ -50,6 +50,8 @@ class Unfused(Match):
     """Tables of scores, and the function that makes them."""
 
     function: str = ""
+    stays_unfused: bool = False
+    """No fused kernel of this device does it: those of a CPU take no dropout."""
 
 
 class UnfusedAttention(WasteRule[Unfused]):
@@ -74,12 +76,15 @@ class UnfusedAttention(WasteRule[Unfused]):
             there = mask & window.at_peak
             if window.share(window.bytes_of(there)) < _LEAST_SHARE:
                 continue
+            stays = window.device == "cpu" and _drops_out(window, tables)
             yield Unfused(
                 row=_row_of(window, np.flatnonzero(there), frame),
                 rows=np.flatnonzero(there),
                 nbytes=window.bytes_of(there),
                 saving=window.replayed(window.whole(tables)),
+                tentative=stays,
                 function=frame.name.rpartition(".")[2],
+                stays_unfused=stays,
             )
             return
 
@@ -93,7 +98,10 @@ class UnfusedAttention(WasteRule[Unfused]):
             f"{format_bytes(match.nbytes)} are tables with a value for each pair of positions, "
             "which a fused kernel never makes; not where the probabilities themselves are used."
         )
-        yield Advice("fused_attention", why, case.site)
+        if match.stays_unfused:
+            why += " On a card: on a CPU torch makes them all the same where dropout is on."
+        saving = NO_FIGURE if match.stays_unfused else None
+        yield Advice("fused_attention", why, case.site, saving=saving)
 
 
 def _attentions(window: Window) -> Iterator[tuple[Frame, int]]:
@@ -171,6 +179,22 @@ def _tables(window: Window, frame: Frame, size: int) -> Ints:
     # autograd's own threads have no line of the program: what is as large is of the same tables
     is_table |= (window.phase == Phase.BACKWARD) & ~window.owned
     return np.flatnonzero(is_table & np.isin(window.lives.requested, sizes))
+
+
+def _drops_out(window: Window, tables: Ints) -> bool:
+    """Whether dropout made some of the tables: a mask, or what is left of the probabilities."""
+    stacks = np.unique(window.lives.stack[tables]).tolist()
+    return any(_is_dropout(window.trace.stack(stack)) for stack in stacks)
+
+
+def _is_dropout(stack: tuple[Frame, ...]) -> bool:
+    for frame in stack:
+        if frame_kind(frame.filename) in _BY_HAND:
+            place = place_of(frame)
+            return place is not None and bool(calls_in(place.statement, "dropout"))
+        if "dropout" in frame.name.lower():
+            return True
+    return False
 
 
 def _row_of(window: Window, rows: Ints, frame: Frame) -> int:

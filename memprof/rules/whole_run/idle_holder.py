@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memprof.records import Finding, Site
+from memprof.chain_description import shortened
+from memprof.records import Finding, Holder, Site
 from memprof.reference_chain import LinkKind
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
@@ -15,6 +16,7 @@ from memprof.rules.references import advice_on_exceptions_and_logs, advice_on_vi
 from memprof.rules.rule import Advice
 from memprof.rules.run_rule import RunMatch, RunRule
 from memprof.rules.same_memory import ANY_GROWTH, ANY_WASTE, Overlap
+from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.units import format_bytes, format_percent
 from memprof.views.examination import DeviceExamination, Examination
 
@@ -71,7 +73,7 @@ class IdleHolder(RunRule[IdleTensors]):
         """Say how much it is, and what holds it."""
         share = format_percent(match.nbytes, match.peak)
         size = format_bytes(match.nbytes)
-        description = match.holders[0].description
+        description = shortened(match.holders[0].links)
         return f"{size} ({share} of the peak) are allocated but unused: {description}"
 
     def advice(self, match: IdleTensors, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - of the case
@@ -96,8 +98,20 @@ def _searches(examination: Examination, device: DeviceExamination) -> list[Findi
         and one.details.get("reason") == "resident"
         and one.holders
         and one.holders[0].kind in _IDLE
+        and not _is_under_way(one.holders[0])
         and one.bytes >= least
     ]
+
+
+def _is_under_way(holder: Holder) -> bool:
+    """Whether only memprof's own call holds it: the exception with which the program ends.
+
+    Nobody keeps that: the process is about to end.
+    """
+    first = holder.links[0] if holder.links else None
+    if first is None or first.kind is not LinkKind.LOCAL or not first.filename:
+        return False
+    return frame_kind(first.filename) is FrameKind.HIDDEN
 
 
 def _match(one: Finding, device: DeviceExamination) -> IdleTensors:
