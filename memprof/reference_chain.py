@@ -20,11 +20,16 @@ __all__ = [
     "is_bounded",
     "is_field",
     "largest_container",
+    "linked_at",
     "way",
 ]
 
 _OF_RECORD = 4
 """Times as long as a list that it lies in must a dict of names be, to be what grows."""
+_LEAST_LINKED = 4
+"""Objects in a row that refer to one another by the same name: no structure is meant to be so."""
+_LONGEST_PERIOD = 4
+"""Links from one such object to the next: ``node.edges['next']``."""
 
 
 class LinkKind(str, Enum):
@@ -119,6 +124,13 @@ CYCLES = frozenset({LinkKind.CYCLE, LinkKind.CPP_CYCLE})
 
 _CONTAINERS = frozenset({LinkKind.ITEM, LinkKind.KEY, LinkKind.LRU_CACHE})
 """Links whose ``length`` is that of what a tensor lies in."""
+_LINKING = frozenset(
+    {
+        *(LinkKind.ATTRIBUTE, LinkKind.MODULE_ATTRIBUTE, LinkKind.ITEM, LinkKind.CLOSURE),
+        *(LinkKind.BOUND_METHOD, LinkKind.PARTIAL, LinkKind.DEFAULT_ARGUMENT),
+    }
+)
+"""Links by which objects of a program refer to one another."""
 VARIABLES = frozenset({LinkKind.LOCAL, LinkKind.GLOBAL, LinkKind.NOTEBOOK})
 """Links that begin a path, as one types it."""
 IN_PATHS = VARIABLES | {
@@ -176,6 +188,8 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
     unowned: Unowned | None = None
     releases: tuple[str, ...] = ()
     """Methods of the object's class that, by their verbs, let go of what it has: ``reset``."""
+    grows: bool = False
+    """The container was longer at a later look; told when a recording is read, never written."""
 
 
 def is_field(link: Link) -> bool:
@@ -183,12 +197,13 @@ def is_field(link: Link) -> bool:
     return link.kind == LinkKind.ITEM and link.is_record
 
 
-def breadth(link: Link) -> int:
+def breadth(link: Link) -> tuple[bool, int]:
     """Return how large a container counts, where one of several is to be named as what grows.
 
-    A dict with names for keys is as a rule a record, such as the weights of one model.
+    One that was seen to grow comes first. A dict with names for keys is as a rule a record, such as
+    the weights of one model.
     """
-    return link.length // _OF_RECORD if link.is_record else link.length
+    return link.grows, link.length // _OF_RECORD if link.is_record else link.length
 
 
 def largest_container(links: Sequence[Link]) -> int | None:
@@ -201,9 +216,28 @@ def largest_container(links: Sequence[Link]) -> int | None:
 
 
 def is_bounded(links: Sequence[Link]) -> bool:
-    """Return whether the largest container can hold so much and no more (``maxlen``)."""
+    """Return whether the largest container can hold so much and no more (``maxlen``).
+
+    Where its items keep those that fell out of it, the bound is none.
+    """
     at = largest_container(links)
-    return at is not None and links[at].limit > 0
+    return at is not None and links[at].limit > 0 and linked_at(links) is None
+
+
+def linked_at(links: Sequence[Link]) -> int | None:
+    """Return the position where objects begin that each keep the next by the same name, or None.
+
+    Such a chain has no length that a container would show: ``step.previous.previous…``.
+    """
+    outlines = [(link.kind, link.type_name, link.name) for link in links]
+    for start, link in enumerate(links):
+        for period in range(1, _LONGEST_PERIOD + 1) if link.kind in _LINKING else ():
+            once = outlines[start : start + period]
+            if not all(kind in _LINKING for kind, *_ in once):
+                break
+            if outlines[start : start + period * _LEAST_LINKED] == once * _LEAST_LINKED:
+                return start
+    return None
 
 
 def above_graph(links: Sequence[Link]) -> Sequence[Link]:

@@ -224,7 +224,7 @@ def _by_merit(links: list[Link]) -> tuple[list[int], list[int]]:
         if kinds[at] == _ITEM and at and (links[at].length > 1 or is_field(links[at]))
     ]
     filled = [at for at in filled if at == len(links) - 1 or not is_field(links[at])]
-    filled.sort(key=lambda at: -breadth(links[at]))
+    filled.sort(key=lambda at: breadth(links[at]), reverse=True)
     rest = [at for at in places if kinds[at] not in _NO_LINE]
     interactive = (
         [0] if kinds[0] == LinkKind.GLOBAL and links[0].type_name == "sys" else []

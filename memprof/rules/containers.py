@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memprof.records import Holder
-from memprof.reference_chain import CYCLES, Link, LinkKind, breadth, is_field
+from memprof.reference_chain import CYCLES, Link, LinkKind, breadth, is_field, linked_at
 from memprof.rules.case import Case
 from memprof.source_code.idioms import Filling, checks_for_key, filling, growing, last_name
 from memprof.source_code.program import FUNCTIONS, Place, bound_names, called_name, calls_in
@@ -57,7 +57,7 @@ def filled_container(case: Case) -> FilledContainer | None:
         return None
     for holder in case.found.holders:
         place = case.place_of(holder)
-        if place is None:
+        if place is None or linked_at(holder.links) is not None:
             continue
         filling = growing(place)
         if filling is None or isinstance(place.statement, FUNCTIONS):
