@@ -189,7 +189,9 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
     releases: tuple[str, ...] = ()
     """Methods of the object's class that, by their verbs, let go of what it has: ``reset``."""
     grows: bool = False
-    """The container was longer at a later look; told when a recording is read, never written."""
+    """The container was shorter at an earlier look; put in when a recording is read."""
+    orphaned: int = 0
+    """Of an optimizer: states of parameters that none of its groups has any more."""
 
 
 def is_field(link: Link) -> bool:

@@ -12,6 +12,7 @@ import threading
 import types
 from collections.abc import Iterator
 
+import msgspec
 import torch
 
 from memprof.reference_chain import Link, LinkKind
@@ -80,6 +81,7 @@ class Naming:
         self._records: dict[int, bool] = {}
         self._links: dict[tuple[int, int], Link] = {}
         self._attributes: dict[tuple[int, str], Link] = {}
+        self._orphaned: dict[int, int] = {}
         self._probed: dict[int, bool] = {}
         self._modules = module_names or {}
         self._in_notebook = cell_results() is not None
@@ -178,13 +180,17 @@ class Naming:
         return known
 
     def _attribute(self, owner: object, name: str) -> Link:
-        """The same for every instance of a class, except for a log record."""
+        """The same for every instance of a class, but for log records and optimizers' states."""
         key = (id(type(owner)), name)
         known = self._attributes.get(key)
         if known is None:
             known = _attribute(owner, name)
             if known.kind != LinkKind.LOG_RECORD:
                 self._attributes[key] = known
+        if known.kind == LinkKind.OPTIMIZER_STATE and name == "state":
+            if id(owner) not in self._orphaned:
+                self._orphaned[id(owner)] = _orphaned_states(owner)
+            return msgspec.structs.replace(known, orphaned=self._orphaned[id(owner)])
         return known
 
     def _named_attribute(self, owner: object, value: object) -> Link | None:
@@ -299,6 +305,20 @@ def _attribute(owner: object, name: str) -> Link:
         _file_of(type(owner)),
         releases=_releases_of(kind),
     )
+
+
+def _orphaned_states(optimizer: object) -> int:
+    """How many parameters an optimizer has a state of that are in none of its groups."""
+    own = instance_dict(optimizer) or {}
+    groups, states = own.get("param_groups"), own.get("state")
+    if type(groups) is not list or not issubclass(type(states), dict):
+        return 0
+    lists = [group.get("params") for group in groups if type(group) is dict]
+    if not all(type(one) is list for one in lists):
+        return 0
+    trained = {id(parameter) for one in lists for parameter in one}  # type: ignore[union-attr]
+    keys: list[object] = list(dict.keys(states))  # type: ignore[arg-type]
+    return sum(is_tensor_type(type(key)) and id(key) not in trained for key in keys)
 
 
 def _attribute_kind(kind: type, name: str) -> LinkKind:

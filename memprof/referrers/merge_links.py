@@ -101,13 +101,16 @@ def _join_state(links: list[Link], at: int) -> tuple[Link | None, int]:
         items.append(one)
     used = 1 + len(items)
     if first.name == "state" and len(items) == 2 and items[0].kind == _ITEM:
-        return Link(LinkKind.OPTIMIZER_STATE, items[1].name.strip("'"), first.type_name), used
+        name = items[1].name.strip("'")
+        return Link(_STATE, name, first.type_name, orphaned=first.orphaned), used
     if first.name == "state" and items and items[0].kind == LinkKind.KEY:
-        key = Link(LinkKind.OPTIMIZER_STATE, "state (key)", first.type_name, is_parameter=True)
+        key = Link(
+            _STATE, "state (key)", first.type_name, is_parameter=True, orphaned=first.orphaned
+        )
         return key, 2
     name = first.name + "".join(f"[{one.name}]" for one in items)
     of_groups = first.name == "param_groups"
-    return Link(LinkKind.OPTIMIZER_STATE, name, first.type_name, is_parameter=of_groups), used
+    return Link(_STATE, name, first.type_name, is_parameter=of_groups), used
 
 
 def _join_hook(links: list[Link], at: int) -> tuple[Link | None, int]:
