@@ -126,6 +126,20 @@ def _join_hook(links: list[Link], at: int) -> tuple[Link | None, int]:
     return Link(LinkKind.HOOK, first.name, first.type_name, where.filename, line), used
 
 
+def _join_task(links: list[Link], at: int) -> tuple[Link | None, int]:
+    """A task with the future by which the loop will wake it, and the coroutine that it runs."""
+    used = at
+    while used < len(links) and links[used].kind in (LinkKind.TASK, LinkKind.BOUND_METHOD):
+        used += 1
+    while links[used - 1].kind != LinkKind.TASK:  # a method of what comes next
+        used -= 1
+    runs = links[used] if used < len(links) and links[used].kind == LinkKind.COROUTINE else None
+    if runs is None:
+        return (links[at], used - at) if used - at > 1 else (None, 0)
+    task = Link(LinkKind.TASK, runs.type_name, "Task", runs.filename)
+    return task, used - at
+
+
 def _join_nodes(links: list[Link], at: int) -> tuple[Link | None, int]:
     """Runs of one graph that were walked from several places."""
     used = at
@@ -149,6 +163,7 @@ _JOINS: dict[str, Callable[[list[Link], int], tuple[Link | None, int]]] = {
     LinkKind.MODULE_ATTRIBUTE: _join_module,
     LinkKind.OPTIMIZER_STATE: _join_state,
     LinkKind.HOOK: _join_hook,
+    LinkKind.TASK: _join_task,
     LinkKind.AUTOGRAD_NODE: _join_nodes,
     LinkKind.ITERATOR: _join_iterators,
 }

@@ -31,6 +31,8 @@ __all__ = ["holder_of", "score"]
 _ITEM = LinkKind.ITEM
 _OWN_LINE = (
     LinkKind.HOOK,
+    LinkKind.ATEXIT,
+    LinkKind.TASK,
     LinkKind.LRU_CACHE,
     LinkKind.LOG_RECORD,
     LinkKind.CLASS_ATTRIBUTE,
@@ -64,6 +66,8 @@ _TELLING = (
     LinkKind.CTX_ATTRIBUTE,
     LinkKind.SAVED_TENSOR,
     LinkKind.HOOK,
+    LinkKind.ATEXIT,
+    LinkKind.TASK,
     LinkKind.GRAD,
     LinkKind.CLASS_ATTRIBUTE,
     LinkKind.CLOSURE,
@@ -289,6 +293,10 @@ def _line_of(one: Link, files: list[str]) -> tuple[str, int]:
         if not one.filename:  # a library's class, which keeps what it is called with
             return _first_line(files, lambda filename: called_at(filename, one.type_name))
         return one.filename, assigned_in_class(one.filename, one.type_name, one.name)
+    if one.kind in (LinkKind.ATEXIT, LinkKind.TASK):
+        called = "register" if one.kind == LinkKind.ATEXIT else one.name
+        own = [one.filename, *files]
+        return _first_line(own, lambda filename: called_at(filename, called))
     if one.kind in _LOCALS:
         return one.filename, assigned_in_function(one.filename, one.name, one.line) or one.line
     if one.kind == LinkKind.ITERATOR:

@@ -16,6 +16,7 @@ import numpy as np
 
 from memprof.cpython.object_addresses import addresses, are_exact_instances
 from memprof.reference_chain import Link, LinkKind, Unowned
+from memprof.referrers.exit_callbacks import exit_link
 from memprof.referrers.heap import CHUNK
 from memprof.referrers.introspection import instance_dict, is_one_of
 from memprof.referrers.links import Naming
@@ -171,7 +172,9 @@ class Unreached:
                 return self._cycle(*_from_an_object(ring, way), stored, naming)
         top = order[-1]
         way = _with_stored(self._down(top, down), top, stored)
-        first = Link(LinkKind.UNKNOWN, unowned=Unowned(owner=type(top).__name__))
+        first = exit_link(top)
+        if first is None:
+            first = Link(LinkKind.UNKNOWN, unowned=Unowned(owner=type(top).__name__))
         return [first, *_named(way, naming)]
 
     def _climb(self, starts: list[object]) -> tuple[dict[int, _Edge], list[object]]:
