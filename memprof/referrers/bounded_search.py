@@ -106,6 +106,13 @@ class Searches:
         }
         self._go_on(SLICE_S if limit_s is None else limit_s, last=last)
 
+    def at_once(self, wanted: Sequence[Quarry]) -> list[tuple[Quarry, tuple[Holder, ...]]]:
+        """The holders of some tensors now; none where that takes long or a search is under way."""
+        if self.is_under_way or not self._whole.is_short(WHOLE_S):
+            return []
+        self._search_all(wanted)
+        return self.take()
+
     def proceed(self) -> None:
         """Go on at the next step's end."""
         if self._left and not self._climbs:

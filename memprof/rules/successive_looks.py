@@ -36,11 +36,13 @@ def _with_growth(holder: Holder, earlier: Sequence[Finding]) -> Holder:
         for one in look.holders
         if len(one.links) == len(holder.links) and way(one.links) == way(holder.links)
     ]
-    if not same:
+    lengths = [link.length for link in holder.links]
+    others = [one for one in same if [link.length for link in one.links] != lengths]
+    if not others:
         return holder
     links = [
         msgspec.structs.replace(link, grows=0 < before.length < link.length)
-        for link, before in zip(holder.links, same[-1].links, strict=True)
+        for link, before in zip(holder.links, others[-1].links, strict=True)
     ]
     at = largest_container(links)
     if at is None or not links[at].grows or at == largest_container(holder.links):

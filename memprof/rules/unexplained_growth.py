@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.records import Site
+from memprof.rules.between_windows import made_between
 from memprof.rules.finding import Found, Kind
 from memprof.run import DeviceRun
 from memprof.trace import EMPTY, NOT_RECORDED, WARM_UP
@@ -52,6 +53,8 @@ class UnexplainedGrowth:
     site: Site
     """The line that made most of what stayed; without a name where no line did."""
     site_bytes: int
+    is_by_size: bool
+    """Most of those were made between windows: they are as large as what the line makes."""
     bare_bytes: int
     """Of what stayed, bytes that have no stack: other threads or C++ made them."""
 
@@ -68,7 +71,7 @@ class UnexplainedGrowth:
     @property
     def way_on(self) -> str:
         """What is known of it, and what would show more."""
-        if 2 * self.bare_bytes >= self.bytes:
+        if 2 * self.bare_bytes >= self.bytes and not self.is_by_size:
             bare = format_bytes(self.bare_bytes)
             return (
                 f"{bare} of what stayed have no stack: other threads or C++ made them; "
@@ -76,8 +79,9 @@ class UnexplainedGrowth:
             )
         if self.site.filename:
             place = f"{short_path(self.site.filename)}:{self.site.line}"
+            made = "are as large as what is made" if self.is_by_size else "were made"
             return (
-                f"{format_bytes(self.site_bytes)} of what stayed were made at {place}: "
+                f"{format_bytes(self.site_bytes)} of what stayed {made} at {place}: "
                 "`memprof.holders(tensor)` there says who holds one"
             )
         return "memprof.step() at the end of each iteration, and more of them, would show the line"
@@ -111,7 +115,7 @@ def _of_device(examined: DeviceExamination, found: Sequence[Found]) -> Unexplain
     explained = sum(_explains(one, device) for one in found)
     if explained >= _EXPLAINED * total:
         return None
-    site, site_bytes, bare = _makers(examined, total - explained)
+    site, site_bytes, is_by_size, bare = _makers(examined, total - explained)
     return UnexplainedGrowth(
         device=device.device,
         bytes=total,
@@ -121,6 +125,7 @@ def _of_device(examined: DeviceExamination, found: Sequence[Found]) -> Unexplain
         explained=explained,
         site=site,
         site_bytes=site_bytes,
+        is_by_size=is_by_size,
         bare_bytes=bare,
     )
 
@@ -145,22 +150,28 @@ def _explains(found: Found, device: DeviceRun) -> int:
     return found.bytes if grows and found.device == device.device else 0
 
 
-def _makers(examined: DeviceExamination, rest: int) -> tuple[Site, int, int]:
-    """The line that made most of what stayed, its bytes, and those of what has no stack.
+def _makers(examined: DeviceExamination, rest: int) -> tuple[Site, int, bool, int]:
+    """The line that made most of what stayed, its bytes, if their size tells it, and bare bytes.
 
-    There is no such line where it made little of the ``rest`` that is to be explained.
+    There is no such line where it made little of the ``rest`` that is to be explained. Bare is what
+    has no stack.
     """
     lived = survival(examined)
     lives = lived.lives
+    places = sites(lived.tables)
+    unseen = made_between(lived)
+    if unseen is not None and unseen.stack != EMPTY and unseen.bytes >= _MUCH * rest:
+        row = int(places.of_stack[unseen.stack])
+        return site_at(places.frames[row]), unseen.bytes, True, unseen.bytes
     everything = np.arange(len(lives))
     born = lives.born >= min(WARM_UP, max(0, len(lived) - 1))
     stayed = everything[born & lived.outlast(everything) & lived.outlive_steps]
     if not len(stayed):
-        return Site(), 0, 0
-    places, size = sites(lived.tables), lives.size[stayed]
+        return Site(), 0, False, 0
+    size = lives.size[stayed]
     bare = int(size[lives.stack[stayed] == EMPTY].sum())
     of_site = np.bincount(places.of_stack[lives.stack[stayed]], weights=size)
     row = int(of_site.argmax())
     if of_site[row] < _MUCH * rest or not row:
-        return Site(), 0, bare
-    return site_at(places.frames[row]), int(of_site[row]), bare
+        return Site(), 0, False, bare
+    return site_at(places.frames[row]), int(of_site[row]), False, bare
