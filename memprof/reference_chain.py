@@ -43,6 +43,9 @@ class LinkKind(str, Enum):
     """A variable in which a notebook keeps the result of a cell."""
     ATTRIBUTE = "attribute"
     """An attribute ``name`` of an object of class ``type_name``."""
+    QUEUE = "queue"
+    """The items of a queue between threads or tasks, of class ``type_name``; its ``limit`` is
+    ``maxsize``."""
     MODULE_ATTRIBUTE = "module_attribute"
     """An attribute of a ``torch.nn.Module``; ``name`` is its path below the module."""
     PARAMETER = "parameter"
@@ -139,6 +142,7 @@ VARIABLES = frozenset({LinkKind.LOCAL, LinkKind.GLOBAL, LinkKind.NOTEBOOK})
 """Links that begin a path, as one types it."""
 IN_PATHS = VARIABLES | {
     LinkKind.ATTRIBUTE,
+    LinkKind.QUEUE,
     LinkKind.MODULE_ATTRIBUTE,
     LinkKind.PARAMETER,
     LinkKind.BUFFER,
@@ -227,7 +231,10 @@ def is_bounded(links: Sequence[Link]) -> bool:
     Where its items keep those that fell out of it, the bound is none.
     """
     at = largest_container(links)
-    return at is not None and links[at].limit > 0 and linked_at(links) is None
+    if at is None or linked_at(links) is not None:
+        return False
+    in_queue = at > 0 and links[at - 1].kind == LinkKind.QUEUE
+    return links[at].limit > 0 or (in_queue and links[at - 1].limit > 0)
 
 
 def linked_at(links: Sequence[Link]) -> int | None:

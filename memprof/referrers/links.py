@@ -58,6 +58,8 @@ _HOOK_DICTS = {
 }
 _MOST_RELEASES = 16
 """Methods of one class that are named: a class with more has too many ways to tell which is it."""
+_OF_QUEUES = ("queue", "_queue")
+"""Attributes in which queues have their items."""
 _INDEX_FROM = 64  # containers this large get an index, for many of their items may be asked for
 
 
@@ -187,6 +189,8 @@ class Naming:
             known = _attribute(owner, name)
             if known.kind != LinkKind.LOG_RECORD:
                 self._attributes[key] = known
+        if known.kind == LinkKind.QUEUE:
+            return msgspec.structs.replace(known, limit=_longest_queue(owner))
         if known.kind == LinkKind.OPTIMIZER_STATE and name == "state":
             if id(owner) not in self._orphaned:
                 self._orphaned[id(owner)] = _orphaned_states(owner)
@@ -321,6 +325,20 @@ def _orphaned_states(optimizer: object) -> int:
     return sum(is_tensor_type(type(key)) and id(key) not in trained for key in keys)
 
 
+def _queue_types() -> list[type]:
+    """The classes of queues between threads and between tasks; those that the job has imported."""
+    modules = (sys.modules.get(name) for name in ("queue", "asyncio.queues"))
+    kinds = [getattr(module, "Queue", None) for module in modules]
+    return [kind for kind in kinds if isinstance(kind, type)]
+
+
+def _longest_queue(queue: object) -> int:
+    """The most that a queue can hold; -1 where it has no bound."""
+    own = instance_dict(queue) or {}
+    size = own.get("maxsize", own.get("_maxsize"))
+    return size if type(size) is int and size > 0 else -1
+
+
 def _attribute_kind(kind: type, name: str) -> LinkKind:
     if type.__subclasscheck__(BaseException, kind):
         return LinkKind.EXCEPTION
@@ -328,6 +346,8 @@ def _attribute_kind(kind: type, name: str) -> LinkKind:
         return LinkKind.THREAD
     if type.__subclasscheck__(torch.nn.Module, kind):
         return LinkKind.MODULE_ATTRIBUTE
+    if name in _OF_QUEUES and any(type.__subclasscheck__(one, kind) for one in _queue_types()):
+        return LinkKind.QUEUE
     if type.__subclasscheck__(torch.optim.Optimizer, kind) and name in ("state", "param_groups"):
         return LinkKind.OPTIMIZER_STATE
     return LinkKind.ATTRIBUTE

@@ -78,6 +78,7 @@ _TELLING = (
     LinkKind.ITERATOR,
     LinkKind.THREAD,
     LinkKind.ITEM,
+    LinkKind.QUEUE,
     LinkKind.OPTIMIZER_STATE,
     LinkKind.PARAMETER,
     LinkKind.BUFFER,
