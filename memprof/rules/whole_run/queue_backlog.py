@@ -86,8 +86,8 @@ class QueueBacklog(RunRule[Backlog]):
         yield Advice(
             "bound_queue",
             f"`{match.name}` has no bound, and is filled faster than it is emptied ({match.items} "
-            "items were seen in it): give it one (`maxsize={_KEPT_ITEMS}`), so that what fills it waits, or "
-            "drop the oldest when it is full.",
+            f"items were seen in it): give it one (`maxsize={_KEPT_ITEMS}`), so that what fills it "
+            "waits, or drop the oldest when it is full.",
             place,
             saving=match.saving,
         )
