@@ -37,16 +37,20 @@ def exit_link(top: object) -> Link | None:
     of one.
     """
     if is_one_of(type(top), _CALLABLE):
-        return _named(top) if any(one is top for one in _registered()) else None
+        return _function_link(top) if any(one is top for one in _exit_functions()) else None
     if type(top) is not tuple:
         return None
     # which arguments belong to which function is not to be seen: there must be one only
-    links = [link for one in _registered() if (link := _named(one)) and is_user_file(link.filename)]
+    links = [
+        link
+        for one in _exit_functions()
+        if (link := _function_link(one)) and is_user_file(link.filename)
+    ]
     found = dict.fromkeys((link.type_name, link.filename) for link in links)
     return links[0] if len(found) == 1 else None
 
 
-def _registered() -> list[object]:
+def _exit_functions() -> list[object]:
     """All functions to be called at the end; the only way to them is to take out one of them.
 
     Nothing equals what is asked to be taken out, so all stay. Functions, methods and partials
@@ -58,7 +62,7 @@ def _registered() -> list[object]:
     return listener.heard
 
 
-def _named(function: object) -> Link | None:
+def _function_link(function: object) -> Link | None:
     while isinstance(function, functools.partial):
         function = functools.partial.func.__get__(function)
     plain = function.__func__ if type(function) is types.MethodType else function

@@ -14,7 +14,7 @@ from memprof.rules.growing_groups import GrowingGroup
 from memprof.trace import EMPTY, NOT_RECORDED
 from memprof.views.survivors import Survival
 
-__all__ = ["Unseen", "made_between", "with_unseen"]
+__all__ = ["StacklessGroup", "stackless_group", "with_stackless"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -30,7 +30,7 @@ _CONFIDENCE = 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Unseen:
+class StacklessGroup:
     """The largest group of tensors of one size that a later window found, and that stay."""
 
     size: int
@@ -55,7 +55,7 @@ class Unseen:
         return self.bytes / max(1, self.last - self.first)
 
 
-def made_between(survival: Survival) -> Unseen | None:
+def stackless_group(survival: Survival) -> StacklessGroup | None:
     """What was made between windows and stays; None where that is little."""
     lives, steps = survival.lives, survival.steps
     if not len(steps):
@@ -75,7 +75,7 @@ def made_between(survival: Survival) -> Unseen | None:
         (lives.stack != EMPTY) & (lives.size == size) & (lives.died >= len(survival))
     ]
     gap = int(np.diff(steps).argmax()) if len(steps) > 1 else 0
-    return Unseen(
+    return StacklessGroup(
         size=size,
         rows=rows[which.reshape(-1) == at],
         stack=int(np.bincount(makers).argmax()) if len(makers) else EMPTY,
@@ -84,9 +84,9 @@ def made_between(survival: Survival) -> Unseen | None:
     )
 
 
-def with_unseen(
+def with_stackless(
     groups: Iterable[GrowingGroup],
-    unseen: Unseen | None,
+    stackless: StacklessGroup | None,
     survival: Survival,
     held: Mapping[int, Sequence[Holder]],
 ) -> list[GrowingGroup]:
@@ -95,30 +95,32 @@ def with_unseen(
     Where there is no such group it is one of its own, if something holds it that is not filled on
     purpose.
     """
-    found = list(groups)
-    if unseen is None:
-        return found
+    every = list(groups)
+    if stackless is None:
+        return every
     lives = survival.lives
-    for at, group in enumerate(found):
+    for at, group in enumerate(every):
         sizes = lives.size[group.rows]
-        if (group.stack == unseen.stack or (sizes == unseen.size).all()) and not group.replaced:
-            rows = np.union1d(group.rows, unseen.rows)
+        if (
+            group.stack == stackless.stack or (sizes == stackless.size).all()
+        ) and not group.replaced:
+            rows = np.union1d(group.rows, stackless.rows)
             first = int(survival.steps[int(group.places[0])])
-            rate = float(lives.size[rows].sum()) / max(1, unseen.last - first)
-            found[at] = replace(group, rows=rows, per_step=max(rate, group.per_step))
-            return found
+            rate = float(lives.size[rows].sum()) / max(1, stackless.last - first)
+            every[at] = replace(group, rows=rows, per_step=max(rate, group.per_step))
+            return every
     if _is_never_meant(held.get(EMPTY, ())):
-        places = np.flatnonzero(survival.steps > unseen.first)[:1]
+        places = np.flatnonzero(survival.steps > stackless.first)[:1]
         group = GrowingGroup(
-            stack=unseen.stack,
-            rows=unseen.rows,
+            stack=stackless.stack,
+            rows=stackless.rows,
             places=places if len(places) else np.zeros(1, dtype=np.int64),
-            per_step=unseen.per_step,
+            per_step=stackless.per_step,
             confidence=_CONFIDENCE,
             every=1,
         )
-        found.append(group)
-    return found
+        every.append(group)
+    return every
 
 
 def _is_never_meant(holders: Sequence[Holder]) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.records import Site
-from memprof.rules.between_windows import made_between
+from memprof.rules.between_windows import stackless_group
 from memprof.rules.finding import Found, Kind
 from memprof.run import DeviceRun
 from memprof.trace import EMPTY, NOT_RECORDED, WARM_UP
@@ -88,20 +88,22 @@ class UnexplainedGrowth:
 
 
 def unexplained_growth(
-    examination: Examination, found: Sequence[Found]
+    examination: Examination, findings: Sequence[Found]
 ) -> UnexplainedGrowth | None:
-    """The largest over all devices of a run; None where what rises is in ``found``."""
+    """The largest over all devices of a run; None where what rises is in ``findings``."""
     if examination.run.is_snapshot:
         return None
-    rising = (_of_device(device, found) for device in examination.devices)
-    made = [one for one in rising if one is not None]
-    return max(made, key=lambda one: one.bytes, default=None)
+    rising = (_of_device(device, findings) for device in examination.devices)
+    results = [one for one in rising if one is not None]
+    return max(results, key=lambda one: one.bytes, default=None)
 
 
-def _of_device(examined: DeviceExamination, found: Sequence[Found]) -> UnexplainedGrowth | None:
-    device = examined.device
-    known = device.steps.allocated != NOT_RECORDED
-    allocated, numbers = device.steps.allocated[known], device.steps.last[known]
+def _of_device(
+    examination: DeviceExamination, findings: Sequence[Found]
+) -> UnexplainedGrowth | None:
+    device = examination.device
+    with_figures = device.steps.allocated != NOT_RECORDED
+    allocated, numbers = device.steps.allocated[with_figures], device.steps.last[with_figures]
     risen = rise(allocated)
     if risen is None:
         return None
@@ -112,10 +114,10 @@ def _of_device(examined: DeviceExamination, found: Sequence[Found]) -> Unexplain
         return None
     if not _goes_on(least, low):
         return None
-    explained = sum(_explains(one, device) for one in found)
+    explained = sum(_explains(one, device) for one in findings)
     if explained >= _EXPLAINED * total:
         return None
-    site, site_bytes, is_by_size, bare = _makers(examined, total - explained)
+    site, site_bytes, is_by_size, bare = _makers(examination, total - explained)
     return UnexplainedGrowth(
         device=device.device,
         bytes=total,
@@ -145,32 +147,32 @@ def _goes_on(least: Ints, low: int) -> bool:
     )
 
 
-def _explains(found: Found, device: DeviceRun) -> int:
-    grows = found.kind in (Kind.LEAK, Kind.CYCLE)
-    return found.bytes if grows and found.device == device.device else 0
+def _explains(finding: Found, device: DeviceRun) -> int:
+    grows = finding.kind in (Kind.LEAK, Kind.CYCLE)
+    return finding.bytes if grows and finding.device == device.device else 0
 
 
-def _makers(examined: DeviceExamination, rest: int) -> tuple[Site, int, bool, int]:
+def _makers(examination: DeviceExamination, rest: int) -> tuple[Site, int, bool, int]:
     """The line that made most of what stayed, its bytes, if their size tells it, and bare bytes.
 
     There is no such line where it made little of the ``rest`` that is to be explained. Bare is what
     has no stack.
     """
-    lived = survival(examined)
-    lives = lived.lives
-    places = sites(lived.tables)
-    unseen = made_between(lived)
-    if unseen is not None and unseen.stack != EMPTY and unseen.bytes >= _MUCH * rest:
-        row = int(places.of_stack[unseen.stack])
-        return site_at(places.frames[row]), unseen.bytes, True, unseen.bytes
+    lives_seen = survival(examination)
+    lives = lives_seen.lives
+    places = sites(lives_seen.tables)
+    stackless = stackless_group(lives_seen)
+    if stackless is not None and stackless.stack != EMPTY and stackless.bytes >= _MUCH * rest:
+        row = int(places.of_stack[stackless.stack])
+        return site_at(places.frames[row]), stackless.bytes, True, stackless.bytes
     everything = np.arange(len(lives))
-    born = lives.born >= min(WARM_UP, max(0, len(lived) - 1))
-    stayed = everything[born & lived.outlast(everything) & lived.outlive_steps]
-    if not len(stayed):
+    birth_places = lives.born >= min(WARM_UP, max(0, len(lives_seen) - 1))
+    survivors = everything[birth_places & lives_seen.outlast(everything) & lives_seen.outlive_steps]
+    if not len(survivors):
         return Site(), 0, False, 0
-    size = lives.size[stayed]
-    bare = int(size[lives.stack[stayed] == EMPTY].sum())
-    of_site = np.bincount(places.of_stack[lives.stack[stayed]], weights=size)
+    size = lives.size[survivors]
+    bare = int(size[lives.stack[survivors] == EMPTY].sum())
+    of_site = np.bincount(places.of_stack[lives.stack[survivors]], weights=size)
     row = int(of_site.argmax())
     if of_site[row] < _MUCH * rest or not row:
         return Site(), 0, False, bare

@@ -17,7 +17,7 @@ __all__ = ["RULE"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Registered(Cause):
+class ExitFunction(Cause):
     """What is called at the end, and the statement that registers it."""
 
     place: Place | None
@@ -26,7 +26,7 @@ class Registered(Cause):
     is_method: bool
 
 
-class ExitCallback(GrowthRule[Registered]):
+class ExitCallback(GrowthRule[ExitFunction]):
     """`atexit.register(self.close)` in the constructor of what is made again and again."""
 
     name = "exit-callback"
@@ -38,15 +38,15 @@ class ExitCallback(GrowthRule[Registered]):
         *("linked-objects", "hook", "carried-state"),
     )
 
-    def match(self, case: Case) -> Registered | None:
+    def match(self, case: Case) -> ExitFunction | None:
         """A chain of references that begins at `atexit`."""
-        for holder in case.found.holders:
+        for holder in case.finding.holders:
             for link in holder.links:
                 if link.kind == LinkKind.ATEXIT:
-                    return _registered(case, holder, link.type_name)
+                    return _registration(case, holder, link.type_name)
         return None
 
-    def advice(self, cause: Registered, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the link says all
+    def advice(self, cause: ExitFunction, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the link says all
         """Take it out again."""
         what = "its object" if cause.is_method else "all that it knows and is given"
         yield Advice(
@@ -58,24 +58,26 @@ class ExitCallback(GrowthRule[Registered]):
         )
 
 
-def _registered(case: Case, holder: Holder, function: str) -> Registered:
+def _registration(case: Case, holder: Holder, function: str) -> ExitFunction:
     *around, name = function.split(".")
     is_method = any(link.kind == LinkKind.BOUND_METHOD for link in holder.links)
-    found = [
+    candidates = [
         (place, argument)
         for call, place in case.calls("register")
         if call.args and _is_of_atexit(call, place)
         for argument in [call.args[0]]
     ]
-    found.sort(key=lambda one: (_called(one[1]) != name, _name_around(one[0]) not in around))
-    if not found:
-        return Registered(case.place_of(holder), function, is_method)
-    place, argument = found[0]
+    candidates.sort(
+        key=lambda one: (_argument_name(one[1]) != name, _name_around(one[0]) not in around)
+    )
+    if not candidates:
+        return ExitFunction(case.place_of(holder), function, is_method)
+    place, argument = candidates[0]
     is_named = isinstance(argument, (ast.Name, ast.Attribute))
-    return Registered(place, ast.unparse(argument) if is_named else name, is_method)
+    return ExitFunction(place, ast.unparse(argument) if is_named else name, is_method)
 
 
-def _called(argument: ast.expr) -> str:
+def _argument_name(argument: ast.expr) -> str:
     return "<lambda>" if isinstance(argument, ast.Lambda) else last_name(ast.unparse(argument))
 
 

@@ -45,7 +45,7 @@ class LinkedObjects(GrowthRule[Chain]):
         """A chain of references in which objects follow one another by the same name."""
         if case.links & CYCLES:
             return None
-        for holder in case.found.holders:
+        for holder in case.finding.holders:
             at = linked_at(holder.links)
             if at is not None:
                 return _chain(case, holder, at)

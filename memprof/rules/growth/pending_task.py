@@ -38,12 +38,12 @@ class PendingTasks(GrowthRule[PendingTask]):
 
     def match(self, case: Case) -> PendingTask | None:
         """A task in a chain of references, and the call of its coroutine's function."""
-        for holder in case.found.holders:
+        for holder in case.finding.holders:
             for link in holder.links:
                 if link.kind == LinkKind.TASK and link.name:
-                    begun = next(_begun(case, link.name), None)
-                    if begun is not None:
-                        return PendingTask(link.name, *begun)
+                    start = next(_task_starts(case, link.name), None)
+                    if start is not None:
+                        return PendingTask(link.name, *start)
                     return PendingTask(link.name, case.place_of(holder), "")
         return None
 
@@ -62,7 +62,7 @@ class PendingTasks(GrowthRule[PendingTask]):
         )
 
 
-def _begun(case: Case, coroutine: str) -> Iterator[tuple[Place, str]]:
+def _task_starts(case: Case, coroutine: str) -> Iterator[tuple[Place, str]]:
     """Statements that call the coroutine's function without waiting for it, and bind the task."""
     for call, place in case.calls(coroutine):
         awaited = (

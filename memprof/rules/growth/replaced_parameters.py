@@ -38,7 +38,7 @@ class ReplacedParameters(GrowthRule[OrphanedStates]):
 
     def match(self, case: Case) -> OrphanedStates | None:
         """States in a chain of references, of which some belong to no group's parameter."""
-        for holder in case.found.holders:
+        for holder in case.finding.holders:
             for link in holder.links:
                 if link.kind == LinkKind.OPTIMIZER_STATE and link.orphaned > 1:
                     place, optimizer = _changed_at(case)
@@ -64,7 +64,7 @@ def _changed_at(case: Case) -> tuple[Place | None, str]:
 
     One in a function in which tensors were recorded comes first.
     """
-    found = [
+    candidates = [
         (place, changed)
         for attribute in ("param_groups", "state")
         for program in case.programs
@@ -72,7 +72,7 @@ def _changed_at(case: Case) -> tuple[Place | None, str]:
         if (changed := _changed_name(node, attribute)) is not None
         and (place := program.at(node.lineno)) is not None  # type: ignore[attr-defined]
     ]
-    return min(found, key=lambda one: not _has_run(case, one[0]), default=(None, ""))
+    return min(candidates, key=lambda one: not _has_run(case, one[0]), default=(None, ""))
 
 
 def _has_run(case: Case, place: Place) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.records import Finding, Holder, Site
+from memprof.records import Finding, Holder
 from memprof.reference_chain import Link, LinkKind
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
@@ -123,7 +123,7 @@ def _at_peak(
         nbytes=int(lives.size[rows].sum()),
         first_step=finding.step,
         last_step=finding.step,
-        site=site_at(places.frames[int(places.of_stack[finding.stack])]) or Site(),
+        site=site_at(places.frames[int(places.of_stack[finding.stack])]),
         stack=tables.stack(finding.stack),
         holders=tuple(finding.holders),
         peak=device.peak_allocated,
@@ -145,7 +145,8 @@ def _made_at(case: Case, name: str) -> Iterator[Place]:
                 continue
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             named = any(last_name(ast.unparse(target)) == name for target in targets)
-            place = program.place(node) if named and called_name(node.value) in _QUEUES else None
+            is_queue = node.value is not None and called_name(node.value) in _QUEUES
+            place = program.place(node) if named and is_queue else None
             if place is not None:
                 yield place
 
