@@ -23,6 +23,7 @@ from memprof.source_code.find_line import (
     passed_at,
     registered_at,
     saved_at,
+    stored_under,
 )
 from memprof.sources.user_files import is_user_file
 
@@ -310,6 +311,8 @@ def _line_of(one: Link, files: list[str]) -> tuple[str, int]:
     if one.kind in _IN_MODULES and (container := _with_numbers(one.name)):
         own = [one.filename, *files]
         return _first_line(own, lambda filename: grown_at(filename, "." + container))
+    if one.kind == LinkKind.OPTIMIZER_STATE and one.name.isidentifier():
+        return _first_line(files, lambda filename: stored_under(filename, one.name))
     if one.kind in (*_NO_LINE, _ITEM, LinkKind.PARAMETER, LinkKind.OPTIMIZER_STATE) or not one.name:
         return "", 0
     in_library = bool(one.filename) and not is_user_file(one.filename)

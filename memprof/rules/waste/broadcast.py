@@ -84,6 +84,8 @@ def _side(window: Window, large: LargeTensor) -> int:
     place, row = large.place, large.row
     if place is None or not _combines(place) or window.phase[row] in _AFTERWARDS:
         return 0
+    if _adds_axis(place.statement):
+        return 0
     requested = int(window.lives.requested[row])
     earlier = window.lives.alloc < window.lives.alloc[row]
     earlier &= window.lives.free > window.lives.alloc[row]
@@ -116,6 +118,16 @@ def _combines(place: Place) -> bool:
         ):
             return True
     return False
+
+
+def _adds_axis(statement: ast.stmt) -> bool:
+    """True if an operand is given an axis, as for a table of all pairs: ``i[:, None] - j``."""
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Subscript):
+            parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+            if any(isinstance(part, ast.Constant) and part.value is None for part in parts):
+                return True
+    return bool(calls_in(statement, "unsqueeze"))
 
 
 def _is_loss(place: Place, call: ast.Call) -> bool:
