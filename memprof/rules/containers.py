@@ -18,6 +18,7 @@ __all__ = [
     "below_item",
     "filled_container",
     "filled_registry",
+    "has_fixed_keys",
     "is_cache",
     "taken_at",
 ]
@@ -88,6 +89,19 @@ def is_cache(container: FilledContainer) -> bool:
     """Whether the function that fills a container asks it for the key first."""
     filling = container.filling
     return filling.keyed and checks_for_key(container.place, filling.container)
+
+
+def has_fixed_keys(container: FilledContainer) -> bool:
+    """Whether the statement puts something under a key that it writes out: that never grows.
+
+    ``self.cache["factor"] = factor``: then there are ever more objects that have such a dict.
+    """
+    for target in bound_names(container.place.statement):
+        if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
+            name = ast.unparse(target.value)
+            if name == container.filling.container and isinstance(target.slice.value, str):
+                return True
+    return False
 
 
 def taken_at(container: FilledContainer) -> list[int]:
