@@ -135,6 +135,7 @@ _WORDS: dict[LinkKind, Callable[[Link], str]] = {
     LinkKind.PARTIAL: lambda link: link.type_name,
     LinkKind.LRU_CACHE: lambda link: f"lru_cache of {link.type_name}()",
     LinkKind.CLASS_ATTRIBUTE: lambda link: f"class attribute `{link.type_name}.{link.name}`",
+    LinkKind.ATEXIT: lambda link: f"`atexit`, which calls {link.type_name}() at the end",
     LinkKind.HOOK: lambda link: f"{link.name} of {link.type_name}",
     LinkKind.AUTOGRAD_NODE: lambda link: f"the autograd graph ({_nodes(link)})",
     LinkKind.SAVED_TENSOR: lambda link: f"saved tensor {_name(link)} of {link.type_name}",
@@ -150,6 +151,9 @@ _WORDS: dict[LinkKind, Callable[[Link], str]] = {
     ),
     LinkKind.COROUTINE: lambda link: (
         f"local {_name(link)} of the suspended coroutine {link.type_name}()"
+    ),
+    LinkKind.TASK: lambda link: (
+        f"a task of asyncio that still runs {link.name}()" if link.name else "a task of asyncio"
     ),
     LinkKind.ITERATOR: lambda link: f"{link.name}, which keeps what it has passed on",
     LinkKind.CYCLE: lambda _: "a reference cycle that only the garbage collector frees",

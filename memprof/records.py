@@ -53,8 +53,9 @@ History:
          the graph, the bytes of a view and of its storage, whether a dict is a record, and what is
          known of memory that nobody owns (2026-11)
     1.4  the header says of a dry run what card it was for (2026-11)
-    1.5  a `Link` names the methods by which an object lets go of what it has; `guessed_steps`:
-         which steps no mark and no optimizer ended (2026-11)
+    1.5  a `Link` names the methods by which an object lets go of what it has, and how many of an
+         optimizer's states are orphaned; it may be a task of asyncio, or what `atexit` keeps;
+         `guessed_steps`: which steps no mark and no optimizer ended (2026-11)
 """
 
 

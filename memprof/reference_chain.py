@@ -20,11 +20,16 @@ __all__ = [
     "is_bounded",
     "is_field",
     "largest_container",
+    "linked_at",
     "way",
 ]
 
 _OF_RECORD = 4
 """Times as long as a list that it lies in must a dict of names be, to be what grows."""
+_LEAST_LINKED = 4
+"""Objects in a row that refer to one another by the same name: no structure is meant to be so."""
+_LONGEST_PERIOD = 4
+"""Links from one such object to the next: ``node.edges['next']``."""
 
 
 class LinkKind(str, Enum):
@@ -38,6 +43,9 @@ class LinkKind(str, Enum):
     """A variable in which a notebook keeps the result of a cell."""
     ATTRIBUTE = "attribute"
     """An attribute ``name`` of an object of class ``type_name``."""
+    QUEUE = "queue"
+    """The items of a queue between threads or tasks, of class ``type_name``; its ``limit`` is
+    ``maxsize``."""
     MODULE_ATTRIBUTE = "module_attribute"
     """An attribute of a ``torch.nn.Module``; ``name`` is its path below the module."""
     PARAMETER = "parameter"
@@ -62,6 +70,8 @@ class LinkKind(str, Enum):
     """An argument of a ``functools.partial``."""
     LRU_CACHE = "lru_cache"
     """A result that ``functools.lru_cache`` keeps, of the function ``type_name``."""
+    ATEXIT = "atexit"
+    """The function ``type_name`` that is to be called when the process ends."""
     HOOK = "hook"
     """A hook of a module or a tensor of class ``type_name``."""
     AUTOGRAD_NODE = "autograd_node"
@@ -86,6 +96,8 @@ class LinkKind(str, Enum):
     """A variable of a suspended generator."""
     COROUTINE = "coroutine"
     """A variable of a suspended coroutine."""
+    TASK = "task"
+    """The coroutine of a task of asyncio that is not done."""
     ITERATOR = "iterator"
     """What ``itertools.cycle`` or ``tee`` keeps of what it has passed on."""
     THREAD = "thread"
@@ -119,10 +131,18 @@ CYCLES = frozenset({LinkKind.CYCLE, LinkKind.CPP_CYCLE})
 
 _CONTAINERS = frozenset({LinkKind.ITEM, LinkKind.KEY, LinkKind.LRU_CACHE})
 """Links whose ``length`` is that of what a tensor lies in."""
+_LINKING = frozenset(
+    {
+        *(LinkKind.ATTRIBUTE, LinkKind.MODULE_ATTRIBUTE, LinkKind.ITEM, LinkKind.CLOSURE),
+        *(LinkKind.BOUND_METHOD, LinkKind.PARTIAL, LinkKind.DEFAULT_ARGUMENT),
+    }
+)
+"""Links by which objects of a program refer to one another."""
 VARIABLES = frozenset({LinkKind.LOCAL, LinkKind.GLOBAL, LinkKind.NOTEBOOK})
 """Links that begin a path, as one types it."""
 IN_PATHS = VARIABLES | {
     LinkKind.ATTRIBUTE,
+    LinkKind.QUEUE,
     LinkKind.MODULE_ATTRIBUTE,
     LinkKind.PARAMETER,
     LinkKind.BUFFER,
@@ -176,6 +196,10 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
     unowned: Unowned | None = None
     releases: tuple[str, ...] = ()
     """Methods of the object's class that, by their verbs, let go of what it has: ``reset``."""
+    grows: bool = False
+    """The container was shorter at an earlier look; put in when a recording is read."""
+    orphaned: int = 0
+    """Of an optimizer: states of parameters that none of its groups has any more."""
 
 
 def is_field(link: Link) -> bool:
@@ -183,12 +207,13 @@ def is_field(link: Link) -> bool:
     return link.kind == LinkKind.ITEM and link.is_record
 
 
-def breadth(link: Link) -> int:
+def breadth(link: Link) -> tuple[bool, int]:
     """Return how large a container counts, where one of several is to be named as what grows.
 
-    A dict with names for keys is as a rule a record, such as the weights of one model.
+    One that was seen to grow comes first. A dict with names for keys is as a rule a record, such as
+    the weights of one model.
     """
-    return link.length // _OF_RECORD if link.is_record else link.length
+    return link.grows, link.length // _OF_RECORD if link.is_record else link.length
 
 
 def largest_container(links: Sequence[Link]) -> int | None:
@@ -201,9 +226,31 @@ def largest_container(links: Sequence[Link]) -> int | None:
 
 
 def is_bounded(links: Sequence[Link]) -> bool:
-    """Return whether the largest container can hold so much and no more (``maxlen``)."""
+    """Return whether the largest container can hold so much and no more (``maxlen``).
+
+    Where its items keep those that fell out of it, the bound is none.
+    """
     at = largest_container(links)
-    return at is not None and links[at].limit > 0
+    if at is None or linked_at(links) is not None:
+        return False
+    in_queue = at > 0 and links[at - 1].kind == LinkKind.QUEUE
+    return links[at].limit > 0 or (in_queue and links[at - 1].limit > 0)
+
+
+def linked_at(links: Sequence[Link]) -> int | None:
+    """Return the position where objects begin that each keep the next by the same name, or None.
+
+    Such a chain has no length that a container would show: ``step.previous.previous…``.
+    """
+    outlines = [(link.kind, link.type_name, link.name) for link in links]
+    for start, link in enumerate(links):
+        for period in range(1, _LONGEST_PERIOD + 1) if link.kind in _LINKING else ():
+            once = outlines[start : start + period]
+            if not all(kind in _LINKING for kind, *_ in once):
+                break
+            if outlines[start : start + period * _LEAST_LINKED] == once * _LEAST_LINKED:
+                return start
+    return None
 
 
 def above_graph(links: Sequence[Link]) -> Sequence[Link]:

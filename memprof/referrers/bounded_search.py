@@ -115,6 +115,13 @@ class Searches:
             for place, targets in places.items()
         }
 
+    def at_once(self, wanted: Sequence[Quarry]) -> list[tuple[Quarry, tuple[Holder, ...]]]:
+        """The holders of some tensors now; none where that takes long or a search is under way."""
+        if self.is_under_way or not self._whole.is_short(WHOLE_S):
+            return []
+        self._search_all(wanted)
+        return self.take()
+
     def proceed(self) -> None:
         """Go on at the next step's end."""
         if self._remaining and not self._climbs:

@@ -12,6 +12,7 @@ import threading
 import types
 from collections.abc import Iterator
 
+import msgspec
 import torch
 
 from memprof.reference_chain import Link, LinkKind
@@ -57,6 +58,8 @@ _HOOK_DICTS = {
 }
 _MOST_RELEASES = 16
 """Methods of one class that are named: a class with more has too many ways to tell which is it."""
+_OF_QUEUES = ("queue", "_queue")
+"""Attributes in which queues have their items."""
 _INDEX_FROM = 64  # containers this large get an index, for many of their items may be asked for
 
 
@@ -80,6 +83,7 @@ class Naming:
         self._records: dict[int, bool] = {}
         self._links: dict[tuple[int, int], Link] = {}
         self._attributes: dict[tuple[int, str], Link] = {}
+        self._orphaned: dict[int, int] = {}
         self._may_probe: dict[int, bool] = {}
         self._modules = module_names or {}
         self._in_notebook = cell_results() is not None
@@ -178,13 +182,19 @@ class Naming:
         return cached
 
     def _attribute(self, owner: object, name: str) -> Link:
-        """The same for every instance of a class, except for a log record."""
+        """The same for every instance of a class, but for log records and optimizers' states."""
         key = (id(type(owner)), name)
         cached = self._attributes.get(key)
         if cached is None:
             cached = _attribute(owner, name)
             if cached.kind != LinkKind.LOG_RECORD:
                 self._attributes[key] = cached
+        if cached.kind == LinkKind.QUEUE:
+            return msgspec.structs.replace(cached, limit=_longest_queue(owner))
+        if cached.kind == LinkKind.OPTIMIZER_STATE and name == "state":
+            if id(owner) not in self._orphaned:
+                self._orphaned[id(owner)] = _orphaned_states(owner)
+            return msgspec.structs.replace(cached, orphaned=self._orphaned[id(owner)])
         return cached
 
     def _named_attribute(self, owner: object, value: object) -> Link | None:
@@ -301,6 +311,34 @@ def _attribute(owner: object, name: str) -> Link:
     )
 
 
+def _orphaned_states(optimizer: object) -> int:
+    """How many parameters an optimizer has a state of that are in none of its groups."""
+    own = instance_dict(optimizer) or {}
+    groups, states = own.get("param_groups"), own.get("state")
+    if type(groups) is not list or not issubclass(type(states), dict):
+        return 0
+    lists = [group.get("params") for group in groups if type(group) is dict]
+    if not all(type(one) is list for one in lists):
+        return 0
+    trained = {id(parameter) for one in lists for parameter in one}  # type: ignore[union-attr]
+    keys: list[object] = list(dict.keys(states))  # type: ignore[arg-type]
+    return sum(is_tensor_type(type(key)) and id(key) not in trained for key in keys)
+
+
+def _queue_types() -> list[type]:
+    """The classes of queues between threads and between tasks; those that the job has imported."""
+    modules = (sys.modules.get(name) for name in ("queue", "asyncio.queues"))
+    kinds = [getattr(module, "Queue", None) for module in modules]
+    return [kind for kind in kinds if isinstance(kind, type)]
+
+
+def _longest_queue(queue: object) -> int:
+    """The most that a queue can hold; -1 where it has no bound."""
+    own = instance_dict(queue) or {}
+    size = own.get("maxsize", own.get("_maxsize"))
+    return size if type(size) is int and size > 0 else -1
+
+
 def _attribute_kind(kind: type, name: str) -> LinkKind:
     if type.__subclasscheck__(BaseException, kind):
         return LinkKind.EXCEPTION
@@ -308,6 +346,8 @@ def _attribute_kind(kind: type, name: str) -> LinkKind:
         return LinkKind.THREAD
     if type.__subclasscheck__(torch.nn.Module, kind):
         return LinkKind.MODULE_ATTRIBUTE
+    if name in _OF_QUEUES and any(type.__subclasscheck__(one, kind) for one in _queue_types()):
+        return LinkKind.QUEUE
     if type.__subclasscheck__(torch.optim.Optimizer, kind) and name in ("state", "param_groups"):
         return LinkKind.OPTIMIZER_STATE
     return LinkKind.ATTRIBUTE

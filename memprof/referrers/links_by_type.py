@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
+import sys
 import types
 
 import msgspec
@@ -123,6 +124,19 @@ def _probe_generator(owner: object, value: object) -> Link | None:
     return _frame_link(parts[1], frame, value)
 
 
+def _probe_task(owner: object, _value: object) -> Link | None:
+    """A task, or a future that one waits for: its class says which of the two."""
+    kinds = (one for one in _task_types() if type.__subclasscheck__(one, type(owner)))
+    return next((Link(LinkKind.TASK, "", one.__name__) for one in kinds), None)
+
+
+def _task_types() -> list[type]:
+    """The classes of tasks and futures in C; none where nothing has imported asyncio."""
+    module = sys.modules.get("_asyncio")
+    kinds = [getattr(module, name, None) for name in ("Task", "Future")]
+    return [kind for kind in kinds if isinstance(kind, type)]
+
+
 def _probe_exception(owner: object, value: object) -> Link | None:
     if not issubclass(type(owner), BaseException):
         return None
@@ -176,7 +190,7 @@ _PROBED = (
 
 def may_apply(kind: type) -> bool:
     """Whether a probe can have something to say of an object of this type."""
-    own = any(type.__subclasscheck__(one, kind) for one in _PROBED)
+    own = any(type.__subclasscheck__(one, kind) for one in (*_PROBED, *_task_types()))
     return own or id(kind) in _KEEPING or is_tensor_type(kind) or is_node_type(kind)
 
 
@@ -187,6 +201,7 @@ PROBES = (
     _probe_traceback,
     _probe_frame,
     _probe_generator,
+    _probe_task,
     _probe_exception,
     _probe_tensor,
     _probe_node,

@@ -101,13 +101,16 @@ def _join_state(links: list[Link], at: int) -> tuple[Link | None, int]:
         items.append(one)
     used = 1 + len(items)
     if first.name == "state" and len(items) == 2 and items[0].kind == _ITEM:
-        return Link(LinkKind.OPTIMIZER_STATE, items[1].name.strip("'"), first.type_name), used
+        name = items[1].name.strip("'")
+        return Link(_STATE, name, first.type_name, orphaned=first.orphaned), used
     if first.name == "state" and items and items[0].kind == LinkKind.KEY:
-        key = Link(LinkKind.OPTIMIZER_STATE, "state (key)", first.type_name, is_parameter=True)
+        key = Link(
+            _STATE, "state (key)", first.type_name, is_parameter=True, orphaned=first.orphaned
+        )
         return key, 2
     name = first.name + "".join(f"[{one.name}]" for one in items)
     of_groups = first.name == "param_groups"
-    return Link(LinkKind.OPTIMIZER_STATE, name, first.type_name, is_parameter=of_groups), used
+    return Link(_STATE, name, first.type_name, is_parameter=of_groups), used
 
 
 def _join_hook(links: list[Link], at: int) -> tuple[Link | None, int]:
@@ -121,6 +124,20 @@ def _join_hook(links: list[Link], at: int) -> tuple[Link | None, int]:
         return (first, used) if used == 2 else (None, 0)
     line = registered_at(where.filename, where.type_name) or where.line
     return Link(LinkKind.HOOK, first.name, first.type_name, where.filename, line), used
+
+
+def _join_task(links: list[Link], at: int) -> tuple[Link | None, int]:
+    """A task with the future by which the loop will wake it, and the coroutine that it runs."""
+    used = at
+    while used < len(links) and links[used].kind in (LinkKind.TASK, LinkKind.BOUND_METHOD):
+        used += 1
+    while links[used - 1].kind != LinkKind.TASK:  # a method of what comes next
+        used -= 1
+    runs = links[used] if used < len(links) and links[used].kind == LinkKind.COROUTINE else None
+    if runs is None:
+        return (links[at], used - at) if used - at > 1 else (None, 0)
+    task = Link(LinkKind.TASK, runs.type_name, "Task", runs.filename)
+    return task, used - at
 
 
 def _join_nodes(links: list[Link], at: int) -> tuple[Link | None, int]:
@@ -146,6 +163,7 @@ _JOINS: dict[str, Callable[[list[Link], int], tuple[Link | None, int]]] = {
     LinkKind.MODULE_ATTRIBUTE: _join_module,
     LinkKind.OPTIMIZER_STATE: _join_state,
     LinkKind.HOOK: _join_hook,
+    LinkKind.TASK: _join_task,
     LinkKind.AUTOGRAD_NODE: _join_nodes,
     LinkKind.ITERATOR: _join_iterators,
 }

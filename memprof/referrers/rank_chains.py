@@ -23,6 +23,7 @@ from memprof.source_code.find_line import (
     passed_at,
     registered_at,
     saved_at,
+    stored_under,
 )
 from memprof.sources.user_files import is_user_file
 
@@ -31,6 +32,8 @@ __all__ = ["holder_of", "score"]
 _ITEM = LinkKind.ITEM
 _OWN_LINE = (
     LinkKind.HOOK,
+    LinkKind.ATEXIT,
+    LinkKind.TASK,
     LinkKind.LRU_CACHE,
     LinkKind.LOG_RECORD,
     LinkKind.CLASS_ATTRIBUTE,
@@ -64,6 +67,8 @@ _TELLING = (
     LinkKind.CTX_ATTRIBUTE,
     LinkKind.SAVED_TENSOR,
     LinkKind.HOOK,
+    LinkKind.ATEXIT,
+    LinkKind.TASK,
     LinkKind.GRAD,
     LinkKind.CLASS_ATTRIBUTE,
     LinkKind.CLOSURE,
@@ -74,6 +79,7 @@ _TELLING = (
     LinkKind.ITERATOR,
     LinkKind.THREAD,
     LinkKind.ITEM,
+    LinkKind.QUEUE,
     LinkKind.OPTIMIZER_STATE,
     LinkKind.PARAMETER,
     LinkKind.BUFFER,
@@ -226,7 +232,7 @@ def _by_merit(links: list[Link]) -> tuple[list[int], list[int]]:
         if kinds[at] == _ITEM and at and (links[at].length > 1 or is_field(links[at]))
     ]
     fillable = [at for at in fillable if at == len(links) - 1 or not is_field(links[at])]
-    fillable.sort(key=lambda at: -breadth(links[at]))
+    fillable.sort(key=lambda at: breadth(links[at]), reverse=True)
     rest = [at for at in places if kinds[at] not in _NO_LINE]
     interactive = (
         [0] if kinds[0] == LinkKind.GLOBAL and links[0].type_name == "sys" else []
@@ -291,6 +297,10 @@ def _line_of(one: Link, files: list[str]) -> tuple[str, int]:
         if not one.filename:  # a library's class, which keeps what it is called with
             return _first_line(files, lambda filename: called_at(filename, one.type_name))
         return one.filename, assigned_in_class(one.filename, one.type_name, one.name)
+    if one.kind in (LinkKind.ATEXIT, LinkKind.TASK):
+        called = "register" if one.kind == LinkKind.ATEXIT else one.name
+        own = [one.filename, *files]
+        return _first_line(own, lambda filename: called_at(filename, called))
     if one.kind in _LOCALS:
         return one.filename, assigned_in_function(one.filename, one.name, one.line) or one.line
     if one.kind == LinkKind.ITERATOR:
@@ -301,6 +311,8 @@ def _line_of(one: Link, files: list[str]) -> tuple[str, int]:
     if one.kind in _IN_MODULES and (container := _with_numbers(one.name)):
         own = [one.filename, *files]
         return _first_line(own, lambda filename: grown_at(filename, "." + container))
+    if one.kind == LinkKind.OPTIMIZER_STATE and one.name.isidentifier():
+        return _first_line(files, lambda filename: stored_under(filename, one.name))
     if one.kind in (*_NO_LINE, _ITEM, LinkKind.PARAMETER, LinkKind.OPTIMIZER_STATE) or not one.name:
         return "", 0
     in_library = bool(one.filename) and not is_user_file(one.filename)

@@ -12,13 +12,17 @@ import numpy.typing as npt
 from memprof.sources.tensor_addresses import DeviceBlock
 from memprof.trace import EMPTY, NOT_RECORDED, SURVIVOR_AGE, Category, Column, Label
 
-__all__ = ["Living", "Suspect", "residents", "suspects"]
+__all__ = ["Living", "Suspect", "residents", "stackless", "suspects"]
 
 _LEAST_BIRTHS = 3
 """Distinct steps that survivors of one stack were made in."""
 _TARGETS = 3
 _MOST_SUSPECTS = 48
 _MOST_RESIDENTS = 24
+_LEAST_ALIKE = 8
+"""Tensors of one size without a stack that are taken for ones that the same line made."""
+_MUCH = 0.25
+"""Of all that is alive: so much have they to be."""
 _LEAST_SHARE = 0.01
 """Of all that is alive: smaller groups that do not grow are not worth a name."""
 _EXPLAINED = (
@@ -112,6 +116,24 @@ def residents(living: Living, label_of: Callable[[int], Label]) -> list[Suspect]
     groups = _groups(living, _steps(living.label, label_of), open_, lambda _, size: size >= least)
     groups.sort(key=lambda one: (-one.bytes, one.first))
     return [_describe(living, one, 0, _largest(living, one)) for one in groups[:_MOST_RESIDENTS]]
+
+
+def stackless(living: Living) -> list[Suspect]:
+    """The largest group of one size that has no stack: it was made between windows, if not before.
+
+    Empty where it is not much of all that is alive.
+    """
+    bare = np.flatnonzero((living.stack == EMPTY) & ~np.isin(living.category, _EXPLAINED))
+    if len(bare) < _LEAST_ALIKE:
+        return []
+    sizes, which, counts = np.unique(living.size[bare], return_inverse=True, return_counts=True)
+    at = int((sizes * counts).argmax())
+    total = int(sizes[at] * counts[at])
+    if counts[at] < _LEAST_ALIKE or total < _MUCH * int(living.size.sum()):
+        return []
+    rows = bare[which.reshape(-1) == at]
+    group = _StackGroup(EMPTY, rows, np.zeros(len(rows), np.int64), int(rows[0]), 0, total)
+    return [_describe(living, group, 0, _spread(rows))]
 
 
 def _steps(labels: Column, label_of: Callable[[int], Label]) -> Ints:

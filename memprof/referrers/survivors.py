@@ -12,7 +12,7 @@ from memprof.reference_chain import LinkKind, is_bounded, largest_container, way
 from memprof.referrers.bounded_search import Quarry, Searches
 from memprof.referrers.graph_growth import GraphGrowth, longest_graph
 from memprof.referrers.pause_estimate import PauseEstimate
-from memprof.referrers.search_candidates import Living, Suspect, residents, suspects
+from memprof.referrers.search_candidates import Living, Suspect, residents, stackless, suspects
 from memprof.referrers.search_from_roots import quiet
 from memprof.source_code.find_line import may_stop_growing
 from memprof.sources.tensor_addresses import PlaceOf, place_of
@@ -115,7 +115,26 @@ class Survivors:
 
     def window_ended(self, step: int) -> list[Announcement]:
         """The same when what was recorded of new tensors ends, until the next window."""
-        return self.look(step) if self._steps >= _FIRST_LOOK and self.has_time() else []
+        if self._steps < _FIRST_LOOK or not self.has_time():
+            return []
+        return [*self.look(step), *self._of_stackless(step)]
+
+    def _of_stackless(self, step: int) -> list[Announcement]:
+        """Who holds most of what was made between windows: at the end names may be gone."""
+        wanted = [
+            _quarry(source, one) for source in self.sources() for one in stackless(source.living())
+        ]
+        if not wanted:
+            return []
+        began_s = time.thread_time()
+        with quiet():
+            taken = self._searches.at_once(wanted)
+        self._spent_s += time.thread_time() - began_s
+        return [
+            Announcement(_finding(one.device, one.suspect, step, held, "resident"))
+            for one, held in taken
+            if held
+        ]
 
     def look(self, step: int) -> list[Announcement]:
         """Search for the holders of whatever has grown since the last look.

@@ -16,6 +16,7 @@ import numpy as np
 
 from memprof.cpython.object_addresses import addresses, are_exact_instances
 from memprof.reference_chain import Link, LinkKind, Unowned
+from memprof.referrers.exit_callbacks import exit_link
 from memprof.referrers.heap import CHUNK
 from memprof.referrers.introspection import instance_dict, is_one_of
 from memprof.referrers.links import Naming
@@ -177,7 +178,9 @@ class Unreached:
                 return self._cycle(*_from_an_object(ring, way), stored_edges, naming)
         top = order[-1]
         way = _with_stored(self._down(top, down), top, stored_edges)
-        first = Link(LinkKind.UNKNOWN, unowned=Unowned(owner=type(top).__name__))
+        first = exit_link(top)
+        if first is None:
+            first = Link(LinkKind.UNKNOWN, unowned=Unowned(owner=type(top).__name__))
         return [first, *_name_edges(way, naming)]
 
     def _climb(self, starts: list[object]) -> tuple[dict[int, _Edge], list[object]]:

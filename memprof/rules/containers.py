@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memprof.records import Holder
-from memprof.reference_chain import CYCLES, Link, LinkKind, breadth, is_field
+from memprof.reference_chain import CYCLES, Link, LinkKind, breadth, is_field, linked_at
 from memprof.rules.case import Case
 from memprof.source_code.idioms import Filling, checks_for_key, filling, growing, last_name
 from memprof.source_code.program import FUNCTIONS, Place, bound_names, called_name, calls_in
@@ -18,6 +18,7 @@ __all__ = [
     "below_item",
     "filled_container",
     "filled_registry",
+    "has_fixed_keys",
     "is_cache",
     "taken_at",
 ]
@@ -57,7 +58,7 @@ def filled_container(case: Case) -> FilledContainer | None:
         return None
     for holder in case.finding.holders:
         place = case.place_of(holder)
-        if place is None:
+        if place is None or linked_at(holder.links) is not None:
             continue
         filling = growing(place)
         if filling is None or isinstance(place.statement, FUNCTIONS):
@@ -88,6 +89,19 @@ def is_cache(container: FilledContainer) -> bool:
     """Whether the function that fills a container asks it for the key first."""
     filling = container.filling
     return filling.keyed and checks_for_key(container.place, filling.container)
+
+
+def has_fixed_keys(container: FilledContainer) -> bool:
+    """Whether the statement puts something under a key that it writes out: that never grows.
+
+    ``self.cache["factor"] = factor``: then there are ever more objects that have such a dict.
+    """
+    for target in bound_names(container.place.statement):
+        if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
+            name = ast.unparse(target.value)
+            if name == container.filling.container and isinstance(target.slice.value, str):
+                return True
+    return False
 
 
 def taken_at(container: FilledContainer) -> list[int]:

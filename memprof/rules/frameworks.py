@@ -79,6 +79,11 @@ _TORCH = {
 }
 """What to type where no framework is in between, on a ``{device}``."""
 
+_BY_FUNCTION = {
+    ("fused_attention", "multi_head_attention_forward"): "attention(q, k, v, need_weights=False)"
+}
+"""The same where a function of torch made the tensors, which has a switch of its own."""
+
 
 def typed(fix: str, stack: Sequence[Frame], device: str) -> str:
     """The code of a fix for what made the tensors by ``stack``; empty where it has no one form.
@@ -89,4 +94,7 @@ def typed(fix: str, stack: Sequence[Frame], device: str) -> str:
     for framework in _FRAMEWORKS:
         if fix in framework.switches and any(framework.path in path for path in paths):
             return framework.switches[fix]
+    for frame in stack:
+        if (fix, frame.name) in _BY_FUNCTION:
+            return _BY_FUNCTION[fix, frame.name]
     return _TORCH.get(fix, "").replace("{device}", device.partition(":")[0])

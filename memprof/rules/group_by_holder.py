@@ -11,6 +11,7 @@ import numpy as np
 from memprof.records import Finding, Holder
 from memprof.reference_chain import CYCLES, THROUGH_GRAPH, Link, LinkKind, largest_container, way
 from memprof.rules.growing_groups import GrowingGroup
+from memprof.rules.successive_looks import holders_of
 
 __all__ = ["Cluster", "clusters", "held_by", "outline"]
 
@@ -57,13 +58,14 @@ class Cluster:
 
 def held_by(findings: Iterable[Finding], device: str) -> dict[int, tuple[Holder, ...]]:
     """For every stack the holders that the last search in the job found."""
-    by_stack: dict[int, tuple[Holder, ...]] = {}
+    looks: dict[int, list[Finding]] = {}
     for finding in findings:
         if finding.finding == "holders" and finding.device == device and finding.holders:
-            if not finding.holders[0].is_named and finding.stack in by_stack:
+            earlier = looks.setdefault(finding.stack, [])
+            if not finding.holders[0].is_named and earlier:
                 continue  # an earlier look knew more: the job's names may be gone at the end
-            by_stack[finding.stack] = tuple(finding.holders)
-    return by_stack
+            earlier.append(finding)
+    return {stack: holders_of(of_stack) for stack, of_stack in looks.items()}
 
 
 def clusters(

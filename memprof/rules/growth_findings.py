@@ -16,6 +16,7 @@ import numpy.typing as npt
 from memprof.chain_description import keeper
 from memprof.records import GuessedSteps, Holder, Site
 from memprof.reference_chain import LinkKind, is_bounded
+from memprof.rules.between_windows import stackless_group, with_stackless
 from memprof.rules.cyclic_garbage import cyclic_garbage, freed_by_collector
 from memprof.rules.finding import Evidence, Found, Growth, Kind, Series
 from memprof.rules.group_by_holder import (
@@ -27,7 +28,7 @@ from memprof.rules.group_by_holder import (
 from memprof.rules.growing_groups import growing_groups
 from memprof.run import DeviceRun, Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
-from memprof.trace import Category, Frame, Phase
+from memprof.trace import EMPTY, Category, Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.examination import DeviceExamination, Examination
 from memprof.views.owners import CATEGORY_NAMES, common_module
@@ -60,7 +61,10 @@ def _of_device(run: Run, examination: DeviceExamination) -> list[Found]:
     device, lives = examination.device, survival(examination)
     freed = freed_by_collector(device, lives, run.findings)
     holders = held_by(run.findings, device.device)
-    groups = list(growing_groups(lives, freed, holders))
+    stackless = stackless_group(lives)
+    groups = with_stackless(growing_groups(lives, freed, holders), stackless, lives, holders)
+    if stackless is not None and EMPTY in holders:  # one search was for what has no stack
+        holders.setdefault(stackless.stack, holders[EMPTY])
     growing_stacks = {group.stack for group in groups}
     groups += [one for one in cyclic_garbage(lives, freed) if one.stack not in growing_stacks]
     candidates = [
@@ -172,7 +176,9 @@ class _Leak:
     def _births(self, rows: Ints) -> Ints:
         """Places where it grew; of what is made anew again and again, not only the last time."""
         anew = [group.places for group in self.cluster.groups if group.replaced]
-        return np.unique(np.concatenate([self.survival.lives.born[rows], *anew]))
+        born = np.concatenate([self.survival.lives.born[rows], *anew])
+        born = np.unique(born[born >= 0])
+        return born if len(born) else self.cluster.groups[0].places
 
     def _steps_left(self, per_step: float) -> float:
         total = self.device.info.total_bytes * self.device.info.memory_fraction
@@ -205,8 +211,9 @@ class _Leak:
     def _evidence(self, rows: Ints) -> Evidence:
         lives = self.survival.lives
         windows = lives.window[rows]
-        window = _most(windows, np.ones(len(windows), dtype=np.int64))
-        inside = rows[(windows == window) & (lives.alloc[rows] >= 0)]
+        made = lives.alloc[rows] >= 0
+        window = _most(windows[made], np.ones(int(made.sum()), dtype=np.int64))
+        inside = rows[(windows == window) & made]
         return Evidence(window=window, allocs=np.sort(lives.alloc[inside]))
 
     def _growth(self, rows: Ints) -> Growth:

@@ -22,6 +22,8 @@ __all__ = ["PartOfStorage", "advice_on_view", "small_view"]
 
 _SMALL_PART = 0.25
 """Of a storage: a larger view is not what keeps much alive where a graph does."""
+_MOST_HOLDERS = 3
+"""Where all that a search names show a part each, there may be more of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,11 +42,23 @@ def small_view(case: Case) -> PartOfStorage | None:
         for link in holder.links:
             if link.shown_bytes >= 0 and link.storage_bytes >= 0:
                 view_bytes, whole = link.shown_bytes, link.storage_bytes
-                if not 0 < view_bytes < whole:
+                if not 0 < view_bytes < whole or _is_shared_out(case, whole):
                     return None
                 small = view_bytes <= _SMALL_PART * whole or not case.links & THROUGH_GRAPH
                 return PartOfStorage(view_bytes, whole, small)
     return None
+
+
+def _is_shared_out(case: Case, storage_bytes: int) -> bool:
+    """Whether several holders show what together is the whole: no clone frees any of it."""
+    parts = {
+        (tuple(link.name for link in holder.links if link.kind != LinkKind.ITEM), link.shown_bytes)
+        for holder in case.finding.holders
+        for link in holder.links
+        if link.storage_bytes == storage_bytes and link.shown_bytes < storage_bytes
+    }
+    shown = sum(shown for _, shown in parts)
+    return len(parts) > 1 and (shown >= storage_bytes or len(parts) >= _MOST_HOLDERS)
 
 
 def advice_on_view(part: PartOfStorage, case: Case) -> Iterator[Advice]:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.records import Site
+from memprof.rules.between_windows import stackless_group
 from memprof.rules.finding import Found, Kind
 from memprof.run import DeviceRun
 from memprof.trace import EMPTY, NOT_RECORDED, WARM_UP
@@ -52,6 +53,8 @@ class UnexplainedGrowth:
     site: Site
     """The line that made most of what stayed; without a name where no line did."""
     site_bytes: int
+    is_by_size: bool
+    """Most of those were made between windows: they are as large as what the line makes."""
     bare_bytes: int
     """Of what stayed, bytes that have no stack: other threads or C++ made them."""
 
@@ -68,7 +71,7 @@ class UnexplainedGrowth:
     @property
     def way_on(self) -> str:
         """What is known of it, and what would show more."""
-        if 2 * self.bare_bytes >= self.bytes:
+        if 2 * self.bare_bytes >= self.bytes and not self.is_by_size:
             bare = format_bytes(self.bare_bytes)
             return (
                 f"{bare} of what stayed have no stack: other threads or C++ made them; "
@@ -76,8 +79,9 @@ class UnexplainedGrowth:
             )
         if self.site.filename:
             place = f"{short_path(self.site.filename)}:{self.site.line}"
+            made = "are as large as what is made" if self.is_by_size else "were made"
             return (
-                f"{format_bytes(self.site_bytes)} of what stayed were made at {place}: "
+                f"{format_bytes(self.site_bytes)} of what stayed {made} at {place}: "
                 "`memprof.holders(tensor)` there says who holds one"
             )
         return "memprof.step() at the end of each iteration, and more of them, would show the line"
@@ -113,7 +117,7 @@ def _of_device(
     explained = sum(_explains(one, device) for one in findings)
     if explained >= _EXPLAINED * total:
         return None
-    site, site_bytes, bare = _makers(examination, total - explained)
+    site, site_bytes, is_by_size, bare = _makers(examination, total - explained)
     return UnexplainedGrowth(
         device=device.device,
         bytes=total,
@@ -123,6 +127,7 @@ def _of_device(
         explained=explained,
         site=site,
         site_bytes=site_bytes,
+        is_by_size=is_by_size,
         bare_bytes=bare,
     )
 
@@ -147,22 +152,28 @@ def _explains(finding: Found, device: DeviceRun) -> int:
     return finding.bytes if grows and finding.device == device.device else 0
 
 
-def _makers(examination: DeviceExamination, rest: int) -> tuple[Site, int, int]:
-    """The line that made most of what stayed, its bytes, and those of what has no stack.
+def _makers(examination: DeviceExamination, rest: int) -> tuple[Site, int, bool, int]:
+    """The line that made most of what stayed, its bytes, if their size tells it, and bare bytes.
 
-    There is no such line where it made little of the ``rest`` that is to be explained.
+    There is no such line where it made little of the ``rest`` that is to be explained. Bare is what
+    has no stack.
     """
     lives_seen = survival(examination)
     lives = lives_seen.lives
+    places = sites(lives_seen.tables)
+    stackless = stackless_group(lives_seen)
+    if stackless is not None and stackless.stack != EMPTY and stackless.bytes >= _MUCH * rest:
+        row = int(places.of_stack[stackless.stack])
+        return site_at(places.frames[row]), stackless.bytes, True, stackless.bytes
     everything = np.arange(len(lives))
     birth_places = lives.born >= min(WARM_UP, max(0, len(lives_seen) - 1))
     survivors = everything[birth_places & lives_seen.outlast(everything) & lives_seen.outlive_steps]
     if not len(survivors):
-        return Site(), 0, 0
-    places, size = sites(lives_seen.tables), lives.size[survivors]
+        return Site(), 0, False, 0
+    size = lives.size[survivors]
     bare = int(size[lives.stack[survivors] == EMPTY].sum())
     of_site = np.bincount(places.of_stack[lives.stack[survivors]], weights=size)
     row = int(of_site.argmax())
     if of_site[row] < _MUCH * rest or not row:
-        return Site(), 0, bare
-    return site_at(places.frames[row]), int(of_site[row]), bare
+        return Site(), 0, False, bare
+    return site_at(places.frames[row]), int(of_site[row]), False, bare

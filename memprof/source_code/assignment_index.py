@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from memprof.source_code.parse import syntax_tree
 from memprof.source_code.verbs import (
+    FACTORIES,
     FILLING,
     NUMBER_FUNCTIONS,
     TAKING,
@@ -231,7 +232,8 @@ class _Reader:
         elif _is_empty(value):
             rank = EMPTIED
         else:
-            rank = _IN_INIT if place.function == "__init__" else _ASSIGNED
+            is_start = place.function == "__init__" or _is_fresh(value)
+            rank = _IN_INIT if is_start else _ASSIGNED
         again = isinstance(place.node, (ast.Assign, ast.AnnAssign))
         of_itself = again and _is_of_itself(target, value)
         key = _innermost_key(target.value) if isinstance(target, ast.Subscript) else ""
@@ -435,7 +437,16 @@ def _is_number(value: ast.expr) -> bool:
         if isinstance(value.func, ast.Attribute):
             return value.func.attr in _OFF_DEVICE
         return isinstance(value.func, ast.Name) and value.func.id in _PLAIN
+    if isinstance(value, ast.IfExp):
+        return _is_number(value.body) and _is_number(value.orelse)
     return isinstance(value, (ast.JoinedStr, ast.Constant))
+
+
+def _is_fresh(value: ast.expr | None) -> bool:
+    """True if a function of torch makes it anew: ``torch.zeros_like(self.state)``, a reset."""
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
+        return False
+    return _name(value.func.value) == "torch" and value.func.attr in FACTORIES
 
 
 def _is_empty(value: ast.expr | None) -> bool:

@@ -32,6 +32,7 @@ __all__ = [
     "reading_until",
     "registered_at",
     "saved_at",
+    "stored_under",
 ]
 
 _MOST = 256
@@ -128,6 +129,21 @@ def filled_below(filename: str, key: str) -> int:
     """The line that fills what a record has at ``key``, whatever the record's name; 0: none."""
     fills = index_of(filename).filled.get(f"[{key}]", [])
     best = min(fills, key=lambda one: (one.function == "__init__", one), default=None)
+    return best.line if best is not None else 0
+
+
+def stored_under(filename: str, key: str) -> int:
+    """The line that puts a tensor under a key into a dict of whatever name; 0: none.
+
+    One that makes it of what was there comes first: ``state["mean"] = 0.9 * state["mean"] + g``.
+    """
+    stores = {
+        fill
+        for named in index_of(filename).filled.values()
+        for fill in named
+        if key in fill.keys and fill.rank % NO_TENSOR == FILLED
+    }
+    best = min(stores, key=lambda one: (not one.of_itself, one), default=None)
     return best.line if best is not None else 0
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from memprof.source_code.program import FUNCTIONS, Program
 from memprof.source_code.verbs import OPPOSITES, RELEASING
 
-__all__ = ["opposite", "releases_of"]
+__all__ = ["function_releasing", "opposite", "releases_of"]
 
 _CALLED = "update"
 """What calling an object itself counts as: a metric that is called collects."""
@@ -43,6 +43,17 @@ def releases_of(program: Program, class_name: str) -> list[str]:
         names += [node.name for node in class_.body if isinstance(node, FUNCTIONS)]
         waiting += [base.id for base in class_.bases if isinstance(base, ast.Name)]
     return [name for name in names if _parts(name)[0] in RELEASING]
+
+
+def function_releasing(program: Program, function: str) -> str:
+    """The public function of a file that takes out what another one of it puts in; empty: none.
+
+    Of ``weight_norm`` it is ``remove_weight_norm``; ``remove`` alone is for all that a file has.
+    """
+    names = [node.name for node in program.tree.body if isinstance(node, FUNCTIONS)]
+    found = [(*_parts(name), name) for name in names if _parts(name)[0] in RELEASING]
+    own = [name for _, noun, name in found if noun and noun in function]
+    return (own or [name for _, noun, name in found if not noun] or [""])[0]
 
 
 def _parts(method: str) -> tuple[str, str]:

@@ -54,3 +54,20 @@ def steps_by_hand():
 def test_what_moves_a_square_weight_is_no_broadcast(tmp_path):
     found = findings_of(steps_by_hand, tmp_path / "run.json")
     assert not [one for one in found if one.rule == "broadcast"]
+
+
+def tables_of_all_pairs():
+    """Each position against each: the axis that it takes is written there."""
+
+    def step(number):
+        position = torch.arange(1024)
+        far = (position[:, None] - position[None]).abs() > 8
+        near = position.unsqueeze(1) == position
+        assert not (far & near).any()
+
+    return step
+
+
+def test_a_table_that_is_asked_for_by_an_axis_is_meant(tmp_path):
+    found = findings_of(tables_of_all_pairs, tmp_path / "run.json")
+    assert not [one for one in found if one.rule == "broadcast"]

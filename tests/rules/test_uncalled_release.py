@@ -7,6 +7,7 @@ import importlib
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from memprof.source_code.opposite_methods import opposite
 from tests.rules.recorded import findings_of
@@ -137,3 +138,20 @@ def test_what_keeps_a_graph_is_to_be_given_none(tmp_path, monkeypatch):
     found = findings_of(evaluates, tmp_path / "run.json")[0]
     assert (found.rule, found.remedies[0].fix) == ("uncalled-release", "detach")
     assert "`loss.detach()`" in found.remedies[0].why
+
+
+def test_views_that_show_all_of_a_storage_between_them_are_not_to_be_cloned(tmp_path):
+    """The mask of each layer is a part of one tensor for all."""
+    layers = [nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, 2 * WIDTH, bias=False)]
+
+    def program():
+        def step(number):
+            pairs = [(layer, "weight") for layer in layers]
+            prune.global_unstructured(pairs, pruning_method=prune.L1Unstructured, amount=0.01)
+
+        return step
+
+    first = findings_of(program, tmp_path / "run.json", steps=24)[0].remedies[0]
+    assert (first.rule, first.fix) == ("uncalled-release", "release")
+    assert "prune.global_unstructured(" in first.code
+    assert "`prune.remove()` of the same module" in first.why

@@ -163,3 +163,65 @@ def test_on_a_cpu_no_saving_is_promised_where_dropout_is_on(tmp_path):
     assert found.minor
     assert found.remedies[0].peak_after == -1
     assert "On a card: on a CPU torch makes them all the same" in found.remedies[0].why
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+
+    def forward(self, x):
+        out, _ = self.attention(x, x, x)
+        return x + out
+
+
+class Pooled(Encoder):
+    def forward(self, x):
+        return x + self.attention(x, x, x)[0]
+
+
+class Fused(Encoder):
+    def forward(self, x):
+        return x + self.attention(x, x, x, need_weights=False)[0]
+
+
+class Shown(Encoder):
+    def forward(self, x):
+        out, weights = self.attention(x, x, x)
+        return x + out * weights.mean()
+
+
+def trains(layer):
+    def program():
+        model = nn.Sequential(*(layer() for _ in range(3)))
+
+        def step(number):
+            model(torch.randn(2, LENGTH, WIDTH)).square().mean().backward()
+            model.zero_grad()
+
+        return step
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("layer", "code"),
+    [
+        (Encoder, "out, _ = self.attention(x, x, x)"),
+        (Pooled, "return x + self.attention(x, x, x)[0]"),
+    ],
+)
+def test_weights_that_torch_makes_for_nobody_are_not_to_be_made(layer, code, tmp_path):
+    found = findings_of(trains(layer), tmp_path / "run.json", steps=6)[0]
+    first = found.remedies[0]
+    assert (found.rule, first.fix, first.code) == ("unfused-attention", "fused_attention", code)
+    assert "need_weights=False" in first.why
+    # the scores and weights of three layers, but for what one layer has in its backward pass
+    assert found.bytes >= 3 * 2 * HEADS * LENGTH * LENGTH * 4
+    assert not found.minor
+
+
+@pytest.mark.parametrize("layer", [Fused, Shown])
+def test_weights_that_are_read_or_not_made_are_none(layer, tmp_path):
+    found = findings_of(trains(layer), tmp_path / "run.json", steps=6)
+    assert not [one for one in found if one.rule == "unfused-attention"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memprof.rules.case import Case
-from memprof.rules.containers import FilledContainer, filled_container, taken_at
+from memprof.rules.containers import FilledContainer, filled_container, has_fixed_keys, taken_at
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.rules.source_facts import handed_over
 from memprof.source_code.program import Place
@@ -39,7 +39,7 @@ class GrowingContainer(GrowthRule[GrownContainer]):
     def match(self, case: Case) -> GrownContainer | None:
         """A container that the program's own source fills."""
         container = filled_container(case)
-        if container is None:
+        if container is None or has_fixed_keys(container):
             return None
         source = handed_over(case, container.place, container.filling.values[-1])
         return GrownContainer(container, source[0] if source is not None else container.place)

@@ -6,7 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memprof.rules.case import Case, says
-from memprof.rules.containers import FilledContainer, filled_container, filled_registry, is_cache
+from memprof.rules.containers import (
+    FilledContainer,
+    filled_container,
+    filled_registry,
+    has_fixed_keys,
+    is_cache,
+)
 from memprof.rules.rule import Advice, Cause, GrowthRule
 
 __all__ = ["RULE"]
@@ -34,7 +40,7 @@ class UnboundedDict(GrowthRule[Cache]):
             (filled_registry(case), True),
             (filled_container(case), False),
         ):
-            if container is not None and is_cache(container):
+            if container is not None and is_cache(container) and not has_fixed_keys(container):
                 return Cache(container, of_class)
         return None
 

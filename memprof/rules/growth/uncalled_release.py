@@ -13,7 +13,7 @@ from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import last_name
-from memprof.source_code.opposite_methods import opposite, releases_of
+from memprof.source_code.opposite_methods import function_releasing, opposite, releases_of
 from memprof.source_code.program import FUNCTIONS, Place, calls_in, own_calls, source_of
 
 __all__ = ["RULE"]
@@ -47,6 +47,8 @@ class OneWay(Cause):
     class_name: str
     argument: str = ""
     """The first that is handed over by a name."""
+    is_function: bool = False
+    """A library's function puts it into what it is given; its module has another for that."""
 
 
 class UncalledRelease(GrowthRule[OneWay]):
@@ -68,7 +70,7 @@ class UncalledRelease(GrowthRule[OneWay]):
         """A call on an object that holds the tensors, or on which they are made."""
         if case.links & _SAY_MORE:
             return None
-        ways = (*_of_holders(case), *_of_stack(case), *_within(case))
+        ways = (*_of_holders(case), *_of_stack(case), *_of_module(case), *_within(case))
         return next((way for way in ways if not _is_called(case, way)), None)
 
     def advice(self, cause: OneWay, case: Case) -> Iterator[Advice]:
@@ -81,6 +83,17 @@ class UncalledRelease(GrowthRule[OneWay]):
                 cause.place,
                 cause.line,
             )
+        if cause.is_function:
+            prefix = f"{cause.receiver}." if cause.receiver else ""
+            yield Advice(
+                "release",
+                f"`{prefix}{cause.method}()` puts a `{cause.class_name}` into what it is given, "
+                "each time one more: take the last one out, or make it final, before the next "
+                f"(`{prefix}{cause.release}()` of the same module).",
+                cause.place,
+                cause.line,
+            )
+            return
         if not cause.receiver:
             yield Advice(
                 "release",
@@ -150,6 +163,27 @@ def _of_stack(case: Case) -> Iterator[OneWay]:
                     yield way
 
 
+def _of_module(case: Case) -> Iterator[OneWay]:
+    """A library's function that puts objects of its module into what it is given.
+
+    Its module has another function that takes them out: ``prune.remove(module, name)``.
+    """
+    held = {link.type_name for one in case.finding.holders for link in one.links}
+    for inner, outer in pairwise(case.finding.stack):
+        place = case.place_at(outer.filename, outer.line) if _is_own(case, outer.filename) else None
+        program = source_of(inner.filename) if place is not None else None
+        if program is None or place is None or frame_kind(inner.filename) is FrameKind.USER:
+            continue
+        called = own_calls(place.statement, inner.name)
+        made = sorted(held & {one.name for one in program.classes()})
+        release = function_releasing(program, inner.name) if called and made else ""
+        if release:
+            function = called[0].func
+            receiver = ast.unparse(function.value) if isinstance(function, ast.Attribute) else ""
+            line = called[0].lineno
+            yield OneWay(place, line, receiver, inner.name, release, made[0], is_function=True)
+
+
 def _within(case: Case) -> Iterator[OneWay]:
     """The program's call in which a library's object takes something in, by no known name."""
     if not case.finding.growth.is_replaced or any(one.is_named for one in case.finding.holders):
@@ -199,7 +233,7 @@ def _is_called(case: Case, way: OneWay) -> bool:
     return any(
         folder in Path(place.program.filename).parents and not _defines(place, way.release)
         for call, place in case.calls(way.release)
-        if isinstance(call.func, ast.Attribute)
+        if isinstance(call.func, ast.Attribute) or way.is_function
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 import numpy as np
@@ -9,11 +10,14 @@ import numpy as np
 from memprof.rules.case import NO_FIGURE, Case
 from memprof.rules.large_tensor import large_tensor
 from memprof.rules.rule import EVERY_OTHER, Advice, Match, WasteRule
-from memprof.source_code.program import Place, calls_in, place_of
+from memprof.source_code.program import Place, called_name, calls_in, place_of
 from memprof.source_code.verbs import REPEATING
 from memprof.views.window import Bools, Window
 
 __all__ = ["RULE"]
+
+_SHOWING = frozenset(("expand", "expand_as", "broadcast_to"))
+"""Methods whose result shows the same values several times."""
 
 
 class Repeated(WasteRule[Match]):
@@ -47,12 +51,27 @@ class Repeated(WasteRule[Match]):
             "A repetition copies: `expand`, or operands of shapes that broadcast, read the same "
             "values without."
         )
+        if case.site is not None and _copies_expanded(case.site):
+            why = (
+                "`expand` shows the same values several times and takes no memory; what copies it "
+                "afterwards does. Leave that out, or let the operands broadcast."
+            )
         yield Advice("reshape", why, case.site)
         yield Advice("chunk", "Or work through it in parts.", case.site, saving=NO_FIGURE)
 
 
 def _repeats(place: Place | None) -> bool:
-    return place is not None and bool(calls_in(place.statement, *REPEATING))
+    if place is None:
+        return False
+    return bool(calls_in(place.statement, *REPEATING)) or _copies_expanded(place)
+
+
+def _copies_expanded(place: Place) -> bool:
+    """True if what `expand` shows several times is copied: ``mask.expand(…).contiguous()``."""
+    return any(
+        isinstance(call.func, ast.Attribute) and called_name(call.func.value) in _SHOWING
+        for call in calls_in(place.statement, "contiguous", "clone")
+    )
 
 
 def _made_by_repeating(window: Window) -> Bools:

@@ -14,7 +14,8 @@ import numpy as np
 from memprof.rules.case import NO_FIGURE, Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind
-from memprof.source_code.program import calls_in, place_of
+from memprof.source_code.idioms import keyword
+from memprof.source_code.program import Place, calls_in, place_of
 from memprof.trace import Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
@@ -34,6 +35,12 @@ _NEAR = 12
 _PRODUCTS = ("baddbmm", "bmm", "einsum", "matmul")
 _NATIVE_PRODUCT = re.compile(r"\b(?:bmm|baddbmm|matmul|einsum)\b|_bmm|bmm_")
 _NATIVE_SOFTMAX = re.compile(r"softmax|\bexp\b|_exp\b")
+_MODULE = "multi_head_attention_forward"
+"""The function behind `torch.nn.MultiheadAttention`."""
+_RESULTS = 2
+"""That it returns: the values and the weights."""
+_INNERMOST = 3
+"""Frames within which it is told what an operator computes."""
 _BY_HAND = (FrameKind.USER, FrameKind.LIBRARY)
 
 
@@ -52,13 +59,15 @@ class Unfused(Match):
     function: str = ""
     stays_unfused: bool = False
     """No fused kernel of this device does it: those of a CPU take no dropout."""
+    is_of_torch: bool = False
+    """torch's own module makes them, to return what nothing reads."""
 
 
 class UnfusedAttention(WasteRule[Unfused]):
     """A product, a softmax and a product, each with a table of all pairs of positions."""
 
     name = "unfused-attention"
-    summary = "attention written by hand keeps a score for every pair of positions"
+    summary = "attention without a fused kernel keeps a score for every pair of positions"
     fixes = ("fused_attention",)
     yields_to = ("evaluation-graph", "unused-gradients")
 
@@ -87,13 +96,23 @@ class UnfusedAttention(WasteRule[Unfused]):
                 stays_unfused=stays,
             )
             return
+        yield from _unread_weights(window)
 
     def title(self, match: Unfused) -> str:
         """Say whose they are."""
+        if match.is_of_torch:
+            return "are weights of attention that nothing reads, and what they are made of"
         return f"are scores of attention written by hand, in `{match.function}`"
 
     def advice(self, match: Unfused, case: Case) -> Iterator[Advice]:
         """Let a fused kernel do it."""
+        if match.is_of_torch:
+            why = (
+                "`MultiheadAttention` makes a weight for each pair of positions, to return them, "
+                "and nothing reads them: with `need_weights=False` a fused kernel does it."
+            )
+            yield Advice("fused_attention", why, case.site)
+            return
         why = (
             f"{format_bytes(match.nbytes)} are tables with a value for each pair of positions, "
             "which a fused kernel never makes; not where the probabilities themselves are used."
@@ -102,6 +121,57 @@ class UnfusedAttention(WasteRule[Unfused]):
             why += " On a card: on a CPU torch makes them all the same where dropout is on."
         saving = NO_FIGURE if match.stays_unfused else None
         yield Advice("fused_attention", why, case.site, saving=saving)
+
+
+def _unread_weights(window: Window) -> Iterator[Unfused]:
+    """What torch's module makes to return weights, where the program drops them."""
+    lives, frames = window.lives, window.owners.sites.frames
+    inside = {
+        stack
+        for stack in np.unique(lives.stack).tolist()
+        if any(_MODULE in frame.name for frame in window.trace.stack(stack))
+    }
+    is_inside = np.isin(lives.stack, list(inside))
+    made_here = [_drops_weights(place_of(frame)) for frame in frames]
+    rows = np.flatnonzero(is_inside & window.at_peak & np.array(made_here)[window.site])
+    softmaxes = [row for row in rows.tolist() if _is_softmax(window.stack(row))]
+    if not softmaxes:
+        return
+    largest = max(softmaxes, key=lambda row: int(lives.requested[row]))
+    is_table = is_inside | ((window.phase == Phase.BACKWARD) & ~window.owned)
+    tables = np.flatnonzero(is_table & (lives.requested == lives.requested[largest]))
+    there = tables[window.at_peak[tables]]
+    nbytes = int(lives.size[there].sum())
+    if window.share(nbytes) >= _LEAST_SHARE:
+        saving = window.replayed(window.whole(tables))
+        yield Unfused(largest, there, nbytes, saving, function=_MODULE, is_of_torch=True)
+
+
+def _is_softmax(stack: tuple[Frame, ...]) -> bool:
+    """Whether the function of torch that was called to make it computes probabilities."""
+    names = [frame.name for frame in stack if frame_kind(frame.filename) is FrameKind.TORCH]
+    return any(_NATIVE_SOFTMAX.search(name) for name in names[:_INNERMOST])
+
+
+def _drops_weights(place: Place | None) -> bool:
+    """Whether a statement takes the first result of a call only: ``out, _ = attention(…)``."""
+    if place is None:
+        return False
+    statement = place.statement
+    calls = [call for call in calls_in(statement) if keyword(call, "need_weights") is None]
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Subscript) and node.value in calls:
+            return isinstance(node.slice, ast.Constant) and node.slice.value == 0
+    if not isinstance(statement, ast.Assign) or statement.value not in calls:
+        return False
+    target = statement.targets[0]
+    if not isinstance(target, ast.Tuple) or len(target.elts) != _RESULTS:
+        return False
+    weights = target.elts[1]
+    return isinstance(weights, ast.Name) and not any(
+        isinstance(node, ast.Name) and node.id == weights.id and isinstance(node.ctx, ast.Load)
+        for node in ast.walk(place.scope)
+    )
 
 
 def _attentions(window: Window) -> Iterator[tuple[Frame, int]]:

@@ -1,0 +1,72 @@
+"""What is registered with `atexit`: C keeps it, where no search from Python's names comes."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import types
+from contextlib import suppress
+
+from memprof.reference_chain import Link, LinkKind
+from memprof.referrers.introspection import is_one_of, qualified_name
+from memprof.sources.user_files import is_user_file
+
+__all__ = ["exit_link"]
+
+_CALLABLE = (types.MethodType, types.FunctionType, functools.partial)
+
+
+class _Listener:
+    """Equal to nothing, it hears with what it is compared."""
+
+    __slots__ = ("heard",)
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+
+    def __eq__(self, other: object) -> bool:
+        self.heard.append(other)
+        return False
+
+
+def exit_link(top: object) -> Link | None:
+    """The link of `atexit` to what nothing else holds; None where that is not registered.
+
+    ``top`` is a function or a method that is to be called at the end, or a tuple of the arguments
+    of one.
+    """
+    if is_one_of(type(top), _CALLABLE):
+        return _function_link(top) if any(one is top for one in _exit_functions()) else None
+    if type(top) is not tuple:
+        return None
+    # which arguments belong to which function is not to be seen: there must be one only
+    links = [
+        link
+        for one in _exit_functions()
+        if (link := _function_link(one)) and is_user_file(link.filename)
+    ]
+    found = dict.fromkeys((link.type_name, link.filename) for link in links)
+    return links[0] if len(found) == 1 else None
+
+
+def _exit_functions() -> list[object]:
+    """All functions to be called at the end; the only way to them is to take out one of them.
+
+    Nothing equals what is asked to be taken out, so all stay. Functions, methods and partials
+    compare in C; only a callable of a class with an ``__eq__`` of its own runs code for it.
+    """
+    listener = _Listener()
+    with suppress(Exception):  # of such an ``__eq__``: what was heard until then is all
+        atexit.unregister(listener)  # type: ignore[arg-type]
+    return listener.heard
+
+
+def _function_link(function: object) -> Link | None:
+    while isinstance(function, functools.partial):
+        function = functools.partial.func.__get__(function)
+    plain = function.__func__ if type(function) is types.MethodType else function
+    if type(plain) is not types.FunctionType:
+        return None
+    code = plain.__code__
+    return Link(LinkKind.ATEXIT, "atexit", qualified_name(plain), code.co_filename)

@@ -1,0 +1,107 @@
+"""exit-callback: `atexit` keeps the objects whose methods it is to call when the process ends."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memprof.records import Holder
+from memprof.reference_chain import LinkKind
+from memprof.rules.case import Case
+from memprof.rules.rule import Advice, Cause, GrowthRule
+from memprof.source_code.idioms import last_name
+from memprof.source_code.program import Place
+
+__all__ = ["RULE"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExitFunction(Cause):
+    """What is called at the end, and the statement that registers it."""
+
+    place: Place | None
+    function: str
+    """As the statement writes it: ``self.close``; else the function's name."""
+    is_method: bool
+
+
+class ExitCallback(GrowthRule[ExitFunction]):
+    """`atexit.register(self.close)` in the constructor of what is made again and again."""
+
+    name = "exit-callback"
+    summary = "`atexit` keeps what it is to call at the end"
+    fixes = ("release",)
+    precedes = (
+        *("kept-graph", "small-view", "growing-container", "unbounded-dict", "assigned-history"),
+        *("uncalled-release", "collected-models", "registered-callback", "collecting-object"),
+        *("linked-objects", "hook", "carried-state"),
+    )
+
+    def match(self, case: Case) -> ExitFunction | None:
+        """A chain of references that begins at `atexit`."""
+        for holder in case.finding.holders:
+            for link in holder.links:
+                if link.kind == LinkKind.ATEXIT:
+                    return _registration(case, holder, link.type_name)
+        return None
+
+    def advice(self, cause: ExitFunction, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the link says all
+        """Take it out again."""
+        what = "its object" if cause.is_method else "all that it knows and is given"
+        yield Advice(
+            "release",
+            f"`atexit` keeps `{cause.function}` to the end of the process, and with it {what}: "
+            f"take it out when that is done with (`atexit.unregister({cause.function})`), or "
+            "register one function for all.",
+            cause.place,
+        )
+
+
+def _registration(case: Case, holder: Holder, function: str) -> ExitFunction:
+    *around, name = function.split(".")
+    is_method = any(link.kind == LinkKind.BOUND_METHOD for link in holder.links)
+    candidates = [
+        (place, argument)
+        for call, place in case.calls("register")
+        if call.args and _is_of_atexit(call, place)
+        for argument in [call.args[0]]
+    ]
+    candidates.sort(
+        key=lambda one: (_argument_name(one[1]) != name, _name_around(one[0]) not in around)
+    )
+    if not candidates:
+        return ExitFunction(case.place_of(holder), function, is_method)
+    place, argument = candidates[0]
+    is_named = isinstance(argument, (ast.Name, ast.Attribute))
+    return ExitFunction(place, ast.unparse(argument) if is_named else name, is_method)
+
+
+def _argument_name(argument: ast.expr) -> str:
+    return "<lambda>" if isinstance(argument, ast.Lambda) else last_name(ast.unparse(argument))
+
+
+def _name_around(place: Place) -> str:
+    return place.function.name if place.function is not None else ""
+
+
+def _is_of_atexit(call: ast.Call, place: Place) -> bool:
+    """Whether ``atexit.register`` is called, by whatever name it was imported."""
+    function = call.func
+    imported = [node for node in ast.walk(place.program.tree) if isinstance(node, _IMPORTS)]
+    if isinstance(function, ast.Attribute):
+        modules = {
+            one.asname or one.name
+            for node in imported
+            if isinstance(node, ast.Import)
+            for one in node.names
+            if one.name == "atexit"
+        }
+        return ast.unparse(function.value) in modules
+    return any(isinstance(node, ast.ImportFrom) and node.module == "atexit" for node in imported)
+
+
+_IMPORTS = (ast.Import, ast.ImportFrom)
+
+
+RULE = ExitCallback()

@@ -1,0 +1,80 @@
+"""pending-task: tasks of asyncio that never end keep what their coroutines know."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memprof.reference_chain import LinkKind
+from memprof.rules.case import Case
+from memprof.rules.rule import Advice, Cause, GrowthRule
+from memprof.source_code.program import Place, calls_in
+
+__all__ = ["RULE"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PendingTask(Cause):
+    """What the tasks run, the statement that begins one, and by which name it is known there."""
+
+    coroutine: str
+    place: Place | None
+    name: str
+    """Empty where nothing keeps the task."""
+
+
+class PendingTasks(GrowthRule[PendingTask]):
+    """`asyncio.create_task(self.heartbeat(session))` for each session, and no `cancel()`."""
+
+    name = "pending-task"
+    summary = "tasks of asyncio that are never done keep what their coroutines know"
+    fixes = ("release",)
+    precedes = (
+        *("kept-graph", "small-view", "growing-container", "unbounded-dict", "assigned-history"),
+        *("uncalled-release", "collected-models", "registered-callback", "collecting-object"),
+        *("carried-state", "hook", "linked-objects"),
+    )
+
+    def match(self, case: Case) -> PendingTask | None:
+        """A task in a chain of references, and the call of its coroutine's function."""
+        for holder in case.finding.holders:
+            for link in holder.links:
+                if link.kind == LinkKind.TASK and link.name:
+                    start = next(_task_starts(case, link.name), None)
+                    if start is not None:
+                        return PendingTask(link.name, *start)
+                    return PendingTask(link.name, case.place_of(holder), "")
+        return None
+
+    def advice(self, cause: PendingTask, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the task says all
+        """End it with what it is for."""
+        how = (
+            f"`{cause.name}.cancel()` when what it is for is done with"
+            if cause.name
+            else "keep the task and cancel it when what it is for is done with (`task.cancel()`)"
+        )
+        yield Advice(
+            "release",
+            f"Ever more tasks of `{cause.coroutine}()` wait and are never done, and each keeps "
+            f"what its coroutine knows: {how}, or have the coroutine end by itself.",
+            cause.place,
+        )
+
+
+def _task_starts(case: Case, coroutine: str) -> Iterator[tuple[Place, str]]:
+    """Statements that call the coroutine's function without waiting for it, and bind the task."""
+    for call, place in case.calls(coroutine):
+        awaited = (
+            inner
+            for node in ast.walk(place.statement)
+            if isinstance(node, ast.Await)
+            for inner in calls_in(node)
+        )
+        if call not in awaited:
+            statement = place.statement
+            targets = statement.targets if isinstance(statement, ast.Assign) else []
+            yield place, ast.unparse(targets[0]) if len(targets) == 1 else ""
+
+
+RULE = PendingTasks()

@@ -1,0 +1,115 @@
+"""replaced-parameters: an optimizer keeps the states of parameters that were replaced."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memprof.reference_chain import LinkKind
+from memprof.rules.case import Case
+from memprof.rules.rule import Advice, Cause, GrowthRule
+from memprof.source_code.program import Place, bound_names
+
+__all__ = ["RULE"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OrphanedStates(Cause):
+    """The optimizer's class, how many states are of no use, and where its groups are changed."""
+
+    type_name: str
+    count: int
+    place: Place | None
+    optimizer: str
+    """As the statement writes it; empty where it has no name there."""
+
+
+class ReplacedParameters(GrowthRule[OrphanedStates]):
+    """`group["params"][0] = nn.Parameter(larger)`, and the state of the old one is still there."""
+
+    name = "replaced-parameters"
+    summary = "an optimizer keeps the states of parameters that were replaced"
+    fixes = ("del_ref",)
+    precedes = (
+        *("parameter-groups", "growing-container", "unbounded-dict", "collecting-object"),
+        *("uncalled-release", "collected-models", "tensor-key", "linked-objects", "kept-graph"),
+    )
+
+    def match(self, case: Case) -> OrphanedStates | None:
+        """States in a chain of references, of which some belong to no group's parameter."""
+        for holder in case.finding.holders:
+            for link in holder.links:
+                if link.kind == LinkKind.OPTIMIZER_STATE and link.orphaned > 1:
+                    place, optimizer = _changed_at(case)
+                    return OrphanedStates(
+                        link.type_name, link.orphaned, place or case.place_of(holder), optimizer
+                    )
+        return None
+
+    def advice(self, cause: OrphanedStates, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the states say all
+        """Delete the state with the parameter, or begin anew."""
+        name = cause.optimizer or "optimizer"
+        yield Advice(
+            "del_ref",
+            f"`{cause.type_name}` has states of {cause.count} parameters that are in none "
+            "of its groups any more, and keeps those parameters: delete each when it is replaced "
+            f"(`del {name}.state[old]`), or make a new optimizer.",
+            cause.place,
+        )
+
+
+def _changed_at(case: Case) -> tuple[Place | None, str]:
+    """The statement that puts parameters into an optimizer's groups or their states elsewhere.
+
+    One in a function in which tensors were recorded comes first.
+    """
+    candidates = [
+        (place, changed)
+        for attribute in ("param_groups", "state")
+        for program in case.programs
+        for node in ast.walk(program.tree)
+        if (changed := _changed_name(node, attribute)) is not None
+        and (place := program.at(node.lineno)) is not None  # type: ignore[attr-defined]
+    ]
+    return min(candidates, key=lambda one: not _has_run(case, one[0]), default=(None, ""))
+
+
+def _has_run(case: Case, place: Place) -> bool:
+    """Whether a tensor was made while the function around a statement ran."""
+    frames = case.trace.tables.frames if case.trace is not None else ()
+    function, name = place.function, place.program.filename
+    if function is None:
+        return True
+    first, last = function.lineno, function.end_lineno or function.lineno
+    return any(one.filename == name and first <= one.line <= last for one in frames)
+
+
+def _changed_name(node: ast.AST, attribute: str) -> str | None:
+    """The optimizer whose groups a statement changes, "" where it has no name; else None."""
+    for target in bound_names(node) if isinstance(node, (ast.Assign, ast.AugAssign)) else ():
+        if attribute == "param_groups" and _is_in_group(target):
+            return _of_attribute(target, attribute)
+        if isinstance(target, ast.Subscript) and _of_attribute(target, attribute):
+            return _of_attribute(target, attribute)
+    return None
+
+
+def _is_in_group(target: ast.expr) -> bool:
+    """Whether a target is ``…["params"]`` or an item of that."""
+    while isinstance(target, ast.Subscript):
+        if isinstance(target.slice, ast.Constant) and target.slice.value == "params":
+            return True
+        target = target.value
+    return False
+
+
+def _of_attribute(target: ast.expr, attribute: str) -> str:
+    """``self.optimizer`` of ``self.optimizer.state[new]``; empty for anything else."""
+    while isinstance(target, ast.Subscript):
+        target = target.value
+    is_named = isinstance(target, ast.Attribute) and target.attr == attribute
+    return ast.unparse(target.value) if is_named and isinstance(target, ast.Attribute) else ""
+
+
+RULE = ReplacedParameters()

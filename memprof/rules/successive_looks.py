@@ -1,0 +1,67 @@
+"""What several looks at the same tensors tell together: which of their containers grows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import msgspec
+
+from memprof.records import Finding, Holder
+from memprof.reference_chain import LinkKind, is_field, largest_container, way
+from memprof.source_code.frame_kind import FrameKind, frame_kind
+
+__all__ = ["holders_of"]
+
+
+def holders_of(looks: Sequence[Finding]) -> tuple[Holder, ...]:
+    """The holders of the last look, with the containers marked that became longer between two.
+
+    Those whose containers have room for the tensors of all steps come first: of a ring and a list
+    that are filled alike, the ring cannot be what keeps them.
+    """
+    last = looks[-1]
+    holders = [_with_growth(one, looks[:-1]) for one in last.holders]
+    births = last.details.get("births")
+    if isinstance(births, int) and births > 0:
+        holders.sort(key=lambda one: _is_too_short(one, births))
+    return tuple(holders)
+
+
+def _with_growth(holder: Holder, earlier: Sequence[Finding]) -> Holder:
+    """The holder, and the line that fills what grows of it."""
+    same = [
+        one
+        for look in earlier
+        for one in look.holders
+        if len(one.links) == len(holder.links) and way(one.links) == way(holder.links)
+    ]
+    lengths = [link.length for link in holder.links]
+    others = [one for one in same if [link.length for link in one.links] != lengths]
+    if not others:
+        return holder
+    links = [
+        msgspec.structs.replace(link, grows=0 < before.length < link.length)
+        for link, before in zip(holder.links, others[-1].links, strict=True)
+    ]
+    at = largest_container(links)
+    if at is None or not links[at].grows or at == largest_container(holder.links):
+        return msgspec.structs.replace(holder, links=links)
+    while at and links[at].kind == LinkKind.ITEM:
+        at -= 1
+    named = links[at]
+    if not named.line or frame_kind(named.filename) is not FrameKind.USER:
+        return msgspec.structs.replace(holder, links=links)
+    return msgspec.structs.replace(
+        holder, links=links, filename=named.filename, line=named.line, code=""
+    )
+
+
+def _is_too_short(holder: Holder, births: int) -> bool:
+    """Whether containers hold it that have fewer places than there are steps to be held."""
+    lengths = [
+        link.length
+        for link in holder.links
+        if link.kind == LinkKind.ITEM and link.length > 0 and not is_field(link)
+    ]
+    return bool(lengths) and prod(lengths) < births

@@ -1,0 +1,83 @@
+"""kept-method: a record keeps a method of an object where its result would do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from tests.rules.recorded import findings_of
+
+WIDTH = 64
+
+
+@dataclass
+class Trial:
+    number: int
+    rate: Any
+
+
+class Schedule:
+    def __init__(self):
+        self.weights = torch.zeros(WIDTH, WIDTH)
+
+    def rate_now(self):
+        return 0.5
+
+    def rate_later(self):
+        return 0.25
+
+
+class Sweep:
+    def __init__(self):
+        self.trials = []
+
+    def step(self, number):
+        schedule = Schedule()
+        self.trials.append(Trial(number, schedule.rate_now))
+
+    def step_with_a_dict(self, number):
+        schedule = Schedule()
+        self.trials.append({"number": number, "rate": schedule.rate_later})
+
+
+class Called(Sweep):
+    """The number is kept; what grows is a list of weights."""
+
+    def step(self, number):
+        schedule = Schedule()
+        self.trials.append((number, schedule.weights, Schedule.rate_now(schedule)))
+
+
+def fires():
+    return Sweep().step
+
+
+def fires_on_an_entry():
+    return Sweep().step_with_a_dict
+
+
+def looks_alike():
+    return Called().step
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "called"),
+    [
+        (fires, "self.trials.append(Trial(number, schedule.rate_now))", "`schedule.rate_now()`"),
+        (
+            fires_on_an_entry,
+            'self.trials.append({"number": number, "rate": schedule.rate_later})',
+            "`schedule.rate_later()`",
+        ),
+    ],
+)
+def test_the_line_that_forgets_the_brackets_is_named(program, code, called, tmp_path):
+    (found,) = findings_of(program, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert found.rule == first.rule == "kept-method"
+    assert (first.fix, first.code) == ("del_ref", code)
+    assert called in first.why
+    assert found.bytes_per_step == WIDTH * WIDTH * 4

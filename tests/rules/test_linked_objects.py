@@ -1,0 +1,104 @@
+"""linked-objects: every object keeps the one before it, and with the last all of them are there."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+import torch
+
+from tests.rules.recorded import findings_of, names
+
+WIDTH = 64
+
+
+class Snapshot:
+    def __init__(self, number, before):
+        self.number = number
+        self.weights = torch.zeros(WIDTH, WIDTH)
+        self.before = before
+
+
+class History:
+    def __init__(self):
+        self.items = deque(maxlen=2)
+
+    def step(self, number):
+        last = self.items[-1] if self.items else None
+        self.items.append(Snapshot(number, last))
+
+
+def fires():
+    return History().step
+
+
+class Node:
+    def __init__(self):
+        self.near = {}
+
+
+def fires_through_a_dict():
+    """The same without a container of many: each node names its parent in a dict of its own."""
+    job = {}
+
+    def step(number):
+        node = Node()
+        node.weights = torch.zeros(WIDTH, WIDTH)
+        node.near["up"] = job.get("last")
+        job["last"] = node
+
+    return step
+
+
+def fires_by_pairs():
+    """The list of languages that know no other: a pair of a value and the list before."""
+    job = {"rows": None}
+
+    def step(number):
+        job["rows"] = (torch.zeros(WIDTH, WIDTH), job["rows"])
+
+    return step
+
+
+def looks_alike():
+    """It asks the one before for a number, and keeps that."""
+    items = deque(maxlen=2)
+
+    def step(number):
+        last = items[-1] if items else None
+        items.append(Snapshot(number, last.number if last is not None else None))
+
+    return step
+
+
+def tree_of_fixed_depth():
+    """Four levels of one class are a structure; what grows is the list in the innermost."""
+    root = node = Node()
+    for _ in range(2):
+        node.inner = Node()
+        node = node.inner
+    node.rows = []
+
+    def step(number):
+        assert root is not node
+        node.rows.append(torch.zeros(WIDTH, WIDTH))
+
+    return step
+
+
+@pytest.mark.parametrize("program", [fires, fires_through_a_dict, fires_by_pairs])
+def test_what_keeps_the_one_before_is_named(program, tmp_path):
+    found = findings_of(program, tmp_path / "run.json", steps=40)[0]
+    assert found.rule == found.remedies[0].rule == "linked-objects"
+    assert found.remedies[0].fix == "del_ref"
+    assert found.bytes_per_step == WIDTH * WIDTH * 4
+
+
+def test_the_attribute_is_to_be_cut_at_the_line_that_sets_it(tmp_path):
+    first = findings_of(fires, tmp_path / "run.json", steps=40)[0].remedies[0]
+    assert first.code == "self.before = before"
+    assert "`self.before = None`" in first.why
+
+
+def test_a_list_within_few_objects_is_no_chain(tmp_path):
+    assert "linked-objects" not in names(tree_of_fixed_depth, tmp_path / "run.json")
