@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -18,7 +21,7 @@ from rich.text import Text
 
 from memprof.dry_run.assumptions import ASSUMPTIONS, Assumptions
 from memprof.dry_run.cards import Card, card_named, listed
-from memprof.dry_run.launch import OneRank, environment
+from memprof.dry_run.launch import MESSAGES, OneRank, environment
 from memprof.dry_run.verdict import Fit, fits
 from memprof.errors import MemprofError, SettingsError
 from memprof.loading import load
@@ -121,8 +124,41 @@ def command(  # noqa: PLR0917 - click names them all
     if no_record:
         return _replace_this_process(program, {**variables, "MEMPROF": "0"})
     before_ns = time.time_ns()
-    status = _recorded(output, steps, [*(["-m"] if as_module else []), *program], variables)
-    return _answer(_written(output, before_ns), status, most, as_json=as_json)
+    with tempfile.TemporaryDirectory() as folder:
+        messages = Path(folder, "messages")
+        variables[MESSAGES] = str(messages)
+        status = _recorded(output, steps, [*(["-m"] if as_module else []), *program], variables)
+        said = messages.read_text("utf-8", "replace").splitlines() if messages.exists() else []
+    _raise_if_crashed(status, said)
+    return _answer(_written(output, before_ns), _Ended(status, said), most, as_json=as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """How the program ended, and what the library below it had to say."""
+
+    status: int
+    said: Sequence[str]
+
+    def __str__(self) -> str:
+        """In a sentence; empty where there is nothing to be said."""
+        if not self.status or not self.said:
+            return ""
+        return f"the program ended with status {self.status}; {'; '.join(dict.fromkeys(self.said))}"
+
+
+def _raise_if_crashed(status: int, said: Sequence[str]) -> None:
+    """Raise of a crash, with the function of CUDA that was called last if that is known."""
+    crashed = [line for line in said if " crashed (" in line]
+    if status >= 0 and not (status and crashed):
+        return
+    signals = {int(number): number.name for number in signal.Signals}
+    of_a_signal = f"the program was ended by {signals.get(-status, f'signal {-status}')}"
+    raise MemprofError(
+        crashed[-1] if crashed else of_a_signal,
+        "python -X faulthandler prints the line; where a function of CUDA is named, the simulated "
+        "card is at fault: please report it with its name and torch's version",
+    )
 
 
 def _limit(text: str | None, card: Card) -> Limit | None:
@@ -222,10 +258,11 @@ def _replace_this_process(program: tuple[str, ...], variables: dict[str, str]) -
 # -- the answer --------------------------------------------------------------------------------
 
 
-def _answer(runs: Sequence[Run], status: int, limit: Limit | None, *, as_json: bool) -> int:
+def _answer(runs: Sequence[Run], ended: _Ended, limit: Limit | None, *, as_json: bool) -> int:
     if not runs:
         raise MemprofError(
-            f"the program ended with status {status} before anything was recorded",
+            str(ended)
+            or f"the program ended with status {ended.status} before anything was recorded",
             "see above what it said; a command's processes record themselves where memprof is "
             "installed in their Python, and use torch",
         )
@@ -238,7 +275,7 @@ def _answer(runs: Sequence[Run], status: int, limit: Limit | None, *, as_json: b
     ]
     answers = [fits(run, summary) for run, summary in zip(runs, summaries, strict=True)]
     if as_json:
-        _print_json(runs, summaries, answers, status)
+        _print_json(runs, summaries, answers, ended)
     else:
         _print_answers(runs, summaries, answers)
         told = _tightest(answers)
@@ -249,11 +286,13 @@ def _answer(runs: Sequence[Run], status: int, limit: Limit | None, *, as_json: b
         if any(not answer.fits for answer in answers[told]):
             assert oom.callback is not None
             oom.callback(Path(summaries[told].source), as_json=False)
+        if str(ended):
+            terminal(_WIDTH).print(Text(str(ended), style="yellow"))
     if limit is not None:
         fail_above(limit, peaks(summaries, cards_only=limit.of_run))
         if any(not answer.fits for its in answers for answer in its):
             return EXIT_ABOVE
-    return status
+    return ended.status
 
 
 def _tightest(answers: Sequence[tuple[Fit, ...]]) -> int:
@@ -288,7 +327,7 @@ def _print_json(
     runs: Sequence[Run],
     summaries: Sequence[Summary],
     answers: Sequence[tuple[Fit, ...]],
-    status: int,
+    ended: _Ended,
 ) -> None:
     devices = [
         {"file": summary.source, "rank": run.header.rank, **msgspec.to_builtins(answer)}
@@ -301,7 +340,8 @@ def _print_json(
             "dry_run": runs[0].header.dry_run,
             "fits": all(device["fits"] for device in devices),
             "devices": devices,
-            "program_status": status,
+            "program_status": ended.status,
+            "not_stood_in_for": list(dict.fromkeys(ended.said)),
             "not_seen": list(dict.fromkeys(one for each in summaries for one in each.unseen)),
         }
     )

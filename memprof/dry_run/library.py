@@ -24,8 +24,8 @@ class Library:
             OSError: it is not there: the process was not started by `launch`.
         """
         self._loaded = ctypes.CDLL(None)
-        self._listener: object = None
-        self._estimates_listener: object = None
+        self._listeners: list[object] = []
+        """All there ever were: another thread may be calling one while it is taken away."""
         if not hasattr(self._loaded, "memprof_dry_run_listen"):
             raise OSError("the library of dry runs is not loaded")
 
@@ -34,7 +34,7 @@ class Library:
         kind = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_int)
         listener = kind(function) if function is not None else None
         self._loaded.memprof_dry_run_listen(listener)
-        self._listener = listener  # as long as the library may call it
+        self._listeners.append(listener)
 
     def listen_to_estimates(self, function: Callable[[bytes, int, int], None] | None) -> None:
         """Have ``function(what, bytes, known)`` called for each size that cuDNN did not say.
@@ -44,7 +44,7 @@ class Library:
         kind = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
         listener = kind(function) if function is not None else None
         self._loaded.memprof_dry_run_listen_to_estimates(listener)
-        self._estimates_listener = listener
+        self._listeners.append(listener)
 
     @property
     def nccl_bytes(self) -> Mapping[int, int]:
@@ -56,12 +56,21 @@ class Library:
 
     @property
     def functions_called(self) -> Iterator[str]:
-        """The functions that were called and only answer "success"."""
+        """The functions that were called and have no code here."""
         called = self._loaded.memprof_dry_run_called
         called.restype = ctypes.c_char_p
         for number in range(self._loaded.memprof_dry_run_functions()):
             name = called(number)
             if name:
+                yield name.decode("ascii")
+
+    @property
+    def functions_refused(self) -> Iterator[str]:
+        """Those of them that answered that they are not there."""
+        called = self._loaded.memprof_dry_run_called
+        called.restype = ctypes.c_char_p
+        for number in range(self._loaded.memprof_dry_run_functions()):
+            if self._loaded.memprof_dry_run_refused(number) and (name := called(number)):
                 yield name.decode("ascii")
 
     def sentences(self) -> Iterator[str]:
@@ -73,6 +82,9 @@ class Library:
                 f"NCCL is taken to hold {format_bytes(nbytes)} of cuda:{device} for {of}, outside "
                 "torch's allocator: an estimate by its source and the usual topology of the card"
             )
+        refused = list(self.functions_refused)
+        if refused:
+            yield f"these are not stood in for, and answered that: {', '.join(refused)}"
         unknown = [name for name in self.functions_called if HANDS_OUT_SIZES.match(name)]
         if unknown:
             yield f"workspaces of these are counted as 0 bytes: {', '.join(unknown)}"

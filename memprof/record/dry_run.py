@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from memprof.dry_run.absent_ranks import lines_without_sender, prepare
 from memprof.dry_run.assumptions import ASSUMPTIONS, Assumptions
+from memprof.dry_run.checks import DistributionChecks
 from memprof.dry_run.estimates import Estimates
 from memprof.dry_run.generation import GenerationLimit
 from memprof.dry_run.library import Library
@@ -29,12 +30,13 @@ def begin(tracker: Tracker) -> Callable[[], None]:
     assumptions = Assumptions.of([os.environ.get(ASSUMPTIONS, "")])
     if assumptions:
         assumptions.begin()
-    values, estimates, generation = ValuesRead(library), Estimates(library), GenerationLimit()
-    for listener in (values, estimates, generation):
+    values, estimates = ValuesRead(library), Estimates(library)
+    listeners = (values, estimates, GenerationLimit(), DistributionChecks())
+    for listener in listeners:
         listener.open()
 
     def note() -> None:
-        for listener in (values, estimates, generation):
+        for listener in listeners:
             listener.close()
         now_us = time.time_ns() // 1000
         for device, nbytes in library.nccl_bytes.items():
