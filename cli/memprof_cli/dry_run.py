@@ -46,6 +46,10 @@ _WHOLE_S = 1e9
 _EVENTS = 50_000_000
 _BYTES = 4 << 30
 _PYTHON = (".py", ".pyc", ".pyz", ".zip")
+_OF_NCCL = (
+    "NCCL takes its buffers outside torch's allocator. Fewer process groups, or smaller buffers "
+    "(NCCL_BUFFSIZE, NCCL_MAX_NCHANNELS), or less in torch's tensors leaves room for them."
+)
 _TICK_NS = 20_000_000
 """A file's time is that of the kernel's last tick."""
 
@@ -283,7 +287,9 @@ def _answer(runs: Sequence[Run], ended: _Ended, limit: Limit | None, *, as_json:
         if len(runs) > 1:
             files = " ".join(summary.source for summary in summaries)
             terminal(_WIDTH).print(Text(f"All     memprof report {files}", style="cyan"))
-        if any(not answer.fits for answer in answers[told]):
+        if any(answer.nccl_lacking_bytes for answer in answers[told]):
+            terminal(_WIDTH).print(Text(_OF_NCCL, style="yellow"))
+        elif any(not answer.fits for answer in answers[told]):
             assert oom.callback is not None
             oom.callback(Path(summaries[told].source), as_json=False)
         if str(ended):

@@ -49,9 +49,17 @@ class Library:
     @property
     def nccl_bytes(self) -> Mapping[int, int]:
         """The most that NCCL's communicators held, outside torch's allocator, by device."""
-        held = self._loaded.memprof_dry_run_nccl_bytes
-        held.restype = ctypes.c_size_t
-        found = {device: int(held(device)) for device in range(MOST_GPUS)}
+        return self._by_device("memprof_dry_run_nccl_bytes")
+
+    @property
+    def nccl_lacking_bytes(self) -> Mapping[int, int]:
+        """What was missing of the memory that they asked for first in vain, by device."""
+        return self._by_device("memprof_dry_run_nccl_lacking")
+
+    def _by_device(self, function: str) -> Mapping[int, int]:
+        bytes_of = getattr(self._loaded, function)
+        bytes_of.restype = ctypes.c_size_t
+        found = {device: int(bytes_of(device)) for device in range(MOST_GPUS)}
         return {device: nbytes for device, nbytes in found.items() if nbytes}
 
     @property

@@ -10,10 +10,12 @@ from memprof.run import Run
 from memprof.units import format_bytes
 from memprof.views.device_readings import most, series_of
 
-__all__ = ["NCCL", "Fit", "fits"]
+__all__ = ["NCCL", "NCCL_LACKING", "Fit", "fits"]
 
 NCCL = "nccl"
 """The name under which a dry run writes down what NCCL held of a device."""
+NCCL_LACKING = "nccl_lacking"
+"""And what the device had too little of when NCCL asked in vain; absent otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,7 @@ class Fit:
 
     device: str
     fits: bool
-    """No request for memory failed."""
+    """No request for memory failed, neither torch's nor NCCL's."""
     total_bytes: int
     """Of the card."""
     context_bytes: int
@@ -31,6 +33,8 @@ class Fit:
     peak_reserved_bytes: int
     nccl_bytes: int
     """The most that NCCL is taken to hold besides, outside torch's allocator; 0 without it."""
+    nccl_lacking_bytes: int
+    """What was missing where NCCL found no memory, which ends the program; 0 elsewhere."""
     left_bytes: int
     """What torch could have reserved besides, at its peak."""
     step: int
@@ -47,6 +51,9 @@ class Fit:
         if self.nccl_bytes:
             took += f", {format_bytes(self.nccl_bytes)} for NCCL"
         total = format_bytes(self.total_bytes)
+        if self.nccl_lacking_bytes:
+            lacking = format_bytes(self.nccl_lacking_bytes)
+            return f"does not fit: NCCL lacked {lacking} at {took}, of {total}"
         if not self.fits:
             return f"does not fit: memory ran out at {took}, of {total}"
         return f"fits: {took}; {format_bytes(self.left_bytes)} of {total} left"
@@ -67,22 +74,29 @@ def fits(run: Run, summary: Summary) -> tuple[Fit, ...]:
     context_bytes = run.header.dry_run.context_bytes
     used = [d for d in summary.devices if d.device.startswith("cuda") and d.peak_reserved_bytes]
     return tuple(
-        _fit(device, context_bytes, max(most(series_of(run, device.device, NCCL)), 0))
+        _fit(
+            device,
+            context_bytes,
+            *(max(most(series_of(run, device.device, name)), 0) for name in (NCCL, NCCL_LACKING)),
+        )
         for device in used
     )
 
 
-def _fit(device: DeviceFigures, context_bytes: int, nccl_bytes: int) -> Fit:
+def _fit(
+    device: DeviceFigures, context_bytes: int, nccl_bytes: int, nccl_lacking_bytes: int
+) -> Fit:
     peak: PeakMoment | None = device.peak
     left = device.total_bytes - context_bytes - device.peak_reserved_bytes - nccl_bytes
     return Fit(
         device=device.device,
-        fits=not device.ooms,
+        fits=not device.ooms and not nccl_lacking_bytes,
         total_bytes=device.total_bytes,
         context_bytes=context_bytes,
         peak_allocated_bytes=device.peak_allocated_bytes,
         peak_reserved_bytes=device.peak_reserved_bytes,
         nccl_bytes=nccl_bytes,
+        nccl_lacking_bytes=nccl_lacking_bytes,
         left_bytes=max(left, 0),
         step=peak.step if peak else -1,
         phase=peak.phase if peak else "",

@@ -16,7 +16,7 @@ from memprof.dry_run.estimates import Estimates
 from memprof.dry_run.generation import GenerationLimit
 from memprof.dry_run.library import Library
 from memprof.dry_run.values import ValuesRead
-from memprof.dry_run.verdict import NCCL
+from memprof.dry_run.verdict import NCCL, NCCL_LACKING
 from memprof.record.tracker import Tracker
 from memprof.records import Readings
 
@@ -30,8 +30,8 @@ def begin(tracker: Tracker) -> Callable[[], None]:
     assumptions = Assumptions.of([os.environ.get(ASSUMPTIONS, "")])
     if assumptions:
         assumptions.begin()
-    values, estimates = ValuesRead(library), Estimates(library)
-    listeners = (values, estimates, GenerationLimit(), DistributionChecks())
+    read, estimates = ValuesRead(library), Estimates(library)
+    listeners = (read, estimates, GenerationLimit(), DistributionChecks())
     for listener in listeners:
         listener.open()
 
@@ -39,15 +39,18 @@ def begin(tracker: Tracker) -> Callable[[], None]:
         for listener in listeners:
             listener.close()
         now_us = time.time_ns() // 1000
-        for device, nbytes in library.nccl_bytes.items():
-            record = Readings("dry run", f"cuda:{device}", [now_us], {NCCL: [nbytes]})
-            tracker.add_readings(record)
+        held, lacking = library.nccl_bytes, library.nccl_lacking_bytes
+        for device in sorted({*held, *lacking}):
+            values: dict[str, list[float | int | None]] = {NCCL: [held.get(device, 0)]}
+            if device in lacking:
+                values[NCCL_LACKING] = [lacking[device]]
+            tracker.add_readings(Readings("dry run", f"cuda:{device}", [now_us], values))
         for sentence in (
             *assumptions.sentences(),
             *library.sentences(),
             *estimates.sentences(),
             *lines_without_sender(),
-            *values.sentences(),
+            *read.sentences(),
         ):
             tracker.note("dry run", sentence)
 

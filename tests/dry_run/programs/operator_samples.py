@@ -89,14 +89,15 @@ def kind_of(operator: object, sample: object) -> tuple[str, str]:
 
 
 def dtype_of(operator: object, wanted: str | None) -> torch.dtype | None:
-    able = operator.supported_dtypes("cuda") & operator.supported_dtypes("cpu")
+    on_cuda = operator.supported_dtypes("cuda")
+    able = on_cuda & operator.supported_dtypes("cpu") or on_cuda
     if wanted is not None:
         return getattr(torch, wanted) if getattr(torch, wanted) in able else None
     return next((dtype for dtype in BY_PREFERENCE if dtype in able), None)
 
 
 def samples_of(operator: object, dtype: torch.dtype, most: int) -> Iterable[object]:
-    graded = operator.supports_autograd and dtype in operator.supported_backward_dtypes("cpu")
+    graded = operator.supports_autograd and dtype in operator.supported_backward_dtypes("cuda")
     for number, sample in enumerate(operator.sample_inputs("cpu", dtype, requires_grad=graded)):
         if number == most:
             return
