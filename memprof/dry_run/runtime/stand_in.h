@@ -122,4 +122,9 @@ typedef struct {
     int sizes[MOST_DIMENSIONS], strides[MOST_DIMENSIONS];
 } TensorShape;
 
+/* cudnn_estimates.c, of descriptors where no library is asked; `estimated_workspace` is -1 where there is no rule */
+INTERNAL void *new_description(void);
+INTERNAL void inherit_description(void *to, const void *from);
+INTERNAL int64_t estimated_workspace(const void *descriptor);
+
 #endif
