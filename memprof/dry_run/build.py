@@ -112,16 +112,16 @@ _HOW_TO_GET_CUDA = (
 
 def _version(folder: Path) -> str:
     text = (folder / "version.py").read_text(encoding="utf-8")
-    found = re.search(r"__version__ = '([^']+)'", text)
-    return found.group(1) if found else ""
+    match = re.search(r"__version__ = '([^']+)'", text)
+    return match.group(1) if match else ""
 
 
 def _nccl_version(packages: Path) -> int:
     header = packages / "nvidia" / "nccl" / "include" / "nccl.h"
     if not header.exists():
         return 0
-    found = re.search(r"#define NCCL_VERSION_CODE (\d+)", header.read_text(errors="replace"))
-    return int(found.group(1)) if found else 0
+    match = re.search(r"#define NCCL_VERSION_CODE (\d+)", header.read_text(errors="replace"))
+    return int(match.group(1)) if match else 0
 
 
 def _cublas_version(packages: Path) -> int:
@@ -130,7 +130,7 @@ def _cublas_version(packages: Path) -> int:
     parts = [
         re.search(rf"#define CUBLAS_VER_{part} (\d+)", text) for part in ("MAJOR", "MINOR", "PATCH")
     ]
-    major, minor, patch = (int(found.group(1)) if found else 0 for found in parts)
+    major, minor, patch = (int(match.group(1)) if match else 0 for match in parts)
     return major * 10000 + minor * 100 + patch
 
 
@@ -160,9 +160,9 @@ def compiler() -> tuple[str, ...]:
         # Without a target the library could need a newer glibc than another machine has.
         target = f"{platform.machine()}-linux-gnu.2.17"
         return (sys.executable, "-m", "ziglang", "cc", "-target", target)
-    chosen = os.environ.get("CC")
-    if chosen:
-        return tuple(shlex.split(chosen))
+    command = os.environ.get("CC")
+    if command:
+        return tuple(shlex.split(command))
     for name in ("cc", "gcc", "clang"):
         if shutil.which(name):
             return (name,)
@@ -181,17 +181,17 @@ def build(torch: Torch) -> Path:
         MissingError: there is no compiler, or it fails.
     """
     command = compiler()
-    made = _folder(torch, command) / LIBRARY
-    if _is_ours(made):
-        return made
-    made.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.TemporaryDirectory(dir=made.parent) as scratch:
+    library = _folder(torch, command) / LIBRARY
+    if _is_ours(library):
+        return library
+    library.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         folder = Path(scratch)
         for name in _OTHER_NAMES:
             (folder / name).symlink_to(LIBRARY)
-            (folder / name).replace(made.with_name(name))
-        _compile(folder, torch, command).replace(made)
-    return made
+            (folder / name).replace(library.with_name(name))
+        _compile(folder, torch, command).replace(library)
+    return library
 
 
 def _folder(torch: Torch, command: Sequence[str]) -> Path:
@@ -214,7 +214,7 @@ def _is_ours(library: Path) -> bool:
 
 
 def _compile(folder: Path, torch: Torch, command: Sequence[str]) -> Path:
-    rest, made = folder / "rest.c", folder / LIBRARY
+    rest, library = folder / "rest.c", folder / LIBRARY
     names = sorted(functions_asked_for(torch))
     sizes = with_sizes_of_zero(names, torch.folder.parent)
     rest.write_text(_without_code(names, sizes), encoding="ascii")
@@ -237,8 +237,8 @@ def _compile(folder: Path, torch: Torch, command: Sequence[str]) -> Path:
     ]
     sources = [*map(str, sorted(_SOURCES.glob("*.c"))), str(rest)]
     try:
-        said = subprocess.run(
-            [*command, *options, "-o", str(made), *sources, "-ldl"],
+        process = subprocess.run(
+            [*command, *options, "-o", str(library), *sources, "-ldl"],
             capture_output=True,
             text=True,
             timeout=_LONGEST_S,
@@ -246,15 +246,15 @@ def _compile(folder: Path, torch: Torch, command: Sequence[str]) -> Path:
             # Zig keeps what it compiles in a folder of the user's: here it goes with the rest.
             env={**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(folder / "zig"), "LD_PRELOAD": ""},
         )
-        problem = "" if said.returncode == 0 else said.stderr
+        problem = "" if process.returncode == 0 else process.stderr
     except (OSError, subprocess.TimeoutExpired) as error:
         problem = str(error)
-    if problem or not made.exists():
+    if problem or not library.exists():
         raise MissingError(
             f"the library for dry runs could not be compiled: {_first_error(problem)}",
             "pip install 'cuda-memprof[dry-run]' brings a compiler that can (ziglang)",
         )
-    return made
+    return library
 
 
 def _first_error(text: str) -> str:
@@ -264,16 +264,16 @@ def _first_error(text: str) -> str:
 
 def functions_asked_for(torch: Torch) -> set[str]:
     """Every function of CUDA that torch links with, or another library may."""
-    asked: set[str] = set()
-    for name, pattern in _CALLS_OF_HEADERS.items():
-        header = next(place / name for place in torch.includes if (place / name).exists())
-        asked |= set(pattern.findall(header.read_text(errors="replace")))
-    for name, pattern in _CALLS_OF_LIBRARIES.items():
-        for header in sorted((torch.folder.parent / "nvidia").rglob(name)):
-            asked |= set(pattern.findall(header.read_text(errors="replace")))
+    names: set[str] = set()
+    for file, pattern in _CALLS_OF_HEADERS.items():
+        header = next(place / file for place in torch.includes if (place / file).exists())
+        names |= set(pattern.findall(header.read_text(errors="replace")))
+    for file, pattern in _CALLS_OF_LIBRARIES.items():
+        for header in sorted((torch.folder.parent / "nvidia").rglob(file)):
+            names |= set(pattern.findall(header.read_text(errors="replace")))
     calls = _NVML_CALLS.findall((torch.folder / "lib" / "libc10_cuda.so").read_bytes())
-    asked |= {name.decode() for name in calls}
-    return asked | functions_linked(torch)
+    names |= {name.decode() for name in calls}
+    return names | functions_linked(torch)
 
 
 def functions_linked(torch: Torch) -> set[str]:

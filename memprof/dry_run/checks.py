@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from memprof.cpython.import_hook import ImportWatch
@@ -50,7 +50,7 @@ class DistributionChecks:
         for name in _CHECKS:
             original = getattr(owner, name)
             setattr(owner, name, self._answering_yes(original))
-            self._undo.append(lambda name=name, original=original: setattr(owner, name, original))
+            self._undo.append(partial(setattr, owner, name, original))
 
     def _answering_yes(self, original: Callable[..., Any]) -> Callable[..., Any]:
         answers = (ctypes.c_uint64 * _MOST)(*[1] * _MOST)

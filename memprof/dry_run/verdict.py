@@ -10,7 +10,7 @@ from memprof.run import Run
 from memprof.units import format_bytes
 from memprof.views.device_readings import most, series_of
 
-__all__ = ["NCCL", "NCCL_LACKING", "Fit", "fits"]
+__all__ = ["NCCL", "NCCL_LACKING", "CardVerdict", "fits"]
 
 NCCL = "nccl"
 """The name under which a dry run writes down what NCCL held of a device."""
@@ -19,7 +19,7 @@ NCCL_LACKING = "nccl_lacking"
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class CardVerdict:
     """The answer for one card; bytes."""
 
     device: str
@@ -67,7 +67,7 @@ class Fit:
         return ", ".join(parts)
 
 
-def fits(run: Run, summary: Summary) -> tuple[Fit, ...]:
+def fits(run: Run, summary: Summary) -> tuple[CardVerdict, ...]:
     """The answer for each card on which something was allocated; none if it was no dry run."""
     if run.header.dry_run is None:
         return ()
@@ -85,10 +85,10 @@ def fits(run: Run, summary: Summary) -> tuple[Fit, ...]:
 
 def _fit(
     device: DeviceFigures, context_bytes: int, nccl_bytes: int, nccl_lacking_bytes: int
-) -> Fit:
+) -> CardVerdict:
     peak: PeakMoment | None = device.peak
-    left = device.total_bytes - context_bytes - device.peak_reserved_bytes - nccl_bytes
-    return Fit(
+    spare = device.total_bytes - context_bytes - device.peak_reserved_bytes - nccl_bytes
+    return CardVerdict(
         device=device.device,
         fits=not device.ooms and not nccl_lacking_bytes,
         total_bytes=device.total_bytes,
@@ -97,7 +97,7 @@ def _fit(
         peak_reserved_bytes=device.peak_reserved_bytes,
         nccl_bytes=nccl_bytes,
         nccl_lacking_bytes=nccl_lacking_bytes,
-        left_bytes=max(left, 0),
+        left_bytes=max(spare, 0),
         step=peak.step if peak else -1,
         phase=peak.phase if peak else "",
         module=peak.module if peak else "",

@@ -46,7 +46,9 @@ def dry_run(environment: dict[str, str]) -> Run:
     def run(
         *words: object, cwd: Path, site: Path | None = None, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        paths = {} if site is None else {"PYTHONPATH": f"{site}{os.pathsep}{environment['PYTHONPATH']}"}
+        paths = (
+            {} if site is None else {"PYTHONPATH": f"{site}{os.pathsep}{environment['PYTHONPATH']}"}
+        )
         return subprocess.run(
             [sys.executable, "-m", "memprof_cli", "dry-run", *map(str, words)],
             env={**environment, **paths, **variables},
