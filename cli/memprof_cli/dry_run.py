@@ -22,7 +22,7 @@ from rich.text import Text
 from memprof.dry_run.assumptions import ASSUMPTIONS, Assumptions
 from memprof.dry_run.cards import Card, card_named, listed
 from memprof.dry_run.launch import MESSAGES, OneRank, environment
-from memprof.dry_run.verdict import CardVerdict, fits
+from memprof.dry_run.verdict import CardVerdict, fits, how_sure
 from memprof.errors import MemprofError, SettingsError
 from memprof.loading import load
 from memprof.record.autostart import STEPS
@@ -326,6 +326,9 @@ def _print_answers(
             console.print(Text(f"{rank}{of}{answer}", style=style))
             if answer.where:
                 console.print(Text(f"peak in {answer.where}"))
+        sure = how_sure(run)
+        if its and sure:
+            console.print(Text(sure, style="yellow"))
     console.print()
 
 
@@ -347,6 +350,7 @@ def _print_json(
             "fits": all(device["fits"] for device in devices),
             "devices": devices,
             "program_status": ended.status,
+            "workspaces": next(filter(None, map(how_sure, runs)), ""),
             "not_stood_in_for": list(dict.fromkeys(ended.said)),
             "not_seen": list(dict.fromkeys(one for each in summaries for one in each.unseen)),
         }

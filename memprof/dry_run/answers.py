@@ -48,6 +48,7 @@ HARMLESS: Mapping[str, str] = MappingProxyType(
             (?:cublasLt|cusolver|cusparse|cufft|curand)\w*(?:Create|CreateDescr|create[A-Z]\w*)\w*
             cublasLt(?:MatmulDesc|MatrixLayout|MatmulPreference|MatrixTransformDesc)Init\w*
             cublasLtMatmulAlgo(?:Init|Check)
+            cuLogs(?:Unr|R)egisterCallback
             cusparseLt\w*Init|cudnn(?:Restore\w+|SetRNN\w+)
         """,
         # What the host keeps for it is nothing, or stays until the process ends.

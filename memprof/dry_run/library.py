@@ -8,7 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from memprof.dry_run.prototypes import HANDS_OUT_SIZES
 from memprof.units import format_bytes
 
-__all__ = ["MOST_GPUS", "Library"]
+__all__ = ["ESTIMATE", "MOST_GPUS", "NOT_COUNTED", "Library"]
+
+ESTIMATE = "estimate: "
+"""How a sentence about a size begins that is estimated."""
+NOT_COUNTED = "counted as 0 bytes"
+"""What a sentence says of a size that is not known."""
 
 MOST_GPUS = 16
 """As many as the library keeps room for (``MOST_DEVICES``)."""
@@ -95,4 +100,4 @@ class Library:
             yield f"these are not stood in for, and answered that: {', '.join(refused)}"
         unknown = [name for name in self.functions_called if HANDS_OUT_SIZES.match(name)]
         if unknown:
-            yield f"workspaces of these are counted as 0 bytes: {', '.join(unknown)}"
+            yield f"workspaces of these are {NOT_COUNTED}: {', '.join(unknown)}"

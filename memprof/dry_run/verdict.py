@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memprof.dry_run.library import ESTIMATE, NOT_COUNTED
 from memprof.report.device_summary import DeviceFigures, PeakMoment
 from memprof.report.summary import Summary
 from memprof.run import Run
-from memprof.units import format_bytes
+from memprof.units import format_bytes, format_count
 from memprof.views.device_readings import most, series_of
 
-__all__ = ["NCCL", "NCCL_LACKING", "CardVerdict", "fits"]
+__all__ = ["NCCL", "NCCL_LACKING", "CardVerdict", "fits", "how_sure"]
 
 NCCL = "nccl"
 """The name under which a dry run writes down what NCCL held of a device."""
@@ -65,6 +66,22 @@ class CardVerdict:
         parts += [self.phase] if self.phase not in ("", "unknown", "other") else []
         parts += [part for part in (self.module, self.line) if part]
         return ", ".join(parts)
+
+
+def how_sure(run: Run) -> str:
+    """What of the answer is no byte that torch itself asked for, in words; empty if all are.
+
+    The sizes themselves, with their lines, are in the report under "not seen".
+    """
+    told = [note.message for note in run.notes if note.source == "dry run"]
+    estimated = sum(message.startswith(ESTIMATE) for message in told)
+    uncounted = sum(NOT_COUNTED in message for message in told)
+    parts = [
+        f"{format_count(number)} {kind}"
+        for number, kind in ((estimated, "estimated"), (uncounted, "not counted"))
+        if number
+    ]
+    return f"workspaces of libraries: {', '.join(parts)} (see Not seen)" if parts else ""
 
 
 def fits(run: Run, summary: Summary) -> tuple[CardVerdict, ...]:
