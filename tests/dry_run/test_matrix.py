@@ -94,7 +94,7 @@ def test_a_program_that_is_recorded_says_where_its_workspaces_are_estimates(dry_
     words = ["--gpu", "a100-80gb", "-o", "run.json", "--json", PROGRAMS / "lstm.py"]
     done = dry_run(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert " estimated" in json.loads(done.stdout[done.stdout.index("{") :])["workspaces"]
+    assert " estimated" in json.loads(done.stdout[done.stdout.index("{\n") :])["workspaces"]
     notes = [note.message for note in load(tmp_path / "run.json").notes if note.source == "dry run"]
     (estimate,) = (
         note for note in notes if note.startswith("estimate: ") and "programs/lstm.py" in note
