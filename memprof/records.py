@@ -306,7 +306,8 @@ class GuessedSteps(
 class Readings(msgspec.Struct, frozen=True, tag_field="kind", tag="readings"):
     """Readings of a sampled source (``nvml``, ``host``) as columns over ``time_us``.
 
-    A dry run writes one at its end, ``nccl``: the most bytes that NCCL was taken to hold.
+    A dry run writes one at its end: ``nccl``, the most bytes that NCCL was taken to hold, and
+    ``nccl_lacking``, what was missing where it found none.
     """
 
     source: str

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -18,8 +21,8 @@ from rich.text import Text
 
 from memprof.dry_run.assumptions import ASSUMPTIONS, Assumptions
 from memprof.dry_run.cards import Card, card_named, listed
-from memprof.dry_run.launch import OneRank, environment
-from memprof.dry_run.verdict import CardVerdict, fits
+from memprof.dry_run.launch import MESSAGES, OneRank, environment
+from memprof.dry_run.verdict import CardVerdict, fits, how_sure
 from memprof.errors import MemprofError, SettingsError
 from memprof.loading import load
 from memprof.record.autostart import STEPS
@@ -43,6 +46,11 @@ _WHOLE_S = 1e9
 _EVENTS = 50_000_000
 _BYTES = 4 << 30
 _PYTHON = (".py", ".pyc", ".pyz", ".zip")
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
+_OF_NCCL = (
+    "NCCL takes its buffers outside torch's allocator. Fewer process groups, or smaller buffers "
+    "(NCCL_BUFFSIZE, NCCL_MAX_NCHANNELS), or less in torch's tensors leaves room for them."
+)
 _TICK_NS = 20_000_000
 """A file's time is that of the kernel's last tick."""
 
@@ -121,8 +129,39 @@ def command(  # noqa: PLR0917 - click names them all
     if no_record:
         return _replace_this_process(program, {**variables, "MEMPROF": "0"})
     before_ns = time.time_ns()
-    status = _run_recorded(output, steps, [*(["-m"] if as_module else []), *program], variables)
-    return _answer(_new_runs(output, before_ns), status, most, as_json=as_json)
+    with tempfile.TemporaryDirectory() as folder:
+        messages = Path(folder, "messages")
+        variables[MESSAGES] = str(messages)
+        status = _run_recorded(output, steps, [*(["-m"] if as_module else []), *program], variables)
+        said = messages.read_text("utf-8", "replace").splitlines() if messages.exists() else []
+    _raise_if_crashed(status, said)
+    return _answer(_new_runs(output, before_ns), _Ended(status, said), most, as_json=as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """How the program ended, and what the library below it had to say."""
+
+    status: int
+    said: Sequence[str]
+
+    def __str__(self) -> str:
+        """In a sentence; empty where there is nothing to be said."""
+        if not self.status or not self.said:
+            return ""
+        return f"the program ended with status {self.status}; {'; '.join(dict.fromkeys(self.said))}"
+
+
+def _raise_if_crashed(status: int, said: Sequence[str]) -> None:
+    """Raise of a crash, with the function of CUDA that was called last if that is known."""
+    crashed = [line for line in said if " crashed (" in line]
+    if -status not in _CRASHES and not (status and crashed):
+        return
+    raise MemprofError(
+        crashed[-1] if crashed else f"the program crashed ({signal.Signals(-status).name})",
+        "python -X faulthandler prints the line; where a function of CUDA is named, the simulated "
+        "card is at fault: please report it with its name and torch's version",
+    )
 
 
 def _limit(text: str | None, card: Card) -> Limit | None:
@@ -222,10 +261,11 @@ def _replace_this_process(program: tuple[str, ...], variables: dict[str, str]) -
 # -- the answer --------------------------------------------------------------------------------
 
 
-def _answer(runs: Sequence[Run], status: int, limit: Limit | None, *, as_json: bool) -> int:
+def _answer(runs: Sequence[Run], ended: _Ended, limit: Limit | None, *, as_json: bool) -> int:
     if not runs:
         raise MemprofError(
-            f"the program ended with status {status} before anything was recorded",
+            str(ended)
+            or f"the program ended with status {ended.status} before anything was recorded",
             "see above what it said; a command's processes record themselves where memprof is "
             "installed in their Python, and use torch",
         )
@@ -239,7 +279,7 @@ def _answer(runs: Sequence[Run], status: int, limit: Limit | None, *, as_json: b
     ]
     answers = [fits(run, summary) for run, summary in zip(runs, summaries, strict=True)]
     if as_json:
-        _print_json(runs, summaries, answers, status)
+        _print_json(runs, summaries, answers, ended)
     else:
         _print_answers(runs, summaries, answers)
         tightest = _tightest(answers)
@@ -247,14 +287,18 @@ def _answer(runs: Sequence[Run], status: int, limit: Limit | None, *, as_json: b
         if len(runs) > 1:
             files = " ".join(summary.source for summary in summaries)
             terminal(_WIDTH).print(Text(f"All     memprof report {files}", style="cyan"))
-        if any(not answer.fits for answer in answers[tightest]):
+        if any(answer.nccl_lacking_bytes for answer in answers[tightest]):
+            terminal(_WIDTH).print(Text(_OF_NCCL, style="yellow"))
+        elif any(not answer.fits for answer in answers[tightest]):
             assert oom.callback is not None
             oom.callback(Path(summaries[tightest].source), as_json=False)
+        if str(ended):
+            terminal(_WIDTH).print(Text(str(ended), style="yellow"))
     if limit is not None:
         fail_above(limit, peaks(summaries, cards_only=limit.of_run))
         if any(not answer.fits for its in answers for answer in its):
             return EXIT_ABOVE
-    return status
+    return ended.status
 
 
 def _tightest(answers: Sequence[tuple[CardVerdict, ...]]) -> int:
@@ -282,6 +326,9 @@ def _print_answers(
             console.print(Text(f"{rank}{of}{answer}", style=style))
             if answer.where:
                 console.print(Text(f"peak in {answer.where}"))
+        sure = how_sure(run)
+        if its and sure:
+            console.print(Text(sure, style="yellow"))
     console.print()
 
 
@@ -289,7 +336,7 @@ def _print_json(
     runs: Sequence[Run],
     summaries: Sequence[Summary],
     answers: Sequence[tuple[CardVerdict, ...]],
-    status: int,
+    ended: _Ended,
 ) -> None:
     devices = [
         {"file": summary.source, "rank": run.header.rank, **msgspec.to_builtins(answer)}
@@ -302,7 +349,9 @@ def _print_json(
             "dry_run": runs[0].header.dry_run,
             "fits": all(device["fits"] for device in devices),
             "devices": devices,
-            "program_status": status,
+            "program_status": ended.status,
+            "workspaces": next(filter(None, map(how_sure, runs)), ""),
+            "not_stood_in_for": list(dict.fromkeys(ended.said)),
             "not_seen": list(dict.fromkeys(one for each in summaries for one in each.unseen)),
         }
     )

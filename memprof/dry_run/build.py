@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from memprof.dry_run.answers import is_harmless, refusal_of
 from memprof.dry_run.elf import undefined_symbols
 from memprof.dry_run.prototypes import with_sizes_of_zero
 from memprof.errors import MissingError
@@ -36,7 +37,27 @@ _SOURCES = Path(__file__).with_name("runtime")
 _TORCH_LIBRARIES = re.compile(r"c10_cuda|torch_cuda|torch_python|caffe2_nvrtc")
 _CUDA_NAMES = re.compile(r"(?:__)?cu[A-Zbdfrs]|nvrtc|nccl")
 _NVML_CALLS = re.compile(rb"\0(nvml[A-Z]\w+)(?=\0)")
-_DRIVER_CALLS = re.compile(r"CUresult\s+CUDAAPI\s+(cu\w+)\s*\(")
+_CALLS_OF_HEADERS = {
+    "cuda.h": re.compile(r"CUresult\s+CUDAAPI\s+(cu\w+)\s*\("),
+    "cuda_runtime_api.h": re.compile(r"CUDARTAPI\s+(cuda\w+)\s*\("),
+}
+_CALLS_OF_LIBRARIES = {
+    "cublas_api.h": re.compile(r"CUBLASWINAPI\s+(cublas\w+)\s*\("),
+    "cusolverDn.h": re.compile(r"CUSOLVERAPI\s+(cusolver\w+)\s*\("),
+    "cusparse.h": re.compile(r"CUSPARSEAPI\s+(cusparse\w+)\s*\("),
+    "cufft.h": re.compile(r"CUFFTAPI\s+(cufft\w+)\s*\("),
+    "cufftXt.h": re.compile(r"CUFFTAPI\s+(cufft\w+)\s*\("),
+}
+"""Where they lie beside torch, functions that others than torch may call."""
+_ANSWER = """\
+#define INTERNAL __attribute__((visibility("hidden")))
+typedef struct { const char *name, *code; long refusal; } Answer;
+INTERNAL extern const Answer answers[];
+INTERNAL extern const size_t answers_made;
+INTERNAL extern unsigned char answers_called[];
+INTERNAL long answer(unsigned number);
+"""
+"""As in stand_in.h, without CUDA's headers: the generated declarations contradict theirs."""
 _LONGEST_S = 300
 
 
@@ -49,6 +70,8 @@ class Torch:
     includes: tuple[Path, ...]
     nccl_version: int = 0
     """2.28.9 as 22809; 0 where its header is not beside torch."""
+    cublas_version: int = 0
+    """13.1.0 as 130100; 0 likewise."""
 
 
 def find_torch() -> Torch:
@@ -72,7 +95,13 @@ def find_torch() -> Torch:
             f"{_HOW_TO_GET_CUDA}; memprof run records what it takes on the CPU instead",
         )
     packages = folder.parent
-    return Torch(folder, _version(folder), _includes(packages), _nccl_version(packages))
+    return Torch(
+        folder,
+        _version(folder),
+        _includes(packages),
+        _nccl_version(packages),
+        _cublas_version(packages),
+    )
 
 
 _HOW_TO_GET_CUDA = (
@@ -93,6 +122,16 @@ def _nccl_version(packages: Path) -> int:
         return 0
     match = re.search(r"#define NCCL_VERSION_CODE (\d+)", header.read_text(errors="replace"))
     return int(match.group(1)) if match else 0
+
+
+def _cublas_version(packages: Path) -> int:
+    header = next((packages / "nvidia").rglob("cublas_api.h"), None)
+    text = header.read_text(errors="replace") if header else ""
+    parts = [
+        re.search(rf"#define CUBLAS_VER_{part} (\d+)", text) for part in ("MAJOR", "MINOR", "PATCH")
+    ]
+    major, minor, patch = (int(match.group(1)) if match else 0 for match in parts)
+    return major * 10000 + minor * 100 + patch
 
 
 def _includes(packages: Path) -> tuple[Path, ...]:
@@ -156,7 +195,7 @@ def build(torch: Torch) -> Path:
 
 
 def _folder(torch: Torch, command: Sequence[str]) -> Path:
-    parts = [torch.version, str(torch.nccl_version), str(torch.folder)]
+    parts = [torch.version, str(torch.nccl_version), str(torch.cublas_version), str(torch.folder)]
     parts += [*map(str, torch.includes), *command]
     digest = hashlib.sha256("\0".join(parts).encode())
     for source in sorted([*_SOURCES.glob("*.[ch]"), *Path(__file__).parent.glob("*.py")]):
@@ -178,13 +217,14 @@ def _compile(folder: Path, torch: Torch, command: Sequence[str]) -> Path:
     rest, library = folder / "rest.c", folder / LIBRARY
     names = sorted(functions_asked_for(torch))
     sizes = with_sizes_of_zero(names, torch.folder.parent)
-    rest.write_text(_answering_success(names, sizes), encoding="ascii")
+    rest.write_text(_without_code(names, sizes), encoding="ascii")
     options = [
         *(
             "-shared",
             "-fPIC",
             "-O2",
             "-Wall",
+            "-finstrument-functions",  # for crashes.c
             "-Wno-unused-parameter",
             "-g0",
             "-pthread",
@@ -192,6 +232,7 @@ def _compile(folder: Path, torch: Torch, command: Sequence[str]) -> Path:
         ),
         *("-fno-sanitize=undefined", f"-I{_SOURCES}"),
         *(f"-I{include}" for include in torch.includes),
+        f"-DMEMPROF_CUBLAS_VERSION={torch.cublas_version}",
         *([f"-DMEMPROF_NCCL_VERSION={torch.nccl_version}"] if torch.nccl_version else []),
     ]
     sources = [*map(str, sorted(_SOURCES.glob("*.c"))), str(rest)]
@@ -222,35 +263,50 @@ def _first_error(text: str) -> str:
 
 
 def functions_asked_for(torch: Torch) -> set[str]:
-    """Every function of CUDA that torch links with or that is asked for by its name."""
-    header = next(place / "cuda.h" for place in torch.includes if (place / "cuda.h").exists())
-    text = header.read_text(errors="replace")
-    names = set(_DRIVER_CALLS.findall(text))
+    """Every function of CUDA that torch links with, or another library may."""
+    names: set[str] = set()
+    for file, pattern in _CALLS_OF_HEADERS.items():
+        header = next(place / file for place in torch.includes if (place / file).exists())
+        names |= set(pattern.findall(header.read_text(errors="replace")))
+    for file, pattern in _CALLS_OF_LIBRARIES.items():
+        for header in sorted((torch.folder.parent / "nvidia").rglob(file)):
+            names |= set(pattern.findall(header.read_text(errors="replace")))
     calls = _NVML_CALLS.findall((torch.folder / "lib" / "libc10_cuda.so").read_bytes())
     names |= {name.decode() for name in calls}
-    for path in (torch.folder / "lib").glob("lib*.so"):
-        if _TORCH_LIBRARIES.search(path.name):
-            names |= {name for name in undefined_symbols(path) if _CUDA_NAMES.match(name)}
-    return names
+    return names | functions_linked(torch)
 
 
-def _answering_success(names: Sequence[str], sizes: Mapping[str, str]) -> str:
-    """C code of functions that answer 0 and say that they were called.
+def functions_linked(torch: Torch) -> set[str]:
+    """Those without which torch's libraries could not be loaded."""
+    return {
+        name
+        for path in (torch.folder / "lib").glob("lib*.so")
+        if _TORCH_LIBRARIES.search(path.name)
+        for name in undefined_symbols(path)
+        if _CUDA_NAMES.match(name)
+    }
+
+
+def _without_code(names: Sequence[str], sizes: Mapping[str, str]) -> str:
+    """C code of functions that say that they were called, and answer what `answers` decides.
 
     Those in ``sizes`` have parameters and the beginning of a body. All are weak, so that a function
     of the library's own takes the place of its namesake.
     """
     bodies = "\n".join(
         f"__attribute__((weak)) long {name}{sizes.get(name, '(void) {')} "
-        f"called[{number}] = 1; return 0; }}"
+        f"return answer({number}); }}"
         for number, name in enumerate(names)
     )
-    name_list = ",\n".join(f'"{name}"' for name in names)
+    table = ",\n".join(
+        f'{{"{name}", 0, 0}}'
+        if name in sizes or is_harmless(name)
+        else '{{"{}", "{}", {}}}'.format(name, *refusal_of(name))
+        for name in names
+    )
     return (
-        "#include <stddef.h>\n"
-        f"static unsigned char called[{len(names)}];\n{bodies}\n"
-        f"static const char *const names[] = {{\n{name_list}\n}};\n"
-        f"int memprof_dry_run_functions(void) {{ return {len(names)}; }}\n"
-        "const char *memprof_dry_run_called(int number)"
-        " { return called[number] ? names[number] : 0; }\n"
+        f"#include <stddef.h>\n{_ANSWER}"
+        f"const size_t answers_made = {len(names)};\n"
+        f"unsigned char answers_called[{len(names)}];\n"
+        f"const Answer answers[] = {{\n{table}\n}};\n{bodies}\n"
     )

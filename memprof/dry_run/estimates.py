@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memprof.dry_run.asking import frame_of_the_program
-from memprof.dry_run.library import Library
+from memprof.dry_run.library import ESTIMATE, NOT_COUNTED, Library
 from memprof.units import format_bytes, format_count
 
 __all__ = ["Estimate", "Estimates"]
@@ -40,11 +40,10 @@ class Estimate:
         times = "once" if self.times == 1 else f"{format_count(self.times)} times"
         if not self.known:
             return (
-                f"workspace of {self.what} is not known and counted as 0 bytes: "
-                f"asked {times}, {where}"
+                f"workspace of {self.what} is not known and {NOT_COUNTED}: asked {times}, {where}"
             )
         return (
-            f"estimate: workspace of {self.what}, {format_bytes(self.bytes)} at the most, "
+            f"{ESTIMATE}workspace of {self.what}, {format_bytes(self.bytes)} at the most, "
             f"asked {times}, {where}"
         )
 

@@ -12,7 +12,10 @@ from memprof.dry_run.cards import Card
 from memprof.dry_run.library import MOST_GPUS
 from memprof.errors import SettingsError
 
-__all__ = ["OneRank", "environment"]
+__all__ = ["MESSAGES", "OneRank", "environment"]
+
+MESSAGES = "MEMPROF_DRY_RUN_MESSAGES"
+"""Names a file to which the library adds a line for what it refuses, and for a crash."""
 
 GPUS_OF_A_NODE = 8
 """As many as a node has whose number was not given."""

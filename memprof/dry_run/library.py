@@ -8,7 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from memprof.dry_run.prototypes import HANDS_OUT_SIZES
 from memprof.units import format_bytes
 
-__all__ = ["MOST_GPUS", "Library"]
+__all__ = ["ESTIMATE", "MOST_GPUS", "NOT_COUNTED", "Library"]
+
+ESTIMATE = "estimate: "
+"""How a sentence about a size begins that is estimated."""
+NOT_COUNTED = "counted as 0 bytes"
+"""What a sentence says of a size that is not known."""
 
 MOST_GPUS = 16
 """As many as the library keeps room for (``MOST_DEVICES``)."""
@@ -24,8 +29,8 @@ class Library:
             OSError: it is not there: the process was not started by `launch`.
         """
         self._library = ctypes.CDLL(None)
-        self._listener: object = None
-        self._estimates_listener: object = None
+        self._listeners: list[object] = []
+        """All there ever were: another thread may be calling one while it is taken away."""
         if not hasattr(self._library, "memprof_dry_run_listen"):
             raise OSError("the library of dry runs is not loaded")
 
@@ -34,7 +39,7 @@ class Library:
         kind = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_int)
         listener = kind(function) if function is not None else None
         self._library.memprof_dry_run_listen(listener)
-        self._listener = listener  # as long as the library may call it
+        self._listeners.append(listener)
 
     def listen_to_estimates(self, function: Callable[[bytes, int, int], None] | None) -> None:
         """Have ``function(what, bytes, known)`` called for each size that cuDNN did not say.
@@ -44,24 +49,41 @@ class Library:
         kind = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
         listener = kind(function) if function is not None else None
         self._library.memprof_dry_run_listen_to_estimates(listener)
-        self._estimates_listener = listener
+        self._listeners.append(listener)
 
     @property
     def nccl_bytes(self) -> Mapping[int, int]:
         """The most that NCCL's communicators held, outside torch's allocator, by device."""
-        bytes_on = self._library.memprof_dry_run_nccl_bytes
-        bytes_on.restype = ctypes.c_size_t
-        nbytes_of = {device: int(bytes_on(device)) for device in range(MOST_GPUS)}
+        return self._by_device("memprof_dry_run_nccl_bytes")
+
+    @property
+    def nccl_lacking_bytes(self) -> Mapping[int, int]:
+        """What was missing of the memory that they asked for first in vain, by device."""
+        return self._by_device("memprof_dry_run_nccl_lacking")
+
+    def _by_device(self, function: str) -> Mapping[int, int]:
+        bytes_of = getattr(self._library, function)
+        bytes_of.restype = ctypes.c_size_t
+        nbytes_of = {device: int(bytes_of(device)) for device in range(MOST_GPUS)}
         return {device: nbytes for device, nbytes in nbytes_of.items() if nbytes}
 
     @property
     def functions_called(self) -> Iterator[str]:
-        """The functions that were called and only answer "success"."""
+        """The functions that were called and have no code here."""
         name_of = self._library.memprof_dry_run_called
         name_of.restype = ctypes.c_char_p
         for number in range(self._library.memprof_dry_run_functions()):
             name = name_of(number)
             if name:
+                yield name.decode("ascii")
+
+    @property
+    def functions_refused(self) -> Iterator[str]:
+        """Those of them that answered that they are not there."""
+        name_of = self._library.memprof_dry_run_called
+        name_of.restype = ctypes.c_char_p
+        for number in range(self._library.memprof_dry_run_functions()):
+            if self._library.memprof_dry_run_refused(number) and (name := name_of(number)):
                 yield name.decode("ascii")
 
     def sentences(self) -> Iterator[str]:
@@ -73,6 +95,9 @@ class Library:
                 f"NCCL is taken to hold {format_bytes(nbytes)} of cuda:{device} for {of}, outside "
                 "torch's allocator: an estimate by its source and the usual topology of the card"
             )
+        refused = list(self.functions_refused)
+        if refused:
+            yield f"these are not stood in for, and answered that: {', '.join(refused)}"
         unknown = [name for name in self.functions_called if HANDS_OUT_SIZES.match(name)]
         if unknown:
-            yield f"workspaces of these are counted as 0 bytes: {', '.join(unknown)}"
+            yield f"workspaces of these are {NOT_COUNTED}: {', '.join(unknown)}"

@@ -13,7 +13,8 @@ from pathlib import Path
 __all__ = ["HANDS_OUT_SIZES", "with_sizes_of_zero"]
 
 HANDS_OUT_SIZES = re.compile(
-    r"cu(?:solver|sparse|fft|blas)\w*(?:size|getworkspace|makeplan)", re.IGNORECASE
+    r"cu(?:solver|sparse|fft|blas)\w*(?:size|getworkspace|makeplan|SpGEMM_(?:work|compute|estimate))",
+    re.IGNORECASE,
 )
 """Names of such functions: ``cusolverDnSgetrf_bufferSize``, ``cufftXtMakePlanMany``."""
 _HEADERS = ("cusolverDn.h", "cusparse.h", "cusparseLt.h", "cufftXt.h", "cublasLt.h")

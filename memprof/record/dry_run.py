@@ -11,11 +11,12 @@ from collections.abc import Callable
 
 from memprof.dry_run.absent_ranks import lines_without_sender, prepare
 from memprof.dry_run.assumptions import ASSUMPTIONS, Assumptions
+from memprof.dry_run.checks import DistributionChecks
 from memprof.dry_run.estimates import Estimates
 from memprof.dry_run.generation import GenerationLimit
 from memprof.dry_run.library import Library
 from memprof.dry_run.values import ValuesRead
-from memprof.dry_run.verdict import NCCL
+from memprof.dry_run.verdict import NCCL, NCCL_LACKING
 from memprof.record.tracker import Tracker
 from memprof.records import Readings
 
@@ -29,23 +30,27 @@ def begin(tracker: Tracker) -> Callable[[], None]:
     assumptions = Assumptions.of([os.environ.get(ASSUMPTIONS, "")])
     if assumptions:
         assumptions.begin()
-    values, estimates, generation = ValuesRead(library), Estimates(library), GenerationLimit()
-    for listener in (values, estimates, generation):
+    read, estimates = ValuesRead(library), Estimates(library)
+    listeners = (read, estimates, GenerationLimit(), DistributionChecks())
+    for listener in listeners:
         listener.open()
 
     def note() -> None:
-        for listener in (values, estimates, generation):
+        for listener in listeners:
             listener.close()
         now_us = time.time_ns() // 1000
-        for device, nbytes in library.nccl_bytes.items():
-            record = Readings("dry run", f"cuda:{device}", [now_us], {NCCL: [nbytes]})
-            tracker.add_readings(record)
+        held, lacking = library.nccl_bytes, library.nccl_lacking_bytes
+        for device in sorted({*held, *lacking}):
+            values: dict[str, list[float | int | None]] = {NCCL: [held.get(device, 0)]}
+            if device in lacking:
+                values[NCCL_LACKING] = [lacking[device]]
+            tracker.add_readings(Readings("dry run", f"cuda:{device}", [now_us], values))
         for sentence in (
             *assumptions.sentences(),
             *library.sentences(),
             *estimates.sentences(),
             *lines_without_sender(),
-            *values.sentences(),
+            *read.sentences(),
         ):
             tracker.note("dry run", sentence)
 

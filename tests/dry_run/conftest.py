@@ -34,7 +34,9 @@ def environment() -> dict[str, str]:
         for name, value in os.environ.items()
         if name not in kept and (not name.startswith("MEMPROF") or name == "MEMPROF_CACHE")
     }
-    return {**found, "PYTHONPATH": os.pathsep.join(FOLDERS)}
+    # Packages that some programs need may lie where the shell says.
+    others = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return {**found, "PYTHONPATH": os.pathsep.join(dict.fromkeys([*FOLDERS, *others]))}
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +46,9 @@ def dry_run(environment: dict[str, str]) -> Run:
     def run(
         *words: object, cwd: Path, site: Path | None = None, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        paths = {} if site is None else {"PYTHONPATH": os.pathsep.join([str(site), *FOLDERS])}
+        paths = (
+            {} if site is None else {"PYTHONPATH": f"{site}{os.pathsep}{environment['PYTHONPATH']}"}
+        )
         return subprocess.run(
             [sys.executable, "-m", "memprof_cli", "dry-run", *map(str, words)],
             env={**environment, **paths, **variables},

@@ -71,7 +71,9 @@ def test_what_holds_memory_of_its_own_runs(dry_run, tmp_path, name):
 def test_programs_of_other_libraries_run(dry_run, tmp_path, name, package):
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"needs {package}")
-    told = figures(run(dry_run, tmp_path, name))
+    # Recorded, because only then a generation ends at its limit of length.
+    words = ["--gpu", "a100-80gb", "-o", "run.json", PROGRAMS / f"{name}.py"]
+    told = figures(dry_run(*words, cwd=tmp_path))
     assert 0 < told["owned"] <= told["requested"] <= told["peak"]
 
 
@@ -92,6 +94,7 @@ def test_a_program_that_is_recorded_says_where_its_workspaces_are_estimates(dry_
     words = ["--gpu", "a100-80gb", "-o", "run.json", "--json", PROGRAMS / "lstm.py"]
     done = dry_run(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert " estimated" in json.loads(done.stdout[done.stdout.index("{\n") :])["workspaces"]
     notes = [note.message for note in load(tmp_path / "run.json").notes if note.source == "dry run"]
     (estimate,) = (
         note for note in notes if note.startswith("estimate: ") and "programs/lstm.py" in note

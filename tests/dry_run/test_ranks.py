@@ -278,6 +278,10 @@ def test_nccl_that_finds_no_memory_ends_as_it_would_on_the_card(dry_run, tmp_pat
     done = dry_run(*job, "-o", "run.json", "train.py", cwd=tmp_path, **card)
     assert done.returncode == 1
     assert "no memory left for NCCL's buffers" in done.stderr
+    assert "does not fit: NCCL lacked " in done.stdout
+    assert "NCCL_BUFFSIZE" in done.stdout
+    done = dry_run(*job, "--fail-above", "1GiB", "-o", "run.json", "train.py", cwd=tmp_path, **card)
+    assert done.returncode == 3
 
 
 # -- processes that are there --------------------------------------------------------------------

@@ -5,7 +5,8 @@
  * it ("Deviceless Ahead-of-time Compilation" in its documentation). So the calls are passed on to
  * the cuDNN that torch brings: a description of the card takes the place of the handle, and nothing
  * is executed. An older cuDNN cannot be asked: then a newer one may be named, whose answers are
- * estimates; without one, every plan takes no workspace, which is told as well. */
+ * estimates; without one, convolutions take what cudnn_estimates.c says and other plans no workspace,
+ * which is told as well. */
 #include "stand_in.h"
 
 /* cuDNN's headers lie beside every torch with CUDA from 2.1 on; without them it is not there. */
@@ -25,6 +26,10 @@ enum {
     AS_JSON = 2702,
     CHARACTERS = 24,
 };
+
+/* cudnn_estimates.c */
+INTERNAL void note_attribute(void *descriptor, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
+                             int64_t number, const void *elements);
 
 /* -- the library that is asked --------------------------------------------------------------------- */
 
@@ -177,7 +182,7 @@ static int64_t plan_workspace(cudnnBackendDescriptor_t descriptor) {
 
 cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t kind, cudnnBackendDescriptor_t *made) {
     if (can_be_asked()) return cudnn.create(kind, made);
-    *made = calloc(1, 64);
+    *made = new_description();
     return *made ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_ALLOC_FAILED;
 }
 cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t gone) {
@@ -202,7 +207,8 @@ static cudnnStatus_t name_card(cudnnBackendDescriptor_t descriptor, int attribut
  * graph. Each of them gets the card instead. */
 cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
                                        cudnnBackendAttributeType_t type, int64_t number, const void *elements) {
-    if (!can_be_asked() || name == CUDNN_ATTR_OPERATIONGRAPH_HANDLE) return CUDNN_STATUS_SUCCESS;
+    if (!can_be_asked()) return note_attribute(descriptor, name, type, number, elements), CUDNN_STATUS_SUCCESS;
+    if (name == CUDNN_ATTR_OPERATIONGRAPH_HANDLE) return CUDNN_STATUS_SUCCESS;
     if (name == CUDNN_ATTR_EXECUTION_PLAN_HANDLE) return name_card(descriptor, OF_PLAN);
     if (name == CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG) remember_plan(descriptor, elements);
     cudnnStatus_t status = cudnn.set(descriptor, name, type, number, elements);
@@ -212,11 +218,13 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descriptor, cudn
 }
 
 /* Without a library one engine is found for everything; numbers are 0 and lists are empty. */
-static cudnnStatus_t invent_attribute(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
-                                      int64_t requested, int64_t *number, void *elements) {
+static cudnnStatus_t invent_attribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
+                                      cudnnBackendAttributeType_t type, int64_t requested, int64_t *number,
+                                      void *elements) {
     int is_found = type == CUDNN_TYPE_BACKEND_DESCRIPTOR && name != CUDNN_ATTR_ENGINECFG_KNOB_CHOICES;
     int is_number = requested == 1 && elements && (type == CUDNN_TYPE_INT64 || type == CUDNN_TYPE_INT32);
     if (is_number) memset(elements, 0, type == CUDNN_TYPE_INT64 ? sizeof(int64_t) : sizeof(int32_t));
+    if (is_found && requested > 0 && elements) inherit_description(*(void **)elements, descriptor);
     if (number) *number = is_found || is_number;
     return CUDNN_STATUS_SUCCESS;
 }
@@ -232,11 +240,15 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const descriptor
     } else if (can_be_asked()) {
         status = cudnn.get(descriptor, name, type, requested, number, elements);
     } else {
-        status = invent_attribute(name, type, requested, number, elements);
+        status = invent_attribute(descriptor, name, type, requested, number, elements);
+        workspace = is_workspace ? estimated_workspace(descriptor) : -1;
+        if (workspace >= 0) *(int64_t *)elements = workspace;
     }
     if (is_workspace && status == CUDNN_STATUS_SUCCESS && cudnn.version != CUDNN_VERSION)
-        note_estimate(cudnn.version ? "cuDNN's plans, of another version of it" : "cuDNN's plans",
-                      (size_t) * (int64_t *)elements, cudnn.version != 0);
+        note_estimate(cudnn.version     ? "cuDNN's plans, of another version of it"
+                      : workspace >= 0 ? "cuDNN's convolutions, by a rule"
+                                       : "cuDNN's plans",
+                      (size_t) * (int64_t *)elements, cudnn.version != 0 || workspace >= 0);
     return status;
 }
 cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan,

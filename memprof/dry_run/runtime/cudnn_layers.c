@@ -44,6 +44,27 @@ cudnnStatus_t cudnnGetTensorNdDescriptor(const cudnnTensorDescriptor_t descripto
     return CUDNN_STATUS_SUCCESS;
 }
 
+cudnnStatus_t cudnnSetFilterNdDescriptor(cudnnFilterDescriptor_t descriptor, cudnnDataType_t type,
+                                         cudnnTensorFormat_t format, int dimensions, const int sizes[]) {
+    TensorShape *shape = (TensorShape *)descriptor;
+    if (dimensions < 0 || dimensions > MOST_DIMENSIONS) return CUDNN_STATUS_NOT_SUPPORTED;
+    shape->type = type, shape->dimensions = dimensions, shape->strides[0] = format;
+    memcpy(shape->sizes, sizes, (size_t)dimensions * sizeof *sizes);
+    return CUDNN_STATUS_SUCCESS;
+}
+cudnnStatus_t cudnnGetFilterNdDescriptor(const cudnnFilterDescriptor_t descriptor, int requested, cudnnDataType_t *type,
+                                         cudnnTensorFormat_t *format, int *dimensions, int sizes[]) {
+    const TensorShape *shape = (const TensorShape *)descriptor;
+    int number = requested < shape->dimensions ? requested : shape->dimensions;
+    *type = (cudnnDataType_t)shape->type, *dimensions = shape->dimensions;
+    *format = (cudnnTensorFormat_t)shape->strides[0];
+    return memcpy(sizes, shape->sizes, (size_t)number * sizeof *sizes), CUDNN_STATUS_SUCCESS;
+}
+/* All streams are alike. */
+cudnnStatus_t cudnnGetStream(cudnnHandle_t handle, cudaStream_t *stream) {
+    return *stream = NULL, CUDNN_STATUS_SUCCESS;
+}
+
 /* -- norms, dropout, CTC loss ---------------------------------------------------------------------- */
 
 static cudnnStatus_t not_known(const char *what, size_t *bytes) {

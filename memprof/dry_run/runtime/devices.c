@@ -167,3 +167,37 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
 CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *active) {
     return *flags = 0, *active = has_context(device), CUDA_SUCCESS;
 }
+CUresult cuDeviceGetPCIBusId(char *text, int bytes, CUdevice device) {
+    return cudaDeviceGetPCIBusId(text, bytes, device), CUDA_SUCCESS;
+}
+CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
+    struct cudaDeviceProp p;
+    fill_properties(&p, device);
+    return memcpy(uuid->bytes, p.uuid.bytes, sizeof uuid->bytes), CUDA_SUCCESS;
+}
+CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice device) {
+    return *major = the_card()->major, *minor = the_card()->minor, CUDA_SUCCESS;
+}
+CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer) { return *can = device != peer, CUDA_SUCCESS; }
+
+/* The contexts that a thread has put aside. */
+#define MOST_ASIDE 64
+static __thread int aside[MOST_ASIDE], number_aside;
+CUresult cuCtxPushCurrent(CUcontext context) {
+    if (number_aside == MOST_ASIDE) return CUDA_ERROR_OUT_OF_MEMORY;
+    aside[number_aside++] = current;
+    return cuCtxSetCurrent(context);
+}
+CUresult cuCtxPopCurrent(CUcontext *context) {
+    if (!number_aside) return CUDA_ERROR_INVALID_CONTEXT;
+    if (context) *context = (CUcontext)(uintptr_t)(current + 1);
+    return current = aside[--number_aside], CUDA_SUCCESS;
+}
+CUresult cuCtxGetFlags(unsigned int *flags) { return *flags = 0, CUDA_SUCCESS; }
+CUresult cuCtxGetApiVersion(CUcontext context, unsigned int *version) { return *version = 3020, CUDA_SUCCESS; }
+CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+    return *least = 0, *greatest = -5, CUDA_SUCCESS;
+}
+CUresult cuCtxGetLimit(size_t *value, CUlimit limit) {
+    return cudaDeviceGetLimit(value, (enum cudaLimit)limit), CUDA_SUCCESS;
+}

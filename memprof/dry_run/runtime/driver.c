@@ -4,9 +4,8 @@
 #include <dlfcn.h>
 #include <stdio.h>
 
-static int answer_success(void) { return 0; }
-
-/* Of a function with several versions the newest is meant, as the headers beside torch have it. */
+/* Of a function with several versions the newest is meant, as the headers beside torch have it. NULL of one that
+ * these headers do not have: a driver of their age would not know it either. */
 static void *function_of(const char *name) {
     char versioned[128];
     for (int version = 4; version > 1; version--) {
@@ -14,13 +13,13 @@ static void *function_of(const char *name) {
         void *found = dlsym(RTLD_DEFAULT, versioned);
         if (found) return found;
     }
-    void *found = dlsym(RTLD_DEFAULT, name);
-    return found ? found : (void *)answer_success;
+    return dlsym(RTLD_DEFAULT, name);
 }
 
 static cudaError_t entry_point(const char *name, void **function, enum cudaDriverEntryPointQueryResult *status) {
-    if (status) *status = cudaDriverEntryPointSuccess;
-    return *function = function_of(name), cudaSuccess;
+    *function = function_of(name);
+    if (status) *status = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return *function || status ? cudaSuccess : fail(cudaErrorSymbolNotFound);
 }
 #undef cudaGetDriverEntryPoint
 cudaError_t cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long flags,
@@ -35,13 +34,15 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, 
 #if CUDA_VERSION >= 12000
 CUresult cuGetProcAddress_v2(const char *name, void **function, int version, cuuint64_t flags,
                              CUdriverProcAddressQueryResult *status) {
-    if (status) *status = CU_GET_PROC_ADDRESS_SUCCESS;
-    return *function = function_of(name), CUDA_SUCCESS;
+    *function = function_of(name);
+    if (status) *status = *function ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+    return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 #endif
 #undef cuGetProcAddress
 CUresult cuGetProcAddress(const char *name, void **function, int version, cuuint64_t flags) {
-    return *function = function_of(name), CUDA_SUCCESS;
+    *function = function_of(name);
+    return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
 /* Tables of functions that the runtime within other libraries of NVIDIA shares with their driver. They are not

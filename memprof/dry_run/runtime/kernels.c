@@ -225,6 +225,11 @@ CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int op
                             void **values) {
     return *module = (CUmodule)&the_module, CUDA_SUCCESS;
 }
+CUresult cuModuleLoad(CUmodule *module, const char *path) { return *module = (CUmodule)&the_module, CUDA_SUCCESS; }
+CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image) {
+    return *module = (CUmodule)&the_module, CUDA_SUCCESS;
+}
+CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode) { return *mode = CU_MODULE_LAZY_LOADING, CUDA_SUCCESS; }
 CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
     return *function = (CUfunction)&the_module, CUDA_SUCCESS;
 }
@@ -241,4 +246,109 @@ CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned 
 }
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **arguments, void **extra) {
     return note_kernel(), CUDA_SUCCESS;
+}
+CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                                   unsigned bz, unsigned shared, CUstream stream, void **arguments) {
+    return note_kernel(), CUDA_SUCCESS;
+}
+
+/* A library is a module that belongs to no context. */
+#if CUDA_VERSION >= 12000
+CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *options, void **values,
+                           unsigned int number, CUlibraryOption *of_library, void **its_values,
+                           unsigned int its_number) {
+    return *library = (CUlibrary)&the_module, CUDA_SUCCESS;
+}
+CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *options, void **values,
+                               unsigned int number, CUlibraryOption *of_library, void **its_values,
+                               unsigned int its_number) {
+    return *library = (CUlibrary)&the_module, CUDA_SUCCESS;
+}
+CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library) { return *module = (CUmodule)library, CUDA_SUCCESS; }
+CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name) {
+    return *kernel = (CUkernel)&the_module, CUDA_SUCCESS;
+}
+CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel) {
+    return *function = (CUfunction)kernel, CUDA_SUCCESS;
+}
+CUresult cuKernelGetAttribute(int *value, CUfunction_attribute which, CUkernel kernel, CUdevice device) {
+    return cuFuncGetAttribute(value, which, (CUfunction)kernel);
+}
+#endif
+
+/* -- code that is linked while the program runs ------------------------------------------------------- */
+
+static char nothing_linked[1];
+CUresult cuLinkCreate(unsigned int number, CUjit_option *options, void **values, CUlinkState *state) {
+    return *state = (CUlinkState)&the_module, CUDA_SUCCESS;
+}
+CUresult cuLinkComplete(CUlinkState state, void **code, size_t *bytes) {
+    *code = nothing_linked;
+    if (bytes) *bytes = sizeof nothing_linked;
+    return CUDA_SUCCESS;
+}
+
+/* -- variables of the device ---------------------------------------------------------------------------
+ *
+ * They are part of what a context takes. Each gets addresses when it is first asked for. */
+
+typedef struct Variable {
+    const void *symbol;
+    size_t bytes;
+    void *at[MOST_DEVICES];
+    struct Variable *next;
+} Variable;
+static Variable *variables;
+
+void __cudaRegisterVar(void **binary, char *symbol, char *device_symbol, const char *name, int external, size_t bytes,
+                       int constant, int global) {
+    Variable *one = malloc(sizeof *one);
+    if (!one) return;
+    pthread_mutex_lock(&lock);
+    *one = (Variable){.symbol = symbol, .bytes = bytes, .next = variables};
+    variables = one;
+    pthread_mutex_unlock(&lock);
+}
+static void *address_of_variable(const void *symbol, size_t *bytes) {
+    int device = current_device();
+    void *at = NULL;
+    pthread_mutex_lock(&lock);
+    for (Variable *one = variables; one && !at; one = one->next) {
+        if (one->symbol != symbol) continue;
+        if (!one->at[device]) one->at[device] = take_addresses(device, one->bytes ? one->bytes : 1, 0);
+        at = one->at[device];
+        if (bytes) *bytes = one->bytes;
+    }
+    pthread_mutex_unlock(&lock);
+    return at;
+}
+#undef cudaGetSymbolAddress
+cudaError_t cudaGetSymbolAddress(void **pointer, const void *symbol) {
+    *pointer = address_of_variable(symbol, NULL);
+    return *pointer ? cudaSuccess : fail(cudaErrorInvalidSymbol);
+}
+#undef cudaGetSymbolSize
+cudaError_t cudaGetSymbolSize(size_t *bytes, const void *symbol) {
+    return address_of_variable(symbol, bytes) ? cudaSuccess : fail(cudaErrorInvalidSymbol);
+}
+#undef cudaMemcpyToSymbol
+cudaError_t cudaMemcpyToSymbol(const void *symbol, const void *from, size_t bytes, size_t offset,
+                               enum cudaMemcpyKind kind) {
+    char *at = address_of_variable(symbol, NULL);
+    return at ? copy_values(at + offset, from, bytes) : fail(cudaErrorInvalidSymbol);
+}
+#undef cudaMemcpyToSymbolAsync
+cudaError_t cudaMemcpyToSymbolAsync(const void *symbol, const void *from, size_t bytes, size_t offset,
+                                    enum cudaMemcpyKind kind, cudaStream_t stream) {
+    return cudaMemcpyToSymbol(symbol, from, bytes, offset, kind);
+}
+#undef cudaMemcpyFromSymbol
+cudaError_t cudaMemcpyFromSymbol(void *to, const void *symbol, size_t bytes, size_t offset, enum cudaMemcpyKind kind) {
+    const char *at = address_of_variable(symbol, NULL);
+    return at ? copy_values(to, at + offset, bytes) : fail(cudaErrorInvalidSymbol);
+}
+#undef cudaMemcpyFromSymbolAsync
+cudaError_t cudaMemcpyFromSymbolAsync(void *to, const void *symbol, size_t bytes, size_t offset,
+                                      enum cudaMemcpyKind kind, cudaStream_t stream) {
+    return cudaMemcpyFromSymbol(to, symbol, bytes, offset, kind);
 }

@@ -100,6 +100,23 @@ int device_of(const void *pointer) {
     return -1;
 }
 
+/* The bytes of what was handed out at once and holds an address, and where it starts; 0 of none. */
+static size_t piece_around(const void *pointer, CUdeviceptr *start) {
+    int device = device_of(pointer);
+    size_t bytes = 0;
+    if (device < 0) return 0;
+    pthread_mutex_lock(&lock);
+    for (Piece *piece = devices[device].pieces; piece && !bytes; piece = piece->next) {
+        const char *first = devices[device].view + piece->first_page * PAGE;
+        if ((const char *)pointer < first || (const char *)pointer >= first + piece->pages * PAGE) continue;
+        bytes = piece->pages * PAGE;
+        if (start) *start = (CUdeviceptr)first;
+    }
+    pthread_mutex_unlock(&lock);
+    return bytes;
+}
+size_t piece_bytes(const void *pointer) { return piece_around(pointer, NULL); }
+
 int give_addresses_back(void *pointer) {
     int device = device_of(pointer);
     Piece *gone = NULL;
@@ -136,6 +153,38 @@ cudaError_t cudaMemGetInfo(size_t *unused, size_t *total) {
     return cudaSuccess;
 }
 CUresult cuMemGetInfo(size_t *unused, size_t *total) { return cudaMemGetInfo(unused, total), CUDA_SUCCESS; }
+
+/* -- the driver's names for the same --------------------------------------------------------------- */
+
+static CUresult of_driver(cudaError_t error) {
+    return error == cudaSuccess ? CUDA_SUCCESS
+           : error == cudaErrorMemoryAllocation ? CUDA_ERROR_OUT_OF_MEMORY
+                                                : CUDA_ERROR_INVALID_VALUE;
+}
+CUresult cuMemAlloc(CUdeviceptr *pointer, size_t bytes) { return of_driver(cudaMalloc((void **)pointer, bytes)); }
+CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flags) { return cuMemAlloc(pointer, bytes); }
+CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream) {
+    return of_driver(cudaMallocAsync((void **)pointer, bytes, stream));
+}
+CUresult cuMemFree(CUdeviceptr pointer) { return of_driver(cudaFree((void *)pointer)); }
+CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream) { return of_driver(cudaFreeAsync((void *)pointer, stream)); }
+CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned int flags) {
+    return of_driver(cudaHostAlloc(pointer, bytes, flags));
+}
+CUresult cuMemAllocHost(void **pointer, size_t bytes) { return of_driver(cudaHostAlloc(pointer, bytes, 0)); }
+CUresult cuMemFreeHost(void *pointer) { return of_driver(cudaFreeHost(pointer)); }
+CUresult cuMemHostRegister(void *pointer, size_t bytes, unsigned int flags) {
+    return of_driver(cudaHostRegister(pointer, bytes, flags));
+}
+CUresult cuMemHostUnregister(void *pointer) { return of_driver(cudaHostUnregister(pointer)); }
+CUresult cuMemHostGetDevicePointer(CUdeviceptr *device, void *host, unsigned int flags) {
+    return *device = (CUdeviceptr)host, CUDA_SUCCESS;
+}
+CUresult cuMemGetAddressRange(CUdeviceptr *start, size_t *bytes, CUdeviceptr pointer) {
+    size_t whole = piece_around((const void *)pointer, start);
+    if (bytes) *bytes = whole;
+    return whole ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
 
 /* -- the driver's own pools, of torch's backend cudaMallocAsync ------------------------------------
  *
@@ -278,5 +327,10 @@ CUresult cuPointerGetAttribute(void *value, CUpointer_attribute which, CUdevicep
     case CU_POINTER_ATTRIBUTE_CONTEXT: *(uintptr_t *)value = (uintptr_t)(device < 0 ? 0 : device + 1); break;
     default: return CUDA_ERROR_INVALID_VALUE;
     }
+    return CUDA_SUCCESS;
+}
+CUresult cuPointerGetAttributes(unsigned int number, CUpointer_attribute *which, void **values, CUdeviceptr pointer) {
+    for (unsigned int i = 0; i < number; i++)
+        if (cuPointerGetAttribute(values[i], which[i], pointer) != CUDA_SUCCESS) memset(values[i], 0, sizeof(int));
     return CUDA_SUCCESS;
 }

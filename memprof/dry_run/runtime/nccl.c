@@ -64,14 +64,19 @@ typedef struct Communicator {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Communicator *communicators;
 static size_t taken[MOST_DEVICES], highest[MOST_DEVICES];
+static size_t lacking[MOST_DEVICES]; /* of what was asked for first and was not there */
 static unsigned char has_code[MOST_DEVICES];
 static int made;
 
 /* -- bytes ---------------------------------------------------------------------------------------- */
 
-/* Called through ctypes: the most that communicators held of a device, and how many were made. */
+/* Called through ctypes: the most that communicators held of a device, how many bytes more than were
+ * left they asked for when they got none, and how many were made. */
 size_t memprof_dry_run_nccl_bytes(int device) {
     return device >= 0 && device < MOST_DEVICES ? highest[device] : 0;
+}
+size_t memprof_dry_run_nccl_lacking(int device) {
+    return device >= 0 && device < MOST_DEVICES ? lacking[device] : 0;
 }
 int memprof_dry_run_communicators(void) { return made; }
 
@@ -113,7 +118,10 @@ static size_t nvls_bytes(const Communicator *one) {
 static int take_locked(Communicator *one, size_t bytes) {
     int device = one->device;
     size_t code = has_code[device] ? 0 : CODE_BYTES;
-    if (!charge(device, bytes + code)) return UNHANDLED_CUDA_ERROR;
+    if (!charge(device, bytes + code)) {
+        if (!lacking[device]) lacking[device] = bytes + code - free_bytes(device);
+        return UNHANDLED_CUDA_ERROR;
+    }
     has_code[device] = 1;
     one->bytes += bytes;
     taken[device] += bytes + code;
@@ -452,3 +460,8 @@ int ncclScatter(const void *send, void *receive, size_t count, int type, int roo
     else forget_values(receive, bytes);
     return error;
 }
+
+/* A communicator that is put aside for a while is taken to keep its memory. */
+int ncclCommSuspend(void *communicator, int flags) { return SUCCESS; }
+int ncclCommResume(void *communicator) { return SUCCESS; }
+int ncclCommRevoke(void *communicator, int flags) { return SUCCESS; }

@@ -52,3 +52,11 @@ int nvmlDeviceGetMemoryInfo(void *handle, Memory *memory) {
 int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned int *number, void *processes) {
     return *number = 0, NVML_SUCCESS;
 }
+int nvmlDeviceGetComputeRunningProcesses(void *handle, unsigned int *number, void *processes) {
+    return *number = 0, NVML_SUCCESS;
+}
+int nvmlSystemGetCudaDriverVersion_v2(int *version) { return *version = CUDA_VERSION, NVML_SUCCESS; }
+/* The devices are not connected. */
+int nvmlDeviceGetNvLinkRemoteDeviceType(void *handle, unsigned int link, void *type) { return NVML_ERROR_NOT_SUPPORTED; }
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *handle, unsigned int link, void *pci) { return NVML_ERROR_NOT_SUPPORTED; }
+int nvmlDeviceGetGpuFabricInfoV(void *handle, void *information) { return NVML_ERROR_NOT_SUPPORTED; }

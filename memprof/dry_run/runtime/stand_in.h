@@ -2,8 +2,8 @@
  *
  * The library takes the place of libcuda.so.1 and, being loaded before torch, of every CUDA library
  * that torch asks for: runtime, driver, cuBLAS and the others. It accounts for memory as the
- * driver would and runs no kernel. Each file holds one area; what torch may call and is nowhere
- * here gets a function that answers "success" (elf.py and build.py make them).
+ * driver would and runs no kernel. Each file holds one area; what is called and is nowhere here gets
+ * a function that answers "success" or "not supported" (answers.py decides, build.py makes them).
  *
  * The card and the settings come from the environment, which launch.py writes and children of
  * the process inherit:
@@ -14,6 +14,7 @@
  *   MEMPROF_DRY_RUN_MOST_POLLS   readings of one value in a row until they fail (100,000); asked each time
  *   MEMPROF_DRY_RUN_CUDNN        a cuDNN that is asked in the place of torch's, if that cannot be
  *   MEMPROF_DRY_RUN_EVENT_LAG    queries after which an event has happened (0); asked each time
+ *   MEMPROF_DRY_RUN_MESSAGES     a file to which is added what the library has to say, besides stderr
  */
 #ifndef MEMPROF_STAND_IN_H
 #define MEMPROF_STAND_IN_H
@@ -77,6 +78,8 @@ INTERNAL void discharge(int device, size_t bytes);
 /* Addresses of a device, with (`charged`) or without memory behind them; NULL where it has none. */
 INTERNAL void *take_addresses(int device, size_t bytes, int charged);
 INTERNAL int give_addresses_back(void *pointer);
+/* The bytes of what was handed out at once at or around an address; 0 where nothing was. */
+INTERNAL size_t piece_bytes(const void *pointer);
 /* Whose memory an address is; -1 of none. */
 INTERNAL int device_of(const void *pointer);
 INTERNAL int has_context(int device);
@@ -96,11 +99,32 @@ INTERNAL unsigned long long kernels_launched(void);
  * (`known` is 0) and counted as 0. `what` lives as long as the library. */
 INTERNAL void note_estimate(const char *what, size_t bytes, int known);
 
+/* refusals.c; the table is generated */
+typedef struct {
+    const char *name, *code; /* the code's own name */
+    long refusal;            /* 0: it answers "success" */
+} Answer;
+INTERNAL extern const Answer answers[];
+INTERNAL extern const size_t answers_made;
+INTERNAL extern unsigned char answers_called[];
+INTERNAL long answer(unsigned number);
+/* A line for the user. */
+INTERNAL void say(const char *text);
+
+/* crashes.c */
+/* The thread called a function that has no code here. */
+INTERNAL void note_call(const char *name);
+
 /* cudnn_layers.c */
 #define MOST_DIMENSIONS 8
 typedef struct {
     int type, dimensions;
     int sizes[MOST_DIMENSIONS], strides[MOST_DIMENSIONS];
 } TensorShape;
+
+/* cudnn_estimates.c, of descriptors where no library is asked; `estimated_workspace` is -1 where there is no rule */
+INTERNAL void *new_description(void);
+INTERNAL void inherit_description(void *to, const void *from);
+INTERNAL int64_t estimated_workspace(const void *descriptor);
 
 #endif

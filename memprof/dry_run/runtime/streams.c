@@ -146,8 +146,64 @@ cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *made, cudaGraph_t gra
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *made, cudaGraph_t graph, unsigned long long flags) {
     return *made = (cudaGraphExec_t)&the_graph, cudaSuccess;
 }
-/* One, because torch warns of an empty graph. */
+/* One, because torch warns of an empty graph. It depends on nothing. */
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *number) {
+    if (nodes && *number) nodes[0] = (cudaGraphNode_t)&the_graph;
     return *number = 1, cudaSuccess;
 }
+#undef cudaGraphNodeGetDependencies
+#if CUDART_VERSION >= 13000
+cudaError_t cudaGraphNodeGetDependencies(cudaGraphNode_t node, cudaGraphNode_t *others, cudaGraphEdgeData *edges,
+                                         size_t *number) {
+    return *number = 0, cudaSuccess;
+}
+#else
+cudaError_t cudaGraphNodeGetDependencies(cudaGraphNode_t node, cudaGraphNode_t *others, size_t *number) {
+    return *number = 0, cudaSuccess;
+}
+#endif
+/* A graph's nodes take nothing of the device. */
+cudaError_t cudaDeviceGetGraphMemAttribute(int device, enum cudaGraphMemAttributeType which, void *value) {
+    return *(uint64_t *)value = 0, cudaSuccess;
+}
+/* It would end what a graph holds when the last graph that has it ends; that is not followed. */
+cudaError_t cudaUserObjectCreate(cudaUserObject_t *made, void *what, cudaHostFn_t end, unsigned int references,
+                                 unsigned int flags) {
+    return *made = (cudaUserObject_t)what, cudaSuccess;
+}
 cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) { return note_kernel(), cudaSuccess; }
+
+/* -- the driver's names ----------------------------------------------------------------------------- */
+
+static CUresult of_driver(cudaError_t error) {
+    return error == cudaSuccess ? CUDA_SUCCESS : error == cudaErrorNotReady ? CUDA_ERROR_NOT_READY : CUDA_ERROR_OUT_OF_MEMORY;
+}
+CUresult cuStreamCreate(CUstream *stream, unsigned int flags) { return of_driver(cudaStreamCreateWithFlags(stream, flags)); }
+CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority) {
+    return of_driver(cudaStreamCreateWithPriority(stream, flags, priority));
+}
+CUresult cuStreamDestroy(CUstream stream) { return of_driver(cudaStreamDestroy(stream)); }
+CUresult cuStreamQuery(CUstream stream) { return CUDA_SUCCESS; }
+CUresult cuStreamSynchronize(CUstream stream) { return CUDA_SUCCESS; }
+CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) { return CUDA_SUCCESS; }
+CUresult cuStreamGetPriority(CUstream stream, int *priority) { return of_driver(cudaStreamGetPriority(stream, priority)); }
+CUresult cuStreamGetFlags(CUstream stream, unsigned int *flags) { return of_driver(cudaStreamGetFlags(stream, flags)); }
+CUresult cuStreamGetCtx(CUstream stream, CUcontext *context) {
+    return *context = (CUcontext)(uintptr_t)(stream_of(stream)->device + 1), CUDA_SUCCESS;
+}
+CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status) {
+    return *status = stream_of(stream)->capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE,
+           CUDA_SUCCESS;
+}
+CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *data) { return function(data), CUDA_SUCCESS; }
+CUresult cuEventCreate(CUevent *event, unsigned int flags) { return of_driver(cudaEventCreateWithFlags(event, flags)); }
+CUresult cuEventDestroy(CUevent event) { return of_driver(cudaEventDestroy(event)); }
+CUresult cuEventRecord(CUevent event, CUstream stream) { return of_driver(cudaEventRecord(event, stream)); }
+CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned int flags) {
+    return of_driver(cudaEventRecord(event, stream));
+}
+CUresult cuEventQuery(CUevent event) { return of_driver(cudaEventQuery(event)); }
+CUresult cuEventSynchronize(CUevent event) { return CUDA_SUCCESS; }
+#undef cuEventElapsedTime
+CUresult cuEventElapsedTime(float *ms, CUevent first, CUevent second) { return of_driver(elapsed(ms, first, second)); }
+CUresult cuEventElapsedTime_v2(float *ms, CUevent first, CUevent second) { return of_driver(elapsed(ms, first, second)); }

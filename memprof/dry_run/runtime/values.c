@@ -18,6 +18,7 @@
 /* A flag that a program waits for is a number, or a few. */
 #define LARGEST_POLLED 64
 #define MOST_POLLS 100000
+#define CUBLAS_EXECUTION_FAILED 13
 
 typedef struct {
     const char *start;
@@ -131,8 +132,9 @@ static cudaError_t copy_out(void *to, const void *from, size_t bytes) {
     if (copied_in) memcpy(to, from, bytes);
     else memset(to, behind ? behind->fill : 0, bytes);
     pthread_mutex_unlock(&lock);
-    if (!certain && !copied_in && is_assumed(to, bytes)) return;
-    if (!certain && listener) listener(bytes, copied_in);
+    if (!certain && !copied_in && is_assumed(to, bytes)) return cudaSuccess;
+    void (*function)(size_t, int) = listener;
+    if (!certain && function) function(bytes, copied_in);
     return is_endless ? fail(cudaErrorLaunchTimeout) : cudaSuccess;
 }
 static void copy_between(void *to, const void *from, size_t bytes) {
@@ -208,7 +210,84 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
         error = copy_values((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width);
     return error;
 }
+/* cuBLAS copies too, matrices a column after another. */
+static int copy_columns(size_t rows, size_t columns, size_t element, const void *from, size_t from_step, void *to,
+                        size_t to_step) {
+    cudaError_t error = cudaSuccess;
+    for (size_t column = 0; column < columns && error == cudaSuccess; column++)
+        error = copy_values((char *)to + column * to_step * element, (const char *)from + column * from_step * element,
+                            rows * element);
+    return error == cudaSuccess ? 0 : CUBLAS_EXECUTION_FAILED;
+}
+#define COPIES_MATRIX(name) \
+    int name(int rows, int columns, int element, const void *from, int from_step, void *to, int to_step) { \
+        return copy_columns((size_t)rows, (size_t)columns, (size_t)element, from, (size_t)from_step, to, \
+                            (size_t)to_step); \
+    } \
+    int name##Async(int rows, int columns, int element, const void *from, int from_step, void *to, int to_step, \
+                    cudaStream_t stream) { \
+        return name(rows, columns, element, from, from_step, to, to_step); \
+    }
+/* A vector is a matrix of one row, unless its elements lie one after another. */
+#define COPIES_VECTOR(name) \
+    int name(int number, int element, const void *from, int from_step, void *to, int to_step) { \
+        int is_dense = from_step == 1 && to_step == 1; \
+        return copy_columns(is_dense ? (size_t)number : 1, is_dense ? 1 : (size_t)number, (size_t)element, from, \
+                            (size_t)from_step, to, (size_t)to_step); \
+    } \
+    int name##Async(int number, int element, const void *from, int from_step, void *to, int to_step, \
+                    cudaStream_t stream) { \
+        return name(number, element, from, from_step, to, to_step); \
+    }
+COPIES_MATRIX(cublasSetMatrix)
+COPIES_MATRIX(cublasGetMatrix)
+COPIES_VECTOR(cublasSetVector)
+COPIES_VECTOR(cublasGetVector)
+
 cudaError_t cudaMemset(void *to, int value, size_t bytes) { return set_values(to, value, bytes), cudaSuccess; }
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream) {
     return set_values(to, value, bytes), cudaSuccess;
+}
+
+/* -- the driver's ---------------------------------------------------------------------------------- */
+
+static CUresult driver_copy(void *to, const void *from, size_t bytes) {
+    return copy_values(to, from, bytes) == cudaSuccess ? CUDA_SUCCESS : CUDA_ERROR_LAUNCH_TIMEOUT;
+}
+CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+    return driver_copy((void *)to, (const void *)from, bytes);
+}
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+    return driver_copy((void *)to, (const void *)from, bytes);
+}
+CUresult cuMemcpyHtoD(CUdeviceptr to, const void *from, size_t bytes) { return driver_copy((void *)to, from, bytes); }
+CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
+    return driver_copy((void *)to, from, bytes);
+}
+CUresult cuMemcpyDtoH(void *to, CUdeviceptr from, size_t bytes) { return driver_copy(to, (const void *)from, bytes); }
+CUresult cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
+    return driver_copy(to, (const void *)from, bytes);
+}
+CUresult cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+    return driver_copy((void *)to, (const void *)from, bytes);
+}
+CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+    return driver_copy((void *)to, (const void *)from, bytes);
+}
+/* A word of several bytes that are not alike reads as zeros afterwards. */
+static CUresult driver_set(CUdeviceptr to, unsigned int word, size_t element, size_t number) {
+    unsigned int byte = word & 0xff, all_alike = byte * (element == 4 ? 0x1010101u : element == 2 ? 0x101u : 1u);
+    return set_values((void *)to, word == all_alike ? (int)byte : 0, element * number), CUDA_SUCCESS;
+}
+CUresult cuMemsetD8(CUdeviceptr to, unsigned char value, size_t number) { return driver_set(to, value, 1, number); }
+CUresult cuMemsetD16(CUdeviceptr to, unsigned short value, size_t number) { return driver_set(to, value, 2, number); }
+CUresult cuMemsetD32(CUdeviceptr to, unsigned int value, size_t number) { return driver_set(to, value, 4, number); }
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t number, CUstream stream) {
+    return driver_set(to, value, 1, number);
+}
+CUresult cuMemsetD16Async(CUdeviceptr to, unsigned short value, size_t number, CUstream stream) {
+    return driver_set(to, value, 2, number);
+}
+CUresult cuMemsetD32Async(CUdeviceptr to, unsigned int value, size_t number, CUstream stream) {
+    return driver_set(to, value, 4, number);
 }
