@@ -38,7 +38,7 @@ __all__ = [
     "WindowRecord",
 ]
 
-SCHEMA_VERSION = (1, 5)
+SCHEMA_VERSION = (1, 6)
 """(major, minor). A reader refuses a newer major version and ignores what a newer minor adds.
 
 What a field meant in an older version is brought to its present meaning by `older_schema`.
@@ -54,6 +54,7 @@ History:
     1.4  the header says of a dry run what card it was for (2026-11)
     1.5  a `Link` names the methods by which an object lets go of what it has; `guessed_steps`:
          which steps no mark and no optimizer ended (2026-11)
+    1.6  a summary says when a device is full; the finding ``time_to_full`` (2026-11)
 """
 
 
@@ -357,7 +358,8 @@ class Finding(msgspec.Struct, frozen=True, tag_field="kind", tag="finding", omit
     """What could be learned only inside the job, while the tensors were there.
 
     ``finding`` names what it is about: ``holders`` (of a site's survivors), ``garbage`` (what the
-    cyclic collector freed), ``host_growth``, ``oom``.
+    cyclic collector freed), ``host_growth``, ``oom``, ``time_to_full`` (``bytes`` are
+    free then, and ``details`` say at which step and in what time there are none).
     """
 
     finding: str
@@ -402,6 +404,11 @@ class DeviceSummary(msgspec.Struct, frozen=True, omit_defaults=True):
     """Share of the pairs of steps between which they rose: 0.5 is noise, 1 rises every time."""
     ooms: int = 0
     """Requests that the device could not serve."""
+    full_step: int = -1
+    """The step that will not fit on the device any more; -1 where it does not fill up, or where
+    that is not known."""
+    full_left_us: int = -1
+    """Time until then, from the last step's end; -1 where not known."""
 
 
 class Interim(msgspec.Struct, frozen=True, tag_field="kind", tag="interim", omit_defaults=True):

@@ -143,6 +143,8 @@ def _remarks(device: DeviceFigures, when: str) -> list[str]:
     said = []
     if device.growth is not None and device.growth.is_telling:
         said.append(f"growth: {device.growth}")
+    if device.time_to_full is not None:
+        said.append(str(device.time_to_full))
     if device.unused_reserved_bytes and device.peak_reserved_bytes and device.device != "cpu":
         unused = format_bytes(device.unused_reserved_bytes)
         share = format_percent(device.unused_reserved_bytes, device.peak_reserved_bytes)
@@ -188,5 +190,8 @@ def print_summaries(reports: Sequence[tuple[Summary, Sequence[Found]]]) -> None:
         one = msgspec.to_builtins(summary) | msgspec.to_builtins(findings_record(found))
         if not one["dry_run"]:  # a field of few runs: it is there only where it says something
             del one["dry_run"]
+        for device in one["devices"]:
+            if not device["time_to_full"]:  # likewise
+                del device["time_to_full"]
         encoded.append(one)
     print_json(encoded[0] if len(encoded) == 1 else {"runs": encoded})

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from memprof.errors import MemprofError
 from memprof.record.device_figures import DeviceFigures
+from memprof.record.full_warnings import FullWarnings
 from memprof.record.oom_records import OomRecords
 from memprof.record.options import Options
 from memprof.record.output import Output
@@ -107,6 +108,7 @@ class Session:
         self._sampler: Sampler | None = None
         self._figures = DeviceFigures()
         self._summaries = Summaries(self._figures, self.recording, self._ooms, self.meter)
+        self._warnings = FullWarnings()
         self._steps = 0
         self._last_step = -1
         self._unseen = 0
@@ -622,6 +624,10 @@ class Session:
         if self._summaries.is_due(at_us):
             self._tell_guess()
             self._summaries.write(self._steps, self._devices)
+            for finding, message in self._warnings.due(
+                self._summaries.times_to_full(self._devices)
+            ):
+                self._add_finding(finding, message)
         self.recording.write_notes()
         self.output.flush()
         self._flushed_us = now_us()
