@@ -101,7 +101,6 @@ class Growing(FakeEvents):
 
 def test_a_job_whose_device_fills_up_is_told_while_there_is_time(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(summaries, "EVERY_US", 0)
-    monkeypatch.setattr("memprof.record.session._FLUSH_US", 0)
     monkeypatch.setattr("memprof.record.session.FLUSH_IN_WINDOW_US", 0)
     told, source = [], Growing()
     with (
