@@ -1,14 +1,15 @@
 """The figures of one run as its records come, whoever brings them: a file that grows, or the job.
 
-Bounded, however long the run is: rows of steps are thinned, and of everything else the last is kept.
+Bounded, however long the run is: rows of steps are thinned, and of all else the last is kept.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from memprof.runfile.checks import MOST_DEVICES, check_range, integers
 from memprof.trace import NOT_RECORDED, BlockState, Category
 from memprof.views.owners import CATEGORY_NAMES, NO_MODULE
 from memprof.views.time_to_full import StepLevels, TimeToFull, capacity, time_to_full
+from memprof.views.trend import WARM_UP, Trend, trend
 
 __all__ = ["DeviceFigures", "Owner", "RankFigures", "StepRow"]
 
@@ -37,6 +39,10 @@ _MOST_ROWS = 2048
 _MOST_FINDINGS, _MOST_NOTES, _LAST_ROWS = 200, 50, 64
 _MOST_LABELS = 1 << 20
 _LATEST = 1 << 62
+_COUNTED = (
+    *("first", "last", "start_us", "end_us", "allocated", "allocated_max"),
+    *("peak_allocated", "reserved", "peak_reserved", "retries", "ooms"),
+)
 _READINGS = frozenset(
     (
         *("used", "free", "total", "process_used", "others_used"),
@@ -93,6 +99,7 @@ class DeviceFigures:
     _stride: int = 1
     _waiting: int = 0
     _full: tuple[int, TimeToFull | None] = (-1, None)
+    _trend: tuple[int, Trend | None] = (-1, None)
     _count: int = 0
 
     @property
@@ -145,6 +152,15 @@ class DeviceFigures:
         found = time_to_full(self.device, self._levels(), room)
         self._full = self._count, found
         return found
+
+    def trend(self) -> Trend | None:
+        """How what is allocated at step ends changed since the warm-up; None with few steps."""
+        if self._trend[0] != self._count:
+            known = [(row.last, row.allocated) for row in self.rows if row.last >= WARM_UP]
+            known = [pair for pair in known if pair[1] >= 0]
+            pairs = np.array(known, dtype=np.float64).reshape(-1, 2)
+            self._trend = self._count, trend(pairs[:, 0], pairs[:, 1])
+        return self._trend[1]
 
     def _levels(self) -> StepLevels:
         rows = self.rows
@@ -235,7 +251,7 @@ class RankFigures:
         return count
 
     def add(self, record: object) -> None:
-        """One more record; of a kind that says nothing here, or with impossible figures: nothing."""
+        """One more record; one that says nothing here, or is impossible, is passed over."""
         adds = _ADDERS.get(type(record))
         if adds is None:
             return
@@ -265,9 +281,7 @@ class RankFigures:
     def _add_steps(self, record: StepsRecord) -> None:
         rows, device = record.steps, self._device(record.device)
         length = len(rows.first)
-        names = ("first", "last", "start_us", "end_us", "allocated", "allocated_max")
-        names += ("peak_allocated", "reserved", "peak_reserved", "retries", "ooms")
-        columns = {name: integers(getattr(rows, name)) for name in names}
+        columns = {name: integers(getattr(rows, name)) for name in _COUNTED}
         for name, column in columns.items():
             check_range(name, column, NOT_RECORDED, _LATEST)
             if len(column) != length:
@@ -277,7 +291,10 @@ class RankFigures:
         for at in range(length):
             figures = {name: int(column[at]) for name, column in columns.items()}
             device.add(_step_row(figures))
-        device.retries, device.ooms = int(columns["retries"][-1]), max(device.ooms, int(columns["ooms"][-1]))
+        device.retries, device.ooms = (
+            int(columns["retries"][-1]),
+            max(device.ooms, int(columns["ooms"][-1])),
+        )
         self._seen(int(columns["end_us"][-1]))
 
     def _add_readings(self, record: Readings) -> None:
@@ -350,7 +367,7 @@ class RankFigures:
             self.last_us = max(self.last_us, time_us)
 
 
-_ADDERS = {
+_ADDERS: dict[Any, Callable[[RankFigures, Any], None]] = {
     Header: RankFigures._add_header,
     StepsRecord: RankFigures._add_steps,
     Readings: RankFigures._add_readings,
@@ -379,7 +396,9 @@ def _step_row(figures: dict[str, int]) -> StepRow:
     )
 
 
-def _owners(names: list[str] | tuple[str, ...], of: np.ndarray, size: np.ndarray) -> tuple[Owner, ...]:
+def _owners(
+    names: list[str] | tuple[str, ...], of: np.ndarray, size: np.ndarray
+) -> tuple[Owner, ...]:
     sums = np.bincount(of, weights=size, minlength=len(names))
     found = [Owner(name, int(total)) for name, total in zip(names, sums, strict=False) if total]
     return tuple(sorted(found, key=lambda one: -one.bytes))

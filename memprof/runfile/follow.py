@@ -1,7 +1,7 @@
 """Follows a run file that grows: each call reads what is new, and nothing twice.
 
-It polls, because file systems that several machines share tell of no changes. A last line that is not
-whole waits; a file that was truncated or replaced is read from its beginning.
+It polls, because file systems that machines share tell of no changes. A last line that is not whole
+waits; a file that was truncated or replaced is read from its beginning.
 """
 
 from __future__ import annotations

@@ -247,7 +247,7 @@ def _left_us(steps: Floats, end_us: Floats, left: float) -> int:
         return NOT_RECORDED
     first, last = timed[0], timed[-1]
     each = max(0.0, (end_us[last] - end_us[first]) / (steps[last] - steps[first]))
-    return round(left * each)
+    return int(left * each)
 
 
 # -- of a recording ----------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import tracemalloc
 
@@ -98,12 +97,12 @@ def test_a_share_that_is_away_for_a_moment_is_waited_for(tmp_path):
     writer = RunWriter(tmp_path / "run.json", header())
     followed = FollowedFile(tmp_path / "run.json")
     assert names(followed.new()) == ["Header"]
-    os.rename(tmp_path / "run.json", tmp_path / "away.json")
+    (tmp_path / "run.json").rename(tmp_path / "away.json")
     assert not followed.was_replaced()
     assert list(followed.new()) == []
     writer.write(steps(0))
     writer.close()
-    os.rename(tmp_path / "away.json", tmp_path / "run.json")
+    (tmp_path / "away.json").rename(tmp_path / "run.json")
     assert not followed.was_replaced()
     assert names(followed.new()) == ["StepsRecord"]
 
@@ -113,7 +112,7 @@ def test_a_file_that_was_replaced_is_read_anew(tmp_path):
     followed = FollowedFile(tmp_path / "run.json")
     assert names(followed.new()) == ["Header", "Footer"]
     RunWriter(tmp_path / "new.json", header(2)).close(Footer(2))
-    os.replace(tmp_path / "new.json", tmp_path / "run.json")
+    (tmp_path / "new.json").replace(tmp_path / "run.json")
     assert followed.was_replaced()
     assert [getattr(one, "created_us", None) for one in followed.new()] == [2, None]
     assert not followed.was_replaced()
