@@ -19,7 +19,10 @@ COMMANDS = {
     "oom": ("oom", "Show why memory ran out, what filled it, what would have helped."),
     "what-if": ("what_if", "Replay a recording on another card or under other settings."),
     "replay": ("replay", "Check the allocator model against a recording."),
-    "export": ("export", "Write a recording as a snapshot for PyTorch's own viewer."),
+    "export": (
+        "export",
+        "Write a recording as a snapshot for PyTorch's viewer, or serve its metrics.",
+    ),
     "native": ("native", "Build the C++ part that makes recording cheaper and complete."),
     "doctor": ("doctor", "Check what can be recorded on this machine, and why not the rest."),
 }

@@ -6,7 +6,7 @@ Bounded, however long the run is: rows of steps are thinned, and of all else the
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +37,7 @@ __all__ = ["DeviceFigures", "Owner", "RankFigures", "StepRow"]
 _MOST_ROWS = 2048
 """Rows of a device's steps; of more, two become one."""
 _MOST_FINDINGS, _MOST_NOTES, _LAST_ROWS = 200, 50, 64
+_MOST_KINDS = 64
 _MOST_LABELS = 1 << 20
 _LATEST = 1 << 62
 _COUNTED = (
@@ -201,7 +202,7 @@ class RankFigures:
         self.devices: dict[str, DeviceFigures] = {}
         self.host: dict[str, float] = {}
         self.findings: deque[Finding] = deque(maxlen=_MOST_FINDINGS)
-        self.findings_count = 0
+        self.finding_counts: Counter[str] = Counter()
         self.notes: deque[Note] = deque(maxlen=_MOST_NOTES)
         self.footer: Footer | None = None
         self.interim: Interim | None = None
@@ -219,6 +220,11 @@ class RankFigures:
     def step(self) -> int:
         """The last step that was counted on any device; -1 before the first."""
         return max((d.last.last for d in self.devices.values() if d.last), default=NOT_RECORDED)
+
+    @property
+    def findings_count(self) -> int:
+        """Findings so far, of all kinds."""
+        return self.finding_counts.total()
 
     @property
     def overhead_us(self) -> int:
@@ -291,10 +297,8 @@ class RankFigures:
         for at in range(length):
             figures = {name: int(column[at]) for name, column in columns.items()}
             device.add(_step_row(figures))
-        device.retries, device.ooms = (
-            int(columns["retries"][-1]),
-            max(device.ooms, int(columns["ooms"][-1])),
-        )
+        device.retries = max(device.retries, int(columns["retries"][-1]))
+        device.ooms = max(device.ooms, int(columns["ooms"][-1]))
         self._seen(int(columns["end_us"][-1]))
 
     def _add_readings(self, record: Readings) -> None:
@@ -342,7 +346,8 @@ class RankFigures:
 
     def _add_finding(self, finding: Finding) -> None:
         self.findings.append(finding)
-        self.findings_count += 1
+        if finding.finding in self.finding_counts or len(self.finding_counts) < _MOST_KINDS:
+            self.finding_counts[finding.finding] += 1
         if finding.finding == "oom":
             device = self._device(finding.device)
             if device is not None:

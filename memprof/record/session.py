@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from memprof.errors import MemprofError
 from memprof.record.device_figures import DeviceFigures
+from memprof.record.exports import Exports
 from memprof.record.full_warnings import FullWarnings
 from memprof.record.oom_records import OomRecords
 from memprof.record.options import Options
@@ -109,6 +110,10 @@ class Session:
         self._figures = DeviceFigures()
         self._summaries = Summaries(self._figures, self.recording, self._ooms, self.meter)
         self._warnings = FullWarnings()
+        self._exports = Exports(options, self.recording.note)
+        self.output.figures = self._exports.figures
+        if self.output.figures is not None:
+            self.output.figures.add(self._header())
         self._steps = 0
         self._last_step = -1
         self._unseen = 0
@@ -137,8 +142,9 @@ class Session:
     # -- opening and closing -------------------------------------------------------------------
 
     def open_samplers(self) -> None:
-        """Start the thread that reads the driver and the host."""
+        """Start the thread that reads the driver and the host, and what exports metrics."""
         began_us = _clock_us()
+        self._exports.start(self.output.path, Rank.of(os.environ).local_rank)
         self._sampler = Sampler(
             reading_sources(self._options),
             self._options.sample_interval_s,
@@ -194,6 +200,7 @@ class Session:
             self._beats.close()
             self._close_boundaries()  # once more: a recording may have ended within a hook
             self._close_sampler()
+            self._exports.close()
             if "torch" not in sys.modules:
                 self.recording.note("tracker", "torch was never imported: the host only")
             self.output.close(self._summaries.footer(self._steps, self._devices, status))
@@ -233,6 +240,7 @@ class Session:
         self._is_open = False
         self._main_thread.close()
         self._close_lookout()
+        self._exports.disown()
         self.recording.disown()
         if self._boundaries is not None:
             try:

@@ -72,7 +72,7 @@ class FollowedFile:
     def _begin(self) -> None:
         self._identity: tuple[int, int] | None = None
         self._head = b""
-        self._offset = 0
+        self._position = 0
         self._inflate: zlib._Decompress | None = None
         self._line = bytearray()
         self._is_passed_over = False
@@ -81,7 +81,7 @@ class FollowedFile:
     @property
     def bytes_read(self) -> int:
         """How far it was read; what the file is longer is still to come."""
-        return self._offset
+        return self._position
 
     def was_replaced(self) -> bool:
         """Whether another file is there now, or this one was truncated: it is to be read anew.
@@ -97,7 +97,7 @@ class FollowedFile:
         except OSError:
             return False
         same = (about.st_dev, about.st_ino) == self._identity
-        if same and about.st_size >= self._offset and head == self._head:
+        if same and about.st_size >= self._position and head == self._head:
             return False
         self._begin()
         return True
@@ -119,14 +119,14 @@ class FollowedFile:
             self._identity = about.st_dev, about.st_ino
         if len(self._head) < _HEAD:
             self._head = file.read(_HEAD)
-        file.seek(self._offset)
+        file.seek(self._position)
         for _ in range(MOST_AT_ONCE // _PART):
             data = file.read(_PART)
-            if not data or (not self._offset and len(data) < len(GZIP_MAGIC)):
+            if not data or (not self._position and len(data) < len(GZIP_MAGIC)):
                 break
-            if not self._offset and data.startswith(GZIP_MAGIC):
+            if not self._position and data.startswith(GZIP_MAGIC):
                 self._inflate = zlib.decompressobj(wbits=_WBITS)
-            self._offset += len(data)
+            self._position += len(data)
             for part in self._inflated(data):
                 yield from self._lines(part)
         # The newline comes with the next record: what is whole is told now.
