@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from memprof.live.rank_figures import StepRow
+from memprof.live.live_run import StepRow
 from memprof.units import format_bytes, format_count
 
 __all__ = ["chart"]

@@ -21,7 +21,7 @@ from textual.containers import Horizontal, VerticalScroll
 from textual.widgets import DataTable, Footer, Static
 
 from memprof.live.finding_words import in_words
-from memprof.live.rank_figures import DeviceFigures, RankFigures
+from memprof.live.live_run import LiveDevice, LiveRun
 from memprof.live.watched_runs import WatchedRuns
 from memprof.trace import NOT_RECORDED
 from memprof.units import format_bytes, format_count, format_duration, format_percent
@@ -192,7 +192,7 @@ class LiveScreen(App[None]):
     # -- drawing -------------------------------------------------------------------------------
 
     @property
-    def _shown(self) -> RankFigures:
+    def _shown(self) -> LiveRun:
         runs = self._runs.runs
         return runs[min(self._rank, len(runs) - 1)]
 
@@ -221,7 +221,7 @@ class LiveScreen(App[None]):
         Path(path).write_text(self.export_screenshot(title="memprof live"), encoding="utf-8")
         self.exit()
 
-    def _head(self, run: RankFigures) -> Text:
+    def _head(self, run: LiveRun) -> Text:
         text = Text(no_wrap=True, overflow="ellipsis")
         if run.header is None:
             return text.append(
@@ -249,7 +249,7 @@ class LiveScreen(App[None]):
             text.append(f"  {_plain(self._said)}", style="cyan")
         return text
 
-    def _draw_chart(self, device: DeviceFigures | None) -> None:
+    def _draw_chart(self, device: LiveDevice | None) -> None:
         widget = self.query_one("#chart", Static)
         if device is None:
             widget.update(Text("nothing was counted yet", style="dim"))
@@ -260,7 +260,7 @@ class LiveScreen(App[None]):
         rows = [*device.rows]
         widget.update(chart(rows, size.width, size.height, device.info.total_bytes))
 
-    def _owners(self, device: DeviceFigures | None) -> Text | Table:
+    def _owners(self, device: LiveDevice | None) -> Text | Table:
         owners = () if device is None else device.modules if self._by_module else device.categories
         widget = self.query_one("#owners")
         by = "module" if self._by_module else "category"
@@ -307,7 +307,7 @@ def _plain(text: str) -> str:
     return visible(text, _WIDEST)
 
 
-def _state(run: RankFigures) -> tuple[str, str]:
+def _state(run: LiveRun) -> tuple[str, str]:
     if run.footer is not None:
         good = run.footer.status == "ok"
         return ("ended" if good else f"ended: {_plain(run.footer.status)}", "" if good else "red")
@@ -321,7 +321,7 @@ def _size(nbytes: float) -> str:
     return format_bytes(nbytes) if nbytes >= 0 else "–"
 
 
-def _figures(run: RankFigures) -> Table:
+def _figures(run: LiveRun) -> Table:
     """A line for each device, and one for the host."""
     table = Table.grid(padding=(0, 2))
     heads = ("", "allocated", "peak", "reserved", "outside torch", "others", "of", "growth", "full")
@@ -362,7 +362,7 @@ def _figures(run: RankFigures) -> Table:
     return table
 
 
-def _last_steps(device: DeviceFigures | None) -> Table:
+def _last_steps(device: LiveDevice | None) -> Table:
     table = Table.grid(padding=(0, 2))
     for _ in range(5):
         table.add_column(justify="right", no_wrap=True)
@@ -380,7 +380,7 @@ def _last_steps(device: DeviceFigures | None) -> Table:
     return table
 
 
-def _findings(run: RankFigures) -> Text:
+def _findings(run: LiveRun) -> Text:
     text = Text()
     for finding in list(run.findings)[: -_FINDINGS - 1 : -1]:
         text.append(f"step {format_count(finding.step):>7}  ", style="dim")
@@ -391,7 +391,7 @@ def _findings(run: RankFigures) -> Text:
     return text if text.plain else Text("none so far", style="dim")
 
 
-def _rank_row(run: RankFigures) -> list[Text]:
+def _rank_row(run: LiveRun) -> list[Text]:
     with run.lock:
         main, full = run.main, run.times_to_full()
         last = main.last if main is not None else None
@@ -410,24 +410,24 @@ def _rank_row(run: RankFigures) -> list[Text]:
     ]
 
 
-def _of_main(figure: Callable[[DeviceFigures], float]) -> Callable[[RankFigures], float]:
-    def key(run: RankFigures) -> float:
+def _of_main(figure: Callable[[LiveDevice], float]) -> Callable[[LiveRun], float]:
+    def key(run: LiveRun) -> float:
         return figure(run.main) if run.main is not None else -1.0
 
     return key
 
 
-def _rate(device: DeviceFigures) -> float:
+def _rate(device: LiveDevice) -> float:
     trend = device.trend()
     return trend.bytes_per_step if trend is not None else -1.0
 
 
-def _nearness(run: RankFigures) -> float:
+def _nearness(run: LiveRun) -> float:
     full = run.times_to_full()
     return -float(full[0].steps_left) if full else float("-inf")
 
 
-_COLUMNS: tuple[tuple[str, Callable[[RankFigures], Any]], ...] = (
+_COLUMNS: tuple[tuple[str, Callable[[LiveRun], Any]], ...] = (
     ("rank", lambda run: (run.rank, run.source)),
     ("step", lambda run: run.step),
     ("allocated", _of_main(lambda one: one.last.allocated if one.last else -1)),

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from memprof.errors import MissingError
+from memprof.live.live_run import LiveRun
 from memprof.live.metrics import METRICS, Metric, samples
-from memprof.live.rank_figures import RankFigures
 from memprof.version import __version__
 
 __all__ = ["OpenTelemetryInstruments"]
@@ -22,7 +22,7 @@ class OpenTelemetryInstruments:
     Names are those for Prometheus with dots: ``memprof.allocated_bytes`` is ``memprof.allocated``.
     """
 
-    def __init__(self, runs: Callable[[], Sequence[RankFigures]], provider: object = None) -> None:
+    def __init__(self, runs: Callable[[], Sequence[LiveRun]], provider: object = None) -> None:
         """``provider``: a ``MeterProvider``; by default the one that the program has set.
 
         Raises:
@@ -35,7 +35,7 @@ class OpenTelemetryInstruments:
                 f"metrics for OpenTelemetry need its API, which is not here: {error}",
                 "pip install 'cuda-memprof[otel]'",
             ) from error
-        self._runs: Callable[[], Sequence[RankFigures]] | None = runs
+        self._runs: Callable[[], Sequence[LiveRun]] | None = runs
         self._observation = metrics.Observation
         meter: Any = metrics.get_meter("memprof", __version__, provider)  # type: ignore[arg-type]
         for metric in METRICS:

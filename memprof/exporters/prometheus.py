@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from memprof.errors import MemprofError, MissingError
+from memprof.live.live_run import LiveRun
 from memprof.live.metrics import METRICS, samples
-from memprof.live.rank_figures import RankFigures
 
 __all__ = ["PORT", "PrometheusServer", "exposition"]
 
@@ -16,7 +16,7 @@ PORT = 9464
 """The port that OpenTelemetry has set aside for such an exporter."""
 
 
-def exposition(runs: Sequence[RankFigures]) -> str:
+def exposition(runs: Sequence[LiveRun]) -> str:
     """All that is known of ``runs`` in Prometheus' text format.
 
     Raises:
@@ -31,7 +31,7 @@ class PrometheusServer:
     """Answers ``/metrics`` on a thread of its own, from what is known at that moment."""
 
     def __init__(
-        self, runs: Callable[[], Sequence[RankFigures]], port: int, host: str = "127.0.0.1"
+        self, runs: Callable[[], Sequence[LiveRun]], port: int, host: str = "127.0.0.1"
     ) -> None:
         """Bind at once.
 
@@ -78,7 +78,7 @@ def _client() -> Any:
     return prometheus_client
 
 
-def _registry(client: Any, runs: Callable[[], Sequence[RankFigures]]) -> Any:
+def _registry(client: Any, runs: Callable[[], Sequence[LiveRun]]) -> Any:
     registry = client.CollectorRegistry(auto_describe=False)
     registry.register(_Collector(runs))
     return registry
@@ -87,7 +87,7 @@ def _registry(client: Any, runs: Callable[[], Sequence[RankFigures]]) -> Any:
 class _Collector:
     """What prometheus_client asks at each scrape."""
 
-    def __init__(self, runs: Callable[[], Sequence[RankFigures]]) -> None:
+    def __init__(self, runs: Callable[[], Sequence[LiveRun]]) -> None:
         self._runs = runs
 
     def describe(self) -> Sequence[Any]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from memprof.live.rank_figures import DeviceFigures, RankFigures
+from memprof.live.live_run import LiveDevice, LiveRun
 
 __all__ = ["METRICS", "Metric", "Sample", "samples"]
 
@@ -113,7 +113,7 @@ METRICS = (
 """All of them, in the order in which they are told."""
 
 
-def samples(runs: Sequence[RankFigures]) -> Iterator[Sample]:
+def samples(runs: Sequence[LiveRun]) -> Iterator[Sample]:
     """Every value that is known by now; what was not measured is absent."""
     for run in runs:
         with run.lock:
@@ -121,7 +121,7 @@ def samples(runs: Sequence[RankFigures]) -> Iterator[Sample]:
         yield from found
 
 
-def _of_run(run: RankFigures) -> Iterator[Sample]:
+def _of_run(run: LiveRun) -> Iterator[Sample]:
     if run.header is None:
         return
     own = {"file": Path(run.source).name, "rank": str(run.rank) if run.rank >= 0 else ""}
@@ -150,7 +150,7 @@ def _of_run(run: RankFigures) -> Iterator[Sample]:
     )
 
 
-def _device_values(run: RankFigures, device: DeviceFigures) -> dict[Metric, float]:
+def _device_values(run: LiveRun, device: LiveDevice) -> dict[Metric, float]:
     last, trend = device.last, device.trend()
     full = next((one for one in run.times_to_full() if one.device == device.device), None)
     values: dict[Metric, float] = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from memprof.errors import MemprofError
-from memprof.live.rank_figures import RankFigures
+from memprof.live.live_run import LiveRun
 from memprof.runfile.follow import FollowedFile
 
 __all__ = ["WatchedRuns", "files_of_process"]
@@ -32,8 +32,8 @@ class WatchedRuns:
         """
         self.name = os.fspath(name)
         self._folder: Path | None = None
-        self.runs: list[RankFigures] = []
-        self._files: dict[Path, tuple[FollowedFile, RankFigures]] = {}
+        self.runs: list[LiveRun] = []
+        self._files: dict[Path, tuple[FollowedFile, LiveRun]] = {}
         path = Path(self.name)
         if path.is_dir():
             self._folder = path
@@ -76,7 +76,7 @@ class WatchedRuns:
                 return
 
     def _take(self, path: Path) -> None:
-        figures = RankFigures(str(path))
+        figures = LiveRun(str(path))
         self._files[path] = FollowedFile(path), figures
         self.runs.append(figures)
 

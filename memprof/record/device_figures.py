@@ -15,7 +15,7 @@ from memprof.trace import NOT_RECORDED
 if TYPE_CHECKING:
     from memprof.views.time_to_full import TimeToFull
 
-__all__ = ["DeviceFigures"]
+__all__ = ["FiguresByDevice"]
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class _Peak:
         self.reserved = max(self.reserved, counters.reserved, counters.peak_reserved)
 
 
-class DeviceFigures:
+class FiguresByDevice:
     """What was counted, by device, and how much of it still waits to be written."""
 
     def __init__(self) -> None:

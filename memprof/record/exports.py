@@ -13,7 +13,7 @@ from memprof.errors import MemprofError
 from memprof.record.options import Options
 
 if TYPE_CHECKING:
-    from memprof.live.rank_figures import RankFigures
+    from memprof.live.live_run import LiveRun
 
 __all__ = ["Exports"]
 
@@ -34,12 +34,12 @@ class Exports:
         self._options = options
         self._note = note
         self._running: list[_Export] = []
-        self.figures: RankFigures | None = None
+        self.figures: LiveRun | None = None
         """Where the records of this run are to be added; None where nothing is exported."""
         if options.exports:
-            from memprof.live.rank_figures import RankFigures
+            from memprof.live.live_run import LiveRun
 
-            self.figures = RankFigures()
+            self.figures = LiveRun()
 
     def start(self, path: str, local_rank: int) -> None:
         """Export what is recorded into ``path``; each rank of a machine has a port of its own."""
@@ -81,7 +81,7 @@ class Exports:
                 _LOG.debug("an exporter did not end", exc_info=True)
 
 
-def _prometheus(figures: RankFigures, host: str, port: int) -> _Export:
+def _prometheus(figures: LiveRun, host: str, port: int) -> _Export:
     from memprof.exporters.prometheus import PrometheusServer
 
     server = PrometheusServer(lambda: [figures], port, host)
@@ -89,7 +89,7 @@ def _prometheus(figures: RankFigures, host: str, port: int) -> _Export:
     return server
 
 
-def _opentelemetry(figures: RankFigures, provider: object) -> _Export:
+def _opentelemetry(figures: LiveRun, provider: object) -> _Export:
     from memprof.exporters.opentelemetry import OpenTelemetryInstruments
 
     return OpenTelemetryInstruments(lambda: [figures], provider)

@@ -51,8 +51,8 @@ class Options:
             good = 0 <= self.prometheus_address[1] < 1 << 16
             _check(good, "prometheus", self.prometheus, "a port, or host:port")
         for source in self.sources:
-            known = not isinstance(source, str) or source in SOURCES
-            _check(known, "a source", source, f"one of {', '.join(SOURCES)}")
+            is_source = not isinstance(source, str) or source in SOURCES
+            _check(is_source, "a source", source, f"one of {', '.join(SOURCES)}")
 
     @property
     def names_cpu(self) -> bool:
@@ -128,6 +128,6 @@ def _number(
         raise SettingsError(f"{name}={environment[name]!r} is no number") from error
 
 
-def _check(holds: bool, name: str, value: object, wanted: str) -> None:
+def _check(holds: bool, name: str, value: object, expected: str) -> None:
     if not holds:
-        raise SettingsError(f"{name} is {value!r}", f"give {wanted}")
+        raise SettingsError(f"{name} is {value!r}", f"give {expected}")

@@ -24,7 +24,7 @@ from memprof.records import (
 from memprof.runfile.writer import RunWriter
 
 if TYPE_CHECKING:
-    from memprof.live.rank_figures import RankFigures
+    from memprof.live.live_run import LiveRun
 
 __all__ = ["Output"]
 
@@ -53,10 +53,10 @@ class Output:
         self._path = path
         self._header = header
         self._lock = threading.RLock()
-        self._held: list[Record] = []
+        self._held_back: list[Record] = []
         self._writer: RunWriter | None = None
-        self._ended = False
-        self.figures: RankFigures | None = None
+        self._is_closed = False
+        self.figures: LiveRun | None = None
         """Somebody who wants to see each record as well, if there is one."""
         self.window_bytes = 0
         """Bytes of what windows have written: events, states, owners and tables."""
@@ -71,12 +71,12 @@ class Output:
     @property
     def ended(self) -> bool:
         """Whether nothing more can be written: the disk is full, or the file could not be made."""
-        return self._ended
+        return self._is_closed
 
     def write(self, record: Record) -> None:
         """Append one record; it is safe on disk after the next `flush`."""
         with self._lock:
-            if self._ended:
+            if self._is_closed:
                 return
             if self.figures is not None:
                 self.figures.add(record)
@@ -84,8 +84,8 @@ class Output:
                 self._open()
             if self._writer is not None:
                 self._append(self._writer, record)
-            elif not isinstance(record, Readings) or len(self._held) < _MOST_HELD:
-                self._held.append(record)
+            elif not isinstance(record, Readings) or len(self._held_back) < _MOST_HELD:
+                self._held_back.append(record)
 
     def renew_header(self) -> None:
         """What the header said has become better known; readers take the last one."""
@@ -106,11 +106,11 @@ class Output:
         with self._lock:
             if self.figures is not None and footer is not None:
                 self.figures.add(footer)
-            if self._writer is not None and not self._ended:
+            if self._writer is not None and not self._is_closed:
                 self._writer.close(footer)
                 self._check()
-            self._ended = True
-            self._held.clear()
+            self._is_closed = True
+            self._held_back.clear()
 
     def _open(self) -> None:
         try:
@@ -118,9 +118,9 @@ class Output:
         except MemprofError as error:
             self._end(str(error))
             return
-        for record in self._held:
+        for record in self._held_back:
             self._append(self._writer, record)
-        self._held.clear()
+        self._held_back.clear()
 
     def _append(self, writer: RunWriter, record: Record) -> None:
         length = writer.write(record)
@@ -128,10 +128,10 @@ class Output:
             self.window_bytes += length
 
     def _check(self) -> None:
-        if self._writer is not None and self._writer.failure is not None and not self._ended:
+        if self._writer is not None and self._writer.failure is not None and not self._is_closed:
             self._end(f"cannot write {self._writer.path} any more: {self._writer.failure}")
 
     def _end(self, why: str) -> None:
-        self._ended = True
-        self._held.clear()
+        self._is_closed = True
+        self._held_back.clear()
         _LOG.warning("recording has ended, the job goes on: %s", why)

@@ -110,7 +110,7 @@ def rise(series: Ints, weights: Ints | None = None, first: int = WARM_UP) -> Ris
     steady = not was_reset and _never_falls(series)
     if not _keeps_rising(places, end, steady=steady):
         return None
-    return _measured(places, floor(amounts), first, end)
+    return _measure(places, floor(amounts), first, end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +208,8 @@ class Trend:
 
     def __str__(self) -> str:
         rate = round(self.bytes_per_step)
-        said = f"{format_bytes(rate)} per step" if rate else "none"
-        return f"{said} over steps {self.first_step} to {self.last_step}"
+        rate_text = f"{format_bytes(rate)} per step" if rate else "none"
+        return f"{rate_text} over steps {self.first_step} to {self.last_step}"
 
 
 def trend(steps: Floats, values: Floats) -> Trend | None:
@@ -229,12 +229,12 @@ def _end_of_last_tooth(series: Ints) -> tuple[int, bool]:
     """How much of a series can be judged: all, or up to its last reset; and whether it has one."""
     if not len(series):
         return 0, False
-    reached = 0
+    top = 0
     last = -1
     for place, value in enumerate(series.tolist()):
-        if value < reached * (1 - _DROP):
-            last, reached = place, value
-        reached = max(reached, value)
+        if value < top * (1 - _DROP):
+            last, top = place, value
+        top = max(top, value)
     return (len(series), False) if last < 0 else (last + 1, True)
 
 
@@ -262,7 +262,7 @@ def _keeps_rising(places: Ints, end: int, *, steady: bool) -> bool:
     return steady or early >= _LEAST_RATIO * 0.5 * late
 
 
-def _measured(places: Ints, amounts: Ints, first: int, end: int) -> Rise:
+def _measure(places: Ints, amounts: Ints, first: int, end: int) -> Rise:
     low, high = int(places[0]), int(places[-1])
     gaps = np.diff(places)
     steps = np.arange(low, high + 1)
@@ -279,5 +279,5 @@ def _confidence(places: Ints, gaps: Ints, end: int) -> float:
     """Never 1: more rises, regular ones and a long stretch of them make it surer."""
     many = 1 - 0.5 ** (len(places) / 4)
     regular = 1 - 0.3 * min(1.0, float(gaps.std() / gaps.mean()))
-    covered = 0.7 + 0.3 * (places[-1] - places[0]) / max(1, end - 1)
-    return round(min(0.99, float(many * regular * covered)), 3)
+    span_share = 0.7 + 0.3 * (places[-1] - places[0]) / max(1, end - 1)
+    return round(min(0.99, float(many * regular * span_share)), 3)

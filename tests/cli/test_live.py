@@ -13,7 +13,7 @@ from memprof.live.watched_runs import WatchedRuns
 from memprof.records import Finding, Footer, Header, Readings
 from memprof.runfile.writer import RunWriter
 from memprof_cli import main
-from tests.live.test_rank_figures import BEGIN, GIB, header, steps
+from tests.live.test_live_run import BEGIN, GIB, header, steps
 
 textual = pytest.importorskip("textual", reason="needs textual: pip install 'cuda-memprof[live]'")
 

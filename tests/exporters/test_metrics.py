@@ -16,14 +16,14 @@ import pytest
 
 import memprof
 from memprof.errors import MemprofError, MissingError, SettingsError
+from memprof.live.live_run import LiveRun
 from memprof.live.metrics import METRICS, samples
-from memprof.live.rank_figures import RankFigures
 from memprof.record.options import Options
 from memprof.records import Finding, Footer, Interim, Readings
 from memprof.runfile.writer import RunWriter
 from memprof_cli import main
 from tests.exporters.prometheus_server import free_port, program, prometheus
-from tests.live.test_rank_figures import BEGIN, GIB, header, steps
+from tests.live.test_live_run import BEGIN, GIB, header, steps
 from tests.tracked import PYTHONPATH, FakeEvents, notes
 
 pytest.importorskip("prometheus_client", reason="needs pip install 'cuda-memprof[metrics]'")
@@ -36,7 +36,7 @@ GRAFANA = ROOT / "dashboards" / "grafana"
 
 def a_run(source="run.json", **more):
     """One with a value of every metric."""
-    run = RankFigures(source)
+    run = LiveRun(source)
     used = {"used": [14 * GIB], "process_used": [12 * GIB], "others_used": [2 * GIB]}
     host = {"rss": [3 * GIB], "available": [60 * GIB], "limit_free": [20 * GIB]}
     rows = steps(0, 100)
@@ -57,7 +57,7 @@ def a_run(source="run.json", **more):
 
 
 def memprof_owner(name, size):
-    from memprof.live.rank_figures import Owner
+    from memprof.live.live_run import Owner
 
     return Owner(name, size)
 
@@ -86,12 +86,12 @@ def test_the_values_are_those_of_the_run():
 
 
 def test_what_was_not_measured_is_absent():
-    run = RankFigures("run.json")
+    run = LiveRun("run.json")
     run.add_all([header(), steps(0, 10, grows=0)])
     told = "\n".join(values(exposition([run])))
     for name in ("time_to_full", "outside_torch", "other_processes", "host_", "recording_seconds"):
         assert name not in told
-    assert exposition([RankFigures("empty.json")]) == ""
+    assert exposition([LiveRun("empty.json")]) == ""
 
 
 def test_promtool_finds_nothing_wrong_with_the_metrics():

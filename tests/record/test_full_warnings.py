@@ -8,7 +8,7 @@ import pytest
 
 import memprof
 from memprof.record import summaries
-from memprof.record.device_figures import DeviceFigures
+from memprof.record.device_figures import FiguresByDevice
 from memprof.record.full_warnings import FullWarnings
 from memprof.record.step_counters import Span
 from memprof.records import DeviceInfo, Readings
@@ -44,7 +44,7 @@ def test_what_is_weeks_away_is_not_told():
 
 
 def figures(count, *, step=8 * MIB, others=0, device="cuda:0"):
-    made = DeviceFigures()
+    made = FiguresByDevice()
     for n in range(count):
         held = 1000 * MIB + n * step
         now = Counters(device, held, held + 100 * MIB, held + 200 * MIB, held + 200 * MIB)
@@ -84,7 +84,7 @@ def test_a_cpu_is_full_where_the_host_or_its_container_is():
 
 
 def test_peaks_of_steps_that_are_not_kept_count():
-    made = DeviceFigures()
+    made = FiguresByDevice()
     for n in range(1000):
         held = 1000 * MIB + n * MIB
         peak = held + (300 * MIB if n % 16 == 9 else 0)

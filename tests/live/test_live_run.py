@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from memprof.live.finding_words import in_words
-from memprof.live.rank_figures import RankFigures
+from memprof.live.live_run import LiveRun
 from memprof.records import (
     SCHEMA_VERSION,
     BlockColumns,
@@ -52,7 +52,7 @@ def steps(first, count, *, device="cuda:0", held=8 * GIB, grows=4 * MIB, stride=
 
 
 def test_steps_readings_and_findings_are_those_of_the_records():
-    run = RankFigures("run.json")
+    run = LiveRun("run.json")
     used = 8 * GIB + 99 * 4 * MIB + 2 * GIB + 3 * GIB
     run.add_all(
         [
@@ -83,7 +83,7 @@ def test_steps_readings_and_findings_are_those_of_the_records():
 
 
 def test_when_the_run_has_ended_nothing_runs_out():
-    run = RankFigures()
+    run = LiveRun()
     run.add_all([header(), steps(0, 100)])
     assert run.times_to_full() != []
     run.add(Footer(BEGIN + 1, 100))
@@ -91,13 +91,13 @@ def test_when_the_run_has_ended_nothing_runs_out():
 
 
 def test_when_memory_ran_out_it_is_not_said_to_run_out():
-    run = RankFigures()
+    run = LiveRun()
     run.add_all([header(), steps(0, 100), Finding("oom", device="cuda:0", step=99)])
     assert run.times_to_full() == []
 
 
 def test_owners_are_those_of_the_last_state():
-    run = RankFigures()
+    run = LiveRun()
     tables = TablesRecord(labels=[(0, 1, "model.a", ""), (0, 1, "model.b", "")])
     blocks = BlockColumns(
         address=[0, 100, 200, 300, 400],
@@ -124,7 +124,7 @@ def test_owners_are_those_of_the_last_state():
 
 
 def test_a_run_of_any_length_takes_bounded_memory_and_loses_no_peak():
-    run = RankFigures()
+    run = LiveRun()
     run.add(header())
     columns = steps(0, 1000)
     run.add(columns)
@@ -167,7 +167,7 @@ IMPOSSIBLE = [
 
 @pytest.mark.parametrize("record", IMPOSSIBLE)
 def test_impossible_figures_do_no_harm(record):
-    run = RankFigures()
+    run = LiveRun()
     run.add_all([header(), steps(0, 50)])
     try:
         run.add(record)
@@ -178,7 +178,7 @@ def test_impossible_figures_do_no_harm(record):
 
 
 def test_no_more_devices_are_kept_than_a_machine_has():
-    run = RankFigures()
+    run = LiveRun()
     for n in range(500):
         run.add(Readings("nvml", f"cuda:{n}", [1], {"used": [1.0]}))
     assert len(run.devices) == 64

@@ -32,7 +32,7 @@ from memprof.views.owners import CATEGORY_NAMES, NO_MODULE
 from memprof.views.time_to_full import StepLevels, TimeToFull, capacity, time_to_full
 from memprof.views.trend import WARM_UP, Trend, trend
 
-__all__ = ["DeviceFigures", "Owner", "RankFigures", "StepRow"]
+__all__ = ["LiveDevice", "LiveRun", "Owner", "StepRow"]
 
 _MOST_ROWS = 2048
 """Rows of a device's steps; of more, two become one."""
@@ -77,7 +77,7 @@ class Owner:
 
 
 @dataclass(slots=True, eq=False)
-class DeviceFigures:
+class LiveDevice:
     """One device of a run."""
 
     device: str
@@ -188,7 +188,7 @@ def _merged(one: StepRow, other: StepRow) -> StepRow:
     )
 
 
-class RankFigures:
+class LiveRun:
     """One run, or one rank of a job; any thread may add, and any may look under ``lock``."""
 
     def __init__(self, source: str = "") -> None:
@@ -199,7 +199,7 @@ class RankFigures:
     def clear(self) -> None:
         """Forget everything: the file is another one now."""
         self.header: Header | None = None
-        self.devices: dict[str, DeviceFigures] = {}
+        self.devices: dict[str, LiveDevice] = {}
         self.host: dict[str, float] = {}
         self.findings: deque[Finding] = deque(maxlen=_MOST_FINDINGS)
         self.finding_counts: Counter[str] = Counter()
@@ -233,7 +233,7 @@ class RankFigures:
         return told.overhead_us if told is not None else NOT_RECORDED
 
     @property
-    def main(self) -> DeviceFigures | None:
+    def main(self) -> LiveDevice | None:
         """The accelerator with the highest peak; the CPU where there is none."""
         used = [one for one in self.devices.values() if one.last is not None]
         cards = [one for one in used if one.device != "cpu"]
@@ -268,13 +268,13 @@ class RankFigures:
         except (ArithmeticError, LookupError, TypeError, ValueError):
             return
 
-    def _device(self, name: str) -> DeviceFigures | None:
+    def _device(self, name: str) -> LiveDevice | None:
         if name not in self.devices:
             if len(self.devices) >= MOST_DEVICES:
                 return None
             infos = self.header.devices if self.header is not None else []
             info = next((one for one in infos if one.device == name), DeviceInfo(name))
-            self.devices[name] = DeviceFigures(name, info)
+            self.devices[name] = LiveDevice(name, info)
         return self.devices[name]
 
     def _add_header(self, header: Header) -> None:
@@ -372,17 +372,17 @@ class RankFigures:
             self.last_us = max(self.last_us, time_us)
 
 
-_ADDERS: dict[Any, Callable[[RankFigures, Any], None]] = {
-    Header: RankFigures._add_header,
-    StepsRecord: RankFigures._add_steps,
-    Readings: RankFigures._add_readings,
-    TablesRecord: RankFigures._add_tables,
-    StateRecord: RankFigures._add_state,
-    Finding: RankFigures._add_finding,
-    Note: RankFigures._add_note,
-    WindowRecord: RankFigures._add_window,
-    Interim: RankFigures._add_interim,
-    Footer: RankFigures._add_footer,
+_ADDERS: dict[Any, Callable[[LiveRun, Any], None]] = {
+    Header: LiveRun._add_header,
+    StepsRecord: LiveRun._add_steps,
+    Readings: LiveRun._add_readings,
+    TablesRecord: LiveRun._add_tables,
+    StateRecord: LiveRun._add_state,
+    Finding: LiveRun._add_finding,
+    Note: LiveRun._add_note,
+    WindowRecord: LiveRun._add_window,
+    Interim: LiveRun._add_interim,
+    Footer: LiveRun._add_footer,
 }
 
 
