@@ -14,6 +14,7 @@ COMMANDS = {
     "dry-run": ("dry_run", "Run it for a GPU that is not there: would it fit, what would it take."),
     "report": ("report", "Show where the memory went, and write an interactive page."),
     "live": ("live", "Watch a job while it runs: memory, owners, findings, time to full."),
+    "serve": ("serve", "Serve the page of a job to a browser, and follow the job."),
     "leaks": ("leaks", "Find what grows from step to step, who holds it and the fix."),
     "explain": ("explain", "Explain a rule or a fix that was named, or list all of them."),
     "oom": ("oom", "Show why memory ran out, what filled it, what would have helped."),
