@@ -229,7 +229,7 @@ def test_the_command_serves_the_page_of_report_and_the_browser_follows_it(tmp_pa
             shows(online, "Number(document.getElementById('live').dataset.page) >= 1")
             shows(online, "document.documentElement.dataset.drawn === 'yes'")
             heading = "document.querySelector('h1').textContent"
-            assert online.run(heading) == "peak 9.39 GiB on cuda:0"
+            assert online.run(heading) .startswith("cuda:0 runs out of memory at about step ")
             strip = "document.querySelector('[data-part=\"{}\"]').textContent"
             assert shows(online, strip.format("step")).startswith("step 99")
             assert "runs out of memory" in shows(online, strip.format("full"))
@@ -241,7 +241,7 @@ def test_the_command_serves_the_page_of_report_and_the_browser_follows_it(tmp_pa
             shows(online, strip.format("step") + ".startsWith('step 159')")
             shows(online, f"Number(document.getElementById('live').dataset.page) > {shown}")
             shows(online, "document.documentElement.dataset.drawn === 'yes'")
-            assert online.run(heading) == "peak 9.62 GiB on cuda:0"
+            assert "9.62 GiB" in online.run("document.querySelector('.tiles').textContent")
             writer.close(Footer(BEGIN + 1, 160))
             shows(online, strip.format("state") + " === 'ended'")
         finally:
@@ -271,7 +271,7 @@ def test_the_ranks_of_a_folder_have_their_page(tmp_path, online):
             shows(online, "document.documentElement.dataset.drawn === 'yes'")
             assert "3" in shows(online, "document.querySelector('main').textContent")
             state = "document.querySelector('[data-part=\"state\"]').textContent"
-            assert "of 3: ended" in shows(online, state)
+            assert "of 3: ended" in shows(online, f"{state} !== '…' && {state}")
         finally:
             job.send_signal(signal.SIGTERM)
         assert job.wait(30) == 0
