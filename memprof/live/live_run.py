@@ -29,7 +29,14 @@ from memprof.records import (
 from memprof.runfile.checks import MOST_DEVICES, check_range, integers
 from memprof.trace import NOT_RECORDED, BlockState, Category
 from memprof.views.owners import CATEGORY_NAMES, NO_MODULE
-from memprof.views.time_to_full import StepLevels, TimeToFull, capacity, time_to_full
+from memprof.views.time_to_full import (
+    StepLevels,
+    TimeToFull,
+    capacity,
+    has_gaps,
+    most_taken,
+    time_to_full,
+)
 from memprof.views.trend import WARM_UP, Trend, trend
 
 __all__ = ["LiveDevice", "LiveRun", "Owner", "StepRow"]
@@ -42,7 +49,8 @@ _MOST_LABELS = 1 << 20
 _LATEST = 1 << 62
 _COUNTED = (
     *("first", "last", "start_us", "end_us", "allocated", "allocated_max"),
-    *("peak_allocated", "reserved", "peak_reserved", "retries", "ooms"),
+    *("peak_allocated", "reserved", "peak_reserved", "inactive_split"),
+    *("retries", "ooms"),
 )
 _READINGS = frozenset(
     (
@@ -66,6 +74,8 @@ class StepRow:
     peak: int
     reserved: int
     peak_reserved: int
+    taken: int
+    """The peak, and the gaps that it did not fit into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +174,11 @@ class LiveDevice:
         return self._trend[1]
 
     def _levels(self) -> StepLevels:
-        rows = self.rows
+        rows, gaps = self.rows, has_gaps(self.info)
         columns = (
             [row.last for row in rows],
             [row.allocated for row in rows],
-            [max(row.peak, row.allocated) for row in rows],
+            [row.taken if gaps else max(row.peak, row.allocated) for row in rows],
             [row.end_us for row in rows],
         )
         return StepLevels(*(np.array(column, dtype=np.float64) for column in columns))
@@ -185,6 +195,7 @@ def _merged(one: StepRow, other: StepRow) -> StepRow:
         peak=max(one.peak, other.peak),
         reserved=other.reserved,
         peak_reserved=max(one.peak_reserved, other.peak_reserved),
+        taken=max(one.taken, other.taken),
     )
 
 
@@ -388,6 +399,7 @@ _ADDERS: dict[Any, Callable[[LiveRun, Any], None]] = {
 
 def _step_row(figures: dict[str, int]) -> StepRow:
     steps = max(1, figures["last"] - figures["first"] + 1)
+    peak = max(figures["peak_allocated"], figures["allocated_max"])
     timed = figures["end_us"] > 0 and figures["start_us"] > 0
     return StepRow(
         first=figures["first"],
@@ -395,9 +407,10 @@ def _step_row(figures: dict[str, int]) -> StepRow:
         end_us=max(0, figures["end_us"]),
         each_us=(figures["end_us"] - figures["start_us"]) / steps if timed else -1.0,
         allocated=figures["allocated"],
-        peak=max(figures["peak_allocated"], figures["allocated_max"]),
+        peak=peak,
         reserved=figures["reserved"],
         peak_reserved=figures["peak_reserved"],
+        taken=most_taken(figures["allocated"], peak, figures["inactive_split"]),
     )
 
 

@@ -50,6 +50,8 @@ class FiguresByDevice:
 
     def count(self, steps: Span, counters: Sequence[Counters], window: int) -> None:
         """The end of a step, or of a few short ones; ``window`` recorded them."""
+        from memprof.views.time_to_full import most_taken
+
         for figures in counters:
             self._rows.setdefault(figures.device, StepCounters()).add(steps, figures, window)
         self.see(counters, steps.last)
@@ -60,6 +62,7 @@ class FiguresByDevice:
                 figures.allocated,
                 each_us,
                 peak=figures.peak_allocated,
+                taken=most_taken(figures.allocated, figures.peak_allocated, figures.inactive_split),
                 end_us=steps.end_us,
             )
 
@@ -92,18 +95,19 @@ class FiguresByDevice:
 
     def times_to_full(self, infos: Sequence[DeviceInfo]) -> dict[str, TimeToFull]:
         """The devices that fill up, as far as is known by now, and when they are full."""
-        from memprof.views.time_to_full import capacity, time_to_full
+        from memprof.views.time_to_full import capacity, has_gaps, time_to_full
 
         known = {info.device: info for info in infos}
         found = {}
         for device, peak in list(self._peaks.items()):
+            info = known.get(device) or DeviceInfo(device)
             room = capacity(
-                known.get(device) or DeviceInfo(device),
+                info,
                 allocated=peak.last.allocated,
                 others=peak.others,
                 host_free=self._host_free,
             )
-            one = time_to_full(device, peak.sample.levels(), room)
+            one = time_to_full(device, peak.sample.levels(with_gaps=has_gaps(info)), room)
             if one is not None:
                 found[device] = one
         return found

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from memprof.allocator.settings import recorded_settings
 from memprof.records import DeviceInfo
-from memprof.run import DeviceRun, Run, Steps
+from memprof.run import DeviceRun, Run
 from memprof.trace import NOT_RECORDED
 from memprof.units import format_bytes, format_count, format_duration
 from memprof.views.device_readings import series_of
@@ -25,6 +26,8 @@ __all__ = [
     "TimeToFull",
     "capacity",
     "free_on_host",
+    "has_gaps",
+    "most_taken",
     "step_levels",
     "time_to_full",
     "times_to_full",
@@ -63,7 +66,7 @@ class StepLevels:
     allocated: Floats
     """At the ends of the steps."""
     peaks: Floats
-    """Highest within them, or what they ended with where that is not known."""
+    """Highest within them, of `most_taken`."""
     end_us: Floats
     """When they ended; 0 where not known."""
 
@@ -133,12 +136,28 @@ def time_to_full(device: str, levels: StepLevels, room: float) -> TimeToFull | N
         return None
     levels = _some(levels, np.flatnonzero((levels.steps >= WARM_UP) & (levels.allocated >= 0)))
     few = _some(levels, picked(len(levels.steps), _MOST_POINTS))
-    for series in (few.allocated, few.peaks):
-        found = _growth(few.steps, series)
-        if found is not None:
-            held = _some(levels, np.flatnonzero(levels.steps >= few.steps[found.begin]))
-            return _until_full(device, held, room, found)
-    return None
+    found, of_peaks = _growth(few.steps, few.allocated), _growth(few.steps, few.peaks)
+    if found is None or (of_peaks is not None and of_peaks.least > found.slope):
+        found = of_peaks  # what is in use within steps grows, or fragmentation does
+    if found is None:
+        return None
+    held = _some(levels, np.flatnonzero(levels.steps >= few.steps[found.begin]))
+    return _until_full(device, held, room, found)
+
+
+def most_taken(allocated: int, peak: int, inactive_split: int) -> int:
+    """The most that a step took of a device: its peak, and the gaps that this did not fit into.
+
+    Gaps are the inactive parts of segments that are in use (-1: not known); whole segments that are
+    cached are given back before memory runs out.
+
+    Args:
+        allocated: bytes at the step's end.
+        peak: the highest within it.
+        inactive_split: bytes of gaps at its end, some of which it had used.
+    """
+    highest = max(peak, allocated)
+    return highest + max(inactive_split - (highest - allocated), 0)
 
 
 def _some(levels: StepLevels, rows: Ints) -> StepLevels:
@@ -150,6 +169,7 @@ class _Growth:
     slope: float
     unsure: float
     """By which share of it the slope may be another."""
+    least: float
     begin: int = 0
     """The point from which on it holds."""
     farthest: float = 0.0
@@ -190,7 +210,7 @@ def _sure_slope(x: Floats, y: Floats) -> _Growth | None:
     if found.slope * (x[-1] - x[0]) < _LEAST_RISE:
         return None
     unsure = (found.high - found.low) / 2 / found.slope
-    return _Growth(found.slope, unsure) if unsure <= _SURE else None
+    return _Growth(found.slope, unsure, found.low) if unsure <= _SURE else None
 
 
 def _began_within(steps: Floats, series: Floats, begin: int, slope: float) -> bool:
@@ -258,7 +278,7 @@ def times_to_full(run: Run) -> Iterator[TimeToFull]:
     for device in run.devices:
         if any(one.finding == "oom" and one.device == device.device for one in run.findings):
             continue
-        levels = step_levels(device.steps)
+        levels = step_levels(device)
         room = capacity(
             device.info,
             allocated=float(levels.allocated[-1]) if len(levels.allocated) else -1.0,
@@ -270,16 +290,25 @@ def times_to_full(run: Run) -> Iterator[TimeToFull]:
             yield replace(found, ended=run.footer is not None)
 
 
-def step_levels(steps: Steps) -> StepLevels:
+def has_gaps(info: DeviceInfo) -> bool:
+    """Whether parts of segments cannot be given back: not where segments expand."""
+    return not recorded_settings(info.settings).expandable_segments
+
+
+def step_levels(device: DeviceRun) -> StepLevels:
     """The rows of a device's steps in order, each step once."""
+    steps = device.steps
     known = np.flatnonzero(steps.allocated != NOT_RECORDED)
     last, row = np.unique(steps.last[known], return_index=True)  # a damaged file repeats steps
     rows = known[row]
-    allocated = steps.allocated[rows].astype(np.float64)
+    allocated = steps.allocated[rows]
+    gaps = steps.inactive_split[rows] if has_gaps(device.info) else np.full(len(rows), -1)
+    columns = (allocated.tolist(), steps.peak_allocated[rows].tolist(), gaps.tolist())
+    peaks = np.array([most_taken(*row) for row in zip(*columns, strict=True)])
     return StepLevels(
         steps=last.astype(np.float64),
-        allocated=allocated,
-        peaks=np.maximum(steps.peak_allocated[rows].astype(np.float64), allocated),
+        allocated=allocated.astype(np.float64),
+        peaks=peaks.astype(np.float64),
         end_us=np.maximum(steps.end_us[rows], 0).astype(np.float64),
     )
 

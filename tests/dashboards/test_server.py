@@ -229,7 +229,7 @@ def test_the_command_serves_the_page_of_report_and_the_browser_follows_it(tmp_pa
             shows(online, "Number(document.getElementById('live').dataset.page) >= 1")
             shows(online, "document.documentElement.dataset.drawn === 'yes'")
             heading = "document.querySelector('h1').textContent"
-            assert online.run(heading) .startswith("cuda:0 runs out of memory at about step ")
+            assert online.run(heading).startswith("cuda:0 runs out of memory at about step ")
             strip = "document.querySelector('[data-part=\"{}\"]').textContent"
             assert shows(online, strip.format("step")).startswith("step 99")
             assert "runs out of memory" in shows(online, strip.format("full"))
