@@ -28,13 +28,13 @@ from memprof.records import (
 )
 from memprof.runfile.checks import MOST_DEVICES, check_range, integers
 from memprof.trace import NOT_RECORDED, BlockState, Category
+from memprof.views.most_taken import most_taken
 from memprof.views.owners import CATEGORY_NAMES, NO_MODULE
 from memprof.views.time_to_full import (
     StepLevels,
     TimeToFull,
     capacity,
     has_gaps,
-    most_taken,
     time_to_full,
 )
 from memprof.views.trend import WARM_UP, Trend, trend

@@ -11,6 +11,7 @@ from memprof.record.step_sample import StepSample
 from memprof.records import DeviceInfo, DeviceSummary, Readings, StepsRecord
 from memprof.sources.protocol import Counters
 from memprof.trace import NOT_RECORDED
+from memprof.views.most_taken import most_taken
 
 if TYPE_CHECKING:
     from memprof.views.time_to_full import TimeToFull
@@ -47,11 +48,11 @@ class FiguresByDevice:
         self._rows: dict[str, StepCounters] = {}
         self._peaks: dict[str, _Peak] = {}
         self._host_free = float(NOT_RECORDED)
+        self.filling: dict[str, TimeToFull] = {}
+        """The devices that fill up, by what was known at the last summary."""
 
     def count(self, steps: Span, counters: Sequence[Counters], window: int) -> None:
         """The end of a step, or of a few short ones; ``window`` recorded them."""
-        from memprof.views.time_to_full import most_taken
-
         for figures in counters:
             self._rows.setdefault(figures.device, StepCounters()).add(steps, figures, window)
         self.see(counters, steps.last)
@@ -128,7 +129,7 @@ class FiguresByDevice:
             infos: what is known of devices.
         """
         totals = {info.device: info.total_bytes for info in infos}
-        full = self.times_to_full(infos)
+        full = self.filling = self.times_to_full(infos)
         return [
             _summary(device, self._peaks.get(device), events(device), ooms, totals, full)
             for device in dict.fromkeys((*self._peaks, *ooms))

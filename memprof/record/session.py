@@ -634,9 +634,7 @@ class Session:
         if self._summaries.is_due(at_us):
             self._tell_guess()
             self._summaries.write(self._steps, self._devices)
-            for finding, message in self._warnings.due(
-                self._summaries.times_to_full(self._devices)
-            ):
+            for finding, message in self._warnings.due(self._summaries.filling):
                 self._add_finding(finding, message)
         self.recording.write_notes()
         self.output.flush()

@@ -37,10 +37,11 @@ class Summaries:
         """Whether the last one is old."""
         return at_us - self._last_us >= max(EVERY_US, _SHARE * (at_us - self._began_us))
 
-    def times_to_full(self, devices: Sequence[DeviceInfo]) -> list[TimeToFull]:
-        """The devices that fill up, as far as is known by now; none that has run out already."""
-        found = self._figures.times_to_full(devices)
-        return [one for one in found.values() if not self._ooms.times.get(one.device)]
+    @property
+    def filling(self) -> list[TimeToFull]:
+        """The devices that fill up, by the last summary; none that has run out already."""
+        found = self._figures.filling.values()
+        return [one for one in found if not self._ooms.times.get(one.device)]
 
     def write(self, steps: int, devices: Sequence[DeviceInfo]) -> None:
         """An interim summary, after so many steps."""

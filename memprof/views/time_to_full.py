@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from memprof.allocator.settings import recorded_settings
 from memprof.records import DeviceInfo
 from memprof.run import DeviceRun, Run
 from memprof.trace import NOT_RECORDED
 from memprof.units import format_bytes, format_count, format_duration
 from memprof.views.device_readings import series_of
+from memprof.views.most_taken import most_taken
 from memprof.views.trend import WARM_UP, SlopeRange, picked, rise, slope_range
 
 __all__ = [
@@ -27,7 +27,6 @@ __all__ = [
     "capacity",
     "free_on_host",
     "has_gaps",
-    "most_taken",
     "step_levels",
     "time_to_full",
     "times_to_full",
@@ -143,21 +142,6 @@ def time_to_full(device: str, levels: StepLevels, room: float) -> TimeToFull | N
         return None
     held = _some(levels, np.flatnonzero(levels.steps >= few.steps[found.begin]))
     return _until_full(device, held, room, found)
-
-
-def most_taken(allocated: int, peak: int, inactive_split: int) -> int:
-    """The most that a step took of a device: its peak, and the gaps that this did not fit into.
-
-    Gaps are the inactive parts of segments that are in use (-1: not known); whole segments that are
-    cached are given back before memory runs out.
-
-    Args:
-        allocated: bytes at the step's end.
-        peak: the highest within it.
-        inactive_split: bytes of gaps at its end, some of which it had used.
-    """
-    highest = max(peak, allocated)
-    return highest + max(inactive_split - (highest - allocated), 0)
 
 
 def _some(levels: StepLevels, rows: Ints) -> StepLevels:
@@ -292,7 +276,12 @@ def times_to_full(run: Run) -> Iterator[TimeToFull]:
 
 def has_gaps(info: DeviceInfo) -> bool:
     """Whether parts of segments cannot be given back: not where segments expand."""
-    return not recorded_settings(info.settings).expandable_segments
+    told = info.settings.get("expandable_segments")
+    if isinstance(told, bool):
+        return not told
+    # The allocator's own reader of settings is long to import, and this is asked in the job.
+    given = (info.settings.get(name) for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"))
+    return not any("expandable_segments:true" in str(one).replace(" ", "").lower() for one in given)
 
 
 def step_levels(device: DeviceRun) -> StepLevels:

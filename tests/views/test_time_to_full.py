@@ -19,7 +19,14 @@ from memprof.records import (
 )
 from memprof.runfile.writer import RunWriter
 from memprof.testing.runs import step_columns
-from memprof.views.time_to_full import StepLevels, TimeToFull, time_to_full, times_to_full
+from memprof.views.most_taken import most_taken
+from memprof.views.time_to_full import (
+    StepLevels,
+    TimeToFull,
+    has_gaps,
+    time_to_full,
+    times_to_full,
+)
 from memprof_cli import main
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -288,3 +295,52 @@ def test_the_report_and_the_list_of_leaks_say_it(tmp_path, capsys):
             told["time_to_full"] if command == "leaks" else [told["devices"][0]["time_to_full"]]
         )
         assert (one["full_step"], one["exact"]) == (1408, True)
+
+
+@pytest.mark.parametrize(
+    ("allocated", "peak", "inactive_split", "taken"),
+    [
+        (100, 150, -1, 150),
+        (100, 150, 0, 150),
+        (100, 150, 40, 150),  # what the step made for itself may have been in the gaps
+        (100, 150, 80, 180),
+        (100, -1, 80, 180),
+    ],
+)
+def test_gaps_count_as_far_as_no_step_fits_into_them(allocated, peak, inactive_split, taken):
+    assert most_taken(allocated, peak, inactive_split) == taken
+
+
+@pytest.mark.parametrize(
+    ("settings", "gaps"),
+    [
+        ({}, True),
+        ({"expandable_segments": True}, False),
+        (
+            {"expandable_segments": False, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+            True,
+        ),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64, expandable_segments: True"}, False),
+        ({"PYTORCH_ALLOC_CONF": "expandable_segments:False"}, True),
+    ],
+)
+def test_segments_that_expand_have_no_gaps_that_stay(settings, gaps):
+    assert has_gaps(DeviceInfo("cuda:0", settings=settings)) is gaps
+
+
+def test_gaps_that_grow_fill_a_device_too(tmp_path):
+    begin = 1_700_000_000_000_000
+    info = DeviceInfo("cuda:0", total_bytes=20 * GIB)
+    writer = RunWriter(
+        tmp_path / "run.json", Header(schema=SCHEMA_VERSION, created_us=begin, devices=[info])
+    )
+    columns = step_columns(
+        allocated=[8 * GIB] * 400,
+        peak_allocated=[9 * GIB] * 400,
+        inactive_split=[GIB + 4 * MIB * n for n in range(400)],
+        end_us=[begin + STEP_US * (n + 1) for n in range(400)],
+    )
+    writer.write(StepsRecord("cuda:0", columns))
+    writer.close()
+    (found,) = times_to_full(load(tmp_path / "run.json"))
+    assert (found.full_step, found.bytes_per_step) == (11 * 256, 4 * MIB)
