@@ -36,15 +36,23 @@ def chart(rows: Sequence[StepRow], width: int, height: int, limit: int = 0) -> T
 
 def _columns(rows: Sequence[StepRow], width: int) -> list[tuple[int, int]]:
     """For each column the most that was allocated, and reserved, in the steps it stands for."""
-    found = []
-    count = min(width, len(rows))
-    for n in range(count):
-        part = rows[n * len(rows) // count : (n + 1) * len(rows) // count]
-        peak = max(max(row.peak, row.allocated) for row in part)
-        found.append((peak, max(max(row.reserved, row.peak_reserved) for row in part)))
-    if count and len(found) < width:  # few steps are drawn wide
-        found = [found[n * count // width] for n in range(width)]
-    return found
+    if not rows:
+        return []
+    first = rows[0].first
+    span = max(1, rows[-1].last - first + 1)
+    found: list[tuple[int, int] | None] = [None] * width
+    for row in rows:
+        begin = (row.first - first) * width // span
+        end = max(begin + 1, (row.last + 1 - first) * width // span)
+        peak, reserved = max(row.peak, row.allocated), max(row.reserved, row.peak_reserved)
+        for at in range(max(0, begin), min(end, width)):
+            known = found[at] or (0, 0)
+            found[at] = max(known[0], peak), max(known[1], reserved)
+    columns, last = [], (0, 0)
+    for one in found:  # where rows are missing, what was there before stands
+        last = one or last
+        columns.append(last)
+    return columns
 
 
 def _line(columns: Sequence[tuple[int, int]], row: int, height: int, top: int) -> Text:

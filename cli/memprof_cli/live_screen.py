@@ -39,7 +39,7 @@ _DRAWN_EVERY_S = 5.0
 """Without anything new: whether a job is silent is a matter of time."""
 _WIDEST = 500
 _UNTIL_DRAWN_S = 0.5
-"""All parts of a screen are there by then."""
+"""The parts of a screen are drawn by then, as a rule."""
 
 
 class LiveScreen(App[None]):
@@ -218,6 +218,10 @@ class LiveScreen(App[None]):
         self.set_timer(_UNTIL_DRAWN_S, lambda: self._write_picture(path))
 
     def _write_picture(self, path: str) -> None:
+        keys = self.query("Footer > *")
+        if not keys or not keys.last().region:  # they come last
+            self._take_picture(path)
+            return
         Path(path).write_text(self.export_screenshot(title="memprof live"), encoding="utf-8")
         self.exit()
 
@@ -272,14 +276,14 @@ class LiveScreen(App[None]):
         total = sum(one.bytes for one in owners)
         table = Table.grid(padding=(0, 1))
         table.add_column(justify="right", no_wrap=True)
-        table.add_column(no_wrap=True)
+        table.add_column(justify="right", no_wrap=True)
+        table.add_column(no_wrap=True, width=20)
         table.add_column(no_wrap=True, overflow="ellipsis")
         for one in owners[:_OWNERS]:
             bar = "█" * round(20 * one.bytes / max(1, total))
             share = format_percent(one.bytes, total)
-            table.add_row(
-                Text(format_bytes(one.bytes)), Text(f"{bar or '▏'} {share}"), Text(_plain(one.name))
-            )
+            figures = (Text(format_bytes(one.bytes)), Text(share, style="dim"))
+            table.add_row(*figures, Text(bar or "▏", style="cyan"), Text(_plain(one.name)))
         return table
 
     def _draw_ranks(self) -> None:
