@@ -39,7 +39,7 @@ __all__ = [
     "is_out_of_memory",
 ]
 
-SCHEMA_VERSION = (1, 5)
+SCHEMA_VERSION = (1, 6)
 """(major, minor). A reader refuses a newer major version and ignores what a newer minor adds.
 
 What a field meant in an older version is brought to its present meaning by `older_schema`.
@@ -56,6 +56,7 @@ History:
     1.5  a `Link` names the methods by which an object lets go of what it has, and how many of an
          optimizer's states are orphaned; it may be a task of asyncio, or what `atexit` keeps;
          `guessed_steps`: which steps no mark and no optimizer ended (2026-11)
+    1.6  a summary says when a device is full; the finding ``time_to_full`` (2026-11)
 """
 
 
@@ -360,7 +361,8 @@ class Finding(msgspec.Struct, frozen=True, tag_field="kind", tag="finding", omit
     """What could be learned only inside the job, while the tensors were there.
 
     ``finding`` names what it is about: ``holders`` (of a site's survivors), ``garbage`` (what the
-    cyclic collector freed), ``host_growth``, ``oom``.
+    cyclic collector freed), ``host_growth``, ``oom``, ``time_to_full`` (``bytes`` are
+    free then, and ``details`` say at which step and in what time there are none).
     """
 
     finding: str
@@ -405,6 +407,11 @@ class DeviceSummary(msgspec.Struct, frozen=True, omit_defaults=True):
     """Share of the pairs of steps between which they rose: 0.5 is noise, 1 rises every time."""
     ooms: int = 0
     """Requests that the device could not serve."""
+    full_step: int = -1
+    """The step that will not fit on the device any more; -1 where it does not fill up, or where
+    that is not known."""
+    full_left_us: int = -1
+    """Time until then, from the last step's end; -1 where not known."""
 
 
 class Interim(msgspec.Struct, frozen=True, tag_field="kind", tag="interim", omit_defaults=True):

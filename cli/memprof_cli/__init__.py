@@ -13,12 +13,17 @@ COMMANDS = {
     "run": ("run", "Run a script or module and record where its memory goes."),
     "dry-run": ("dry_run", "Run it for a GPU that is not there: would it fit, what would it take."),
     "report": ("report", "Show where the memory went, and write an interactive page."),
+    "live": ("live", "Watch a job while it runs: memory, owners, findings, time to full."),
+    "serve": ("serve", "Serve the page of a job to a browser, and follow the job."),
     "leaks": ("leaks", "Find what grows from step to step, who holds it and the fix."),
     "explain": ("explain", "Explain a rule or a fix that was named, or list all of them."),
     "oom": ("oom", "Show why memory ran out, what filled it, what would have helped."),
     "what-if": ("what_if", "Replay a recording on another card or under other settings."),
     "replay": ("replay", "Check the allocator model against a recording."),
-    "export": ("export", "Write a recording as a snapshot for PyTorch's own viewer."),
+    "export": (
+        "export",
+        "Write a recording as a snapshot for PyTorch's viewer, or serve its metrics.",
+    ),
     "native": ("native", "Build the C++ part that makes recording cheaper and complete."),
     "doctor": ("doctor", "Check what can be recorded on this machine, and why not the rest."),
 }

@@ -1,4 +1,4 @@
-"""``memprof export``: a recording as the snapshot that torch writes, for PyTorch's own viewers."""
+"""``memprof export``: a recording as torch's snapshot, for PyTorch's viewers, or as metrics."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from memprof.errors import MemprofError, MissingError
 from memprof.loading import load
 from memprof.snapshot.writer import write_torch_snapshot
 from memprof.trace import Trace
+from memprof_cli.metrics import export_metrics
 
 __all__ = ["command"]
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
 @click.option(
     "-o",
     "--output",
@@ -29,12 +30,33 @@ __all__ = ["command"]
     metavar="N",
     help="The window to write, counted from 0 [the last one with an end].",
 )
-def command(file: Path, output: Path | None, window: int) -> None:
-    """Write the recording in FILE as a snapshot for pytorch.org/memory_viz.
+@click.option(
+    "--prometheus",
+    is_flag=True,
+    help="Follow FILE, a folder of ranks or a PID, and serve its metrics instead.",
+)
+@click.option("--port", type=int, default=9464, show_default=True, help="Where to serve metrics.")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Another lets other machines scrape."
+)
+@click.option("--once", is_flag=True, help="Print the metrics by now, and end.")
+def command(
+    file: Path,
+    output: Path | None,
+    window: int,
+    prometheus: bool,
+    port: int,
+    host: str,
+    once: bool,
+) -> None:
+    """Write the recording in FILE as a snapshot for pytorch.org/memory_viz, or serve its metrics.
 
     A snapshot holds one window of each device. Steps, phases and modules become the metadata that
     the viewer shows with each block.
     """
+    if prometheus or once:
+        export_metrics(str(file), host, port, once=once)
+        return
     traces = [
         trace for device in load(file).devices for trace in _chosen_windows(device.windows, window)
     ]

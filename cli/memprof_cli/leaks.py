@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
+import msgspec
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -28,6 +29,7 @@ from memprof.trace import NOT_RECORDED
 from memprof.units import format_bytes, format_count, format_percent
 from memprof.views.examination import examine
 from memprof.views.sites import library_frame, short_path, site_name
+from memprof.views.time_to_full import TimeToFull, times_to_full
 from memprof_cli.json_output import known, print_json
 from memprof_cli.sources import opened, source_option
 from memprof_cli.terminal import terminal
@@ -80,13 +82,16 @@ def command(
     examination = examine(run)
     all_findings = findings(run, examination)
     unexplained = unexplained_growth(examination, all_findings)
+    full = tuple(times_to_full(run))
     if patch is not None:
         _write_patch(patch, all_findings)
         _say_what_is_not_here(run, all_findings)
     if as_json:
-        print_json(findings_record(all_findings, unexplained))
+        print_json(findings_record(all_findings, unexplained, full))
     else:
         _print(run, all_findings, unexplained, in_full=in_full)
+        for one in full:
+            terminal(_WIDTH).print(Text(str(one), style="bold yellow"))
     if fail_on_leak and (unexplained is not None or any(map(_grows, all_findings))):
         ctx.exit(EXIT_LEAK)
     if fail_on_leak and _steps(run) < _ENOUGH_STEPS:
@@ -176,10 +181,14 @@ class FindingsRecord:
 
     findings: list[_Finding]
     unexplained: _Unexplained | None
+    time_to_full: list[TimeToFull] | msgspec.UnsetType = msgspec.UNSET
+    """Of the devices that fill up, where it is known when; left out where none does."""
 
 
 def findings_record(
-    all_findings: Sequence[Found], unexplained: UnexplainedGrowth | None = None
+    all_findings: Sequence[Found],
+    unexplained: UnexplainedGrowth | None = None,
+    full: Sequence[TimeToFull] = (),
 ) -> FindingsRecord:
     """The findings as records, best first, and what rises beside them."""
     rest = None
@@ -193,7 +202,8 @@ def findings_record(
             last_step=unexplained.last_step,
             way_on=unexplained.way_on,
         )
-    return FindingsRecord([_as_record(one) for one in all_findings], rest)
+    records = [_as_record(one) for one in all_findings]
+    return FindingsRecord(records, rest, list(full) or msgspec.UNSET)
 
 
 def _as_record(one: Found) -> _Finding:

@@ -27,6 +27,7 @@ __all__ = ["command"]
 @click.option("--sample-interval", type=float, help="Seconds between readings of driver, host. [1]")
 @click.option("-q", "--quiet", is_flag=True, help="Do not say at the end what to type next.")
 @click.option("-m", "as_module", is_flag=True, help="Run a module, like python -m.")
+@click.option("--prometheus", metavar="[HOST:]PORT", help="Serve metrics there while it runs.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True)
 def command(  # noqa: PLR0917 - click names them all
     output: str,
@@ -37,6 +38,7 @@ def command(  # noqa: PLR0917 - click names them all
     max_bytes: int | None,
     sample_interval: float | None,
     quiet: bool,
+    prometheus: str | None,
     as_module: bool,
     program: tuple[str, ...],
 ) -> int:
@@ -56,6 +58,7 @@ def command(  # noqa: PLR0917 - click names them all
         "max_events": max_events,
         "max_bytes": max_bytes,
         "allowance_s": allowance,
+        "prometheus": prometheus,
     }
     options = {name: value for name, value in values.items() if value is not None}
     description = json.dumps({"path": output, "quiet": quiet, **options})

@@ -145,6 +145,8 @@ def _remarks(device: DeviceFigures, when: str) -> list[str]:
     lines = []
     if device.growth is not None and device.growth.is_telling:
         lines.append(f"growth: {device.growth}")
+    if device.time_to_full is not None:
+        lines.append(str(device.time_to_full))
     if device.unused_reserved_bytes and device.peak_reserved_bytes and device.device != "cpu":
         unused = format_bytes(device.unused_reserved_bytes)
         share = format_percent(device.unused_reserved_bytes, device.peak_reserved_bytes)
@@ -195,5 +197,7 @@ def print_summaries(reports: Sequence[tuple[Summary, Sequence[Found]]]) -> None:
         for device in one["devices"]:
             if not device["peak_gaps"]:
                 del device["peak_gaps"]
+            if not device["time_to_full"]:  # likewise
+                del device["time_to_full"]
         records.append(one)
     print_json(records[0] if len(records) == 1 else {"runs": records})

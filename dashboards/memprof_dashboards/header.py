@@ -126,6 +126,8 @@ def _end_tile(device: DeviceFigures) -> str:
         facts.append(f"{format_bytes(device.reserved_bytes)} reserved")
     if device.growth is not None and device.growth.is_telling:
         facts.append(f"growth: {device.growth}")
+    if device.time_to_full is not None:
+        facts.append(f"<b>{escaped(str(device.time_to_full))}</b>")
     return _tile("Allocated at the end", _size(device.allocated_bytes), "; ".join(facts))
 
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from memprof.record.step_counters import Span, StepCounters
 from memprof.record.step_sample import StepSample
 from memprof.records import DeviceInfo, DeviceSummary, Readings, StepsRecord
 from memprof.sources.protocol import Counters
 from memprof.trace import NOT_RECORDED
+from memprof.views.most_taken import most_taken
+
+if TYPE_CHECKING:
+    from memprof.views.time_to_full import TimeToFull
 
 __all__ = ["FiguresByDevice"]
 
@@ -22,6 +27,8 @@ class _Peak:
     allocated: int = NOT_RECORDED
     reserved: int = NOT_RECORDED
     step: int = NOT_RECORDED
+    others: int = 0
+    """Bytes of the device that this process's tensors cannot have, at the last look."""
     outside: int = NOT_RECORDED
     """Most that the process held beyond torch's reserved bytes."""
     sample: StepSample = field(default_factory=StepSample)
@@ -40,6 +47,9 @@ class FiguresByDevice:
     def __init__(self) -> None:
         self._rows: dict[str, StepCounters] = {}
         self._peaks: dict[str, _Peak] = {}
+        self._host_free = float(NOT_RECORDED)
+        self.filling: dict[str, TimeToFull] = {}
+        """The devices that fill up, by what was known at the last summary."""
 
     def count(self, steps: Span, counters: Sequence[Counters], window: int) -> None:
         """The end of a step, or of a few short ones; ``window`` recorded them."""
@@ -48,7 +58,14 @@ class FiguresByDevice:
         self.see(counters, steps.last)
         each_us = (steps.end_us - steps.start_us) / max(1, steps.last - steps.first + 1)
         for figures in counters:
-            self._peaks[figures.device].sample.add(steps.last, figures.allocated, each_us)
+            self._peaks[figures.device].sample.add(
+                steps.last,
+                figures.allocated,
+                each_us,
+                peak=figures.peak_allocated,
+                taken=most_taken(figures.allocated, figures.peak_allocated, figures.inactive_split),
+                end_us=steps.end_us,
+            )
 
     def see(self, counters: Sequence[Counters], step: int) -> None:
         """Figures that end no step; they are the last ones, and may hold the peak."""
@@ -56,11 +73,19 @@ class FiguresByDevice:
             self._peaks.setdefault(figures.device, _Peak(figures)).see(figures, step)
 
     def read(self, readings: Readings) -> None:
-        """What the driver said just now, on the sampler's thread: bytes outside torch's."""
+        """What was said just now, on the sampler's thread: bytes outside torch's, and free ones."""
         peak = self._peaks.get(readings.device)
-        used = [v for v in readings.values.get("process_used", ()) if v is not None]
-        if peak is not None and used and peak.last.reserved >= 0:
-            peak.outside = max(peak.outside, round(used[-1]) - peak.last.reserved, 0)
+        if readings.device == "host":
+            free = [_last(readings, name) for name in ("available", "limit_free")]
+            known = [value for value in free if value is not None]
+            self._host_free = float(min(known, default=NOT_RECORDED))
+        if peak is None or peak.last.reserved < 0:
+            return
+        own, used = _last(readings, "process_used"), _last(readings, "used")
+        if own is not None:
+            peak.outside = max(peak.outside, round(own) - peak.last.reserved, 0)
+        if used is not None:
+            peak.others = max(0, round(used) - peak.last.reserved)
 
     def take(self, *, unfinished: bool = False) -> Iterator[StepsRecord]:
         """Rows since the last call; the rows in progress too if ``unfinished``."""
@@ -68,6 +93,25 @@ class FiguresByDevice:
             columns = rows.take(unfinished=unfinished)
             if columns is not None:
                 yield StepsRecord(device, columns)
+
+    def times_to_full(self, infos: Sequence[DeviceInfo]) -> dict[str, TimeToFull]:
+        """The devices that fill up, as far as is known by now, and when they are full."""
+        from memprof.views.time_to_full import capacity, has_gaps, time_to_full
+
+        known = {info.device: info for info in infos}
+        found = {}
+        for device, peak in list(self._peaks.items()):
+            info = known.get(device) or DeviceInfo(device)
+            room = capacity(
+                info,
+                allocated=peak.last.allocated,
+                others=peak.others,
+                host_free=self._host_free,
+            )
+            one = time_to_full(device, peak.sample.levels(with_gaps=has_gaps(info)), room)
+            if one is not None:
+                found[device] = one
+        return found
 
     @property
     def step_us(self) -> int:
@@ -85,8 +129,9 @@ class FiguresByDevice:
             infos: what is known of devices.
         """
         totals = {info.device: info.total_bytes for info in infos}
+        full = self.filling = self.times_to_full(infos)
         return [
-            _summary(device, self._peaks.get(device), events(device), ooms, totals)
+            _summary(device, self._peaks.get(device), events(device), ooms, totals, full)
             for device in dict.fromkeys((*self._peaks, *ooms))
         ]
 
@@ -97,9 +142,11 @@ def _summary(
     events: int,
     ooms: Mapping[str, int],
     totals: Mapping[str, int],
+    full: Mapping[str, TimeToFull],
 ) -> DeviceSummary:
     peak = peak or _Peak(Counters(device))
     bytes_per_step, rising = peak.sample.trend()
+    then = full.get(device) if not ooms.get(device) else None
     return DeviceSummary(
         device=device,
         allocated_bytes=peak.last.allocated,
@@ -113,4 +160,11 @@ def _summary(
         bytes_per_step=bytes_per_step,
         rising=rising,
         ooms=ooms.get(device, 0),
+        full_step=then.full_step if then is not None else NOT_RECORDED,
+        full_left_us=then.left_us if then is not None else NOT_RECORDED,
     )
+
+
+def _last(readings: Readings, name: str) -> float | int | None:
+    """The last value of a name that could be read."""
+    return next((v for v in reversed(readings.values.get(name, ())) if v is not None), None)

@@ -32,6 +32,10 @@ class Options:
     sources: Sequence[Source] = SOURCES
     """Where they are `SOURCES` itself, nobody has named them."""
     on_finding: Callable[[Finding], None] | None = None
+    prometheus: int | str | None = None
+    """A port of this machine alone, or ``host:port``; None: no metrics."""
+    opentelemetry: object = False
+    """True: to the program's own ``MeterProvider``; or one."""
     last_step: int = 0
     """The program is ended when it has made so many steps; 0: it ends by itself. Not for `track`:
     a recorder changes nothing, only a dry run does."""
@@ -43,6 +47,9 @@ class Options:
         _check(self.max_events >= 0, "max_events", self.max_events, "0 or more")
         _check(self.max_bytes >= 0, "max_bytes", self.max_bytes, "0 or more")
         _check(self.allowance_s >= 0, "allowance_s", self.allowance_s, "0 or more seconds")
+        if self.prometheus is not None:
+            good = 0 <= self.prometheus_address[1] < 1 << 16
+            _check(good, "prometheus", self.prometheus, "a port, or host:port")
         for source in self.sources:
             is_source = not isinstance(source, str) or source in SOURCES
             _check(is_source, "a source", source, f"one of {', '.join(SOURCES)}")
@@ -51,6 +58,17 @@ class Options:
     def names_cpu(self) -> bool:
         """Whether the CPU was asked for by name, and is not only one of the default sources."""
         return self.sources is not SOURCES and "cpu" in self.sources
+
+    @property
+    def exports(self) -> bool:
+        """Whether metrics are to be told to somebody."""
+        return self.prometheus is not None or bool(self.opentelemetry)
+
+    @property
+    def prometheus_address(self) -> tuple[str, int]:
+        """Host and port; the port is -1 where what was given is none."""
+        host, _, port = str(self.prometheus).rpartition(":")
+        return host or "127.0.0.1", int(port) if port.isascii() and port.isdecimal() else -1
 
     @property
     def policy(self) -> Policy:
@@ -90,17 +108,20 @@ class Options:
         return Options(**values)  # type: ignore[arg-type]
 
 
-_VARIABLES: tuple[tuple[str, str, type[int | float]], ...] = (
+_VARIABLES: tuple[tuple[str, str, type[int | float | str]], ...] = (
     ("MEMPROF_BUDGET", "budget", float),
     ("MEMPROF_SAMPLE_INTERVAL", "sample_interval_s", float),
     ("MEMPROF_WINDOW_STEPS", "window_steps", int),
     ("MEMPROF_MAX_EVENTS", "max_events", int),
     ("MEMPROF_MAX_BYTES", "max_bytes", int),
     ("MEMPROF_ALLOWANCE", "allowance_s", float),
+    ("MEMPROF_PROMETHEUS", "prometheus", str),
 )
 
 
-def _number(environment: Mapping[str, str], name: str, kind: type[int | float]) -> int | float:
+def _number(
+    environment: Mapping[str, str], name: str, kind: type[int | float | str]
+) -> int | float | str:
     try:
         return kind(environment[name])
     except ValueError as error:

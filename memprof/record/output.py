@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from memprof.errors import MemprofError
 from memprof.records import (
@@ -21,6 +22,9 @@ from memprof.records import (
     TraceRecord,
 )
 from memprof.runfile.writer import RunWriter
+
+if TYPE_CHECKING:
+    from memprof.live.live_run import LiveRun
 
 __all__ = ["Output"]
 
@@ -52,6 +56,8 @@ class Output:
         self._held_back: list[Record] = []
         self._writer: RunWriter | None = None
         self._is_closed = False
+        self.figures: LiveRun | None = None
+        """Somebody who wants to see each record as well, if there is one."""
         self.window_bytes = 0
         """Bytes of what windows have written: events, states, owners and tables."""
         if not lazy:
@@ -72,6 +78,8 @@ class Output:
         with self._lock:
             if self._is_closed:
                 return
+            if self.figures is not None:
+                self.figures.add(record)
             if self._writer is None and isinstance(record, (StepsRecord, TraceRecord, Finding)):
                 self._open()
             if self._writer is not None:
@@ -96,6 +104,8 @@ class Output:
     def close(self, footer: Footer | None) -> None:
         """Write the last record and close; leaves no file when there was nothing to write."""
         with self._lock:
+            if self.figures is not None and footer is not None:
+                self.figures.add(footer)
             if self._writer is not None and not self._is_closed:
                 self._writer.close(footer)
                 self._check()

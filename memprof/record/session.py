@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 from memprof.cpython.thread_clock import thread_us
 from memprof.errors import MemprofError
 from memprof.record.device_figures import FiguresByDevice
+from memprof.record.exports import Exports
+from memprof.record.full_warnings import FullWarnings
 from memprof.record.oom_records import OomRecords
 from memprof.record.options import Options
 from memprof.record.output import Output
@@ -111,6 +113,11 @@ class Session:
         self._sampler: Sampler | None = None
         self._figures = FiguresByDevice()
         self._summaries = Summaries(self._figures, self.recording, self._ooms, self.meter)
+        self._warnings = FullWarnings()
+        self._exports = Exports(options, self.recording.note)
+        self.output.figures = self._exports.figures
+        if self.output.figures is not None:
+            self.output.figures.add(self._header())
         self._steps = 0
         self._last_step = -1
         self._unseen_steps = 0
@@ -138,8 +145,9 @@ class Session:
     # -- opening and closing -------------------------------------------------------------------
 
     def open_samplers(self) -> None:
-        """Start the thread that reads the driver and the host."""
+        """Start the thread that reads the driver and the host, and what exports metrics."""
         began_us = thread_us()
+        self._exports.start(self.output.path, Rank.of(os.environ).local_rank)
         self._sampler = Sampler(
             reading_sources(self._options),
             self._options.sample_interval_s,
@@ -195,6 +203,7 @@ class Session:
             self._beats.close()
             self._close_boundaries()  # once more: a recording may have ended within a hook
             self._close_sampler()
+            self._exports.close()
             if "torch" not in sys.modules:
                 self.recording.note("tracker", "torch was never imported: the host only")
             self.output.close(self._summaries.footer(self._steps, self._devices, status))
@@ -234,6 +243,7 @@ class Session:
         self._is_open = False
         self._main_thread.close()
         self._close_lookout()
+        self._exports.disown()
         self.recording.disown()
         if self._loop_watch is not None:
             try:
@@ -624,6 +634,8 @@ class Session:
         if self._summaries.is_due(at_us):
             self._tell_guess()
             self._summaries.write(self._steps, self._devices)
+            for finding, message in self._warnings.due(self._summaries.filling):
+                self._add_finding(finding, message)
         self.recording.write_notes()
         self._hand_over()
         if self.output.ended:  # a full disk ends recording, not training

@@ -1,4 +1,4 @@
-"""A few step ends of a run of any length: enough for its trend and its step time, cheap to keep.
+"""A few step ends of a run of any length: for its trend, its step time and when memory is full.
 
 What is told of them in the footer is here; rows of all steps are `step_counters`'s.
 """
@@ -6,10 +6,14 @@ What is told of them in the footer is here; rows of all steps are `step_counters
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from memprof.trace import NOT_RECORDED, WARM_UP
+
+if TYPE_CHECKING:
+    from memprof.views.time_to_full import StepLevels
 
 __all__ = ["StepSample"]
 
@@ -26,13 +30,37 @@ class StepSample:
     _steps: list[int] = field(default_factory=list)
     _allocated: list[int] = field(default_factory=list)
     _duration_us: list[float] = field(default_factory=list)
+    _peaks: list[int] = field(default_factory=list)
+    _end_us: list[int] = field(default_factory=list)
+    _taken: list[int] = field(default_factory=list)
+    _peak: int = NOT_RECORDED
+    """The highest since the last step end that is kept; likewise the most that was taken."""
+    _most: int = NOT_RECORDED
 
-    def add(self, step: int, allocated: int, duration_us: float) -> None:
-        """The end of ``step`` with so many bytes; -1 where they are not known."""
+    def add(
+        self,
+        step: int,
+        allocated: int,
+        duration_us: float,
+        *,
+        peak: int = NOT_RECORDED,
+        taken: int = NOT_RECORDED,
+        end_us: int = 0,
+    ) -> None:
+        """The end of ``step`` with so many bytes; -1 where they are not known.
+
+        ``peak`` is the most within it, ``taken`` that with the gaps (`most_taken`).
+        """
+        self._peak = max(self._peak, peak, allocated)
+        self._most = max(self._most, taken, self._peak)
         if self._count % self._stride == 0:
             self._steps.append(step)
             self._allocated.append(allocated)
             self._duration_us.append(duration_us)
+            self._peaks.append(self._peak)
+            self._end_us.append(end_us)
+            self._taken.append(self._most)
+            self._peak = self._most = NOT_RECORDED
             if len(self._steps) >= _MOST:
                 self._halve()
         self._count += 1
@@ -43,13 +71,26 @@ class StepSample:
         return tuple(self._steps)
 
     def _halve(self) -> None:
+        # A peak of a step that is left out is the next one's: what was highest is never lost.
+        for highest in (self._peaks, self._taken):
+            highest[2::2] = map(max, highest[1::2], highest[2::2])
+        self._peak, self._most = self._peaks[-1], self._taken[-1]
         del self._steps[1::2], self._allocated[1::2], self._duration_us[1::2]
+        del self._peaks[1::2], self._taken[1::2], self._end_us[1::2]
         self._stride *= 2
 
     @property
     def step_us(self) -> int:
         """The median duration of a step; `NOT_RECORDED` without one."""
         return round(float(np.median(self._duration_us))) if self._duration_us else NOT_RECORDED
+
+    def levels(self, *, with_gaps: bool = False) -> StepLevels:
+        """The same for `memprof.views.time_to_full`."""
+        from memprof.views.time_to_full import StepLevels
+
+        highest = self._taken if with_gaps else self._peaks
+        columns = (self._steps, self._allocated, highest, self._end_us)
+        return StepLevels(*(np.array(column, dtype=np.float64) for column in columns))
 
     def trend(self) -> tuple[float | None, float]:
         """Bytes a step (Theil-Sen, Sen 1968) and the share of pairs that rose, after warm-up.

@@ -6,6 +6,7 @@ A job of many ranks is killed as a whole when one rank dies, so most files have 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from memprof.record.device_figures import FiguresByDevice
 from memprof.record.oom_records import OomRecords
@@ -13,6 +14,9 @@ from memprof.record.process import now_us
 from memprof.record.recording import Recording
 from memprof.record.window_schedule import OverheadMeter
 from memprof.records import DeviceInfo, DeviceSummary, Footer, Interim
+
+if TYPE_CHECKING:
+    from memprof.views.time_to_full import TimeToFull
 
 __all__ = ["Summaries"]
 
@@ -32,6 +36,12 @@ class Summaries:
     def is_due(self, at_us: int) -> bool:
         """Whether the last one is old."""
         return at_us - self._last_us >= max(EVERY_US, _SHARE * (at_us - self._began_us))
+
+    @property
+    def filling(self) -> list[TimeToFull]:
+        """The devices that fill up, by the last summary; none that has run out already."""
+        found = self._figures.filling.values()
+        return [one for one in found if not self._ooms.times.get(one.device)]
 
     def write(self, steps: int, devices: Sequence[DeviceInfo]) -> None:
         """An interim summary, after so many steps."""

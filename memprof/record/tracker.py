@@ -49,6 +49,8 @@ def track(  # noqa: PLR0913 - each an option by its name
     allowance_s: float = 5.0,
     sources: Sequence[Source] | None = None,
     on_finding: Callable[[Finding], None] | None = None,
+    prometheus: int | str | None = None,
+    opentelemetry: object = False,
 ) -> Tracker:
     """Record the memory of a block or of a function into a run file.
 
@@ -68,6 +70,9 @@ def track(  # noqa: PLR0913 - each an option by its name
         allowance_s: seconds that recording may take in any case; short runs are recorded whole.
         sources: of ``cpu``, ``cuda``, ``nvml``, ``host`` or your own; all by default.
         on_finding: called with each finding while the job runs.
+        prometheus: a port on which this machine can scrape metrics, or ``host:port`` for others to;
+            local rank 1 has the next port, and so on.
+        opentelemetry: True sends the same to the program's ``MeterProvider``; or the one to use.
 
     Raises:
         MemprofError: an option is wrong; or, when the block begins, the file cannot be written.
@@ -81,6 +86,8 @@ def track(  # noqa: PLR0913 - each an option by its name
         allowance_s=allowance_s,
         sources=SOURCES if sources is None else list(sources),
         on_finding=on_finding,
+        prometheus=prometheus,
+        opentelemetry=opentelemetry,
     )
     return Tracker(os.fspath(path), options)
 

@@ -14,6 +14,7 @@ from memprof.views.device_readings import PROCESS, beyond_torch, most, other_pro
 from memprof.views.examination import DeviceExamination, alive_at_peak
 from memprof.views.owners import Group, top
 from memprof.views.steps import allocated_trend
+from memprof.views.time_to_full import TimeToFull, times_to_full
 from memprof.views.trend import Trend
 from memprof.views.window import Window
 
@@ -69,6 +70,8 @@ class DeviceFigures:
     peak: PeakMoment | None
     peak_gaps: tuple[PeakGap, ...] = ()
     """What was not seen, for which the peak may have been higher."""
+    time_to_full: TimeToFull | None = None
+    """When it is full; None where it does not fill up, or where that is not known."""
 
     @property
     def peak_is_least(self) -> bool:
@@ -107,6 +110,7 @@ def device_figures(device: DeviceExamination, run: Run) -> DeviceFigures:
         growth=allocated_trend(device.steps),
         peak=_peak_moment(window, device.windows.index(window)) if window else None,
         peak_gaps=peak_gaps(device, run),
+        time_to_full=next((o for o in times_to_full(run) if o.device == device.name), None),
     )
 
 

@@ -161,6 +161,10 @@ def _verdict(
     unexplained = unexplained_growth(examination, findings)
     if unexplained is not None:
         return Verdict("leak", str(unexplained), unexplained.way_on, _show(examination.run))
+    filling = next((d for d in measured if d.time_to_full and not d.time_to_full.ended), None)
+    if filling is not None:  # the job runs, or was killed: it is no rest that may wait
+        why = _trend(filling, examination.run)
+        return Verdict("leak", str(filling.time_to_full), why, _show(examination.run))
     if findings and not findings[0].minor and findings[0].confidence >= _SURE:
         level = "fragmentation" if findings[0].kind is Kind.FRAGMENTATION else "waste"
         return _from_finding("ok" if is_needed(findings[0]) else level, findings[0])

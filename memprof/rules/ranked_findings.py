@@ -17,6 +17,7 @@ from memprof.rules.waste_findings import waste_of
 from memprof.rules.whole_run_findings import over_run
 from memprof.run import Run
 from memprof.views.examination import Examination, examine
+from memprof.views.time_to_full import times_to_full
 
 __all__ = ["findings", "reported"]
 
@@ -39,9 +40,20 @@ def findings(run: Run, examination: Examination | None = None) -> tuple[Found, .
         *waste_of(examination),
         *(one for one in over if one.kind not in _BEFORE_WASTE),
     ]
-    with_fixes = [with_remedies(one, examination) for one in reported(candidates)]
+    with_fixes = [with_remedies(one, examination) for one in _until_full(reported(candidates), run)]
     marked = [replace(one, minor=is_minor(one, examination)) for one in with_fixes]
     return tuple(sorted(marked, key=lambda one: one.minor))
+
+
+def _until_full(found: Sequence[Found], run: Run) -> list[Found]:
+    """With the steps that are left on the whole, where they are known: a device has one end."""
+    left = {one.device: float(one.steps_left) for one in times_to_full(run)}
+    return [
+        replace(one, steps_left=left[one.device])
+        if one.device in left and one.kind in (Kind.LEAK, Kind.CYCLE)
+        else one
+        for one in found
+    ]
 
 
 def reported(candidates: Sequence[Found]) -> list[Found]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from memprof.sources.control_group import ControlGroup
 from memprof.sources.protocol import Reading
 
 __all__ = ["HostSource"]
@@ -19,6 +20,7 @@ __all__ = ["HostSource"]
 class HostSource:
     """``rss``, ``children_rss``, ``available`` and ``total`` in bytes, and counts of Python's.
 
+    ``limit_free`` is what is left until the limit of a container or a job (its control group).
     ``shared`` is what of ``rss`` is shared or backed by files, such as a mapped data set.
     ``python_blocks_count`` are the blocks of Python's own allocator in use, ``gc_full_count`` the
     full collections so far. ``None`` where the system does not say.
@@ -31,6 +33,7 @@ class HostSource:
         self._pid = os.getpid() if pid is None else pid
         self._proc = Path(proc)
         self._process: psutil.Process | None = None
+        self._group: ControlGroup | None = None
 
     def open(self) -> None:
         """Look up the process.
@@ -39,6 +42,7 @@ class HostSource:
             psutil.Error: it is not there.
         """
         self._process = psutil.Process(self._pid)
+        self._group = ControlGroup(self._pid, str(self._proc))
 
     def close(self) -> None:
         """Forget the process; safe to call twice."""
@@ -56,6 +60,7 @@ class HostSource:
             "children_rss": self._children_resident(),
             "available": int(memory.available),
             "total": int(memory.total),
+            "limit_free": self._group.free() if self._group is not None else None,
             "python_blocks_count": sys.getallocatedblocks(),
             "gc_full_count": gc.get_stats()[-1]["collections"],
         }

@@ -14,11 +14,14 @@ __all__ = [
     "WARM_UP",
     "LevelRise",
     "Rise",
+    "SlopeRange",
     "Trend",
     "floor",
     "level_rise",
+    "picked",
     "rise",
     "rising_share",
+    "slope_range",
     "theil_sen",
     "trend",
 ]
@@ -39,6 +42,8 @@ _DROP = 0.2
 """A fall by this share of what had been reached is a reset, and begins a new tooth of a saw."""
 _MOST_POINTS = 512
 """Points of a series that are compared with each other; of more, so many at regular distances."""
+_DEVIATIONS = 2.576
+"""Of a normal distribution, within which 99 of 100 values lie."""
 _RISING_PAIRS = 0.75
 """Share of pairs of points that must be in rising order; noise has half of them."""
 _NEARLY_ALL_PAIRS = 0.9
@@ -108,24 +113,56 @@ def rise(series: Ints, weights: Ints | None = None, first: int = WARM_UP) -> Ris
     return _measure(places, floor(amounts), first, end)
 
 
+@dataclass(frozen=True, slots=True)
+class SlopeRange:
+    """A slope, and between what two it lies."""
+
+    slope: float
+    """The median of the slopes between all pairs, as by `theil_sen`."""
+    low: float
+    high: float
+
+
+def slope_range(x: Floats, y: Floats) -> SlopeRange:
+    """The Theil-Sen slope and the interval that holds the true one in 99 of 100 cases (Sen 1968).
+
+    Without two points at different places it is everything.
+    """
+    slopes = np.sort(_pair_slopes(x, y))
+    if not len(slopes):
+        return SlopeRange(0.0, -np.inf, np.inf)
+    points = min(len(x), _MOST_POINTS)
+    spread = _DEVIATIONS * np.sqrt(points * (points - 1) * (2 * points + 5) / 18)
+    low, high = (len(slopes) - spread) / 2, (len(slopes) + spread) / 2
+    return SlopeRange(
+        slope=float(np.median(slopes)),
+        low=float(slopes[int(low)]) if low >= 0 else -np.inf,
+        high=float(slopes[int(high)]) if high < len(slopes) else np.inf,
+    )
+
+
 def theil_sen(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> float:
     """The median of the slopes between all pairs of at most 512 points (Sen 1968).
 
     Points at the same place, as in a damaged file, have no slope between them.
     """
-    selection = _pick(len(x), _MOST_POINTS)
-    x, y = x[selection], y[selection]
+    slopes = _pair_slopes(x, y)
+    return float(np.median(slopes)) if len(slopes) else 0.0
+
+
+def _pair_slopes(x: Floats, y: Floats) -> Floats:
+    some = picked(len(x), _MOST_POINTS)
+    x, y = x[some], y[some]
     left, right = np.triu_indices(len(x), 1)
     apart = x[right] != x[left]
     left, right = left[apart], right[apart]
-    if not len(left):
-        return 0.0
-    return float(np.median((y[right] - y[left]) / (x[right] - x[left])))
+    slopes: Floats = (y[right] - y[left]) / (x[right] - x[left])
+    return slopes
 
 
 def rising_share(y: Floats) -> float:
     """The share of the pairs of values of which the later one is larger: 0.5 is noise."""
-    y = y[_pick(len(y), _MOST_POINTS)]
+    y = y[picked(len(y), _MOST_POINTS)]
     left, right = np.triu_indices(len(y), 1)
     return float((y[right] > y[left]).mean())
 
@@ -139,7 +176,7 @@ def level_rise(steps: Floats, levels: Floats) -> LevelRise | None:
     """
     if len(levels) < _FEWEST_READINGS:
         return None
-    some = levels[_pick(len(levels), _POINTS_OF_NOISE)]
+    some = levels[picked(len(levels), _POINTS_OF_NOISE)]
     early, middle, late = (float(np.median(part)) for part in np.array_split(some, 3))
     risen = late - early > _LEAST_RISE * max(1.0, abs(early))
     if not (early < middle < late and risen and rising_share(some) >= _RISING_PAIRS):
@@ -182,7 +219,7 @@ def trend(steps: Floats, values: Floats) -> Trend | None:
     return Trend(theil_sen(steps, values), int(steps[0]), int(steps[-1]), rising_share(values))
 
 
-def _pick(length: int, most: int) -> Ints:
+def picked(length: int, most: int) -> Ints:
     """So many places of a series at regular distances; all of a short one."""
     places = np.linspace(0, max(length - 1, 0), min(length, most))
     return np.unique(places.astype(np.int64))

@@ -14,6 +14,7 @@ from memprof.run import Run
 from memprof.units import format_bytes
 from memprof.views.device_readings import after_steps, series_of
 from memprof.views.examination import Examination
+from memprof.views.time_to_full import free_on_host
 from memprof.views.trend import level_rise, theil_sen
 
 __all__ = ["RULE"]
@@ -61,25 +62,20 @@ class HostMemoryGrowth(RunRule[RunMatch]):
             return
         if theil_sen(steps[len(steps) // 2 :], own[len(own) // 2 :]) < _LASTING * rise.per_step:
             return
+        free = free_on_host(run)
         yield RunMatch(
             device="host",
             nbytes=int(own[-1] - own[0]),
             first_step=int(steps[0]),
             last_step=int(steps[-1]),
             rise=rise,
-            steps_left=_available(run) / rise.per_step,
+            steps_left=free / rise.per_step if free >= 0 else -1.0,
         )
 
     def title(self, match: RunMatch) -> str:
         """Say by how much, and that no tensor is it."""
         rate = format_bytes(match.rise.per_step if match.rise is not None else 0)
         return f"host memory that no tensor holds grows by {rate} per step"
-
-
-def _available(run: Run) -> float:
-    """What the machine had left at the last look; -1 where it did not say."""
-    series = series_of(run, "host", "available")
-    return -1.0 if series is None else float(series.values[~np.isnan(series.values)][-1])
 
 
 def _tensors(run: Run, time_us: Ints) -> Floats:

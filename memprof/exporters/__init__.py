@@ -1,0 +1,1 @@
+"""Metrics of runs for other systems, one file each; each names what to install."""

@@ -1,0 +1,1 @@
+"""Runs that are watched while they are written: their figures, in bounded memory."""
