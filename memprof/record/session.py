@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from memprof.referrers.survivor_watch import SurvivorWatch
     from memprof.sources.cuda.oom_observer import Exhausted
 
-__all__ = ["Session"]
+__all__ = ["Session", "is_closed"]
 
 _LOG = logging.getLogger("memprof")
 _FLUSH_US = 1_000_000
@@ -160,6 +160,8 @@ class Session:
         self._boundaries = Boundaries(self.interner)
         self._boundaries.on_guess = self._guessed
         self._boundaries.open(self._step_ended)
+        if self._options.in_progress:
+            self._boundaries.find_existing()
         self._boundaries.listeners.append(Ticks(self._tick, self._training_begins))
         sources = event_sources(self._options, self.interner, self._boundaries, self.recording.note)
         for source in sources:
@@ -513,7 +515,7 @@ class Session:
 
     def _beat(self) -> None:
         """In the main thread, between two instructions of the program."""
-        if _is_closed(sys._getframe()):
+        if is_closed(sys._getframe()):
             return
         if self._lock.acquire(blocking=False):  # else another thread is at it: the next beat
             try:
@@ -714,7 +716,7 @@ def _spent_us(boundaries: Any) -> float:
     return float(boundaries.take_spent_us()) if hasattr(boundaries, "take_spent_us") else 0.0
 
 
-def _is_closed(frame: FrameType | None) -> bool:
+def is_closed(frame: FrameType | None) -> bool:
     """Whether torch is in the middle of something that must not be disturbed, up the stack."""
     while frame is not None:
         name = frame.f_globals.get("__name__") or ""
