@@ -25,12 +25,12 @@ from memprof.attach.elf import addresses
 from memprof.attach.processes import Process
 from memprof.errors import MissingError
 
-__all__ = ["PAGE_BYTES", "free_page", "inject", "locate_debugger"]
+__all__ = ["CALL_S", "PAGE_BYTES", "free_page", "inject", "locate_debugger"]
 
 PAGE_BYTES = 4096
 _LOWEST, _HIGHEST = 1 << 32, 1 << 46
 _READ_WRITE, _PRIVATE_ANONYMOUS_NOREPLACE = 3, 0x100022
-_CALL_S = 10.0
+CALL_S = 10.0
 """Attaching to all threads, two calls and leaving take a fraction of a second."""
 _FUNCTIONS = ("mmap", "Py_AddPendingCall", "PyRun_SimpleString")
 _SETTINGS = (
@@ -132,7 +132,7 @@ def _run(words: list[str]) -> str:
         if number is not None:
             running.send_signal(number)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return running.communicate(timeout=_CALL_S)[0]
+            return running.communicate(timeout=CALL_S)[0]
     raise MissingError("gdb does not end")
 
 
@@ -140,6 +140,7 @@ def _failure(process: Process, output: str) -> MissingError:
     if not process.proc.exists():
         return MissingError(f"process {process.pid} ended meanwhile")
     lines = [line.strip() for line in output.splitlines() if line.strip()]
+    lines = [line for line in lines if not line.endswith("detached]")]
     if re.search(r"ptrace: |Could not attach|Operation not permitted", output):
         return MissingError(
             f"gdb may not attach to process {process.pid}: {lines[-1]}",

@@ -24,7 +24,7 @@ __all__ = ["enter"]
 _PERIOD_S = 0.02
 _TOLD_AFTER_S = 2.0
 _COMMAND = """\
-try: exec(compile(open({entry!r}, encoding="utf-8").read(), {entry!r}, "exec"), \
+try: exec(compile(__import__("pathlib").Path({entry!r}).read_text("utf-8"), {entry!r}, "exec"), \
 {{"__name__": "memprof attach", "request": {request!r}}})
 except OSError: pass
 """

@@ -6,6 +6,7 @@ name in the program.
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Sequence
@@ -85,9 +86,8 @@ def _opened(asked: dict[str, object]) -> dict[str, str]:
                 sys.meta_path.remove(finder)
 
     try:
-        from memprof.record.standby import stand_by_attached
-
-        return {"socket": stand_by_attached(undo, asked.get("page"))}  # type: ignore[arg-type]
+        standby = importlib.import_module("memprof.record.standby")  # as only a job may
+        return {"socket": standby.stand_by_attached(undo, asked.get("page"))}
     except BaseException:
         undo()
         raise

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ENVIRONMENT", "FOREIGN", "ROOT", "TRAINING", "Job", "until"]
+__all__ = ["ENVIRONMENT", "FOREIGN", "ROOT", "TRAINING", "Job", "changes", "until"]
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {
@@ -109,7 +109,7 @@ class Job:
         assert self._running.stdout is not None
         assert self._running.stdout.readline() == "ready\n", self._running.communicate()[1]
 
-    def __enter__(self) -> Job:
+    def __enter__(self) -> Job:  # noqa: PYI034 - no Self in Python 3.10
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -137,6 +137,18 @@ class Job:
     def resident_bytes(self) -> int:
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def changes(told: dict[str, Any]) -> dict[str, Any]:
+    """What a job says is there at its end and was not before, or is gone."""
+    before, after = told["before"], told["after"]
+    return {
+        name: [one for one in after[name] if one not in before[name]] or (before[name], after[name])
+        if isinstance(after[name], list)
+        else (before[name], after[name])
+        for name in before
+        if before[name] != after[name]
+    }
 
 
 def until(holds: Callable[[], object], what: str, seconds: float = 60) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from memprof.attach.processes import read_process
 from memprof.attach.recordings import begin, end, status
 from memprof.errors import MemprofError
 from memprof.trace import Category
-from tests.attach.jobs import ENVIRONMENT, TRAINING, Job, until
+from tests.attach.jobs import ENVIRONMENT, TRAINING, Job, changes, until
 
 STANDBY = f"import memprof; memprof.start(standby=True)\n{TRAINING}"
 ASLEEP = """
@@ -67,7 +66,7 @@ def test_what_exists_already_is_found_and_owned_to_the_byte(job, tmp_path):
 
 def test_steps_of_a_loop_that_runs_already_are_counted(job, tmp_path):
     run = load(recorded(job, tmp_path / "run.json"))
-    assert run.footer is not None and run.footer.status == "ok"
+    assert run.footer.status == "ok"
     assert run.footer.steps >= 5
     assert any(note.source == "attach" for note in run.notes)
 
@@ -83,7 +82,7 @@ def test_the_job_computes_the_same_to_the_bit_and_nothing_is_left(tmp_path):
                 resident_bytes = one.resident_bytes
         grown_bytes = one.resident_bytes - resident_bytes
         told = one.end()
-    assert told["before"] == told["after"]
+    assert changes(told) == {}
     assert grown_bytes < 16 << 20
     with Job(tmp_path, script=STANDBY, steps=len(told["losses"])) as other:
         assert other.end()["losses"] == told["losses"]
@@ -131,10 +130,8 @@ def test_a_recording_of_the_program_s_own_is_left_alone(tmp_path):
 
 def test_a_request_that_cannot_be_met_in_time_is_withdrawn_for_good(tmp_path):
     with Job(tmp_path, script=ASLEEP) as one:
-        waits = []
-        with pytest.raises(MemprofError, match="has run no Python for 0.5 s: it is in <module>"):
+        with pytest.raises(MemprofError, match=r"no Python for 0\.5 s: it is in <module>"):
             begin(one.pid, {"path": str(tmp_path / "run.json")}, timeout_s=0.5)
-        threading.Timer(0.2, waits.append, ("told",)).start()
         until(lambda: not one.runs, "its end")
     assert not (tmp_path / "run.json").exists()
 
