@@ -103,7 +103,7 @@ def command(
 def say_that_it_waits(pid: int, timeout_s: float) -> None:
     """Told on standard error when a process does not run Python at once."""
     click.echo(
-        f"process {pid} runs no Python just now, as in a long call of C++: waiting up to "
+        f"process {pid} has not come to it yet, as in a long call of C++: waiting up to "
         f"{format_duration(timeout_s * 1e6)}; Ctrl-C withdraws the request",
         err=True,
     )

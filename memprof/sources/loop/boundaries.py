@@ -17,7 +17,7 @@ from memprof.sources.autograd import any_was_made
 from memprof.sources.cpu.dispatch_mode import pop_left, skip_in_dynamo
 from memprof.sources.guarded_access import GuardedAccess
 from memprof.sources.loop.call_places import CallPlaces
-from memprof.sources.loop.existing_objects import existing_optimizers, existing_roots
+from memprof.sources.loop.existing_objects import existing_objects
 from memprof.sources.loop.module_hooks import ModuleHooks
 from memprof.sources.loop.module_paths import ModulePaths
 from memprof.sources.loop.optimizer_hooks import OptimizerHooks
@@ -185,9 +185,9 @@ class Boundaries:
         self._guarded(self._find_existing)
 
     def _find_existing(self) -> None:
-        self.unread.each(self.modules.path, existing_roots(self.unread))
-        for optimizer in existing_optimizers():
-            self._optimizers.known.add(optimizer)
+        roots, optimizers = existing_objects(self.unread)
+        self.unread.each(self.modules.path, roots)
+        self.unread.each(self._optimizers.known.add, optimizers)
 
     def close(self) -> None:
         """End a step whose end was still open, remove every hook. Safe to call twice.
