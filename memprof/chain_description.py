@@ -68,7 +68,7 @@ def label(link: Link) -> str:
         return _nodes(link)
     if link.kind == LinkKind.BASE:
         return _part(link)
-    return link.name if link.unowned is None else _unowned(link.unowned)
+    return link.name if link.unowned is None else _describe_unowned(link.unowned)
 
 
 def clauses(links: Sequence[Link]) -> list[Clause]:
@@ -186,7 +186,7 @@ def _part(link: Link) -> str:
     return f"{link.shown_bytes} of {link.storage_bytes} bytes"
 
 
-def _unowned(memory: Unowned) -> str:
+def _describe_unowned(memory: Unowned) -> str:
     if memory.cut_off:
         result = "the search ended before it found an owner"
     else:
@@ -223,15 +223,15 @@ def _path_clause(path: list[Link]) -> Clause:
     if items:
         at = max(items, key=lambda one: breadth(path[one]))
         inner = expressions[-1][len(expressions[at - 1]) if at else 0 :]
-        name = f" `{_folded(expressions[at - 1])}`" if at else ""
-        deeper = f" at `{_folded(inner)}`" if at < last else ""
+        name = f" `{_fold(expressions[at - 1])}`" if at else ""
+        deeper = f" at `{_fold(inner)}`" if at < last else ""
         text = f"{path[at].type_name}{name} ({path[at].length} items){deeper}{where}"
         return variable._replace(text=text)
     if head.kind in VARIABLES:
         return _variable(head)
     noun = _NOUNS.get(head.kind, "attribute")
     full = (
-        f" (`{_folded(expressions[-1])}`)"
+        f" (`{_fold(expressions[-1])}`)"
         if len(path) > 2 or (root.kind not in VARIABLES and len(path) > 1)
         else ""
     )
@@ -258,7 +258,7 @@ def _expressions(path: list[Link]) -> list[str]:
     return texts
 
 
-def _folded(expression: str) -> str:
+def _fold(expression: str) -> str:
     """``[0].next…`` with a step that comes again and again said once, and how often it comes."""
     return _AGAIN.sub(lambda run: f"({run[1]} x{len(run[0]) // len(run[1])})", expression)
 

@@ -127,7 +127,7 @@ def _run_of_snapshot(path: Path) -> Run:
 
 
 @dataclass(slots=True)
-class _Window:
+class _WindowAssembly:
     start: State | None = None
     end: State | None = None
     chunks: list[Events] = field(default_factory=list)
@@ -147,16 +147,16 @@ class _Assembly:
         self._stacks: list[tuple[int, ...]] = [()]
         self._labels: list[tuple[int, int, str, str]] = [(NOT_RECORDED, 0, "", "")]
         self._pools: list[tuple[int, int]] = [(0, 0)]
-        self._windows: dict[str, dict[int, _Window]] = {}
+        self._windows: dict[str, dict[int, _WindowAssembly]] = {}
         self._steps: dict[str, list[Steps]] = {}
         self._readings: dict[tuple[str, str, str], list[tuple[Column, Column]]] = {}
         self._findings: list[Finding] = []
         self._notes: list[Note] = []
-        self._ended: list[WindowRecord] = []
+        self._window_records: list[WindowRecord] = []
         self._files: list[SourceFiles] = []
         self._guesses: list[GuessedSteps] = []
-        self._lost = 0
-        self._damaged = 0
+        self._lost_rows = 0
+        self._damages = 0
 
     def run(self, path: Path) -> Run:
         """Read the file's records and put them together; what is damaged becomes a note."""
@@ -188,8 +188,8 @@ class _Assembly:
                 "the run file has no footer: the job was killed or is still running",
                 "everything up to the last flush is here",
             )
-        if self._damaged > _MOST_NOTES:
-            self._note(f"{self._damaged - _MOST_NOTES} more records are damaged and were left out")
+        if self._damages > _MOST_NOTES:
+            self._note(f"{self._damages - _MOST_NOTES} more records are damaged and were left out")
         return self._finish()
 
     # -- one method a kind ---------------------------------------------------------------------
@@ -200,8 +200,8 @@ class _Assembly:
             for info in header.devices
             if _is_device(info.device)
         ]
-        created = header.created_us if 0 <= header.created_us < _LATEST_US else 0
-        self._header = msgspec.structs.replace(header, devices=devices, created_us=created)
+        created_us = header.created_us if 0 <= header.created_us < _LATEST_US else 0
+        self._header = msgspec.structs.replace(header, devices=devices, created_us=created_us)
 
     def _add_footer(self, footer: Footer) -> None:
         _check_time(footer.ended_us)
@@ -220,16 +220,16 @@ class _Assembly:
 
     def _add_tables(self, record: TablesRecord) -> None:
         tables = (self._frames, self._stacks, self._labels, self._pools)
-        lost = [first - len(table) for first, table in zip(record.first, tables, strict=True)]  # type: ignore[arg-type]
-        if min(lost) < 0 or sum(lost) > _MOST_LOST - self._lost:
+        missing = [first - len(table) for first, table in zip(record.first, tables, strict=True)]  # type: ignore[arg-type]
+        if min(missing) < 0 or sum(missing) > _MOST_LOST - self._lost_rows:
             raise ValueError("its rows do not follow those before")
-        self._lost += sum(lost)
-        if max(lost) > 0:
-            self._note(f"{sum(lost)} rows of the tables are lost; their events have no stack")
-        self._frames += [_LOST_FRAME] * lost[0]
-        self._stacks += [()] * lost[1]
-        self._labels += [self._labels[0]] * lost[2]
-        self._pools += [(0, 0)] * lost[3]
+        self._lost_rows += sum(missing)
+        if max(missing) > 0:
+            self._note(f"{sum(missing)} rows of the tables are lost; their events have no stack")
+        self._frames += [_LOST_FRAME] * missing[0]
+        self._stacks += [()] * missing[1]
+        self._labels += [self._labels[0]] * missing[2]
+        self._pools += [(0, 0)] * missing[3]
         frames = len(self._frames) + len(record.frames)
         if any(not 0 <= i < frames for stack in record.stacks for i in stack):
             raise ValueError("a stack names a frame that is not there")
@@ -306,15 +306,15 @@ class _Assembly:
         steps = (record.first_step, record.last_step)
         times = (record.start_us, record.end_us)
         if all(-1 <= s <= _LAST_STEP for s in steps) and all(0 <= t < _LATEST_US for t in times):
-            self._ended.append(record)
+            self._window_records.append(record)
 
     def _add_readings(self, record: Readings) -> None:
         times = integers(record.time_us)
         check_range("time", times, 0, _LATEST_US)
         if any(len(values) != len(times) for values in record.values.values()):
             raise ValueError("its columns differ in length")
-        for name, given in record.values.items():
-            values = np.array([np.nan if v is None else v for v in given], dtype=np.float64)
+        for name, samples in record.values.items():
+            values = np.array([np.nan if v is None else v for v in samples], dtype=np.float64)
             key = record.source, record.device, name
             self._readings.setdefault(key, []).append((times, values))
 
@@ -324,13 +324,13 @@ class _Assembly:
         self._notes.append(Note(source="file", message=message, hint=hint))
 
     def _note_damage(self, message: str) -> None:
-        self._damaged += 1
-        if self._damaged <= _MOST_NOTES:
+        self._damages += 1
+        if self._damages <= _MOST_NOTES:
             self._note(message[:300])
 
-    def _window(self, device: str, number: int) -> _Window:
+    def _window(self, device: str, number: int) -> _WindowAssembly:
         _check_device(device)
-        return self._windows.setdefault(device, {}).setdefault(number, _Window())
+        return self._windows.setdefault(device, {}).setdefault(number, _WindowAssembly())
 
     def _finish(self) -> Run:
         numbering = Numbering(self._guesses)
@@ -366,7 +366,7 @@ class _Assembly:
             ),
             notes=tuple(self._notes),
             footer=numbering.footer(self._footer),
-            windows=tuple(numbering.window(record) for record in self._ended),
+            windows=tuple(numbering.window(record) for record in self._window_records),
             guessed=numbering.left,
             digests=digests(self._files),
         )
@@ -383,7 +383,9 @@ class _Assembly:
         steps = numbering.steps(Steps.concatenate(self._steps.get(info.device, [])))
         return DeviceRun(info.device, info, tuple(traces.values()), renumbered(steps, list(traces)))
 
-    def _trace(self, name: str, info: DeviceInfo, tables: Tables, window: _Window) -> Trace | None:
+    def _trace(
+        self, name: str, info: DeviceInfo, tables: Tables, window: _WindowAssembly
+    ) -> Trace | None:
         if window.start is None and window.end is None and not window.length:
             return None
         events = Events.concatenate(window.chunks)

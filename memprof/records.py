@@ -36,6 +36,7 @@ __all__ = [
     "TablesRecord",
     "TraceRecord",
     "WindowRecord",
+    "is_out_of_memory",
 ]
 
 SCHEMA_VERSION = (1, 5)
@@ -430,6 +431,15 @@ class Footer(msgspec.Struct, frozen=True, tag_field="kind", tag="footer", omit_d
     """``ok``, or the exception that ended the block or the process."""
     step_us: int = -1
     """Median duration of a step."""
+
+
+_OUT_OF_MEMORY = ("out of memory", "MemoryError", "ALLOC_FAILED")
+"""In the exceptions of torch, Python, and CUDA's libraries: ``CUBLAS_STATUS_ALLOC_FAILED``."""
+
+
+def is_out_of_memory(status: str) -> bool:
+    """Whether the exception in a footer's status is one of a failed request for memory."""
+    return any(text in status for text in _OUT_OF_MEMORY)
 
 
 Record = (

@@ -21,7 +21,7 @@ def recorder(monkeypatch, tmp_path) -> Callable[..., memprof.Run]:
     def record(stand_in: TorchStandIn, job, **options) -> memprof.Run:
         monkeypatch.setattr(
             "memprof.record.session.event_sources",
-            lambda _, interner, boundaries, __: [CudaSource(interner, boundaries, stand_in)],
+            lambda _, interner, loop_watch, __: [CudaSource(interner, loop_watch, stand_in)],
         )
         path = tmp_path / "run.json"
         with suppress(StandInOutOfMemoryError), memprof.track(path, sources=("cuda",), **options):

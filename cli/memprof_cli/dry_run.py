@@ -19,7 +19,7 @@ from rich.text import Text
 from memprof.dry_run.assumptions import ASSUMPTIONS, Assumptions
 from memprof.dry_run.cards import Card, card_named, listed
 from memprof.dry_run.launch import OneRank, environment
-from memprof.dry_run.verdict import Fit, fits
+from memprof.dry_run.verdict import CardVerdict, fits
 from memprof.errors import MemprofError, SettingsError
 from memprof.loading import load
 from memprof.record.autostart import STEPS
@@ -61,7 +61,7 @@ _TICK_NS = 20_000_000
 @click.option("--steps", default=0, metavar="N", help="End the program after N training steps.")
 @click.option(
     "--assume",
-    "assumed",
+    "assumption_texts",
     multiple=True,
     metavar="KIND=VALUE",
     help="What values on the device are, of which sizes depend: nonzero=0.5, unique=0.1, item=1, "
@@ -86,7 +86,7 @@ def command(  # noqa: PLR0917 - click names them all
     output: str,
     as_module: bool,
     steps: int,
-    assumed: tuple[str, ...],
+    assumption_texts: tuple[str, ...],
     no_record: bool,
     as_json: bool,
     limit: str | None,
@@ -116,13 +116,13 @@ def command(  # noqa: PLR0917 - click names them all
     card = card_named(gpu)
     most = _limit(limit, card)  # before the work is done
     variables = environment(card, gpus, one=_one_rank(rank, world_size))
-    if assumed:
-        variables[ASSUMPTIONS] = str(Assumptions.of(assumed))
+    if assumption_texts:
+        variables[ASSUMPTIONS] = str(Assumptions.of(assumption_texts))
     if no_record:
         return _replace_this_process(program, {**variables, "MEMPROF": "0"})
     before_ns = time.time_ns()
-    status = _recorded(output, steps, [*(["-m"] if as_module else []), *program], variables)
-    return _answer(_written(output, before_ns), status, most, as_json=as_json)
+    status = _run_recorded(output, steps, [*(["-m"] if as_module else []), *program], variables)
+    return _answer(_new_runs(output, before_ns), status, most, as_json=as_json)
 
 
 def _limit(text: str | None, card: Card) -> Limit | None:
@@ -145,10 +145,10 @@ def _one_rank(rank: int | None, world_size: int | None) -> OneRank | None:
     return OneRank(rank or 0, world_size)
 
 
-def _recorded(output: str, steps: int, program: list[str], variables: dict[str, str]) -> int:
+def _run_recorded(output: str, steps: int, program: list[str], variables: dict[str, str]) -> int:
     """Run and record the program whole, and processes that it starts; its exit status."""
     options = {"allowance_s": _WHOLE_S, "max_events": _EVENTS, "max_bytes": _BYTES}
-    described = {"path": output, "quiet": True, "steps": steps, **options}
+    description = {"path": output, "quiet": True, "steps": steps, **options}
     # Processes that the program starts record themselves, as with MEMPROF= before a launcher.
     environment = {
         **{name: value for name, value in variables.items() if name != "MEMPROF_SINCE"},
@@ -164,15 +164,15 @@ def _recorded(output: str, steps: int, program: list[str], variables: dict[str, 
         return subprocess.call(command, env=environment)
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     python = [sys.executable, *flags, "-m", "memprof.record.launch"]
-    return subprocess.call([*python, json.dumps(described), *program], env=environment)
+    return subprocess.call([*python, json.dumps(description), *program], env=environment)
 
 
 def _command(program: list[str]) -> list[str] | None:
     """The program, if it is a command to be found and no script or module of Python."""
     if program[0] == "-m" or _is_python(Path(program[0])):
         return None
-    found = shutil.which(program[0])
-    return [found, *program[1:]] if found is not None else None
+    executable = shutil.which(program[0])
+    return [executable, *program[1:]] if executable is not None else None
 
 
 def _is_python(path: Path) -> bool:
@@ -186,7 +186,7 @@ def _is_python(path: Path) -> bool:
     return not head.startswith(b"\x7fELF")
 
 
-def _written(output: str, since_ns: int) -> list[Run]:
+def _new_runs(output: str, since_ns: int) -> list[Run]:
     """What this run recorded on its cards, by rank; files of its other processes are taken away.
 
     A launcher, and a loader that prepares data on the CPU, record themselves too. Where nothing was
@@ -200,11 +200,11 @@ def _written(output: str, since_ns: int) -> list[Run]:
     ]
     runs = {file: load(file) for file in recent if file.stat().st_size}
     used = {file: run for file, run in runs.items() if any(_on_a_card(run))}
-    kept = used or {file: run for file, run in runs.items() if file == Path(output)}
+    chosen_runs = used or {file: run for file, run in runs.items() if file == Path(output)}
     for file in recent:
-        if file not in kept and (used or not file.stat().st_size):
+        if file not in chosen_runs and (used or not file.stat().st_size):
             file.unlink()
-    return sorted(kept.values(), key=lambda run: (run.header.rank, run.header.created_us))
+    return sorted(chosen_runs.values(), key=lambda run: (run.header.rank, run.header.created_us))
 
 
 def _on_a_card(run: Run) -> Iterator[str]:
@@ -212,11 +212,11 @@ def _on_a_card(run: Run) -> Iterator[str]:
 
 
 def _replace_this_process(program: tuple[str, ...], variables: dict[str, str]) -> int:
-    found = shutil.which(program[0], path=variables.get("PATH"))
-    if found is None:
+    executable = shutil.which(program[0], path=variables.get("PATH"))
+    if executable is None:
         raise SettingsError(f"there is no command {program[0]}", "name what would be typed alone")
     sys.stdout.flush()
-    os.execve(found, list(program), variables)  # noqa: S606 - no shell is wanted
+    os.execve(executable, list(program), variables)  # noqa: S606 - no shell is wanted
 
 
 # -- the answer --------------------------------------------------------------------------------
@@ -230,25 +230,26 @@ def _answer(runs: Sequence[Run], status: int, limit: Limit | None, *, as_json: b
             "installed in their Python, and use torch",
         )
     examinations = [examine(run) for run in runs]
-    found = [
+    all_findings = [
         findings(run, examination) for run, examination in zip(runs, examinations, strict=True)
     ]
     summaries = [
-        summarize(examination, its) for examination, its in zip(examinations, found, strict=True)
+        summarize(examination, its)
+        for examination, its in zip(examinations, all_findings, strict=True)
     ]
     answers = [fits(run, summary) for run, summary in zip(runs, summaries, strict=True)]
     if as_json:
         _print_json(runs, summaries, answers, status)
     else:
         _print_answers(runs, summaries, answers)
-        told = _tightest(answers)
-        print_summary(summaries[told], found[told])
+        tightest = _tightest(answers)
+        print_summary(summaries[tightest], all_findings[tightest])
         if len(runs) > 1:
             files = " ".join(summary.source for summary in summaries)
             terminal(_WIDTH).print(Text(f"All     memprof report {files}", style="cyan"))
-        if any(not answer.fits for answer in answers[told]):
+        if any(not answer.fits for answer in answers[tightest]):
             assert oom.callback is not None
-            oom.callback(Path(summaries[told].source), as_json=False)
+            oom.callback(Path(summaries[tightest].source), as_json=False)
     if limit is not None:
         fail_above(limit, peaks(summaries, cards_only=limit.of_run))
         if any(not answer.fits for its in answers for answer in its):
@@ -256,24 +257,24 @@ def _answer(runs: Sequence[Run], status: int, limit: Limit | None, *, as_json: b
     return status
 
 
-def _tightest(answers: Sequence[tuple[Fit, ...]]) -> int:
+def _tightest(answers: Sequence[tuple[CardVerdict, ...]]) -> int:
     """Of several processes the one to look at: that did not fit, or had least left."""
-    left = [
+    spare = [
         min(((answer.fits, answer.left_bytes) for answer in its), default=(True, 1 << 62))
         for its in answers
     ]
-    return left.index(min(left))
+    return spare.index(min(spare))
 
 
 def _print_answers(
-    runs: Sequence[Run], summaries: Sequence[Summary], answers: Sequence[tuple[Fit, ...]]
+    runs: Sequence[Run], summaries: Sequence[Summary], answers: Sequence[tuple[CardVerdict, ...]]
 ) -> None:
     console = terminal(_WIDTH)
     several = sum(map(len, answers)) > 1
     for run, summary, its in zip(runs, summaries, answers, strict=True):
         if not its:
-            told = f"{summary.dry_run}, and nothing was allocated on it"
-            console.print(Text(told, style="yellow"))
+            notice = f"{summary.dry_run}, and nothing was allocated on it"
+            console.print(Text(notice, style="yellow"))
         for answer in its:
             style = "bold green" if answer.fits else "bold red"
             of = f"{answer.device} " if several else ""
@@ -287,7 +288,7 @@ def _print_answers(
 def _print_json(
     runs: Sequence[Run],
     summaries: Sequence[Summary],
-    answers: Sequence[tuple[Fit, ...]],
+    answers: Sequence[tuple[CardVerdict, ...]],
     status: int,
 ) -> None:
     devices = [
@@ -326,10 +327,10 @@ def _print_cards(*, as_json: bool) -> None:
 
 
 def _row(card: Card) -> tuple[str, ...]:
-    assumed = " (assumed)" if card.sources["context_bytes"].startswith("not found") else ""
+    note = " (assumed)" if "context_bytes" in card.assumed else ""
     return (
         format_bytes(card.total_bytes),
-        f"{format_bytes(card.context_bytes)}{assumed}",
+        f"{format_bytes(card.context_bytes)}{note}",
         card.capability,
         str(card.multiprocessors),
         format_bytes(card.l2_bytes),

@@ -35,7 +35,9 @@ def command(file: Path, output: Path | None, window: int) -> None:
     A snapshot holds one window of each device. Steps, phases and modules become the metadata that
     the viewer shows with each block.
     """
-    traces = [trace for device in load(file).devices for trace in _chosen(device.windows, window)]
+    traces = [
+        trace for device in load(file).devices for trace in _chosen_windows(device.windows, window)
+    ]
     if not traces:
         which = f"no window {window}" if window >= 0 else "no window that was recorded to its end"
         raise MissingError(f"{file} holds {which}", "`memprof report FILE` says what it holds")
@@ -50,7 +52,7 @@ def command(file: Path, output: Path | None, window: int) -> None:
     click.echo(f"{path} written ({devices}): open it at https://pytorch.org/memory_viz")
 
 
-def _chosen(windows: tuple[Trace, ...], number: int) -> list[Trace]:
+def _chosen_windows(windows: tuple[Trace, ...], number: int) -> list[Trace]:
     """The window of that number, where the device has it; with -1 the last that has an end."""
     if number >= 0:
         return [*windows[number : number + 1]]

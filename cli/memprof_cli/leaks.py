@@ -77,16 +77,16 @@ def command(
     """
     run = opened(file, roots)
     examination = examine(run)
-    found = findings(run, examination)
-    unexplained = unexplained_growth(examination, found)
+    all_findings = findings(run, examination)
+    unexplained = unexplained_growth(examination, all_findings)
     if patch is not None:
-        _write_patch(patch, found)
-        _say_what_is_not_here(run, found)
+        _write_patch(patch, all_findings)
+        _say_what_is_not_here(run, all_findings)
     if as_json:
-        print_json(findings_record(found, unexplained))
+        print_json(findings_record(all_findings, unexplained))
     else:
-        _print(run, found, unexplained, in_full=in_full)
-    if fail_on_leak and (unexplained is not None or any(map(_grows, found))):
+        _print(run, all_findings, unexplained, in_full=in_full)
+    if fail_on_leak and (unexplained is not None or any(map(_grows, all_findings))):
         ctx.exit(EXIT_LEAK)
     if fail_on_leak and _steps(run) < _ENOUGH_STEPS:
         raise MemprofError(
@@ -178,7 +178,7 @@ class FindingsRecord:
 
 
 def findings_record(
-    found: Sequence[Found], unexplained: UnexplainedGrowth | None = None
+    all_findings: Sequence[Found], unexplained: UnexplainedGrowth | None = None
 ) -> FindingsRecord:
     """The findings as records, best first, and what rises beside them."""
     rest = None
@@ -192,7 +192,7 @@ def findings_record(
             last_step=unexplained.last_step,
             way_on=unexplained.way_on,
         )
-    return FindingsRecord([_as_record(one) for one in found], rest)
+    return FindingsRecord([_as_record(one) for one in all_findings], rest)
 
 
 def _as_record(one: Found) -> _Finding:
@@ -213,8 +213,8 @@ def _as_record(one: Found) -> _Finding:
         category=one.category,
         site=_Site(site.filename, site.line, site.function, site.code),
         holders=[
-            _Holder(held.description, held.kind, held.filename, held.line, held.code)
-            for held in one.holders
+            _Holder(holder.description, holder.kind, holder.filename, holder.line, holder.code)
+            for holder in one.holders
         ],
         remedies=[_remedy(remedy) for remedy in one.remedies],
     )
@@ -237,9 +237,9 @@ def _remedy(one: Remedy) -> _Remedy:
     )
 
 
-def _write_patch(path: Path, found: Sequence[Found]) -> None:
+def _write_patch(path: Path, all_findings: Sequence[Found]) -> None:
     """The best patch of every finding as one diff, each file's lines changed once."""
-    best = [next((r.patch for r in one.remedies if r.patch), "") for one in found]
+    best = [next((r.patch for r in one.remedies if r.patch), "") for one in all_findings]
     patch = merged(filter(None, best), Path.cwd())
     try:
         # Line ends as the sources have them, and names of any bytes.
@@ -248,21 +248,23 @@ def _write_patch(path: Path, found: Sequence[Found]) -> None:
         raise MemprofError(
             f"cannot write {path}: {error.strerror}", "name a file in a folder that exists"
         ) from error
-    click.echo(_written(patch.made, path), err=True)
+    click.echo(_count_of_patches(patch.made, path), err=True)
     if patch.left_out:
-        left = format_count(patch.left_out)
-        click.echo(f"{left} left out: they change the same lines; apply, record again", err=True)
+        rest = format_count(patch.left_out)
+        click.echo(f"{rest} left out: they change the same lines; apply, record again", err=True)
 
 
-def _written(made: int, path: Path) -> str:
-    if not made:
+def _count_of_patches(patches: int, path: Path) -> str:
+    if not patches:
         return f"no patch: none of the fixes is surely right without a look at it; {path} is empty"
-    return f"1 patch written to {path}" if made == 1 else f"{made:,} patches written to {path}"
+    return (
+        f"1 patch written to {path}" if patches == 1 else f"{patches:,} patches written to {path}"
+    )
 
 
-def _say_what_is_not_here(run: Run, found: Sequence[Found]) -> None:
-    named = {name for one in found for name in _files_of(one)}
-    missing = [name for name in not_here(run) if name in named]
+def _say_what_is_not_here(run: Run, all_findings: Sequence[Found]) -> None:
+    filenames = {name for one in all_findings for name in _files_of(one)}
+    missing = [name for name in not_here(run) if name in filenames]
     if missing:
         names = ", ".join(short_path(name) for name in missing[:_MOST_MISSING])
         more = ", …" if len(missing) > _MOST_MISSING else ""
@@ -276,24 +278,24 @@ def _files_of(one: Found) -> list[str]:
 
 
 def _print(
-    run: Run, found: Sequence[Found], unexplained: UnexplainedGrowth | None, *, in_full: bool
+    run: Run, all_findings: Sequence[Found], unexplained: UnexplainedGrowth | None, *, in_full: bool
 ) -> None:
     console = terminal(_WIDTH)
     console.print(Text(run.source, style="dim"))
-    shown = [one for one in found if in_full or not one.minor]
-    seen = [one for one in found if one not in shown]
+    main_findings = [one for one in all_findings if in_full or not one.minor]
+    minor = [one for one in all_findings if one not in main_findings]
     if unexplained is not None:
-        said = Text(f"{unexplained}: {unexplained.way_on}", style="bold red")
-        console.print(Padding(said, (0, 0, 1 if found else 0, 0)))
-    elif not shown:
+        growth_text = Text(f"{unexplained}: {unexplained.way_on}", style="bold red")
+        console.print(Padding(growth_text, (0, 0, 1 if all_findings else 0, 0)))
+    elif not main_findings:
         console.print(Text(_nothing(run)))
-    elif not any(map(_grows, found)):
+    elif not any(map(_grows, all_findings)):
         console.print(Padding(Text(_no_growth(run)), (0, 0, 1, 0)))
-    for number, one in enumerate(shown, start=1):
+    for number, one in enumerate(main_findings, start=1):
         console.print(_finding(number, one))
-    if seen:
-        console.print(_seen(seen))
-    first = next((one for one in shown if one.remedies), None)
+    if minor:
+        console.print(_minor_findings(minor))
+    first = next((one for one in main_findings if one.remedies), None)
     if first is not None:
         fix = first.remedies[0].page
         text = f"More: {explained_by(first.rule)} (what it is), {fix} (what to do)"
@@ -305,10 +307,10 @@ def _grows(one: Found) -> bool:
     return one.kind in _LEAKS and not one.minor
 
 
-def _seen(seen: Sequence[Found]) -> RenderableType:
+def _minor_findings(minor: Sequence[Found]) -> RenderableType:
     """A line for each finding that is no headline."""
     lines = [Text("also seen, nothing that must change (`--all` says more):", style="dim")]
-    lines += [Text(f"  {one.title}{_at(one.site)}", style="dim") for one in seen]
+    lines += [Text(f"  {one.title}{_at(one.site)}", style="dim") for one in minor]
     return Padding(Group(*lines), (0, 0, 1, 0))
 
 
@@ -377,24 +379,24 @@ def _rows(one: Found) -> list[tuple[str, str, str]]:
         inner = library_frame(one.stack)
         if inner is not None and (inner.filename, inner.line) != (one.site.filename, one.site.line):
             rows.append(("", f"by {site_name(inner)}", "dim"))
-    told = {(one.site.filename, one.site.line)}
+    places = {(one.site.filename, one.site.line)}
     holders = one.holders[:_MOST_HOLDERS]
-    rows += [("held by", holder.description + _place(holder, told), "") for holder in holders]
-    fixes = [_fix(one, remedy) + _place(remedy, told) for remedy in one.remedies]
+    rows += [("held by", holder.description + _place(holder, places), "") for holder in holders]
+    fixes = [_fix(one, remedy) + _place(remedy, places) for remedy in one.remedies]
     if not one.remedies and one.hint:
         fixes.append(one.hint)
     return [*rows, *[("fix", text, "green") for text in fixes]]
 
 
-def _place(at: Holder | Remedy, told: set[tuple[str, int]]) -> str:
+def _place(at: Holder | Remedy, places: set[tuple[str, int]]) -> str:
     """Where it is, on a line of its own: with the source the first time that it is told."""
     if not at.line:
         return ""
     name = f"{short_path(at.filename)}:{at.line}"
-    if (at.filename, at.line) in told:
+    if (at.filename, at.line) in places:
         links = at.links if isinstance(at, Holder) else ()
         return f" ({name})" if not names_line(links, at.filename, at.line) else ""
-    told.add((at.filename, at.line))
+    places.add((at.filename, at.line))
     return f"\n{name} {at.code}".rstrip()
 
 
@@ -402,11 +404,11 @@ def _growth(one: Found) -> str:
     if not one.bytes_per_step:
         return ""
     full = "host" if one.device == "host" else "device"
-    left = f"; the {full} is full in {one.steps_left:,.0f} steps" if one.steps_left >= 0 else ""
+    limit = f"; the {full} is full in {one.steps_left:,.0f} steps" if one.steps_left >= 0 else ""
     return (
         f"{format_bytes(one.bytes_per_step)} per step, {format_bytes(one.bytes)} so far, "
         f"steps {one.first_step} to {one.last_step}, "
-        f"confidence {format_percent(one.confidence, 1)}{left}"
+        f"confidence {format_percent(one.confidence, 1)}{limit}"
     )
 
 
@@ -415,7 +417,7 @@ def _fix(one: Found, remedy: Remedy) -> str:
     saves = [f"saves {format_bytes(remedy.saves_bytes)}{often}"] if remedy.saves_bytes > 0 else []
     if remedy.peak_before > remedy.peak_after >= 0:
         saves.append(f"peak {format_bytes(remedy.peak_before)} → {format_bytes(remedy.peak_after)}")
-    shown = f" ({'; '.join(saves)})" if saves else ""
+    savings = f" ({'; '.join(saves)})" if saves else ""
     patch = " [patch]" if remedy.patch else ""
     typed = f" Write `{remedy.typed}`." if remedy.typed else ""
-    return f"{remedy.fix}: {remedy.why}{typed}{shown}{patch}"
+    return f"{remedy.fix}: {remedy.why}{typed}{savings}{patch}"

@@ -73,13 +73,13 @@ def peaks(summaries: Sequence[Summary], *, cards_only: bool = False) -> Iterator
     ``cards_only`` leaves out the CPU of a run that used a card.
     """
     for summary in summaries:
-        known = [] if summary.final_state else summary.devices
-        measured = [d for d in known if d.peak_allocated_bytes > 0]
-        cards = [d for d in measured if d.device != "cpu"]
-        measured = cards if cards_only and cards else measured
-        for device in measured:
+        judged_devices = [] if summary.final_state else summary.devices
+        devices = [d for d in judged_devices if d.peak_allocated_bytes > 0]
+        cards = [d for d in devices if d.device != "cpu"]
+        devices = cards if cards_only and cards else devices
+        for device in devices:
             yield f"on {device.device} in {summary.source}", device.peak_allocated_bytes
-        if not measured:
+        if not devices:
             yield f"in {summary.source}", -1
 
 
@@ -92,14 +92,14 @@ def job_peaks(job: JobReport) -> Iterator[Peak]:
         yield f"of {job.missing_count} of the {job.world_size} ranks: no file of theirs", -1
 
 
-def fail_above(limit: Limit, found: Iterable[Peak]) -> None:
+def fail_above(limit: Limit, peak_list: Iterable[Peak]) -> None:
     """End with `EXIT_ABOVE` where a peak is above ``limit``.
 
     Raises:
         MemprofError: none is, but some peak was not measured.
     """
-    most, told = limit.bytes, list(found)
-    above = [(where, nbytes) for where, nbytes in told if nbytes > most]
+    most, peak_pairs = limit.bytes, list(peak_list)
+    above = [(where, nbytes) for where, nbytes in peak_pairs if nbytes > most]
     for where, nbytes in above:
         over = format_bytes(nbytes - most)
         click.echo(
@@ -107,7 +107,7 @@ def fail_above(limit: Limit, found: Iterable[Peak]) -> None:
         )
     if above:
         raise click.exceptions.Exit(EXIT_ABOVE)
-    unknown = next((where for where, nbytes in told if nbytes < 0), None)
+    unknown = next((where for where, nbytes in peak_pairs if nbytes < 0), None)
     if unknown is not None:
         raise MemprofError(
             f"no peak was measured {unknown}", "what cannot be judged does not pass --fail-above"

@@ -48,13 +48,13 @@ def command(file: Path, as_json: bool) -> None:
     FILE is a run file of memprof or a snapshot that torch wrote. Every change that it names was
     replayed on the recorded allocations up to the failed request.
     """
-    found = post_mortems(load(file))
+    answers = post_mortems(load(file))
     if as_json:
-        print_json({"file": str(file), "devices": [_device(one) for one in found]})
+        print_json({"file": str(file), "devices": [_device(one) for one in answers]})
         return
     console = terminal(_WIDTH)
     console.print(Text(str(file), style="dim"))
-    for post_mortem in found:
+    for post_mortem in answers:
         console.print(_screen(post_mortem, file))
 
 
@@ -64,19 +64,21 @@ def command(file: Path, as_json: bool) -> None:
 def _screen(post_mortem: PostMortem, file: Path) -> RenderableType:
     parts: list[RenderableType] = [
         _verdict(post_mortem),
-        _headed("What filled it", _owners(post_mortem)),
+        _with_heading("What filled it", _owners(post_mortem)),
     ]
     if post_mortem.failure.recorded != "state":
-        parts.append(_headed("What was asked", Group(*map(Text, _request(post_mortem)))))
-    parts.append(_headed("What was held", Group(*map(Text, _held(post_mortem.failure)))))
+        parts.append(_with_heading("What was asked", Group(*map(Text, _request(post_mortem)))))
+    parts.append(_with_heading("What was held", Group(*map(Text, _holdings(post_mortem.failure)))))
     if post_mortem.failure.recorded != "state":
-        parts.append(_headed("What would have helped", _help(post_mortem, file)))
+        parts.append(_with_heading("What would have helped", _help(post_mortem, file)))
     elif post_mortem.layouts:
-        parts.append(_headed("The same laid out otherwise, by replay", _otherwise(post_mortem)))
+        parts.append(
+            _with_heading("The same laid out otherwise, by replay", _otherwise(post_mortem))
+        )
     return Padding(Group(*parts), (0, 0, 1, 0))
 
 
-def _headed(title: str, body: RenderableType) -> RenderableType:
+def _with_heading(title: str, body: RenderableType) -> RenderableType:
     return Padding(Group(Text(title, style="bold"), Padding(body, (0, 0, 0, 2))), (1, 0, 0, 0))
 
 
@@ -104,11 +106,11 @@ def _owners(post_mortem: PostMortem) -> RenderableType:
     for width in (_TITLE_WIDTH, _BYTES_WIDTH):
         table.add_column(no_wrap=True, min_width=width)
     table.add_column(no_wrap=True, overflow="ellipsis")
-    guessed = " (inferred)" if post_mortem.inferred else ""
+    note = " (inferred)" if post_mortem.inferred else ""
     whole = max(post_mortem.failure.allocated, 0)
-    known = any(group.name != UNKNOWN_CATEGORY for group in post_mortem.categories)
+    has_categories = any(group.name != UNKNOWN_CATEGORY for group in post_mortem.categories)
     for title, groups in (
-        (f"category{guessed}", post_mortem.categories if known else ()),
+        (f"category{note}", post_mortem.categories if has_categories else ()),
         ("module", post_mortem.modules),
         ("line", post_mortem.sites),
         ("block", post_mortem.blocks),
@@ -123,8 +125,8 @@ def _owners(post_mortem: PostMortem) -> RenderableType:
 
 
 def _add(table: Table, title: str, groups: Sequence[OwnerGroup], whole: int) -> None:
-    shown = [group for group in groups[:_LINES] if group.bytes >= _LEAST_SHOWN * whole]
-    for number, group in enumerate(shown):
+    large_groups = [group for group in groups[:_LINES] if group.bytes >= _LEAST_SHOWN * whole]
+    for number, group in enumerate(large_groups):
         size = Text(format_bytes(group.bytes).rjust(8))
         share = Text(format_percent(group.bytes, whole).rjust(7), style="dim")
         table.add_row(
@@ -148,8 +150,8 @@ def _request(post_mortem: PostMortem) -> Iterator[str]:
         else ", by a line that was not recorded"
     )
     if failure.beside:
-        said = "reported at" if failure.asynchronous else "at"
-        at = f", {said} {post_mortem.asked_by}" if post_mortem.asked_by else ""
+        verb = "reported at" if failure.asynchronous else "at"
+        at = f", {verb} {post_mortem.asked_by}" if post_mortem.asked_by else ""
         yield f"not told: {failure.call or failure.beside}{at}{when}"
         if failure.asynchronous:
             yield "(an error of CUDA's may come from an earlier call than the line that reports it)"
@@ -157,7 +159,7 @@ def _request(post_mortem: PostMortem) -> Iterator[str]:
         yield f"{format_bytes(failure.requested)}{by}{when}"
     if failure.rejected:
         yield "(torch refused it in advance: set_per_process_memory_fraction and its settings)"
-    facts = failure.told or {}
+    facts = failure.details or {}
     if "segment_bytes" in facts and (facts.get("moment") or failure.recorded == "finding"):
         yield "(the segment that torch wanted for it: it tells no more outside a window)"
     worker = facts.get("worker")
@@ -170,7 +172,7 @@ def _request(post_mortem: PostMortem) -> Iterator[str]:
         yield f"  called from {site_name(frame)}"
 
 
-def _held(failure: Failure) -> Iterator[str]:
+def _holdings(failure: Failure) -> Iterator[str]:
     if failure.reserved >= 0:
         yield f"torch: {format_bytes(failure.reserved)} reserved"
     if failure.allocated >= 0:
@@ -201,7 +203,7 @@ def _held_elsewhere(failure: Failure) -> Iterator[str]:
         size = format_bytes(other.bytes) if other.bytes >= 0 else "bytes not told"
         yield f"  process {other.pid} {other.name}: {size}"
     if failure.elsewhere:
-        beside = [f"{name} {format_bytes(held)}" for name, held in failure.elsewhere[:_DEVICES]]
+        beside = [f"{name} {format_bytes(nbytes)}" for name, nbytes in failure.elsewhere[:_DEVICES]]
         more = len(failure.elsewhere) - len(beside)
         yield f"reserved elsewhere: {', '.join(beside)}" + (f" and on {more} more" if more else "")
 
@@ -243,8 +245,8 @@ def _kind(fitting: Sequence[Rescue], kind: str) -> Iterator[RenderableType]:
     for rescue in mine[:_OF_A_KIND]:
         yield Text(f"[fits] {rescue.change}{others}")
         peak, spare = format_bytes(rescue.peak_reserved), format_bytes(rescue.spare)
-        given = f"; taken for granted: {rescue.assumes}" if rescue.assumes else ""
-        figures = Text(f"at most {peak} reserved, {spare} to spare{given}", style="dim")
+        assumption = f"; taken for granted: {rescue.assumes}" if rescue.assumes else ""
+        figures = Text(f"at most {peak} reserved, {spare} to spare{assumption}", style="dim")
         yield Padding(figures, (0, 0, 0, len("[fits] ")))
 
 
@@ -327,7 +329,7 @@ class _Held:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _OwnerGroup:
     """Bytes and blocks of one owner."""
 
     name: str
@@ -341,15 +343,15 @@ class _FilledBy:
 
     inferred: bool
     between_windows: bool
-    category: list[_Group]
-    module: list[_Group]
-    line: list[_Group]
-    block: list[_Group]
-    caller: list[_Group]
+    category: list[_OwnerGroup]
+    module: list[_OwnerGroup]
+    line: list[_OwnerGroup]
+    block: list[_OwnerGroup]
+    caller: list[_OwnerGroup]
 
 
 @dataclass(frozen=True, slots=True)
-class _Change:
+class _ReplayedChange:
     """A change that was replayed up to the failed request."""
 
     kind: str
@@ -372,7 +374,7 @@ class _Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class _Device:
+class _DevicePostMortem:
     """A device as ``memprof oom --json`` prints it; `docs/oom.md` explains the fields."""
 
     device: str
@@ -385,15 +387,15 @@ class _Device:
     asked: _Asked
     held: _Held
     filled_by: _FilledBy
-    changes: list[_Change]
+    changes: list[_ReplayedChange]
     unproven: str
     advice: list[str]
     layouts: list[_Layout]
 
 
-def _device(post_mortem: PostMortem) -> _Device:
+def _device(post_mortem: PostMortem) -> _DevicePostMortem:
     failure = post_mortem.failure
-    return _Device(
+    return _DevicePostMortem(
         device=failure.device,
         recorded=failure.recorded,
         times=failure.times,
@@ -401,7 +403,7 @@ def _device(post_mortem: PostMortem) -> _Device:
         verdict=post_mortem.line,
         why=post_mortem.why,
         weights=[_Weight(w.cause.value, w.bytes, w.enough, w.why) for w in post_mortem.weights],
-        asked=_asked(post_mortem),
+        asked=_request_record(post_mortem),
         held=_held_by(failure),
         filled_by=_FilledBy(
             inferred=post_mortem.inferred,
@@ -419,7 +421,7 @@ def _device(post_mortem: PostMortem) -> _Device:
     )
 
 
-def _asked(post_mortem: PostMortem) -> _Asked:
+def _request_record(post_mortem: PostMortem) -> _Asked:
     failure = post_mortem.failure
     of_event = failure.recorded == "event"
     return _Asked(
@@ -458,12 +460,12 @@ def _held_by(failure: Failure) -> _Held:
     )
 
 
-def _groups(groups: Sequence[OwnerGroup]) -> list[_Group]:
-    return [_Group(group.name, group.bytes, group.count) for group in groups]
+def _groups(groups: Sequence[OwnerGroup]) -> list[_OwnerGroup]:
+    return [_OwnerGroup(group.name, group.bytes, group.count) for group in groups]
 
 
-def _change(rescue: Rescue) -> _Change:
-    return _Change(
+def _change(rescue: Rescue) -> _ReplayedChange:
+    return _ReplayedChange(
         kind=rescue.kind,
         change=rescue.change,
         fits=rescue.fits,

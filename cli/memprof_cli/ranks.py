@@ -50,14 +50,14 @@ def _rows(rows: Iterable[tuple[str, Text]]) -> RenderableType:
 
 
 def _answer(job: JobReport) -> RenderableType:
-    said = job.verdict
-    rows = [("" if number else "Ranks", Text(told)) for number, told in enumerate(roll_call(job))]
+    verdict = job.verdict
+    rows = [("" if number else "Ranks", Text(line)) for number, line in enumerate(roll_call(job))]
     rows += [
-        ("Verdict", Text(said.line, style=_STYLES.get(said.level, "bold yellow"))),
-        ("Why", Text(said.why)),
+        ("Verdict", Text(verdict.line, style=_STYLES.get(verdict.level, "bold yellow"))),
+        ("Why", Text(verdict.why)),
     ]
-    if said.level in _MENDED:
-        rows.append(("Fix", Text(said.next, style="green")))
+    if verdict.level in _MENDED:
+        rows.append(("Fix", Text(verdict.next, style="green")))
     return Padding(_rows(rows), (0, 0, 1, 0))
 
 

@@ -58,7 +58,7 @@ def _index(device: str) -> int | str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Window:
+class _WindowReplay:
     """How the model followed one window, as ``--json`` prints it; `docs/replay.md` explains it."""
 
     device: int | str
@@ -81,8 +81,8 @@ class _Window:
     notes: list[str]
 
 
-def _window(number: int, replay: Replay) -> _Window:
-    return _Window(
+def _window(number: int, replay: Replay) -> _WindowReplay:
+    return _WindowReplay(
         device=_index(replay.device),
         window=number,
         events=replay.events,
@@ -104,7 +104,7 @@ def _window(number: int, replay: Replay) -> _Window:
     )
 
 
-def _print(windows: list[_Window]) -> None:
+def _print(windows: list[_WindowReplay]) -> None:
     """One device: the sum of its windows, and their highest peaks."""
     device, settings = windows[0].device, windows[0].settings or "default settings"
     several = f" in {len(windows)} windows" if len(windows) > 1 else ""
@@ -145,7 +145,7 @@ def _most(sizes: Iterable[int]) -> str:
     return format_bytes(max(sizes))
 
 
-def _reasons(windows: list[_Window]) -> Counter[str]:
+def _reasons(windows: list[_WindowReplay]) -> Counter[str]:
     return sum((Counter(window.reasons) for window in windows), Counter())
 
 

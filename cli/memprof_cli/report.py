@@ -38,7 +38,7 @@ _WHAT_IF_EVENTS = 50_000
 @dataclass(frozen=True, slots=True, eq=False)
 class _Report:
     examination: Examination
-    found: tuple[Found, ...]
+    findings: tuple[Found, ...]
     summary: Summary
 
 
@@ -83,24 +83,24 @@ def command(  # noqa: PLR0917 - click names them all
     such as 'run.rank*.json'. The ranks of one job, and more than eight files, share one screen.
     """
     most = limit_of(limit) if limit is not None else None  # before the work is done
-    named, files = list(files), files_of(files)
+    all_named, files = list(files), files_of(files)
     job = None
     if len(files) > 1 and not one_by_one:
-        job = gathered(files, named=named == list(files), each=progress)
+        job = gathered(files, by_name=all_named == list(files), each=progress)
     if job is not None:
         report = job_report(
-            job, judge_all=judge_all, each=progress, opened=lambda file: opened(file, roots)
+            job, judge_all=judge_all, each=progress, open_run=lambda file: opened(file, roots)
         )
         page = None if no_page or (as_json and output is None) else output or _beside_job(report)
         _tell_job(report, page, as_json=as_json)
-        found = job_peaks(report)
+        all_peaks = job_peaks(report)
     else:
         summaries, page = _tell_each(files, roots, output, as_json=as_json, no_page=no_page)
-        found = peaks(summaries, cards_only=most is not None and most.of_run)
+        all_peaks = peaks(summaries, cards_only=most is not None and most.of_run)
     if open_page and page is not None:
         webbrowser.open(page.absolute().as_uri())
     if most is not None:
-        fail_above(most, found)
+        fail_above(most, all_peaks)
 
 
 def _tell_job(job: JobReport, page: Path | None, *, as_json: bool) -> None:
@@ -125,26 +125,26 @@ def _tell_each(
     no_page: bool,
 ) -> tuple[list[Summary], Path | None]:
     """A screen a file and one page of all; returns what was said and the page."""
-    reports = [_examined(file, roots) for file in progress(files, "reading")]
+    reports = [_report_of(file, roots) for file in progress(files, "reading")]
     page = None if no_page or (as_json and output is None) else output or _beside(files[0])
     if page is not None:
         _write_page(reports, page)
     summaries = [report.summary for report in reports]
     if as_json:
-        print_summaries([(report.summary, report.found) for report in reports])
+        print_summaries([(report.summary, report.findings) for report in reports])
     else:
         for report in reports:
-            print_summary(report.summary, report.found)
+            print_summary(report.summary, report.findings)
         if page is not None:
             click.echo(f"page: {page}")
     return summaries, page
 
 
-def _examined(file: Path, roots: Sequence[Path]) -> _Report:
+def _report_of(file: Path, roots: Sequence[Path]) -> _Report:
     run = opened(file, roots)
     examination = examine(run)
-    found = findings(run, examination)
-    return _Report(examination, found, summarize(examination, found))
+    all_findings = findings(run, examination)
+    return _Report(examination, all_findings, summarize(examination, all_findings))
 
 
 def _beside(file: Path) -> Path:
@@ -166,10 +166,11 @@ def _write_page(reports: Sequence[_Report], page: Path) -> None:
     # The page's parts take longer to import than most reports take to compute.
     from memprof_dashboards import Reported, write
 
-    told = [
-        Reported(r.examination, r.summary, r.found, _what_if(r), _post_mortems(r)) for r in reports
+    summaries = [
+        Reported(r.examination, r.summary, r.findings, _what_if(r), _post_mortems(r))
+        for r in reports
     ]
-    write(told, page)
+    write(summaries, page)
 
 
 def _post_mortems(report: _Report) -> tuple[PostMortem, ...]:
@@ -181,20 +182,20 @@ def _post_mortems(report: _Report) -> tuple[PostMortem, ...]:
     return post_mortems(run, examination=report.examination)
 
 
-def _replayed(window: Window) -> ReplayedTrace | Trace:
+def _replay_of(window: Window) -> ReplayedTrace | Trace:
     """The replay that a window comes from; its trace where it comes from none."""
     return window.trace if window.replay is None else window.replay
 
 
 def _what_if(report: _Report) -> tuple[DeviceWhatIf, ...]:
     """Other allocator settings for the page, where that takes a moment and not minutes."""
-    run, examined = report.examination.run, report.examination.devices
+    run, device_examinations = report.examination.run, report.examination.devices
     if sum(device.events for device in run.devices) > _WHAT_IF_EVENTS:
         return ()
     return tuple(
         row
-        for device in examined
+        for device in device_examinations
         for window in device.windows[-1:]
         if (window.trace.events.action == Action.ALLOC).any()
-        for row in replay(_replayed(device.exact_window(window.number)), search=True)
+        for row in replay(_replay_of(device.exact_window(window.number)), search=True)
     )

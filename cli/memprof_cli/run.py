@@ -49,7 +49,7 @@ def command(  # noqa: PLR0917 - click names them all
         memprof run train.py --epochs 3
         memprof run -o run.json -m mypackage.train
     """  # noqa: D301 - click marks a paragraph to be left as it is with this very character
-    given = {
+    values = {
         "budget": budget,
         "sample_interval_s": sample_interval,
         "window_steps": window_steps,
@@ -57,9 +57,9 @@ def command(  # noqa: PLR0917 - click names them all
         "max_bytes": max_bytes,
         "allowance_s": allowance,
     }
-    options = {name: value for name, value in given.items() if value is not None}
-    described = json.dumps({"path": output, "quiet": quiet, **options})
-    words = [described, *(["-m"] if as_module else []), *program]
+    options = {name: value for name, value in values.items() if value is not None}
+    description = json.dumps({"path": output, "quiet": quiet, **options})
+    words = [description, *(["-m"] if as_module else []), *program]
     return _replace_this_process(["-m", "memprof.record.launch", *words])
 
 

@@ -53,10 +53,10 @@ def print_summary(summary: Summary, findings: Sequence[Found] = ()) -> None:
     if summary.overhead_us >= 0 and summary.duration_us > 0:
         share = format_percent(summary.overhead_us, summary.duration_us)
         took = format_duration(summary.duration_us)
-        console.print(Text(f"recording took {share} of {took}{_allowed(summary)}", style="dim"))
+        console.print(Text(f"recording took {share} of {took}{_limit_text(summary)}", style="dim"))
 
 
-def _allowed(summary: Summary) -> str:
+def _limit_text(summary: Summary) -> str:
     """Why a short run may take so much: nobody should expect that share of a long one."""
     if summary.overhead_us > summary.allowance_us:
         return ""
@@ -105,9 +105,11 @@ def _headline(device: DeviceFigures) -> Text:
 
 
 def _in_the_end(device: DeviceFigures) -> Text:
-    held = format_bytes(device.allocated_bytes)
+    allocated = format_bytes(device.allocated_bytes)
     reserved = format_bytes(device.reserved_bytes)
-    return Text(device.device, style="bold").append(f"  allocated {held}, reserved {reserved}", "")
+    return Text(device.device, style="bold").append(
+        f"  allocated {allocated}, reserved {reserved}", ""
+    )
 
 
 def _moment(peak: PeakMoment) -> str:
@@ -119,8 +121,8 @@ def _moment(peak: PeakMoment) -> str:
 
 
 def _owners(peak: PeakMoment) -> RenderableType:
-    guessed = " (inferred)" if peak.inferred else ""
-    parts = [(f"category{guessed}", peak.categories), ("line", peak.sites[:_NAMES])]
+    note = " (inferred)" if peak.inferred else ""
+    parts = [(f"category{note}", peak.categories), ("line", peak.sites[:_NAMES])]
     if any(group.name != NO_MODULE for group in peak.modules):
         parts.insert(1, ("module", peak.modules[:_NAMES]))
     width = max(len(title) for title, _ in parts)
@@ -140,53 +142,55 @@ def _groups(title: str, groups: Sequence[OwnerGroup], total: int, width: int) ->
 
 
 def _remarks(device: DeviceFigures, when: str) -> list[str]:
-    said = []
+    lines = []
     if device.growth is not None and device.growth.is_telling:
-        said.append(f"growth: {device.growth}")
+        lines.append(f"growth: {device.growth}")
     if device.unused_reserved_bytes and device.peak_reserved_bytes and device.device != "cpu":
         unused = format_bytes(device.unused_reserved_bytes)
         share = format_percent(device.unused_reserved_bytes, device.peak_reserved_bytes)
-        said.append(f"reserved but unused {when}: {unused} ({share})")
+        lines.append(f"reserved but unused {when}: {unused} ({share})")
     if device.outside_torch_bytes >= 0:
-        said.append(f"held outside torch's allocator: {format_bytes(device.outside_torch_bytes)}")
+        lines.append(f"held outside torch's allocator: {format_bytes(device.outside_torch_bytes)}")
     if device.other_processes:
-        listed = list(device.other_processes.items())[:_NAMES]
-        named = ", ".join(f"{name} {format_bytes(size)}" for name, size in listed)
-        more = len(device.other_processes) - len(listed)
-        said.append(f"other processes on it: {named}" + (f" and {more} more" if more else ""))
+        processes = list(device.other_processes.items())[:_NAMES]
+        process_names = ", ".join(f"{name} {format_bytes(size)}" for name, size in processes)
+        more = len(device.other_processes) - len(processes)
+        lines.append(
+            f"other processes on it: {process_names}" + (f" and {more} more" if more else "")
+        )
     if device.ooms:
         times = "once" if device.ooms == 1 else f"{format_count(device.ooms)} times"
-        said.append(f"ran out of memory {times}")
-    return said
+        lines.append(f"ran out of memory {times}")
+    return lines
 
 
 def _others(findings: Sequence[Found]) -> RenderableType:
     lines: list[Text] = []
     for head, minor, style in (("Also found", False, ""), ("Also seen", True, "dim")):
-        some = [found for found in findings if found.minor is minor]
+        some = [finding for finding in findings if finding.minor is minor]
         if some:
             lines.append(Text(head, style="bold"))
-            lines += [Text(f"  {found.title}", style=style) for found in some[:_FINDINGS]]
+            lines += [Text(f"  {finding.title}", style=style) for finding in some[:_FINDINGS]]
         if len(some) > _FINDINGS:
             more = f"  and {len(some) - _FINDINGS} more: see `memprof leaks`"
             lines.append(Text(more, style="dim"))
     return Padding(Group(*lines), (0, 0, 1, 0))
 
 
-def _not_seen(unseen: Sequence[str]) -> RenderableType:
+def _not_seen(texts: Sequence[str]) -> RenderableType:
     lines = [Text("Not seen", style="bold")]
-    lines += [Text(f"  {text}", style="dim") for text in unseen[:_UNSEEN]]
-    if len(unseen) > _UNSEEN:
-        lines.append(Text(f"  and {len(unseen) - _UNSEEN} more on the page", style="dim"))
+    lines += [Text(f"  {text}", style="dim") for text in texts[:_UNSEEN]]
+    if len(texts) > _UNSEEN:
+        lines.append(Text(f"  and {len(texts) - _UNSEEN} more on the page", style="dim"))
     return Group(*lines)
 
 
 def print_summaries(reports: Sequence[tuple[Summary, Sequence[Found]]]) -> None:
     """Print as JSON: one object for one run, ``{"runs": […]}`` for several, with the findings."""
-    encoded: list[Any] = []
-    for summary, found in reports:
-        one = msgspec.to_builtins(summary) | msgspec.to_builtins(findings_record(found))
+    records: list[Any] = []
+    for summary, findings in reports:
+        one = msgspec.to_builtins(summary) | msgspec.to_builtins(findings_record(findings))
         if not one["dry_run"]:  # a field of few runs: it is there only where it says something
             del one["dry_run"]
-        encoded.append(one)
-    print_json(encoded[0] if len(encoded) == 1 else {"runs": encoded})
+        records.append(one)
+    print_json(records[0] if len(records) == 1 else {"runs": records})

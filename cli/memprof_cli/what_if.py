@@ -109,7 +109,7 @@ class _OutOfMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _ConfigurationRow:
     """What the recording comes to under one configuration."""
 
     configuration: str
@@ -138,17 +138,17 @@ class _Fit:
 
 
 @dataclass(frozen=True, slots=True)
-class _Device:
+class _DeviceComparison:
     """A device as ``memprof what-if --json`` prints it; `docs/what-if.md` explains the fields."""
 
     device: int | str
-    rows: list[_Row]
+    rows: list[_ConfigurationRow]
     fits: list[_Fit]
 
 
-def _device(device: DeviceWhatIf) -> _Device:
+def _device(device: DeviceWhatIf) -> _DeviceComparison:
     name = device.device
-    return _Device(
+    return _DeviceComparison(
         device=int(name.partition(":")[2]) if ":" in name else name,
         rows=[_row(row, device.traces[row.window]) for row in device.rows],
         fits=[
@@ -157,9 +157,9 @@ def _device(device: DeviceWhatIf) -> _Device:
     )
 
 
-def _row(row: Row, trace: Trace) -> _Row:
+def _row(row: Row, trace: Trace) -> _ConfigurationRow:
     outcome = row.outcome
-    return _Row(
+    return _ConfigurationRow(
         configuration=row.configuration,
         capacity_bytes=row.capacity or None,
         peak_allocated_bytes=outcome.peak_allocated,
@@ -188,8 +188,8 @@ def _failure(oom: OutOfMemory, trace: Trace) -> _OutOfMemory:
         largest_free_block_bytes=oom.largest_free,
         stack=[StackFrame(frame.name, frame.filename, frame.line) for frame in stack],
         alive=[
-            _Alive(site_name(places.frames[places.of_stack[held.stack]]), held.bytes, held.count)
-            for held in oom.alive
+            _Alive(site_name(places.frames[places.of_stack[group.stack]]), group.bytes, group.count)
+            for group in oom.alive
         ],
     )
 
@@ -252,7 +252,7 @@ def _cells(row: Row, trace: Trace) -> tuple[str, ...]:
 
 
 def _print_oom(console: Console, row: Row, trace: Trace) -> None:
-    oom, found = row.outcome.oom, sites(trace.tables)
+    oom, site_table = row.outcome.oom, sites(trace.tables)
     if oom is None:
         return
     console.print(
@@ -261,7 +261,7 @@ def _print_oom(console: Console, row: Row, trace: Trace) -> None:
         f"(largest free block {format_bytes(oom.largest_free)})"
     )
     if oom.event >= 0:
-        where = found.frames[found.of_stack[int(trace.events.stack[oom.event])]]
+        where = site_table.frames[site_table.of_stack[int(trace.events.stack[oom.event])]]
         console.print(f"  asked by {site_name(where)}")
     for name, (nbytes, count) in _by_line(oom, trace)[:_ALIVE]:
         blocks = "1 block" if count == 1 else f"{format_count(count)} blocks"
@@ -270,12 +270,12 @@ def _print_oom(console: Console, row: Row, trace: Trace) -> None:
 
 def _by_line(oom: OutOfMemory, trace: Trace) -> list[tuple[str, tuple[int, int]]]:
     """Bytes and blocks that were alive, by the line that made them, most bytes first."""
-    found = sites(trace.tables)
+    site_table = sites(trace.tables)
     lines: dict[str, tuple[int, int]] = {}
-    for held in oom.alive:
-        name = site_name(found.frames[found.of_stack[held.stack]])
+    for group in oom.alive:
+        name = site_name(site_table.frames[site_table.of_stack[group.stack]])
         nbytes, count = lines.get(name, (0, 0))
-        lines[name] = nbytes + held.bytes, count + held.count
+        lines[name] = nbytes + group.bytes, count + group.count
     return sorted(lines.items(), key=lambda line: -line[1][0])
 
 
@@ -291,14 +291,14 @@ def _conclusion(device: DeviceWhatIf, file: Path) -> str:
         return f"none of these settings lets it go on: {then}"
     less = base.outcome.peak_reserved - best.outcome.peak_reserved
     if base.outcome.oom is not None:
-        told = "it goes on with"
+        saving = "it goes on with"
     elif less > _NOTICEABLE * base.outcome.peak_reserved:
-        told = f"{format_bytes(less)} less would be reserved with"
+        saving = f"{format_bytes(less)} less would be reserved with"
     else:
         return "none of these settings reserves noticeably less than the recorded ones"
     if not best.settings:
-        return f"{told} torch's default settings: leave PYTORCH_CUDA_ALLOC_CONF unset"
-    return f"{told} PYTORCH_CUDA_ALLOC_CONF={best.settings}"
+        return f"{saving} torch's default settings: leave PYTORCH_CUDA_ALLOC_CONF unset"
+    return f"{saving} PYTORCH_CUDA_ALLOC_CONF={best.settings}"
 
 
 def _fits(device: DeviceWhatIf) -> str:
@@ -309,16 +309,16 @@ def _fits(device: DeviceWhatIf) -> str:
     card = format_bytes(best.capacity) if best.capacity else "the card"
     if best.outcome.oom is not None:
         return f"does not fit in {card}{with_}"
-    left = best.capacity - best.outcome.peak_reserved
-    spare = f", {format_bytes(left)} to spare" if best.capacity else ""
+    spare_bytes = best.capacity - best.outcome.peak_reserved
+    spare = f", {format_bytes(spare_bytes)} to spare" if best.capacity else ""
     return f"fits in {card}{with_}{spare}"
 
 
 def _recorded_settings(rows: Sequence[Row]) -> Row:
     """The row of the recorded settings that is most like the others: afresh, on the same card."""
-    recorded, *replayed = rows
+    first_row, *replayed = rows
     same = [row for row in replayed if row.settings is None]
-    return next((row for row in same if row.afresh), same[0] if same else recorded)
+    return next((row for row in same if row.afresh), same[0] if same else first_row)
 
 
 def _fit_line(fit: Fit) -> str:

@@ -49,11 +49,11 @@ def series(findings: Sequence[Found]) -> list[FindingSeries]:
     """The charts of the cards, in their order."""
     return [
         FindingSeries(
-            visible(found.title),
-            found.series.steps.tolist() if found.series else [],
-            found.series.bytes.tolist() if found.series else [],
+            visible(finding.title),
+            finding.series.steps.tolist() if finding.series else [],
+            finding.series.bytes.tolist() if finding.series else [],
         )
-        for found in findings[:_SHOWN]
+        for finding in findings[:_SHOWN]
     ]
 
 
@@ -61,54 +61,55 @@ def cards(findings: Sequence[Found]) -> str:
     """One card a finding, best first; nothing where there is none."""
     if not findings:
         return ""
-    shown = "".join(_card(found, number) for number, found in enumerate(findings[:_SHOWN]))
+    cards_html = "".join(_card(finding, number) for number, finding in enumerate(findings[:_SHOWN]))
     more = len(findings) - _SHOWN
     rest = f'<p class="hint">and {format_count(more)} more: see --json</p>' if more > 0 else ""
-    about = fix_pages(r.fix for found in findings[:_SHOWN] for r in found.remedies[:_REMEDIES])
+    about = fix_pages(r.fix for finding in findings[:_SHOWN] for r in finding.remedies[:_REMEDIES])
     return (
-        f'<section class="findings" aria-label="Findings"><h2>Findings</h2>{shown}{rest}{about}'
+        f'<section class="findings" aria-label="Findings"><h2>Findings</h2>'
+        f"{cards_html}{rest}{about}"
         "</section>"
     )
 
 
-def _word(found: Found) -> str:
-    if is_needed(found):
+def _word(finding: Found) -> str:
+    if is_needed(finding):
         return "Largest part"
-    return "Also seen" if found.minor else _KINDS[found.kind.value]
+    return "Also seen" if finding.minor else _KINDS[finding.kind.value]
 
 
-def _class(found: Found) -> str:
-    return "seen" if found.minor or is_needed(found) else found.kind.value
+def _class(finding: Found) -> str:
+    return "seen" if finding.minor or is_needed(finding) else finding.kind.value
 
 
-def _card(found: Found, number: int) -> str:
-    told = {(found.site.filename, found.site.line)}
+def _card(finding: Found, number: int) -> str:
+    places = {(finding.site.filename, finding.site.line)}
     chart = (
         f'<div class="spark" data-finding="{number}"></div>'
-        if found.series is not None and len(found.series.steps) > 1
+        if finding.series is not None and len(finding.series.steps) > 1
         else ""
     )
     return (
-        f'<article class="card kind-{_class(found)}"><header>'
-        f'<span class="kind">{_word(found)}</span>'
-        f"<h3>{coded(found.title)}</h3>{_weight(found)}</header>"
-        f'<div class="columns"><div>{_site(found.site)}{_stack(found.stack)}</div>{chart}</div>'
-        f"{_holders(found, told)}{_remedies(found, told)}</article>"
+        f'<article class="card kind-{_class(finding)}"><header>'
+        f'<span class="kind">{_word(finding)}</span>'
+        f"<h3>{coded(finding.title)}</h3>{_weight(finding)}</header>"
+        f'<div class="columns"><div>{_site(finding.site)}{_stack(finding.stack)}</div>{chart}</div>'
+        f"{_holders(finding, places)}{_remedies(finding, places)}</article>"
     )
 
 
-def _weight(found: Found) -> str:
+def _weight(finding: Found) -> str:
     facts = []
-    if found.bytes_per_step:
-        facts.append(f"<b>{format_bytes(found.bytes_per_step)}</b> per step")
-    if found.bytes:
-        facts.append(f"<b>{format_bytes(found.bytes)}</b> in all")
-    if found.first_step >= 0:
-        facts.append(f"seen in steps {found.first_step} to {found.last_step}")
-    if found.steps_left >= 0:
-        full = "host" if found.device == "host" else "device"
-        facts.append(f"{full} full in about {format_count(round(found.steps_left))} steps")
-    facts.append(f"{format_percent(found.confidence, 1)} sure")
+    if finding.bytes_per_step:
+        facts.append(f"<b>{format_bytes(finding.bytes_per_step)}</b> per step")
+    if finding.bytes:
+        facts.append(f"<b>{format_bytes(finding.bytes)}</b> in all")
+    if finding.first_step >= 0:
+        facts.append(f"seen in steps {finding.first_step} to {finding.last_step}")
+    if finding.steps_left >= 0:
+        full = "host" if finding.device == "host" else "device"
+        facts.append(f"{full} full in about {format_count(round(finding.steps_left))} steps")
+    facts.append(f"{format_percent(finding.confidence, 1)} sure")
     return f'<p class="facts">{" · ".join(facts)}</p>'
 
 
@@ -155,25 +156,25 @@ def _frame(frame: Frame) -> str:
 # -- who -------------------------------------------------------------------------------------------
 
 
-def _holders(found: Found, told: Lines) -> str:
-    if not found.holders:
+def _holders(finding: Found, places: Lines) -> str:
+    if not finding.holders:
         return ""
-    items = "".join(_holder(holder, told) for holder in found.holders[:5])
+    items = "".join(_holder(holder, places) for holder in finding.holders[:5])
     return f'<div class="holders"><h4>Who holds it</h4>{items}</div>'
 
 
-def _holder(holder: Holder, told: Lines) -> str:
+def _holder(holder: Holder, places: Lines) -> str:
     place = _place(holder.filename, holder.line)
     return (
         f'<div class="holder"><p>{coded(holder.description, 600)} {place}</p>'
-        f"{_new_code(holder, told)}{_chain(holder.links)}</div>"
+        f"{_new_code(holder, places)}{_chain(holder.links)}</div>"
     )
 
 
-def _new_code(at: Holder | Remedy, told: Lines) -> str:
-    if (at.filename, at.line) in told:
+def _new_code(at: Holder | Remedy, places: Lines) -> str:
+    if (at.filename, at.line) in places:
         return ""
-    told.add((at.filename, at.line))
+    places.add((at.filename, at.line))
     return _code(at.line, at.code)
 
 
@@ -198,15 +199,15 @@ def _link(link: Link) -> str:
 # -- what to do ------------------------------------------------------------------------------------
 
 
-def _remedies(found: Found, told: Lines) -> str:
-    if not found.remedies:
+def _remedies(finding: Found, places: Lines) -> str:
+    if not finding.remedies:
         return ""
-    often = " per step" if found.bytes_per_step else ""
-    items = "".join(_remedy(remedy, often, told) for remedy in found.remedies[:_REMEDIES])
+    often = " per step" if finding.bytes_per_step else ""
+    items = "".join(_remedy(remedy, often, places) for remedy in finding.remedies[:_REMEDIES])
     return f'<div class="remedies"><h4>What to do</h4>{items}</div>'
 
 
-def _remedy(remedy: Remedy, often: str, told: Lines) -> str:
+def _remedy(remedy: Remedy, often: str, places: Lines) -> str:
     saves = ""
     if remedy.saves_bytes > 0:
         saves = f'<span class="saves">saves {format_bytes(remedy.saves_bytes)}{often}</span>'
@@ -217,7 +218,7 @@ def _remedy(remedy: Remedy, often: str, told: Lines) -> str:
     return (
         f'<div class="remedy"><p><code class="fix">{escaped(remedy.fix, 60)}</code>'
         f"{coded(what, 600)} {_place(remedy.filename, remedy.line)} "
-        f"{_link_to(remedy.fix)}{saves}</p>{_new_code(remedy, told)}{_patch(remedy.patch)}</div>"
+        f"{_link_to(remedy.fix)}{saves}</p>{_new_code(remedy, places)}{_patch(remedy.patch)}</div>"
     )
 
 

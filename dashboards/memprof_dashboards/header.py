@@ -27,14 +27,14 @@ _LEVELS = {
 
 def verdict(summary: Summary) -> str:
     """The answer first: the line, why, and what to do next."""
-    said = summary.verdict
+    verdict_record = summary.verdict
     level = _level(summary)
     return (
         f'<section class="verdict level-{level.replace(" ", "-")}" aria-label="Verdict">'
         f'<p class="level">{_LEVELS[level]}</p>'
-        f"<h1>{coded(said.line)}</h1>"
-        f"<dl>{_dry_run(summary)}{_ended(summary)}<div><dt>Why</dt><dd>{coded(said.why)}</dd></div>"
-        f"<div><dt>Next</dt><dd>{coded(said.next)}</dd></div></dl></section>"
+        f"<h1>{coded(verdict_record.line)}</h1>"
+        f"<dl>{_dry_run(summary)}{_end_text(summary)}<div><dt>Why</dt><dd>{coded(verdict_record.why)}</dd></div>"
+        f"<div><dt>Next</dt><dd>{coded(verdict_record.next)}</dd></div></dl></section>"
     )
 
 
@@ -44,7 +44,7 @@ def _dry_run(summary: Summary) -> str:
     return f"<div><dt>Not a GPU</dt><dd>{escaped(summary.dry_run)}</dd></div>"
 
 
-def _ended(summary: Summary) -> str:
+def _end_text(summary: Summary) -> str:
     return f"<div><dt>Ended</dt><dd>{escaped(summary.ended)}</dd></div>" if summary.ended else ""
 
 
@@ -100,12 +100,12 @@ def _peak_tile(device: DeviceFigures) -> str:
 def _owner(device: DeviceFigures) -> str:
     """Whose most of it is; where that is not known, that comes first."""
     groups = device.peak.categories[:2] if device.peak else ()
-    told = [
+    names = [
         f"{escaped(group.name)}, {format_bytes(group.bytes)}" for group in groups if group.bytes
     ]
-    if not told or groups[0].name != UNKNOWN_CATEGORY:
-        return f"largest owner: {told[0]}" if told else ""
-    return "; then ".join(f"owner {one}" if one == told[0] else one for one in told)
+    if not names or groups[0].name != UNKNOWN_CATEGORY:
+        return f"largest owner: {names[0]}" if names else ""
+    return "; then ".join(f"owner {one}" if one == names[0] else one for one in names)
 
 
 def _reserved_tile(device: DeviceFigures, name: str = "Peak reserved") -> str:
@@ -131,23 +131,23 @@ def _end_tile(device: DeviceFigures) -> str:
 def _when_tile(device: DeviceFigures) -> str:
     peak = device.peak
     if peak is None or peak.event < 0:
-        steps = _counted(device.steps, "step") if device.steps else ""
-        return _tile("Recorded", _counted(device.events, "event"), steps)
+        steps = _count_of(device.steps, "step") if device.steps else ""
+        return _tile("Recorded", _count_of(device.events, "event"), steps)
     where = [f"step {peak.step}"] if peak.step >= 0 else []
     where += [peak.phase] if peak.phase != UNKNOWN_PHASE else []
     where += [escaped(peak.module, 80)] if peak.module else []
     site = f"<code>{escaped(peak.site, 120)}</code>" if peak.site else ""
     detail = ". ".join(
-        t for t in (site, f"{_counted(device.events, 'event')}{_steps(device)}") if t
+        t for t in (site, f"{_count_of(device.events, 'event')}{_steps(device)}") if t
     )
     return _tile("Peak reached in", ", ".join(where) or f"event {format_count(peak.event)}", detail)
 
 
 def _steps(device: DeviceFigures) -> str:
-    return f", {_counted(device.steps, 'step')}" if device.steps else ""
+    return f", {_count_of(device.steps, 'step')}" if device.steps else ""
 
 
-def _counted(number: int, noun: str) -> str:
+def _count_of(number: int, noun: str) -> str:
     return f"{format_count(number)} {noun}{'' if number == 1 else 's'}"
 
 

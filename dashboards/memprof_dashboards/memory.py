@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from memprof.report.recording_gaps import is_bare_state
 from memprof.trace import NOT_RECORDED, Action, Category, Phase
-from memprof.views.owners import Grouping, Owners
+from memprof.views.owners import Grouping, OwnerGroupings
 from memprof.views.steps import step_of_event
 from memprof.views.timeline import grouped, samples
 from memprof_dashboards.colors import CATEGORY_COLORS, GROUP_COLORS, OTHER_COLOR, STACKING
@@ -99,33 +99,35 @@ def memory_figure(view: DeviceView, count: int) -> MemoryFigure | None:
     if not windows or is_bare_state(view.run):
         return None
     total = sum(len(w.line.allocated) for w in windows)
-    kept = [_kept(w, max(count * len(w.line.allocated) // total, 64)) for w in windows]
-    starts = np.concatenate([[0], np.cumsum([len(at) for at in kept])]).astype(int)
+    entries = [
+        _entries_to_draw(w, max(count * len(w.line.allocated) // total, 64)) for w in windows
+    ]
+    starts = np.concatenate([[0], np.cumsum([len(at) for at in entries])]).astype(int)
     clocked = all(w.clocked for w in windows)
-    allocated = _joined(windows, kept, lambda w, at: w.line.allocated[at])
-    reserved = _joined(windows, kept, lambda w, at: w.line.reserved[at])
-    happened = [_happened(view, w, at) for w, at in zip(windows, kept, strict=True)]
-    time_us = _joined(windows, kept, lambda w, at: w.times(at, view.origin))
+    allocated = _concatenate(windows, entries, lambda w, at: w.line.allocated[at])
+    reserved = _concatenate(windows, entries, lambda w, at: w.line.reserved[at])
+    events_of_windows = [_event_text(view, w, at) for w, at in zip(windows, entries, strict=True)]
+    time_us = _concatenate(windows, entries, lambda w, at: w.times(at, view.origin))
     return MemoryFigure(
         time_us=time_us.tolist() if clocked else [],
-        event=_joined(windows, kept, lambda w, at: w.first_event + at).tolist(),
+        event=_concatenate(windows, entries, lambda w, at: w.first_event + at).tolist(),
         allocated=allocated.tolist(),
         reserved=reserved.tolist(),
-        action=[a for h in happened for a in h[0]],
-        size=[s for h in happened for s in h[1]],
-        stack=[s for h in happened for s in h[2]],
+        action=[a for h in events_of_windows for a in h[0]],
+        size=[s for h in events_of_windows for s in h[1]],
+        stack=[s for h in events_of_windows for s in h[2]],
         windows=starts[:-1].tolist(),
-        layers=_all_layers(windows, kept),
+        layers=_all_layers(windows, entries),
         inferred=windows[0].owners.inferred,
         phases=[
             b
-            for w, at, s in zip(windows, kept, starts[:-1], strict=True)
+            for w, at, s in zip(windows, entries, starts[:-1], strict=True)
             for b in _bands(w, at, int(s))
         ],
         steps=_marks(view, windows, clocked=clocked),
         ooms=[
             o
-            for w, at, s in zip(windows, kept, starts[:-1], strict=True)
+            for w, at, s in zip(windows, entries, starts[:-1], strict=True)
             for o in _ooms(view, w, at, int(s))
         ],
         peak_sample=int(allocated.argmax()),
@@ -135,22 +137,22 @@ def memory_figure(view: DeviceView, count: int) -> MemoryFigure | None:
     )
 
 
-def _kept(window: WindowView, count: int) -> Ints:
+def _entries_to_draw(window: WindowView, count: int) -> Ints:
     """The shape, the moment of every out-of-memory, and what stood just before the peak."""
     oom = np.flatnonzero(window.trace.events.action == Action.OOM)[:_OOMS] + 1
     peak = np.array([window.line.peak_allocated.event + 1])
     return np.unique(np.concatenate([samples(window.line, count), oom, peak]))
 
 
-def _joined(
+def _concatenate(
     windows: Sequence[WindowView],
-    kept: Sequence[Ints],
+    entries: Sequence[Ints],
     values: Callable[[WindowView, Ints], Ints],
 ) -> Ints:
-    return np.concatenate([values(w, at) for w, at in zip(windows, kept, strict=True)])
+    return np.concatenate([values(w, at) for w, at in zip(windows, entries, strict=True)])
 
 
-def _happened(
+def _event_text(
     view: DeviceView, window: WindowView, at: Ints
 ) -> tuple[list[int], list[int], list[int]]:
     events = window.trace.events
@@ -166,14 +168,14 @@ def _happened(
 # -- who owned the bytes ---------------------------------------------------------------------------
 
 
-def _all_layers(windows: Sequence[WindowView], kept: Sequence[Ints]) -> dict[str, Layers]:
-    splits = {"category": _category_layers(windows, kept)}
-    picks: dict[str, Callable[[Owners], Grouping]] = {
+def _all_layers(windows: Sequence[WindowView], entries: Sequence[Ints]) -> dict[str, Layers]:
+    splits = {"category": _category_layers(windows, entries)}
+    picks: dict[str, Callable[[OwnerGroupings], Grouping]] = {
         "module": lambda owners: _alike(owners.module),
         "site": lambda owners: owners.site,
     }
     for name, pick in picks.items():
-        layers = _named_layers(windows, kept, pick)
+        layers = _named_layers(windows, entries, pick)
         if len(layers.names) > 1:
             splits[name] = layers
     return splits
@@ -191,25 +193,27 @@ def _alike(modules: Grouping) -> Grouping:
     return Grouping(tuple(index), np.array(rows, dtype=np.int64)[modules.of])
 
 
-def _category_layers(windows: Sequence[WindowView], kept: Sequence[Ints]) -> Layers:
+def _category_layers(windows: Sequence[WindowView], entries: Sequence[Ints]) -> Layers:
     rows = np.concatenate(
         [
             grouped(w.line, w.owners.category.of, len(Category), at)
-            for w, at in zip(windows, kept, strict=True)
+            for w, at in zip(windows, entries, strict=True)
         ],
         axis=1,
     )
-    shown = [c for c in STACKING if rows[c].any()]
+    categories = [c for c in STACKING if rows[c].any()]
     names = windows[0].owners.category.names
     return Layers(
-        [names[c] for c in shown],
-        [CATEGORY_COLORS[c] for c in shown],
-        [rows[c].tolist() for c in shown],
+        [names[c] for c in categories],
+        [CATEGORY_COLORS[c] for c in categories],
+        [rows[c].tolist() for c in categories],
     )
 
 
 def _named_layers(
-    windows: Sequence[WindowView], kept: Sequence[Ints], pick: Callable[[Owners], Grouping]
+    windows: Sequence[WindowView],
+    entries: Sequence[Ints],
+    pick: Callable[[OwnerGroupings], Grouping],
 ) -> Layers:
     """The largest groups and the rest; the windows of a run share their tables, hence the names."""
     groups = [pick(w.owners) for w in windows]
@@ -219,19 +223,19 @@ def _named_layers(
     )
     order = np.argsort(-weight, kind="stable")
     order = order[weight[order] > 0]
-    shown = order[:_SHOWN_GROUPS]
-    slot = np.full(len(names), len(shown), dtype=np.int64)
-    slot[shown] = np.arange(len(shown))
+    groups_shown = order[:_SHOWN_GROUPS]
+    slot = np.full(len(names), len(groups_shown), dtype=np.int64)
+    slot[groups_shown] = np.arange(len(groups_shown))
     rows = np.concatenate(
         [
-            grouped(w.line, slot[g.of], len(shown) + 1, at)
-            for w, g, at in zip(windows, groups, kept, strict=True)
+            grouped(w.line, slot[g.of], len(groups_shown) + 1, at)
+            for w, g, at in zip(windows, groups, entries, strict=True)
         ],
         axis=1,
     )
-    others = len(order) - len(shown)
-    labels = [visible(names[i]) for i in shown] + [f"{others} others"]
-    colors = [*GROUP_COLORS[: len(shown)], OTHER_COLOR]
+    others = len(order) - len(groups_shown)
+    labels = [visible(names[i]) for i in groups_shown] + [f"{others} others"]
+    colors = [*GROUP_COLORS[: len(groups_shown)], OTHER_COLOR]
     used = len(labels) if others else len(labels) - 1
     return Layers(labels[:used], colors[:used], rows[:used].tolist())
 
@@ -270,10 +274,10 @@ def _phase_of_entries(window: WindowView) -> Ints:
     events, lives = window.trace.events, window.line.lives
     phase = np.zeros(len(events) + 1, dtype=np.int64)
     if window.owners.inferred:
-        made = lives.alloc >= 0
-        phase[lives.alloc[made] + 1] = window.owners.phase.of[made]
-        told = np.maximum.accumulate(np.where(phase > 0, np.arange(len(phase)), 0))
-        return phase[told]
+        in_window = lives.alloc >= 0
+        phase[lives.alloc[in_window] + 1] = window.owners.phase.of[in_window]
+        last_entry = np.maximum.accumulate(np.where(phase > 0, np.arange(len(phase)), 0))
+        return phase[last_entry]
     of_label = np.array([int(label.phase) for label in window.trace.tables.labels])
     phase[1:] = of_label[events.label]
     phase[0] = phase[1] if len(phase) > 1 else 0

@@ -147,20 +147,18 @@ def _tree(live: _Live, path_of: Callable[[int], Iterator[_Step]]) -> Tree:
         at = 0
         nodes[0].add(nbytes, count, category)
         path = path_of(row) if row < _GROUPS else iter(())
-        for step in _merged(path, nodes, nbytes, least):
+        for step in _merge(path, nodes, nbytes, least):
             at = _child(nodes, at, step)
             nodes[at].add(nbytes, count, category)
     return _columns(nodes)
 
 
-def _merged(
-    path: Iterator[_Step], nodes: list[_Node], nbytes: int, least: float
-) -> Iterator[_Step]:
+def _merge(path: Iterator[_Step], nodes: list[_Node], nbytes: int, least: float) -> Iterator[_Step]:
     """The path, until the page has nodes enough and this one is too small to be seen."""
     at = 0
     for step in path:
-        known = nodes[at].children.get(step)
-        if known is None and (nbytes < least or len(nodes) >= _NODES):
+        child = nodes[at].children.get(step)
+        if child is None and (nbytes < least or len(nodes) >= _NODES):
             yield (_SMALLER, "branches too small to draw")
             return
         yield step
@@ -220,9 +218,9 @@ def _stack_path(tables: Tables, stack: int, *, fold: bool) -> list[_Step]:
     frames = tables.stack(stack)[::-1]
     if not frames:
         return [("(no stack recorded)", "allocated where no stack was recorded")]
-    kept = [f for f in frames if not fold or frame_kind(f.filename) is FrameKind.USER]
-    kept = kept or [max(frames[::-1], key=lambda f: frame_kind(f.filename))]
-    return [(_brief(f), site_name(f)) for f in kept]
+    path_frames = [f for f in frames if not fold or frame_kind(f.filename) is FrameKind.USER]
+    path_frames = path_frames or [max(frames[::-1], key=lambda f: frame_kind(f.filename))]
+    return [(_brief(f), site_name(f)) for f in path_frames]
 
 
 def _brief(frame: Frame) -> str:
@@ -247,14 +245,14 @@ def _site_rows(view: DeviceView, window: WindowView, live: _Live) -> tuple[list[
     for site in order[:_ROWS].tolist():
         here = np.flatnonzero(of == site)
         by_category = np.bincount(live.category[here], weights=live.bytes[here]).astype(np.int64)
-        ranked = np.argsort(-by_category, kind="stable")[:4].tolist()
+        top_categories = np.argsort(-by_category, kind="stable")[:4].tolist()
         rows.append(
             SiteRow(
                 name=visible(site_name(sites.frames[site])),
                 bytes=int(total[site]),
                 count=int(count[site]),
                 stack=view.book.numbers(live.stack[here[:1]])[0],
-                parts=[(c, int(by_category[c])) for c in ranked if by_category[c]],
+                parts=[(c, int(by_category[c])) for c in top_categories if by_category[c]],
             )
         )
     return rows, len(order)

@@ -112,8 +112,8 @@ def _run_data(report: Reported, samples: int) -> RunData:
     origin = origin_us(run)
     book = _book(report.examination)
     devices = [
-        _device_data(device_view(run, examined, origin, book), samples)
-        for examined in report.examination.devices
+        _device_data(device_view(run, examination, origin, book), samples)
+        for examination in report.examination.devices
     ]
     return RunData(_name(run), origin, book.table(), devices, findings.series(report.findings))
 
@@ -151,12 +151,12 @@ def _top(report: Reported, number: int) -> str:
     """What is said of one run in words: hidden but for the run that is switched to."""
     summary = report.summary
     tiles = "".join(
-        f'<div data-run="{number}" data-device="{d}"{_hidden(d)}>'
+        f'<div data-run="{number}" data-device="{d}"{_hidden_input(d)}>'
         f"{header.figures(figures, final_state=summary.final_state)}</div>"
         for d, figures in enumerate(summary.devices)
     )
     return (
-        f'<div class="run" data-run="{number}"{_hidden(number)}>'
+        f'<div class="run" data-run="{number}"{_hidden_input(number)}>'
         f"{header.verdict(summary)}{tiles}{header.unseen(summary)}"
         f"{postmortem.cards(report.post_mortems)}"
         f"{findings.cards(report.findings)}{whatif.tables(report.what_if)}"
@@ -165,7 +165,7 @@ def _top(report: Reported, number: int) -> str:
     )
 
 
-def _hidden(number: int) -> str:
+def _hidden_input(number: int) -> str:
     return " hidden" if number else ""
 
 
@@ -183,7 +183,7 @@ def _switches(runs: Sequence[RunData]) -> str:
                 f'<option value="{n}">{escaped(d.name)}</option>' for n, d in enumerate(run.devices)
             )
             switches += (
-                f'<label data-run="{number}"{_hidden(number)}>Device '
+                f'<label data-run="{number}"{_hidden_input(number)}>Device '
                 f'<select class="device">{options}</select></label>'
             )
     return switches

@@ -24,14 +24,14 @@ def anchor(fix: str) -> str:
 
 def fix_pages(fixes: Iterable[str]) -> str:
     """The pages about ``fixes``, each once and closed; nothing where there is none."""
-    known = [fix for fix in dict.fromkeys(fixes) if anchor(fix)]
-    if not known:
+    fixes_with_page = [fix for fix in dict.fromkeys(fixes) if anchor(fix)]
+    if not fixes_with_page:
         return ""
     pages = "".join(
         f'<details class="fix-page"><summary>{coded(FIXES[fix])}</summary>'
         # Inside, so that a browser that goes there opens it.
         f'<div id="{anchor(fix)}">{"".join(_blocks(page(fix)))}</div></details>'
-        for fix in known
+        for fix in fixes_with_page
     )
     return f'<div class="fix-pages"><h3>About these fixes</h3>{pages}</div>'
 

@@ -27,12 +27,12 @@ _KINDS = {
 
 def cards(post_mortems: Sequence[PostMortem]) -> str:
     """One card a device that ran out of memory; nothing where none did."""
-    shown = "".join(_card(one) for one in post_mortems)
-    if not shown:
+    cards_html = "".join(_card(one) for one in post_mortems)
+    if not cards_html:
         return ""
     return (
         '<section class="findings" aria-label="Out of memory"><h2>Out of memory</h2>'
-        f"{shown}</section>"
+        f"{cards_html}</section>"
     )
 
 
@@ -62,10 +62,10 @@ def _facts(post_mortem: PostMortem) -> Iterator[str]:
         yield f"<b>{format_bytes(failure.requested)}</b> asked{by}{step}"
     if post_mortem.shortage > 0:
         yield f"<b>{format_bytes(post_mortem.shortage)}</b> missing"
-    yield from _held(failure)
+    yield from _holdings(failure)
 
 
-def _held(failure: Failure) -> Iterator[str]:
+def _holdings(failure: Failure) -> Iterator[str]:
     if min(failure.reserved, failure.allocated) >= 0:
         yield (
             f"<b>{format_bytes(failure.allocated)}</b> in tensors of "
@@ -78,7 +78,7 @@ def _held(failure: Failure) -> Iterator[str]:
 
 
 def _help(post_mortem: PostMortem) -> str:
-    items = "".join(_rescue(rescue) for rescue in _shown(post_mortem.rescues.fitting))
+    items = "".join(_rescue(rescue) for rescue in _fewest_changes(post_mortem.rescues.fitting))
     note = (
         f'<p class="hint">{escaped(post_mortem.rescues.unproven)}</p>'
         if post_mortem.rescues.unproven
@@ -92,7 +92,7 @@ def _help(post_mortem: PostMortem) -> str:
     )
 
 
-def _shown(fitting: Sequence[Rescue]) -> Iterator[Rescue]:
+def _fewest_changes(fitting: Sequence[Rescue]) -> Iterator[Rescue]:
     """All kinds; of many settings those that leave the most."""
     settings = sorted((r for r in fitting if r.kind == "settings"), key=lambda r: -r.spare)
     yield from settings[:_SETTINGS_SHOWN]
@@ -100,10 +100,10 @@ def _shown(fitting: Sequence[Rescue]) -> Iterator[Rescue]:
 
 
 def _rescue(rescue: Rescue) -> str:
-    given = f" Taken for granted: {escaped(rescue.assumes)}." if rescue.assumes else ""
+    assumption = f" Taken for granted: {escaped(rescue.assumes)}." if rescue.assumes else ""
     return (
         f'<div class="remedy"><p><code class="fix">{_KINDS.get(rescue.kind, "")}</code>'
-        f"{escaped(rescue.change)}.{given}"
+        f"{escaped(rescue.change)}.{assumption}"
         f'<span class="saves">at most {format_bytes(rescue.peak_reserved)} reserved</span>'
         f'<span class="saves">{format_bytes(rescue.spare)} to spare</span></p></div>'
     )

@@ -114,13 +114,15 @@ def _data(job: JobReport) -> JobData:
 
 
 def _verdict(job: JobReport) -> str:
-    said = job.verdict
-    kind = {"failed": "oom", "outlier": "waste"}.get(said.level, said.level).replace(" ", "-")
+    verdict_record = job.verdict
+    kind = {"failed": "oom", "outlier": "waste"}.get(
+        verdict_record.level, verdict_record.level
+    ).replace(" ", "-")
     return (
         f'<section class="verdict level-{kind}" aria-label="Verdict">'
-        f'<p class="level">{_LEVELS[said.level]}</p><h1>{coded(said.line)}</h1>'
-        f"<dl><div><dt>Why</dt><dd>{coded(said.why)}</dd></div>"
-        f"<div><dt>Next</dt><dd>{coded(said.next)}</dd></div></dl></section>"
+        f'<p class="level">{_LEVELS[verdict_record.level]}</p><h1>{coded(verdict_record.line)}</h1>'
+        f"<dl><div><dt>Why</dt><dd>{coded(verdict_record.why)}</dd></div>"
+        f"<div><dt>Next</dt><dd>{coded(verdict_record.next)}</dd></div></dl></section>"
     )
 
 

@@ -64,10 +64,10 @@ def readings_figure(view: DeviceView) -> list[ReadingPanel]:
     for series in (*((beyond,) if beyond is not None else ()), *view.run.readings):
         if series.device not in (view.device.device, _HOST) or series.name in left_out:
             continue
-        known = np.isfinite(series.values)
-        if not known.any():
+        is_finite = np.isfinite(series.values)
+        if not is_finite.any():
             continue
-        name, unit = _named(series.name)
+        name, unit = _label_of(series.name)
         key = _key(series, unit)
         title = _NOT_TORCH if key[1] == _NOT_TORCH else _title(series)
         panel = panels.setdefault(key, ReadingPanel(title, unit, []))
@@ -82,7 +82,7 @@ def _key(series: ReadingSeries, unit: str) -> tuple[str, str]:
     return series.source, "available" if series.name == "available" else unit
 
 
-def _named(name: str) -> tuple[str, str]:
+def _label_of(name: str) -> tuple[str, str]:
     if name in _BESIDE:
         return _BESIDE[name], ""
     if name.startswith(PROCESS):
@@ -109,8 +109,8 @@ def _extremes(values: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.int
     if len(values) <= count:
         return np.arange(len(values))
     edges = np.linspace(0, len(values), count // 2 + 1).astype(int)
-    kept = [0, len(values) - 1]
+    places = [0, len(values) - 1]
     for low, high in itertools.pairwise(edges):
         part = np.nan_to_num(values[low:high])
-        kept += [int(low + part.argmin()), int(low + part.argmax())]
-    return np.unique(kept)
+        places += [int(low + part.argmin()), int(low + part.argmax())]
+    return np.unique(places)

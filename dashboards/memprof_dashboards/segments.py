@@ -47,14 +47,14 @@ class SegmentMap(msgspec.Struct):
 def segment_maps(view: DeviceView) -> dict[str, SegmentMap]:
     """``peak`` and ``end``: what lay where; empty where no segment is known."""
     maps = {name: _map(view, *moment) for name, moment in view.moments.items()}
-    return {name: drawn for name, drawn in maps.items() if drawn is not None}
+    return {name: figure for name, figure in maps.items() if figure is not None}
 
 
 def _map(view: DeviceView, window: WindowView, entry: int) -> SegmentMap | None:
     segments = segments_at(window.trace, entry - 1)
     if not len(segments):
         return None
-    blocks = _joined(_in_use(window, entry), segments)
+    blocks = _concatenate(_in_use(window, entry), segments)
     return SegmentMap(
         event=window.first_event + entry,
         reserved=int(segments.size.sum()),
@@ -76,11 +76,11 @@ def _map(view: DeviceView, window: WindowView, entry: int) -> SegmentMap | None:
 
 def segments_at(trace: Trace, event: int) -> Segments:
     """The segments just after ``event`` (-1: the start), by address, told by the events alone."""
-    kept = _whole_segments(trace, event)
+    segments = _whole_segments(trace, event)
     pages = _mapped_ranges(trace, event)
-    both = Segments.concatenate([kept, pages]) if len(pages) else kept
-    ordered: Segments = both.take(np.argsort(both.address, kind="stable"))
-    return ordered
+    both = Segments.concatenate([segments, pages]) if len(pages) else segments
+    in_order: Segments = both.take(np.argsort(both.address, kind="stable"))
+    return in_order
 
 
 def _whole_segments(trace: Trace, event: int) -> Segments:
@@ -89,23 +89,23 @@ def _whole_segments(trace: Trace, event: int) -> Segments:
     rows = np.flatnonzero(
         (events.action == Action.SEGMENT_ALLOC) | (events.action == Action.SEGMENT_FREE)
     )
-    chosen: Events = events.take(rows)
-    made = chosen.action == Action.SEGMENT_ALLOC
-    action = np.where(made, Action.ALLOC, Action.FREE_REQUESTED).astype("u1")
+    segment_events: Events = events.take(rows)
+    is_alloc = segment_events.action == Action.SEGMENT_ALLOC
+    action = np.where(is_alloc, Action.ALLOC, Action.FREE_REQUESTED).astype("u1")
     lives = lifetimes(
         replace(
             trace,
-            events=replace(chosen, action=action, taken=chosen.size),
+            events=replace(segment_events, action=action, taken=segment_events.size),
             start=_as_blocks(trace.start),
             end=_as_blocks(trace.end),
             settings={},
         )
     )
     alive = lives.take(lives.alive_at(int(np.searchsorted(rows, event, side="right")) - 1))
-    found: Segments = Segments.build(
+    segments: Segments = Segments.build(
         len(alive), address=alive.address, size=alive.size, stream=alive.stream, stack=alive.stack
     )
-    return found
+    return segments
 
 
 def _as_blocks(state: State | None) -> State | None:
@@ -142,14 +142,14 @@ def _mapped_ranges(trace: Trace, event: int) -> Segments:
     ):
         (ranges.add if grow else ranges.remove)(address, size)
     spans = np.array(list(ranges), dtype=np.int64).reshape(-1, 2)
-    found: Segments = Segments.build(
+    result: Segments = Segments.build(
         len(spans),
         address=spans[:, 0],
         size=spans[:, 1] - spans[:, 0],
         stream=_streams(segments, spans[:, 0]),
         expandable=np.ones(len(spans), dtype=bool),
     )
-    return found
+    return result
 
 
 def _streams(segments: Segments, addresses: Column) -> Column:
@@ -178,8 +178,8 @@ def _in_use(window: WindowView, entry: int) -> Blocks:
         label=np.ones(len(alive)),
     )
     both = Blocks.concatenate([used, _pending(window.trace, entry - 1)])
-    ordered: Blocks = both.take(np.argsort(both.address, kind="stable"))
-    return ordered
+    result: Blocks = both.take(np.argsort(both.address, kind="stable"))
+    return result
 
 
 def _pending(trace: Trace, event: int) -> Blocks:
@@ -193,16 +193,18 @@ def _pending(trace: Trace, event: int) -> Blocks:
     paired = requested[:-1] & ~requested[1:] & (address[:-1] == address[1:])
     first, second = rows[:-1][paired], rows[1:][paired]
     waiting = first[(first <= event) & (event < second)]
-    found = _waiting(events.address[waiting], events.size[waiting], events.stack[waiting])
+    pending = _waiting(events.address[waiting], events.size[waiting], events.stack[waiting])
     if trace.end is None:
-        return found
+        return pending
     blocks = trace.end.blocks
     still = blocks.take(blocks.state == BlockState.ACTIVE_PENDING_FREE)
     since = np.flatnonzero(events.action == Action.FREE_REQUESTED)
     later = np.isin(still.address, events.address[since[since > event]])
-    still = still.take(~later & ~np.isin(still.address, found.address))
-    joined: Blocks = Blocks.concatenate([found, _waiting(still.address, still.size, still.stack)])
-    return joined
+    still = still.take(~later & ~np.isin(still.address, pending.address))
+    pending_blocks: Blocks = Blocks.concatenate(
+        [pending, _waiting(still.address, still.size, still.stack)]
+    )
+    return pending_blocks
 
 
 def _waiting(address: Column, size: Column, stack: Column) -> Blocks:
@@ -218,7 +220,7 @@ def _waiting(address: Column, size: Column, stack: Column) -> Blocks:
     return blocks
 
 
-def _joined(blocks: Blocks, segments: Segments) -> Blocks:
+def _concatenate(blocks: Blocks, segments: Segments) -> Blocks:
     """At most about `_BLOCKS` rows: neighbours that are small are joined within their segment."""
     if len(blocks) <= _BLOCKS:
         return blocks
@@ -230,7 +232,7 @@ def _joined(blocks: Blocks, segments: Segments) -> Blocks:
     first = np.flatnonzero(starts)
     last = np.append(first[1:], len(blocks)) - 1
     count = np.add.reduceat(blocks.label, first)
-    joined: Blocks = Blocks.build(
+    both: Blocks = Blocks.build(
         len(first),
         address=blocks.address[first],
         size=blocks.address[last] + blocks.size[last] - blocks.address[first],
@@ -239,4 +241,4 @@ def _joined(blocks: Blocks, segments: Segments) -> Blocks:
         segment=np.where(count > 1, _MIXED, blocks.segment[first]),
         label=count,
     )
-    return joined
+    return both

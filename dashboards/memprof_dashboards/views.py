@@ -13,7 +13,7 @@ from memprof.run import DeviceRun, Run, Steps
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import NOT_RECORDED, Frame, Tables, Trace
 from memprof.views.examination import DeviceExamination
-from memprof.views.owners import Owners
+from memprof.views.owners import OwnerGroupings
 from memprof.views.sites import Sites, site_name
 from memprof.views.timeline import Timeline
 from memprof_dashboards.text import visible
@@ -50,8 +50,8 @@ class StackBook:
     def numbers(self, stacks: Ints) -> list[int]:
         """The page's number of each stack; 0 for those beyond what a page carries."""
         distinct, back = np.unique(stacks, return_inverse=True)
-        known = np.array([self._number(int(stack)) for stack in distinct], dtype=np.int64)
-        numbers: list[int] = known[back].tolist()
+        numbers_of = np.array([self._number(int(stack)) for stack in distinct], dtype=np.int64)
+        numbers: list[int] = numbers_of[back].tolist()
         return numbers
 
     def _number(self, stack: int) -> int:
@@ -67,14 +67,14 @@ class StackBook:
             [self._frames.setdefault(f, len(self._frames)) for f in self.tables.stacks[s][:_FRAMES]]
             for s in self._stacks
         ]
-        frames = [_shown(self.tables.frames[f]) for f in self._frames]
+        frames = [_frame_columns(self.tables.frames[f]) for f in self._frames]
         sites = [
             visible(site_name(self.sites.frames[self.sites.of_stack[s]])) for s in self._stacks
         ]
         return StackTable(frames, stacks, sites)
 
 
-def _shown(frame: Frame) -> tuple[str, str, int, int]:
+def _frame_columns(frame: Frame) -> tuple[str, str, int, int]:
     kind = FrameKind(frame_kind(frame.filename))
     return (visible(frame.name), visible(frame.filename), frame.line, int(kind))
 
@@ -85,7 +85,7 @@ class WindowView:
 
     trace: Trace
     line: Timeline
-    owners: Owners
+    owners: OwnerGroupings
     first_event: int
     """Events of the device before this window."""
 
@@ -132,13 +132,15 @@ class DeviceView:
         return {"peak": (best, best.line.peak_allocated.event + 1), **end}
 
 
-def device_view(run: Run, examined: DeviceExamination, origin: int, book: StackBook) -> DeviceView:
-    """``examined`` with its windows put behind one another."""
+def device_view(
+    run: Run, examination: DeviceExamination, origin: int, book: StackBook
+) -> DeviceView:
+    """``examination`` with its windows put behind one another."""
     windows, first = [], 0
-    for window in examined.windows:
+    for window in examination.windows:
         windows.append(WindowView(window.trace, window.line, window.owners, first))
         first += len(window.trace.events)
-    return DeviceView(run, examined.device, tuple(windows), examined.steps, origin, book)
+    return DeviceView(run, examination.device, tuple(windows), examination.steps, origin, book)
 
 
 def origin_us(run: Run) -> int:

@@ -25,22 +25,22 @@ _COLUMNS = (
 
 def tables(answers: Sequence[DeviceWhatIf]) -> str:
     """One table a device; nothing where nothing was asked."""
-    shown = [_table(answer) for answer in answers if answer.rows]
-    if not shown:
+    answer_tables = [_table(answer) for answer in answers if answer.rows]
+    if not answer_tables:
         return ""
     count = sum(len(answer.rows) for answer in answers)
     return (
         '<details class="whatif"><summary><h2>What if</h2> '
         f"the same allocations under {format_count(count)} configurations, replayed by the "
-        f"allocator model</summary>{''.join(shown)}</details>"
+        f"allocator model</summary>{''.join(answer_tables)}</details>"
     )
 
 
 def _table(answer: DeviceWhatIf) -> str:
     most = max(row.outcome.peak_reserved for row in answer.rows)
-    recorded = answer.rows[0].outcome.peak_reserved
+    reserved_before = answer.rows[0].outcome.peak_reserved
     head = "".join(f'<th scope="col">{name}</th>' for name in _COLUMNS)
-    body = "".join(_row(row, recorded, most) for row in answer.rows)
+    body = "".join(_row(row, reserved_before, most) for row in answer.rows)
     fits = "".join(f"<li>{_fit(fit)}</li>" for fit in answer.fits)
     return (
         f"<table><caption>{escaped(answer.device)}</caption><thead><tr>{head}</tr></thead>"
@@ -48,14 +48,14 @@ def _table(answer: DeviceWhatIf) -> str:
     )
 
 
-def _row(row: Row, recorded: int, most: int) -> str:
+def _row(row: Row, reserved_before: int, most: int) -> str:
     outcome = row.outcome
     share = 100 * outcome.peak_reserved / most if most else 0
     cells = (
         f"<code>{escaped(row.configuration)}</code>",
         format_bytes(outcome.peak_reserved),
         f'<div class="gauge"><span style="width:{share:.1f}%"></span></div>',
-        _against(outcome.peak_reserved, recorded),
+        _against(outcome.peak_reserved, reserved_before),
         format_bytes(outcome.unallocated),
         format_bytes(outcome.largest_free),
         format_count(outcome.driver_allocs + outcome.driver_frees),
@@ -65,11 +65,12 @@ def _row(row: Row, recorded: int, most: int) -> str:
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 
-def _against(reserved: int, recorded: int) -> str:
-    if reserved == recorded:
+def _against(reserved: int, reserved_before: int) -> str:
+    if reserved == reserved_before:
         return "the same"
-    sign = "+" if reserved > recorded else ""
-    return f"{sign}{format_bytes(reserved - recorded)} ({format_percent(reserved, recorded)})"
+    sign = "+" if reserved > reserved_before else ""
+    share = format_percent(reserved, reserved_before)
+    return f"{sign}{format_bytes(reserved - reserved_before)} ({share})"
 
 
 def _end(row: Row) -> str:

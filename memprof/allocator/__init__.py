@@ -29,7 +29,7 @@ from memprof.allocator.replay_check import (
 )
 from memprof.allocator.settings import AllocatorSettings, parse_settings, recorded_settings
 from memprof.allocator.state_over_time import (
-    Fragmentation,
+    FragmentationSamples,
     fragmentation,
     segment_map,
     segment_maps,
@@ -46,7 +46,7 @@ __all__ = [
     "Changes",
     "Driver",
     "FailedRequest",
-    "Fragmentation",
+    "FragmentationSamples",
     "OutOfMemory",
     "Outcome",
     "Recorder",

@@ -121,13 +121,15 @@ class ReplayedTrace:
     """None where no request failed."""
 
 
-def replayed_trace(recorded: Trace) -> ReplayedTrace:
+def replayed_trace(trace_of_file: Trace) -> ReplayedTrace:
     """Replay a trace under the settings it ran with: its sizes, its program, its last failure."""
-    settings = inferred_settings(recorded)
-    begin, rule, guide = retold(recorded, settings)
-    taken = np.zeros(len(recorded.events), dtype=np.int64)
-    taken[recorded.events.action == Action.ALLOC] = guide.taken
-    trace = replace(recorded, start=begin.state, events=replace(recorded.events, taken=taken))
+    settings = inferred_settings(trace_of_file)
+    begin, rule, guide = retold(trace_of_file, settings)
+    sizes = np.zeros(len(trace_of_file.events), dtype=np.int64)
+    sizes[trace_of_file.events.action == Action.ALLOC] = guide.taken
+    trace = replace(
+        trace_of_file, start=begin.state, events=replace(trace_of_file.events, taken=sizes)
+    )
     workload = _workload(trace, begin, settings, rule, guide)
     last = guide.last_refusal
     if last is None:
@@ -161,9 +163,9 @@ def _workload(
     )
 
 
-def _capacity(refused_at: Sequence[int], recorded: Outcome) -> int:
+def _capacity(refused_at: Sequence[int], first_outcome: Outcome) -> int:
     """Bytes that an allocator could hold which was refused those; no limit where none were."""
-    return max(min(refused_at) - 1, recorded.peak_reserved) if refused_at else NO_LIMIT
+    return max(min(refused_at) - 1, first_outcome.peak_reserved) if refused_at else NO_LIMIT
 
 
 def play(
@@ -215,7 +217,7 @@ class _Player:
         self.gone = set(changes.gone[at_once].tolist())
         self.live: dict[int, Block] = {}
         """Blocks by the address that the recording knows them under."""
-        self.allocator = self._started(afresh)
+        self.allocator = self._start(afresh)
         self.watch = PeakWatch(self.allocator)
         if not len(workload.events):
             self.notes.append(
@@ -238,7 +240,7 @@ class _Player:
         share = self.workload.settings.memory_fraction or 1.0
         return self.capacity if share == 1.0 else int(self.capacity / share) + 2  # never below it
 
-    def _started(self, afresh: bool) -> CachingAllocator:
+    def _start(self, afresh: bool) -> CachingAllocator:
         """The allocator as it would have been when the trace began."""
         allocator = None if afresh else self._as_recorded()
         if allocator is None:
@@ -253,8 +255,8 @@ class _Player:
 
     def _as_recorded(self) -> CachingAllocator | None:
         """The start as it was; None where these settings or this card would not have led to it."""
-        recorded, settings, workload = self.workload.settings, self.settings, self.workload
-        if (recorded.expandable_segments, recorded.large_segment_size) != (
+        first_settings, settings, workload = self.workload.settings, self.settings, self.workload
+        if (first_settings.expandable_segments, first_settings.large_segment_size) != (
             settings.expandable_segments,
             settings.large_segment_size,
         ):
@@ -339,7 +341,7 @@ class _Player:
         columns = zip(actions, addresses, sizes, streams, pools[first:stop].tolist(), strict=True)
         allocator, live, never = self.allocator, self.live, set(self.changes.never.tolist())
         malloc, free, log = allocator.malloc, allocator.complete_free, allocator.log
-        request_free, held = allocator.request_free, allocator.live
+        request_free, live_blocks = allocator.request_free, allocator.live
         completed, requested = self.workload.free_actions
         for row, (action, address, size, stream, pool) in enumerate(columns, first):
             if action == _ALLOC:
@@ -355,16 +357,20 @@ class _Player:
                     self.watch.note(row, allocator)
                     log.clear()
             elif action == completed:
-                found = live.pop(address, None)
+                live_block = live.pop(address, None)
                 # Waiting for all streams may have completed it, and its memory be another's by now.
-                if found is not None and found.state != FREE and held.get(found.address) is found:
-                    free(found.address)
+                if (
+                    live_block is not None
+                    and live_block.state != FREE
+                    and live_blocks.get(live_block.address) is live_block
+                ):
+                    free(live_block.address)
             elif action == AT_ONCE:
                 continue
             elif action == requested:
-                found = live.get(address)
-                if found is not None and found.state == ALLOCATED:
-                    request_free(found.address)
+                live_block = live.get(address)
+                if live_block is not None and live_block.state == ALLOCATED:
+                    request_free(live_block.address)
             elif action == _OOM and not self._try(row, size, stream, pool):
                 break
         return stop

@@ -147,8 +147,8 @@ def reserve(allocator: CachingAllocator, arena: Arena, owner: int, size: int = 0
 
     Where the card has no limit, there is room for ``size`` bytes in any case.
     """
-    known = allocator.device_total < NO_LIMIT
-    total = max(allocator.device_total, 1) if known else max(_UNKNOWN_CARD, size)
+    is_limited = allocator.device_total < NO_LIMIT
+    total = max(allocator.device_total, 1) if is_limited else max(_UNKNOWN_CARD, size)
     size = -(-(total + total // 8) // arena.page) * arena.page
     address = allocator.driver.reserve(size)
     block = Block(arena, address, size, allocator.next_tie())
@@ -178,7 +178,9 @@ def map_pages(allocator: CachingAllocator, block: Block, size: int) -> bool:
 
 
 def _split_off(allocator: CachingAllocator, block: Block, size: int) -> None:
-    rest = Block(block.arena, block.address + size, block.size - size, _inherited(allocator, block))
+    rest = Block(
+        block.arena, block.address + size, block.size - size, _inherited_remainder(allocator, block)
+    )
     rest.extent = block.extent
     rest.prev, rest.next = block, block.next
     if rest.next is not None:
@@ -187,7 +189,7 @@ def _split_off(allocator: CachingAllocator, block: Block, size: int) -> None:
     note_unmapped(rest)
 
 
-def _inherited(allocator: CachingAllocator, block: Block) -> int:
+def _inherited_remainder(allocator: CachingAllocator, block: Block) -> int:
     return allocator.next_tie() if allocator.counts_blocks else block.tie
 
 
@@ -256,7 +258,7 @@ def unmap(allocator: CachingAllocator, block: Block) -> None:
 def _keep_free(
     allocator: CachingAllocator, block: Block, address: int, size: int, *, before: bool
 ) -> None:
-    piece = Block(block.arena, address, size, _inherited(allocator, block))
+    piece = Block(block.arena, address, size, _inherited_remainder(allocator, block))
     piece.extent = block.extent
     if before:
         piece.prev, piece.next, block.prev = block.prev, block, piece

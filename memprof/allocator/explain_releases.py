@@ -141,9 +141,9 @@ def _private_pools(allocator: CachingAllocator, pieces: list[Piece]) -> list[int
     """Private pools that give something back, in the order they do (only idle pools give)."""
     pools = {}
     for action, address, _ in pieces:
-        known = allocator.segments.get(address) if action == _FREE else None
-        if known is not None and known[1].pool != 0:
-            pools[known[1].pool] = True
+        segment = allocator.segments.get(address) if action == _FREE else None
+        if segment is not None and segment[1].pool != 0:
+            pools[segment[1].pool] = True
     return list(pools)
 
 

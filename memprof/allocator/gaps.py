@@ -22,14 +22,14 @@ from memprof.trace import (
     column,
 )
 
-__all__ = ["LiveBlocks", "apart", "is_tiled", "live_blocks_of", "tiled"]
+__all__ = ["BlocksAtStart", "apart", "is_tiled", "live_blocks_of", "tiled"]
 
 _MOST = 1 << 60
 """Beyond every address and size: what is larger was not written by an allocator."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LiveBlocks(Columns):
+class BlocksAtStart(Columns):
     """Blocks in use at the start of a trace, by address."""
 
     address: Column = column("i8")
@@ -45,7 +45,7 @@ class LiveBlocks(Columns):
     category: Column = column("u1")
     segment: Column = column("i4")
 
-    def inside(self, segments: Segments) -> tuple[LiveBlocks, int]:
+    def inside(self, segments: Segments) -> tuple[BlocksAtStart, int]:
         """The blocks that lie in a segment and in no other block; and how many do not.
 
         Where there are no segments at all (CPU tensors) every block stays, with row -1.
@@ -55,18 +55,18 @@ class LiveBlocks(Columns):
             return self, 0
         row = np.searchsorted(segments.address, self.address, side="right") - 1
         limit = (segments.address + segments.size)[np.maximum(row, 0)]
-        kept = (row >= 0) & (self.address + self.size <= limit) & apart(self)
+        fits = (row >= 0) & (self.address + self.size <= limit) & apart(self)
         self.segment[:] = row
-        blocks: LiveBlocks = self.take(kept)
-        return blocks, int((~kept).sum())
+        blocks: BlocksAtStart = self.take(fits)
+        return blocks, int((~fits).sum())
 
 
-def apart(rows: LiveBlocks | Segments) -> npt.NDArray[np.bool_]:
+def apart(rows: BlocksAtStart | Segments) -> npt.NDArray[np.bool_]:
     """Which rows (by address) have bytes, at an address, and begin behind those before them."""
     end = np.maximum.accumulate(rows.address + rows.size) if len(rows) else rows.address
-    kept = (rows.size > 0) & (rows.address >= 0) & (rows.size < _MOST) & (rows.address < _MOST)
-    kept[1:] &= rows.address[1:] >= end[:-1]
-    result: npt.NDArray[np.bool_] = kept
+    fits = (rows.size > 0) & (rows.address >= 0) & (rows.size < _MOST) & (rows.address < _MOST)
+    fits[1:] &= rows.address[1:] >= end[:-1]
+    result: npt.NDArray[np.bool_] = fits
     return result
 
 
@@ -91,12 +91,12 @@ def is_tiled(state: State) -> bool:
     )
 
 
-def live_blocks_of(state: State, trace: Trace) -> LiveBlocks:
+def live_blocks_of(state: State, trace: Trace) -> BlocksAtStart:
     """The blocks in use in a recorded state; their sizes are their own."""
     used = state.blocks.take(state.blocks.state != BlockState.INACTIVE)
     used = used.take(np.argsort(used.address, kind="stable"))
     names = ("address", "size", "requested", "state", "stack", "label", "category")
-    result: LiveBlocks = LiveBlocks.build(
+    result: BlocksAtStart = BlocksAtStart.build(
         len(used),
         **{name: getattr(used, name) for name in names},
         freed=np.full(len(used), len(trace.events)),
@@ -106,7 +106,7 @@ def live_blocks_of(state: State, trace: Trace) -> LiveBlocks:
 
 
 def tiled(
-    segments: Segments, live: LiveBlocks, trace: Trace, settings: AllocatorSettings
+    segments: Segments, live: BlocksAtStart, trace: Trace, settings: AllocatorSettings
 ) -> tuple[Blocks, npt.NDArray[np.bool_]]:
     """All blocks of ``segments``, live and free, by address; and which sizes are assumed.
 
@@ -116,23 +116,23 @@ def tiled(
     if not len(segments):
         return _blocks(live), np.zeros(len(live), dtype=bool)
     gap = _gaps(segments, live)
-    owned, assumed = _remainders(segments, live, gap, trace, settings)
-    live.size[:] += owned
+    remainders, assumptions = _remainders(segments, live, gap, trace, settings)
+    live.size[:] += remainders
     free = _free_blocks(segments, live)
     blocks = Blocks.concatenate([_blocks(live), free])
     order = np.argsort(blocks.address, kind="stable")
-    assumed = np.concatenate((assumed, np.zeros(len(free), dtype=bool)))
+    assumptions = np.concatenate((assumptions, np.zeros(len(free), dtype=bool)))
     result: Blocks = blocks.take(order)
-    return result, assumed[order]
+    return result, assumptions[order]
 
 
-def _blocks(live: LiveBlocks) -> Blocks:
+def _blocks(live: BlocksAtStart) -> Blocks:
     columns = ("address", "size", "requested", "state", "segment", "stack", "label", "category")
     result: Blocks = Blocks.build(**{name: getattr(live, name) for name in columns})
     return result
 
 
-def _gaps(segments: Segments, live: LiveBlocks) -> npt.NDArray[np.int64]:
+def _gaps(segments: Segments, live: BlocksAtStart) -> npt.NDArray[np.int64]:
     """Bytes between the end of each live block and the next, or the end of its segment."""
     end = (segments.address + segments.size)[live.segment]
     limit = end.copy()
@@ -145,7 +145,7 @@ def _gaps(segments: Segments, live: LiveBlocks) -> npt.NDArray[np.int64]:
 
 def _remainders(
     segments: Segments,
-    live: LiveBlocks,
+    live: BlocksAtStart,
     gap: npt.NDArray[np.int64],
     trace: Trace,
     settings: AllocatorSettings,
@@ -158,16 +158,16 @@ def _remainders(
     open_ = coarse & ~live.exact & (gap > 0)
     oversize = open_ & (live.size >= settings.max_split_size)
     small = open_ & ~oversize & (gap <= SMALL_SIZE)
-    owned = np.where(oversize | small, gap, 0)
-    asked = open_ & ~oversize & ~small
-    shown = _shown_ends(live, gap, trace) - live.address - live.size
-    confirmed = asked & (shown >= 0) & (shown <= SMALL_SIZE)
-    owned[confirmed] = shown[confirmed]
-    return owned, asked & ~confirmed
+    remainders = np.where(oversize | small, gap, 0)
+    in_question = open_ & ~oversize & ~small
+    shown_ends = _shown_ends(live, gap, trace) - live.address - live.size
+    confirmed = in_question & (shown_ends >= 0) & (shown_ends <= SMALL_SIZE)
+    remainders[confirmed] = shown_ends[confirmed]
+    return remainders, in_question & ~confirmed
 
 
 def _shown_ends(
-    live: LiveBlocks, gap: npt.NDArray[np.int64], trace: Trace
+    live: BlocksAtStart, gap: npt.NDArray[np.int64], trace: Trace
 ) -> npt.NDArray[np.int64]:
     """Where the first allocation in the gap behind each block begins; -1 if the block died first.
 
@@ -175,21 +175,21 @@ def _shown_ends(
     a free block: so this is where the block before it ends.
     """
     events = trace.events
-    shown = np.full(len(live), -1, dtype=np.int64)
+    ends = np.full(len(live), -1, dtype=np.int64)
     rows = np.flatnonzero(events.action == Action.ALLOC)
     if not len(rows) or not len(live):
-        return shown
+        return ends
     address = events.address[rows]
     before = np.searchsorted(live.address, address, side="right") - 1
     end = (live.address + live.size)[before]
     in_gap = (before >= 0) & (address >= end) & (address < end + gap[before])
     in_gap &= rows < live.freed[before]
     behind, first = np.unique(before[in_gap], return_index=True)
-    shown[behind] = address[in_gap][first]
-    return shown
+    ends[behind] = address[in_gap][first]
+    return ends
 
 
-def _free_blocks(segments: Segments, live: LiveBlocks) -> Blocks:
+def _free_blocks(segments: Segments, live: BlocksAtStart) -> Blocks:
     """The stretches of the segments that no live block covers."""
     starts = np.concatenate((segments.address, live.address + live.size))
     row = np.concatenate((np.arange(len(segments)), live.segment))

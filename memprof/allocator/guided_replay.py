@@ -109,7 +109,7 @@ class Guide:
         """Events at which expandable segments were found to be switched on or off."""
         self._from_midst = len(begin.state.blocks) > 0
         self._holes = begin.contradictions > 0
-        self._assumed = set(begin.state.blocks.address[begin.assumed].tolist())
+        self._assumed_addresses = set(begin.state.blocks.address[begin.assumed].tolist())
         self._start_ties = sorted({b.tie for b in self._all_blocks()})
         events = trace.events
         self._requests: list[int] = np.flatnonzero(
@@ -123,8 +123,8 @@ class Guide:
         self._run_end = 0
         self._stacks = Stacks(events.stack, begin.state.blocks.stack)
         self._actions, self._addresses = events.action.tolist(), events.address.tolist()
-        self._completed, self._requested = free_actions(trace)
-        self._calls = calls(events, self._completed, self._requested)
+        self._completions, self._requested = free_actions(trace)
+        self._calls = calls(events, self._completions, self._requested)
         self._sizes, self._streams = events.size.tolist(), events.stream.tolist()
         self._finder = PoolFinder(trace, begin, self.allocator)
         self.pools = self._finder.pools
@@ -139,8 +139,8 @@ class Guide:
         stop = len(self._actions) if to is None else to
         actions, addresses, sizes = self._calls, self._addresses, self._sizes
         streams, pools, queue = self._streams, self.pools, self._queue
-        predicted, taken = self.predicted, self.taken
-        allocator, completed, requested = self.allocator, self._completed, self._requested
+        predicted, block_sizes = self.predicted, self.taken
+        allocator, completed, requested = self.allocator, self._completions, self._requested
         malloc, free = allocator.malloc_cached, allocator.complete_free
         request_free = allocator.request_free
         for row in range(self.row, stop):
@@ -152,7 +152,7 @@ class Guide:
                 block = malloc(sizes[row], streams[row], pool, row)
                 if block is not None and block.address == addresses[row] and not queue:
                     predicted.append(block.address)
-                    taken.append(block.size)
+                    block_sizes.append(block.size)
                 else:
                     predicted.append(self._settle(row, pool, block))
             elif action == completed:
@@ -185,10 +185,10 @@ class Guide:
                 self.watch.note(row, self.allocator)
                 return address
         predicted = NOT_RECORDED if block is None else block.address
-        chosen = None if block is None else self._take_back(block)
+        choice = None if block is None else self._take_back(block)
         self._add_recorded(arena)
         actual = None if self.lost else free_block_at(self.allocator, address, size)
-        self.doubts[row] = self._doubt(row, chosen, actual, size)
+        self.doubts[row] = self._doubt(row, choice, actual, size)
         if actual is not None:
             block = self.allocator.carve(actual, address)
             block = self.allocator.take(block, size, self._sizes[row], row)
@@ -202,12 +202,12 @@ class Guide:
         rest = block.next
         cut = allocator.counts_blocks and block.tie >> ADDRESS_BITS == allocator.counter
         tie = rest.tie if cut and rest is not None else None
-        chosen = allocator.complete_free(block.address)
-        if tie is not None and chosen is not None:  # merging kept the newer of the two numbers
-            chosen.arena.remove(chosen)
-            chosen.tie = tie
-            chosen.arena.insert(chosen)
-        return chosen
+        choice = allocator.complete_free(block.address)
+        if tie is not None and choice is not None:  # merging kept the newer of the two numbers
+            choice.arena.remove(choice)
+            choice.tie = tie
+            choice.arena.insert(choice)
+        return choice
 
     def _tried_again(self, row: int, arena: Arena, size: int) -> bool:
         """Whether the request missed the cache before memory was given back for it.
@@ -235,7 +235,7 @@ class Guide:
         size = size if self._actions[row] == _OOM else self.allocator.rounded(size)
         return self.allocator.arena(pool, self._streams[row], size <= SMALL_SIZE), size
 
-    def _doubt(self, row: int, chosen: Block | None, actual: Block | None, size: int) -> Doubt:
+    def _doubt(self, row: int, choice: Block | None, actual: Block | None, size: int) -> Doubt:
         """Why the model missed; what the miss teaches is put right."""
         if self._holes:
             return Doubt.HOLES
@@ -243,12 +243,12 @@ class Guide:
             return Doubt.POOL
         # Right after the cut: what the first allocation was cut from looks free, and was not.
         no_excuse = Doubt.CUT if self._from_midst and not self.predicted else Doubt.WRONG
-        if chosen is None or actual is None:
+        if choice is None or actual is None:
             return no_excuse if actual is not None else Doubt.WRONG
-        rest = least_remainder(chosen, size)
-        if learn_remainder(self.allocator, self._assumed, chosen, actual, rest):
+        rest = least_remainder(choice, size)
+        if learn_remainder(self.allocator, self._assumed_addresses, choice, actual, rest):
             return Doubt.START_SIZE
-        tie = learn_order(self.allocator, self._start_ties, chosen, actual)
+        tie = learn_order(self.allocator, self._start_ties, choice, actual)
         if tie is None:
             return no_excuse
         self.learned_ties[_base(actual)] = tie
@@ -272,10 +272,10 @@ class Guide:
             allocator.driver.expect(queue[0][1] if new_view else None)
             block = expandable.allocate(allocator, arena, size, row)
         else:
-            _, address, wanted, _ = queue[0]
-            if len(queue) > 1 or wanted != segment_size(size, allocator.settings):
+            _, address, driver_size, _ = queue[0]
+            if len(queue) > 1 or driver_size != segment_size(size, allocator.settings):
                 return None
-            block = allocator.add_segment(arena, address, wanted, row)
+            block = allocator.add_segment(arena, address, driver_size, row)
         self._count_queue(predicted=len(queue))
         return None if block is None else allocator.take(block, size, self._sizes[row], row)
 
@@ -298,8 +298,8 @@ class Guide:
     def _is_planned(self, plan: list[tuple[int | None, int]]) -> bool:
         """Whether the recorded maps are the first ones of the plan."""
         return len(plan) >= len(self._queue) and all(
-            size == wanted and place in (None, address)
-            for (place, wanted), (_, address, size, _) in zip(plan, self._queue, strict=False)
+            size == planned_size and place in (None, address)
+            for (place, planned_size), (_, address, size, _) in zip(plan, self._queue, strict=False)
         )
 
     def _follow_switch(self, row: int, arena: Arena, *, mapped: bool) -> None:
@@ -352,8 +352,8 @@ class Guide:
         waiting, reserved = self._waiting(row), self.allocator.reserved
         if waiting is not None:  # the event itself
             # What the driver says is free counts, unless the request was refused for a fraction.
-            wanted = self._wanted(*waiting)
-            self.refused_at.append(reserved + min(self._addresses[row] + 1, wanted))
+            nbytes = self._size_wanted(*waiting)
+            self.refused_at.append(reserved + min(self._addresses[row] + 1, nbytes))
         if before is not None:
             self.last_refusal = Refusal(row, before, self._outcome(row + 1), tuple(self.refused_at))
 
@@ -380,7 +380,7 @@ class Guide:
         why = explain(self.allocator, pieces, waiting, from_start=self._from_midst)
         retry = self._served_next(row, last)
         if retry and waiting is not None:
-            self.refused_at.append(reserved + self._wanted(*waiting))
+            self.refused_at.append(reserved + self._size_wanted(*waiting))
         run = ReleaseRun(row, last, why.predicted, why.causes, why.pools, retry)
         self.releases.append(run)
         self._run_end = last
@@ -404,11 +404,11 @@ class Guide:
     def _outcome(self, stop: int) -> Outcome:
         """The figures up to event ``stop`` (excluded); requests that failed gave up the cache."""
         failed: int = sum(action == _OOM for action in self._actions[:stop])
-        served = [run for run in self.releases if run.retry and self._actions[run.last] != _OOM]
+        retries = [run for run in self.releases if run.retry and self._actions[run.last] != _OOM]
         outcome = self.watch.outcome(self.allocator, self.oom)
-        return replace(outcome, retries=len(served) + failed)
+        return replace(outcome, retries=len(retries) + failed)
 
-    def _wanted(self, arena: Arena, size: int) -> int:
+    def _size_wanted(self, arena: Arena, size: int) -> int:
         """Bytes that a request asks of the driver when nothing cached fits."""
         if arena.expandable:
             return sum(mapped for _, mapped in expandable.mapping_plan(arena, size))

@@ -12,27 +12,32 @@ __all__ = ["learn_order", "learn_remainder", "least_remainder"]
 
 
 def learn_remainder(
-    allocator: CachingAllocator, assumed: set[int], chosen: Block, actual: Block, rest: int
+    allocator: CachingAllocator, assumptions: set[int], choice: Block, actual: Block, rest: int
 ) -> bool:
-    """Whether the miss shows that the block before ``chosen`` owns the front of it.
+    """Whether the miss shows that the block before ``choice`` owns the front of it.
 
     Args:
         allocator: holds all the blocks.
         assumed: addresses of blocks of the start whose size is the least it can be.
         chosen: the free block that the model took the placement from.
         actual: the free block that the allocator took it from.
-        rest: bytes of ``chosen`` that must belong to the block before it.
+        rest: bytes of ``choice`` that must belong to the block before it.
     """
-    before = chosen.prev
-    if before is None or before.state == FREE or before.owner > -2 or before.address not in assumed:
+    before = choice.prev
+    if (
+        before is None
+        or before.state == FREE
+        or before.owner > -2
+        or before.address not in assumptions
+    ):
         return False
-    if not 0 < rest <= SMALL_SIZE or chosen is actual or chosen.size <= rest:
+    if not 0 < rest <= SMALL_SIZE or choice is actual or choice.size <= rest:
         return False
-    arena = chosen.arena
-    arena.remove(chosen)
-    chosen.address += rest
-    chosen.size -= rest
-    arena.insert(chosen)
+    arena = choice.arena
+    arena.remove(choice)
+    choice.address += rest
+    choice.size -= rest
+    arena.insert(choice)
     before.size += rest
     if before.state == PENDING:
         allocator.pending += rest
@@ -41,25 +46,25 @@ def learn_remainder(
     return True
 
 
-def least_remainder(chosen: Block, size: int) -> int:
+def least_remainder(choice: Block, size: int) -> int:
     """Bytes to take from a free block so that ``size`` bytes do not fit any more."""
-    return chosen.size - size + MIN_BLOCK
+    return choice.size - size + MIN_BLOCK
 
 
 def learn_order(
-    allocator: CachingAllocator, start_ties: list[int], chosen: Block, actual: Block
+    allocator: CachingAllocator, start_ties: list[int], choice: Block, actual: Block
 ) -> int | None:
-    """A tie-break for the segment (or block) of ``actual`` that puts it before ``chosen``.
+    """A tie-break for the segment (or block) of ``actual`` that puts it before ``choice``.
 
     None where the order of the two is not open: different sizes, or not both of the start.
     """
     last = start_ties[-1] if start_ties else 0
-    if chosen.size != actual.size or max(chosen.tie, actual.tie) > last or chosen.tie == actual.tie:
+    if choice.size != actual.size or max(choice.tie, actual.tie) > last or choice.tie == actual.tie:
         return None
-    index = bisect_left(start_ties, chosen.tie)
+    index = bisect_left(start_ties, choice.tie)
     before = start_ties[index - 1] if index else 0
-    tie = (before + chosen.tie) // 2 >> ADDRESS_BITS << ADDRESS_BITS
-    if not before < tie < chosen.tie:
+    tie = (before + choice.tie) // 2 >> ADDRESS_BITS << ADDRESS_BITS
+    if not before < tie < choice.tie:
         return None  # no room left: many orders were learned here
     start_ties.insert(index, tie)
     for block in [actual] if allocator.counts_blocks else _segment_of(actual):

@@ -62,8 +62,8 @@ def _place_start(allocator: CachingAllocator, start: State) -> tuple[Blocks, dic
     """Allocate what was live; the rows that owners point into, and the blocks by key."""
     blocks: Blocks = start.blocks.take(start.blocks.state != BlockState.INACTIVE)
     live: dict[int, Block] = {}
-    wanted = np.where(blocks.requested > 0, blocks.requested, blocks.size)
-    for row, (key, size) in enumerate(zip(blocks.address.tolist(), wanted.tolist(), strict=True)):
+    sizes = np.where(blocks.requested > 0, blocks.requested, blocks.size)
+    for row, (key, size) in enumerate(zip(blocks.address.tolist(), sizes.tolist(), strict=True)):
         block = allocator.malloc(size)
         assert block is not None  # the modelled device has no end
         block.owner = start_owner(row)
@@ -97,10 +97,10 @@ class _Rewritten:
         """All rows in order, as columns."""
         rows = np.insert(np.arange(len(events)), self.before, self.source)
         result: Events = events.take(rows)
-        added = self._added(len(events))
+        added = self._is_added(len(events))
         category = np.where(added, 0, result.category)
-        merged = (
-            _merged(column, self.before, extra)
+        columns = (
+            _merge(column, self.before, extra)
             for column, extra in (
                 (self.actions, self.action),
                 (self.addresses, self.address),
@@ -108,16 +108,16 @@ class _Rewritten:
                 (self.taken, [0] * len(self.size)),
             )
         )
-        action, address, size, taken = merged
+        action, address, size, sizes = columns
         return replace(
-            result, action=action, address=address, size=size, taken=taken, category=category
+            result, action=action, address=address, size=size, taken=sizes, category=category
         )
 
-    def _added(self, length: int) -> npt.NDArray[np.bool_]:
+    def _is_added(self, length: int) -> npt.NDArray[np.bool_]:
         return np.insert(np.zeros(length, dtype=bool), self.before, True)
 
 
-def _merged(
+def _merge(
     column: list[int] | npt.NDArray[np.int64], before: list[int], extra: list[int]
 ) -> npt.NDArray[np.int64]:
     return np.insert(np.asarray(column, dtype=np.int64), before, extra)
@@ -125,7 +125,7 @@ def _merged(
 
 def _run(allocator: CachingAllocator, events: Events, live: dict[int, Block]) -> _Rewritten:
     out = _Rewritten(events.action.tolist(), events.address.tolist(), [0] * len(events))
-    actions, addresses, taken = out.actions, out.addresses, out.taken
+    actions, addresses, sizes = out.actions, out.addresses, out.taken
     columns = zip(events.size.tolist(), events.stream.tolist(), events.pool.tolist(), strict=True)
     completed = _completed_later(events)
     malloc, free, log = allocator.malloc, allocator.free, allocator.log
@@ -138,24 +138,24 @@ def _run(allocator: CachingAllocator, events: Events, live: dict[int, Block]) ->
             assert block is not None  # the modelled device has no end
             live[key] = block
             addresses[row] = block.address
-            taken[row] = block.size
+            sizes[row] = block.size
             if log:
                 for event in log:
                     out.put(row, row, event[0], event[1], event[2])
                 log.clear()
         elif action in (_REQUESTED, _COMPLETED):
-            found = live.get(key)
-            if found is None:
+            live_block = live.get(key)
+            if live_block is None:
                 actions[row], addresses[row] = _OTHER, 0
                 continue
-            addresses[row] = found.address
+            addresses[row] = live_block.address
             if action == _REQUESTED and completed[row]:
-                allocator.request_free(found.address)
+                allocator.request_free(live_block.address)
                 continue
             if action == _REQUESTED:
-                out.put(row + 1, row, _COMPLETED, found.address, size)
+                out.put(row + 1, row, _COMPLETED, live_block.address, size)
             del live[key]
-            free(found.address)
+            free(live_block.address)
     return out
 
 

@@ -234,10 +234,10 @@ class CachingAllocator:
             index = expandable.fit(blocks, index, arena.expandable)
         if index == len(blocks):
             return index
-        found, limit = blocks[index].size, settings.max_split_size
-        if size < limit <= found:
+        block_size, limit = blocks[index].size, settings.max_split_size
+        if size < limit <= block_size:
             return len(blocks)
-        if size >= limit and found >= size + settings.max_non_split_rounding:
+        if size >= limit and block_size >= size + settings.max_non_split_rounding:
             return len(blocks)
         return index
 

@@ -133,12 +133,12 @@ class Stacks:
 
     def alive(self, blocks: Iterable[Block]) -> tuple[Alive, ...]:
         """Bytes and blocks by stack, largest first."""
-        held: dict[int, tuple[int, int]] = {}
+        by_stack: dict[int, tuple[int, int]] = {}
         for block in blocks:
             stack = self.of(block.owner)
-            size, count = held.get(stack, (0, 0))
-            held[stack] = size + block.size, count + 1
-        most = sorted(held.items(), key=lambda item: -item[1][0])[:_MOST_ALIVE]
+            size, count = by_stack.get(stack, (0, 0))
+            by_stack[stack] = size + block.size, count + 1
+        most = sorted(by_stack.items(), key=lambda item: -item[1][0])[:_MOST_ALIVE]
         return tuple(Alive(stack, size, count) for stack, (size, count) in most)
 
 

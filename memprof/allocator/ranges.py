@@ -39,10 +39,10 @@ class RangeSet:
         end = start + size
         first = bisect_right(self._ends, start)
         last = bisect_left(self._starts, end)
-        kept, covered = [], 0
+        remaining, total = [], 0
         for low, high in zip(self._starts[first:last], self._ends[first:last], strict=True):
-            covered += min(high, end) - max(low, start)
-            kept += [(a, b) for a, b in ((low, start), (end, high)) if a < b]
-        self._starts[first:last] = [low for low, _ in kept]
-        self._ends[first:last] = [high for _, high in kept]
-        return covered == size
+            total += min(high, end) - max(low, start)
+            remaining += [(a, b) for a, b in ((low, start), (end, high)) if a < b]
+        self._starts[first:last] = [low for low, _ in remaining]
+        self._ends[first:last] = [high for _, high in remaining]
+        return total == size

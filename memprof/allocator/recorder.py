@@ -84,7 +84,7 @@ class Recorder:
             device=device,
             events=events,
             tables=Tables(pools=tuple((0, number) for number in range(pools[-1] + 1))),
-            end=_unowned(self.model),
+            end=_state_without_owners(self.model),
             settings={
                 "PYTORCH_CUDA_ALLOC_CONF": settings.text(),
                 "expandable_segments": settings.expandable_segments,
@@ -100,7 +100,7 @@ class Recorder:
         self.model.log.clear()
 
 
-def _unowned(model: CachingAllocator) -> State:
+def _state_without_owners(model: CachingAllocator) -> State:
     """The state without owners: the recorder keeps no stacks."""
     for block in model.live.values():
         block.owner = -1

@@ -90,9 +90,9 @@ def cached_plan(
 
 
 def _pool_arenas(allocator: CachingAllocator, pool: int, small: bool) -> list[Arena]:
-    chosen = [a for a in allocator.arenas() if a.pool == pool and a.small == small]
+    of_pool = [a for a in allocator.arenas() if a.pool == pool and a.small == small]
     # A stream is a pointer to torch: unsigned.
-    return sorted(chosen, key=lambda a: a.stream % (1 << 64))
+    return sorted(of_pool, key=lambda a: a.stream % (1 << 64))
 
 
 def _pool_plan(allocator: CachingAllocator, pool: int, *, small: bool) -> list[Step]:
@@ -117,20 +117,20 @@ def available_plan(allocator: CachingAllocator, arena: Arena, size: int) -> tupl
     limit = allocator.settings.max_split_size
     if limit == NO_LIMIT:
         return [], False
-    wanted = max(size, limit)
-    index = bisect_left(arena.keys, wanted << SIZE_SHIFT)
+    least = max(size, limit)
+    index = bisect_left(arena.keys, least << SIZE_SHIFT)
     if index < len(arena.blocks) and arena.blocks[index].extent is None:
         block = arena.blocks[index]
         return [Step(_FREE, block.address, block.size, block)], True
     steps: list[Step] = []
     released = 0
     for block in reversed(arena.blocks[:index]):
-        if released >= wanted or block.size < limit:
+        if released >= least or block.size < limit:
             break
         if block.whole_segment():
             released += block.size
             steps.append(Step(_FREE, block.address, block.size, block))
-    return steps, released >= wanted
+    return steps, released >= least
 
 
 def garbage_rounds(allocator: CachingAllocator) -> Iterator[list[Step]]:
@@ -152,5 +152,5 @@ def garbage_rounds(allocator: CachingAllocator) -> Iterator[list[Step]]:
         yield [Step(_FREE, b.address, b.size, b) for b in old]
         total -= sum(ages[id(b)] for b in old)
         count -= len(old)
-        gone = {id(b) for b in old}
-        unsplit = [b for b in unsplit if id(b) not in gone]
+        old_ids = {id(b) for b in old}
+        unsplit = [b for b in unsplit if id(b) not in old_ids]

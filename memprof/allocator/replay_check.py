@@ -110,16 +110,16 @@ def retold(
     """The state that a trace began in, the rule that fits it best, and the model at its end."""
     begin = beginning(trace, settings)
     best: Guide | None = None
-    chosen = TieBreak.ADDRESS
+    best_rule = TieBreak.ADDRESS
     rules = [tie_break] if tie_break else _candidates(trace)
     for rule in _by_trial(trace, begin, settings, rules):
-        guide = _guided(trace, begin, settings, rule)
+        guide = _guide_of(trace, begin, settings, rule)
         if best is None or guide.misses < best.misses:
-            best, chosen = guide, rule
+            best, best_rule = guide, rule
         if not guide.misses:
             break
     assert best is not None  # there is always a candidate
-    return begin, chosen, best
+    return begin, best_rule, best
 
 
 def _by_trial(
@@ -141,7 +141,7 @@ def _by_trial(
     return sorted(rules, key=lambda rule: misses.get(rule, len(trace.events)))
 
 
-def _guided(trace: Trace, begin: Beginning, settings: AllocatorSettings, rule: TieBreak) -> Guide:
+def _guide_of(trace: Trace, begin: Beginning, settings: AllocatorSettings, rule: TieBreak) -> Guide:
     guide = Guide(trace, begin, settings, rule)
     guide.advance()
     if not guide.learned_ties or guide.allocator.counts_blocks:
@@ -151,17 +151,17 @@ def _guided(trace: Trace, begin: Beginning, settings: AllocatorSettings, rule: T
     again.advance()
     if len(again.doubts) > len(guide.doubts):
         return guide
-    shown = {r: d for r, d in guide.doubts.items() if d is Doubt.START_ORDER}
-    again.doubts.update(shown)
+    by_start_order = {r: d for r, d in guide.doubts.items() if d is Doubt.START_ORDER}
+    again.doubts.update(by_start_order)
     return again
 
 
 def _candidates(trace: Trace) -> list[TieBreak]:
     """The rule of the torch that wrote the trace, then the others unless it is known for sure."""
-    known = tie_break_of(trace.torch_version)
-    if known is not None and not trace.torch_version.endswith("+"):
-        return [known]
-    first = known or TieBreak.ADDRESS
+    version_rule = tie_break_of(trace.torch_version)
+    if version_rule is not None and not trace.torch_version.endswith("+"):
+        return [version_rule]
+    first = version_rule or TieBreak.ADDRESS
     likely = (TieBreak.ADDRESS, TieBreak.OLDEST_SEGMENT, TieBreak.OLDEST_BLOCK)
     return [first, *(rule for rule in likely if rule is not first)]
 
@@ -190,8 +190,8 @@ def _expands(trace: Trace, settings: AllocatorSettings) -> bool:
     new = np.isin(events.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)) & (events.pool <= 0)
     if new.any():
         return bool(events.action[new][0] == Action.SEGMENT_MAP)
-    held = (trace.end or trace.start or State()).segments
-    default = held.expandable[held.pool <= 0]
+    segments = (trace.end or trace.start or State()).segments
+    default = segments.expandable[segments.pool <= 0]
     if len(default) and (default.all() or not default.any()):
         return bool(default[0])
     return settings.expandable_segments
@@ -241,8 +241,8 @@ def _result(
 def _recorded_peak_reserved(trace: Trace, begin: Beginning) -> int:
     events = trace.events
     gained = np.isin(events.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP))
-    lost = np.isin(events.action, (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP))
-    change = np.where(gained, events.size, 0) - np.where(lost, events.size, 0)
+    released = np.isin(events.action, (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP))
+    change = np.where(gained, events.size, 0) - np.where(released, events.size, 0)
     return begin.state.reserved + max(int(np.cumsum(change).max(initial=0)), 0)
 
 

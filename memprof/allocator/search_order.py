@@ -80,9 +80,9 @@ def _from_driver(allocator: CachingAllocator, arena: Arena, size: int, owner: in
         return None
     if arena.expandable:
         return expandable.allocate(allocator, arena, size, owner)
-    wanted = segment_size(size, allocator.settings)
-    address = allocator.driver.allocate(wanted)
-    return None if address is None else allocator.add_segment(arena, address, wanted, owner)
+    nbytes = segment_size(size, allocator.settings)
+    address = allocator.driver.allocate(nbytes)
+    return None if address is None else allocator.add_segment(arena, address, nbytes, owner)
 
 
 def _from_overflow(allocator: CachingAllocator, arena: Arena, size: int) -> Block | None:

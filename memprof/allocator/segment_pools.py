@@ -26,7 +26,7 @@ class Territory:
         self.pool_of_event: dict[int, int] = {}
         """Pool of each ``SEGMENT_ALLOC`` event that made a segment of the end state."""
         self._maps: list[tuple[int, ArenaKey]] = []
-        self._known = self._known_ranges()
+        self._ranges = self._known_ranges()
 
     def note(self, row: int, at_end: int | None) -> None:
         """``SEGMENT_ALLOC`` event ``row`` made segment ``at_end`` of the end state."""
@@ -40,13 +40,13 @@ class Territory:
         return np.where(small, SegmentKind.SMALL, SegmentKind.LARGE).astype("u1")
 
     def _known_ranges(self) -> list[tuple[int, ArenaKey]]:
-        known: list[tuple[int, ArenaKey]] = []
+        ranges: list[tuple[int, ArenaKey]] = []
         segments = (self._trace.end or State()).segments
         for row in np.flatnonzero(segments.expandable).tolist():
             small = int(segments.kind[row]) == SegmentKind.SMALL
             key = (int(segments.pool[row]), int(segments.stream[row]), small)
-            known.append((int(segments.address[row]), key))
-        by_stream = {(key[1], key[2]): key[0] for _, key in known}
+            ranges.append((int(segments.address[row]), key))
+        by_stream = {(key[1], key[2]): key[0] for _, key in ranges}
         events = self._trace.events
         for row in np.flatnonzero(events.action == Action.SEGMENT_MAP).tolist():
             # One request to the small pool maps one page, one to the large pool larger pages.
@@ -54,9 +54,9 @@ class Territory:
             pool = int(events.pool[row])
             if pool == NOT_RECORDED:
                 pool = by_stream.get((stream, small), 0)
-            known.append((int(events.address[row]), (pool, stream, small)))
+            ranges.append((int(events.address[row]), (pool, stream, small)))
             self._maps.append((row, (pool, stream, small)))
-        return sorted(known)
+        return sorted(ranges)
 
     def arena_at(self, start: int, end: int) -> ArenaKey:
         """The arena of an expandable range that was mapped at the start.
@@ -75,10 +75,10 @@ class Territory:
         inside = events.take(rows[rows <= first] if (rows <= first).any() else unmapped[:1])
         stream = int(inside.stream[0]) if len(inside) else 0
         small = self._is_small(inside, end - start)
-        told = inside.pool[inside.pool != NOT_RECORDED]
-        if len(told):
-            return int(told[0]), stream, small
-        near = [(abs(a - start), key) for a, key in self._known if key[1:] == (stream, small)]
+        pools = inside.pool[inside.pool != NOT_RECORDED]
+        if len(pools):
+            return int(pools[0]), stream, small
+        near = [(abs(a - start), key) for a, key in self._ranges if key[1:] == (stream, small)]
         return min(near)[1] if near and min(near)[0] < _FARTHEST else (0, stream, small)
 
     def _unmaps(self, start: int, end: int) -> npt.NDArray[np.intp]:
@@ -145,5 +145,5 @@ class Territory:
         rows = self._unmaps(address, address + size)
         low = np.maximum(events.address[rows], address)
         high = np.minimum(events.address[rows] + events.size[rows], address + size)
-        gone = np.flatnonzero(np.cumsum(high - low) >= size)
-        return int(rows[gone[0]]) if len(gone) else len(events)
+        enough = np.flatnonzero(np.cumsum(high - low) >= size)
+        return int(rows[enough[0]]) if len(enough) else len(events)

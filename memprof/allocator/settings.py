@@ -74,10 +74,10 @@ class AllocatorSettings:
 
     def text(self) -> str:
         """These settings in torch's grammar; empty for the defaults."""
-        return ",".join(_written(self))
+        return ",".join(_as_text(self))
 
 
-def _written(settings: AllocatorSettings) -> list[str]:
+def _as_text(settings: AllocatorSettings) -> list[str]:
     default, parts = AllocatorSettings(), []
     if settings.expandable_segments:
         parts.append("expandable_segments:True")
@@ -124,7 +124,7 @@ def parse_settings(text: str, start: AllocatorSettings | None = None) -> Allocat
     options = _options(text)
     # The other sizes are measured against this one, wherever it stands (torch reads it first).
     for key, value in sorted(options, key=lambda option: option[0] != "large_segment_size_mb"):
-        settings = _applied(settings, key, value)
+        settings = _with_setting(settings, key, value)
     return settings
 
 
@@ -141,7 +141,7 @@ def _options(text: str) -> list[tuple[str, str]]:
     return options
 
 
-def _applied(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
+def _with_setting(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
     parse = _PARSERS.get(key)
     if parse is not None:
         return parse(settings, key, value)
@@ -269,33 +269,37 @@ _PARSERS: Mapping[str, Callable[[AllocatorSettings, str, str], AllocatorSettings
 }
 
 
-def recorded_settings(recorded: Mapping[str, Any]) -> AllocatorSettings:
+def recorded_settings(settings_record: Mapping[str, Any]) -> AllocatorSettings:
     """The settings that a snapshot's ``allocator_settings`` state (defaults where it is silent).
 
     The resolved values win over the string, which torch keeps only for the last call. A string
     that this version cannot read is ignored: what was recorded ran, so torch understood it.
     """
     settings = AllocatorSettings()
-    text = recorded.get("PYTORCH_CUDA_ALLOC_CONF") or recorded.get("PYTORCH_ALLOC_CONF") or ""
+    text = (
+        settings_record.get("PYTORCH_CUDA_ALLOC_CONF")
+        or settings_record.get("PYTORCH_ALLOC_CONF")
+        or ""
+    )
     try:
         settings = parse_settings(str(text))
     except SettingsError:
         pass  # fall back on the resolved values below
-    return replace(settings, **_resolved(recorded))
+    return replace(settings, **_known_settings(settings_record))
 
 
-def _resolved(recorded: Mapping[str, Any]) -> dict[str, Any]:
+def _known_settings(settings_record: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    split = recorded.get("max_split_size")
+    split = settings_record.get("max_split_size")
     if isinstance(split, int):
         values["max_split_size"] = split if 0 < split < NO_LIMIT else NO_LIMIT
-    threshold = recorded.get("garbage_collection_threshold")
+    threshold = settings_record.get("garbage_collection_threshold")
     if isinstance(threshold, int | float):
         values["gc_threshold"] = float(threshold)
-    expandable = recorded.get("expandable_segments")
+    expandable = settings_record.get("expandable_segments")
     if isinstance(expandable, bool):
         values["expandable_segments"] = expandable
-    divisions = recorded.get("roundup_power2_divisions")
+    divisions = settings_record.get("roundup_power2_divisions")
     if isinstance(divisions, Mapping) and divisions:
         values["roundup_divisions"] = tuple(
             int(divisions.get(str(1 << i), 0)) for i in range(INTERVALS)

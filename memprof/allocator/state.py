@@ -38,14 +38,14 @@ class Origins:
 
     def of_blocks(self, owners: npt.NDArray[np.int64], name: str) -> npt.NDArray[Any]:
         """One column (stack, label, category) for each owner; 0 where the owner is unknown."""
-        return _picked(owners, getattr(self.events, name), getattr(self.start.blocks, name))
+        return _pick(owners, getattr(self.events, name), getattr(self.start.blocks, name))
 
     def of_segments(self, owners: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """The stack that obtained each segment."""
-        return _picked(owners, self.events.stack, self.start.segments.stack)
+        return _pick(owners, self.events.stack, self.start.segments.stack)
 
 
-def _picked(
+def _pick(
     owners: npt.NDArray[np.int64], by_event: npt.NDArray[Any], by_row: npt.NDArray[Any]
 ) -> npt.NDArray[Any]:
     values = np.zeros(len(owners), dtype=by_event.dtype)
@@ -104,8 +104,8 @@ def _segment_owner(allocator: CachingAllocator, head: Block) -> int:
     if head.extent is not None:
         return head.extent.owner
     # Missing only where a recording that contradicts itself names one segment twice.
-    known = allocator.segments.get(head.address)
-    return -1 if known is None else known[2]
+    segment = allocator.segments.get(head.address)
+    return -1 if segment is None else segment[2]
 
 
 def _block_columns(blocks: list[Block], rows: npt.NDArray[np.intp], origins: Origins) -> Blocks:
@@ -142,7 +142,7 @@ def restore(
             obtained; those left out count as obtained in the order of their addresses.
     """
     segments = state.segments
-    rows = _Rows(state)
+    rows = _BlockRows(state)
     extents: dict[ArenaKey, list[Block]] = {}
     extent_ties: dict[ArenaKey, int] = {}
     for row in np.argsort(segments.address, kind="stable").tolist():
@@ -153,8 +153,8 @@ def restore(
             extents.setdefault(key, []).extend(rows.chain(allocator, arena, row, tie))
         else:
             chain = rows.chain(allocator, arena, row, _start_tie(allocator, segments, row, ties))
-            held = (int(segments.size[row]), arena, start_owner(row))
-            allocator.segments[chain[0].address] = held
+            segment = (int(segments.size[row]), arena, start_owner(row))
+            allocator.segments[chain[0].address] = segment
         allocator.driver.occupy(int(segments.address[row]), int(segments.size[row]))
         allocator.grow(int(segments.size[row]))
     for key, chain in extents.items():
@@ -183,7 +183,7 @@ def _is_small(segments: Segments, row: int) -> bool:
     return kind == SegmentKind.SMALL
 
 
-class _Rows:
+class _BlockRows:
     """The rows of a state's blocks as plain integers, turned into linked blocks by segment."""
 
     def __init__(self, state: State) -> None:

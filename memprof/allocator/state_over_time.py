@@ -12,11 +12,11 @@ from memprof.allocator.replay_check import first_guess
 from memprof.allocator.state import Origins, state_of
 from memprof.trace import Column, Columns, State, Trace, column
 
-__all__ = ["Fragmentation", "fragmentation", "segment_map", "segment_maps"]
+__all__ = ["FragmentationSamples", "fragmentation", "segment_map", "segment_maps"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fragmentation(Columns):
+class FragmentationSamples(Columns):
     """Samples along a trace, in order; bytes."""
 
     event: Column = column("i8")
@@ -50,24 +50,24 @@ def segment_maps(trace: Trace, events: list[int]) -> list[State]:
     return [states[event] for event in events]
 
 
-def fragmentation(trace: Trace, samples: int = 500) -> Fragmentation:
+def fragmentation(trace: Trace, samples: int = 500) -> FragmentationSamples:
     """Allocated, reserved and the largest free block at evenly spaced events, and at the end."""
     _, guide = first_guess(trace)
     moments = np.unique(np.linspace(0, len(trace.events), max(samples, 2)).astype(np.int64))
     rows = [_sample(guide, event) for event in moments.tolist()]
-    table = np.array(rows, dtype=np.int64).reshape(-1, len(Fragmentation.names()))
-    result: Fragmentation = Fragmentation(*table.T)
+    table = np.array(rows, dtype=np.int64).reshape(-1, len(FragmentationSamples.names()))
+    result: FragmentationSamples = FragmentationSamples(*table.T)
     return result
 
 
 def _sample(guide: Guide, event: int) -> tuple[int, ...]:
     guide.advance(event)
-    held = guide.allocator
+    allocator = guide.allocator
     return (
         event,
-        held.allocated,
-        held.pending,
-        held.reserved,
-        largest_free(held),
-        len(held.segments),
+        allocator.allocated,
+        allocator.pending,
+        allocator.reserved,
+        largest_free(allocator),
+        len(allocator.segments),
     )

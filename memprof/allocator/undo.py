@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from memprof.allocator.gaps import LiveBlocks, apart, is_tiled, live_blocks_of, tiled
+from memprof.allocator.gaps import BlocksAtStart, apart, is_tiled, live_blocks_of, tiled
 from memprof.allocator.pools import ArenaKey
 from memprof.allocator.ranges import RangeSet
 from memprof.allocator.rounding import round_size
@@ -59,36 +59,36 @@ def beginning(trace: Trace, settings: AllocatorSettings | None = None) -> Beginn
     """`start_state` and what a replay needs beyond it."""
     settings = settings or recorded_settings(trace.settings)
     if trace.start is not None:
-        return _recorded(trace, trace.start, settings)
+        return _recorded_beginning(trace, trace.start, settings)
     assert trace.end is not None  # a trace has one of the two
     undo = _Undo(trace, trace.end, settings)
     undo.run()
     segments = undo.segments()
-    live, lost = undo.live_blocks().inside(segments)
-    blocks, assumed = tiled(segments, live, trace, settings)
+    live, contradictions = undo.live_blocks().inside(segments)
+    blocks, assumptions = tiled(segments, live, trace, settings)
     return Beginning(
         State(segments, blocks, trace.end.unlisted),
         first_pages=undo.territory.first_pages(segments),
-        assumed=assumed,
+        assumed=assumptions,
         pool_of_event=undo.territory.pool_of_event,
-        contradictions=max(undo.contradictions + lost, undo.outside(segments)),
+        contradictions=max(undo.contradictions + contradictions, undo.outside(segments)),
     )
 
 
-def _recorded(trace: Trace, start: State, settings: AllocatorSettings) -> Beginning:
+def _recorded_beginning(trace: Trace, start: State, settings: AllocatorSettings) -> Beginning:
     """A start that the recording has, put in order where its blocks do not fill its segments."""
-    lost = 0
+    contradictions = 0
     if not is_tiled(start):
         order = np.argsort(start.segments.address, kind="stable")
         segments = start.segments.take(order)
         segments = segments.take(apart(segments))
-        live, lost = live_blocks_of(start, trace).inside(segments)
+        live, contradictions = live_blocks_of(start, trace).inside(segments)
         start = State(segments, tiled(segments, live, trace, settings)[0], start.unlisted)
     return Beginning(
         start,
         first_pages=Territory(trace, settings).first_pages(start.segments),
         assumed=np.zeros(len(start.blocks), dtype=bool),
-        contradictions=lost,
+        contradictions=contradictions,
     )
 
 
@@ -103,8 +103,8 @@ def free_actions(trace: Trace) -> tuple[int, int | None]:
     if len(requested) and not len(completed) and not _all_pending(requested, trace.end):
         return _REQUESTED, None
     if len(completed) and not len(requested):
-        made = events.address[events.action == _ALLOC]
-        if np.isin(completed, made).any():  # else they were requested before the trace began
+        addresses = events.address[events.action == _ALLOC]
+        if np.isin(completed, addresses).any():  # else they were requested before the trace began
             return _COMPLETED, None
     return _COMPLETED, _REQUESTED
 
@@ -166,11 +166,11 @@ class _Undo:
         for row in range(len(actions) - 1, -1, -1):
             action, address = actions[row], addresses[row]
             if action == _ALLOC:
-                known = live.pop(address, None)
-                if known is None:
+                entry = live.pop(address, None)
+                if entry is None:
                     contradictions += 1
-                elif known < 0 and stacks[row]:
-                    self.alloc_stack_on_free[stacks[-1 - known] == stacks[row]] += 1
+                elif entry < 0 and stacks[row]:
+                    self.alloc_stack_on_free[stacks[-1 - entry] == stacks[row]] += 1
             elif action == completed:
                 contradictions += address in live
                 live[address] = -1 - row
@@ -200,7 +200,7 @@ class _Undo:
     def segments(self) -> Segments:
         """The segments at the start, by address."""
         end, events = self.end.segments, self.trace.events
-        kept = end.take(np.array(sorted(self._rows.values()), dtype=np.intp))
+        rows_at_end = end.take(np.array(sorted(self._rows.values()), dtype=np.intp))
         rows = np.array(sorted(self._freed.values()), dtype=np.intp)
         freed = Segments.build(
             address=events.address[rows],
@@ -210,7 +210,9 @@ class _Undo:
             kind=self.territory.kinds(events.size[rows]),
             stack=events.stack[rows],
         )
-        every = Segments.concatenate([kept, freed, self.territory.mapped_segments(self._mapped)])
+        every = Segments.concatenate(
+            [rows_at_end, freed, self.territory.mapped_segments(self._mapped)]
+        )
         every = every.take(np.argsort(every.address, kind="stable"))
         fit = apart(every)
         self.contradictions += int((~fit).sum())
@@ -220,28 +222,28 @@ class _Undo:
     def outside(self, start: Segments) -> int:
         """How many allocations lie in no segment that the recording ever names."""
         events, end = self.trace.events, self.end.segments
-        made = events.take(np.isin(events.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)))
-        covered = RangeSet()
-        for rows in (start, end, made):
+        additions = events.take(np.isin(events.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)))
+        ranges = RangeSet()
+        for rows in (start, end, additions):
             for address, size in zip(rows.address.tolist(), rows.size.tolist(), strict=True):
-                covered.add(address, size)
-        spans = np.array(list(covered), dtype=np.int64).reshape(-1, 2)
-        placed = events.address[events.action == _ALLOC]
+                ranges.add(address, size)
+        spans = np.array(list(ranges), dtype=np.int64).reshape(-1, 2)
+        addresses = events.address[events.action == _ALLOC]
         if not len(spans):
-            return len(placed)
-        row = np.searchsorted(spans[:, 0], placed, side="right") - 1
-        return int(((row < 0) | (placed >= spans[np.maximum(row, 0), 1])).sum())
+            return len(addresses)
+        row = np.searchsorted(spans[:, 0], addresses, side="right") - 1
+        return int(((row < 0) | (addresses >= spans[np.maximum(row, 0), 1])).sum())
 
-    def live_blocks(self) -> LiveBlocks:
+    def live_blocks(self) -> BlocksAtStart:
         """What was live at the start, by address."""
         blocks, events = self.end.blocks, self.trace.events
         addresses = np.array(sorted(self._live), dtype=np.int64)
-        known = np.array([self._live[a] for a in addresses.tolist()], dtype=np.int64)
-        at_end = known >= 0
-        row, event = known[at_end], -1 - known[~at_end]
-        live = LiveBlocks.build(
+        entries = np.array([self._live[a] for a in addresses.tolist()], dtype=np.int64)
+        at_end = entries >= 0
+        row, event = entries[at_end], -1 - entries[~at_end]
+        live = BlocksAtStart.build(
             address=addresses,
-            freed=np.where(at_end, len(events), -1 - known),
+            freed=np.where(at_end, len(events), -1 - entries),
             exact=at_end,
             state=np.where(
                 np.isin(addresses, np.array(sorted(self._pending), dtype=np.int64)),
@@ -250,10 +252,10 @@ class _Undo:
             ),
         )
         divisions = self.settings.roundup_divisions
-        asked = events.size[event]
+        requests = events.size[event]
         live.size[at_end] = blocks.size[row]
-        live.size[~at_end] = [round_size(size, divisions) for size in asked.tolist()]
-        live.requested[at_end], live.requested[~at_end] = blocks.requested[row], asked
+        live.size[~at_end] = [round_size(size, divisions) for size in requests.tolist()]
+        live.requested[at_end], live.requested[~at_end] = blocks.requested[row], requests
         for name in ("stack", "label", "category"):
             getattr(live, name)[at_end] = getattr(blocks, name)[row]
         if self.alloc_stack_on_free[True] and not self.alloc_stack_on_free[False]:

@@ -39,8 +39,8 @@ def _of_namespace(namespace: object) -> Variables:
     if not issubclass(type(namespace), dict):
         return [], []
     items: list[tuple[object, object]] = list(dict.items(namespace))  # type: ignore[arg-type]
-    named = [(name, value) for name, value in items if issubclass(type(name), str)]
-    return [str.__str__(name) for name, _ in named], [value for _, value in named]
+    pairs = [(name, value) for name, value in items if issubclass(type(name), str)]
+    return [str.__str__(name) for name, _ in pairs], [value for _, value in pairs]
 
 
 def _through_proxy(frame: types.FrameType) -> Variables:
@@ -119,10 +119,12 @@ def _reader() -> Reader:
         return _nothing
     if sys.version_info >= (3, 12):
         return _by_name()
-    size, read = (120, _from_slots_3_11) if sys.version_info >= (3, 11) else (360, _from_slots_3_10)
+    size, reader = (
+        (120, _from_slots_3_11) if sys.version_info >= (3, 11) else (360, _from_slots_3_10)
+    )
     # a debug build has more in every object
-    known = types.FrameType.__basicsize__ == size and object.__basicsize__ == 2 * _WORD
-    return read if known else _nothing
+    has_known_size = types.FrameType.__basicsize__ == size and object.__basicsize__ == 2 * _WORD
+    return reader if has_known_size else _nothing
 
 
 _of_function = _reader()

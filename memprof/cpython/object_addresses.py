@@ -62,5 +62,5 @@ def are_exact_instances(objects: list[Any], kinds: Iterable[type]) -> npt.NDArra
     By the addresses of the types: a metaclass may define ``__hash__`` or ``__eq__``, which would be
     the program's code.
     """
-    types, wanted = list(map(type, objects)), list(kinds)
-    return np.isin(addresses(types), addresses(wanted))
+    types, types_meant = list(map(type, objects)), list(kinds)
+    return np.isin(addresses(types), addresses(types_meant))

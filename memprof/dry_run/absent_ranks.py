@@ -164,12 +164,12 @@ def _replace_meeting(module: ModuleType) -> None:
     for name, function in _OBJECTS.items():
         if hasattr(module, name):
             theirs = getattr(module, name)
-            setattr(module, name, wraps(theirs)(_bound(function, module)))
+            setattr(module, name, wraps(theirs)(_bind(function, module)))
 
 
-def _bound(function: Callable[..., Any], module: ModuleType) -> Callable[..., Any]:
-    def call(*arguments: Any, **named: Any) -> Any:
-        return function(module, *arguments, **named)
+def _bind(function: Callable[..., Any], module: ModuleType) -> Callable[..., Any]:
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        return function(module, *arguments, **keywords)
 
     return call
 
@@ -204,19 +204,21 @@ def _split_by_new_group(module: ModuleType) -> Callable[..., Any]:
 
     @wraps(split)
     def split_group(
-        parent_pg: Any = None, split_ranks: Any = None, *arguments: Any, **named: Any
+        parent_pg: Any = None, split_ranks: Any = None, *arguments: Any, **keywords: Any
     ) -> Any:
         whole = parent_pg if parent_pg is not None else module._get_default_group()
         names = {module.get_backend(whole), *str(module.get_backend_config(whole)).split(",")}
         if not split_ranks or not any("fake" in name for name in names):
-            return split(parent_pg, split_ranks, *arguments, **named)
+            return split(parent_pg, split_ranks, *arguments, **keywords)
         own = module.get_rank(whole)
         ranks = next((group for group in split_ranks if own in group), None)
         if ranks is None:
             return module.GroupMember.NON_GROUP_MEMBER
         members = [module.get_global_rank(whole, rank) for rank in ranks]
-        kept = {name: named[name] for name in ("timeout", "group_desc") if named.get(name)}
-        return module.new_group(members, **kept)
+        passed_on = {
+            name: keywords[name] for name in ("timeout", "group_desc") if keywords.get(name)
+        }
+        return module.new_group(members, **passed_on)
 
     return split_group
 
@@ -236,11 +238,11 @@ def _replace_color(module: Any) -> None:
 
     @wraps(make)
     def new_process_group_helper(
-        group_size: int, group_rank: int, global_ranks_in_group: Any, *others: Any, **named: Any
+        group_size: int, group_rank: int, global_ranks_in_group: Any, *others: Any, **keywords: Any
     ) -> Any:
         if global_ranks_in_group:
             told(global_ranks_in_group)
-        return make(group_size, group_rank, global_ranks_in_group, *others, **named)
+        return make(group_size, group_rank, global_ranks_in_group, *others, **keywords)
 
     module._new_process_group_helper = new_process_group_helper
     if not hasattr(module, "split_group"):
@@ -248,23 +250,25 @@ def _replace_color(module: Any) -> None:
     split = module.split_group
 
     @wraps(split)
-    def split_group(parent_pg: Any = None, split_ranks: Any = None, *o: Any, **named: Any) -> Any:
+    def split_group(
+        parent_pg: Any = None, split_ranks: Any = None, *o: Any, **keywords: Any
+    ) -> Any:
         own = module.get_rank(parent_pg)
         for ranks in split_ranks or ():
             if own in ranks:
                 told(ranks)
-        return split(parent_pg, split_ranks, *o, **named)
+        return split(parent_pg, split_ranks, *o, **keywords)
 
     module.split_group = split_group
 
 
 def color_in_cpp(ranks: Sequence[int]) -> int:
     """The color that torch's C++ makes of a list of ranks (``genNcclSplitColor``)."""
-    combined = 0
+    seed = 0
     for rank in ranks:
-        mixed = rank + 0x9E3779B9 + (combined << 6) + (combined >> 2)
-        combined ^= mixed & 0xFFFFFFFFFFFFFFFF
-    signed = combined - (1 << 64) if combined >> 63 else combined
+        mixed = rank + 0x9E3779B9 + (seed << 6) + (seed >> 2)
+        seed ^= mixed & 0xFFFFFFFFFFFFFFFF
+    signed = seed - (1 << 64) if seed >> 63 else seed
     return abs(signed) % 0x7FFFFFFF
 
 

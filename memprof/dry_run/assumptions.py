@@ -81,16 +81,16 @@ class Assumptions:
                 operator: Any,
                 types: object,
                 arguments: Sequence[Any] = (),
-                named: Mapping[str, Any] | None = None,
+                keywords: Mapping[str, Any] | None = None,
             ) -> Any:
-                kind, found = numbers(operator._schema.name, arguments)
-                if not found:
-                    return operator(*arguments, **(named or {}))
-                tell((ctypes.c_uint64 * len(found))(*found), len(found))
+                kind, values = numbers(operator._schema.name, arguments)
+                if not values:
+                    return operator(*arguments, **(keywords or {}))
+                tell((ctypes.c_uint64 * len(values))(*values), len(values))
                 try:
-                    return operator(*arguments, **(named or {}))
+                    return operator(*arguments, **(keywords or {}))
                 finally:
-                    count(kind, len(found) - tell(None, 0))
+                    count(kind, len(values) - tell(None, 0))
 
         Assume().__enter__()
 
@@ -102,8 +102,8 @@ class Assumptions:
         if name == "aten::_local_scalar_dense":
             (tensor,) = arguments
             kind = "bool" if str(tensor.dtype) == "torch.bool" else "item"
-            known = kind in self.values and tensor.is_cuda
-            return kind, [_bits(self.values[kind], tensor.dtype)] if known else []
+            is_assumed = kind in self.values and tensor.is_cuda
+            return kind, [_bits(self.values[kind], tensor.dtype)] if is_assumed else []
         kind, tensors = _FINDS.get(name, ("", _first))
         if kind not in self.values:
             return kind, []
@@ -138,8 +138,8 @@ def _meaning(name: str, value: float) -> str:
         return (
             f"that {value:.0%} of the elements are {'unique' if name == 'unique' else 'not zero'}"
         )
-    told = ("true" if value else "false") if name == "bool" else f"{value:g}"
-    return f"that {'a condition' if name == 'bool' else 'a number'} on the device is {told}"
+    value_text = ("true" if value else "false") if name == "bool" else f"{value:g}"
+    return f"that {'a condition' if name == 'bool' else 'a number'} on the device is {value_text}"
 
 
 def _first(arguments: Sequence[Any]) -> list[Any]:

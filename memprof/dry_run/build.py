@@ -83,16 +83,16 @@ _HOW_TO_GET_CUDA = (
 
 def _version(folder: Path) -> str:
     text = (folder / "version.py").read_text(encoding="utf-8")
-    found = re.search(r"__version__ = '([^']+)'", text)
-    return found.group(1) if found else ""
+    match = re.search(r"__version__ = '([^']+)'", text)
+    return match.group(1) if match else ""
 
 
 def _nccl_version(packages: Path) -> int:
     header = packages / "nvidia" / "nccl" / "include" / "nccl.h"
     if not header.exists():
         return 0
-    found = re.search(r"#define NCCL_VERSION_CODE (\d+)", header.read_text(errors="replace"))
-    return int(found.group(1)) if found else 0
+    match = re.search(r"#define NCCL_VERSION_CODE (\d+)", header.read_text(errors="replace"))
+    return int(match.group(1)) if match else 0
 
 
 def _includes(packages: Path) -> tuple[Path, ...]:
@@ -121,9 +121,9 @@ def compiler() -> tuple[str, ...]:
         # Without a target the library could need a newer glibc than another machine has.
         target = f"{platform.machine()}-linux-gnu.2.17"
         return (sys.executable, "-m", "ziglang", "cc", "-target", target)
-    chosen = os.environ.get("CC")
-    if chosen:
-        return tuple(shlex.split(chosen))
+    command = os.environ.get("CC")
+    if command:
+        return tuple(shlex.split(command))
     for name in ("cc", "gcc", "clang"):
         if shutil.which(name):
             return (name,)
@@ -142,17 +142,17 @@ def build(torch: Torch) -> Path:
         MissingError: there is no compiler, or it fails.
     """
     command = compiler()
-    made = _folder(torch, command) / LIBRARY
-    if _is_ours(made):
-        return made
-    made.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.TemporaryDirectory(dir=made.parent) as scratch:
+    library = _folder(torch, command) / LIBRARY
+    if _is_ours(library):
+        return library
+    library.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         folder = Path(scratch)
         for name in _OTHER_NAMES:
             (folder / name).symlink_to(LIBRARY)
-            (folder / name).replace(made.with_name(name))
-        _compile(folder, torch, command).replace(made)
-    return made
+            (folder / name).replace(library.with_name(name))
+        _compile(folder, torch, command).replace(library)
+    return library
 
 
 def _folder(torch: Torch, command: Sequence[str]) -> Path:
@@ -175,7 +175,7 @@ def _is_ours(library: Path) -> bool:
 
 
 def _compile(folder: Path, torch: Torch, command: Sequence[str]) -> Path:
-    rest, made = folder / "rest.c", folder / LIBRARY
+    rest, library = folder / "rest.c", folder / LIBRARY
     names = sorted(functions_asked_for(torch))
     sizes = with_sizes_of_zero(names, torch.folder.parent)
     rest.write_text(_answering_success(names, sizes), encoding="ascii")
@@ -196,8 +196,8 @@ def _compile(folder: Path, torch: Torch, command: Sequence[str]) -> Path:
     ]
     sources = [*map(str, sorted(_SOURCES.glob("*.c"))), str(rest)]
     try:
-        said = subprocess.run(
-            [*command, *options, "-o", str(made), *sources, "-ldl"],
+        process = subprocess.run(
+            [*command, *options, "-o", str(library), *sources, "-ldl"],
             capture_output=True,
             text=True,
             timeout=_LONGEST_S,
@@ -205,15 +205,15 @@ def _compile(folder: Path, torch: Torch, command: Sequence[str]) -> Path:
             # Zig keeps what it compiles in a folder of the user's: here it goes with the rest.
             env={**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(folder / "zig"), "LD_PRELOAD": ""},
         )
-        problem = "" if said.returncode == 0 else said.stderr
+        problem = "" if process.returncode == 0 else process.stderr
     except (OSError, subprocess.TimeoutExpired) as error:
         problem = str(error)
-    if problem or not made.exists():
+    if problem or not library.exists():
         raise MissingError(
             f"the library for dry runs could not be compiled: {_first_error(problem)}",
             "pip install 'cuda-memprof[dry-run]' brings a compiler that can (ziglang)",
         )
-    return made
+    return library
 
 
 def _first_error(text: str) -> str:
@@ -225,13 +225,13 @@ def functions_asked_for(torch: Torch) -> set[str]:
     """Every function of CUDA that torch links with or that is asked for by its name."""
     header = next(place / "cuda.h" for place in torch.includes if (place / "cuda.h").exists())
     text = header.read_text(errors="replace")
-    asked = set(_DRIVER_CALLS.findall(text))
+    names = set(_DRIVER_CALLS.findall(text))
     calls = _NVML_CALLS.findall((torch.folder / "lib" / "libc10_cuda.so").read_bytes())
-    asked |= {name.decode() for name in calls}
+    names |= {name.decode() for name in calls}
     for path in (torch.folder / "lib").glob("lib*.so"):
         if _TORCH_LIBRARIES.search(path.name):
-            asked |= {name for name in undefined_symbols(path) if _CUDA_NAMES.match(name)}
-    return asked
+            names |= {name for name in undefined_symbols(path) if _CUDA_NAMES.match(name)}
+    return names
 
 
 def _answering_success(names: Sequence[str], sizes: Mapping[str, str]) -> str:
@@ -245,11 +245,11 @@ def _answering_success(names: Sequence[str], sizes: Mapping[str, str]) -> str:
         f"called[{number}] = 1; return 0; }}"
         for number, name in enumerate(names)
     )
-    listed = ",\n".join(f'"{name}"' for name in names)
+    name_list = ",\n".join(f'"{name}"' for name in names)
     return (
         "#include <stddef.h>\n"
         f"static unsigned char called[{len(names)}];\n{bodies}\n"
-        f"static const char *const names[] = {{\n{listed}\n}};\n"
+        f"static const char *const names[] = {{\n{name_list}\n}};\n"
         f"int memprof_dry_run_functions(void) {{ return {len(names)}; }}\n"
         "const char *memprof_dry_run_called(int number)"
         " { return called[number] ? names[number] : 0; }\n"

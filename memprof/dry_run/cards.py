@@ -45,6 +45,8 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     """1 where it shares its memory with the host, as a Jetson does."""
     nccl_channels: int = 0
     """Of NCCL among several of them, as they are usually connected; 0: over PCIe."""
+    assumed: tuple[str, ...] = ()
+    """Figures for which there is no source: those of a like card."""
     sources: Mapping[str, str] = {}
     """Where each figure is from."""
 
@@ -53,7 +55,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
         """As the library reads it: ``name=value``, a line each."""
         major, _, minor = self.capability.partition(".")
         values = msgspec.structs.asdict(self)
-        del values["sources"], values["capability"]
+        del values["assumed"], values["sources"], values["capability"]
         values |= {"major": major, "minor": minor}
         return "\n".join(f"{name}={value}" for name, value in values.items())
 
@@ -71,14 +73,14 @@ def card_named(text: str) -> Card:
     """
     if text.endswith(".json") or Path(text).is_file():
         return described(Path(text))
-    known = listed()
-    wanted = _plain(text)
-    for key, card in known.items():
-        if wanted in (key, _plain(card.name)):
+    cards = listed()
+    name = _plain(text)
+    for key, card in cards.items():
+        if name in (key, _plain(card.name)):
             return card
     if re.match(r"[\d.]+ *[a-z]", text, re.IGNORECASE):
         return _of_size(parse_bytes(text))
-    like = [key for key in known if key.startswith(wanted)] or get_close_matches(wanted, known)
+    like = [key for key in cards if key.startswith(name)] or get_close_matches(name, cards)
     hint = f"did you mean {' or '.join(like)}? " if like else ""
     raise SettingsError(
         f"no card is known as {text!r}",

@@ -25,10 +25,10 @@ def undefined_symbols(path: Path) -> set[str]:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         if data[: len(_MAGIC)] != _MAGIC:
             raise ValueError(f"{path} is no shared library of Linux")
-        return set(_undefined(data))
+        return set(_undefined_names(data))
 
 
-def _undefined(data: mmap.mmap) -> Iterator[str]:
+def _undefined_names(data: mmap.mmap) -> Iterator[str]:
     (sections_at,) = struct.unpack_from("<Q", data, 0x28)
     size, number = struct.unpack_from("<HH", data, 0x3A)
     sections = [_SECTION.unpack_from(data, sections_at + n * size) for n in range(number)]

@@ -59,13 +59,13 @@ class Estimates:
 
     def open(self) -> None:
         """Begin to listen."""
-        self._library.listen_to_estimates(self._asked)
+        self._library.listen_to_estimates(self._on_request)
 
     def close(self) -> None:
         """Listen no more."""
         self._library.listen_to_estimates(None)
 
-    def _asked(self, what: bytes, nbytes: int, known: int) -> None:
+    def _on_request(self, what: bytes, nbytes: int, is_known: int) -> None:
         frame = frame_of_the_program(sys._getframe().f_back)
         where = ""
         if frame is not None:
@@ -76,7 +76,7 @@ class Estimates:
             if estimate is None:
                 if len(self._estimates) >= _MOST_LINES:
                     return
-                estimate = self._estimates[key] = Estimate(*key, known=bool(known))
+                estimate = self._estimates[key] = Estimate(*key, known=bool(is_known))
             estimate.times += 1
             estimate.bytes = max(estimate.bytes, nbytes)
 

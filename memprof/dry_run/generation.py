@@ -25,7 +25,7 @@ class GenerationLimit:
     """Watches the limit of length of each thread's generation while it is open."""
 
     def __init__(self) -> None:
-        self._reached = threading.local()
+        self._limit_state = threading.local()
         self._watch: ImportWatch | None = None
         self._undo: list[Callable[[], None]] = []
 
@@ -58,18 +58,18 @@ class GenerationLimit:
 
     def _noting_the_limit(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
-        def call(criterion: Any, input_ids: Any, *rest: Any, **named: Any) -> Any:
-            self._reached.now = input_ids.shape[-1] >= criterion.max_length
-            return original(criterion, input_ids, *rest, **named)
+        def call(criterion: Any, input_ids: Any, *rest: Any, **keywords: Any) -> Any:
+            self._limit_state.now = input_ids.shape[-1] >= criterion.max_length
+            return original(criterion, input_ids, *rest, **keywords)
 
         return call
 
     def _ending_at_the_limit(self, original: Callable[..., bool]) -> Callable[..., bool]:
         @wraps(original)
-        def call(model: Any, *rest: Any, **named: Any) -> bool:
-            if getattr(self._reached, "now", False):
-                self._reached.now = False
+        def call(model: Any, *rest: Any, **keywords: Any) -> bool:
+            if getattr(self._limit_state, "now", False):
+                self._limit_state.now = False
                 return False
-            return original(model, *rest, **named)
+            return original(model, *rest, **keywords)
 
         return call

@@ -83,12 +83,12 @@ def environment(
         raise SettingsError(f"{gpus} cards are not possible", f"give 1 to {MOST_GPUS}")
     of_the_rank = {} if one is None else one.variables(gpus)
     library = build(find_torch())
-    kept = {name: value for name, value in before.items() if name not in _ABOUT_REAL_CARDS}
+    remaining = {name: value for name, value in before.items() if name not in _ABOUT_REAL_CARDS}
     return {
-        **kept,
+        **remaining,
         **of_the_rank,
-        "LD_PRELOAD": _first(str(library), kept.get("LD_PRELOAD", ""), " "),
-        "LD_LIBRARY_PATH": _first(str(library.parent), kept.get("LD_LIBRARY_PATH", ""), ":"),
+        "LD_PRELOAD": _first(str(library), remaining.get("LD_PRELOAD", ""), " "),
+        "LD_LIBRARY_PATH": _first(str(library.parent), remaining.get("LD_LIBRARY_PATH", ""), ":"),
         _CARD: card.lines,
         _GPUS: str(gpus),
     }

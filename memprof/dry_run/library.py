@@ -23,17 +23,17 @@ class Library:
         Raises:
             OSError: it is not there: the process was not started by `launch`.
         """
-        self._loaded = ctypes.CDLL(None)
+        self._library = ctypes.CDLL(None)
         self._listener: object = None
         self._estimates_listener: object = None
-        if not hasattr(self._loaded, "memprof_dry_run_listen"):
+        if not hasattr(self._library, "memprof_dry_run_listen"):
             raise OSError("the library of dry runs is not loaded")
 
     def listen(self, function: Callable[[int, int], None] | None) -> None:
         """Have ``function(bytes, copied_in)`` called for each reading of values, or nothing."""
         kind = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_int)
         listener = kind(function) if function is not None else None
-        self._loaded.memprof_dry_run_listen(listener)
+        self._library.memprof_dry_run_listen(listener)
         self._listener = listener  # as long as the library may call it
 
     def listen_to_estimates(self, function: Callable[[bytes, int, int], None] | None) -> None:
@@ -43,32 +43,32 @@ class Library:
         """
         kind = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
         listener = kind(function) if function is not None else None
-        self._loaded.memprof_dry_run_listen_to_estimates(listener)
+        self._library.memprof_dry_run_listen_to_estimates(listener)
         self._estimates_listener = listener
 
     @property
     def nccl_bytes(self) -> Mapping[int, int]:
         """The most that NCCL's communicators held, outside torch's allocator, by device."""
-        held = self._loaded.memprof_dry_run_nccl_bytes
-        held.restype = ctypes.c_size_t
-        found = {device: int(held(device)) for device in range(MOST_GPUS)}
-        return {device: nbytes for device, nbytes in found.items() if nbytes}
+        bytes_on = self._library.memprof_dry_run_nccl_bytes
+        bytes_on.restype = ctypes.c_size_t
+        nbytes_of = {device: int(bytes_on(device)) for device in range(MOST_GPUS)}
+        return {device: nbytes for device, nbytes in nbytes_of.items() if nbytes}
 
     @property
     def functions_called(self) -> Iterator[str]:
         """The functions that were called and only answer "success"."""
-        called = self._loaded.memprof_dry_run_called
-        called.restype = ctypes.c_char_p
-        for number in range(self._loaded.memprof_dry_run_functions()):
-            name = called(number)
+        name_of = self._library.memprof_dry_run_called
+        name_of.restype = ctypes.c_char_p
+        for number in range(self._library.memprof_dry_run_functions()):
+            name = name_of(number)
             if name:
                 yield name.decode("ascii")
 
     def sentences(self) -> Iterator[str]:
         """What was asked of the library and is not known, in words, for the report."""
         for device, nbytes in self.nccl_bytes.items():
-            made = int(self._loaded.memprof_dry_run_communicators())
-            of = "a communicator" if made == 1 else f"{made} communicators"
+            count = int(self._library.memprof_dry_run_communicators())
+            of = "a communicator" if count == 1 else f"{count} communicators"
             yield (
                 f"NCCL is taken to hold {format_bytes(nbytes)} of cuda:{device} for {of}, outside "
                 "torch's allocator: an estimate by its source and the usual topology of the card"

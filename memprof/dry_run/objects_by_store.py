@@ -28,9 +28,11 @@ def _by_store(
     module: ModuleType, theirs: Callable[..., Any], ours: Callable[..., Any]
 ) -> Callable[..., Any]:
     @wraps(theirs)
-    def call(*arguments: Any, **named: Any) -> Any:
-        exchange = _Exchange.of(module, ours.__name__, arguments, named)
-        return ours(exchange, *arguments, **named) if exchange else theirs(*arguments, **named)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        exchange = _Exchange.of(module, ours.__name__, arguments, keywords)
+        return (
+            ours(exchange, *arguments, **keywords) if exchange else theirs(*arguments, **keywords)
+        )
 
     return call
 
@@ -49,11 +51,11 @@ class _Exchange:
 
     @staticmethod
     def of(
-        module: ModuleType, name: str, arguments: Sequence[Any], named: dict[str, Any]
+        module: ModuleType, name: str, arguments: Sequence[Any], keywords: dict[str, Any]
     ) -> _Exchange | None:
         """None where gloo carries the objects, or this process is not in the group."""
         place = _PLACE_OF_GROUP[name]
-        group = named.get("group") or (arguments[place] if len(arguments) > place else None)
+        group = keywords.get("group") or (arguments[place] if len(arguments) > place else None)
         if group is None:
             group = module._get_default_group()
         if group is module.GroupMember.NON_GROUP_MEMBER or module.get_rank(group) < 0:

@@ -30,14 +30,14 @@ def with_sizes_of_zero(names: Iterable[str], packages: Path) -> Mapping[str, str
     A parameter that is no size is taken as a number of 64 bits, which is how a pointer, an integer
     and an enumeration are passed alike. ``packages`` is the folder that torch is installed in.
     """
-    wanted = {name for name in names if HANDS_OUT_SIZES.match(name)}
-    found: dict[str, str] = {}
+    size_functions = {name for name in names if HANDS_OUT_SIZES.match(name)}
+    prototypes: dict[str, str] = {}
     for name, parameters in _prototypes(packages):
-        if name in wanted and name not in found:
+        if name in size_functions and name not in prototypes:
             code = _parameters_and_body(parameters)
             if code is not None:
-                found[name] = code
-    return found
+                prototypes[name] = code
+    return prototypes
 
 
 def _prototypes(packages: Path) -> Iterator[tuple[str, list[str]]]:

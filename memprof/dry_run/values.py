@@ -16,14 +16,14 @@ from memprof.dry_run.asking import frame_of_the_program
 from memprof.dry_run.library import Library
 from memprof.units import format_bytes, format_count
 
-__all__ = ["Reading", "ValuesRead"]
+__all__ = ["ValueRead", "ValuesRead"]
 
 _MOST_LINES = 1000
 _MOST_TOLD = 40
 
 
 @dataclass(slots=True)
-class Reading:
+class ValueRead:
     """A line that read values of the device."""
 
     filename: str
@@ -39,10 +39,10 @@ class Reading:
         """In words, for the report."""
         where = f"{self.filename}:{self.line}"
         times = "" if self.times == 1 else f" {format_count(self.times)} times"
-        got = "the values that were copied there, " if self.copied_in else "zeros, "
+        copy_note = "the values that were copied there, " if self.copied_in else "zeros, "
         return (
             f"{where} in {self.function} read {format_bytes(self.bytes)} from the device{times}: "
-            f"{got}because no kernel computed anything"
+            f"{copy_note}because no kernel computed anything"
         )
 
 
@@ -52,17 +52,17 @@ class ValuesRead:
     def __init__(self, library: Library) -> None:
         self._library = library
         self._lock = threading.Lock()
-        self._readings: dict[tuple[str, int], Reading] = {}
+        self._readings: dict[tuple[str, int], ValueRead] = {}
 
     def open(self) -> None:
         """Begin to listen."""
-        self._library.listen(self._read)
+        self._library.listen(self._on_read)
 
     def close(self) -> None:
         """Listen no more."""
         self._library.listen(None)
 
-    def _read(self, nbytes: int, copied_in: int) -> None:
+    def _on_read(self, nbytes: int, copied_in: int) -> None:
         frame = frame_of_the_program(sys._getframe().f_back)
         if frame is None:
             return
@@ -73,14 +73,14 @@ class ValuesRead:
             if reading is None:
                 if len(self._readings) >= _MOST_LINES:
                     return
-                reading = Reading(*key, code.co_name, nbytes, bool(copied_in))
+                reading = ValueRead(*key, code.co_name, nbytes, bool(copied_in))
                 self._readings[key] = reading
             reading.times += 1
             reading.bytes = max(reading.bytes, nbytes)
             reading.copied_in = reading.copied_in and bool(copied_in)
 
     @property
-    def readings(self) -> tuple[Reading, ...]:
+    def readings(self) -> tuple[ValueRead, ...]:
         """Each line once, in the order of its first reading."""
         with self._lock:
             return tuple(self._readings.values())

@@ -10,14 +10,14 @@ from memprof.run import Run
 from memprof.units import format_bytes
 from memprof.views.device_readings import most, series_of
 
-__all__ = ["NCCL", "Fit", "fits"]
+__all__ = ["NCCL", "CardVerdict", "fits"]
 
 NCCL = "nccl"
 """The name under which a dry run writes down what NCCL held of a device."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class CardVerdict:
     """The answer for one card; bytes."""
 
     device: str
@@ -60,7 +60,7 @@ class Fit:
         return ", ".join(parts)
 
 
-def fits(run: Run, summary: Summary) -> tuple[Fit, ...]:
+def fits(run: Run, summary: Summary) -> tuple[CardVerdict, ...]:
     """The answer for each card on which something was allocated; none if it was no dry run."""
     if run.header.dry_run is None:
         return ()
@@ -72,10 +72,10 @@ def fits(run: Run, summary: Summary) -> tuple[Fit, ...]:
     )
 
 
-def _fit(device: DeviceFigures, context_bytes: int, nccl_bytes: int) -> Fit:
+def _fit(device: DeviceFigures, context_bytes: int, nccl_bytes: int) -> CardVerdict:
     peak: PeakMoment | None = device.peak
-    left = device.total_bytes - context_bytes - device.peak_reserved_bytes - nccl_bytes
-    return Fit(
+    spare = device.total_bytes - context_bytes - device.peak_reserved_bytes - nccl_bytes
+    return CardVerdict(
         device=device.device,
         fits=not device.ooms,
         total_bytes=device.total_bytes,
@@ -83,7 +83,7 @@ def _fit(device: DeviceFigures, context_bytes: int, nccl_bytes: int) -> Fit:
         peak_allocated_bytes=device.peak_allocated_bytes,
         peak_reserved_bytes=device.peak_reserved_bytes,
         nccl_bytes=nccl_bytes,
-        left_bytes=max(left, 0),
+        left_bytes=max(spare, 0),
         step=peak.step if peak else -1,
         phase=peak.phase if peak else "",
         module=peak.module if peak else "",

@@ -123,7 +123,7 @@ def build() -> Path:
             return place
         command = [sys.executable, str(_SOURCES / "build.py"), scratch]
         try:
-            made = subprocess.run(
+            process = subprocess.run(
                 command,
                 capture_output=True,
                 text=True,
@@ -132,14 +132,14 @@ def build() -> Path:
                 # The child is to record nothing, whatever this process records.
                 env={**os.environ, "MEMPROF": "0"},
             )
-            said = made.stderr or made.stdout
+            output = process.stderr or process.stdout
         except (OSError, subprocess.TimeoutExpired) as error:
-            said = str(error)
+            output = str(error)
         for library in Path(scratch).glob("*.so"):
             library.replace(place / library.name)
     if not available():
         raise MissingError(
-            f"the native part could not be built: {_last_line(said)}",
+            f"the native part could not be built: {_last_line(output)}",
             "it takes a C++ compiler (g++ or clang++), Python's headers and setuptools; "
             "without it memprof records through torch's own hooks",
         )

@@ -3,7 +3,7 @@
 // torch calls a hook before and one after each call of a module. Both are functions of this file. They
 // do themselves what most calls need: those of a module whose path is known, within another one, in the
 // same backward pass (or none), in the same step and under the same annotation. Everything else they
-// hand on to the functions in Python (`memprof/sources/loop/boundaries.py`), which take over with
+// hand on to the functions in Python (`memprof/sources/loop/loop_watch.py`), which take over with
 // `take` what is under way here, and say with `arm` when it may go on here.
 //
 // Rules of this file:

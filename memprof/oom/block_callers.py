@@ -31,8 +31,8 @@ def blocks_by_size(failure: Failure, alive: npt.NDArray[np.bool_]) -> tuple[Grou
     if failure.window is None or not alive.any():
         return ()
     lives = failure.window.lives
-    size, told = lives.size[alive], lives.stack[alive] != EMPTY
-    if size[told].sum() > _TOLD * size.sum():
+    size, has_stack = lives.size[alive], lives.stack[alive] != EMPTY
+    if size[has_stack].sum() > _TOLD * size.sum():
         return ()
     sizes, counts = np.unique(size, return_counts=True)
     order = np.argsort(-sizes * counts, kind="stable")[:_TOP]
@@ -71,8 +71,8 @@ def callers(failure: Failure, alive: npt.NDArray[np.bool_]) -> tuple[Group, ...]
 
 def _user_functions(stack: Sequence[Frame]) -> list[Frame]:
     """The user's frames, innermost first, one for each function."""
-    found: dict[tuple[str, str], Frame] = {}
+    by_name: dict[tuple[str, str], Frame] = {}
     for frame in stack:
         if frame_kind(frame.filename) is FrameKind.USER:
-            found.setdefault((frame.filename, frame.name), frame)
-    return list(found.values())
+            by_name.setdefault((frame.filename, frame.name), frame)
+    return list(by_name.values())

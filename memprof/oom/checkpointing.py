@@ -54,14 +54,14 @@ def recomputable(moment: Moment) -> list[Unit]:
 def _unit(moment: Moment, name: str, calls: list[Ints]) -> Unit | None:
     lives, rows, ends = moment.window.lives, [], []
     for call in calls:
-        kept = call[:-1]
-        if len(kept):
-            rows.append(kept)
-            ends.append(np.full(len(kept), int(lives.alloc[call[-1]])))
+        call_rows = call[:-1]
+        if len(call_rows):
+            rows.append(call_rows)
+            ends.append(np.full(len(call_rows), int(lives.alloc[call[-1]])))
     if not rows:
         return None
-    joined = np.concatenate(rows)
-    return Unit(name, joined, np.concatenate(ends), int(lives.size[joined].sum()))
+    unit_rows = np.concatenate(rows)
+    return Unit(name, unit_rows, np.concatenate(ends), int(lives.size[unit_rows].sum()))
 
 
 def _module_calls(moment: Moment) -> Iterator[tuple[str, Ints]]:
@@ -70,13 +70,13 @@ def _module_calls(moment: Moment) -> Iterator[tuple[str, Ints]]:
     labels = window.trace.tables.labels
     by_module: dict[str, list[int]] = {}
     for row in np.flatnonzero(mine & moment.alive).tolist():
-        for path in _numbered(labels[int(lives.label[row])].module):
+        for path in _numbered_paths(labels[int(lives.label[row])].module):
             by_module.setdefault(path, []).append(row)
     running = labels[int(window.trace.events.label[moment.event])].module
-    begun = _begun(moment, mine & ~moment.alive)
+    started_modules = _modules_begun(moment, mine & ~moment.alive)
     for path, rows in by_module.items():
         inside = running == path or running.startswith(f"{path}.")
-        if not inside and path not in begun:
+        if not inside and path not in started_modules:
             yield _kind(path), np.array(sorted(rows, key=lambda r: int(lives.alloc[r])))
 
 
@@ -92,19 +92,19 @@ def _activations(moment: Moment) -> npt.NDArray[np.bool_]:
     return mine
 
 
-def _begun(moment: Moment, gone: npt.NDArray[np.bool_]) -> set[str]:
+def _modules_begun(moment: Moment, freed_rows: npt.NDArray[np.bool_]) -> set[str]:
     """Modules of which a backward pass has freed something."""
     lives, window = moment.window.lives, moment.window
     labels = window.trace.tables.labels
     freed_by = window.trace.events.label[np.minimum(lives.free, len(window.trace.events) - 1)]
-    found: set[str] = set()
-    for row in np.flatnonzero(gone).tolist():
+    modules: set[str] = set()
+    for row in np.flatnonzero(freed_rows).tolist():
         if labels[int(freed_by[row])].phase == Phase.BACKWARD:
-            found.update(_numbered(labels[int(lives.label[row])].module))
-    return found
+            modules.update(_numbered_paths(labels[int(lives.label[row])].module))
+    return modules
 
 
-def _numbered(path: str) -> Iterator[str]:
+def _numbered_paths(path: str) -> Iterator[str]:
     """The modules on a path that are one of many: ``GPT.blocks.3`` of ``GPT.blocks.3.mlp``."""
     parts = path.split(".")
     for end, part in enumerate(parts, start=1):

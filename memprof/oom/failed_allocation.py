@@ -85,7 +85,7 @@ class Failure:
     neighbours: tuple[Neighbour, ...] = ()
     elsewhere: tuple[tuple[str, int], ...] = ()
     """The run's other devices, and what torch had reserved on each, as near then as is known."""
-    told: Mapping[str, Any] | None = None
+    details: Mapping[str, Any] | None = None
     """What the job's own finding says beyond this, such as live bytes by owner."""
     window: Window | None = None
     """The trace that it is in, with exact sizes."""
@@ -143,10 +143,10 @@ class Failure:
         """Bytes of other processes, where the driver told this process's own."""
         if self.outside < 0:
             return NOT_RECORDED
-        known = sum(n.bytes for n in self.neighbours if n.bytes > 0)
+        in_processes = sum(n.bytes for n in self.neighbours if n.bytes > 0)
         if self.process_used >= 0:
             return max(self.total - self.free - self.process_used, 0)
-        return known or NOT_RECORDED
+        return in_processes or NOT_RECORDED
 
 
 def failures(run: Run, examination: Examination | None = None) -> tuple[Failure, ...]:
@@ -155,29 +155,29 @@ def failures(run: Run, examination: Examination | None = None) -> tuple[Failure,
     Where a file holds nothing but final states, each of them; its caller must not call that an OOM.
     ``examination`` is that of the run, if it is there already; it saves the work and no more.
     """
-    examined = examination.devices if examination is not None else ()
-    known = {device.name: device.exact_window for device in examined}
-    looks = [(device, known.get(device.device) or _look(device)) for device in run.devices]
-    found = [f for device, look in looks if (f := _of_device(run, device, look)) is not None]
-    if not found and not any(device.events > _bare(device) for device in run.devices):
-        found = [f for device in run.devices if (f := _of_state(device)) is not None]
-    found = [replace(f, elsewhere=_elsewhere(run, f)) for f in found]
-    return tuple(sorted(found, key=lambda f: -f.time_us))
+    devices = examination.devices if examination is not None else ()
+    window_of = {device.name: device.exact_window for device in devices}
+    looks = [(device, window_of.get(device.device) or _look(device)) for device in run.devices]
+    result = [f for device, look in looks if (f := _of_device(run, device, look)) is not None]
+    if not result and not any(device.events > _bare(device) for device in run.devices):
+        result = [f for device in run.devices if (f := _of_state(device)) is not None]
+    result = [replace(f, elsewhere=_elsewhere(run, f)) for f in result]
+    return tuple(sorted(result, key=lambda f: -f.time_us))
 
 
 def _elsewhere(run: Run, failure: Failure) -> tuple[tuple[str, int], ...]:
     kind = failure.device.partition(":")[0]
     beside = [d for d in run.devices if d.device != failure.device and d.device.startswith(kind)]
-    held = [(device.device, _reserved(device, failure.time_us)) for device in beside]
-    return tuple((name, size) for name, size in held if size > 0)
+    sizes = [(device.device, _reserved(device, failure.time_us)) for device in beside]
+    return tuple((name, size) for name, size in sizes if size > 0)
 
 
 def _reserved(device: DeviceRun, at_us: int) -> int:
     """At the last step's end before a moment; without steps, when recording ended."""
     steps = device.steps
-    known = np.flatnonzero((steps.reserved >= 0) & (steps.end_us <= at_us))
-    if len(known):
-        return int(steps.reserved[known[-1]])
+    rows = np.flatnonzero((steps.reserved >= 0) & (steps.end_us <= at_us))
+    if len(rows):
+        return int(steps.reserved[rows[-1]])
     last = device.windows[-1] if device.windows else None
     return last.end.reserved if last is not None and last.end is not None else 0
 
@@ -190,8 +190,8 @@ def _bare(device: DeviceRun) -> int:
 
 def times_out_of_memory(run: Run, device: DeviceRun) -> int:
     """How often a request to the device failed: as its traces or the job itself tell, the more."""
-    told = sum(max(finding.count, 1) for finding in _findings(run, device))
-    return max(sum(len(ooms(trace)) for trace in device.windows), told)
+    from_findings = sum(max(finding.count, 1) for finding in _findings(run, device))
+    return max(sum(len(ooms(trace)) for trace in device.windows), from_findings)
 
 
 def _findings(run: Run, device: DeviceRun) -> list[Finding]:
@@ -199,18 +199,18 @@ def _findings(run: Run, device: DeviceRun) -> list[Finding]:
 
 
 def _of_device(run: Run, device: DeviceRun, look: _Look) -> Failure | None:
-    told = _findings(run, device)
+    findings = _findings(run, device)
     marks = list(_marks(device))
-    if not marks and not told:
+    if not marks and not findings:
         return None
     last = marks[-1] if marks else None
-    finding = max(told, key=lambda f: f.time_us, default=None)
+    finding = max(findings, key=lambda f: f.time_us, default=None)
     times = times_out_of_memory(run, device)
     if last is None or (finding is not None and _is_later(finding, device.windows[last[0]], last)):
         assert finding is not None  # one of the two there is
         return _of_finding(run, device, look, finding, times)
     failure = _of_event(run, device, look, *last, times)
-    return _joined(failure, finding) if finding is not None else failure
+    return _join(failure, finding) if finding is not None else failure
 
 
 def _marks(device: DeviceRun) -> Iterator[tuple[int, int]]:
@@ -235,8 +235,8 @@ def _of_event(
 ) -> Failure:
     window = look(number)
     trace, line = window.trace, window.line
-    events, held = trace.events, _held(window, event)
-    largest, apart = _free_for(held, trace, event)
+    events, state = trace.events, _state_at(window, event)
+    largest, apart = _free_for(state, trace, event)
     at_us = int(events.time_us[event])
     label = trace.label(int(events.label[event]))
     steps = step_of_event(trace)
@@ -254,7 +254,7 @@ def _of_event(
         label=label,
         allocated=int(line.allocated[event]),
         reserved=int(line.reserved[event]),
-        pending=_bytes(held, BlockState.ACTIVE_PENDING_FREE),
+        pending=_bytes(state, BlockState.ACTIVE_PENDING_FREE),
         largest_free=largest,
         apart=apart,
         free=int(events.address[event]),
@@ -266,7 +266,7 @@ def _of_event(
     )
 
 
-def _held(window: Window, event: int) -> State:
+def _state_at(window: Window, event: int) -> State:
     """Segments and blocks when a request failed, from the replay of the window if it kept them."""
     failed = window.replay.failed if window.replay is not None else None
     if failed is not None and failed.event == event:
@@ -282,8 +282,8 @@ def _is_moment(trace: Trace) -> bool:
     return bool(((state.blocks.stack == EMPTY) & (state.blocks.state != BlockState.INACTIVE)).any())
 
 
-def _bytes(state: State, wanted: BlockState) -> int:
-    return int(state.blocks.size[state.blocks.state == wanted].sum())
+def _bytes(state: State, block_state: BlockState) -> int:
+    return int(state.blocks.size[state.blocks.state == block_state].sum())
 
 
 def _largest_free(state: State) -> int:
@@ -318,8 +318,8 @@ def _reading(run: Run, device: str, name: str, at_us: int) -> int:
 
 
 def _last_before(series: ReadingSeries, at_us: int) -> int:
-    known = series.values[(series.time_us <= at_us) & ~np.isnan(series.values)]
-    return int(known[-1]) if len(known) else NOT_RECORDED
+    recorded_values = series.values[(series.time_us <= at_us) & ~np.isnan(series.values)]
+    return int(recorded_values[-1]) if len(recorded_values) else NOT_RECORDED
 
 
 def _of_finding(
@@ -336,7 +336,7 @@ def _of_finding(
     facts = finding.details
     total = first_known(integer(facts, "device_total"), device.info.total_bytes)
     number, event, window = _window_then(device, look, finding)
-    traced = int(window.line.allocated[event + 1]) if window is not None else NOT_RECORDED
+    traced_bytes = int(window.line.allocated[event + 1]) if window is not None else NOT_RECORDED
     return Failure(
         device=device.device,
         recorded="finding",
@@ -348,7 +348,7 @@ def _of_finding(
         requested=finding.bytes or NOT_RECORDED,
         stack=tables.stack(finding.stack) if tables is not None and finding.stack != EMPTY else (),
         label=label,
-        allocated=first_known(integer(facts, "allocated"), traced),
+        allocated=first_known(integer(facts, "allocated"), traced_bytes),
         reserved=integer(facts, "reserved"),
         pending=integer(facts, "pending"),
         largest_free=integer(facts, "largest_free"),
@@ -364,7 +364,7 @@ def _of_finding(
         ),
         fraction=fraction_of(facts, total, device.info.memory_fraction),
         neighbours=neighbours(facts),
-        told=facts,
+        details=facts,
         live_categories=live_categories(facts),
         live_stacks=live_stacks(tables, facts),
     )
@@ -372,8 +372,8 @@ def _of_finding(
 
 def _free_then(run: Run, device: str, finding: Finding) -> int:
     """What the device had free, as torch was told, or as the driver said at the last look."""
-    told = integer(finding.details, "device_free")
-    return told if told >= 0 else _reading(run, device, "free", finding.time_us)
+    details_free = integer(finding.details, "device_free")
+    return details_free if details_free >= 0 else _reading(run, device, "free", finding.time_us)
 
 
 def _window_then(
@@ -388,7 +388,7 @@ def _window_then(
     return number, int(np.searchsorted(times_us, finding.time_us, side="right")) - 1, window
 
 
-def _joined(failure: Failure, finding: Finding) -> Failure:
+def _join(failure: Failure, finding: Finding) -> Failure:
     """The event's figures, with what only the job could see then; not those of another time."""
     if abs(finding.time_us - failure.time_us) > _SAME_MOMENT_US:
         return failure
@@ -400,7 +400,7 @@ def _joined(failure: Failure, finding: Finding) -> Failure:
         fraction=fraction_of(facts, total, failure.fraction),
         process_used=first_known(integer(facts, "process_used"), failure.process_used),
         neighbours=neighbours(facts),
-        told=facts,
+        details=facts,
     )
 
 

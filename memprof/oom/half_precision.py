@@ -66,23 +66,23 @@ class Precision(enum.Enum):
 
 def computes_in(failure: Failure) -> Precision:
     """What the job itself said when memory ran out, else what its stacks show."""
-    told = failure.told or {}
-    live = told.get("live")
+    details = failure.details or {}
+    live = details.get("live")
     dtypes = live.get("dtype") if isinstance(live, dict) else None
     weights = dtypes.get("parameter") if isinstance(dtypes, dict) else None
-    if told.get("autocast") or (isinstance(weights, dict) and _mostly_short(weights)):
+    if details.get("autocast") or (isinstance(weights, dict) and _mostly_short(weights)):
         return Precision.SHORT
     if failure.window is not None and _casts(failure.window.trace.tables):
         return Precision.SHORT
     # Outside a forward pass autocast is off whether the job uses it or not.
-    in_forward = failure.label.phase is Phase.FORWARD and told.get("autocast") == ""
+    in_forward = failure.label.phase is Phase.FORWARD and details.get("autocast") == ""
     return Precision.LONG if weights and in_forward else Precision.UNKNOWN
 
 
 def _mostly_short(sums: dict[str, Any]) -> bool:
-    known = {name: size for name, size in sums.items() if isinstance(size, (int, float))}
-    long = sum(size for name, size in known.items() if name in ("float32", "float64"))
-    return long < sum(known.values()) / 2
+    sums_of_floats = {name: size for name, size in sums.items() if isinstance(size, (int, float))}
+    long = sum(size for name, size in sums_of_floats.items() if name in ("float32", "float64"))
+    return long < sum(sums_of_floats.values()) / 2
 
 
 def _casts(tables: Tables) -> bool:
@@ -103,11 +103,11 @@ def halving(moment: Moment) -> npt.NDArray[np.bool_]:
     Inputs stay as they are, and so does what autocast computes in float32.
     """
     lives, trace = moment.window.lives, moment.window.trace
-    kept = np.array([_kept_long(trace.tables, stack) for stack in trace.tables.stacks])
-    rows = of_the_passes(moment) & ~kept[lives.stack]
+    is_lasting = np.array([_kept_long(trace.tables, stack) for stack in trace.tables.stacks])
+    rows = of_the_passes(moment) & ~is_lasting[lives.stack]
     events = np.zeros(len(trace.events), dtype=bool)
     events[lives.alloc[rows]] = True
-    long = bool(kept[trace.events.stack[moment.event]])
+    long = bool(is_lasting[trace.events.stack[moment.event]])
     events[moment.event] = not long and share_of_request(moment, rows.astype(np.float64)) > 0
     return events
 

@@ -59,8 +59,8 @@ def live_categories(facts: Mapping[str, Any]) -> dict[str, int]:
     """Bytes alive then, by category."""
     live = facts.get("live")
     sums = live.get("category") if isinstance(live, dict) else None
-    told = sums if isinstance(sums, dict) else {}
-    return {str(name): size for name, size in told.items() if _is_size(size)}
+    sums_record = sums if isinstance(sums, dict) else {}
+    return {str(name): size for name, size in sums_record.items() if _is_size(size)}
 
 
 def live_stacks(
@@ -81,8 +81,8 @@ def live_stacks(
 
 def neighbours(facts: Mapping[str, Any]) -> tuple[Neighbour, ...]:
     """The other processes on the device, as the driver listed them."""
-    listed = facts.get("processes")
-    rows = listed if isinstance(listed, list) else []
+    processes = facts.get("processes")
+    rows = processes if isinstance(processes, list) else []
     return tuple(
         Neighbour(integer(row, "pid"), str(row.get("name") or ""), integer(row, "bytes"))
         for row in rows

@@ -39,16 +39,16 @@ def layouts(trace: Trace) -> tuple[Layout, ...]:
     if state is None or not state.reserved or state.unlisted:
         return ()
     workload = workload_of(trace)
-    found = {
+    by_setting = {
         "torch.cuda.empty_cache()": state.reserved - idle_bytes(state),
         "the same tensors laid out afresh": _afresh(workload),
     }
     expandable = replace(workload.settings, expandable_segments=True)
     if brings(expandable, [trace]):
         name = "the same, with expandable_segments:True"
-        found[name] = _afresh(replace(workload, settings=expandable))
-    told = [Layout(name, size, state.reserved - size) for name, size in found.items()]
-    return tuple(layout for layout in told if layout.saved > _WORTH * state.reserved)
+        by_setting[name] = _afresh(replace(workload, settings=expandable))
+    results = [Layout(name, size, state.reserved - size) for name, size in by_setting.items()]
+    return tuple(layout for layout in results if layout.saved > _WORTH * state.reserved)
 
 
 def idle_bytes(state: State) -> int:

@@ -22,10 +22,10 @@ _FRACTION_LEAST = 0.05
 
 def what_failed(failure: Failure) -> str:
     """Who could not allocate, and in which call, in words."""
-    called = f" in {failure.call}" if failure.call else ""
+    place = f" in {failure.call}" if failure.call else ""
     if failure.beside == "CUDA":
-        return f"CUDA could not allocate memory outside torch's allocator{called}"
-    return f"{failure.beside} could not allocate memory{called}"
+        return f"CUDA could not allocate memory outside torch's allocator{place}"
+    return f"{failure.beside} could not allocate memory{place}"
 
 
 def held_by(failure: Failure) -> str:
@@ -81,8 +81,8 @@ def advice_for(failure: Failure) -> Iterator[str]:
                 "gives its cache back before it takes the last of the card"
             )
     if _others(failure) >= _ENOUGH:
-        named = [f"{n.name or 'process'} {n.pid}" for n in failure.neighbours[:3]]
-        who = f" ({', '.join(named)})" if named else ""
+        processes = [f"{n.name or 'process'} {n.pid}" for n in failure.neighbours[:3]]
+        who = f" ({', '.join(processes)})" if processes else ""
         yield f"end what else runs on the card{who}: {format_bytes(_others(failure))}"
     if failure.beside == "cuBLAS" and "Create" in failure.call:
         yield (

@@ -18,6 +18,7 @@ from memprof.oom.failed_allocation import Failure, failures
 from memprof.oom.layouts import Layout, idle_bytes, layouts
 from memprof.oom.remedies import Rescues, rescues
 from memprof.oom.stale_blocks import Moment, left_behind, main_site
+from memprof.records import is_out_of_memory
 from memprof.run import Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Frame
@@ -112,32 +113,32 @@ def post_mortems(
     Raises:
         MissingError: the recording has events, and none of them is a failed allocation.
     """
-    found = failures(run, examination)
-    if not found:
+    all_failures = failures(run, examination)
+    if not all_failures:
         raise MissingError(f"{run.source or 'the run'} records no out-of-memory error", _hint(run))
-    return tuple(_explained(run, failure, workers) for failure in found)
+    return tuple(_explain(run, failure, workers) for failure in all_failures)
 
 
 def _hint(run: Run) -> str:
-    ended = run.footer.status if run.footer is not None else ""
-    if "OutOfMemory" in ended or "out of memory" in ended:
-        return f"the program did end by it ({ended}), but what memory held then was not recorded"
+    status = run.footer.status if run.footer is not None else ""
+    if is_out_of_memory(status):
+        return f"the program did end by it ({status}), but what memory held then was not recorded"
     if any(device.windows or len(device.steps) for device in run.devices):
         return "`memprof report` shows its peak; `memprof what-if FILE --gpu 8GiB` tries a card"
     return "it holds no memory of any device; record with `memprof run train.py`"
 
 
-def _explained(run: Run, failure: Failure, workers: int | None) -> PostMortem:
+def _explain(run: Run, failure: Failure, workers: int | None) -> PostMortem:
     steps = next(d.steps for d in run.devices if d.device == failure.device)
     trend = allocated_trend(steps)
     weights = tuple(sorted(_weights(failure, trend), key=lambda w: (not w.enough, -w.bytes)))
-    cause, why = _judged(failure, weights)
+    cause, why = _judge_cause(failure, weights)
     window = failure.window
     alive = window.lives.alive_at(failure.event) if window else np.zeros(0, dtype=bool)
     sizes = window.lives.size if window else np.zeros(0, dtype=np.int64)
     groupings = (window.owners.category, window.owners.module, window.owners.site) if window else ()
-    told = [tuple(top(grouping, sizes, alive, _TOP)) for grouping in groupings]
-    categories, modules, lines = told or _told(failure)
+    groups = [tuple(top(grouping, sizes, alive, _TOP)) for grouping in groupings]
+    categories, modules, lines = groups or _recorded_groups(failure)
     return PostMortem(
         failure=failure,
         cause=cause,
@@ -159,7 +160,7 @@ def _explained(run: Run, failure: Failure, workers: int | None) -> PostMortem:
     )
 
 
-def _told(failure: Failure) -> list[tuple[Group, ...]]:
+def _recorded_groups(failure: Failure) -> list[tuple[Group, ...]]:
     """Live bytes by owner as the job itself wrote them down: categories, modules, lines."""
     lines: dict[str, int] = {}
     for stack, size in failure.live_stacks:
@@ -187,10 +188,10 @@ def _weights(failure: Failure, trend: Trend | None) -> Iterator[Weight]:
     shortage = _shortage(failure)
     if failure.requested >= 0 and failure.unused >= 0:
         room = failure.unused + failure.attainable
-        scattered = failure.unused >= _SCATTERED * failure.limit
-        enough = shortage == 0 and room >= failure.requested and scattered
-        unused, asked = format_bytes(room), format_bytes(failure.requested)
-        why = f"{unused} were unused or free when {asked} were asked"
+        is_scattered = failure.unused >= _SCATTERED * failure.limit
+        enough = shortage == 0 and room >= failure.requested and is_scattered
+        unused, requested = format_bytes(room), format_bytes(failure.requested)
+        why = f"{unused} were unused or free when {requested} were asked"
         if enough:
             why += f": enough, but {_in_pieces(failure)}"
         yield Weight(OomCause.FRAGMENTATION, failure.unused, enough, why)
@@ -202,63 +203,63 @@ def _in_pieces(failure: Failure) -> str:
     largest = max(failure.largest_free, failure.attainable)
     piece = "of that size" if largest < failure.requested else "that such a request is given"
     apart = f"; {format_bytes(failure.apart)} of it belong to other streams or pools"
-    told = f"in no piece {piece} (largest {format_bytes(largest)})"
-    return told + apart * (failure.apart > 0)
+    sentence = f"in no piece {piece} (largest {format_bytes(largest)})"
+    return sentence + apart * (failure.apart > 0)
 
 
 def _leak_weights(failure: Failure, trend: Trend | None, shortage: int) -> Iterator[Weight]:
-    traced = 0
+    traced_bytes = 0
     if failure.window is not None and failure.recorded == "event":
         moment = Moment.at(failure.window, failure.event)
         rows = left_behind(moment)
-        traced = int(failure.window.lives.size[rows].sum())
-        if traced:
+        traced_bytes = int(failure.window.lives.size[rows].sum())
+        if traced_bytes:
             steps = len(np.unique(moment.made_in[rows]))
             yield Weight(
                 OomCause.LEAK,
-                traced,
-                0 <= shortage <= traced,
-                f"{format_bytes(traced)} were left behind by {format_count(steps)} earlier steps, "
-                f"at {main_site(moment, rows)}",
+                traced_bytes,
+                0 <= shortage <= traced_bytes,
+                f"{format_bytes(traced_bytes)} were left behind by {format_count(steps)} earlier "
+                f"steps, at {main_site(moment, rows)}",
             )
     if trend is not None and trend.bytes_per_step > 0 and trend.rising >= _RISING:
-        grown = int(trend.bytes_per_step * (trend.last_step - trend.first_step))
-        if grown > traced:
+        growth = int(trend.bytes_per_step * (trend.last_step - trend.first_step))
+        if growth > traced_bytes:
             yield Weight(
                 OomCause.LEAK,
-                grown,
-                0 <= shortage <= grown,
-                f"allocated bytes rose by {trend}, {format_bytes(grown)} in all",
+                growth,
+                0 <= shortage <= growth,
+                f"allocated bytes rose by {trend}, {format_bytes(growth)} in all",
             )
 
 
 def _foreign_weights(failure: Failure, shortage: int) -> Iterator[Weight]:
     foreign = failure.outside - OUTSIDE_TORCH if failure.outside >= 0 else -1
     if foreign > 0:
-        known = failure.others
+        others = failure.others
         whose = (
-            f"{format_bytes(known)} of it by other processes{_names(failure)}"
-            if known >= 0
+            f"{format_bytes(others)} of it by other processes{_names(failure)}"
+            if others >= 0
             else "by other processes, or by libraries of this one beside torch"
         )
         yield Weight(
             OomCause.OTHERS,
             foreign,
-            0 < shortage <= _gained(failure, foreign),
+            0 < shortage <= _gain(failure, foreign),
             f"{format_bytes(failure.outside)} of the device were held outside torch, {whose}",
         )
-    barred = failure.reserved + failure.free - failure.limit if failure.limit >= 0 else 0
-    if barred > 0:
+    barred_bytes = failure.reserved + failure.free - failure.limit if failure.limit >= 0 else 0
+    if barred_bytes > 0:
         yield Weight(
             OomCause.LIMIT,
-            barred,
-            0 < shortage <= barred,
+            barred_bytes,
+            0 < shortage <= barred_bytes,
             f"set_per_process_memory_fraction({failure.fraction:g}) kept "
-            f"{format_bytes(barred)} of free memory from torch",
+            f"{format_bytes(barred_bytes)} of free memory from torch",
         )
 
 
-def _gained(failure: Failure, foreign: int) -> int:
+def _gain(failure: Failure, foreign: int) -> int:
     """What torch could have had more, had others not held ``foreign`` bytes."""
     most = failure.reserved + failure.free + foreign
     return (min(most, failure.allowed) if failure.allowed >= 0 else most) - failure.limit
@@ -266,11 +267,11 @@ def _gained(failure: Failure, foreign: int) -> int:
 
 def _names(failure: Failure) -> str:
     most = sorted(failure.neighbours, key=lambda n: -n.bytes)[:3]
-    named = [f"{n.name or 'process'} {n.pid}" for n in most]
-    return f" ({', '.join(named)})" if named else ""
+    processes = [f"{n.name or 'process'} {n.pid}" for n in most]
+    return f" ({', '.join(processes)})" if processes else ""
 
 
-def _judged(failure: Failure, weights: Sequence[Weight]) -> tuple[OomCause, str]:
+def _judge_cause(failure: Failure, weights: Sequence[Weight]) -> tuple[OomCause, str]:
     if failure.recorded == "state":
         return OomCause.UNKNOWN, _of_a_state(failure)
     if failure.beside:
@@ -297,14 +298,14 @@ def _judged(failure: Failure, weights: Sequence[Weight]) -> tuple[OomCause, str]
 
 
 def _judged_beside(failure: Failure) -> tuple[OomCause, str]:
-    held = beside.held_by(failure)
+    nbytes = beside.held_by(failure)
     if beside.is_reserved(failure):
-        return OomCause.RESERVED, held
+        return OomCause.RESERVED, nbytes
     if beside.is_others(failure):
-        return OomCause.OTHERS, held
+        return OomCause.OTHERS, nbytes
     if beside.is_full(failure):
-        return OomCause.PEAK, f"{held}; tensors held {format_bytes(failure.allocated)}"
-    return OomCause.UNKNOWN, held
+        return OomCause.PEAK, f"{nbytes}; tensors held {format_bytes(failure.allocated)}"
+    return OomCause.UNKNOWN, nbytes
 
 
 def _without_a_limit(failure: Failure, weights: Sequence[Weight]) -> tuple[OomCause, str]:
@@ -348,8 +349,8 @@ _IN_WORDS = {
 
 def _line(failure: Failure, cause: OomCause) -> str:
     if failure.recorded == "state":
-        held, whole = format_bytes(failure.allocated), format_bytes(failure.reserved)
-        return f"{failure.device} held {held} in tensors, {whole} reserved, at the snapshot"
+        allocated, whole = format_bytes(failure.allocated), format_bytes(failure.reserved)
+        return f"{failure.device} held {allocated} in tensors, {whole} reserved, at the snapshot"
     is_plain = failure.beside and cause is OomCause.PEAK  # how much was asked is not known
     return in_a_line(failure, "" if is_plain else _IN_WORDS[cause])
 
@@ -360,9 +361,9 @@ def in_a_line(failure: Failure, because: str = "") -> str:
         return f"{failure.device} ran out of memory {because}".rstrip() + (
             f": {beside.what_failed(failure)}"
         )
-    asked = f": {format_bytes(failure.requested)} asked" if failure.requested >= 0 else ""
+    request = f": {format_bytes(failure.requested)} asked" if failure.requested >= 0 else ""
     free = f", {format_bytes(failure.free)} free on the device" if failure.free >= 0 else ""
-    return f"{failure.device} ran out of memory {because}".rstrip() + asked + free
+    return f"{failure.device} ran out of memory {because}".rstrip() + request + free
 
 
 # -- lines -------------------------------------------------------------------------------------

@@ -142,12 +142,12 @@ def rescues(failure: Failure, workers: int | None = None) -> Rescues:
     if failure.event > 0:  # of a lone request nothing before it is known
         tries += _early_tries(moment, workload, limit)
         tries += _short_tries(failure, moment, workload, limit)
-    found = _replayed(workload, tries, workers)
+    results = _replay(workload, tries, workers)
     if failure.event > 0:
-        found += _batch(moment, workload, limit)
-    found.append(_card(failure, workload))
+        results += _batch(moment, workload, limit)
+    results.append(_card(failure, workload))
     return Rescues(
-        tuple(sorted(found, key=lambda r: (not r.fits, _CHEAPEST.index(r.kind)))), unproven
+        tuple(sorted(results, key=lambda r: (not r.fits, _CHEAPEST.index(r.kind)))), unproven
     )
 
 
@@ -172,28 +172,28 @@ def _fails_afresh(workload: Workload, limit: int, event: int) -> bool:
     return _fails(play(workload, capacity=limit, afresh=True), event)
 
 
-def _replayed(workload: Workload, tries: list[_Try], workers: int | None) -> list[Rescue]:
+def _replay(workload: Workload, tries: list[_Try], workers: int | None) -> list[Rescue]:
     workloads, jobs = [workload], []
-    for tried in tries:
-        jobs.append(Job(0, tried.settings, tried.limit, tried.changes, tried.afresh))
-        if tried.workload is not None:
+    for attempt in tries:
+        jobs.append(Job(0, attempt.settings, attempt.limit, attempt.changes, attempt.afresh))
+        if attempt.workload is not None:
             jobs[-1] = replace(jobs[-1], workload=len(workloads))
-            workloads.append(tried.workload)
+            workloads.append(attempt.workload)
     outcomes = played(workloads, jobs, workers)
     return [_rescue(t, o) for t, o in zip(tries, outcomes, strict=True)]
 
 
-def _rescue(tried: _Try, outcome: Outcome) -> Rescue:
+def _rescue(attempt: _Try, outcome: Outcome) -> Rescue:
     return Rescue(
-        kind=tried.kind,
-        name=tried.name,
-        change=tried.change,
+        kind=attempt.kind,
+        name=attempt.name,
+        change=attempt.change,
         fits=outcome.fits,
-        limit=tried.limit,
+        limit=attempt.limit,
         peak_allocated=outcome.peak_allocated,
         peak_reserved=outcome.peak_reserved,
-        spare=max(tried.limit - outcome.peak_reserved, 0),
-        assumes=tried.assumes,
+        spare=max(attempt.limit - outcome.peak_reserved, 0),
+        assumes=attempt.assumes,
     )
 
 
@@ -224,10 +224,10 @@ def _settings_tries(
 def _leak_tries(moment: Moment, workload: Workload, limit: int) -> Iterator[_Try]:
     rows = left_behind(moment)
     if len(rows):
-        held = format_bytes(int(moment.window.lives.size[rows].sum()))
+        detail = format_bytes(int(moment.window.lives.size[rows].sum()))
         name = f"free what earlier steps left at {main_site(moment, rows)}"
         changes = freed(moment, rows)
-        yield _Try("free", name, limit, workload.settings, changes, detail=held)
+        yield _Try("free", name, limit, workload.settings, changes, detail=detail)
 
 
 def _early_tries(moment: Moment, workload: Workload, limit: int) -> Iterator[_Try]:
@@ -235,15 +235,15 @@ def _early_tries(moment: Moment, workload: Workload, limit: int) -> Iterator[_Tr
     settings, size = workload.settings, moment.window.lives.size
     rows = stale_gradients(moment)
     if len(rows):
-        held = format_bytes(int(size[rows].sum()))
+        detail = format_bytes(int(size[rows].sum()))
         first = int(np.searchsorted(moment.steps, moment.step)) - 1
         name = "zero_grad(set_to_none=True) before the forward pass"
         changes = freed(moment, rows, np.full(len(rows), first))
-        yield _Try("free", name, limit, settings, changes, detail=held)
+        yield _Try("free", name, limit, settings, changes, detail=detail)
     for unit in recomputable(moment):
-        name, held = f"checkpoint {unit.name}", f"{format_bytes(unit.bytes)} of activations"
+        name, detail = f"checkpoint {unit.name}", f"{format_bytes(unit.bytes)} of activations"
         changes = freed(moment, unit.rows, unit.ends)
-        yield _Try("checkpoint", name, limit, settings, changes, detail=held)
+        yield _Try("checkpoint", name, limit, settings, changes, detail=detail)
 
 
 def _room_tries(failure: Failure, workload: Workload, limit: int) -> Iterator[_Try]:
@@ -263,18 +263,18 @@ def _short_tries(
     failure: Failure, moment: Moment, workload: Workload, limit: int
 ) -> Iterator[_Try]:
     """Activations of half the size, with autocast's copies of the weights taken from the card."""
-    precision, halved = computes_in(failure), halving(moment)
-    if precision is Precision.SHORT or not halved.any():
+    precision, half_mask = computes_in(failure), halving(moment)
+    if precision is Precision.SHORT or not half_mask.any():
         return
     copies = weight_copies(moment)
-    counted = f", {format_bytes(copies)} of cast weights counted" if copies else ""
+    note = f", {format_bytes(copies)} of cast weights counted" if copies else ""
     unsure = "the activations are float32 (the file does not say)"
     yield _Try(
         "bf16",
-        f'torch.autocast("{_kind(failure.device)}", dtype=torch.bfloat16){counted}',
+        f'torch.autocast("{_kind(failure.device)}", dtype=torch.bfloat16){note}',
         max(limit - copies, 0),
         workload.settings,
-        workload=resized(workload, np.where(halved, 0.5, 1.0)),
+        workload=resized(workload, np.where(half_mask, 0.5, 1.0)),
         assumes=unsure if precision is Precision.UNKNOWN else "",
     )
 
@@ -301,17 +301,17 @@ def _batch(moment: Moment, workload: Workload, limit: int) -> Iterator[Rescue]:
     name = (
         f"a batch of at most {low} % of this one" if best.fits else "a smaller batch, even of 1 %"
     )
-    detail = f"{format_bytes(slope.live // 100)} for each per cent of it{_measured(slope)}"
-    assumed = "" if slope.measured else _PROPORTIONAL
-    tried = _Try("batch", name, limit, workload.settings, assumes=assumed, detail=detail)
-    yield _rescue(tried, best)
+    detail = f"{format_bytes(slope.live // 100)} for each per cent of it{_measured_at(slope)}"
+    assumption = "" if slope.measured else _PROPORTIONAL
+    attempt = _Try("batch", name, limit, workload.settings, assumes=assumption, detail=detail)
+    yield _rescue(attempt, best)
 
 
 def _with_batch(workload: Workload, slope: BatchSlope, percent: int, limit: int) -> Outcome:
     return play(resized(workload, slope.factors(percent / 100)), capacity=limit)
 
 
-def _measured(slope: BatchSlope) -> str:
+def _measured_at(slope: BatchSlope) -> str:
     if slope.measured is None:
         return ""
     other, failed = slope.measured
@@ -325,9 +325,9 @@ def _card(failure: Failure, workload: Workload) -> Rescue:
     least = fitted([workload], [Job(0, workload.settings)], 1)[0].bytes
     beside = failure.outside if failure.outside >= 0 else OUTSIDE_TORCH
     share = failure.fraction if 0 < failure.fraction < 1 else 1.0
-    left = {c: min(c - beside, int(share * c)) for c in CARDS}
-    card = next((c for c in CARDS if left[c] >= least), 0)
-    room = left.get(card, least)
+    room_on = {c: min(c - beside, int(share * c)) for c in CARDS}
+    card = next((c for c in CARDS if room_on[c] >= least), 0)
+    room = room_on.get(card, least)
     outcome = play(workload, capacity=least) if least < NO_LIMIT else workload.recorded
     name = f"a card of {format_bytes(card)}" if card else "a larger card than any common one"
     name += f", of which torch may hold {share:g}" if share < 1 else ""

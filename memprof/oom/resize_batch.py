@@ -79,8 +79,8 @@ def of_the_passes(moment: Moment) -> Mask:
     mine |= np.isin(category, _MADE_BY_PASSES) & np.isin(phase, _PASSES)
     weights = np.unique(lives.requested[category == int(Category.PARAMETER)])
     copies = np.isin(lives.requested, np.concatenate([weights, weights // 2]))
-    made: Mask = mine & ~copies & (lives.alloc >= 0) & (lives.alloc <= moment.event)
-    return made
+    in_passes: Mask = mine & ~copies & (lives.alloc >= 0) & (lives.alloc <= moment.event)
+    return in_passes
 
 
 def batch_slope(moment: Moment) -> BatchSlope | None:
@@ -93,14 +93,14 @@ def batch_slope(moment: Moment) -> BatchSlope | None:
     share = np.zeros(len(lives))
     share[follows] = 1.0
     calls = _Calls.of(moment, rows)
-    batch, ratio, measured = calls.measure(share, inputs)
+    batch, ratio, measures = calls.measure(share, inputs)
     of_event = np.zeros(len(events))
     of_event[lives.alloc[rows]] = share[rows]
     of_event[moment.event] = share_of_request(moment, share)
     live = int((share * lives.size)[moment.alive].sum())
     if not live and not of_event[moment.event]:
         return None
-    return BatchSlope(of_event, batch, ratio, measured, live)
+    return BatchSlope(of_event, batch, ratio, measures, live)
 
 
 def share_of_request(moment: Moment, share: Floats) -> float:
@@ -110,12 +110,12 @@ def share_of_request(moment: Moment, share: Floats) -> float:
     its label says so.
     """
     lives, trace = moment.window.lives, moment.window.trace
-    served = np.flatnonzero((lives.alloc >= 0) & (lives.alloc < moment.event))
+    earlier_rows = np.flatnonzero((lives.alloc >= 0) & (lives.alloc < moment.event))
     row = int(trace.events.label[moment.event])
     for alike in (lives.stack == trace.events.stack[moment.event], lives.label == row):
-        found = served[alike[served]]
-        if len(found):
-            return float(share[found[-1]])
+        matches = earlier_rows[alike[earlier_rows]]
+        if len(matches):
+            return float(share[matches[-1]])
     return float(int(trace.label(row).phase) in _PASSES)
 
 
@@ -157,19 +157,19 @@ class _Calls:
         now = int(self.attempts[self.moment.event])
         best: tuple[float, int] | None = None
         for other in np.unique(self.attempt[self.attempt != now])[-_MOST_ATTEMPTS:].tolist():
-            ratio = self._ratio(*self._matched(now, other), share, inputs)
+            ratio = self._ratio(*self._match(now, other), share, inputs)
             batch[self.attempts == other] = ratio
             if ratio != 1 and (best is None or abs(np.log(ratio)) > abs(np.log(best[0]))):
                 best = ratio, other
         if best is None:
             return batch, 1.0, None
         ratio, other = best
-        self._learn(share, *self._matched(now, other), ratio)
+        self._learn(share, *self._match(now, other), ratio)
         steps = self.moment.steps
-        named = int(steps[int(np.argmax(self.attempts == other))]), self.moment.step
-        return batch, ratio, named
+        steps_compared = int(steps[int(np.argmax(self.attempts == other))]), self.moment.step
+        return batch, ratio, steps_compared
 
-    def _matched(self, now: int, other: int) -> tuple[Ints, Ints]:
+    def _match(self, now: int, other: int) -> tuple[Ints, Ints]:
         """Places in ``rows`` of what is the same allocation of the program in two attempts."""
         own, others = (slice(*np.searchsorted(self.attempt, [a, a + 1])) for a in (now, other))
         _, first, second = np.intersect1d(
@@ -184,31 +184,31 @@ class _Calls:
         """
         passes = share[self.rows[own]] > 0
         rows, other_rows = self.rows[own[passes]], self.rows[others[passes]]
-        asked = np.maximum(self.moment.window.lives.requested, 1)
-        mine, theirs = asked[rows], asked[other_rows]
+        requested = np.maximum(self.moment.window.lives.requested, 1)
+        mine, theirs = requested[rows], requested[other_rows]
         differ = mine != theirs
         if differ.sum() < _LEAST_MATCHED or abs(theirs - mine).sum() < _DIFFERENT * mine.sum():
             return 1.0
-        given = inputs[rows] & inputs[other_rows]
-        asks = given if given.any() else np.ones(len(mine), dtype=bool)
+        both_inputs = inputs[rows] & inputs[other_rows]
+        asks = both_inputs if both_inputs.any() else np.ones(len(mine), dtype=bool)
         if mine[asks & differ].sum() < _LEAST_SHARE * mine[asks].sum():
             return 1.0
         mine, theirs = mine[asks & differ], theirs[asks & differ]
-        ratio = float(theirs.sum() / mine.sum() if given.any() else np.median(theirs / mine))
-        if abs(ratio - 1) < _DIFFERENT or not (given.any() or _agree(theirs / mine, ratio)):
+        ratio = float(theirs.sum() / mine.sum() if both_inputs.any() else np.median(theirs / mine))
+        if abs(ratio - 1) < _DIFFERENT or not (both_inputs.any() or _agree(theirs / mine, ratio)):
             return 1.0
         return ratio
 
     def _learn(self, share: Floats, own: Ints, others: Ints, ratio: float) -> None:
         """What did not change with the batch does not follow it; the rest as much as it did."""
-        asked = np.maximum(self.moment.window.lives.requested, 1)
-        changed = 1 - asked[self.rows[others]] / asked[self.rows[own]]
-        seen = np.clip(changed / (1 - ratio), 0.0, 1.0)
+        requested = np.maximum(self.moment.window.lives.requested, 1)
+        changes = 1 - requested[self.rows[others]] / requested[self.rows[own]]
+        shares = np.clip(changes / (1 - ratio), 0.0, 1.0)
         order = np.argsort(self.key[own])
         keys = self.key[own][order]
         place = np.minimum(np.searchsorted(keys, self.key), len(keys) - 1)
-        known = keys[place] == self.key
-        share[self.rows[known]] = seen[order][place[known]]
+        same_key = keys[place] == self.key
+        share[self.rows[same_key]] = shares[order][place[same_key]]
 
 
 def _agree(ratios: Floats, ratio: float) -> bool:
@@ -231,8 +231,8 @@ def _places(moment: Moment) -> Ints:
 def _number_within(groups: Ints) -> Ints:
     """For each entry how many equal ones come before it."""
     order = np.argsort(groups, kind="stable")
-    ordered = groups[order]
-    first = np.searchsorted(ordered, ordered, side="left")
+    sorted_groups = groups[order]
+    first = np.searchsorted(sorted_groups, sorted_groups, side="left")
     number = np.empty(len(groups), dtype=np.int64)
     number[order] = np.arange(len(groups)) - first
     return number

@@ -44,10 +44,12 @@ class Moment:
         lives = window.lives
         labels = np.array([label.step for label in window.trace.tables.labels], dtype=np.int64)
         by_label = labels[lives.label]
-        made = lives.alloc >= 0
+        in_window = lives.alloc >= 0
         made_in = by_label.copy()
         if len(steps):
-            made_in[made] = np.where(by_label[made] >= 0, by_label[made], steps[lives.alloc[made]])
+            made_in[in_window] = np.where(
+                by_label[in_window] >= 0, by_label[in_window], steps[lives.alloc[in_window]]
+            )
         return cls(window, event, steps, made_in)
 
     @property
@@ -64,8 +66,8 @@ class Moment:
 def _steps_by_phase(window: Window) -> Ints:
     """A step begins with the first forward allocation after a backward or optimizer one."""
     lives, events = window.lives, len(window.trace.events)
-    made = np.flatnonzero(lives.alloc >= 0)
-    order = made[np.argsort(lives.alloc[made])]
+    in_window = np.flatnonzero(lives.alloc >= 0)
+    order = in_window[np.argsort(lives.alloc[in_window])]
     phase = window.owners.phase.of[order]
     passes = np.isin(phase, (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER))
     rows, phase = order[passes], phase[passes]
@@ -84,15 +86,15 @@ def left_behind(moment: Moment) -> Ints:
     where its stack goes on leaving things in it.
     """
     lives, alive = moment.window.lives, moment.alive
-    owned = np.isin(moment.window.owners.category.of, OWNED)
-    past = alive & ~owned & (moment.made_in >= 0) & (moment.made_in < moment.step - 1)
+    of_model = np.isin(moment.window.owners.category.of, OWNED)
+    past = alive & ~of_model & (moment.made_in >= 0) & (moment.made_in < moment.step - 1)
     rows = np.flatnonzero(past)
     if not len(rows):
         return rows
     pairs = np.unique(np.stack([lives.stack[rows], moment.made_in[rows]], 1), axis=0)
     stacks, counts = np.unique(pairs[:, 0], return_counts=True)
     leaking = stacks[counts >= _LEAST_STEPS]
-    before = alive & ~owned & (moment.made_in == NOT_RECORDED) & (lives.stack > 0)
+    before = alive & ~of_model & (moment.made_in == NOT_RECORDED) & (lives.stack > 0)
     return np.flatnonzero((past | before) & np.isin(lives.stack, leaking))
 
 
@@ -108,13 +110,13 @@ def main_site(moment: Moment, rows: Ints) -> str:
 def freed(moment: Moment, rows: Ints, after: Ints | None = None) -> Changes:
     """The program with ``rows`` freed after an event each, else at the end of their own step."""
     lives = moment.window.lives
-    made = lives.alloc[rows] >= 0
-    own = rows[made]
+    in_window = lives.alloc[rows] >= 0
+    own = rows[in_window]
     if after is None:
         last = np.searchsorted(moment.steps, moment.made_in[own], side="right") - 1
     else:
-        last = after[made]
-    return Changes(freed=lives.alloc[own], freed_after=last, gone=lives.address[rows[~made]])
+        last = after[in_window]
+    return Changes(freed=lives.alloc[own], freed_after=last, gone=lives.address[rows[~in_window]])
 
 
 def stale_gradients(moment: Moment) -> Ints:

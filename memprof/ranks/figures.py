@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from memprof.oom.failed_allocation import times_out_of_memory
 from memprof.ranks.outlier_test import outliers
-from memprof.records import DeviceSummary, Footer, Header
+from memprof.records import DeviceSummary, Footer, Header, is_out_of_memory
 from memprof.run import Run, Steps
 from memprof.trace import NOT_RECORDED
 from memprof.views.device_readings import beyond_torch, most
@@ -34,7 +34,6 @@ __all__ = [
     "spreads",
 ]
 
-_OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "MemoryError", "ALLOC_FAILED")
 _EACH = 8
 """Ranks up to which each is judged."""
 _MOST_JUDGED = 6
@@ -85,7 +84,7 @@ class RankFigures:
     @property
     def ran_out(self) -> bool:
         """Whether a request failed for want of memory."""
-        return self.ooms > 0 or any(text in self.status for text in _OUT_OF_MEMORY)
+        return self.ooms > 0 or is_out_of_memory(self.status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +101,8 @@ class Measure:
 
     def values(self, ranks: Sequence[RankFigures]) -> list[float | None]:
         """One a rank, None where not measured: a growth may be negative, else that is -1."""
-        given = [self.of(rank) for rank in ranks]
-        return [None if v is None or (v < 0 and self.name != "growth") else v for v in given]
+        values = [self.of(rank) for rank in ranks]
+        return [None if v is None or (v < 0 and self.name != "growth") else v for v in values]
 
 
 MEASURES = (
@@ -208,16 +207,16 @@ def footer_of(run: Run) -> Footer:
     )
 
 
-def _summary(examined: DeviceExamination, run: Run) -> DeviceSummary:
-    device = examined.device
+def _summary(examination: DeviceExamination, run: Run) -> DeviceSummary:
+    device = examination.device
     trend = allocated_trend(device.steps)
     # What a CPU reserves, and how it rounds, is the model's; footers hold what was counted.
     is_cpu = device.device == "cpu"
-    counted = int(device.steps.peak_allocated.max(initial=NOT_RECORDED))
+    peak = int(device.steps.peak_allocated.max(initial=NOT_RECORDED))
     return DeviceSummary(
         device=device.device,
-        peak_allocated_bytes=counted if is_cpu and counted > 0 else examined.peak_allocated,
-        peak_reserved_bytes=NOT_RECORDED if is_cpu else examined.peak_reserved,
+        peak_allocated_bytes=peak if is_cpu and peak > 0 else examination.peak_allocated,
+        peak_reserved_bytes=NOT_RECORDED if is_cpu else examination.peak_reserved,
         total_bytes=device.info.total_bytes,
         outside_bytes=most(beyond_torch(run, device)),
         bytes_per_step=trend.bytes_per_step if trend else None,
@@ -239,8 +238,8 @@ def _step_us(steps: Steps) -> int:
 
 
 def _values(measure: Measure, ranks: Sequence[RankFigures]) -> npt.NDArray[np.float64]:
-    known = [np.nan if value is None else value for value in measure.values(ranks)]
-    return np.array(known, dtype=np.float64)
+    values = [np.nan if value is None else value for value in measure.values(ranks)]
+    return np.array(values, dtype=np.float64)
 
 
 def spreads(ranks: Sequence[RankFigures]) -> tuple[Spread, ...]:
@@ -271,10 +270,10 @@ def _spread(
 def deviations(ranks: Sequence[RankFigures]) -> tuple[Deviation, ...]:
     """Who differs from the rest in what, by the rule of `outliers`; measure by measure."""
     return tuple(
-        found
+        deviation
         for measure in MEASURES
         if measure.name not in _NOT_COMPARED
-        for found in _deviations(measure, _values(measure, ranks))
+        for deviation in _deviations(measure, _values(measure, ranks))
     )
 
 
@@ -301,7 +300,7 @@ def is_rising(rank: RankFigures) -> bool:
     return rate is not None and rate > _SMALLEST_BLOCK and rank.rising > _RISING
 
 
-def chosen(ranks: Sequence[RankFigures], found: Sequence[Deviation]) -> dict[int, str]:
+def chosen(ranks: Sequence[RankFigures], deviating: Sequence[Deviation]) -> dict[int, str]:
     """Places of the ranks that stand for all, and why each: whole recordings are dear to judge.
 
     Of up to eight, each; else the first that ran out of memory, the one with the highest peak, the
@@ -309,15 +308,15 @@ def chosen(ranks: Sequence[RankFigures], found: Sequence[Deviation]) -> dict[int
     """
     if len(ranks) <= _EACH:
         return dict.fromkeys(range(len(ranks)), "")
-    picked: dict[int, str] = {}
-    for place, why in _candidates(ranks, found):
-        if len(picked) < _MOST_JUDGED:
-            picked.setdefault(place, why)
-    return picked
+    reasons: dict[int, str] = {}
+    for place, why in _candidates(ranks, deviating):
+        if len(reasons) < _MOST_JUDGED:
+            reasons.setdefault(place, why)
+    return reasons
 
 
 def _candidates(
-    ranks: Sequence[RankFigures], found: Sequence[Deviation]
+    ranks: Sequence[RankFigures], deviating: Sequence[Deviation]
 ) -> Iterator[tuple[int, str]]:
     places = range(len(ranks))
     out = [place for place in places if ranks[place].ran_out]
@@ -330,5 +329,5 @@ def _candidates(
     if rising:
         yield max(rising, key=lambda place: ranks[place].bytes_per_step or 0.0), "fastest growth"
     titles = {measure.name: measure.title for measure in MEASURES}
-    for one in found:
+    for one in deviating:
         yield one.rows[0], f"{'high' if one.higher else 'low'} {titles[one.measure]}"

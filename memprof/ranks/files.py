@@ -65,8 +65,8 @@ def files_of(names: Sequence[Path]) -> tuple[Path, ...]:
     Raises:
         MemprofError: a folder holds no recording, or a pattern matches nothing.
     """
-    found = [file for name in names for file in _files(name)]
-    return tuple(dict.fromkeys(found))
+    paths = [file for name in names for file in _files(name)]
+    return tuple(dict.fromkeys(paths))
 
 
 def _files(name: Path) -> Sequence[Path]:
@@ -92,11 +92,11 @@ def _first_match(folder: Path, patterns: Sequence[str]) -> list[Path]:
 # -- reading ---------------------------------------------------------------------------------------
 
 
-def gathered(files: Sequence[Path], *, named: bool, each: Each) -> Gathered | None:
+def gathered(files: Sequence[Path], *, by_name: bool, each: Each) -> Gathered | None:
     """The ranks of one job among ``files``, or all of them if they are many; else None.
 
-    The job is the latest one that has two ranks or more. Where the user has ``named`` up to eight
-    files and they are of different jobs, each wants to be told by itself.
+    The job is the latest one that has two ranks or more. Where the user named (``by_name``) up to
+    eight files and they are of different jobs, each wants to be told by itself.
     """
     recordings, left_out = [], []
     for file in each(files, "reading"):
@@ -105,12 +105,14 @@ def gathered(files: Sequence[Path], *, named: bool, each: Each) -> Gathered | No
         except MemprofError as error:
             left_out.append(LeftOut(str(file), error.message))
     children = [one for one in recordings if _CHILD.search(one.path.name)]
-    ranked = [one for one in recordings if not _CHILD.search(one.path.name)]
-    found = launches([one.header for one in ranked])
-    alone = bool(found) and len(found[0].members) + len(found[0].repeated) == len(ranked)
-    if found and (alone or not named or len(files) > _MANY):
+    rank_files = [one for one in recordings if not _CHILD.search(one.path.name)]
+    all_launches = launches([one.header for one in rank_files])
+    alone = bool(all_launches) and len(all_launches[0].members) + len(
+        all_launches[0].repeated
+    ) == len(rank_files)
+    if all_launches and (alone or not by_name or len(files) > _MANY):
         left_out += [LeftOut(str(one.path), _of_child(one)) for one in children]
-        return _of_launch(ranked, left_out, found[0])
+        return _of_launch(rank_files, left_out, all_launches[0])
     if len(files) > _MANY and recordings:
         return Gathered(tuple(recordings), tuple(left_out), None)
     return None
@@ -154,9 +156,9 @@ def _why(one: RankFile, *, is_repeated: bool) -> str:
 
 
 def job_report(
-    job: Gathered, *, judge_all: bool, each: Each, opened: Callable[[Path], Run] = load
+    job: Gathered, *, judge_all: bool, each: Each, open_run: Callable[[Path], Run] = load
 ) -> JobReport:
-    """Everything that is said of the files together; ``opened`` reads a whole recording.
+    """Everything that is said of the files together; ``open_run`` reads a whole recording.
 
     Findings take the whole recording: they are looked for on each of up to eight ranks, else on a
     few that stand for the rest, or on each with ``judge_all``.
@@ -169,12 +171,12 @@ def job_report(
         [one.is_closed for one in recordings],
     )
     deviating = deviations(ranks)
-    picked = dict.fromkeys(range(len(ranks)), "") if judge_all else chosen(ranks, deviating)
-    found, unreadable = _judge(ranks, picked, each, opened)
-    judged = tuple(
-        Judged(ranks[n].name, ranks[n].file, why) for n, why in picked.items() if n in found
+    reasons = dict.fromkeys(range(len(ranks)), "") if judge_all else chosen(ranks, deviating)
+    by_rank, unreadable = _judge(ranks, reasons, each, open_run)
+    judged_ranks = tuple(
+        Judged(ranks[n].name, ranks[n].file, why) for n, why in reasons.items() if n in by_rank
     )
-    together = shared({ranks[n].name: ones for n, ones in sorted(found.items())})
+    together = shared({ranks[n].name: ones for n, ones in sorted(by_rank.items())})
     header, launch = recordings[0].header, job.launch
     return JobReport(
         command=tuple(command_of(header.argv)) if launch else (),
@@ -182,10 +184,10 @@ def job_report(
         world_size=launch.world_size if launch else 0,
         missing=tuple(gaps((r.rank for r in ranks), launch.world_size)) if launch else (),
         left_out=(*job.left_out, *unreadable),
-        verdict=job_verdict(ranks, deviating, together, judged),
+        verdict=job_verdict(ranks, deviating, together, judged_ranks),
         spreads=spreads(ranks),
         deviations=deviating,
-        judged=judged,
+        judged=judged_ranks,
         findings=together,
         ranks=ranks,
         next=next_command(ranks, deviating, together),
@@ -193,19 +195,22 @@ def job_report(
 
 
 def _judge(
-    ranks: Sequence[RankFigures], picked: Iterable[int], each: Each, opened: Callable[[Path], Run]
+    ranks: Sequence[RankFigures],
+    reasons: Iterable[int],
+    each: Each,
+    open_run: Callable[[Path], Run],
 ) -> tuple[dict[int, tuple[Found, ...]], list[LeftOut]]:
     """The findings of the picked ranks, without what makes them large; and what failed."""
-    found: dict[int, tuple[Found, ...]] = {}
+    by_rank: dict[int, tuple[Found, ...]] = {}
     failed = []
-    places = {Path(ranks[place].file): place for place in picked}
+    places = {Path(ranks[place].file): place for place in reasons}
     for file in each(tuple(places), "judging"):
         try:
-            ones = findings(opened(file))
+            ones = findings(open_run(file))
         except MemprofError as error:
             failed.append(LeftOut(str(file), f"its findings are not judged: {error.message}"))
             continue
-        found[places[file]] = tuple(
+        by_rank[places[file]] = tuple(
             replace(one, series=None, evidence=Evidence(), stack=()) for one in ones
         )
-    return found, failed
+    return by_rank, failed

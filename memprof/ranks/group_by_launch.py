@@ -40,10 +40,10 @@ def launches(headers: Sequence[Header]) -> list[Launch]:
     for number, header in enumerate(headers):
         if header.rank >= 0:
             jobs[header.world_size, tuple(command_of(header.argv))].append(number)
-    found = [
+    groups = [
         _launch(headers, near) for numbers in jobs.values() for near in _near(headers, numbers)
     ]
-    return sorted((one for one in found if len(one.members) > 1), key=lambda one: -one.started_us)
+    return sorted((one for one in groups if len(one.members) > 1), key=lambda one: -one.started_us)
 
 
 def command_of(argv: Sequence[str]) -> Iterable[str]:
@@ -57,9 +57,9 @@ def command_of(argv: Sequence[str]) -> Iterable[str]:
 
 
 def _near(headers: Sequence[Header], numbers: Sequence[int]) -> Iterable[list[int]]:
-    ordered = sorted(numbers, key=lambda n: headers[n].created_us)
+    by_time = sorted(numbers, key=lambda n: headers[n].created_us)
     together: list[int] = []
-    for number in ordered:
+    for number in by_time:
         if (
             together
             and headers[number].created_us - headers[together[-1]].created_us > _TOGETHER_US
@@ -74,10 +74,10 @@ def _launch(headers: Sequence[Header], numbers: Sequence[int]) -> Launch:
     """Of a rank that is there twice, the later one counts."""
     latest = {headers[n].rank: n for n in numbers}
     members = tuple(latest[rank] for rank in sorted(latest))
-    counted = set(members)
+    counted_members = set(members)
     return Launch(
         members=members,
-        repeated=tuple(n for n in numbers if n not in counted),
+        repeated=tuple(n for n in numbers if n not in counted_members),
         world_size=headers[members[0]].world_size,
         started_us=max(headers[n].created_us for n in members),
     )
@@ -85,9 +85,9 @@ def _launch(headers: Sequence[Header], numbers: Sequence[int]) -> Launch:
 
 def gaps(present: Iterable[int], size: int) -> list[tuple[int, int]]:
     """Stretches of ``0 … size - 1`` that are not in ``present``, as first and last."""
-    found, expected = [], 0
+    ranges, expected = [], 0
     for rank in sorted({rank for rank in present if 0 <= rank < size}):
         if rank > expected:
-            found.append((expected, rank - 1))
+            ranges.append((expected, rank - 1))
         expected = rank + 1
-    return [*found, (expected, size - 1)] if expected < size else found
+    return [*ranges, (expected, size - 1)] if expected < size else ranges

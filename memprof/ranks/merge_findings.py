@@ -44,7 +44,7 @@ class Shared:
     """It is a headline on none of them."""
 
 
-def shared(found: Mapping[str, Sequence[Found]]) -> tuple[Shared, ...]:
+def shared(by_rank: Mapping[str, Sequence[Found]]) -> tuple[Shared, ...]:
     """The findings of each rank, by its name, put together: what is on most ranks comes first.
 
     Of the same number, as in a single run: what grows first, then the largest. What is a headline
@@ -52,12 +52,12 @@ def shared(found: Mapping[str, Sequence[Found]]) -> tuple[Shared, ...]:
     """
     groups: dict[Hashable, list[tuple[str, Found]]] = defaultdict(list)
     order: dict[Hashable, int] = {}
-    for name, ones in found.items():
+    for name, ones in by_rank.items():
         for place, one in enumerate(ones):
             key = _same(one)
             groups[key].append((name, one))
             order[key] = min(order.get(key, place), place)
-    grown = sorted(
+    by_growth = sorted(
         groups,
         key=lambda key: (
             _is_minor(groups[key]),
@@ -66,7 +66,7 @@ def shared(found: Mapping[str, Sequence[Found]]) -> tuple[Shared, ...]:
             order[key],
         ),
     )
-    return tuple(_shared(groups[key]) for key in grown)
+    return tuple(_shared(groups[key]) for key in by_growth)
 
 
 def _same(one: Found) -> Hashable:
@@ -91,12 +91,12 @@ def _ranks(ones: Sequence[tuple[str, Found]]) -> int:
 
 def _names_line(one: Found) -> bool:
     """Whether the title of a finding names its line: some say who holds the tensors."""
-    held = one.holders[0] if one.holders else None
+    holder = one.holders[0] if one.holders else None
     grows = one.kind in (Kind.LEAK, Kind.CYCLE)
-    if held is None or not held.is_named:
+    if holder is None or not holder.is_named:
         return grows  # and is said by the line that made it
     says_holder = grows or isinstance(one.match, RunMatch)
-    return says_holder and names_line(held.links, one.site.filename, one.site.line)
+    return says_holder and names_line(holder.links, one.site.filename, one.site.line)
 
 
 def _shared(ones: Sequence[tuple[str, Found]]) -> Shared:

@@ -30,12 +30,12 @@ def outliers(values: Floats, least: float) -> npt.NDArray[np.bool_]:
         values: one a rank; NaN where not measured.
         least: the smallest scale, in the values' unit: below it differences are noise.
     """
-    known = ~np.isnan(values)
+    is_number = ~np.isnan(values)
     far = np.zeros(len(values), dtype=bool)
-    if int(known.sum()) < _FEWEST:
+    if int(is_number.sum()) < _FEWEST:
         return far
-    median = float(np.median(values[known]))
-    distance = np.abs(values[known] - median)
+    median = float(np.median(values[is_number]))
+    distance = np.abs(values[is_number] - median)
     scale = max(_NORMAL * float(np.median(distance)), _SHARE * abs(median), least)
-    far[known] = distance > _FAR * scale
+    far[is_number] = distance > _FAR * scale
     return far

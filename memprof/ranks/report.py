@@ -86,10 +86,10 @@ def format_measure(value: float, unit: str) -> str:
 
 def format_ranks(ranks: Iterable[RankFigures | int], *, most: int = _STRETCHES) -> str:
     """``3, 7–9``, cut after a few stretches; the names of files where they have no number."""
-    given = list(ranks)
-    numbers = sorted({r if isinstance(r, int) else r.rank for r in given})
+    all_ranks = list(ranks)
+    numbers = sorted({r if isinstance(r, int) else r.rank for r in all_ranks})
     if numbers and numbers[0] < 0:
-        names = [r.file for r in given if isinstance(r, RankFigures)]
+        names = [r.file for r in all_ranks if isinstance(r, RankFigures)]
         return _cut(names, most, len(names))
     stretches: list[list[int]] = []
     for number in numbers:
@@ -97,9 +97,9 @@ def format_ranks(ranks: Iterable[RankFigures | int], *, most: int = _STRETCHES) 
             stretches[-1][1] = number
         else:
             stretches.append([number, number])
-    told = [format_stretch(first, last) for first, last in stretches[:most]]
-    shown = sum(last - first + 1 for first, last in stretches[:most])
-    return ", ".join(told) + _more(len(numbers) - shown)
+    texts = [format_stretch(first, last) for first, last in stretches[:most]]
+    count = sum(last - first + 1 for first, last in stretches[:most])
+    return ", ".join(texts) + _more(len(numbers) - count)
 
 
 def format_stretch(first: int, last: int) -> str:
@@ -109,21 +109,23 @@ def format_stretch(first: int, last: int) -> str:
     return f"{first}–{last}"
 
 
-def format_share(ranks: Sequence[str], judged: int) -> str:
+def format_share(ranks: Sequence[str], judged_count: int) -> str:
     """``on 3 of 6 judged``, ``on rank 1 alone of 6 judged`` or ``on all 6 judged``."""
-    if len(ranks) == judged:
-        return f"on all {format_count(judged)} judged" if judged > 1 else f"on {ranks[0]}"
+    if len(ranks) == judged_count:
+        return (
+            f"on all {format_count(judged_count)} judged" if judged_count > 1 else f"on {ranks[0]}"
+        )
     if len(ranks) == 1:
-        return f"on {ranks[0]} alone of {format_count(judged)} judged"
-    return f"on {format_count(len(ranks))} of {format_count(judged)} judged"
+        return f"on {ranks[0]} alone of {format_count(judged_count)} judged"
+    return f"on {format_count(len(ranks))} of {format_count(judged_count)} judged"
 
 
 def _cut(names: Sequence[str], most: int, total: int) -> str:
     return ", ".join(names[:most]) + _more(total - min(most, len(names)))
 
 
-def _more(left: int) -> str:
-    return f" and {format_count(left)} more" if left > 0 else ""
+def _more(count: int) -> str:
+    return f" and {format_count(count)} more" if count > 0 else ""
 
 
 # -- the verdict -----------------------------------------------------------------------------------
@@ -132,39 +134,39 @@ def _more(left: int) -> str:
 def job_verdict(
     ranks: Sequence[RankFigures],
     deviating: Sequence[Deviation],
-    found: Sequence[Shared],
-    judged: Sequence[Judged],
+    findings: Sequence[Shared],
+    judged_ranks: Sequence[Judged],
 ) -> Verdict:
     """The worst first: memory ran out, something leaks, a rank died, a rank differs, waste."""
-    then = f"`{next_command(ranks, deviating, found)}`"
+    then = f"`{next_command(ranks, deviating, findings)}`"
     out = [rank for rank in ranks if rank.ran_out]
     if out:
         return _ran_out(ranks, out, then)
     if not any(rank.peak_allocated_bytes > 0 or rank.peak_reserved_bytes > 0 for rank in ranks):
         return _no_data()
-    growing = _growing(found)
+    growing = _growing(findings)
     if growing:
-        return _found("leak", growing[0], ranks, judged)
+        return _verdict_of("leak", growing[0], ranks, judged_ranks)
     failed = [rank for rank in ranks if rank.ended == "failed"]
     if failed:
         return _failed(ranks, failed, then)
     if deviating:
         return _deviating(ranks, deviating, then)
-    wasted = [one for one in found if one.confidence >= _SURE and not one.minor]
-    if wasted:
-        is_hole = wasted[0].kind == Kind.FRAGMENTATION.value
-        return _found("fragmentation" if is_hole else "waste", wasted[0], ranks, judged)
-    return _quiet(ranks, judged, then)
+    waste = [one for one in findings if one.confidence >= _SURE and not one.minor]
+    if waste:
+        is_hole = waste[0].kind == Kind.FRAGMENTATION.value
+        return _verdict_of("fragmentation" if is_hole else "waste", waste[0], ranks, judged_ranks)
+    return _quiet(ranks, judged_ranks, then)
 
 
 def next_command(
-    ranks: Sequence[RankFigures], deviating: Sequence[Deviation], found: Sequence[Shared]
+    ranks: Sequence[RankFigures], deviating: Sequence[Deviation], findings: Sequence[Shared]
 ) -> str:
     """What to type to look into the rank that tells the most."""
     out = [rank for rank in ranks if rank.ran_out]
     if out:
         return _command("oom", _first(out))
-    growing = _growing(found)
+    growing = _growing(findings)
     if growing:
         return _command("leaks", next(r for r in ranks if r.name == growing[0].largest_at))
     failed = [rank for rank in ranks if rank.ended == "failed"]
@@ -179,8 +181,8 @@ def _command(name: str, rank: RankFigures) -> str:
     return f"memprof {name} {shlex.quote(rank.file)}"
 
 
-def _growing(found: Sequence[Shared]) -> list[Shared]:
-    return [one for one in found if Kind(one.kind) in _GROWING]
+def _growing(findings: Sequence[Shared]) -> list[Shared]:
+    return [one for one in findings if Kind(one.kind) in _GROWING]
 
 
 def _first(ranks: Sequence[RankFigures]) -> RankFigures:
@@ -191,28 +193,28 @@ def _first(ranks: Sequence[RankFigures]) -> RankFigures:
 def _ran_out(ranks: Sequence[RankFigures], out: Sequence[RankFigures], then: str) -> Verdict:
     first = _first(out)
     if len(out) == 1:
-        line = f"{first.name} ran out of memory, the only one of {_counted(ranks)}"
+        line = f"{first.name} ran out of memory, the only one of {_count_text(ranks)}"
     else:
         which = f"{format_ranks(out)}; {first.name} first"
-        line = f"{format_count(len(out))} of {_counted(ranks)} ran out of memory: {which}"
-    return Verdict("oom", line, _held(first, ranks), f"{then} says why")
+        line = f"{format_count(len(out))} of {_count_text(ranks)} ran out of memory: {which}"
+    return Verdict("oom", line, _peak_text(first, ranks), f"{then} says why")
 
 
-def _held(first: RankFigures, ranks: Sequence[RankFigures]) -> str:
+def _peak_text(first: RankFigures, ranks: Sequence[RankFigures]) -> str:
     if first.peak_allocated_bytes < 0:
         return "what it held is not in the file"
     of = f" of {format_bytes(first.total_bytes)}" if first.total_bytes else ""
     peak = format_bytes(first.peak_allocated_bytes)
-    said = f"{first.name}'s peak was {peak}{of} on {first.device}, in {_steps(first)}"
+    sentence = f"{first.name}'s peak was {peak}{of} on {first.device}, in {_steps(first)}"
     peaks = sorted(one.peak_allocated_bytes for one in ranks)
-    return f"{said}; the median of all is {format_bytes(median_low(peaks))}"
+    return f"{sentence}; the median of all is {format_bytes(median_low(peaks))}"
 
 
 def _steps(rank: RankFigures) -> str:
     return "1 step" if rank.steps == 1 else f"{format_count(rank.steps)} steps"
 
 
-def _counted(ranks: Sequence[RankFigures]) -> str:
+def _count_text(ranks: Sequence[RankFigures]) -> str:
     return f"{format_count(len(ranks))} {'ranks' if ranks[0].rank >= 0 else 'recordings'}"
 
 
@@ -225,18 +227,18 @@ def _no_data() -> Verdict:
     )
 
 
-def _found(
-    level: str, one: Shared, ranks: Sequence[RankFigures], judged: Sequence[Judged]
+def _verdict_of(
+    level: str, one: Shared, ranks: Sequence[RankFigures], judged_ranks: Sequence[Judged]
 ) -> Verdict:
-    told = []
+    sentences = []
     if one.site.filename:
         code = f": `{one.site.code[:60]}`" if one.site.code else ""
-        told.append(f"made at {short_path(one.site.filename)}:{one.site.line}{code}")
+        sentences.append(f"made at {short_path(one.site.filename)}:{one.site.line}{code}")
     if level == "leak":
-        told.append(_rising(ranks))
+        sentences.append(_rising(ranks))
     fix = f"{one.fix}: {one.why}" if one.fix else "see the findings below"
-    line = f"{one.title}; {format_share(one.ranks, len(judged))}"
-    return Verdict(level, line, "; ".join(filter(None, told)) or one.title, fix)
+    line = f"{one.title}; {format_share(one.ranks, len(judged_ranks))}"
+    return Verdict(level, line, "; ".join(filter(None, sentences)) or one.title, fix)
 
 
 def _rising(ranks: Sequence[RankFigures]) -> str:
@@ -245,14 +247,16 @@ def _rising(ranks: Sequence[RankFigures]) -> str:
         return ""
     rate = format_bytes(round(rates[len(rates) // 2]))
     return (
-        f"allocated bytes rise on {format_count(len(rates))} of {_counted(ranks)}, "
+        f"allocated bytes rise on {format_count(len(rates))} of {_count_text(ranks)}, "
         f"by {rate} per step"
     )
 
 
 def _failed(ranks: Sequence[RankFigures], failed: Sequence[RankFigures], then: str) -> Verdict:
     first = _first(failed)
-    many = "" if len(failed) == 1 else f"{format_count(len(failed))} of {_counted(ranks)} failed; "
+    many = (
+        "" if len(failed) == 1 else f"{format_count(len(failed))} of {_count_text(ranks)} failed; "
+    )
     line = f"{many}{first.name} {'first' if many else 'failed'}, after {_steps(first)}"
     return Verdict("failed", line, first.status, then)
 
@@ -261,7 +265,7 @@ def _deviating(ranks: Sequence[RankFigures], deviating: Sequence[Deviation], the
     first = deviating[0]
     which = format_ranks(ranks[row] for row in first.rows)
     differ = "differs" if len(first.rows) == 1 else "differ"
-    count = f"{format_count(len(first.rows))} of {_counted(ranks)}"
+    count = f"{format_count(len(first.rows))} of {_count_text(ranks)}"
     line = f"{count} {differ} from the rest in {_title(first)}: {which}"
     why = (
         f"{_title(first)} is {format_measure(first.value, first.unit)} on "
@@ -277,12 +281,12 @@ def _title(one: Deviation) -> str:
     return next(measure.title for measure in MEASURES if measure.name == one.measure)
 
 
-def _quiet(ranks: Sequence[RankFigures], judged: Sequence[Judged], then: str) -> Verdict:
+def _quiet(ranks: Sequence[RankFigures], judged_ranks: Sequence[Judged], then: str) -> Verdict:
     highest = max(ranks, key=lambda rank: rank.peak_allocated_bytes)
     line = f"peak {format_bytes(highest.peak_allocated_bytes)} on {highest.name}; no rank differs"
     rising = _rising(ranks)
     if rising:
         why = f"{rising}, yet no single line keeps growing on those judged"
     else:
-        why = f"nothing was found on the {format_count(len(judged))} ranks judged"
+        why = f"nothing was found on the {format_count(len(judged_ranks))} ranks judged"
     return Verdict("ok", line, why, then)

@@ -54,8 +54,8 @@ def roll_call(job: JobReport) -> Iterator[str]:
         yield f"{format_count(len(cut))} cut off (killed, or still running): {which}"
     for one in job.left_out[:_MOST_NAMED]:
         # Errors of other libraries say which file they are about, or do not: nothing else tells.
-        named = one.file if one.file not in one.why else ""
-        yield f"left out: {': '.join(filter(None, (named, one.why)))}"
+        filename = one.file if one.file not in one.why else ""
+        yield f"left out: {': '.join(filter(None, (filename, one.why)))}"
     if len(job.left_out) > _MOST_NAMED:
         yield f"left out: {format_count(len(job.left_out) - _MOST_NAMED)} more files (see --json)"
 
@@ -63,11 +63,11 @@ def roll_call(job: JobReport) -> Iterator[str]:
 def _missing(job: JobReport) -> str:
     if not job.missing:
         return ""
-    shown = job.missing[:_MOST_NAMED]
-    told = ", ".join(format_stretch(*stretch) for stretch in shown)
-    left = job.missing_count - sum(last - first + 1 for first, last in shown)
-    more = f" and {format_count(left)} more" if left else ""
-    return f"; {format_count(job.missing_count)} missing: {told}{more}"
+    gaps_shown = job.missing[:_MOST_NAMED]
+    gap_texts = ", ".join(format_stretch(*stretch) for stretch in gaps_shown)
+    rest = job.missing_count - sum(last - first + 1 for first, last in gaps_shown)
+    more = f" and {format_count(rest)} more" if rest else ""
+    return f"; {format_count(job.missing_count)} missing: {gap_texts}{more}"
 
 
 def spread(job: JobReport, one: Spread) -> tuple[str, str, str]:
@@ -83,10 +83,12 @@ def spread(job: JobReport, one: Spread) -> tuple[str, str, str]:
 def who(job: JobReport, one: Deviation) -> str:
     """``rank 17`` or ``3 ranks: 17, 33, 34``."""
     ones = [job.ranks[row] for row in one.rows]
-    named = format_ranks(ones)
+    ranks_text = format_ranks(ones)
     if ones[0].rank < 0:
-        return named
-    return f"rank {named}" if len(ones) == 1 else f"{format_count(len(ones))} ranks: {named}"
+        return ranks_text
+    return (
+        f"rank {ranks_text}" if len(ones) == 1 else f"{format_count(len(ones))} ranks: {ranks_text}"
+    )
 
 
 def how_far(job: JobReport, one: Deviation) -> str:
@@ -100,14 +102,14 @@ def how_far(job: JobReport, one: Deviation) -> str:
 
 def judged(job: JobReport) -> str:
     """On whom findings were looked for: one that is found on all of three may be on all."""
-    found = "Found" if job.findings else "Nothing found"
+    outcome = "Found" if job.findings else "Nothing found"
     if len(job.judged) == len(job.ranks):
-        return f"{found} on the {format_count(len(job.ranks))} ranks, all judged"
-    chosen = ", ".join(
+        return f"{outcome} on the {format_count(len(job.ranks))} ranks, all judged"
+    ranks_text = ", ".join(
         f"{one.rank} ({one.chosen})" if one.chosen else one.rank for one in job.judged
     )
     of = f"{format_count(len(job.judged))} of {format_count(len(job.ranks))}"
-    return f"{found} on the {of} ranks judged: {chosen}; --all judges each"
+    return f"{outcome} on the {of} ranks judged: {ranks_text}; --all judges each"
 
 
 def sums(job: JobReport, one: Shared) -> str:
@@ -115,7 +117,7 @@ def sums(job: JobReport, one: Shared) -> str:
     on = format_share(one.ranks, len(job.judged))
     rate = f"{format_bytes(round(one.bytes_per_step))} per step" if one.bytes_per_step else ""
     size = format_bytes(one.bytes) if one.bytes else ""
-    told = " and ".join(filter(None, (size, rate)))
-    if not told:
+    sum_text = " and ".join(filter(None, (size, rate)))
+    if not sum_text:
         return on
-    return f"{on}, {told} in sum" if len(one.ranks) > 1 else f"{on}, {told}"
+    return f"{on}, {sum_text} in sum" if len(one.ranks) > 1 else f"{on}, {sum_text}"

@@ -66,11 +66,11 @@ def _torch_imported() -> None:
 
     if active() is not None:  # `memprof run` records already
         return
-    named = os.environ.get("MEMPROF", "")
-    path = DEFAULT_PATH if named.lower() in _ON else named
+    setting = os.environ.get("MEMPROF", "")
+    path = DEFAULT_PATH if setting.lower() in _ON else setting
     try:
         options = Options.of(os.environ)
-        if named.lower() == _STANDBY:
+        if setting.lower() == _STANDBY:
             from memprof.record.standby import Standby
 
             Standby(options=options).open()
@@ -109,10 +109,10 @@ def _path_of_this_process(path: str) -> str:
     """The name of the file: that of the rank, and of the process where a relative has taken it."""
     from memprof.record.process import Rank, path_of_process, path_of_rank
 
-    ranked = path_of_rank(path, Rank.of(os.environ).rank)
-    if "://" in ranked or claim(ranked, int(os.environ.get(_SINCE) or time.time_ns())):
-        return ranked
-    return path_of_process(ranked, os.getpid())
+    rank_path = path_of_rank(path, Rank.of(os.environ).rank)
+    if "://" in rank_path or claim(rank_path, int(os.environ.get(_SINCE) or time.time_ns())):
+        return rank_path
+    return path_of_process(rank_path, os.getpid())
 
 
 def claim(path: str, since_ns: int) -> bool:
@@ -124,7 +124,7 @@ def claim(path: str, since_ns: int) -> bool:
     file = Path(path)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(file.parent):
+        with _lock(file.parent):
             if file.exists() and file.stat().st_mtime_ns >= since_ns:
                 return False
             file.write_bytes(b"")
@@ -134,7 +134,7 @@ def claim(path: str, since_ns: int) -> bool:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock(folder: Path) -> Iterator[None]:
     """One process at a time in this block, where the system has file locks."""
     try:
         import fcntl

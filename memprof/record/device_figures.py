@@ -11,7 +11,7 @@ from memprof.records import DeviceInfo, DeviceSummary, Readings, StepsRecord
 from memprof.sources.protocol import Counters
 from memprof.trace import NOT_RECORDED
 
-__all__ = ["DeviceFigures"]
+__all__ = ["FiguresByDevice"]
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class _Peak:
         self.reserved = max(self.reserved, counters.reserved, counters.peak_reserved)
 
 
-class DeviceFigures:
+class FiguresByDevice:
     """What was counted, by device, and how much of it still waits to be written."""
 
     def __init__(self) -> None:

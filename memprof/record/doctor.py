@@ -21,7 +21,7 @@ from memprof.dry_run.build import compiler, find_torch
 from memprof.dry_run.cards import Card as SimulatedCard
 from memprof.dry_run.cards import figures_of_capability
 from memprof.errors import MissingError
-from memprof.sources.nvml import Card, cards, driver_version, processes_on
+from memprof.sources.nvml import NvmlDevice, cards, driver_version, processes_on
 from memprof.units import format_bytes
 
 __all__ = ["Diagnosis", "Fact", "describe_card", "diagnose"]
@@ -62,14 +62,14 @@ def diagnose(
     CUDA is asked how many devices there are, and is not initialised.
     """
     torch, torch_fact = _torch(import_torch or _import_torch)
-    driver, seen = _driver()
-    cuda = _cuda(torch, bool(seen))
+    driver, card_list = _driver()
+    cuda = _cuda(torch, bool(card_list))
     facts = (
         _python(),
         torch_fact,
         cuda,
         driver,
-        *(_card(card) for card in seen),
+        *(_card(card) for card in card_list),
         *_allocator(torch, environment),
         *_native_part(torch),
         *_dry_runs(torch),
@@ -111,8 +111,8 @@ def _dry_runs(torch: Any) -> list[Fact]:
         command = compiler()
     except MissingError as error:
         return [Fact("dry runs", None, error.message, error.hint)]
-    brought = "ziglang" if "ziglang" in command else command[0]
-    return [Fact("dry runs", True, f"memprof dry-run works, compiled with {brought}")]
+    compiler_name = "ziglang" if "ziglang" in command else command[0]
+    return [Fact("dry runs", True, f"memprof dry-run works, compiled with {compiler_name}")]
 
 
 def describe_card(number: int = 0, import_torch: Callable[[], Any] | None = None) -> SimulatedCard:
@@ -129,13 +129,13 @@ def describe_card(number: int = 0, import_torch: Callable[[], Any] | None = None
         raise MissingError(
             f"torch sees no CUDA device {number}", "memprof doctor says what is missing"
         )
-    told = torch.cuda.get_device_properties(number)
-    capability = f"{told.major}.{told.minor}"
+    properties = torch.cuda.get_device_properties(number)
+    capability = f"{properties.major}.{properties.minor}"
     figures = {"l2_bytes": 0, "blocks_per_multiprocessor": 32, **figures_of_capability(capability)}
     figures |= {
-        name: int(getattr(told, attribute))
+        name: int(getattr(properties, attribute))
         for name, attribute in _TOLD_BY_TORCH.items()
-        if hasattr(told, attribute)
+        if hasattr(properties, attribute)
     }
     missing = sorted({*_TOLD_BY_TORCH} - {*figures})
     if missing:
@@ -144,10 +144,11 @@ def describe_card(number: int = 0, import_torch: Callable[[], Any] | None = None
             "describe it with a newer torch",
         )
     return SimulatedCard(
-        name=told.name,
+        name=properties.name,
         capability=capability,
         context_bytes=_context_bytes(torch, number),
-        integrated=int(getattr(told, "is_integrated", 0)),
+        integrated=int(getattr(properties, "is_integrated", 0)),
+        assumed=(),
         sources={"all": f"told by torch {torch.__version__} on a machine with this card"},
         **figures,
     )
@@ -182,12 +183,12 @@ def _import_torch() -> Any:
 
 def _python() -> Fact:
     version = platform.python_version()
-    supported = (3, 10) <= sys.version_info[:2] <= (3, 14)
+    is_supported = (3, 10) <= sys.version_info[:2] <= (3, 14)
     return Fact(
         "Python",
-        supported,
+        is_supported,
         f"{version} on {platform.platform()}; memprof {memprof.__version__}",
-        "" if supported else "memprof is tested on Python 3.10 to 3.14",
+        "" if is_supported else "memprof is tested on Python 3.10 to 3.14",
     )
 
 
@@ -234,20 +235,22 @@ def _cuda(torch: Any, has_cards: bool) -> Fact:
     return Fact("CUDA", True, f"CUDA {torch.version.cuda}, {count} device(s)")
 
 
-def _driver() -> tuple[Fact, tuple[Card, ...]]:
+def _driver() -> tuple[Fact, tuple[NvmlDevice, ...]]:
     try:
-        version, seen = driver_version(), cards()
+        version, card_list = driver_version(), cards()
     except MissingError as error:
         return Fact("NVIDIA driver, NVML", False, error.message, error.hint), ()
-    return Fact("NVIDIA driver, NVML", True, f"driver {version}, {len(seen)} card(s)"), seen
+    return Fact(
+        "NVIDIA driver, NVML", True, f"driver {version}, {len(card_list)} card(s)"
+    ), card_list
 
 
-def _card(card: Card) -> Fact:
+def _card(card: NvmlDevice) -> Fact:
     used = "?" if card.used_bytes is None else format_bytes(card.used_bytes)
     total = "?" if card.total_bytes is None else format_bytes(card.total_bytes)
-    known = None not in (card.used_bytes, card.total_bytes)
-    hint = "" if known else "the driver does not say; the container may lack permissions"
-    return Fact(f"card {card.index}", known, f"{card.name}, {used} of {total} in use", hint)
+    has_figures = None not in (card.used_bytes, card.total_bytes)
+    hint = "" if has_figures else "the driver does not say; the container may lack permissions"
+    return Fact(f"card {card.index}", has_figures, f"{card.name}, {used} of {total} in use", hint)
 
 
 def _allocator(torch: Any, environment: Mapping[str, str]) -> list[Fact]:
@@ -282,8 +285,8 @@ def _backend(torch: Any, environment: Mapping[str, str]) -> Fact:
 
 
 def _start_hook(environment: Mapping[str, str]) -> Fact:
-    installed = any((Path(p) / "cuda_memprof.pth").is_file() for p in sys.path if p)
-    if not installed:
+    is_installed = any((Path(p) / "cuda_memprof.pth").is_file() for p in sys.path if p)
+    if not is_installed:
         return Fact(
             "MEMPROF variable",
             False,

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> None:
     steps = int(settings.pop("steps", 0))
     if program[0] != "-m":
         _check_readable(program[0])
-    tracker = _started(settings, steps)
+    tracker = _start_tracker(settings, steps)
     note = _dry_run(tracker) if is_dry_run() else None
     try:
         _run(program)
@@ -66,7 +66,7 @@ def _dry_run(tracker: Tracker) -> Callable[[], None]:
     return begin(tracker)
 
 
-def _started(settings: dict[str, Any], steps: int) -> Tracker:
+def _start_tracker(settings: dict[str, Any], steps: int) -> Tracker:
     try:
         tracker = track(**settings)
         tracker.end_program_after(steps)
@@ -111,7 +111,7 @@ def _run(program: Sequence[str]) -> None:
     main_module.__dict__["__builtins__"] = builtins
     # The module that runs this code must not be taken apart while it does.
     main_module.__dict__.pop("__doc__", None)
-    kept = sys.modules["__main__"]
+    earlier_main = sys.modules["__main__"]
     sys.modules["__main__"] = main_module
     try:
         if program[0] == "-m":
@@ -119,7 +119,7 @@ def _run(program: Sequence[str]) -> None:
         else:
             _run_script(program[0], program[1:], main_module)
     finally:
-        _KEPT.append(kept)
+        _KEPT.append(earlier_main)
 
 
 _KEPT: list[ModuleType] = []

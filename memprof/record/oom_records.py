@@ -45,7 +45,7 @@ class OomRecords:
         self._write, self._flush = write, flush
         self.times: Counter[str] = Counter()
         """Failed requests that were recorded, by device."""
-        self._counted: dict[str, int] = {}
+        self._ooms: dict[str, int] = {}
         self._last_us = -_SAME_US
         self._rested_at_s: dict[str, float] = {}
 
@@ -53,16 +53,18 @@ class OomRecords:
         """A device ran out of memory just now, on this thread."""
         self._last_us = what.time_us
         self.times[what.device] += 1
-        known, told = self._counted.get(what.device, 0) + 1, what.facts.get("ooms")
-        self._counted[what.device] = max(known, told if isinstance(told, int) else 0)
+        recorded_ooms, reported_ooms = self._ooms.get(what.device, 0) + 1, what.facts.get("ooms")
+        self._ooms[what.device] = max(
+            recorded_ooms, reported_ooms if isinstance(reported_ooms, int) else 0
+        )
         began_s = time.monotonic()
         full = began_s >= self._rested_at_s.get(what.device, 0.0) and not what.brief
         window = self._recording.window
         if full and window != NOT_RECORDED:
             self._recording.drain()
-        elif full and what.held is not None:
-            window = self._moment(what, what.held, label)
-        self._write(self._finding(what, step, label, window, full=full), _told(what))
+        elif full and what.trace is not None:
+            window = self._moment(what, what.trace, label)
+        self._write(self._finding(what, step, label, window, full=full), _sentence(what))
         self._flush()
         if full:
             from memprof.sources.cuda.oom_observer import REST
@@ -86,15 +88,15 @@ class OomRecords:
 
     def counted(self, device: str, ooms: int, step: int) -> None:
         """torch's count at a step's end: failures that nobody told of get one record together."""
-        known = self._counted.setdefault(device, max(ooms, 0))
-        if ooms > known:
-            self._counted[device] = ooms
-            self.times[device] += ooms - known
+        recorded_ooms = self._ooms.setdefault(device, max(ooms, 0))
+        if ooms > recorded_ooms:
+            self._ooms[device] = ooms
+            self.times[device] += ooms - recorded_ooms
             details: dict[str, object] = {"from": "counter"}
             finding = Finding("oom", device, step, time.time_ns() // 1000, details=details)
             self._write(finding, f"{device} ran out of memory")
 
-    def _moment(self, what: Exhausted, held: Trace, label: int) -> int:
+    def _moment(self, what: Exhausted, trace_then: Trace, label: int) -> int:
         """Between windows: what the allocator held and the failed request, as a window; its number.
 
         Nobody tells what a library asked for, so there is no request then.
@@ -103,7 +105,7 @@ class OomRecords:
         """
         from memprof.sources.cuda.intern_tables import InternedTables
 
-        rows, end = InternedTables(self._interner, held.tables), held.end
+        rows, end = InternedTables(self._interner, trace_then.tables), trace_then.end
         state = rows.state(end if end is not None else State())
         addresses = state.blocks.address.tolist()
         category = [int(what.owned.get(address, Category.UNKNOWN)) for address in addresses]
@@ -154,21 +156,21 @@ class OomRecords:
 def _neighbours(device: str) -> dict[str, Any]:
     from memprof.sources.nvml import processes_on
 
-    listed = processes_on(device)
-    own = next((p.bytes for p in listed if p.own), None)
+    processes = processes_on(device)
+    own = next((p.bytes for p in processes if p.own), None)
     others = [
         {"pid": p.pid, "name": p.name, "bytes": NOT_RECORDED if p.bytes is None else p.bytes}
-        for p in listed
+        for p in processes
         if not p.own
     ]
     return ({"processes": others} if others else {}) | ({"process_used": own} if own else {})
 
 
-def _told(what: Exhausted) -> str:
+def _sentence(what: Exhausted) -> str:
     free = what.facts.get("device_free")
-    left = f", {format_bytes(free)} free" if isinstance(free, int) else ""
+    room = f", {format_bytes(free)} free" if isinstance(free, int) else ""
     beside = what.facts.get("beside")
     if beside:
-        return f"{what.device} ran out of memory: {beside} could not allocate{left}"
-    asked = f": {format_bytes(what.requested)} asked" if what.requested > 0 else ""
-    return f"{what.device} ran out of memory{asked}{left}"
+        return f"{what.device} ran out of memory: {beside} could not allocate{room}"
+    request = f": {format_bytes(what.requested)} asked" if what.requested > 0 else ""
+    return f"{what.device} ran out of memory{request}{room}"

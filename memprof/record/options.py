@@ -46,8 +46,8 @@ class Options:
         _check(self.max_bytes >= 0, "max_bytes", self.max_bytes, "0 or more")
         _check(self.allowance_s >= 0, "allowance_s", self.allowance_s, "0 or more seconds")
         for source in self.sources:
-            known = not isinstance(source, str) or source in SOURCES
-            _check(known, "a source", source, f"one of {', '.join(SOURCES)}")
+            is_source = not isinstance(source, str) or source in SOURCES
+            _check(is_source, "a source", source, f"one of {', '.join(SOURCES)}")
 
     @property
     def names_cpu(self) -> bool:
@@ -109,6 +109,6 @@ def _number(environment: Mapping[str, str], name: str, kind: type[int | float]) 
         raise SettingsError(f"{name}={environment[name]!r} is no number") from error
 
 
-def _check(holds: bool, name: str, value: object, wanted: str) -> None:
+def _check(holds: bool, name: str, value: object, expected: str) -> None:
     if not holds:
-        raise SettingsError(f"{name} is {value!r}", f"give {wanted}")
+        raise SettingsError(f"{name} is {value!r}", f"give {expected}")

@@ -49,9 +49,9 @@ class Output:
         self._path = path
         self._header = header
         self._lock = threading.RLock()
-        self._held: list[Record] = []
+        self._held_back: list[Record] = []
         self._writer: RunWriter | None = None
-        self._ended = False
+        self._is_closed = False
         self.window_bytes = 0
         """Bytes of what windows have written: events, states, owners and tables."""
         if not lazy:
@@ -65,19 +65,19 @@ class Output:
     @property
     def ended(self) -> bool:
         """Whether nothing more can be written: the disk is full, or the file could not be made."""
-        return self._ended
+        return self._is_closed
 
     def write(self, record: Record) -> None:
         """Append one record; it is safe on disk after the next `flush`."""
         with self._lock:
-            if self._ended:
+            if self._is_closed:
                 return
             if self._writer is None and isinstance(record, (StepsRecord, TraceRecord, Finding)):
                 self._open()
             if self._writer is not None:
                 self._append(self._writer, record)
-            elif not isinstance(record, Readings) or len(self._held) < _MOST_HELD:
-                self._held.append(record)
+            elif not isinstance(record, Readings) or len(self._held_back) < _MOST_HELD:
+                self._held_back.append(record)
 
     def renew_header(self) -> None:
         """What the header said has become better known; readers take the last one."""
@@ -96,11 +96,11 @@ class Output:
     def close(self, footer: Footer | None) -> None:
         """Write the last record and close; leaves no file when there was nothing to write."""
         with self._lock:
-            if self._writer is not None and not self._ended:
+            if self._writer is not None and not self._is_closed:
                 self._writer.close(footer)
                 self._check()
-            self._ended = True
-            self._held.clear()
+            self._is_closed = True
+            self._held_back.clear()
 
     def _open(self) -> None:
         try:
@@ -108,9 +108,9 @@ class Output:
         except MemprofError as error:
             self._end(str(error))
             return
-        for record in self._held:
+        for record in self._held_back:
             self._append(self._writer, record)
-        self._held.clear()
+        self._held_back.clear()
 
     def _append(self, writer: RunWriter, record: Record) -> None:
         length = writer.write(record)
@@ -118,10 +118,10 @@ class Output:
             self.window_bytes += length
 
     def _check(self) -> None:
-        if self._writer is not None and self._writer.failure is not None and not self._ended:
+        if self._writer is not None and self._writer.failure is not None and not self._is_closed:
             self._end(f"cannot write {self._writer.path} any more: {self._writer.failure}")
 
     def _end(self, why: str) -> None:
-        self._ended = True
-        self._held.clear()
+        self._is_closed = True
+        self._held_back.clear()
         _LOG.warning("recording has ended, the job goes on: %s", why)

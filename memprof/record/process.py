@@ -48,14 +48,14 @@ class Rank(NamedTuple):
     def of(environment: Mapping[str, str]) -> Rank:
         """From the environment variables of the common launchers, torchrun's first."""
         for rank, local, size in _LAUNCHERS:
-            found = Rank(
+            candidate = Rank(
                 _integer(environment, rank, -1),
                 _integer(environment, local, -1),
                 _integer(environment, size, 1),
             )
             # srun and mpirun set their variables for a single process too; torchrun means it.
-            if found.rank >= 0 and (found.world_size > 1 or rank == "RANK"):
-                return found
+            if candidate.rank >= 0 and (candidate.world_size > 1 or rank == "RANK"):
+                return candidate
         return Rank()
 
 
@@ -68,12 +68,12 @@ def _integer(environment: Mapping[str, str], name: str, missing: int) -> int:
 
 def path_of_rank(path: str, rank: int) -> str:
     """``run.json`` as ``run.rank3.json``; unchanged outside a launcher (-1)."""
-    return _inserted(path, f".rank{rank}") if rank >= 0 else path
+    return _insert(path, f".rank{rank}") if rank >= 0 else path
 
 
 def path_of_process(path: str, pid: int) -> str:
     """``run.json`` as ``run.pid4711.json``: the file of a child process."""
-    return _inserted(path, f".pid{pid}")
+    return _insert(path, f".pid{pid}")
 
 
 def is_path_of_launch(path: str, name: str) -> bool:
@@ -84,7 +84,7 @@ def is_path_of_launch(path: str, name: str) -> bool:
     return re.fullmatch(re.escape(stem) + mark + re.escape(suffix), name) is not None
 
 
-def _inserted(path: str, text: str) -> str:
+def _insert(path: str, text: str) -> str:
     suffix = next((s for s in _SUFFIXES if path.endswith(s)), "")
     stem = path[: len(path) - len(suffix)]
     return f"{stem}{text}{suffix}"

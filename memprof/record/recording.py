@@ -78,7 +78,7 @@ class Recording:
     """The open window's number, or `NOT_RECORDED`."""
     _sources: list[_Open] = field(default_factory=list)
     _windows: int = 0
-    _written: dict[str, int] = field(default_factory=dict)
+    _events_written: dict[str, int] = field(default_factory=dict)
     """Events of the open window that were written, by device."""
     _totals: dict[str, int] = field(default_factory=dict)
     _bytes: int = 0
@@ -87,36 +87,36 @@ class Recording:
 
     def add(self, source: EventSource) -> None:
         """Open a source; in a window it records from now on."""
-        opened = _Open(source)
-        self._sources.append(opened)
-        self._ask(opened, source.open)
-        if self.window != NOT_RECORDED and opened in self._sources:
-            self._begin(opened)
+        open_source = _Open(source)
+        self._sources.append(open_source)
+        self._ask(open_source, source.open)
+        if self.window != NOT_RECORDED and open_source in self._sources:
+            self._begin(open_source)
 
     def devices(self) -> list[DeviceInfo]:
         """Every device that is recorded now."""
-        found: list[DeviceInfo] = []
-        for opened in list(self._sources):
-            found += self._ask(opened, opened.source.devices) or ()
-        return found
+        infos: list[DeviceInfo] = []
+        for open_source in list(self._sources):
+            infos += self._ask(open_source, open_source.source.devices) or ()
+        return infos
 
     def counters(self) -> list[Counters]:
         """The figures of every device at this moment."""
-        found: list[Counters] = []
-        for opened in list(self._sources):
-            found += self._ask(opened, opened.source.counters) or ()
-        return found
+        rows: list[Counters] = []
+        for open_source in list(self._sources):
+            rows += self._ask(open_source, open_source.source.counters) or ()
+        return rows
 
     def used(self) -> Use:
         """What was used since the last call."""
         events, waiting, prior_us = 0, 0, 0.0
-        for opened in list(self._sources):
-            pending = self._ask(opened, opened.source.pending_events) or 0
-            new = opened.drained + pending - opened.counted
-            opened.counted += new
+        for open_source in list(self._sources):
+            pending = self._ask(open_source, open_source.source.pending_events) or 0
+            new = open_source.drained + pending - open_source.counted
+            open_source.counted += new
             events, waiting = events + new, waiting + pending
-            if not getattr(opened.source, "is_timed", False):
-                prior_us += new * getattr(opened.source, "event_us", _DEAREST_EVENT_US)
+            if not getattr(open_source.source, "is_timed", False):
+                prior_us += new * getattr(open_source.source, "event_us", _DEAREST_EVENT_US)
         bytes_, rows = self.output.window_bytes, len(self.interner)
         use = Use(
             events, waiting, prior_us, self._spent_us(), bytes_ - self._bytes, rows - self._rows
@@ -133,7 +133,7 @@ class Recording:
         return sum(self._ask(o, o.source.take_spent_us) or 0 for o in self._able("take_spent_us"))
 
     def _able(self, method: str) -> list[Any]:
-        return [opened for opened in self._sources if hasattr(opened.source, method)]
+        return [open_source for open_source in self._sources if hasattr(open_source.source, method)]
 
     def total_events(self, device: str) -> int:
         """Events written of a device so far."""
@@ -142,42 +142,42 @@ class Recording:
     def begin_window(self) -> None:
         """Record every event from now on."""
         self.window, self._windows = self._windows, self._windows + 1
-        self._written.clear()
-        for opened in list(self._sources):
-            self._begin(opened)
+        self._events_written.clear()
+        for open_source in list(self._sources):
+            self._begin(open_source)
 
     def grow(self) -> bool:
         """Take in what the sources now say of devices; whether any is new or has changed."""
-        before = [opened.devices for opened in self._sources]
-        for opened in list(self._sources):
-            infos = tuple(self._ask(opened, opened.source.devices) or ())
-            if _names(infos) != _names(opened.devices) and self.window != NOT_RECORDED:
-                self._begin(opened)
-            opened.devices = infos
-        return before != [opened.devices for opened in self._sources]
+        before = [open_source.devices for open_source in self._sources]
+        for open_source in list(self._sources):
+            infos = tuple(self._ask(open_source, open_source.source.devices) or ())
+            if _names(infos) != _names(open_source.devices) and self.window != NOT_RECORDED:
+                self._begin(open_source)
+            open_source.devices = infos
+        return before != [open_source.devices for open_source in self._sources]
 
     def drain(self, *, only_cheap: bool = False) -> None:
         """Write the events since the last drain; ``only_cheap`` skips those it is too soon for."""
-        for opened in list(self._sources):
-            if only_cheap and not _is_cheap_now(opened):
+        for open_source in list(self._sources):
+            if only_cheap and not _is_cheap_now(open_source):
                 continue
             began_us = _clock_us()
-            for chunk in self._ask(opened, opened.source.drain) or ():
+            for chunk in self._ask(open_source, open_source.source.drain) or ():
                 self._write(chunk)
-                opened.drained += len(chunk.events)
-            opened.drained_at_us = _clock_us()
-            opened.drain_us = opened.drained_at_us - began_us
+                open_source.drained += len(chunk.events)
+            open_source.drained_at_us = _clock_us()
+            open_source.drain_us = open_source.drained_at_us - began_us
 
     def at_failure(self, what: Exhausted) -> None:
         """Let the sources say what a device holds whose memory ran out without telling them."""
-        for opened in self._able("at_failure"):
-            self._ask(opened, partial(opened.source.at_failure, what))
+        for open_source in self._able("at_failure"):
+            self._ask(open_source, partial(open_source.source.at_failure, what))
 
     def end_window(self) -> None:
         """Drain a last time, stop recording events and flush."""
         self.drain()
-        for opened in list(self._sources):
-            states = self._ask(opened, opened.source.end_window) or {}
+        for open_source in list(self._sources):
+            states = self._ask(open_source, open_source.source.end_window) or {}
             self._write_states("end", states)
         self.write_notes()
         self.window = NOT_RECORDED
@@ -194,9 +194,9 @@ class Recording:
 
     def write_notes(self) -> None:
         """What the sources could not see since the last call."""
-        for opened in list(self._sources):
-            for message in self._ask(opened, opened.source.notes) or ():
-                self.note(opened.source.name, message)
+        for open_source in list(self._sources):
+            for message in self._ask(open_source, open_source.source.notes) or ():
+                self.note(open_source.source.name, message)
 
     def note(self, source: str, message: str, hint: str = "") -> None:
         """Say in the file that something was not recorded."""
@@ -205,30 +205,30 @@ class Recording:
     def close(self) -> None:
         """Close every source."""
         while self._sources:
-            opened = self._sources[-1]
-            self._ask(opened, opened.source.close)
-            if opened in self._sources:
-                self._sources.remove(opened)
+            open_source = self._sources[-1]
+            self._ask(open_source, open_source.source.close)
+            if open_source in self._sources:
+                self._sources.remove(open_source)
 
     def disown(self) -> None:
         """In a forked child: close every source and write nothing, the file is the parent's."""
-        for opened in reversed(self._sources):
+        for open_source in reversed(self._sources):
             try:
-                opened.source.close()
+                open_source.source.close()
             except Exception:  # noqa: BLE001 - the child must start whatever happens here
-                _LOG.debug("the source %r did not close in a fork", opened.source.name)
+                _LOG.debug("the source %r did not close in a fork", open_source.source.name)
         self._sources.clear()
 
-    def _begin(self, opened: _Open) -> None:
-        states = self._ask(opened, opened.source.begin_window) or {}
+    def _begin(self, open_source: _Open) -> None:
+        states = self._ask(open_source, open_source.source.begin_window) or {}
         self._write_states("start", states)
 
     def _write(self, chunk: Chunk) -> None:
         self.write_tables()
-        count, first = len(chunk.events), self._written.get(chunk.device, 0)
+        count, first = len(chunk.events), self._events_written.get(chunk.device, 0)
         if count:
             self.output.write(encode_trace(chunk.device, self.window, first, chunk.events))
-            self._written[chunk.device] = first + count
+            self._events_written[chunk.device] = first + count
             self._totals[chunk.device] = self.total_events(chunk.device) + count
         if chunk.late_events or chunk.late_blocks:
             self.output.write(_owners(chunk, self.window))
@@ -257,22 +257,22 @@ class Recording:
         if files is not None:
             self.output.write(files)
 
-    def _ask(self, opened: _Open, question: Callable[[], Answer]) -> Answer | None:
+    def _ask(self, open_source: _Open, question: Callable[[], Answer]) -> Answer | None:
         """The source's answer; None when it raised, after which it is closed and gone."""
         try:
             return question()
         except Exception as error:  # noqa: BLE001 - whatever it is, the job goes on
-            self._drop(opened, error)
+            self._drop(open_source, error)
             return None
 
-    def _drop(self, opened: _Open, error: Exception) -> None:
-        if opened in self._sources:
-            self._sources.remove(opened)
-        name = opened.source.name
+    def _drop(self, open_source: _Open, error: Exception) -> None:
+        if open_source in self._sources:
+            self._sources.remove(open_source)
+        name = open_source.source.name
         self.note(name, f"the source failed and was closed: {type(error).__name__}: {error}")
         _LOG.warning("the source %r failed and was closed; the job goes on", name, exc_info=error)
         try:
-            opened.source.close()
+            open_source.source.close()
         except Exception as second:  # noqa: BLE001 - see _ask
             self.note(name, f"closing it failed too: {type(second).__name__}: {second}")
 
@@ -292,8 +292,8 @@ def _owners(chunk: Chunk, window: int) -> Owners:
     )
 
 
-def _is_cheap_now(opened: _Open) -> bool:
-    return _clock_us() - opened.drained_at_us >= opened.drain_us / DRAIN_SHARE
+def _is_cheap_now(open_source: _Open) -> bool:
+    return _clock_us() - open_source.drained_at_us >= open_source.drain_us / DRAIN_SHARE
 
 
 def _clock_us() -> float:

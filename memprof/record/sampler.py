@@ -69,7 +69,7 @@ class Sampler:
         self._write, self._failed, self._beat = write, failed, beat
         self._buffers: dict[tuple[str, str], ReadingBuffer] = {}
         self._looks = 0
-        self._stopped = threading.Event()
+        self._stop = threading.Event()
         self._reading = threading.Lock()
         self._thread: threading.Thread | None = None
         self._processor_us = self._taken_us = 0.0
@@ -78,7 +78,7 @@ class Sampler:
     def start(self) -> None:
         """Open the sources and look once now, then go on in the background."""
         for source in list(self._sources):
-            self._guarded(source, source.open)
+            self._guard(source, source.open)
         self.look()
         self._thread = threading.Thread(target=self._run, name="memprof sampler", daemon=True)
         self._thread.start()
@@ -89,7 +89,7 @@ class Sampler:
         False where a source's call hangs: it must not hang the job too, so nothing more is read or
         written, and no source is closed under it.
         """
-        self._stopped.set()
+        self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout=self.PATIENCE_S)
             if self._thread.is_alive():
@@ -98,7 +98,7 @@ class Sampler:
             self.look()
         self._flush()
         for source in list(self._sources):
-            self._guarded(source, source.close)
+            self._guard(source, source.close)
         self._sources.clear()
         return True
 
@@ -112,17 +112,17 @@ class Sampler:
         """Read every source once."""
         with self._reading:
             for source in list(self._sources):
-                self._guarded(source, self._read, source)
+                self._guard(source, self._read_source, source)
             self._looks += 1
 
-    def _read(self, source: ReadingSource) -> None:
+    def _read_source(self, source: ReadingSource) -> None:
         for reading in source.read():
             self._buffer(source.name, reading.device).add(reading)
 
-    def _guarded(self, source: ReadingSource, action: Callable[..., None], *given: Any) -> None:
+    def _guard(self, source: ReadingSource, action: Callable[..., None], *arguments: Any) -> None:
         """Whatever a source raises, the job goes on, without that source."""
         try:
-            action(*given)
+            action(*arguments)
         except Exception as error:  # noqa: BLE001 - see above
             self._sources.remove(source)
             self._failed(source, error)
@@ -134,7 +134,7 @@ class Sampler:
         return self._buffers.setdefault(key, ReadingBuffer(source, device))
 
     def _run(self) -> None:
-        while not self._stopped.wait(self.interval_s):
+        while not self._stop.wait(self.interval_s):
             self.look()
             self._flush()
             self._beat()

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from memprof.errors import MemprofError
-from memprof.record.device_figures import DeviceFigures
+from memprof.record.device_figures import FiguresByDevice
 from memprof.record.oom_records import OomRecords
 from memprof.record.options import Options
 from memprof.record.output import Output
@@ -37,9 +37,9 @@ from memprof.records import (
     Readings,
     WindowRecord,
 )
-from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.loop.main_thread import Beat, MainThread
-from memprof.sources.loop.step_ends import Guess
+from memprof.sources.loop.step_detector import Guess
 from memprof.sources.protocol import Counters, Interner, ReadingSource
 from memprof.trace import NOT_RECORDED
 from memprof.units import format_bytes, format_count, format_duration
@@ -102,14 +102,14 @@ class Session:
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._schedule = WindowSchedule(replace(options.policy, ranks=ranks), now_us())
-        self._boundaries: Boundaries | None = None
+        self._loop_watch: LoopWatch | None = None
         self._survivor_watch: SurvivorWatch | None = None
         self._sampler: Sampler | None = None
-        self._figures = DeviceFigures()
+        self._figures = FiguresByDevice()
         self._summaries = Summaries(self._figures, self.recording, self._ooms, self.meter)
         self._steps = 0
         self._last_step = -1
-        self._unseen = 0
+        self._unseen_steps = 0
         self._look_again_us = 0.0
         self._is_open = True
         self._late_ooms: deque[tuple[Exhausted, int, int]] = deque()
@@ -126,7 +126,7 @@ class Session:
         self._main_thread = MainThread(self._beat)
         self._beats = Beat(self._ask_for_a_beat, _BEAT_MS)
         self._beats_left_out = 0
-        self._reckoned = 0
+        self._counted_steps = 0
         self._processor_us = 0.0
         """Time of the processor when a window began or ended, or calls were reckoned last."""
         self._busy_share = 0.0
@@ -153,20 +153,20 @@ class Session:
         with self._lock:
             if self._is_open and self._pid == os.getpid():
                 began_us = _own_clock_us()
-                self._guarded(self._open_torch)
+                self._guard(self._open_torch)
                 self._count_hook(began_us)
 
     def _open_torch(self) -> None:
-        self._boundaries = Boundaries(self.interner)
-        self._boundaries.on_guess = self._guessed
-        self._boundaries.open(self._step_ended)
+        self._loop_watch = LoopWatch(self.interner)
+        self._loop_watch.on_guess = self._on_guess
+        self._loop_watch.open(self._step_ended)
         if self._options.in_progress:
-            self._boundaries.find_existing()
-        self._boundaries.listeners.append(Ticks(self._tick, self._training_begins))
-        sources = event_sources(self._options, self.interner, self._boundaries, self.recording.note)
+            self._loop_watch.find_existing()
+        self._loop_watch.listeners.append(Ticks(self._tick, self._training_begins))
+        sources = event_sources(self._options, self.interner, self._loop_watch, self.recording.note)
         for source in sources:
             if hasattr(source, "on_oom"):
-                source.on_oom = self._exhausted
+                source.on_oom = self._on_exhausted
             if hasattr(source, "on_full"):
                 source.on_full = self._source_is_full
             self.recording.add(source)
@@ -177,7 +177,7 @@ class Session:
             self._survivor_watch = _survivor_watch(
                 self._add_finding, self.recording.note, self._options.budget
             )
-            self._survivor_watch.open(sources, self._boundaries.label_of)
+            self._survivor_watch.open(sources, self._loop_watch.label_of)
         self.output.flush()
         self._beats.start()
         self._step_began_us = now_us()
@@ -187,7 +187,7 @@ class Session:
         with self._lock:
             if self._is_open:
                 began_us = _own_clock_us()
-                self._guarded(self._close_torch)
+                self._guard(self._close_torch)
                 self._count_hook(began_us)
             self._is_open = False
             self._main_thread.close()
@@ -210,7 +210,7 @@ class Session:
     def _close_torch(self) -> None:
         self._write_late_ooms()
         self._close_boundaries()  # may end a last step
-        if self._unseen:
+        if self._unseen_steps:
             self._look()
         try:
             self._figures.see(self.recording.counters(), self._steps)
@@ -221,7 +221,7 @@ class Session:
             if self.recording.grow():
                 self._write_header()
             # The job's own names are still there.
-            self.meter.hook(self._searched(lambda lookout: lookout.close()))
+            self.meter.hook(self._search(lambda lookout: lookout.close()))
         finally:
             self._close_lookout()
             self.recording.close()
@@ -234,9 +234,9 @@ class Session:
         self._main_thread.close()
         self._close_lookout()
         self.recording.disown()
-        if self._boundaries is not None:
+        if self._loop_watch is not None:
             try:
-                self._boundaries.close()
+                self._loop_watch.close()
             except Exception:  # noqa: BLE001 - the child must start whatever happens here
                 _LOG.debug("the hooks on torch did not close in a fork", exc_info=True)
 
@@ -244,8 +244,8 @@ class Session:
 
     def step_done(self) -> None:
         """An explicit mark of a step's end."""
-        if self._boundaries is not None:
-            self._guarded(self._boundaries.step_done)
+        if self._loop_watch is not None:
+            self._guard(self._loop_watch.step_done)
 
     def _step_ended(self, step: int) -> None:
         """`step_ended`, and the end of a program of which a dry run wants so many steps."""
@@ -259,7 +259,7 @@ class Session:
             return
         began_us = _own_clock_us()
         self._steps += 1
-        self._unseen += 1
+        self._unseen_steps += 1
         self._last_step = step
         if (
             self.recording.window == NOT_RECORDED
@@ -268,34 +268,36 @@ class Session:
         ):
             return  # steps so short that a look at each would cost too much
         with self._lock, self._inside():
-            self._guarded(self._look)
+            self._guard(self._look)
             spent_us = self._count_hook(began_us)
             self._look_again_us = _clock_us() + spent_us / _LOOK_SHARE
 
-    def _guessed(self, guess: Guess, merged: bool) -> None:
-        """Steps were guessed; ``merged``: they and the next one that ends are a single one."""
-        if not self._is_open or self._boundaries is None or self._pid != os.getpid():
+    def _on_guess(self, guess: Guess, is_merged: bool) -> None:
+        """Steps were guessed; ``is_merged``: they and the next one that ends are a single one."""
+        if not self._is_open or self._loop_watch is None or self._pid != os.getpid():
             return
-        if merged:
+        if is_merged:
             self._steps -= guess.last - guess.first
-        filename, line = self._boundaries.places.line(guess.place)
+        filename, line = self._loop_watch.places.line(guess.place)
         sign = guess.sign.name.lower()
         with self._lock:
-            self.output.write(GuessedSteps(guess.first, guess.last, sign, merged, filename, line))
+            self.output.write(
+                GuessedSteps(guess.first, guess.last, sign, is_merged, filename, line)
+            )
 
     def _tell_guess(self) -> None:
         """Write what was guessed so far: nobody knows whether there will be an end."""
-        guess = self._boundaries.guess if self._boundaries is not None else None
+        guess = self._loop_watch.guess if self._loop_watch is not None else None
         if guess is not None:
-            self._guessed(guess, merged=False)
+            self._on_guess(guess, is_merged=False)
 
     def failed(self, error: BaseException | None) -> None:
         """An exception leaves the recorded block; out-of-memory errors are recorded."""
         if self._is_open and self._pid == os.getpid():
             with self._lock:
-                self._guarded(self._ooms.left_the_block, error, self._last_step + 1, self._label())
+                self._guard(self._ooms.left_the_block, error, self._last_step + 1, self._label())
 
-    def _exhausted(self, what: Exhausted) -> None:
+    def _on_exhausted(self, what: Exhausted) -> None:
         """A device ran out of memory, on the thread whose request failed."""
         if not (self._is_open and self._pid == os.getpid()):
             return
@@ -304,8 +306,8 @@ class Session:
             _LOG.warning("%s ran out of memory; told later, the recording is busy", what.device)
             return
         try:
-            self._guarded(self._write_late_ooms)
-            self._guarded(self._ooms.observed, what, self._last_step + 1, self._label())
+            self._guard(self._write_late_ooms)
+            self._guard(self._ooms.observed, what, self._last_step + 1, self._label())
         finally:
             self._lock.release()
 
@@ -321,7 +323,7 @@ class Session:
             )
 
     def _label(self) -> int:
-        return self._boundaries.label() if self._boundaries is not None else 0
+        return self._loop_watch.label() if self._loop_watch is not None else 0
 
     def _flush(self) -> None:
         self._write_rows()
@@ -355,7 +357,7 @@ class Session:
         self._write_late_ooms()
         if self.recording.grow():
             self._write_header()
-        first = self._last_step - self._unseen + 1
+        first = self._last_step - self._unseen_steps + 1
         counters = self._count(Span(first, self._last_step, self._step_began_us, end_us))
         self._account()
         if not by_time:  # else nothing is known of how long each step took
@@ -366,20 +368,20 @@ class Session:
             self.meter,
             *_allocated_and_idle(counters),
             step=self._last_step,
-            trains=self._boundaries is not None and self._boundaries.trains,
+            trains=self._loop_watch is not None and self._loop_watch.trains,
         )
         self._grid = self._schedule.grid(end_us)
         if is_open and self._survivor_watch is not None:
-            self._searched(lambda lookout: lookout.step_ended(self._last_step))
+            self._search(lambda lookout: lookout.step_ended(self._last_step))
         if is_open != was_open or self.recording.is_over():
             self._change_window(is_open=is_open, in_step=False)
         self._write_now_and_then(end_us)
-        self._unseen = 0
+        self._unseen_steps = 0
         self._hooks_in_step_us = 0.0
         self._events_in_step, self._prior_in_step_us = 0, 0.0
         self._step_began_us = now_us()
 
-    def _searched(self, look: Callable[[SurvivorWatch], None]) -> float:
+    def _search(self, look: Callable[[SurvivorWatch], None]) -> float:
         """Let the lookout do its part, which is counted as a search; microseconds that it took."""
         if self._survivor_watch is None:
             return 0.0
@@ -400,8 +402,8 @@ class Session:
         """Take in what was used since the last time: of the clock, of the file and of memory."""
         use = self.recording.used()
         spent_us = use.spent_us
-        if self._boundaries is not None:
-            spent_us += _spent_us(self._boundaries)
+        if self._loop_watch is not None:
+            spent_us += _spent_us(self._loop_watch)
         now_us = _clock_us()  # estimates, too, cannot have taken more time than went by
         elapsed_us, self._accounted_us = now_us - self._accounted_us, now_us
         spent_us = min(spent_us, elapsed_us)
@@ -421,7 +423,7 @@ class Session:
     def _cost(self, end_us: int) -> StepCost:
         duration_us = end_us - self._step_began_us - round(self._hooks_in_step_us)
         return StepCost(
-            duration_us=max(0, duration_us) // max(1, self._unseen),
+            duration_us=max(0, duration_us) // max(1, self._unseen_steps),
             events=self._events_in_step,
             in_window=self.recording.window != NOT_RECORDED,
             prior_us=self._prior_in_step_us,
@@ -436,14 +438,14 @@ class Session:
         elif self.recording.window != NOT_RECORDED:
             self._end_window(self._schedule.end or End.STOP, in_step=in_step)
             self._summaries.write(self._steps, self._devices)
-            searched_us = self._searched(lambda lookout: lookout.window_ended())
+            searched_us = self._search(lambda lookout: lookout.window_ended())
         self.meter.edge(_clock_us() - began_us - searched_us)
 
     def _begin_window(self) -> None:
         self._window_us, self._window_step = now_us(), self._last_step + 1
         self._processor_us = time.process_time() * 1e6
-        if self._boundaries is not None:
-            self._boundaries.watch_modules()
+        if self._loop_watch is not None:
+            self._loop_watch.watch_modules()
         self.recording.begin_window()
 
     def _end_window(self, end: End, *, in_step: bool) -> None:
@@ -452,8 +454,8 @@ class Session:
         self._busy_share = min(1.0, (processor_us - self._processor_us) / max(1, took_us))
         self._processor_us = processor_us
         self.recording.end_window()
-        if self._boundaries is not None:
-            self._boundaries.unwatch_modules()
+        if self._loop_watch is not None:
+            self._loop_watch.unwatch_modules()
         record = WindowRecord(
             window=window,
             reason=reason.value if reason is not None else "",
@@ -545,7 +547,7 @@ class Session:
             return
         began_us = _own_clock_us()
         with self._inside():
-            self._guarded(action, now_us())
+            self._guard(action, now_us())
             self._hooks_in_step_us += self._count_hook(began_us)
 
     def _keep_within_limits(self, at_us: int) -> None:
@@ -565,9 +567,9 @@ class Session:
         long a call takes is known from the windows, and the processor's time says how much of the
         time the process was at it: a server that waits makes none.
         """
-        boundaries = self._boundaries
+        loop_watch = self._loop_watch
         in_window = self.recording.window != NOT_RECORDED
-        if in_window or boundaries is None or not boundaries.counts_calls:
+        if in_window or loop_watch is None or not loop_watch.counts_calls:
             return
         step_us, elapsed_us = self.meter.step_us, at_us - self._step_began_us
         if not step_us or not self._busy_share:
@@ -577,18 +579,18 @@ class Session:
         steps = int(busy_share * elapsed_us / step_us)
         if steps < 1:
             return
-        boundaries.skip(steps)
+        loop_watch.skip(steps)
         self._steps += steps
-        self._unseen += steps
+        self._unseen_steps += steps
         self._last_step += steps
-        if not self._reckoned:
+        if not self._counted_steps:
             self.recording.note(
                 "tracker",
                 "between windows calls of modules are not counted: how many there were is reckoned "
                 f"from their duration, {format_duration(step_us)}",
                 "mark them yourself with memprof.step()",
             )
-        self._reckoned += steps
+        self._counted_steps += steps
         self._look(by_time=True)
         self._processor_us = time.process_time() * 1e6
 
@@ -640,7 +642,7 @@ class Session:
         """The same for what no window costs."""
         self.meter.beside(_clock_us() - began_us)
 
-    def _guarded(self, action: Callable[..., None], *arguments: Any) -> None:
+    def _guard(self, action: Callable[..., None], *arguments: Any) -> None:
         """Run our own code; an error in it ends the recording, never the job."""
         try:
             action(*arguments)
@@ -665,8 +667,8 @@ class Session:
             self._survivor_watch.close(quietly=True)
 
     def _close_boundaries(self) -> None:
-        if self._boundaries is not None:
-            self._boundaries.close()
+        if self._loop_watch is not None:
+            self._loop_watch.close()
 
     def _reader_failed(self, source: ReadingSource, error: Exception) -> None:
         if isinstance(error, MemprofError):
@@ -711,9 +713,9 @@ def _allocated_and_idle(counters: list[Counters]) -> tuple[int, int]:
     return sum(allocated) if allocated else -1, sum(idle) if idle else -1
 
 
-def _spent_us(boundaries: Any) -> float:
+def _spent_us(loop_watch: Any) -> float:
     """What the hooks on modules took since they were asked last."""
-    return float(boundaries.take_spent_us()) if hasattr(boundaries, "take_spent_us") else 0.0
+    return float(loop_watch.take_spent_us()) if hasattr(loop_watch, "take_spent_us") else 0.0
 
 
 def is_closed(frame: FrameType | None) -> bool:
@@ -728,7 +730,7 @@ def is_closed(frame: FrameType | None) -> bool:
 
 def _brief(what: Exhausted) -> Exhausted:
     """The same without what is large or dear."""
-    return replace(what, live={}, held=None, owned={}, brief=True)
+    return replace(what, live={}, trace=None, owned={}, brief=True)
 
 
 def _clock_us() -> float:

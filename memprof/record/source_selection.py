@@ -9,7 +9,7 @@ from typing import Any, cast
 from memprof import native
 from memprof.errors import MemprofError
 from memprof.record.options import Options
-from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.protocol import EventSource, Interner, ReadingSource
 
 __all__ = ["Ticks", "event_sources", "reading_sources"]
@@ -20,21 +20,21 @@ def reading_sources(options: Options) -> list[ReadingSource]:
     from memprof.sources.host import HostSource  # psutil: 6 ms, after recording has begun
     from memprof.sources.nvml import NvmlSource
 
-    made: list[ReadingSource] = []
+    sources: list[ReadingSource] = []
     for source in options.sources:
         if source == "host":
-            made.append(HostSource())
+            sources.append(HostSource())
         elif source == "nvml":
-            made.append(NvmlSource())
+            sources.append(NvmlSource())
         elif not isinstance(source, str) and hasattr(source, "read"):
-            made.append(cast("ReadingSource", source))
-    return made
+            sources.append(cast("ReadingSource", source))
+    return sources
 
 
 def event_sources(
     options: Options,
     interner: Interner,
-    boundaries: Boundaries,
+    loop_watch: LoopWatch,
     note: Callable[[str, str, str], None],
 ) -> list[EventSource]:
     """Those that record allocations; torch is imported, and may be built without CUDA.
@@ -43,24 +43,24 @@ def event_sources(
     """
     torch = sys.modules["torch"]
     part = _native_part(note)
-    made: list[EventSource] = []
+    sources: list[EventSource] = []
     for source in options.sources:
         if source == "cpu":
-            made.append(_cpu_source(options, interner, boundaries, part, note))
+            sources.append(_cpu_source(options, interner, loop_watch, part, note))
         elif source == "cuda" and torch.backends.cuda.is_built():
-            made.append(_cuda_source(interner, boundaries, part))
+            sources.append(_cuda_source(interner, loop_watch, part))
         elif not isinstance(source, str) and hasattr(source, "drain"):
-            made.append(cast("EventSource", source))
-    return made
+            sources.append(cast("EventSource", source))
+    return sources
 
 
 def _native_part(note: Callable[[str, str, str], None]) -> Any:
     """The native part, built if it is asked for by name; None where it is not to be had."""
     try:
-        wanted = native.wanted()
-        if wanted is False:
+        choice = native.wanted()
+        if choice is False:
             return None
-        if wanted:
+        if choice:
             native.build()
         return native.load()
     except (MemprofError, ImportError) as error:
@@ -71,7 +71,7 @@ def _native_part(note: Callable[[str, str, str], None]) -> Any:
 def _cpu_source(
     options: Options,
     interner: Interner,
-    boundaries: Boundaries,
+    loop_watch: LoopWatch,
     part: Any,
     note: Callable[[str, str, str], None],
 ) -> EventSource:
@@ -79,10 +79,10 @@ def _cpu_source(
     if part is None or not _can_follow(part, note):
         from memprof.sources.cpu.dispatch_source import CpuSource
 
-        return CpuSource(interner, boundaries, beside_cuda=options.names_cpu)
+        return CpuSource(interner, loop_watch, beside_cuda=options.names_cpu)
     from memprof.sources.cpu.allocator_source import CpuAllocatorSource
 
-    return CpuAllocatorSource(interner, boundaries, part)
+    return CpuAllocatorSource(interner, loop_watch, part)
 
 
 def _can_follow(part: Any, note: Callable[[str, str, str], None]) -> bool:
@@ -96,16 +96,16 @@ def _can_follow(part: Any, note: Callable[[str, str, str], None]) -> bool:
     return True
 
 
-def _cuda_source(interner: Interner, boundaries: Boundaries, part: Any) -> EventSource:
+def _cuda_source(interner: Interner, loop_watch: LoopWatch, part: Any) -> EventSource:
     """The recorder's entries as they happen where the native part has them, else snapshots."""
     # Imported here: where there is no CUDA they would cost 10 ms of a recording's start.
     if part is None or not hasattr(part, "cuda_attach"):
         from memprof.sources.cuda.source_with_owners import OwnedCudaSource
 
-        return OwnedCudaSource(interner, boundaries)
+        return OwnedCudaSource(interner, loop_watch)
     from memprof.sources.cuda.allocator_source import CudaAllocatorSource
 
-    return CudaAllocatorSource(interner, boundaries, part)
+    return CudaAllocatorSource(interner, loop_watch, part)
 
 
 class Ticks:

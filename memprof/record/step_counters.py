@@ -36,22 +36,22 @@ class StepCounters:
 
     def __init__(self, single: int = 4096) -> None:
         """``single``: how many rows hold one step each."""
-        self._left = self._single = single
+        self._remaining = self._single = single
         self._stride = 1
         self._row: dict[str, int] = {}
         self._spans_in_row = 0
-        self._done: list[dict[str, int]] = []
+        self._finished_rows: list[dict[str, int]] = []
 
     def __len__(self) -> int:
         """Rows that `take` would return."""
-        return len(self._done)
+        return len(self._finished_rows)
 
     def add(self, steps: Span, counters: Counters, window: int) -> None:
         """One step, or a few short ones; ``window`` recorded them, or `NOT_RECORDED`."""
         if self._row and self._row["window"] != window:
             self._finish()  # a row is either in one window or in none
         new = _row(steps, counters, window)
-        self._row = _merged(self._row, new) if self._row else new
+        self._row = _merge(self._row, new) if self._row else new
         self._spans_in_row += 1
         if self._spans_in_row >= self._stride:
             self._finish()
@@ -60,18 +60,18 @@ class StepCounters:
         """Rows since the last call, or None; the row in progress too if ``unfinished``."""
         if unfinished and self._row:
             self._finish()
-        if not self._done:
+        if not self._finished_rows:
             return None
-        rows, self._done = self._done, []
+        rows, self._finished_rows = self._finished_rows, []
         return StepColumns(**{name: [row[name] for row in rows] for name in _NAMES})
 
     def _finish(self) -> None:
-        self._done.append(self._row)
+        self._finished_rows.append(self._row)
         self._row, self._spans_in_row = {}, 0
-        self._left -= 1
-        if self._left <= 0:
+        self._remaining -= 1
+        if self._remaining <= 0:
             self._stride *= 2
-            self._left = max(1, self._single // 2)
+            self._remaining = max(1, self._single // 2)
 
 
 def _row(steps: Span, counters: Counters, window: int) -> dict[str, int]:
@@ -88,10 +88,10 @@ def _row(steps: Span, counters: Counters, window: int) -> dict[str, int]:
     }
 
 
-def _merged(row: dict[str, int], new: dict[str, int]) -> dict[str, int]:
-    merged = new | {"first": row["first"], "start_us": row["start_us"]}
+def _merge(row: dict[str, int], new: dict[str, int]) -> dict[str, int]:
+    row_of_both = new | {"first": row["first"], "start_us": row["start_us"]}
     for name in (*_HIGHEST, "allocated_max"):
-        merged[name] = max(row[name], new[name])
-    known = [r["allocated_min"] for r in (row, new) if r["allocated_min"] != NOT_RECORDED]
-    merged["allocated_min"] = min(known, default=NOT_RECORDED)
-    return merged
+        row_of_both[name] = max(row[name], new[name])
+    minima = [r["allocated_min"] for r in (row, new) if r["allocated_min"] != NOT_RECORDED]
+    row_of_both["allocated_min"] = min(minima, default=NOT_RECORDED)
+    return row_of_both

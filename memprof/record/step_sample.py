@@ -22,20 +22,20 @@ class StepSample:
     """Every step end, later every 2nd, 4th, 8th …: at regular distances over the whole run."""
 
     _stride: int = 1
-    _seen: int = 0
+    _count: int = 0
     _steps: list[int] = field(default_factory=list)
     _allocated: list[int] = field(default_factory=list)
     _duration_us: list[float] = field(default_factory=list)
 
     def add(self, step: int, allocated: int, duration_us: float) -> None:
         """The end of ``step`` with so many bytes; -1 where they are not known."""
-        if self._seen % self._stride == 0:
+        if self._count % self._stride == 0:
             self._steps.append(step)
             self._allocated.append(allocated)
             self._duration_us.append(duration_us)
             if len(self._steps) >= _MOST:
                 self._halve()
-        self._seen += 1
+        self._count += 1
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ class StepSample:
         from memprof.views.trend import trend
 
         steps, allocated = np.array(self._steps), np.array(self._allocated, dtype=np.float64)
-        known = (steps >= WARM_UP) & (allocated >= 0) if len(steps) else np.zeros(0, dtype=bool)
-        x, y = steps[known].astype(np.float64), allocated[known]
-        found = trend(x, y)
-        return (found.bytes_per_step, found.rising) if found else (None, float(NOT_RECORDED))
+        is_judged = (steps >= WARM_UP) & (allocated >= 0) if len(steps) else np.zeros(0, dtype=bool)
+        x, y = steps[is_judged].astype(np.float64), allocated[is_judged]
+        growth = trend(x, y)
+        return (growth.bytes_per_step, growth.rising) if growth else (None, float(NOT_RECORDED))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memprof.record.device_figures import DeviceFigures
+from memprof.record.device_figures import FiguresByDevice
 from memprof.record.oom_records import OomRecords
 from memprof.record.process import now_us
 from memprof.record.recording import Recording
@@ -24,7 +24,7 @@ class Summaries:
     """Sums up what was counted so far."""
 
     def __init__(
-        self, figures: DeviceFigures, recording: Recording, ooms: OomRecords, meter: OverheadMeter
+        self, figures: FiguresByDevice, recording: Recording, ooms: OomRecords, meter: OverheadMeter
     ) -> None:
         self._figures, self._recording, self._ooms, self._meter = figures, recording, ooms, meter
         self._began_us = self._last_us = now_us()

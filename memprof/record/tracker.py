@@ -25,7 +25,7 @@ from memprof.record.process import DEFAULT_PATH, Rank, path_of_rank
 from memprof.record.session import Session
 from memprof.records import Finding, Readings
 from memprof.sources.cpu.dispatch_mode import pop_left
-from memprof.sources.loop.boundaries import annotate
+from memprof.sources.loop.loop_watch import annotate
 from memprof.sources.loop.main_thread import hands_on
 from memprof.sources.loop.optimizer_hooks import remove_left
 
@@ -108,12 +108,12 @@ def step() -> None:
         tracker.step()
 
 
-def steps(iterable: Iterable[Item]) -> Steps[Item]:
+def steps(iterable: Iterable[Item]) -> StepIterable[Item]:
     """The same items; each stands for one training step, which ends when the next is asked for."""
-    return Steps(iterable)
+    return StepIterable(iterable)
 
 
-class Steps(Generic[Item]):
+class StepIterable(Generic[Item]):
     """An iterable whose items are training steps; as long as what it was made of."""
 
     def __init__(self, iterable: Iterable[Item]) -> None:
@@ -361,10 +361,10 @@ def _is_imported(name: str) -> bool:
 def _watch_forks() -> None:
     """Once a process: Python offers no way to take this back, and without a tracker it is idle."""
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_forked)
+        os.register_at_fork(after_in_child=_on_fork)
 
 
-def _forked() -> None:
+def _on_fork() -> None:
     global _active
     tracker, _active = _active, None
     if tracker is not None:

@@ -120,7 +120,7 @@ class OverheadMeter:
 
     def __init__(self, ranks: int = 1) -> None:
         """Nothing has been measured yet, in a job of so many processes."""
-        self._charged = self.SLOWEST if ranks > 1 else 1.0
+        self._charge = self.SLOWEST if ranks > 1 else 1.0
         self._hooks_us = 0.0
         self._events = self._events_in_step = 0
         self._prior_us = self._prior_in_step_us = 0.0
@@ -170,14 +170,14 @@ class OverheadMeter:
         else:
             self._outside.append(cost.duration_us)
         if self._steps % self.EVERY == 0:
-            self._correction = self._compared()
+            self._correction = self._compare()
 
     @property
     def event_us(self) -> float:
         """What recording one event costs, beyond what is timed."""
         return self._correction * self._prior_us / self._events if self._events else 0.0
 
-    def _compared(self) -> float:
+    def _compare(self) -> float:
         if min(len(self._inside), len(self._outside)) < self.ENOUGH:
             return self._correction
         prior_us = _median(cost.prior_us for cost, _ in self._inside)
@@ -190,7 +190,7 @@ class OverheadMeter:
     @property
     def total_us(self) -> float:
         """Overhead so far."""
-        return self._charged * (self._hooks_us + self._correction * self._prior_us)
+        return self._charge * (self._hooks_us + self._correction * self._prior_us)
 
     @property
     def step_us(self) -> float:
@@ -211,7 +211,7 @@ class OverheadMeter:
         step_us = _median(
             spent_us + self._correction * cost.prior_us for cost, spent_us in self._inside
         )
-        return self._charged * (2 * self._edge_us + steps * step_us)
+        return self._charge * (2 * self._edge_us + steps * step_us)
 
 
 class Climb:
@@ -250,9 +250,9 @@ def _median(values: Iterable[float]) -> float:
 
     `statistics` has the same, and takes two milliseconds of a recording's start to be imported.
     """
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+    in_order = sorted(values)
+    half = len(in_order) // 2
+    return in_order[half] if len(in_order) % 2 else (in_order[half - 1] + in_order[half]) / 2
 
 
 def _rises(values: Sequence[int], limits: Climb) -> bool:
@@ -275,13 +275,13 @@ class Quota:
 
     def __init__(self, most: int) -> None:
         """``most`` of it in all windows."""
-        self._left = most
+        self._remaining = most
         self._in_window = 0
 
     @property
     def room(self) -> int:
         """What the open window may still take."""
-        return self._left // 2 - self._in_window
+        return self._remaining // 2 - self._in_window
 
     def take(self, amount: int) -> None:
         """The open window takes so much more."""
@@ -289,7 +289,7 @@ class Quota:
 
     def window_ended(self) -> None:
         """What it took is gone."""
-        self._left -= self._in_window
+        self._remaining -= self._in_window
         self._in_window = 0
 
 
@@ -346,7 +346,7 @@ class WindowSchedule:
         self._opened_us = self._closed_us = self._stepped_us = now_us
         self._rate = 0.0
         self._total_at_opening_us = 0.0
-        self._step = self._steps_in_window = self._untrained_in_window = self._trained = 0
+        self._step = self._steps_in_window = self._untrained_in_window = self._training_steps = 0
         self._has_trained = False
         self._lapses = 0
         self._is_whole = True
@@ -405,7 +405,7 @@ class WindowSchedule:
             # The batches of an evaluation within the training are no steps of its own.
             if trains or not self._has_trained or self._untrained_in_window % self.EVALUATED == 0:
                 self._steps_in_window += 1
-            self._trained += trains and self._is_whole
+            self._training_steps += trains and self._is_whole
             self._is_whole = True
             ahead_us = self._ahead_us(before, meter)
             self._close_if(self._why_close(now_us, meter, ahead_us), now_us, meter)
@@ -448,11 +448,11 @@ class WindowSchedule:
         return min(gap_us, self._policy.longest_gap_us)
 
     def _climbing(self, allocated: int, idle: int) -> Reason | None:
-        found = None
+        cause = None
         for reason, value in ((Reason.FRAGMENTATION, idle), (Reason.GROWTH, allocated)):
             if value >= 0 and self._climbs[reason].add(value):
-                found = reason
-        return found
+                cause = reason
+        return cause
 
     def _why_open(self, before: int, now_us: int, meter: OverheadMeter) -> Reason | None:
         if not self._has_room():
@@ -541,7 +541,7 @@ class WindowSchedule:
         if total_us > share_us:
             return End.ALLOWANCE
         left_us = share_us - self._total_at_opening_us
-        if self._trained < self.TRAINED and total_us > share_us - self.RESERVE * left_us:
+        if self._training_steps < self.TRAINED and total_us > share_us - self.RESERVE * left_us:
             return End.RESERVE
         return None
 

@@ -54,19 +54,19 @@ class Searches:
 
     note: Callable[[str], None] = lambda _: None
     """Told once what was not searched for, and why."""
-    _wanted: list[Quarry] = field(default_factory=list)
+    _quarries: list[Quarry] = field(default_factory=list)
     _climbs: dict[PlaceOf, UpwardSearch] = field(default_factory=dict)
-    _left: list[Quarry] = field(default_factory=list)
+    _remaining: list[Quarry] = field(default_factory=list)
     """What the passes did not explain."""
-    _done: list[tuple[Quarry, tuple[Holder, ...]]] = field(default_factory=list)
+    _answers: list[tuple[Quarry, tuple[Holder, ...]]] = field(default_factory=list)
     _whole: PauseEstimate = field(default_factory=lambda: PauseEstimate(WHOLE_S, _WHOLE_BLOCK_S))
     _pass: PauseEstimate = field(default_factory=lambda: PauseEstimate(CHEAP_S, _PASS_BLOCK_S))
-    _said: bool = False
+    _has_logged: bool = False
 
     @property
     def is_under_way(self) -> bool:
         """Whether more is to be done at the next step's end."""
-        return bool(self._climbs or self._left)
+        return bool(self._climbs or self._remaining)
 
     def is_cheap(self) -> bool:
         """Whether what is new may be searched for as it comes."""
@@ -74,11 +74,11 @@ class Searches:
 
     def is_pending(self, device: str, stack: int) -> bool:
         """Whether the answer for the tensors of a stack is still to come."""
-        under_way = (*self._wanted, *self._left) if self.is_under_way else ()
+        under_way = (*self._quarries, *self._remaining) if self.is_under_way else ()
         return any((one.device, one.suspect.stack) == (device, stack) for one in under_way)
 
     def begin(
-        self, wanted: Sequence[Quarry], limit_s: float | None = None, *, last: bool = False
+        self, quarries: Sequence[Quarry], limit_s: float | None = None, *, last: bool = False
     ) -> None:
         """Search for the first time; drops what was under way.
 
@@ -87,18 +87,18 @@ class Searches:
             limit_s: about how long; None: as long as at any other step's end.
             last: nothing can be left for later, and a search of the whole heap has the same limit.
         """
-        self._climbs, self._left = {}, []
-        self._wanted = [one for one in wanted if one.suspect.targets]
-        self._done = [(one, ()) for one in wanted if not one.suspect.targets]
-        if not self._wanted:
+        self._climbs, self._remaining = {}, []
+        self._quarries = [one for one in quarries if one.suspect.targets]
+        self._answers = [(one, ()) for one in quarries if not one.suspect.targets]
+        if not self._quarries:
             return
         longest_s = WHOLE_S if limit_s is None else min(limit_s, WHOLE_AFTER_S)
         if self._whole.is_short(longest_s):
-            self._search_all(self._wanted)
-            self._wanted = []
+            self._search_all(self._quarries)
+            self._quarries = []
             return
         places: dict[PlaceOf, list[object]] = defaultdict(list)
-        for one in self._wanted[:_MOST_CLIMBED]:
+        for one in self._quarries[:_MOST_CLIMBED]:
             places[one.place].append(one.suspect.targets[0])
         self._climbs = {
             place: UpwardSearch(targets, limit=_MOST_HOLDERS, place=place)
@@ -108,9 +108,9 @@ class Searches:
 
     def proceed(self) -> None:
         """Go on at the next step's end."""
-        if self._left and not self._climbs:
-            left, self._left, self._wanted = self._left, [], []
-            self._search_all(left)
+        if self._remaining and not self._climbs:
+            rest, self._remaining, self._quarries = self._remaining, [], []
+            self._search_all(rest)
         else:
             self._go_on(SLICE_S)
 
@@ -127,12 +127,12 @@ class Searches:
                 climb.give_up()
                 climb.proceed(0.0)
         if all(climb.is_over for climb in self._climbs.values()):
-            self._climbed(last=last)
+            self._climb(last=last)
 
     def take(self) -> list[tuple[Quarry, tuple[Holder, ...]]]:
         """What has been found since the last call; no holder where there is none to be had."""
-        done, self._done = self._done, []
-        return done
+        answers, self._answers = self._answers, []
+        return answers
 
     def holders_of(self, target: object, limit_s: float) -> tuple[Holder, ...]:
         """The holders of one tensor now, or none where that takes longer than ``limit_s``."""
@@ -147,46 +147,46 @@ class Searches:
             self._say()
         return climb.searched.get(target, ())
 
-    def _climbed(self, *, last: bool) -> None:
+    def _climb(self, *, last: bool) -> None:
         climbs, self._climbs = self._climbs, {}
-        wanted, self._wanted = self._wanted, []
+        quarries, self._quarries = self._quarries, []
         missing = []
-        for one in wanted:
-            found = climbs[one.place].searched if one.place in climbs else {}
-            holders = found.get(one.suspect.targets[0], ())
+        for one in quarries:
+            answers = climbs[one.place].searched if one.place in climbs else {}
+            holders = answers.get(one.suspect.targets[0], ())
             if holders and holders[0].is_named:
-                self._done.append((one, holders))
+                self._answers.append((one, holders))
             else:
                 missing.append((one, holders))
         if missing and not last and self._whole.is_short(WHOLE_AFTER_S):
-            self._left = [one for one, _ in missing]
+            self._remaining = [one for one, _ in missing]
             return
-        self._done += missing
+        self._answers += missing
         if missing:
             self._say()
 
     def _say(self) -> None:
-        if not self._said:
-            self._said = True
+        if not self._has_logged:
+            self._has_logged = True
             self.note(
                 "who holds some of what stays alive was not searched for to the end: the "
                 f"interpreter holds {sys.getallocatedblocks():,} blocks of memory, and a look at "
                 "all of them would hold the job up for too long"
             )
 
-    def _search_all(self, wanted: Sequence[Quarry]) -> None:
+    def _search_all(self, chosen_quarries: Sequence[Quarry]) -> None:
         places: dict[PlaceOf, list[Quarry]] = defaultdict(list)
-        for one in wanted:
+        for one in chosen_quarries:
             places[one.place].append(one)
         with self._whole.measured():
             for place, quarries in places.items():
                 targets = [key for one in quarries for key in one.suspect.targets]
                 targets = list(dict.fromkeys(targets))
                 holders = find_holders(targets, limit=_MOST_HOLDERS, budget_s=BUDGET_S, place=place)
-                found = dict(zip(targets, holders, strict=True))
+                by_target = dict(zip(targets, holders, strict=True))
                 for one in quarries:
-                    answers = [found[key] for key in one.suspect.targets]
-                    self._done.append((one, _in_common(answers)))
+                    answers = [by_target[key] for key in one.suspect.targets]
+                    self._answers.append((one, _in_common(answers)))
 
 
 def _in_common(answers: Sequence[tuple[Holder, ...]]) -> tuple[Holder, ...]:
@@ -197,5 +197,5 @@ def _in_common(answers: Sequence[tuple[Holder, ...]]) -> tuple[Holder, ...]:
         for rank, one in enumerate(answer):
             key = way(one.links)
             first.setdefault(key, (-ways[key], rank, one))
-    ranked = sorted(first.values(), key=lambda entry: entry[:2])
-    return tuple(one for *_, one in ranked[:_MOST_HOLDERS])
+    by_merit = sorted(first.values(), key=lambda entry: entry[:2])
+    return tuple(one for *_, one in by_merit[:_MOST_HOLDERS])

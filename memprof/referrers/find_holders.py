@@ -28,7 +28,7 @@ from memprof.referrers.torch_references import is_tensor_type, plain_torch
 from memprof.referrers.unowned_memory import with_what_is_known
 from memprof.referrers.unreachable import Unreached
 from memprof.source_code.find_line import reading_until
-from memprof.sources.tensor_addresses import Block, PlaceOf, place_of
+from memprof.sources.tensor_addresses import DeviceBlock, PlaceOf, place_of
 from memprof.sources.user_files import is_user_file
 
 __all__ = [
@@ -77,7 +77,7 @@ def find_holders(
     """Who keeps each target alive, for all targets in one pass over the heap; the best first.
 
     A target is a storage key (``storage._cdata``, an int: nothing is held), a tensor, an
-    ``UntypedStorage``, a weak reference to one of them, or a `Block` of a device's memory, which
+    ``UntypedStorage``, a weak reference to one of them, or a `DeviceBlock`, which
     stands for every storage that begins in it; a dead one has no holders (whether a key or a block
     is dead cannot be seen, so prefer weak references). Autograd graphs are walked only where a
     target has no other holder than a local variable, unless ``graphs`` asks for it. ``place`` says
@@ -86,13 +86,15 @@ def find_holders(
     Raises:
         SettingsError: a target is something else.
     """
-    blocks = BlockIndex([one for one in targets if type(one) is Block], place)
+    blocks = BlockIndex([one for one in targets if type(one) is DeviceBlock], place)
     keys = keys_of(targets, blocks)
-    wanted = frozenset(key for key in keys if key > 0)
+    target_keys = frozenset(key for key in keys if key > 0)
     ids = frozenset(id(one) for one, key in zip(targets, keys, strict=True) if key == id(one))
     with quiet():
-        found = _found(Targets(wanted, ids, blocks), limit, Deadline(budget_s), graphs=graphs)
-    return [found.get(key, ()) for key in keys]
+        by_key = _search(
+            Targets(target_keys, ids, blocks), limit, Deadline(budget_s), graphs=graphs
+        )
+    return [by_key.get(key, ()) for key in keys]
 
 
 def keys_of(targets: Sequence[object], blocks: BlockIndex) -> list[int]:
@@ -102,7 +104,7 @@ def keys_of(targets: Sequence[object], blocks: BlockIndex) -> list[int]:
         SettingsError: one is nothing that holders can be looked for of.
     """
     with plain_torch():
-        return [blocks.key_of[one] if type(one) is Block else _key(one) for one in targets]
+        return [blocks.key_of[one] if type(one) is DeviceBlock else _key(one) for one in targets]
 
 
 def _key(target: object) -> int:
@@ -123,7 +125,7 @@ def _key(target: object) -> int:
     )
 
 
-def _found(
+def _search(
     targets: Targets, limit: int, deadline: Deadline, *, graphs: bool
 ) -> dict[int, tuple[Holder, ...]]:
     """Plain records; everything the search held is gone when this returns."""
@@ -137,42 +139,44 @@ def _found(
 
 def _holders_of(search: Search, keys: Iterable[int], limit: int) -> dict[int, tuple[Holder, ...]]:
     naming = Naming()
-    kept = {key: search.references.get(key, []) for key in keys}
-    search.resolve(one for references in kept.values() for one in references)
+    references_of = {key: search.references.get(key, []) for key in keys}
+    search.resolve(one for references in references_of.values() for one in references)
     files = user_files()
     with reading_until(search.deadline.later(_FOR_LINES).check):
-        return _named_holders(search, kept, naming, limit, files)
+        return _named_holders(search, references_of, naming, limit, files)
 
 
 def _named_holders(
     search: Search,
-    kept: dict[int, list[Reference]],
+    references_of: dict[int, list[Reference]],
     naming: Naming,
     limit: int,
     files: list[str],
 ) -> dict[int, tuple[Holder, ...]]:
-    found: dict[int, tuple[Holder, ...]] = {}
-    lost = []
-    for key, references in kept.items():
+    by_key: dict[int, tuple[Holder, ...]] = {}
+    unreached_keys = []
+    for key, references in references_of.items():
         chains = [links_of(search, one, naming) for one in references]
-        ranked = sorted(
+        by_merit = sorted(
             ((score(links, user=user), links) for links, user in chains if links),
             key=lambda one: one[0],
         )
-        found[key] = best_holders((links for _, links in ranked), limit, files)
-        if not found[key]:
-            lost.append(key)
-    if lost:
-        found.update(_of_lost(search, lost, naming, files))
-    return found
+        by_key[key] = best_holders((links for _, links in by_merit), limit, files)
+        if not by_key[key]:
+            unreached_keys.append(key)
+    if unreached_keys:
+        by_key.update(_of_lost(search, unreached_keys, naming, files))
+    return by_key
 
 
 def _of_lost(
-    search: Search, lost: list[int], naming: Naming, files: list[str]
+    search: Search, unreached_keys: list[int], naming: Naming, files: list[str]
 ) -> dict[int, tuple[Holder, ...]]:
     """Cycles, arrays over the memory, or at last what is known of memory that only C++ owns."""
-    links = _unreached_links(search, lost, naming)
-    nameless = {key for key in lost if not links[key] or links[key][0].kind == LinkKind.UNKNOWN}
+    links = _unreached_links(search, unreached_keys, naming)
+    nameless = {
+        key for key in unreached_keys if not links[key] or links[key][0].kind == LinkKind.UNKNOWN
+    }
     in_arrays = held_by_arrays(search, nameless)
     for key, reference in in_arrays.items():
         links[key] = links_of(search, reference, naming)[0] or links[key]
@@ -185,24 +189,28 @@ def _of_lost(
     }
 
 
-def _unreached_links(search: Search, lost: list[int], naming: Naming) -> dict[int, list[Link]]:
+def _unreached_links(
+    search: Search, unreached_keys: list[int], naming: Naming
+) -> dict[int, list[Link]]:
     """What is known of targets to which no root leads, if everything was looked at."""
-    unreached = Unreached(search) if search.complete else None
-    if unreached is not None and unreached.complete:
-        links = {key: tidy(unreached.links(key, naming)) for key in lost}
-        if unreached.complete:  # by now
+    unreached_search = Unreached(search) if search.complete else None
+    if unreached_search is not None and unreached_search.complete:
+        links = {key: tidy(unreached_search.links(key, naming)) for key in unreached_keys}
+        if unreached_search.complete:  # by now
             return links
-    return {key: _too_early() for key in lost}
+    return {key: _too_early() for key in unreached_keys}
 
 
 def _too_early() -> list[Link]:
     return [Link(LinkKind.UNKNOWN, unowned=Unowned(cut_off=True))]
 
 
-def best_holders(ranked: Iterable[list[Link]], limit: int, files: list[str]) -> tuple[Holder, ...]:
+def best_holders(
+    by_merit: Iterable[list[Link]], limit: int, files: list[str]
+) -> tuple[Holder, ...]:
     """The first ``limit`` holders that differ in more than lines and places in containers."""
     best: dict[tuple[Hashable, ...], Holder] = {}
-    for links in ranked:
+    for links in by_merit:
         if len(best) == limit:
             break
         key = _way(links)
@@ -252,11 +260,13 @@ def root_links(root: Root, value: object) -> list[Link]:
 
 def view_link(value: object) -> list[Link]:
     """A link for a view that shows less than it keeps."""
-    shown, kept = shown_and_kept(value)
-    if shown >= kept:
+    shown_bytes, storage_bytes = shown_and_kept(value)
+    if shown_bytes >= storage_bytes:
         return []
     name = type(value).__name__
-    return [Link(LinkKind.BASE, type_name=name, shown_bytes=shown, storage_bytes=kept)]
+    return [
+        Link(LinkKind.BASE, type_name=name, shown_bytes=shown_bytes, storage_bytes=storage_bytes)
+    ]
 
 
 def user_files() -> list[str]:

@@ -25,13 +25,13 @@ def young_tensors() -> list[Any]:
     return exact_instances(objects, subclasses_of(torch.Tensor))
 
 
-def objects_at(wanted: list[int]) -> list[Any]:
+def objects_at(ids: list[int]) -> list[Any]:
     """The objects that live at some addresses now and that the collector knows.
 
     An object may be gone by now, and another in its place.
     """
     objects = gc.get_objects()
     try:  # no comprehension: its cell would be among the objects, and hold the list
-        return list(map(objects.__getitem__, places_among(addresses(objects), sorted(wanted))))
+        return list(map(objects.__getitem__, places_among(addresses(objects), sorted(ids))))
     finally:
         objects.clear()

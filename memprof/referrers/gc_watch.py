@@ -35,7 +35,7 @@ class Collections:
         self._began_us = 0
         self._before = 0
         self._rows: list[tuple[int, int, int]] = []
-        self._lost = 0
+        self._losses = 0
 
     def open(self) -> None:
         """Watch the collector from now on."""
@@ -52,17 +52,19 @@ class Collections:
     def take(self, step: int) -> Finding | None:
         """The collections since the last call that freed something, or None."""
         rows, self._rows = self._rows, []
-        lost, self._lost = self._lost, 0
+        loss, self._losses = self._losses, 0
         if not rows:
             return None
-        started, ended, generations = (list(column) for column in zip(*rows, strict=True))
+        started, end_times, generations = (list(column) for column in zip(*rows, strict=True))
         details: dict[str, object] = {
             "start_us": started,
-            "end_us": ended,
+            "end_us": end_times,
             "generation": generations,
-            "lost": lost,
+            "lost": loss,
         }
-        return Finding("garbage", step=step, time_us=ended[-1], count=len(rows), details=details)
+        return Finding(
+            "garbage", step=step, time_us=end_times[-1], count=len(rows), details=details
+        )
 
     def _freed(self, info: Mapping[str, Any]) -> bool:
         return self._pending() != self._before or bool(info["collected"] and self._blind())
@@ -76,7 +78,7 @@ class Collections:
             if len(self._rows) < _MOST:
                 self._rows.append((self._began_us, _now_us(), int(info["generation"])))
             else:
-                self._lost += 1
+                self._losses += 1
 
 
 def _now_us() -> int:

@@ -70,16 +70,16 @@ def _span(nodes: set[object]) -> tuple[int, int]:
 
 
 def _nodes(start: object, deadline: Deadline) -> set[object]:
-    seen = {start}
+    visited = {start}
     queue = deque([start])
-    while queue and len(seen) < _MOST_NODES:
+    while queue and len(visited) < _MOST_NODES:
         for node, _ in queue.popleft().next_functions:  # type: ignore[attr-defined]
-            if node is not None and node not in seen:
-                seen.add(node)
+            if node is not None and node not in visited:
+                visited.add(node)
                 queue.append(node)
-        if len(seen) % 256 == 0 and deadline.check():
+        if len(visited) % 256 == 0 and deadline.check():
             break
-    return seen
+    return visited
 
 
 @dataclass(slots=True)
@@ -90,20 +90,20 @@ class GraphGrowth:
     sequences become longer makes a larger graph each time.
     """
 
-    _seen: list[tuple[int, int]] = field(default_factory=list)
+    _sizes: list[tuple[int, int]] = field(default_factory=list)
     _newest: int = 0
 
     def add(self, step: int, longest: LongestGraph) -> float:
         """Nodes a step by which the longest graph grew at the last four looks; 0: it did not."""
         if longest.oldest > self._newest:
-            self._seen = []
+            self._sizes = []
         self._newest = longest.newest
-        self._seen = [*self._seen, (step, longest.nodes)][-_CHECKS:]
-        if len(self._seen) < _CHECKS:
+        self._sizes = [*self._sizes, (step, longest.nodes)][-_CHECKS:]
+        if len(self._sizes) < _CHECKS:
             return 0.0
-        pairs = zip(self._seen, self._seen[1:], strict=False)
+        pairs = zip(self._sizes, self._sizes[1:], strict=False)
         rates = [(n1 - n0) / max(1, s1 - s0) for (s0, n0), (s1, n1) in pairs]
         slow, fast = min(rates), max(rates)
         steady = slow >= _LEAST_NODES_PER_STEP and fast <= _STEADY * slow
-        (first, before), (last, after) = self._seen[0], self._seen[-1]
+        (first, before), (last, after) = self._sizes[0], self._sizes[-1]
         return (after - before) / max(1, last - first) if steady else 0.0

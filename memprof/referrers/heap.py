@@ -71,8 +71,8 @@ class Deadline:
 
     def later(self, share: float) -> Deadline:
         """A deadline that leaves this share of the whole budget more than this one leaves now."""
-        left = max(0.0, self._end - time.thread_time())
-        return Deadline(left + share * self._budget_s)
+        remaining_s = max(0.0, self._end - time.thread_time())
+        return Deadline(remaining_s + share * self._budget_s)
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Heap:
         Returns the new level's index and the chunks of ``source`` that refer to a target.
         """
         objects = self.levels[source].objects
-        found: list[object] = []
+        referents: list[object] = []
         chunk_of: list[int] = []
         hits: list[int] = []
         for number, at in enumerate(range(0, len(objects), CHUNK)):
@@ -176,11 +176,11 @@ class Heap:
                 self.complete = False
                 break
             fresh, hit = self._expand(objects[at : at + CHUNK])
-            found += fresh
+            referents += fresh
             chunk_of += [number] * len(fresh)
             if hit:
                 hits.append(number)
-        self.levels.append(Level(found, source, np.array(chunk_of, np.int32)))
+        self.levels.append(Level(referents, source, np.array(chunk_of, np.int32)))
         return len(self.levels) - 1, hits
 
     def take_late(self, level: int) -> Level | None:
@@ -219,8 +219,8 @@ class Heap:
         return fresh, hit
 
 
-def places_among(ids: Ints, wanted: list[int]) -> list[int]:
-    """Where in ``ids`` one of ``wanted`` stands, which are few and in order."""
-    few = np.array([*wanted, np.iinfo(np.int64).max])
+def places_among(ids: Ints, targets: list[int]) -> list[int]:
+    """Where in ``ids`` one of ``targets`` stands, which are few and in order."""
+    few = np.array([*targets, np.iinfo(np.int64).max])
     places: list[int] = np.flatnonzero(few[np.searchsorted(few, ids)] == ids).tolist()
     return places

@@ -45,9 +45,9 @@ def type_mro(kind: type) -> tuple[type, ...]:
 def instance_dict(one: object) -> dict[str, object] | None:
     """The ``__dict__`` of an object where C provides it; ``None`` where it has none."""
     for kind in type_mro(type(one)):
-        found = type.__dict__["__dict__"].__get__(kind).get("__dict__")
-        if is_one_of(type(found), (types.GetSetDescriptorType, types.MemberDescriptorType)):
-            variables = found.__get__(one)
+        descriptor = type.__dict__["__dict__"].__get__(kind).get("__dict__")
+        if is_one_of(type(descriptor), (types.GetSetDescriptorType, types.MemberDescriptorType)):
+            variables = descriptor.__get__(one)
             return variables if type(variables) is dict else None
     return None
 
@@ -82,8 +82,8 @@ def bound_of(one: object) -> int:
     """The most a container can hold; -1 where it has no bound."""
     if not issubclass(type(one), collections.deque):
         return -1
-    bound = collections.deque.__dict__["maxlen"].__get__(one)
-    return -1 if bound is None else int(bound)
+    limit = collections.deque.__dict__["maxlen"].__get__(one)
+    return -1 if limit is None else int(limit)
 
 
 def qualified_name(function: object) -> str:

@@ -80,28 +80,28 @@ class Naming:
         self._records: dict[int, bool] = {}
         self._links: dict[tuple[int, int], Link] = {}
         self._attributes: dict[tuple[int, str], Link] = {}
-        self._probed: dict[int, bool] = {}
+        self._may_probe: dict[int, bool] = {}
         self._modules = module_names or {}
         self._in_notebook = cell_results() is not None
 
     def links(self, chain: list[object]) -> list[Link]:
         """One link for every step of ``chain``, from the first object down to the last."""
-        found: list[Link] = []
+        chain_links: list[Link] = []
         at = 0
         while at < len(chain) - 1:
             one, used = self._link(chain, at)
-            found += one
+            chain_links += one
             at += used
-        return found
+        return chain_links
 
     def _link(self, chain: list[object], at: int) -> tuple[list[Link], int]:
         owner, value = chain[at], chain[at + 1]
         after = chain[at + 2] if at + 2 < len(chain) else None
         kind = type(owner)
         if type(value) is dict and after is not None and not is_plain_container(owner):
-            named = self._through_dict(owner, value, after)
-            if named is not None:
-                return [named], 2
+            dict_link = self._through_dict(owner, value, after)
+            if dict_link is not None:
+                return [dict_link], 2
         if type(value) is types.FrameType and after is not None and is_one_of(kind, _SUSPENDED):
             return [self._direct(owner, after)], 2  # up to Python 3.10 it refers to its frame
         if kind is types.FunctionType:
@@ -139,14 +139,14 @@ class Naming:
         """Many chains have their beginning in common: links from small containers are kept."""
         size = size_of(owner)
         if not 0 <= size < _INDEX_FROM:
-            return self._made(owner, value, size)
+            return self._make(owner, value, size)
         key = (id(owner), id(value))
-        known = self._links.get(key)
-        if known is None:
-            known = self._links[key] = self._made(owner, value, size)
-        return known
+        cached = self._links.get(key)
+        if cached is None:
+            cached = self._links[key] = self._make(owner, value, size)
+        return cached
 
-    def _made(self, owner: object, value: object, size: int) -> Link:
+    def _make(self, owner: object, value: object, size: int) -> Link:
         kind = type(owner)
         if size >= 0 and not _has_name(owner, value):
             how, place = self._in_container(owner, value)
@@ -166,26 +166,26 @@ class Naming:
         has_more = is_tensor_type(kind) or is_node_type(kind)  # than attributes: told without names
         ways.insert(0 if has_more else len(ways), self._named_attribute)
         for way in ways:
-            found = way(owner, value)
-            if found is not None:
-                return found
+            links = way(owner, value)
+            if links is not None:
+                return links
         return Link(LinkKind.UNKNOWN, "", kind.__name__)
 
     def _may_be_probed(self, kind: type) -> bool:
-        known = self._probed.get(id(kind))
-        if known is None:
-            known = self._probed[id(kind)] = may_apply(kind)
-        return known
+        cached = self._may_probe.get(id(kind))
+        if cached is None:
+            cached = self._may_probe[id(kind)] = may_apply(kind)
+        return cached
 
     def _attribute(self, owner: object, name: str) -> Link:
         """The same for every instance of a class, except for a log record."""
         key = (id(type(owner)), name)
-        known = self._attributes.get(key)
-        if known is None:
-            known = _attribute(owner, name)
-            if known.kind != LinkKind.LOG_RECORD:
-                self._attributes[key] = known
-        return known
+        cached = self._attributes.get(key)
+        if cached is None:
+            cached = _attribute(owner, name)
+            if cached.kind != LinkKind.LOG_RECORD:
+                self._attributes[key] = cached
+        return cached
 
     def _named_attribute(self, owner: object, value: object) -> Link | None:
         """Attributes kept without a dict of their own: inline values and slots."""

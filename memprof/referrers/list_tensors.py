@@ -58,10 +58,10 @@ def tensors(*, budget_s: float = 5.0) -> Tensors:
     The list prints as a table.
     """
     with quiet():
-        return Tensors(_listed(Deadline(budget_s)))
+        return Tensors(_list(Deadline(budget_s)))
 
 
-def _listed(deadline: Deadline) -> list[LiveTensor]:
+def _list(deadline: Deadline) -> list[LiveTensor]:
     search = Search(deadline, Targets(None))
     try:
         search.run()
@@ -101,18 +101,18 @@ def _row(
 ) -> LiveTensor:
     one, name, key, in_graph = row
     owner = first.setdefault(key, at)
-    shown = nbytes_of(one)
+    shown_bytes = nbytes_of(one)
     view = is_view(one)
     return LiveTensor(
         name=name,
         device=device_of(one),
         shape=shape_of(one),
         dtype=dtype_of(one),
-        nbytes=shown,
+        nbytes=shown_bytes,
         storage_bytes=sizes[key] if owner == at else 0,
         shares_storage_with=-1 if owner == at else owner,
         is_view=view,
-        hidden_bytes=max(0, sizes[key] - shown) if view or shown < sizes[key] else 0,
+        hidden_bytes=max(0, sizes[key] - shown_bytes) if view or shown_bytes < sizes[key] else 0,
         requires_grad=requires_grad(one),
         in_graph=in_graph,
     )
@@ -120,22 +120,22 @@ def _row(
 
 def _names(search: Search) -> dict[int, str]:
     """For every tensor the description of its best chain."""
-    chosen: dict[int, list[Reference]] = {}
+    by_storage: dict[int, list[Reference]] = {}
     for references in search.references.values():
         for one in references:
-            known = chosen.setdefault(id(one.value), [])
-            if len(known) < _CHAINS_PER_STORAGE:
-                known.append(one)
-    search.resolve(one for references in chosen.values() for one in references)
+            chains_of_storage = by_storage.setdefault(id(one.value), [])
+            if len(chains_of_storage) < _CHAINS_PER_STORAGE:
+                chains_of_storage.append(one)
+    search.resolve(one for references in by_storage.values() for one in references)
     naming = Naming()
     names: dict[int, str] = {}
-    for key, references in chosen.items():
+    for key, references in by_storage.items():
         if search.deadline.check():
             break
         chains = [links_of(search, one, naming) for one in references]
-        rooted = [one for one in chains if one[0]]
-        if len(rooted) > 1:
-            rooted = [min(rooted, key=lambda one: score(one[0], user=one[1]))]
-        if rooted:
-            names[key] = describe(rooted[0][0])
+        chains_from_roots = [one for one in chains if one[0]]
+        if len(chains_from_roots) > 1:
+            chains_from_roots = [min(chains_from_roots, key=lambda one: score(one[0], user=one[1]))]
+        if chains_from_roots:
+            names[key] = describe(chains_from_roots[0][0])
     return names

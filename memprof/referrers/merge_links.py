@@ -22,14 +22,14 @@ def tidy(links: list[Link]) -> list[Link]:
     """Join the links of one thing: a module's path, an optimizer's state, a hook and its dict."""
     if _JOINED.isdisjoint([one.kind for one in links]):
         return links
-    found: list[Link] = []
+    result: list[Link] = []
     at = 0
     while at < len(links):
         join = _JOINS.get(links[at].kind)
-        joined, used = join(links, at) if join is not None else (None, 0)
-        found.append(links[at] if joined is None else joined)
+        link, used = join(links, at) if join is not None else (None, 0)
+        result.append(links[at] if link is None else link)
         at += used or 1
-    return found
+    return result
 
 
 def _join_module(links: list[Link], at: int) -> tuple[Link | None, int]:

@@ -34,26 +34,26 @@ def held_by_arrays(search: Search, keys: Collection[int]) -> dict[int, Reference
 
     A pass over all that was reached, so only for what nothing else explains.
     """
-    found: dict[int, Reference] = {}
+    by_key: dict[int, Reference] = {}
     if not any(search.key_of.get(id(one)) in keys for one in search.tensors):
-        return found
+        return by_key
     for level, record in enumerate(search.heap.levels):
         for number in range(-(-len(record.objects) // CHUNK)):
             if search.deadline.check():
-                return found
+                return by_key
             chunk = search.heap.chunk(level, number)
             for array, path in _arrays_in(chunk):
-                for tensor, links in _held(array):
+                for tensor, links in _owners_of_array(array):
                     key = search.key_of.get(id(tensor), 0)
-                    if key in keys and key not in found:
+                    if key in keys and key not in by_key:
                         owner = next(one for one in chunk if refers(one, path[0]))
                         for child, parent in zip(path, [owner, *path], strict=False):
                             search.adopt(child, parent, level)
-                        found[key] = Reference(array, level, tensor, links)
-    return found
+                        by_key[key] = Reference(array, level, tensor, links)
+    return by_key
 
 
-def _held(array: Array) -> Iterator[tuple[object, tuple[Link, ...]]]:
+def _owners_of_array(array: Array) -> Iterator[tuple[object, tuple[Link, ...]]]:
     """Tensors that an array keeps: the one it shows, or the objects in it, also inside lists."""
     tensor = _tensor_below(array)
     if is_tensor_type(type(tensor)):

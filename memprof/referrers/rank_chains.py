@@ -151,9 +151,11 @@ def _best_line(links: list[Link], files: list[str]) -> tuple[str, int]:
         back,
         *(_line_at(links, at, files) for at in others),
     )
-    found = [(name, line) for name, line in lines if line and source_line(name, line)]
-    found.sort(key=lambda one: not is_user_file(one[0]))  # a library's only if there is no other
-    return found[0] if found else _cpp_line(links, files)
+    user_lines = [(name, line) for name, line in lines if line and source_line(name, line)]
+    user_lines.sort(
+        key=lambda one: not is_user_file(one[0])
+    )  # a library's only if there is no other
+    return user_lines[0] if user_lines else _cpp_line(links, files)
 
 
 def _line_at(links: list[Link], at: int, files: list[str]) -> tuple[str, int]:
@@ -196,8 +198,8 @@ def _filling_line(links: list[Link], at: int, files: list[str]) -> tuple[str, in
     if line and is_filled_at(one.filename, line):
         return one.filename, line
     for two in reversed([two for two in inside[:-1] if is_field(two)]):
-        filled = partial(filled_below, key=two.name.strip("'"))
-        filename, below = _first_line(files, filled)
+        fills_name = partial(filled_below, key=two.name.strip("'"))
+        filename, below = _first_line(files, fills_name)
         if below:
             return filename, below
     return one.filename, line or one.line
@@ -218,13 +220,13 @@ def _by_merit(links: list[Link]) -> tuple[list[int], list[int]]:
     ]
     own = [at for kind in _OWN_LINE for at in places if kinds[at] == kind]
     own = [at for at in own if kinds[at] != LinkKind.CLOSURE or not _is_near_a_list(links, at)]
-    filled = [
+    fillable = [
         at
         for at in places
         if kinds[at] == _ITEM and at and (links[at].length > 1 or is_field(links[at]))
     ]
-    filled = [at for at in filled if at == len(links) - 1 or not is_field(links[at])]
-    filled.sort(key=lambda at: -breadth(links[at]))
+    fillable = [at for at in fillable if at == len(links) - 1 or not is_field(links[at])]
+    fillable.sort(key=lambda at: -breadth(links[at]))
     rest = [at for at in places if kinds[at] not in _NO_LINE]
     interactive = (
         [0] if kinds[0] == LinkKind.GLOBAL and links[0].type_name == "sys" else []
@@ -237,7 +239,7 @@ def _by_merit(links: list[Link]) -> tuple[list[int], list[int]]:
         *own,
     ]
     return list(dict.fromkeys(surely)), list(
-        dict.fromkeys([*(at - 1 for at in filled), *rest[::-1]])
+        dict.fromkeys([*(at - 1 for at in fillable), *rest[::-1]])
     )
 
 
@@ -252,15 +254,15 @@ def _is_near_a_list(links: list[Link], at: int) -> bool:
 
 def _holding_methods(links: list[Link]) -> list[int]:
     """Attributes of objects in a cycle that hold a function which knows its object."""
-    found = []
+    places = []
     for at, one in enumerate(links):
         inner = (
             two for two in links[at + 1 :] if two.kind != _ITEM and two.type_name != "function"
         )
         below = next((two.kind for two in inner), "")
         if one.kind in _ATTRIBUTES and one.type_name != "function" and below in _KNOWING:
-            found.append(at)
-    return found
+            places.append(at)
+    return places
 
 
 def _is_graph(kinds: Sequence[str]) -> bool:
@@ -296,7 +298,7 @@ def _line_of(one: Link, files: list[str]) -> tuple[str, int]:
     if one.kind in _IN_MODULES and "parametrizations" in one.name.split("."):
         own = [one.filename, *files]
         return _first_line(own, lambda filename: called_at(filename, "register_parametrization"))
-    if one.kind in _IN_MODULES and (container := _numbered(one.name)):
+    if one.kind in _IN_MODULES and (container := _with_numbers(one.name)):
         own = [one.filename, *files]
         return _first_line(own, lambda filename: grown_at(filename, "." + container))
     if one.kind in (*_NO_LINE, _ITEM, LinkKind.PARAMETER, LinkKind.OPTIMIZER_STATE) or not one.name:
@@ -319,7 +321,7 @@ def _first_line(files: list[str], line_in: Callable[[str], int]) -> tuple[str, i
     return "", 0
 
 
-def _numbered(path: str) -> str:
+def _with_numbers(path: str) -> str:
     """``heads`` of ``net.heads.3.weight``: the list of modules or parameters; else empty."""
     names = path.split(".")
     at = next((at for at, name in enumerate(names) if name.isdigit()), 0)

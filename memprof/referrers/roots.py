@@ -113,14 +113,14 @@ def _frame_root(frame: types.FrameType, thread: str) -> Root:
 def module_roots(*, user: bool) -> list[Root]:
     """The globals of the user's modules, or those of libraries; never memprof's."""
     roots = []
-    seen: set[int] = set()  # ``multiprocessing`` calls the main module ``__mp_main__`` as well
+    visited: set[int] = set()  # ``multiprocessing`` calls the main module ``__mp_main__`` as well
     for name, module in list(sys.modules.items()):
         if type(name) is not str or not issubclass(type(module), types.ModuleType):
             continue
         variables = types.ModuleType.__getattribute__(module, "__dict__")
-        if type(variables) is not dict or id(variables) in seen or is_own(variables):
+        if type(variables) is not dict or id(variables) in visited or is_own(variables):
             continue
-        seen.add(id(variables))
+        visited.add(id(variables))
         if _is_user_module(name, variables) is user:
             roots.append(_module_root(name, variables))
     return roots

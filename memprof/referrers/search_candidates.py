@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memprof.sources.tensor_addresses import Block
+from memprof.sources.tensor_addresses import DeviceBlock
 from memprof.trace import EMPTY, NOT_RECORDED, SURVIVOR_AGE, Category, Column, Label
 
 __all__ = ["Living", "Suspect", "residents", "suspects"]
@@ -31,7 +31,7 @@ _EXPLAINED = (
 
 Ints = npt.NDArray[np.int64]
 
-Target: TypeAlias = "int | Block"
+Target: TypeAlias = "int | DeviceBlock"
 """What holders are searched for: a storage by its ``_cdata``, or a block of a device's memory."""
 
 
@@ -76,7 +76,7 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _StackGroup:
     """What lives of one stack."""
 
     stack: int
@@ -95,13 +95,13 @@ def suspects(living: Living, label_of: Callable[[int], Label], step: int) -> lis
 
     ``step`` is the one that has just ended; `residents` are the rest.
     """
-    made = _steps(living.label, label_of)
-    old = np.flatnonzero((made > NOT_RECORDED) & (made <= step - SURVIVOR_AGE))
+    birth_steps = _steps(living.label, label_of)
+    old = np.flatnonzero((birth_steps > NOT_RECORDED) & (birth_steps <= step - SURVIVOR_AGE))
     old = old[living.stack[old] != EMPTY]  # nothing tells those apart
-    found = _groups(living, made, old, lambda births, _: births >= _LEAST_BIRTHS)
-    found.sort(key=lambda one: (-one.births, -one.bytes, one.first))
+    groups = _groups(living, birth_steps, old, lambda births, _: births >= _LEAST_BIRTHS)
+    groups.sort(key=lambda one: (-one.births, -one.bytes, one.first))
     return [
-        _described(living, one, one.births, _spread(one.rows)) for one in found[:_MOST_SUSPECTS]
+        _describe(living, one, one.births, _spread(one.rows)) for one in groups[:_MOST_SUSPECTS]
     ]
 
 
@@ -109,26 +109,29 @@ def residents(living: Living, label_of: Callable[[int], Label]) -> list[Suspect]
     """The largest groups that are no parameters, buffers, gradients or optimizer state."""
     least = _LEAST_SHARE * int(living.size.sum())
     open_ = np.flatnonzero(~np.isin(living.category, _EXPLAINED))
-    found = _groups(living, _steps(living.label, label_of), open_, lambda _, size: size >= least)
-    found.sort(key=lambda one: (-one.bytes, one.first))
-    return [_described(living, one, 0, _largest(living, one)) for one in found[:_MOST_RESIDENTS]]
+    groups = _groups(living, _steps(living.label, label_of), open_, lambda _, size: size >= least)
+    groups.sort(key=lambda one: (-one.bytes, one.first))
+    return [_describe(living, one, 0, _largest(living, one)) for one in groups[:_MOST_RESIDENTS]]
 
 
 def _steps(labels: Column, label_of: Callable[[int], Label]) -> Ints:
     rows, which = np.unique(labels, return_inverse=True)
     steps = np.array([label_of(row).step for row in rows.tolist()], np.int64)
-    found: Ints = steps[which.reshape(-1)]
-    return found
+    step_column: Ints = steps[which.reshape(-1)]
+    return step_column
 
 
 def _groups(
-    living: Living, made: Ints, rows: Ints, is_meant: Callable[[Ints, Ints], npt.NDArray[np.bool_]]
-) -> list[_Group]:
+    living: Living,
+    birth_steps: Ints,
+    rows: Ints,
+    is_meant: Callable[[Ints, Ints], npt.NDArray[np.bool_]],
+) -> list[_StackGroup]:
     """Some rows by their stacks, of those groups that are meant by their births and bytes."""
     if not len(rows):
         return []
-    order = rows[np.lexsort((made[rows], living.stack[rows]))]
-    stacks, steps = living.stack[order], made[order]
+    order = rows[np.lexsort((birth_steps[rows], living.stack[rows]))]
+    stacks, steps = living.stack[order], birth_steps[order]
     is_other = np.append(True, stacks[1:] != stacks[:-1])
     start = np.flatnonzero(is_other)
     births = np.add.reduceat(is_other | np.append(True, steps[1:] != steps[:-1]), start, dtype=int)
@@ -136,7 +139,7 @@ def _groups(
     first = np.minimum.reduceat(order, start)
     end = np.append(start[1:], len(order))
     return [
-        _Group(
+        _StackGroup(
             stack=int(stacks[start[at]]),
             rows=order[start[at] : end[at]],
             made=steps[start[at] : end[at]],
@@ -148,7 +151,7 @@ def _groups(
     ]
 
 
-def _described(living: Living, group: _Group, births: int, targets: list[int]) -> Suspect:
+def _describe(living: Living, group: _StackGroup, births: int, targets: list[int]) -> Suspect:
     return Suspect(
         stack=group.stack,
         label=int(living.label[group.rows[-1]]),
@@ -161,7 +164,7 @@ def _described(living: Living, group: _Group, births: int, targets: list[int]) -
     )
 
 
-def _largest(living: Living, group: _Group) -> list[int]:
+def _largest(living: Living, group: _StackGroup) -> list[int]:
     rows = np.sort(group.rows)
     largest: list[int] = rows[np.argsort(-living.size[rows], kind="stable")][:_TARGETS].tolist()
     return largest

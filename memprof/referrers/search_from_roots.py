@@ -122,7 +122,7 @@ class Search:
         self._specials: list[tuple[int, object]] = []
         self._locals: list[tuple[int, object]] = []
         self._late: list[Level] = []
-        self._saved: list[tuple[object, _Entry]] = []
+        self._set_aside: list[tuple[object, _Entry]] = []
         self.root_of = {id(root.values): root for root in roots}
         for group in (users, running, libraries):
             self._sweep([root.values for root in group])
@@ -154,8 +154,8 @@ class Search:
         keys = ((one, self.targets.key(one)) for one in self.tensors)
         self.key_of = {id(one): key for one, key in keys if key}
         self.key_of |= self.targets.storage_keys(storages, self.tensors)  # type: ignore[arg-type]
-        found = [one for one in [*tensors, *storages] if id(one) in self.key_of]
-        self.heap.mark(found, TARGET)
+        targets = [one for one in [*tensors, *storages] if id(one) in self.key_of]
+        self.heap.mark(targets, TARGET)
         visible = frozenset(map(id, self.tensors))
         self.edges = TorchEdges(self.heap, self.targets, visible, self.deadline)
 
@@ -163,14 +163,14 @@ class Search:
         """Of all objects memprof's own, tensors, nodes, optimizers and storages, in one pass."""
         types_of = _types_by_role()
         _, self.tensor_types, self.node_types, *_ = types_of
-        found: tuple[list[object], ...] = tuple([] for _ in types_of)
+        by_role: tuple[list[object], ...] = tuple([] for _ in types_of)
         role_of = {  # by id: a metaclass may define ``__hash__``
-            id(kind): role for role, kinds in zip(found, types_of, strict=True) for kind in kinds
+            id(kind): role for role, kinds in zip(by_role, types_of, strict=True) for kind in kinds
         }
         kinds = list(map(type, objects))
         for at in places_among(addresses(kinds), sorted(role_of)):
             role_of[id(kinds[at])].append(objects[at])
-        return found
+        return by_role
 
     def _sweep(self, start: list[object]) -> None:
         level = first = self.heap.start(start)
@@ -205,8 +205,8 @@ class Search:
             elif self._locals:
                 specials, self._locals = self._locals, []
                 fresh = self._torch_edges(specials)
-            elif self._saved:
-                saved, self._saved = self._saved, []
+            elif self._set_aside:
+                saved, self._set_aside = self._set_aside, []
                 fresh = [value for value, entry in saved if self._visit(value, entry)]
             else:
                 return
@@ -226,19 +226,21 @@ class Search:
 
     def _held_by(self, owner: object) -> list[object]:
         """What is looked for of what an object refers to."""
-        held = gc.get_referents(owner)
-        if len(held) > CHUNK:  # a list of millions, say: which they may be is told by their marks
-            likely = (self.heap.marks(held) & TARGET).nonzero()[0]
-            held = [held[at] for at in likely.tolist()]
-        return [value for value in held if id(value) in self.key_of]
+        referents = gc.get_referents(owner)
+        if (
+            len(referents) > CHUNK
+        ):  # a list of millions, say: which they may be is told by their marks
+            likely = (self.heap.marks(referents) & TARGET).nonzero()[0]
+            referents = [referents[at] for at in likely.tolist()]
+        return [value for value in referents if id(value) in self.key_of]
 
     def _note(self, key: int, reference: Reference) -> None:
-        known = self.references[key]
+        references = self.references[key]
         same = any(
-            one.owner is reference.owner and one.path == reference.path for one in known[-4:]
+            one.owner is reference.owner and one.path == reference.path for one in references[-4:]
         )
-        if len(known) < _MAX_REFERENCES and not same:
-            known.append(reference)
+        if len(references) < _MAX_REFERENCES and not same:
+            references.append(reference)
 
     def _note_specials(self, level: int, *, of_roots: bool) -> None:
         """Remember the tensors and nodes of a level, a frame's own variables apart."""
@@ -263,22 +265,22 @@ class Search:
             if not (is_tensor_type(type(one)) and is_bare(one))  # type: ignore[arg-type]
         ]
         fresh = []
-        for place, reached in self.edges.of([one for _, one in starts]):
+        for place, edge in self.edges.of([one for _, one in starts]):
             level, one = starts[place]
-            if self._enter(one, level, reached):
-                fresh.append(reached.value)
+            if self._enter(one, level, edge):
+                fresh.append(edge.value)
         return fresh
 
-    def _enter(self, owner: object, level: int, reached: Reached) -> bool:
-        value = reached.value
-        key = reached.key or self.key_of.get(id(value), 0)
+    def _enter(self, owner: object, level: int, edge: Reached) -> bool:
+        value = edge.value
+        key = edge.key or self.key_of.get(id(value), 0)
         if key and value is not owner:
-            self._note(key, Reference(owner, level, value, reached.path))
-        entry = _Entry(owner, level, reached.path)
-        if reached.key:
+            self._note(key, Reference(owner, level, value, edge.path))
+        entry = _Entry(owner, level, edge.path)
+        if edge.key:
             return False
-        if id(value) in self.edges.visible and reached.path[-1].kind == LinkKind.SAVED_TENSOR:
-            self._saved.append((value, entry))
+        if id(value) in self.edges.visible and edge.path[-1].kind == LinkKind.SAVED_TENSOR:
+            self._set_aside.append((value, entry))
             return False
         return self._visit(value, entry)
 
@@ -316,8 +318,8 @@ class Search:
         self, level: int, missing: set[int], waiting: dict[int, dict[int, object]]
     ) -> None:
         record = self.heap.levels[level]
-        wanted = np.fromiter(missing, np.int64, len(missing))
-        places = np.flatnonzero(np.isin(addresses(record.objects), wanted)).tolist()
+        missing_ids = np.fromiter(missing, np.int64, len(missing))
+        places = np.flatnonzero(np.isin(addresses(record.objects), missing_ids)).tolist()
         for number in sorted({int(record.chunk_of[at]) for at in places}):
             if number < 0:
                 continue
@@ -393,12 +395,12 @@ def _types_by_role() -> tuple[list[type], ...]:
 
 def _all_types() -> list[type]:
     """Every class there is, from the class tree: much less than looking at every object."""
-    found: dict[int, type] = {}
+    by_id: dict[int, type] = {}
     waiting: list[type] = [object]
     while waiting:
         subclasses: list[type] = type.__subclasses__(waiting.pop())
         for kind in subclasses:
-            if id(kind) not in found:
-                found[id(kind)] = kind
+            if id(kind) not in by_id:
+                by_id[id(kind)] = kind
                 waiting.append(kind)
-    return list(found.values())
+    return list(by_id.values())

@@ -31,7 +31,7 @@ from memprof.referrers.targets import BlockIndex, Targets
 from memprof.referrers.torch_references import is_symbolic, plain_torch
 from memprof.referrers.unowned_memory import with_what_is_known
 from memprof.source_code.find_line import reading_until
-from memprof.sources.tensor_addresses import Block, PlaceOf, place_of
+from memprof.sources.tensor_addresses import DeviceBlock, PlaceOf, place_of
 
 __all__ = ["UpwardSearch"]
 
@@ -64,9 +64,9 @@ class _Moment:
         roots = frame_roots()
         for root in reversed(roots):
             frames.update((id(value), root) for value in root.values)
-        named = [(n, m) for n, m in list(sys.modules.items()) if issubclass(type(m), _MODULE)]
-        variables = ((n, _MODULE.__getattribute__(m, "__dict__")) for n, m in reversed(named))
-        names = {id(held): name for name, held in variables if not is_own(held)}
+        modules = [(n, m) for n, m in list(sys.modules.items()) if issubclass(type(m), _MODULE)]
+        variables = ((n, _MODULE.__getattribute__(m, "__dict__")) for n, m in reversed(modules))
+        names = {id(variable): name for name, variable in variables if not is_own(variable)}
         return cls(frames, names, {id(root.values) for root in roots})
 
 
@@ -80,19 +80,19 @@ class UpwardSearch:
         self, targets: Sequence[object], *, limit: int = 3, place: PlaceOf = place_of
     ) -> None:
         """``targets`` and ``place`` as for `find_holders`, but no weak references."""
-        blocks = BlockIndex([one for one in targets if type(one) is Block], place)
+        blocks = BlockIndex([one for one in targets if type(one) is DeviceBlock], place)
         self._targets = dict(zip(targets, keys_of(targets, blocks), strict=True))
-        wanted = frozenset(key for key in self._targets.values() if key > 0)
-        self._wanted = Targets(wanted, frozenset(), blocks)
+        target_keys = frozenset(key for key in self._targets.values() if key > 0)
+        self._wanted_targets = Targets(target_keys, frozenset(), blocks)
         self._limit = limit
         self._key: dict[int, int] = {}
         """Key by the id of a tensor that shows what is looked for."""
         self._above: dict[int, list[int]] = defaultdict(list)
         """Ids of what refers to an object."""
-        self._rooted: dict[int, str] = {}
+        self._roots: dict[int, str] = {}
         """The module that has an object among its variables; empty for a running function."""
         self._waiting: list[int] = []
-        self._met: set[int] = set()
+        self._old_keys: set[int] = set()
         """Ids of what waits or has waited."""
         self._passes = 0
         self._has_begun = False
@@ -109,7 +109,7 @@ class UpwardSearch:
         """
         began_s = time.thread_time()
         moment = _Moment.now()
-        waiting = self._started() if not self._has_begun else self._again()
+        waiting = self._start() if not self._has_begun else self._again()
         moment.own.add(id(waiting))
         before = self._passes
         while waiting and self._passes < _MOST_PASSES and not self._is_explained():
@@ -127,50 +127,50 @@ class UpwardSearch:
         self._waiting = []
         self._passes = _MOST_PASSES
 
-    def _started(self) -> list[object]:
+    def _start(self) -> list[object]:
         began_s = time.thread_time()
         with plain_torch():
-            shown = (one for one in live_tensors() if not is_symbolic(one))
-            keyed = [(one, self._wanted.key(one)) for one in shown]
-        found = [one for one, key in keyed if key]
+            tensors = (one for one in live_tensors() if not is_symbolic(one))
+            keyed = [(one, self._wanted_targets.key(one)) for one in tensors]
+        starts = [one for one, key in keyed if key]
         self._key = {id(one): key for one, key in keyed if key}
-        self._met = set(self._key)
+        self._old_keys = set(self._key)
         self._has_begun = True
         self.slowest_s = time.thread_time() - began_s
-        return found
+        return starts
 
     def _again(self) -> list[object]:
         """What waits, looked up by address, in the order in which it waits."""
         if not self._waiting:
             return []
-        found = {id(one): one for one in objects_at(self._waiting)}
-        return [found[at] for at in self._waiting if at in found]
+        by_id = {id(one): one for one in objects_at(self._waiting)}
+        return [by_id[at] for at in self._waiting if at in by_id]
 
     def _pass(self, waiting: list[object], moment: _Moment) -> None:
         """Find who refers to the first few, and have those wait in their place."""
         began_s = time.thread_time()
         self._passes += 1
-        asked = waiting[:_AT_ONCE]
+        targets = waiting[:_AT_ONCE]
         del waiting[:_AT_ONCE]
-        for one in asked:
+        for one in targets:
             if id(one) in moment.frames:
-                self._rooted.setdefault(id(one), "")
-        referrers = gc.get_referrers(*asked)
-        ids = set(map(id, asked))
-        moment.own |= {id(asked), id(referrers)}
+                self._roots.setdefault(id(one), "")
+        referrers = gc.get_referrers(*targets)
+        ids = set(map(id, targets))
+        moment.own |= {id(targets), id(referrers)}
         for owner in referrers:
             if id(owner) in moment.own or issubclass(type(owner), _PASSED_OVER):
                 continue
-            held = _held(owner, ids)
+            held_ids = _ids_held_by(owner, ids)
             if id(owner) in moment.modules:
-                self._rooted.update((one, moment.modules[id(owner)]) for one in held)
+                self._roots.update((one, moment.modules[id(owner)]) for one in held_ids)
                 continue
-            for one in held:
+            for one in held_ids:
                 above = self._above[one]
                 if len(above) < _MOST_ABOVE and id(owner) not in above:
                     above.append(id(owner))
-            if id(owner) not in self._met:
-                self._met.add(id(owner))
+            if id(owner) not in self._old_keys:
+                self._old_keys.add(id(owner))
                 waiting.append(owner)
         self.slowest_s = max(self.slowest_s, time.thread_time() - began_s)
 
@@ -180,7 +180,7 @@ class UpwardSearch:
         explained = {
             key
             for key in keys
-            if any(len(way) > 1 or self._rooted[way[0]] for way in self._ways(key))
+            if any(len(way) > 1 or self._roots[way[0]] for way in self._ways(key))
         }
         return explained == keys
 
@@ -188,16 +188,16 @@ class UpwardSearch:
         """Ids from an object that has a name down to a tensor, the shortest first."""
         down: dict[int, int] = {}
         level = [at for at, one in self._key.items() if one == key]
-        seen = set(level)
+        visited = set(level)
         while level:
             for at in level:
-                if at in self._rooted:
+                if at in self._roots:
                     yield _way(at, down)
             above = [(up, at) for at in level for up in self._above.get(at, ())]
             level = []
             for up, at in above:
-                if up not in seen:
-                    seen.add(up)
+                if up not in visited:
+                    visited.add(up)
                     down[up] = at
                     level.append(up)
 
@@ -207,7 +207,7 @@ class UpwardSearch:
             for target, key in self._targets.items():
                 chains = []
                 for way in self._ways(key):
-                    run = self._walked(way, moment)
+                    run = self._walk(way, moment)
                     if run is not None:
                         root, objects = run
                         links = [*root_links(root, objects[0]), *naming.links(objects)]
@@ -215,8 +215,8 @@ class UpwardSearch:
                         chains.append((score(links, user=root.user), links))
                     if len(chains) >= _MOST_ABOVE:
                         break
-                ranked = sorted(chains, key=lambda one: one[0])
-                best = [one for _, one in ranked] or self._unshown(key)
+                by_merit = sorted(chains, key=lambda one: one[0])
+                best = [one for _, one in by_merit] or self._unshown(key)
                 self.searched[target] = best_holders(best, self._limit, files)
 
     def _unshown(self, key: int) -> list[list[Link]]:
@@ -224,9 +224,9 @@ class UpwardSearch:
         if not self._has_begun or key in self._key.values():
             return []
         first = [Link(LinkKind.UNKNOWN, unowned=Unowned())]
-        return [with_what_is_known(first, self._wanted.blocks.block(key))]
+        return [with_what_is_known(first, self._wanted_targets.blocks.block(key))]
 
-    def _walked(self, way: list[int], moment: _Moment) -> tuple[Root, list[object]] | None:
+    def _walk(self, way: list[int], moment: _Moment) -> tuple[Root, list[object]] | None:
         """The objects of a way, if each still refers to the next one."""
         root = self._root(way[0], moment)
         if root is None:
@@ -236,11 +236,11 @@ class UpwardSearch:
             run += [one for one in gc.get_referents(run[-1]) if id(one) == at][:1]
             if id(run[-1]) != at:
                 return None
-        is_there = bool(self._wanted.key(run[-1]))  # type: ignore[arg-type]
+        is_there = bool(self._wanted_targets.key(run[-1]))  # type: ignore[arg-type]
         return (root, run) if is_there else None
 
     def _root(self, at: int, moment: _Moment) -> Root | None:
-        name = self._rooted[at]
+        name = self._roots[at]
         if not name:
             return moment.frames.get(at)
         module = sys.modules.get(name)
@@ -252,12 +252,12 @@ _PASSED_OVER: tuple[type, ...] = (types.FrameType, types.ModuleType)
 """What functions and modules refer to is known by their variables."""
 
 
-def _held(owner: object, ids: set[int]) -> list[int]:
+def _ids_held_by(owner: object, ids: set[int]) -> list[int]:
     """The ids among ``ids`` of what an object refers to."""
-    held: list[Any] = gc.get_referents(owner)
-    if len(held) > CHUNK:  # a list of millions: as numbers
-        return [at for at in ids if (addresses(held) == at).any()]
-    return [at for at in set(map(id, held)) if at in ids]
+    referents: list[Any] = gc.get_referents(owner)
+    if len(referents) > CHUNK:  # a list of millions: as numbers
+        return [at for at in ids if (addresses(referents) == at).any()]
+    return [at for at in set(map(id, referents)) if at in ids]
 
 
 def _way(top: int, down: dict[int, int]) -> list[int]:

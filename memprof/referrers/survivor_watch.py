@@ -55,16 +55,16 @@ class SurvivorWatch:
     def step_ended(self, step: int) -> None:
         """After every step."""
         self._step = step
-        self._guarded(lambda survivors: survivors.step_ended(step), freed=self._is_full())
+        self._guard(lambda survivors: survivors.step_ended(step), freed=self._is_full())
 
     def window_ended(self) -> None:
         """When new tensors are not seen any more for a while."""
-        self._guarded(lambda survivors: survivors.window_ended(self._step), freed=True)
+        self._guard(lambda survivors: survivors.window_ended(self._step), freed=True)
 
     def close(self, *, quietly: bool = False) -> None:
         """A last look, unless ``quietly``; leaves nothing behind. Safe to call twice."""
         if not quietly:
-            self._guarded(lambda survivors: survivors.last_look(self._step), freed=True)
+            self._guard(lambda survivors: survivors.last_look(self._step), freed=True)
         if self._collections is not None:
             self._collections.close()
         self._begin = self._survivors = self._collections = None
@@ -72,7 +72,7 @@ class SurvivorWatch:
     def _is_full(self) -> bool:
         return self._collections is not None and len(self._collections) >= _COLLECTIONS
 
-    def _guarded(self, look: Callable[[Survivors], Iterable[Announcement]], *, freed: bool) -> None:
+    def _guard(self, look: Callable[[Survivors], Iterable[Announcement]], *, freed: bool) -> None:
         if self._begin is None:
             return
         try:

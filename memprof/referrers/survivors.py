@@ -93,8 +93,8 @@ class Survivors:
     _steps: int = 0
     _began_s: float = field(default_factory=time.monotonic)
     _spent_s: float = 0.0
-    _known: dict[tuple[str, int], _Known] = field(default_factory=dict)
-    _announced: set[tuple[Hashable, ...]] = field(default_factory=set)
+    _growths: dict[tuple[str, int], _Known] = field(default_factory=dict)
+    _announcements: set[tuple[Hashable, ...]] = field(default_factory=set)
     _graphs: GraphGrowth = field(default_factory=GraphGrowth)
     _graph_said: bool = False
     _graph_holders: tuple[Holder, ...] = ()
@@ -107,8 +107,11 @@ class Survivors:
     def step_ended(self, step: int) -> list[Announcement]:
         """What can be said after ``step``."""
         self._steps += 1
-        found = self._gone_on(step) if self._searches.is_under_way else []
-        return [*found, *(self.look(step) if _is_look(self._steps) and self.has_time() else ())]
+        announcements = self._gone_on(step) if self._searches.is_under_way else []
+        return [
+            *announcements,
+            *(self.look(step) if _is_look(self._steps) and self.has_time() else ()),
+        ]
 
     def window_ended(self, step: int) -> list[Announcement]:
         """The same when what was recorded of new tensors ends, until the next window."""
@@ -129,15 +132,15 @@ class Survivors:
                 fresh = [(source, one) for source, one in fresh if self._is_certain(source, one)]
             if fresh and not is_busy:
                 self._searches.begin([_quarry(*pair) for pair in fresh])
-            searched = self._taken()
-            found = [
+            searched_keys = self._take_answers()
+            announcements = [
                 one
                 for source, suspect, _ in growing
-                if (one := self._said_of(source.device, suspect, step, searched)) is not None
+                if (one := self._said_of(source.device, suspect, step, searched_keys)) is not None
             ]
-        found += self._host(step, young=not self._scanning.is_short())
+        announcements += self._host(step, young=not self._scanning.is_short())
         self._spent_s += time.thread_time() - began_s
-        return found
+        return announcements
 
     def last_look(self, step: int) -> list[Announcement]:
         """At the end of the recording: also who holds the largest bytes that nothing explains.
@@ -150,43 +153,47 @@ class Survivors:
             fresh = [(source, one) for source, one, is_fresh in growing if is_fresh]
             if not self._searches.is_cheap():  # what is known of them was told
                 fresh = [(source, one) for source, one in fresh if not self._holders(source, one)]
-            known = {(source.device, one.stack) for source, one, _ in growing} | set(self._known)
+            growing_keys = {(source.device, one.stack) for source, one, _ in growing} | set(
+                self._growths
+            )
             resting = [
                 (source, one)
                 for source in self.sources()
                 for one in residents(source.living(), source.label_of)
-                if (source.device, one.stack) not in known
+                if (source.device, one.stack) not in growing_keys
             ]
-            wanted = [_quarry(*pair) for pair in (*fresh, *resting)]
+            quarries = [_quarry(*pair) for pair in (*fresh, *resting)]
             spent_s = time.thread_time() - began_s
-            self._searches.begin(wanted, _FOR_SEARCH * LAST_S - spent_s, last=True)
-            taken = self._searches.take()
-        holders = {(one.device, one.suspect.stack): held for one, held in taken}
-        searched = self._noted(taken)
-        found = [
+            self._searches.begin(quarries, _FOR_SEARCH * LAST_S - spent_s, last=True)
+            answers = self._searches.take()
+        holders = {(one.device, one.suspect.stack): chains for one, chains in answers}
+        searched_keys = self._note_answers(answers)
+        announcements = [
             one
             for source, suspect, _ in growing
-            if (one := self._said_of(source.device, suspect, step, searched)) is not None
+            if (one := self._said_of(source.device, suspect, step, searched_keys)) is not None
         ]
-        found += self._host(step, young=not self._scanning.is_short())
-        found += [
-            Announcement(_finding(source.device, suspect, step, held, "resident"))
+        announcements += self._host(step, young=not self._scanning.is_short())
+        announcements += [
+            Announcement(_finding(source.device, suspect, step, chains, "resident"))
             for source, suspect in resting
-            if (held := holders.get((source.device, suspect.stack), ()))
+            if (chains := holders.get((source.device, suspect.stack), ()))
         ]
-        return found
+        return announcements
 
     def _gone_on(self, step: int) -> list[Announcement]:
         """A search that was interrupted, at the next step's end."""
         began_s = time.thread_time()
         with quiet():
             self._searches.proceed()
-            taken = self._searches.take()
-        searched = self._noted(taken)
-        suspects_of = [(one.device, one.suspect) for one, _ in taken]
-        found = [self._said_of(device, one, step, searched) for device, one in suspects_of]
+            answers = self._searches.take()
+        searched_keys = self._note_answers(answers)
+        suspects_of = [(one.device, one.suspect) for one, _ in answers]
+        announcements = [
+            self._said_of(device, one, step, searched_keys) for device, one in suspects_of
+        ]
         self._spent_s += time.thread_time() - began_s
-        return [one for one in found if one is not None]
+        return [one for one in announcements if one is not None]
 
     def has_time(self) -> bool:
         """Whether searches have taken less than they may; where time is no limit, always."""
@@ -201,59 +208,61 @@ class Survivors:
             for one in suspects(source.living(), source.label_of, step)
         ]
 
-    def _taken(self) -> set[tuple[str, int]]:
-        return self._noted(self._searches.take())
+    def _take_answers(self) -> set[tuple[str, int]]:
+        return self._note_answers(self._searches.take())
 
-    def _noted(self, taken: Iterable[tuple[Quarry, tuple[Holder, ...]]]) -> set[tuple[str, int]]:
+    def _note_answers(
+        self, answers: Iterable[tuple[Quarry, tuple[Holder, ...]]]
+    ) -> set[tuple[str, int]]:
         """Keep what was found; whose it is."""
         searched = set()
-        for quarry, holders in taken:
+        for quarry, holders in answers:
             key = quarry.device, quarry.suspect.stack
-            known = self._known.get(key)
-            if known is not None:  # it grows
-                known.searched = quarry.suspect.births
-                known.holders = holders or known.holders
+            growth = self._growths.get(key)
+            if growth is not None:  # it grows
+                growth.searched = quarry.suspect.births
+                growth.holders = holders or growth.holders
                 searched.add(key)
         return searched
 
     def _said_of(
-        self, device: str, one: Suspect, step: int, searched: Iterable[tuple[str, int]]
+        self, device: str, one: Suspect, step: int, searched_keys: Iterable[tuple[str, int]]
     ) -> Announcement | None:
         """What is new of a stack: its holders, or that it surely grows; None where nothing is."""
         if self._searches.is_pending(device, one.stack):
             return None
         message = self._news(device, one)
-        if not message and (device, one.stack) not in searched:
+        if not message and (device, one.stack) not in searched_keys:
             return None
-        holders = self._known[device, one.stack].holders
+        holders = self._growths[device, one.stack].holders
         return Announcement(_finding(device, one, step, holders, "growth"), message)
 
     def _is_fresh(self, device: str, one: Suspect) -> bool:
-        known = self._known.setdefault((device, one.stack), _Known())
-        stays = not known.births or one.first_step <= known.first_step
-        known.grown = known.grown + 1 if stays and one.births > known.births else 0
-        known.births, known.first_step = one.births, one.first_step
-        return one.births >= _FRESH_BIRTHS * known.searched
+        growth = self._growths.setdefault((device, one.stack), _Known())
+        stays = not growth.births or one.first_step <= growth.first_step
+        growth.grown = growth.grown + 1 if stays and one.births > growth.births else 0
+        growth.births, growth.first_step = one.births, one.first_step
+        return one.births >= _FRESH_BIRTHS * growth.searched
 
     def _holders(self, source: LiveSource, one: Suspect) -> tuple[Holder, ...]:
-        return self._known[source.device, one.stack].holders
+        return self._growths[source.device, one.stack].holders
 
     def _is_certain(self, source: LiveSource, one: Suspect) -> bool:
         """Whether it would be announced, were its holder known: once is a long search worth it."""
-        known = self._known[source.device, one.stack]
-        return known.grown >= _ANNOUNCED_AFTER and not known.searched
+        growth = self._growths[source.device, one.stack]
+        return growth.grown >= _ANNOUNCED_AFTER and not growth.searched
 
     def _news(self, device: str, one: Suspect) -> str:
         """What to say of a stack that has grown at several looks; empty where that was said."""
-        known = self._known[device, one.stack]
-        key = way(known.holders[0].links) if known.holders else (device, str(one.stack))
-        needed = _ANNOUNCED_LATE if _may_stop(known.holders) else _ANNOUNCED_AFTER
-        sure = known.grown >= needed and one.births >= _ANNOUNCED_BIRTHS
-        fills_up = any(is_bounded(one.links) for one in known.holders[:1])
-        if not sure or fills_up or key in self._announced:
+        growth = self._growths[device, one.stack]
+        key = way(growth.holders[0].links) if growth.holders else (device, str(one.stack))
+        needed = _ANNOUNCED_LATE if _may_stop(growth.holders) else _ANNOUNCED_AFTER
+        sure = growth.grown >= needed and one.births >= _ANNOUNCED_BIRTHS
+        fills_up = any(is_bounded(one.links) for one in growth.holders[:1])
+        if not sure or fills_up or key in self._announcements:
             return ""
-        self._announced.add(key)
-        return _message(one, self._steps, known.holders)
+        self._announcements.add(key)
+        return _message(one, self._steps, growth.holders)
 
     def _host(self, step: int, *, young: bool) -> list[Announcement]:
         with self._scanning.measured() if not young else nullcontext():
@@ -322,10 +331,10 @@ def _may_stop(holders: Sequence[Holder]) -> bool:
         at = largest_container(one.links)
         if not one.filename or at is None:
             continue
-        named = [link for link in one.links[:at] if link.kind != LinkKind.ITEM]
+        name_links = [link for link in one.links[:at] if link.kind != LinkKind.ITEM]
         return any(
             may_stop_growing(one.filename, name, link.type_name)
-            for link in named[-1:]
+            for link in name_links[-1:]
             for name in (link.name, f".{link.name}")
         )
     return False

@@ -13,7 +13,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from memprof.sources.tensor_addresses import Block, Place, PlaceOf, place_of, storage_place
+from memprof.sources.tensor_addresses import (
+    DeviceBlock,
+    PlaceOf,
+    StorageAddress,
+    place_of,
+    storage_place,
+)
 
 __all__ = ["BlockIndex", "Targets", "storage_key", "unwrapped"]
 
@@ -37,22 +43,23 @@ def unwrapped(tensor: torch.Tensor) -> torch.Tensor | None:
 class BlockIndex:
     """Blocks by their address on each device."""
 
-    def __init__(self, blocks: Iterable[Block], place: PlaceOf = place_of) -> None:
+    def __init__(self, blocks: Iterable[DeviceBlock], place: PlaceOf = place_of) -> None:
         """``place`` says where a tensor lies; tests give their own."""
         self.key_of = {one: -1 - at for at, one in enumerate(dict.fromkeys(blocks))}
         self.place = place
-        on_device: dict[str, list[Block]] = defaultdict(list)
+        on_device: dict[str, list[DeviceBlock]] = defaultdict(list)
         for one in sorted(self.key_of, key=lambda block: block.address):
             on_device[one.device].append(one)
-        self._on_device: Mapping[str, tuple[list[int], list[Block]]] = {
-            device: ([one.address for one in found], found) for device, found in on_device.items()
+        self._on_device: Mapping[str, tuple[list[int], list[DeviceBlock]]] = {
+            device: ([one.address for one in blocks_here], blocks_here)
+            for device, blocks_here in on_device.items()
         }
 
-    def block(self, key: int) -> Block | None:
+    def block(self, key: int) -> DeviceBlock | None:
         """The block with a key."""
         return list(self.key_of)[-1 - key] if key < 0 else None
 
-    def at(self, place: Place) -> int:
+    def at(self, place: StorageAddress) -> int:
         """The key of the block that a place lies in; 0 where it is none of these."""
         device, address = place
         starts, blocks = self._on_device.get(device, ((), ()))
@@ -77,8 +84,8 @@ class Targets:
 
     def key(self, tensor: torch.Tensor) -> int:
         """The key that a tensor's memory is wanted under; 0: it is not looked for."""
-        stored = self.stored_key(tensor)
-        return stored or (id(tensor) if self.keys is None or id(tensor) in self.ids else 0)
+        key = self.stored_key(tensor)
+        return key or (id(tensor) if self.keys is None or id(tensor) in self.ids else 0)
 
     def stored_key(self, tensor: torch.Tensor) -> int:
         """The same by its storage or block alone."""
@@ -95,8 +102,8 @@ class Targets:
         """Keys of storages that Python itself holds, by their ids; only the wanted ones."""
         if self.keys is None or not storages:
             return {}
-        shown = {storage_key(one): one for one in tensors}
-        keys = ((one, self._storage_key(one, shown.get(one._cdata))) for one in storages)
+        by_storage = {storage_key(one): one for one in tensors}
+        keys = ((one, self._storage_key(one, by_storage.get(one._cdata))) for one in storages)
         return {id(one): key for one, key in keys if key}
 
     def _storage_key(self, storage: torch.UntypedStorage, shown_by: torch.Tensor | None) -> int:

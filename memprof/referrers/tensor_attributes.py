@@ -35,9 +35,9 @@ def _runs_code(kind: type) -> bool:
     if kind is torch.Tensor or kind is torch.nn.Parameter:
         return False
     for one in type_mro(kind):
-        found = type.__dict__["__dict__"].__get__(one).get("__torch_dispatch__")
-        if found is not None:
-            return found is not torch._C._disabled_torch_dispatch_impl
+        method = type.__dict__["__dict__"].__get__(one).get("__torch_dispatch__")
+        if method is not None:
+            return method is not torch._C._disabled_torch_dispatch_impl
     return False
 
 
@@ -105,10 +105,10 @@ def shown_and_kept(value: object) -> tuple[int, int]:
         return 0, 0
     if _TENSOR.layout.__get__(value) is not torch.strided or _TENSOR.is_nested.__get__(value):
         return 0, 0
-    shown = nbytes_of(value)
+    shown_bytes = nbytes_of(value)
     base = _TENSOR._base.__get__(value)
     if base is not None:
-        return shown, nbytes_of(base) or shown
+        return shown_bytes, nbytes_of(base) or shown_bytes
     if _TENSOR.storage_offset(value) or not _TENSOR.is_contiguous(value):
-        return shown, storage_bytes_of(value)
-    return shown, shown
+        return shown_bytes, storage_bytes_of(value)
+    return shown_bytes, shown_bytes

@@ -109,7 +109,7 @@ class TorchEdges:
     visible: frozenset[int]
     """Ids of the tensors that Python objects stand for: those are reported, not walked through."""
     deadline: Deadline
-    _seen: dict[int, object] = field(default_factory=dict)
+    _alive: dict[int, object] = field(default_factory=dict)
 
     def of(self, starts: Sequence[object]) -> Iterator[tuple[int, Reached]]:
         """All that ``starts``, tensors or nodes, keep alive and that is not reported yet.
@@ -121,13 +121,13 @@ class TorchEdges:
         for place, start in enumerate(starts):
             if is_tensor_type(type(start)):
                 queue.append((start, None, place))
-            elif id(start) not in self._seen:
-                self._seen[id(start)] = start
+            elif id(start) not in self._alive:
+                self._alive[id(start)] = start
                 queue.append((start, None, place))
         count = 0
         while queue:
             count += 1
-            if len(self._seen) > _MAX_NODES or (
+            if len(self._alive) > _MAX_NODES or (
                 count % _CHECK_EVERY == 0 and self.deadline.check()
             ):
                 self.heap.complete = False
@@ -138,15 +138,15 @@ class TorchEdges:
             )
             for other, kind, name, owner in _readable(hops(value)):
                 stop = other, _Trail(trail, kind, name, owner), place
-                yield from ((place, reached) for reached in self._visit(stop, queue))
+                yield from ((place, edge) for edge in self._visit(stop, queue))
 
     def _visit(self, stop: _Stop, queue: deque[_Stop]) -> Iterator[Reached]:
         value, trail, _ = stop
         if is_tensor_type(type(value)):
             yield from self._visit_tensor(stop, queue)
         elif is_node_type(type(value)):
-            if id(value) not in self._seen:
-                self._seen[id(value)] = value
+            if id(value) not in self._alive:
+                self._alive[id(value)] = value
                 queue.append(stop)
                 if issubclass(
                     type(value), torch._C._FunctionBase
@@ -166,8 +166,8 @@ class TorchEdges:
         key = self.targets.stored_key(value)
         if key:
             yield Reached(value, key, _path(trail))
-        if id(value) not in self._seen and not is_bare(value):
-            self._seen[id(value)] = value
+        if id(value) not in self._alive and not is_bare(value):
+            self._alive[id(value)] = value
             queue.append(stop)
 
 

@@ -6,7 +6,7 @@ import msgspec
 import torch
 
 from memprof.reference_chain import Link
-from memprof.sources.tensor_addresses import Block
+from memprof.sources.tensor_addresses import DeviceBlock
 
 __all__ = ["with_what_is_known"]
 
@@ -14,7 +14,7 @@ _CUBLAS_WORKSPACES = frozenset({(4096 * 2 + 16 * 8) << 10, (4096 * 8) << 10})
 """Bytes of torch's default ``CUBLAS_WORKSPACE_CONFIG``, :4096:2:16:8; on Hopper :4096:8."""
 
 
-def with_what_is_known(links: list[Link], block: Block | None) -> list[Link]:
+def with_what_is_known(links: list[Link], block: DeviceBlock | None) -> list[Link]:
     """A chain that begins in C++, with all that is known of it; other chains as they are.
 
     ``block`` is the memory, where that is known.

@@ -54,7 +54,7 @@ class _Among:
 
     def __init__(self, search: Search, objects: list[object], row_of: dict[int, int]) -> None:
         self._search, self._objects, self._row_of = search, objects, row_of
-        self._opened: set[int] = set()
+        self._open_objects: set[int] = set()
         rows, chunks = [], []
         for number in range(-(-len(objects) // CHUNK)):
             if search.deadline.check():
@@ -63,10 +63,10 @@ class _Among:
             ids = addresses(referents)[search.heap.unvisited_among(referents)].tolist()
             rows.append(np.fromiter((row_of.get(at, -1) for at in ids), np.int64, len(ids)))
             chunks.append(np.full(len(ids), number))
-        found = np.concatenate([np.empty(0, np.int64), *rows])
-        order = np.argsort(found, kind="stable")
-        self._chunks: list[int] = np.concatenate([found[:0], *chunks])[order].tolist()
-        starts = np.searchsorted(found[order], np.arange(len(objects) + 1))
+        all_ids = np.concatenate([np.empty(0, np.int64), *rows])
+        order = np.argsort(all_ids, kind="stable")
+        self._chunks: list[int] = np.concatenate([all_ids[:0], *chunks])[order].tolist()
+        starts = np.searchsorted(all_ids[order], np.arange(len(objects) + 1))
         self._starts: list[int] = starts.tolist()
         """Where in the chunks those of each object begin that refer to it."""
         self.counts = np.diff(starts)
@@ -81,11 +81,11 @@ class _Among:
         if row < 0:
             return
         for number in self._chunks[self._starts[row] : self._starts[row + 1]]:
-            if number in self._opened:
+            if number in self._open_objects:
                 continue
             if self._search.deadline.check():
                 return
-            self._opened.add(number)
+            self._open_objects.add(number)
             for owner in self._chunk(number):
                 for value in gc.get_referents(owner):
                     if id(value) in self._row_of:
@@ -112,7 +112,7 @@ class Unreached:
         starts = [self._objects[at] for at in np.flatnonzero(self._tensors | nodes)]
         self._is_cut = cut or len(starts) > _MAX_STARTS
         self._into: dict[int, list[_Edge]] = defaultdict(list)
-        self._stored: dict[int, list[_Edge]] = defaultdict(list)
+        self._stored_edges: dict[int, list[_Edge]] = defaultdict(list)
         for one in starts[:_MAX_STARTS]:
             self._torch_edges(one)
 
@@ -147,19 +147,19 @@ class Unreached:
         if search.deadline.check():
             return
         edges = TorchEdges(search.heap, search.targets, search.edges.visible, search.deadline)
-        for _, reached in edges.of([one]):
-            edge = _Edge(one, reached.value, reached.path)
-            if reached.key:
-                self._stored[reached.key].append(edge)
-            elif id(reached.value) in self._row_of:
-                self._into[id(reached.value)].append(edge)
+        for _, torch_edge in edges.of([one]):
+            edge = _Edge(one, torch_edge.value, torch_edge.path)
+            if torch_edge.key:
+                self._stored_edges[torch_edge.key].append(edge)
+            elif id(torch_edge.value) in self._row_of:
+                self._into[id(torch_edge.value)].append(edge)
 
     def links(self, key: int, naming: Naming) -> list[Link]:
         """The links that keep the storage ``key`` alive, from the cycle or the last owner down."""
-        stored = self._stored.get(key, [])
+        stored_edges = self._stored_edges.get(key, [])
         views = (one for one in self.search.tensors if self.search.key_of.get(id(one)) == key)
         starts: list[object] = [one for one in views if id(one) in self._row_of]
-        starts += [edge.owner for edge in stored]
+        starts += [edge.owner for edge in stored_edges]
         if not starts:
             return [Link(LinkKind.UNKNOWN, unowned=Unowned())]
         down, order = self._climb(starts)
@@ -168,24 +168,24 @@ class Unreached:
             ring = [] if self._is_instance_dict(top) else self._ring(top)
             if ring:
                 way = self._down(top, down)
-                return self._cycle(*_from_an_object(ring, way), stored, naming)
+                return self._cycle(*_from_an_object(ring, way), stored_edges, naming)
         top = order[-1]
-        way = _with_stored(self._down(top, down), top, stored)
+        way = _with_stored(self._down(top, down), top, stored_edges)
         first = Link(LinkKind.UNKNOWN, unowned=Unowned(owner=type(top).__name__))
-        return [first, *_named(way, naming)]
+        return [first, *_name_edges(way, naming)]
 
     def _climb(self, starts: list[object]) -> tuple[dict[int, _Edge], list[object]]:
         """Everything above ``starts``, nearest first, with the edge that leads down from each."""
         down: dict[int, _Edge] = {}
-        seen = {id(one) for one in starts}
+        visited = {id(one) for one in starts}
         order: list[object] = []
         queue = deque(starts)
         while queue and len(order) < _MAX_RING:
             one = queue.popleft()
             order.append(one)
             for edge in self._edges_to(one):
-                if id(edge.owner) not in seen:
-                    seen.add(id(edge.owner))
+                if id(edge.owner) not in visited:
+                    visited.add(id(edge.owner))
                     down[id(edge.owner)] = edge
                     queue.append(edge.owner)
         return down, order
@@ -218,7 +218,7 @@ class Unreached:
         return []
 
     def _cycle(
-        self, ring: list[_Edge], way: list[_Edge], stored: list[_Edge], naming: Naming
+        self, ring: list[_Edge], way: list[_Edge], stored_edges: list[_Edge], naming: Naming
     ) -> list[Link]:
         _, above = self._climb([ring[0].owner])
         freed = all(self._outside(one) <= 0 for one in above) and not any(e.path for e in ring)
@@ -226,8 +226,8 @@ class Unreached:
         last = way[-1].value if way else ring[0].owner
         return [
             Link(kind, length=len(ring)),
-            *_named(ring, naming),
-            *_named(_with_stored(way, last, stored), naming),
+            *_name_edges(ring, naming),
+            *_name_edges(_with_stored(way, last, stored_edges), naming),
         ]
 
 
@@ -246,17 +246,17 @@ def _from_an_object(ring: list[_Edge], way: list[_Edge]) -> tuple[list[_Edge], l
 
 def _own_references() -> int:
     """What ``sys.getrefcount`` shows for an object that only our two lists hold."""
-    held = [object()]
-    also = list(held)
+    sample = [object()]
+    also = list(sample)
     return next(map(sys.getrefcount, also))
 
 
-def _with_stored(way: list[_Edge], last: object, stored: list[_Edge]) -> list[_Edge]:
+def _with_stored(way: list[_Edge], last: object, stored_edges: list[_Edge]) -> list[_Edge]:
     """``way`` and the edge from its end to a tensor that only a graph holds."""
-    return [*way, *[edge for edge in stored if edge.owner is last][:1]]
+    return [*way, *[edge for edge in stored_edges if edge.owner is last][:1]]
 
 
-def _named(way: list[_Edge], naming: Naming) -> list[Link]:
+def _name_edges(way: list[_Edge], naming: Naming) -> list[Link]:
     links: list[Link] = []
     run: list[object] = []
     for edge in way:

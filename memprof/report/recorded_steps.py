@@ -26,13 +26,13 @@ def recorded_steps(steps: Steps) -> tuple[int, int]:
 
 def why_no_more(run: Run) -> str:
     """Which limit ended the first window that one has ended; empty where none did."""
-    met = (_LIMITS.get(window.end, "") for window in run.windows)
-    return next(filter(None, met), "")
+    reasons = (_LIMITS.get(window.end, "") for window in run.windows)
+    return next(filter(None, reasons), "")
 
 
-def in_words(recorded: int, total: int, run: Run) -> str:
+def in_words(recorded_count: int, total: int, run: Run) -> str:
     """``2 of 60 steps were recorded, then the allowance was used up; raise --allowance``."""
     why = why_no_more(run)
-    are = "was" if recorded == 1 else "were"
-    told = f"{format_count(recorded)} of {format_count(total)} steps {are} recorded"
-    return f"{told}, then {why}" if why else told
+    are = "was" if recorded_count == 1 else "were"
+    sentence = f"{format_count(recorded_count)} of {format_count(total)} steps {are} recorded"
+    return f"{sentence}, then {why}" if why else sentence

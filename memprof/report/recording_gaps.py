@@ -25,21 +25,21 @@ def unseen(examination: Examination) -> tuple[str, ...]:
     run, bare = examination.run, is_bare_state(examination.run)
     on_host = all(device.name == "cpu" for device in examination.devices)
     notes = [note for note in run.notes if not (on_host and note.source == _DRIVER)]
-    said = [f"{note.source}: {note.message}" for note in notes]
+    texts = [f"{note.source}: {note.message}" for note in notes]
     if run.guessed is not None:
-        said.append(_guessed(run.guessed))
+        texts.append(_guess_text(run.guessed))
     for device in examination.devices:
-        told = [_final_state(run)] if bare and device.windows else _of_device(device, run)
-        said += [f"{device.name}: {text}" for text in told]
+        device_notes = [_final_state(run)] if bare and device.windows else _of_device(device, run)
+        texts += [f"{device.name}: {text}" for text in device_notes]
     if run.is_snapshot and examination.devices:
-        said.append(
+        texts.append(
             "memory outside torch's allocator (CUDA context, cuBLAS and NCCL buffers, other "
             "processes) is not in a snapshot"
         )
-    return tuple(dict.fromkeys(said))
+    return tuple(dict.fromkeys(texts))
 
 
-def _guessed(steps: GuessedSteps) -> str:
+def _guess_text(steps: GuessedSteps) -> str:
     """Which steps the program did not mark, and what was taken for one."""
     one = {
         "bare_call": "a call of a module",
@@ -55,9 +55,9 @@ def _guessed(steps: GuessedSteps) -> str:
 def is_bare_state(run: Run) -> bool:
     """Whether a file holds what an allocator held in the end, and neither allocations nor steps."""
     windows = [window for device in run.devices for window in device.windows]
-    made = any((window.events.action == Action.ALLOC).any() for window in windows)
-    held = any(window.end is not None and len(window.end.segments) for window in windows)
-    return held and not made and not any(len(device.steps) for device in run.devices)
+    has_allocs = any((window.events.action == Action.ALLOC).any() for window in windows)
+    has_segments = any(window.end is not None and len(window.end.segments) for window in windows)
+    return has_segments and not has_allocs and not any(len(device.steps) for device in run.devices)
 
 
 def _final_state(run: Run) -> str:
@@ -67,81 +67,81 @@ def _final_state(run: Run) -> str:
 
 def _of_device(device: DeviceExamination, run: Run) -> list[str]:
     events = sum(len(window.trace.events) for window in device.windows)
-    said = []
+    notes = []
     if not events and device.windows:
-        said.append("no allocation was recorded")
+        notes.append("no allocation was recorded")
     elif not events and len(device.steps):
-        said.append("no single allocation was recorded, only counters")
+        notes.append("no single allocation was recorded, only counters")
     elif not events:
-        said.append("nothing of its memory was recorded")
+        notes.append("nothing of its memory was recorded")
     if device.device.info.backend not in ("", "native", "cpu"):
-        said.append(f"the allocator backend {device.device.info.backend} records no history")
+        notes.append(f"the allocator backend {device.device.info.backend} records no history")
     for window in device.windows:
-        said += _of_window(window)
-    recorded, total = recorded_steps(device.steps)
-    if events and recorded < total:
-        said.append(in_words(recorded, total, run))
+        notes += _of_window(window)
+    recorded_count, total = recorded_steps(device.steps)
+    if events and recorded_count < total:
+        notes.append(in_words(recorded_count, total, run))
     if _is_uncounted(device):
-        said.append(_between_windows(device))
+        notes.append(_between_windows(device))
     elif len(device.windows) > 1:
-        said.append(f"between its {len(device.windows)} windows only counters were kept")
+        notes.append(f"between its {len(device.windows)} windows only counters were kept")
     is_subject = len(run.devices) == 1  # beside CUDA the CPU is watched until that begins
     if events and is_subject and device.device.info.recorder == "operators":
-        said.append(_within_operators(device, run))
-    return said
+        notes.append(_within_operators(device, run))
+    return notes
 
 
 def _within_operators(device: DeviceExamination, run: Run) -> str:
     """What a dispatch mode cannot see, which is given what operators return and nothing else."""
     graphs = "buffers of compiled graphs and " if device.device.info.compiled else ""
-    lost = f"{graphs}temporaries inside operators were not seen, so the peak may be higher"
+    sentence = f"{graphs}temporaries inside operators were not seen, so the peak may be higher"
     if any(note.source == "native" for note in run.notes):  # it was tried, and the note says more
-        return lost
-    return f"{lost}; once `memprof native` has been run, recordings see them"
+        return sentence
+    return f"{sentence}; once `memprof native` has been run, recordings see them"
 
 
 def _is_uncounted(device: DeviceExamination) -> bool:
     """Whether steps have no counters, as between windows on a CPU, which has none to ask."""
     steps = device.steps
     length = steps.last - steps.first + 1
-    counted, total = int(length[steps.allocated >= 0].sum()), int(length.sum())
-    return 0 < counted < total
+    count, total = int(length[steps.allocated >= 0].sum()), int(length.sum())
+    return 0 < count < total
 
 
 def _between_windows(device: DeviceExamination) -> str:
     """What is known of a CPU, which has no counters to ask, at steps outside of windows."""
     steps = device.steps
-    counted = int(((steps.allocated >= 0) & (steps.window < 0)).sum())
-    if not counted:
+    count = int(((steps.allocated >= 0) & (steps.window < 0)).sum())
+    if not count:
         return "between windows nothing was counted"
-    times = "once" if counted == 1 else f"{format_count(counted)} times"
+    times = "once" if count == 1 else f"{format_count(count)} times"
     return f"between windows tensors were counted {times}, at a step's end: a peak may be higher"
 
 
 def _of_window(window: Window) -> list[str]:
-    said = []
+    notes = []
     trace, lives = window.trace, window.lives
-    said += _before_recording(window)
+    notes += _before_recording(window)
     if trace.reordered:
-        said.append("the ring buffer was rotated: events were put back in order of their times")
+        notes.append("the ring buffer was rotated: events were put back in order of their times")
     if trace.end is not None and trace.end.unlisted:
-        said.append(
+        notes.append(
             f"the segments claim {format_bytes(trace.end.unlisted)} beyond the blocks they list"
         )
-    lost = _lost_frees(window)
-    if lost:
-        said.append(
-            f"{format_count(lost)} recorded allocations are neither freed nor in the final "
+    lost_count = _lost_frees(window)
+    if lost_count:
+        notes.append(
+            f"{format_count(lost_count)} recorded allocations are neither freed nor in the final "
             "segments: events are missing"
         )
     if len(trace.events) and trace.events.time_us[0] == NOT_RECORDED:
-        said.append("events carry no time")
-    made = lives.stack[lives.alloc >= 0]
-    bare = int((made == EMPTY).sum())
-    if len(made) and bare:
-        share = format_percent(bare, len(made))
-        said.append(f"{share} of the recorded allocations have no stack")
-    return said
+        notes.append("events carry no time")
+    stacks = lives.stack[lives.alloc >= 0]
+    bare = int((stacks == EMPTY).sum())
+    if len(stacks) and bare:
+        share = format_percent(bare, len(stacks))
+        notes.append(f"{share} of the recorded allocations have no stack")
+    return notes
 
 
 def _before_recording(window: Window) -> list[str]:
@@ -151,24 +151,24 @@ def _before_recording(window: Window) -> list[str]:
     if trace.modelled or not early.any() or not len(trace.events) or is_lone_request(trace):
         return []
     total = format_bytes(int(lives.size[early].sum()))
-    said = [f"{total} in {format_count(int(early.sum()))} blocks were there when recording began"]
+    notes = [f"{total} in {format_count(int(early.sum()))} blocks were there when recording began"]
     freed = int((early & (lives.free < len(window.trace.events))).sum())
     if freed and window.trace.start is None:
-        said.append(
+        notes.append(
             f"{format_count(freed)} of them are known only by their free: recording began late, or "
             "its ring buffer overflowed (max_entries)"
         )
-    return said
+    return notes
 
 
 def _lost_frees(window: Window) -> int:
     """Allocations that no event ends and that the final state, which is authoritative, lacks."""
     trace, lives = window.trace, window.lives
-    made = lives.alloc >= 0
-    if trace.end is None or trace.modelled or not made.any():
+    in_window = lives.alloc >= 0
+    if trace.end is None or trace.modelled or not in_window.any():
         return 0
-    open_ended = made & (lives.free == len(trace.events))
-    held = np.isin(lives.address[open_ended], trace.end.blocks.address)
-    ended = lives.free[made & ~open_ended]
-    reused = trace.events.action[ended] == Action.ALLOC  # the next event of its address
-    return int((~held).sum()) + int(reused.sum())
+    open_ended = in_window & (lives.free == len(trace.events))
+    in_last_state = np.isin(lives.address[open_ended], trace.end.blocks.address)
+    ends = lives.free[in_window & ~open_ended]
+    reused = trace.events.action[ends] == Action.ALLOC  # the next event of its address
+    return int((~in_last_state).sum()) + int(reused.sum())

@@ -91,16 +91,16 @@ def summarize(examination: Examination, findings: Sequence[Found] = ()) -> Summa
     run = examination.run
     failed = _failures(examination)
     devices = tuple(device_figures(device, run) for device in examination.devices)
-    ended = run.footer.ended_us if run.footer else 0
+    ended_us = run.footer.ended_us if run.footer else 0
     return Summary(
         source=run.source,
         verdict=_verdict(examination, devices, findings, failed),
         devices=devices,
         unseen=(*unseen(examination), *_told_otherwise(failed)),
-        ended=_ended(run),
+        ended=_end_text(run),
         final_state=is_bare_state(run),
         overhead_us=run.footer.overhead_us if run.footer else NOT_RECORDED,
-        duration_us=max(ended - run.header.created_us, 0) if ended else 0,
+        duration_us=max(ended_us - run.header.created_us, 0) if ended_us else 0,
         allowance_us=_allowance(run),
         dry_run=_dry_run(run),
     )
@@ -112,11 +112,11 @@ def _dry_run(run: Run) -> str:
 
 
 def _allowance(run: Run) -> int:
-    given = run.header.options.get("allowance_s")
-    return round(given * 1e6) if isinstance(given, (int, float)) else NOT_RECORDED
+    allowance_s = run.header.options.get("allowance_s")
+    return round(allowance_s * 1e6) if isinstance(allowance_s, (int, float)) else NOT_RECORDED
 
 
-def _ended(run: Run) -> str:
+def _end_text(run: Run) -> str:
     if run.is_snapshot:
         return ""
     if run.footer is None:
@@ -182,54 +182,54 @@ def _ran_out(examination: Examination, failure: Failure, findings: Sequence[Foun
     leak = _what_filled_it(failure, findings)
     if leak is None:
         then = f"{command} says what would have let it go on"
-        return Verdict("oom", in_a_line(failure), _held(failure), then)
-    why = f"{_held(failure)}; {format_bytes(leak.bytes)} of that is a leak, which {leak.title}"
+        return Verdict("oom", in_a_line(failure), _holdings(failure), then)
+    why = f"{_holdings(failure)}; {format_bytes(leak.bytes)} of that is a leak, which {leak.title}"
     then = f"{_what_to_do(leak)}; {command} says what else would have let it go on"
     return Verdict("oom", in_a_line(failure), why, then)
 
 
 def _what_filled_it(failure: Failure, findings: Sequence[Found]) -> Found | None:
     """The leak of that device that made most of its live bytes."""
-    for found in findings:
-        if found.kind in (Kind.LEAK, Kind.CYCLE) and found.device == failure.device:
-            return found if found.bytes >= _MOST * failure.allocated > 0 else None
+    for finding in findings:
+        if finding.kind in (Kind.LEAK, Kind.CYCLE) and finding.device == failure.device:
+            return finding if finding.bytes >= _MOST * failure.allocated > 0 else None
     return None
 
 
-def _held(failure: Failure) -> str:
+def _holdings(failure: Failure) -> str:
     if failure.allocated < 0:
         return "what tensors held then is not in the file"
-    held = f"tensors held {format_bytes(failure.allocated)}"
+    allocated = f"tensors held {format_bytes(failure.allocated)}"
     if failure.unused < 0:
-        return held
-    return f"{held}, and {format_bytes(failure.unused)} more was reserved but unused"
+        return allocated
+    return f"{allocated}, and {format_bytes(failure.unused)} more was reserved but unused"
 
 
-def _from_finding(level: str, found: Found) -> Verdict:
-    return Verdict(level, found.title, _evidence(found), _what_to_do(found))
+def _from_finding(level: str, finding: Found) -> Verdict:
+    return Verdict(level, finding.title, _evidence(finding), _what_to_do(finding))
 
 
 def _show(run: Run) -> str:
     return f"`memprof leaks {run.source}` lists what else was found"
 
 
-def _what_to_do(found: Found) -> str:
-    remedy = found.remedies[0] if found.remedies else None
+def _what_to_do(finding: Found) -> str:
+    remedy = finding.remedies[0] if finding.remedies else None
     if remedy is None:
-        return found.hint or "see the finding below"
+        return finding.hint or "see the finding below"
     place = f"{short_path(remedy.filename)}:{remedy.line}" if remedy.line else ""
     if remedy.typed:
         where = f" at {place}" if place else ""
-        return f"write `{remedy.typed}`{where}: {remedy.why}{_comes_to(found, remedy)}"
-    then = f"{remedy.fix}: {remedy.why}{_comes_to(found, remedy)}"
-    if place and (remedy.filename, remedy.line) != _line_of(found.site):
+        return f"write `{remedy.typed}`{where}: {remedy.why}{_comes_to(finding, remedy)}"
+    then = f"{remedy.fix}: {remedy.why}{_comes_to(finding, remedy)}"
+    if place and (remedy.filename, remedy.line) != _line_of(finding.site):
         then += f" ({place})"
     return then
 
 
-def _comes_to(found: Found, remedy: Remedy) -> str:
+def _comes_to(finding: Found, remedy: Remedy) -> str:
     """What that makes of the peak; what grows comes to any number of bytes."""
-    if found.bytes_per_step or not remedy.peak_before > remedy.peak_after >= 0:
+    if finding.bytes_per_step or not remedy.peak_before > remedy.peak_after >= 0:
         return ""
     return f" Peak {format_bytes(remedy.peak_before)} → {format_bytes(remedy.peak_after)}."
 
@@ -238,39 +238,43 @@ def _line_of(site: Site) -> tuple[str, int]:
     return site.filename, site.line
 
 
-def _evidence(found: Found) -> str:
+def _evidence(finding: Found) -> str:
     """Where the bytes are made, how many there are by now, and what else holds them."""
-    told = []
-    if found.site.filename:
-        code = found.site.code.split("  #", maxsplit=1)[0]  # PEP 8 sets comments off by two spaces
+    sentences = []
+    if finding.site.filename:
+        code = finding.site.code.split("  #", maxsplit=1)[
+            0
+        ]  # PEP 8 sets comments off by two spaces
         code = code if len(code) <= _CODE else code[: _CODE - 1] + "…"
-        made = f": `{code}`" if code else ""
-        inner = library_frame(found.stack)
+        code_text = f": `{code}`" if code else ""
+        inner = library_frame(finding.stack)
         by = f", by {site_name(inner)}" if inner is not None else ""
-        told.append(f"made at {short_path(found.site.filename)}:{found.site.line}{made}{by}")
-    if found.bytes_per_step and found.bytes:
-        by = f" after step {found.last_step}" if found.last_step >= 0 else ""
-        told.append(f"{format_bytes(found.bytes)} in all{by}")
-    if len(found.holders) > 1:
-        others = len(found.holders) - 1
-        told.append(f"{others} more {'holds' if others == 1 else 'hold'} such tensors")
-    return "; ".join(told) or found.title
+        sentences.append(
+            f"made at {short_path(finding.site.filename)}:{finding.site.line}{code_text}{by}"
+        )
+    if finding.bytes_per_step and finding.bytes:
+        by = f" after step {finding.last_step}" if finding.last_step >= 0 else ""
+        sentences.append(f"{format_bytes(finding.bytes)} in all{by}")
+    if len(finding.holders) > 1:
+        others = len(finding.holders) - 1
+        sentences.append(f"{others} more {'holds' if others == 1 else 'hold'} such tensors")
+    return "; ".join(sentences) or finding.title
 
 
 def _state_alone(run: Run, main: DeviceFigures) -> Verdict:
     """Neither a peak nor growth can be told of what there was in the end."""
-    held = f"{format_bytes(main.allocated_bytes)} in tensors on {main.device}"
+    allocated = f"{format_bytes(main.allocated_bytes)} in tensors on {main.device}"
     if run.is_snapshot:
         why = "the file holds a final state alone, so neither its peak nor growth can be judged"
         return Verdict(
             "ok",
-            f"{held} when the snapshot was taken",
+            f"{allocated} when the snapshot was taken",
             why,
             f"`memprof oom {run.source}` says what filled it; for the peak and what grows {RECORD}",
         )
     return Verdict(
         "ok",
-        f"{held}, and nothing allocated while it recorded",
+        f"{allocated}, and nothing allocated while it recorded",
         "no step ended and no tensor was made between the start of the recording and its end",
         "`memprof run train.py` records a program from its first line to its end",
     )
@@ -314,8 +318,8 @@ def _trend(device: DeviceFigures, run: Run) -> str:
         if not device.steps:
             return "no step marks, so growth from step to step cannot be judged"
         if device.recorded_steps < device.steps:
-            told = in_words(device.recorded_steps, device.steps, run)
-            return f"too little was counted to judge growth from step to step: {told}"
+            sentence = in_words(device.recorded_steps, device.steps, run)
+            return f"too little was counted to judge growth from step to step: {sentence}"
         steps = "one step is" if device.steps == 1 else f"{format_count(device.steps)} steps are"
         return f"{steps} too few to judge growth from step to step"
     if trend.keeps_rising:

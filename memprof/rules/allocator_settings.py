@@ -48,13 +48,16 @@ def advice_on_settings(case: Case) -> Iterator[Advice]:
     Expandable segments come first. Where they are on, no other setting helps.
     """
     settings = _new_settings(case)
-    replays = _replayed(case, [one.text for one in settings])
+    replays = _replay(case, [one.text for one in settings])
     for one in settings:
         saving = replays.get(one.text)
         if saving is not None and saving.bytes < _LEAST_SHARE * saving.before:
             continue
-        shown = f"; a replay reserves {format_bytes(saving.after)}" if saving is not None else ""
-        why = f"{format_bytes(case.found.bytes)} are reserved but unallocated: {one.how}{shown}."
+        comparison = (
+            f"; a replay reserves {format_bytes(saving.after)}" if saving is not None else ""
+        )
+        nbytes = format_bytes(case.finding.bytes)
+        why = f"{nbytes} are reserved but unallocated: {one.how}{comparison}."
         yield Advice(one.fix, why, case.site, saving=saving)
 
 
@@ -66,7 +69,7 @@ def _new_settings(case: Case) -> list[_Setting]:
     return new if _EXPANDABLE in new else []
 
 
-def _replayed(case: Case, settings: list[str]) -> dict[str, Saving]:
+def _replay(case: Case, settings: list[str]) -> dict[str, Saving]:
     """Peaks of reserved bytes, as recorded and under each of the settings, by a replay."""
     trace = case.trace
     if trace is None or not settings or not 0 < len(trace.events) <= MOST_EVENTS:
@@ -75,9 +78,9 @@ def _replayed(case: Case, settings: list[str]) -> dict[str, Saving]:
         (answer,) = replay(trace, settings, workers=1)
     except MemprofError:  # a recording that cannot be replayed has no figure
         return {}
-    recorded = answer.rows[0].outcome.peak_reserved
+    peak_reserved = answer.rows[0].outcome.peak_reserved
     return {
-        row.configuration: Saving(recorded, row.outcome.peak_reserved)
+        row.configuration: Saving(peak_reserved, row.outcome.peak_reserved)
         for row in answer.rows
         if row.configuration in settings
     }

@@ -56,7 +56,7 @@ NO_FIGURE = Saving(-1, -1)
 class Case:
     """A finding, the examined run it is of, and the source around it."""
 
-    found: Found
+    finding: Found
     examination: Examination
     links: frozenset[LinkKind] = field(init=False)
     """The kinds of all links of all holders."""
@@ -65,8 +65,8 @@ class Case:
 
     def __post_init__(self) -> None:
         self.links = frozenset(
-            [link.kind for holder in self.found.holders for link in holder.links]
-            + [holder.kind for holder in self.found.holders]
+            [link.kind for holder in self.finding.holders for link in holder.links]
+            + [holder.kind for holder in self.finding.holders]
         )
 
     @property
@@ -77,14 +77,14 @@ class Case:
     @property
     def grows(self) -> bool:
         """Whether it is growth of any kind."""
-        return self.found.kind in (Kind.LEAK, Kind.CYCLE, Kind.HOST_GROWTH)
+        return self.finding.kind in (Kind.LEAK, Kind.CYCLE, Kind.HOST_GROWTH)
 
     @cached_property
     def window(self) -> Window | None:
         """The window that the evidence is in."""
-        examined = (one for one in self.examination.devices if one.name == self.found.device)
-        windows = next((one.windows for one in examined), ())
-        index = self.found.evidence.window
+        examination = (one for one in self.examination.devices if one.name == self.finding.device)
+        windows = next((one.windows for one in examination), ())
+        index = self.finding.evidence.window
         return windows[index] if -len(windows) <= index < len(windows) else None
 
     @property
@@ -97,18 +97,18 @@ class Case:
         """Whether what is kept hangs on autograd's graph."""
         if self.direct and self._is_cut_off:
             return False
-        if self.found.growth.forward_share > _MOSTLY:
+        if self.finding.growth.forward_share > _MOSTLY:
             return True
         return (
             bool(self.links & THROUGH_GRAPH)
-            or self.found.category == CATEGORY_NAMES[Category.ACTIVATION]
+            or self.finding.category == CATEGORY_NAMES[Category.ACTIVATION]
         )
 
     @property
     def _is_cut_off(self) -> bool:
         """Whether the statement that fills the first holder detaches what it takes."""
-        grown = growing(self.places[0]) if self.places else None
-        return grown is not None and is_cut_off(self.places[0], grown.values[-1])
+        growth = growing(self.places[0]) if self.places else None
+        return growth is not None and is_cut_off(self.places[0], growth.values[-1])
 
     @cached_property
     def backward(self) -> bool:
@@ -125,21 +125,21 @@ class Case:
         A search may find who holds a result only. Where most of what grows with it, in the same
         steps, was made for its backward pass and is held by nothing else, that is its graph's.
         """
-        growth = self.found.growth
+        growth = self.finding.growth
         of_graph = growth.forward_share > _MOSTLY and 0 < growth.kept_itself < _MOSTLY
-        return bool(self.found.holders) and not self.links & THROUGH_GRAPH and not of_graph
+        return bool(self.finding.holders) and not self.links & THROUGH_GRAPH and not of_graph
 
     @property
     def kept_itself(self) -> float:
         """Share of the bytes that stay when the graph is cut off what is kept."""
-        return 1.0 if self.direct else self.found.growth.kept_itself
+        return 1.0 if self.direct else self.finding.growth.kept_itself
 
     @property
     def of_model(self) -> bool:
         """Whether it is part of a model or of its optimizer that a container keeps whole."""
-        if self.found.category in _MODEL or self.found.growth.has_parameters:
+        if self.finding.category in _MODEL or self.finding.growth.has_parameters:
             return True
-        for holder in self.found.holders:
+        for holder in self.finding.holders:
             items = [i for i, link in enumerate(holder.links) if link.kind == LinkKind.ITEM]
             inner = holder.links[items[-1] + 1 :] if items else ()
             if any(link.kind in _IN_MODEL for link in inner):
@@ -149,21 +149,25 @@ class Case:
     @property
     def scalar(self) -> bool:
         """Whether the tensors are single numbers: the smallest block that there is."""
-        count = max(1, len(self.found.evidence.allocs))
-        return 0 < self.found.bytes <= _SCALAR_BYTES * count
+        count = max(1, len(self.finding.evidence.allocs))
+        return 0 < self.finding.bytes <= _SCALAR_BYTES * count
 
     @cached_property
     def site(self) -> Place | None:
         """The statement that made the tensors."""
-        site = self.found.site
-        gone = self._excerpt(site.filename, site.line, site.code)
-        return gone.at(site.line) if gone is not None else self.place_at(site.filename, site.line)
+        site = self.finding.site
+        source_excerpt = self._excerpt(site.filename, site.line, site.code)
+        return (
+            source_excerpt.at(site.line)
+            if source_excerpt is not None
+            else self.place_at(site.filename, site.line)
+        )
 
     @cached_property
     def places(self) -> list[Place]:
         """Statements of holders, best first."""
-        found = [self.place_of(holder) for holder in self.found.holders]
-        return [place for place in found if place is not None]
+        places = [self.place_of(holder) for holder in self.finding.holders]
+        return [place for place in places if place is not None]
 
     @cached_property
     def assignments(self) -> list[Place]:
@@ -173,8 +177,8 @@ class Case:
         the object comes from. What ``__init__`` assigns has no step's graph. None where several
         classes assign an attribute of that name: which of them is meant is not known.
         """
-        names = {name for holder in self.found.holders if (name := _last_attribute(holder))}
-        found = [
+        names = {name for holder in self.finding.holders if (name := _last_attribute(holder))}
+        classes_of_places = [
             place
             for program in (self.programs if names else ())
             for node in ast.walk(program.tree)
@@ -185,41 +189,41 @@ class Case:
             and place.function is not None
             and place.function.name != "__init__"
         ]
-        classes = {id(place.class_) for place in found}
-        return found if len(classes) == 1 else []
+        classes = {id(place.class_) for place in classes_of_places}
+        return classes_of_places if len(classes) == 1 else []
 
     @cached_property
     def frames(self) -> list[tuple[Frame, Place]]:
         """The user's frames of the stack, innermost first, with their statements."""
-        found = []
-        for frame in self.found.stack:
+        user_frames = []
+        for frame in self.finding.stack:
             place = self.place_at(frame.filename, frame.line)
             if place is not None:
-                found.append((frame, place))
-        return found
+                user_frames.append((frame, place))
+        return user_frames
 
     @cached_property
     def programs(self) -> list[Program]:
         """The user's files that the finding names, then the other files of the recording."""
-        names = [self.found.site.filename, *(h.filename for h in self.found.holders)]
-        names += [frame.filename for frame in self.found.stack]
+        names = [self.finding.site.filename, *(h.filename for h in self.finding.holders)]
+        names += [frame.filename for frame in self.finding.stack]
         if self.trace is not None:
             names += [frame.filename for frame in self.trace.tables.frames]
         user = [n for n in dict.fromkeys(names) if n and frame_kind(n) is FrameKind.USER]
-        found = [program_of(name) for name in user[:32]]
-        return [program for program in found if program is not None]
+        programs = [program_of(name) for name in user[:32]]
+        return [program for program in programs if program is not None]
 
     @cached_property
     def everywhere(self) -> list[Program]:
         """Those files, and files of the user's that they import; at most ``_MOST_FILES``."""
-        found = {program.filename: program for program in self.programs}
+        by_name = {program.filename: program for program in self.programs}
         waiting = list(self.programs)
-        while waiting and len(found) < _MOST_FILES:
+        while waiting and len(by_name) < _MOST_FILES:
             for program in imported_by(waiting.pop()):
-                if program.filename not in found:
-                    found[program.filename] = program
+                if program.filename not in by_name:
+                    by_name[program.filename] = program
                     waiting.append(program)
-        return list(found.values())
+        return list(by_name.values())
 
     def calls(self, *names: str) -> Iterator[tuple[ast.Call, Place]]:
         """Calls of those names in the program, nearest first, with their statements."""
@@ -231,7 +235,7 @@ class Case:
 
     def holder(self, *kinds: LinkKind) -> Holder | None:
         """The first holder that is of one of these kinds or has a link of one."""
-        for holder in self.found.holders:
+        for holder in self.finding.holders:
             if holder.kind in kinds or any(link.kind in kinds for link in holder.links):
                 return holder
         return None
@@ -244,11 +248,11 @@ class Case:
         if place is None or ";" not in place.program.code(holder.line):
             return place
         names = {link.name for link in holder.links}
-        return next(_named(place.program, holder.line, names), place)
+        return next(_places_with_name(place.program, holder.line, names), place)
 
     def link_place(self, *kinds: LinkKind) -> Place | None:
         """The statement of the first link of such a kind that has a line."""
-        for holder in self.found.holders:
+        for holder in self.finding.holders:
             for link in holder.links:
                 if link.kind in kinds and link.line:
                     same = (link.filename, link.line) == (holder.filename, holder.line)
@@ -276,8 +280,8 @@ class Case:
         return program.at(line)
 
     def _excerpt(self, filename: str, line: int, code: str) -> Program | None:
-        known = filename and code and not Path(filename).exists()
-        return excerpt(filename, line, code) if known else None
+        is_missing_here = filename and code and not Path(filename).exists()
+        return excerpt(filename, line, code) if is_missing_here else None
 
     def _is_other_line(self, program: Program, line: int, code: str) -> bool:
         ran = self.is_as_it_ran(program)
@@ -307,12 +311,14 @@ def says(holder: Holder | None) -> str:
     return "something" if holder is None else shortened(holder.links)
 
 
-def _named(program: Program, line: int, names: set[str]) -> Iterator[Place]:
+def _places_with_name(program: Program, line: int, names: set[str]) -> Iterator[Place]:
     """The statements on a line that mention one of those names."""
     for node in ast.walk(program.tree):
         if not isinstance(node, ast.stmt) or hasattr(node, "body") or node.lineno != line:
             continue
-        read = {getattr(one, "id", None) or getattr(one, "attr", None) for one in ast.walk(node)}
-        place = program.place(node) if names & read else None
+        names_read = {
+            getattr(one, "id", None) or getattr(one, "attr", None) for one in ast.walk(node)
+        }
+        place = program.place(node) if names & names_read else None
         if place is not None:
             yield place

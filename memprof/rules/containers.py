@@ -55,7 +55,7 @@ def filled_container(case: Case) -> FilledContainer | None:
     """
     if case.links & CYCLES or LinkKind.LRU_CACHE in case.links:
         return None
-    for holder in case.found.holders:
+    for holder in case.finding.holders:
         place = case.place_of(holder)
         if place is None:
             continue
@@ -95,7 +95,7 @@ def taken_at(container: FilledContainer) -> list[int]:
     place, name = container.place, container.filling.container
     own = place.class_ if name.startswith("self.") else None
     tree: ast.AST = own if own is not None else place.program.tree
-    found = set()
+    lines = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Delete):
             parts = [t.value for t in node.targets if isinstance(t, ast.Subscript)]
@@ -103,8 +103,8 @@ def taken_at(container: FilledContainer) -> list[int]:
             parts = [node.func.value] if isinstance(node.func, ast.Attribute) else []
         else:
             continue
-        found |= {node.lineno for part in parts if ast.unparse(part) == name}
-    return sorted(found)
+        lines |= {node.lineno for part in parts if ast.unparse(part) == name}
+    return sorted(lines)
 
 
 def below_item(holder: Holder) -> Sequence[Link]:
@@ -123,11 +123,11 @@ def _filled_elsewhere(place: Place, holder: Holder, case: Case) -> Place | None:
     keys = {f"[{link.name}]" for link in holder.links if is_field(link)}
     ran = {id(near.scope) for _, near in case.frames}
     fillings = [
-        (where, filled.container)
+        (where, growth.container)
         for program in case.programs
         for node in ast.walk(program.tree)
         if isinstance(node, (ast.Expr, ast.Assign))
-        and (filled := filling(node)) is not None
+        and (growth := filling(node)) is not None
         and (where := program.place(node)) is not None
     ]
     fillings.sort(key=lambda one: id(one[0].scope) not in ran)
@@ -147,12 +147,14 @@ def _parameters_given(place: Place, where: Place, names: set[str]) -> set[str]:
     arguments = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
     if where.class_ is not None and arguments[:1] == ["self"]:
         arguments = arguments[1:]
-    given = set()
+    parameters_with_value = set()
     for call in calls_in(place.scope, function.name):
         pairs = [*zip(arguments, call.args, strict=False)]
         pairs += [(one.arg, one.value) for one in call.keywords if one.arg]
-        given |= {own for own, value in pairs if isinstance(value, ast.Name) and value.id in names}
-    return given
+        parameters_with_value |= {
+            own for own, value in pairs if isinstance(value, ast.Name) and value.id in names
+        }
+    return parameters_with_value
 
 
 def _filling_statement(place: Place) -> Place | None:

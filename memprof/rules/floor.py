@@ -34,69 +34,69 @@ _OF_RESULTS = frozenset(("bound_cache", "clear_container", "del_ref"))
 """First remedies of what is kept and was made for that."""
 
 
-def is_minor(found: Found, examination: Examination) -> bool:
+def is_minor(finding: Found, examination: Examination) -> bool:
     """Whether a finding is said in a line after the others, and is no headline.
 
     It is where it may be meant, where the program needs what it is about, where the best remedy
     saves too little, and where what grows would come to nothing in any run of such a length.
     """
-    if found.kind in (Kind.LEAK, Kind.CYCLE):
-        return _comes_to_nothing(found, examination)
-    if found.kind is not Kind.WASTE:
+    if finding.kind in (Kind.LEAK, Kind.CYCLE):
+        return _comes_to_nothing(finding, examination)
+    if finding.kind is not Kind.WASTE:
         return False
-    device = next((one for one in examination.devices if one.name == found.device), None)
+    device = next((one for one in examination.devices if one.name == finding.device), None)
     if device is None:
-        return found.is_tentative and not found.match.rises
-    peak, card = _peak(found, device), device.device.info.total_bytes
-    if is_needed(found):
-        if not (0 < _SHORT * card <= peak or _is_made_at_once(found, peak, card)):
+        return finding.is_tentative and not finding.match.rises
+    peak, card = _peak(finding, device), device.device.info.total_bytes
+    if is_needed(finding):
+        if not (0 < _SHORT * card <= peak or _is_made_at_once(finding, peak, card)):
             return True
-    elif found.is_tentative and not found.match.rises:
+    elif finding.is_tentative and not finding.match.rises:
         return True
-    return not _is_worth_it(_saved(found), peak, card)
+    return not _is_worth_it(_saving_of(finding), peak, card)
 
 
-def is_needed(found: Found) -> bool:
+def is_needed(finding: Found) -> bool:
     """Whether the program needs the bytes as it is written: they are its largest part, no waste."""
-    rule = rule_named(found.rule)
+    rule = rule_named(finding.rule)
     return isinstance(rule, WasteRule) and rule.needed
 
 
-def _comes_to_nothing(found: Found, examination: Examination) -> bool:
+def _comes_to_nothing(finding: Found, examination: Examination) -> bool:
     """Whether what grows stays small in any run of such a length.
 
     Only results that are kept, as a history of small tensors is: a graph, a hook or a cycle is a
     mistake however small.
     """
-    fix = found.remedies[0].fix if found.remedies else ""
-    if found.kind is not Kind.LEAK or fix not in _OF_RESULTS:
+    fix = finding.remedies[0].fix if finding.remedies else ""
+    if finding.kind is not Kind.LEAK or fix not in _OF_RESULTS:
         return False
-    device = next((one for one in examination.devices if one.name == found.device), None)
+    device = next((one for one in examination.devices if one.name == finding.device), None)
     if device is None:
         return False
     steps = int(device.steps.last.max(initial=0))
-    total = max(found.bytes, found.bytes_per_step * max(steps, _STEPS))
-    return total < _LEAST_GROWTH and found.bytes < _GROWN * device.peak_allocated
+    total = max(finding.bytes, finding.bytes_per_step * max(steps, _STEPS))
+    return total < _LEAST_GROWTH and finding.bytes < _GROWN * device.peak_allocated
 
 
-def _is_made_at_once(found: Found, peak: int, card: int) -> bool:
+def _is_made_at_once(finding: Found, peak: int, card: int) -> bool:
     """Whether a line of the program makes so much of the peak that it should work in parts."""
-    first = found.remedies[0] if found.remedies else None
+    first = finding.remedies[0] if finding.remedies else None
     if first is None or first.fix != "chunk":
         return False
     return first.saves_bytes >= max(_IN_PARTS * peak, _OF_CARD * card if card else _ON_HOST)
 
 
-def _saved(found: Found) -> int:
+def _saving_of(finding: Found) -> int:
     """What the first remedy takes off the peak; the bytes concerned where no replay tells."""
-    if not found.remedies:
-        return found.bytes
-    return max(found.remedies[0].saves_bytes, 0)
+    if not finding.remedies:
+        return finding.bytes
+    return max(finding.remedies[0].saves_bytes, 0)
 
 
-def _peak(found: Found, device: DeviceExamination) -> int:
-    before = max((remedy.peak_before for remedy in found.remedies), default=-1)
-    return before if before > 0 else max(device.peak_allocated, found.bytes)
+def _peak(finding: Found, device: DeviceExamination) -> int:
+    before = max((remedy.peak_before for remedy in finding.remedies), default=-1)
+    return before if before > 0 else max(device.peak_allocated, finding.bytes)
 
 
 def _is_worth_it(saved: int, peak: int, card: int) -> bool:

@@ -47,14 +47,14 @@ def forward_passes(window: Window) -> Passes | None:
     """
     if window.peak.event < 0:
         return None
-    made = window.made_in == window.step_of_event[window.peak.event]
-    made &= window.category == Category.ACTIVATION
-    number, rows, first = _repetitions(window, np.flatnonzero(made & (window.module > 0)))
+    pass_mask = window.made_in == window.step_of_event[window.peak.event]
+    pass_mask &= window.category == Category.ACTIVATION
+    number, rows, first = _repetitions(window, np.flatnonzero(pass_mask & (window.module > 0)))
     sizes = window.lives.size
     # One line may well make two tensors (`table(x) + arange(n)`); repeated passes repeat the most.
-    if number < 2 or 2 * int(sizes[rows].sum()) < window.bytes_of(made):
+    if number < 2 or 2 * int(sizes[rows].sum()) < window.bytes_of(pass_mask):
         return None
-    there = np.flatnonzero(made & window.at_peak)
+    there = np.flatnonzero(pass_mask & window.at_peak)
     calls = _calls_in_loops(window.stack(int(rows[0])))
     if not len(there) or not calls:
         return None
@@ -131,7 +131,7 @@ def checkpointed(window: Window, beginning: tuple[int, int] | None = None) -> Sa
             rows.append(block[:-1])
             start.append(np.full(len(block) - 1, over))
             end.append(np.full(len(block) - 1, again))
-    return _replayed(window, rows, start, end)
+    return _replay(window, rows, start, end)
 
 
 def _blocks_of_steps(window: Window) -> Iterator[list[Ints]]:
@@ -157,8 +157,8 @@ def _blocks_of_steps(window: Window) -> Iterator[list[Ints]]:
 def _passes_of_steps(window: Window, stack: int, module: int) -> Iterator[list[Ints]]:
     """The same by passes, of which each begins where ``stack`` makes a tensor in ``module``."""
     activations = np.flatnonzero(window.category == Category.ACTIVATION)
-    for begins, made in _beginnings(window, stack, module):
-        rows = activations[made[activations]]
+    for begins, in_pass in _beginnings(window, stack, module):
+        rows = activations[in_pass[activations]]
         number = np.searchsorted(begins, window.lives.alloc[rows], side="right")
         yield [rows[number == one] for one in np.unique(number)]
 
@@ -181,9 +181,9 @@ def one_at_a_time(window: Window, beginning: tuple[int, int]) -> Saving:
     rows: list[Ints] = []
     start: list[Ints] = []
     end: list[Ints] = []
-    for begins, made in _beginnings(window, *beginning):
+    for begins, in_pass in _beginnings(window, *beginning):
         for category in (Category.ACTIVATION, Category.INPUT):
-            own = np.flatnonzero(made & freed & (window.category == category))
+            own = np.flatnonzero(in_pass & freed & (window.category == category))
             following = np.searchsorted(begins, lives.alloc[own], side="right")
             # An input is there before the pass that it is for begins.
             following += category == Category.INPUT
@@ -192,11 +192,11 @@ def one_at_a_time(window: Window, beginning: tuple[int, int]) -> Saving:
             start.append(begins[following] - 1)
             end.append(lives.free[own])
         if len(begins) > 1:
-            own = np.flatnonzero(made & gradients)
+            own = np.flatnonzero(in_pass & gradients)
             rows.append(own)
             start.append(lives.alloc[own])
             end.append(np.full(len(own), int(begins[1]) - 1))
-    return _replayed(window, rows, start, end)
+    return _replay(window, rows, start, end)
 
 
 def _freed_by_backward(window: Window) -> Bools:
@@ -206,7 +206,7 @@ def _freed_by_backward(window: Window) -> Bools:
     return freed
 
 
-def _replayed(window: Window, rows: list[Ints], start: list[Ints], end: list[Ints]) -> Saving:
+def _replay(window: Window, rows: list[Ints], start: list[Ints], end: list[Ints]) -> Saving:
     if not rows:
         return Saving(window.peak.bytes, window.peak.bytes)
     return window.replayed(Cuts(np.concatenate(rows), np.concatenate(start), np.concatenate(end)))

@@ -47,8 +47,8 @@ def on_the_way(case: Case) -> list[Place]:
 
 def running_sum(place: Place) -> Accumulation | None:
     """The sum over the steps that a statement adds to; None for other statements."""
-    added = accumulation(place)
-    return added if added is not None and not _is_residual(place, added.value) else None
+    addition = accumulation(place)
+    return addition if addition is not None and not _is_residual(place, addition.value) else None
 
 
 def _is_residual(place: Place, value: ast.expr) -> bool:
@@ -65,7 +65,7 @@ def of_many_steps(case: Case) -> bool:
     One graph that runs through all steps hangs on a single name: without the graph of the step
     before, its backward pass would fail.
     """
-    for holder in case.found.holders:
+    for holder in case.finding.holders:
         kinds = [link.kind for link in holder.links]
         place = case.place_of(holder)
         if place is not None and growing(place) is None and any(read_by_itself(place)):
@@ -106,9 +106,11 @@ def _repeats(program: Program, call: ast.Call) -> bool:
     loop = place.loop if place is not None else None
     if loop is None:
         return False
-    bound = [target for node in ast.walk(loop) if node is not loop for target in bound_names(node)]
-    made = {target.id for target in bound if isinstance(target, ast.Name)}
-    return not loaded_names(call.func) & made
+    targets = [
+        target for node in ast.walk(loop) if node is not loop for target in bound_names(node)
+    ]
+    names_bound = {target.id for target in targets if isinstance(target, ast.Name)}
+    return not loaded_names(call.func) & names_bound
 
 
 def under_no_grad(case: Case) -> str:
@@ -121,8 +123,8 @@ def under_no_grad(case: Case) -> str:
         if "torch" not in {a.asname or a.name for n in program.tree.body
                            if isinstance(n, ast.Import) for a in n.names}:  # fmt: skip
             continue
-        learned = flow_from([program, *case.everywhere], function.name).learned
-        if learned or serves_training(case, place):
+        learns = flow_from([program, *case.everywhere], function.name).learned
+        if learns or serves_training(case, place):
             return ""
         line = min([function.lineno, *(d.lineno for d in function.decorator_list)])
         return diff(program, before(program, line, "@torch.no_grad()"))

@@ -50,20 +50,20 @@ class Cluster:
         self.groups.append(group)
         self.holders += holders
         if any(one.is_named and not one.through_graph for one in holders[:1]):
-            named = [one for one in holders if one.is_named]
-            direct = sum(not one.through_graph for one in named)
-            self._itself += group.per_step * direct / len(named)  # several tensors of one line
+            with_name = [one for one in holders if one.is_named]
+            direct = sum(not one.through_graph for one in with_name)
+            self._itself += group.per_step * direct / len(with_name)  # several tensors of one line
 
 
 def held_by(findings: Iterable[Finding], device: str) -> dict[int, tuple[Holder, ...]]:
     """For every stack the holders that the last search in the job found."""
-    found: dict[int, tuple[Holder, ...]] = {}
+    by_stack: dict[int, tuple[Holder, ...]] = {}
     for finding in findings:
         if finding.finding == "holders" and finding.device == device and finding.holders:
-            if not finding.holders[0].is_named and finding.stack in found:
+            if not finding.holders[0].is_named and finding.stack in by_stack:
                 continue  # an earlier look knew more: the job's names may be gone at the end
-            found[finding.stack] = tuple(finding.holders)
-    return found
+            by_stack[finding.stack] = tuple(finding.holders)
+    return by_stack
 
 
 def clusters(
@@ -74,28 +74,28 @@ def clusters(
     ``holders`` are those of each stack. A group that nothing is known to hold joins one that grows
     in the same steps, where there is one.
     """
-    named: dict[tuple[Hashable, ...], Cluster] = {}
+    by_outline: dict[tuple[Hashable, ...], Cluster] = {}
     nameless: list[GrowingGroup] = []
     for group in sorted(groups, key=lambda one: -one.per_step):
-        held = holders.get(group.stack, ())
-        if not held or not held[0].is_named:
+        stack_holders = holders.get(group.stack, ())
+        if not stack_holders or not stack_holders[0].is_named:
             nameless.append(group)
             continue
-        named.setdefault(outline(held[0]), Cluster()).add(group, held)
-    found = list(named.values())
+        by_outline.setdefault(outline(stack_holders[0]), Cluster()).add(group, stack_holders)
+    result = list(by_outline.values())
     for group in nameless:
-        same = _with_same_steps(found, group)
+        same = _with_same_steps(result, group)
         if same is None:
             same = Cluster()
-            found.append(same)
+            result.append(same)
         same.add(group, holders.get(group.stack, ()))
-    return sorted(found, key=lambda cluster: -cluster.per_step)
+    return sorted(result, key=lambda cluster: -cluster.per_step)
 
 
-def _with_same_steps(found: Sequence[Cluster], group: GrowingGroup) -> Cluster | None:
+def _with_same_steps(earlier_clusters: Sequence[Cluster], group: GrowingGroup) -> Cluster | None:
     """A cluster that grows in the same steps, as a graph's tensors do with what holds it."""
     best: tuple[float, Cluster] | None = None
-    for cluster in found:
+    for cluster in earlier_clusters:
         share = max(_shared(cluster.groups[0], group), _in_turn(cluster.groups[0], group))
         if share >= _SAME_STEPS and (best is None or share > best[0]):
             best = share, cluster

@@ -79,12 +79,12 @@ _Judge: TypeAlias = Callable[[Survival, Ints, Bools], "GrowingGroup | None"]
 
 
 def growing_groups(
-    survival: Survival, freed: Bools, held: Mapping[int, Sequence[Holder]] = _UNKNOWN
+    survival: Survival, freed: Bools, holders_of: Mapping[int, Sequence[Holder]] = _UNKNOWN
 ) -> Iterator[GrowingGroup]:
     """Every group of ``survival`` that keeps growing, each allocation in at most one.
 
-    ``freed`` says which allocations the garbage collector freed, ``held`` who holds those of a
-    stack, as far as that was searched for.
+    ``freed`` says which allocations the garbage collector freed, ``holders_of`` who holds
+    those of a stack, as far as that was searched for.
     """
     lives = survival.lives
     if len(survival) < _LEAST_SPAN + SURVIVOR_AGE:
@@ -98,26 +98,26 @@ def growing_groups(
             if group is not None and not _is_expected(survival, group):
                 grouped[rows] = True
                 yield group
-    for rows, judge in _held_groups(survival, survives & ~grouped, held):
+    for rows, judge in _held_groups(survival, survives & ~grouped, holders_of):
         group = judge(survival, rows, freed)
         if group is not None:
             grouped[rows] = True
             yield group
-    replaced = (lives.born >= 0) & (lives.died > lives.born)
+    freed_later = (lives.born >= 0) & (lives.died > lives.born)
     for keys in (_by_stack(survival), _by_innermost(survival)):
-        for rows in _groups(keys, replaced & ~grouped):
-            group = _ever_larger(survival, rows, freed, held)
+        for rows in _groups(keys, freed_later & ~grouped):
+            group = _ever_larger(survival, rows, freed, holders_of)
             if group is not None:
                 grouped[rows] = True
                 yield group
 
 
 def _held_groups(
-    survival: Survival, mask: Bools, held: Mapping[int, Sequence[Holder]]
+    survival: Survival, mask: Bools, holders_of: Mapping[int, Sequence[Holder]]
 ) -> Iterator[tuple[Ints, _Judge]]:
     """Groups that are told to grow by who holds them: what has no stack, and what errors keep."""
     stacks = survival.lives.stack
-    for stack, holders in held.items():
+    for stack, holders in holders_of.items():
         rows = np.flatnonzero(mask & (stacks == stack))
         if len(rows) < _LEAST_BIRTHS or not holders:
             continue
@@ -199,34 +199,40 @@ def _ever_more(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | N
         _alive(lives.born[rows] + SURVIVOR_AGE, lives.died[rows], weights, length)
         for weights in (np.ones(len(rows), dtype=np.int64), lives.size[rows])
     )
-    found = rise(count, amount, first=WARM_UP + SURVIVOR_AGE - 1)
-    if found is None or found.places[-1] - found.places[0] < _LEAST_SPAN or found.per_place <= 0:
+    growth = rise(count, amount, first=WARM_UP + SURVIVOR_AGE - 1)
+    if (
+        growth is None
+        or growth.places[-1] - growth.places[0] < _LEAST_SPAN
+        or growth.per_place <= 0
+    ):
         return None
-    left = _left(survival, rows, found)
-    return _group(survival, left if len(left) else rows, left, found, freed)
+    survivors = _survivors_of(survival, rows, growth)
+    return _group(survival, survivors if len(survivors) else rows, survivors, growth, freed)
 
 
 def _ever_the_same(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | None:
     """A group to which every step adds as much, from early on and up to the end."""
     lives, length = survival.lives, len(survival)
-    born = lives.born[rows]
-    made, count = (
-        np.bincount(born[born < length], weights=w[born < length], minlength=length)
+    birth_places = lives.born[rows]
+    allocs, count = (
+        np.bincount(
+            birth_places[birth_places < length], weights=w[birth_places < length], minlength=length
+        )
         for w in (lives.size[rows], np.ones(len(rows)))
     )
-    first = int(np.flatnonzero(made)[0]) if made.any() else length
+    first = int(np.flatnonzero(allocs)[0]) if allocs.any() else length
     # What the last steps made may be in variables still; it must be there, too, if this goes on.
-    judged = slice(first, length - SURVIVOR_AGE)
-    same = (made[judged] == made[first : first + 1]) & (count[judged] == count[first : first + 1])
+    span = slice(first, length - SURVIVOR_AGE)
+    same = (allocs[span] == allocs[first : first + 1]) & (count[span] == count[first : first + 1])
     if first > WARM_UP or len(same) < _LEAST_EXACT or not same.all():
         return None
-    goes_on = made[length - SURVIVOR_AGE :] >= made[first]
-    if made[first] < _LEAST_EXACT_BYTES or not goes_on.all():
+    goes_on = allocs[length - SURVIVOR_AGE :] >= allocs[first]
+    if allocs[first] < _LEAST_EXACT_BYTES or not goes_on.all():
         return None
     places = np.arange(first, length)
     confidence = round(float(1 - 0.5 ** (len(places) / 4)), 3)
-    found = Rise(places, float(made[first]), float(made[first]), confidence, 1)
-    return _group(survival, rows, rows, found, freed)
+    growth = Rise(places, float(allocs[first]), float(allocs[first]), confidence, 1)
+    return _group(survival, rows, rows, growth, freed)
 
 
 def _now_and_then(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | None:
@@ -243,18 +249,18 @@ def _now_and_then(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup 
     if (lives.died[rows] < length).any():
         return None
     span = int(births[-1] - births[0])
-    found = Rise(
+    growth = Rise(
         places=births,
         per_place=float(lives.size[rows][lives.born[rows] > births[0]].sum()) / span,
         slope=0.0,
         confidence=round(1 - 0.5 ** (len(births) / _LEAST_BIRTHS), 3),
         every=max(1, round(span / (len(births) - 1))),
     )
-    return _group(survival, rows, rows, found, freed)
+    return _group(survival, rows, rows, growth, freed)
 
 
 def _ever_larger(
-    survival: Survival, rows: Ints, freed: Bools, held: Mapping[int, Sequence[Holder]]
+    survival: Survival, rows: Ints, freed: Bools, holders_of: Mapping[int, Sequence[Holder]]
 ) -> GrowingGroup | None:
     """A group that is made anew, larger: by joining an old tensor with a part, or by copying.
 
@@ -272,55 +278,67 @@ def _ever_larger(
         return None
     one_each = settled.min() == settled.max()
     stack = _most(lives.stack[rows])
-    by_hooks = not one_each and _is_hooked(held.get(stack, ())) and rise(count) is not None
+    by_hooks = not one_each and _is_hooked(holders_of.get(stack, ())) and rise(count) is not None
     if not one_each and not by_hooks and (np.diff(settled) > 0).mean() < _NEARLY_ALL:
         return None
     if (np.diff(floor(amount)[WARM_UP:]) > 0).sum() < _LEAST_BIRTHS:
         return None
-    found = rise(amount, amount)
-    if found is None or found.places[-1] - found.places[0] < _LEAST_SPAN:
+    growth = rise(amount, amount)
+    if growth is None or growth.places[-1] - growth.places[0] < _LEAST_SPAN:
         return None
     made_anew = _joins if one_each else _copies
     by_library = (
-        one_each and _is_kept(held.get(stack, ())) and _joins_within(survival.tables, stack)
+        one_each and _is_kept(holders_of.get(stack, ())) and _joins_within(survival.tables, stack)
     )
     if not (by_hooks or by_library or made_anew(survival.tables, stack)):
         return None
-    return _group(survival, rows, _left(survival, rows, found), found, freed, replaced=True)
+    return _group(
+        survival, rows, _survivors_of(survival, rows, growth), growth, freed, replaces=True
+    )
 
 
 def _group(
-    survival: Survival, rows: Ints, left: Ints, found: Rise, freed: Bools, *, replaced: bool = False
+    survival: Survival,
+    rows: Ints,
+    survivors: Ints,
+    growth: Rise,
+    freed: Bools,
+    *,
+    replaces: bool = False,
 ) -> GrowingGroup:
     stack = _most(survival.lives.stack[rows])
     return GrowingGroup(
         stack=stack,
-        rows=left,
-        places=found.places,
-        per_step=found.per_place,
-        confidence=found.confidence,
-        every=found.every,
-        replaced=replaced,
+        rows=survivors,
+        places=growth.places,
+        per_step=growth.per_place,
+        confidence=growth.confidence,
+        every=growth.every,
+        replaced=replaces,
         collected=bool((freed & (survival.lives.stack == stack)).any()),
     )
 
 
-def _left(survival: Survival, rows: Ints, found: Rise) -> Ints:
+def _survivors_of(survival: Survival, rows: Ints, growth: Rise) -> Ints:
     """Those of ``rows`` that the last step left; where a reset took all, the last rise."""
     rows_left = rows[survival.outlast(rows)]
     if len(rows_left):
         return rows_left
-    born, died, last = survival.lives.born[rows], survival.lives.died[rows], int(found.places[-1])
-    there: Ints = rows[(born <= last) & (last < died)]
+    birth_places, death_places, last = (
+        survival.lives.born[rows],
+        survival.lives.died[rows],
+        int(growth.places[-1]),
+    )
+    there: Ints = rows[(birth_places <= last) & (last < death_places)]
     return there
 
 
-def _alive(born: Ints, died: Ints, weights: Ints, length: int) -> Ints:
-    """The sum of ``weights`` at every place; each counts from ``born`` until before ``died``."""
+def _alive(birth_places: Ints, death_places: Ints, weights: Ints, length: int) -> Ints:
+    """The sum of ``weights`` at every place; each counts from its birth until before its death."""
     change = np.zeros(length + 1, dtype=np.int64)
-    there = born < np.minimum(died, length)
-    np.add.at(change, born[there], weights[there])
-    np.add.at(change, np.minimum(died[there], length), -weights[there])
+    there = birth_places < np.minimum(death_places, length)
+    np.add.at(change, birth_places[there], weights[there])
+    np.add.at(change, np.minimum(death_places[there], length), -weights[there])
     return np.cumsum(change[:-1])
 
 
@@ -329,7 +347,7 @@ def _most(stacks: Ints) -> int:
     return int(values[counts.argmax()])
 
 
-def _is_expected(survival: Survival, found: GrowingGroup) -> bool:
+def _is_expected(survival: Survival, group: GrowingGroup) -> bool:
     """Gradients and optimizer state while there are no more than one per parameter.
 
     They come when a layer is unfrozen or first used, and go on for as many steps as there are
@@ -337,16 +355,16 @@ def _is_expected(survival: Survival, found: GrowingGroup) -> bool:
     parameters are new themselves, models pile up, and what belongs to them with them.
     """
     lives = survival.lives
-    frames = survival.tables.stack(found.stack)
+    frames = survival.tables.stack(group.stack)
     if _is_history(frames):
         return True
-    category = _most(lives.category[found.rows]) if len(found.rows) else 0
+    category = _most(lives.category[group.rows]) if len(group.rows) else 0
     if category not in _ONE_EACH:
         return False
     everything = np.arange(len(lives))
     there = (lives.category == Category.PARAMETER) & survival.outlast(everything)
     are_new = bool((lives.born[there] >= WARM_UP).mean() >= _MOSTLY) if there.any() else False
-    return len(found.rows) <= int(there.sum()) and not are_new
+    return len(group.rows) <= int(there.sum()) and not are_new
 
 
 def _is_history(frames: tuple[Frame, ...]) -> bool:

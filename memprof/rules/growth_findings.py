@@ -52,19 +52,21 @@ _BOUNDED_GRAPHS = 0.5
 def leaks(examination: Examination) -> tuple[Found, ...]:
     """Every leak and cycle of an examined run, the fastest growing first."""
     run = examination.run
-    found = [one for device in examination.devices for one in _of_device(run, device)]
-    return tuple(sorted(found, key=lambda one: -one.bytes_per_step))
+    findings = [one for device in examination.devices for one in _of_device(run, device)]
+    return tuple(sorted(findings, key=lambda one: -one.bytes_per_step))
 
 
-def _of_device(run: Run, examined: DeviceExamination) -> list[Found]:
-    device, lives = examined.device, survival(examined)
+def _of_device(run: Run, examination: DeviceExamination) -> list[Found]:
+    device, lives = examination.device, survival(examination)
     freed = freed_by_collector(device, lives, run.findings)
     holders = held_by(run.findings, device.device)
     groups = list(growing_groups(lives, freed, holders))
-    grown = {group.stack for group in groups}
-    groups += [one for one in cyclic_garbage(lives, freed) if one.stack not in grown]
-    made = [_Leak(device, lives, cluster, run.guessed) for cluster in clusters(groups, holders)]
-    return [leak.found() for leak in made if leak.confidence >= _LEAST_CONFIDENCE]
+    growing_stacks = {group.stack for group in groups}
+    groups += [one for one in cyclic_garbage(lives, freed) if one.stack not in growing_stacks]
+    candidates = [
+        _Leak(device, lives, cluster, run.guessed) for cluster in clusters(groups, holders)
+    ]
+    return [leak.finding() for leak in candidates if leak.confidence >= _LEAST_CONFIDENCE]
 
 
 @dataclass(slots=True, eq=False)
@@ -94,10 +96,10 @@ class _Leak:
             return False
         rows = np.concatenate([group.rows for group in groups])
         links = (link.kind for one in self.cluster.holders[:1] for link in one.links)
-        known = (self.survival.lives.category[rows] == Category.PARAMETER).any()
-        return bool(known) or LinkKind.PARAMETER in links
+        has_parameters = (self.survival.lives.category[rows] == Category.PARAMETER).any()
+        return bool(has_parameters) or LinkKind.PARAMETER in links
 
-    def found(self) -> Found:
+    def finding(self) -> Found:
         """The cluster as a finding, without remedies."""
         cluster, lives, steps = self.cluster, self.survival.lives, self.survival.steps
         rows = np.concatenate([group.rows for group in cluster.groups])
@@ -106,14 +108,14 @@ class _Leak:
         births = self._births(rows)
         per_step = cluster.per_step
         series = self._series(rows)
-        left = int(lives.size[rows[self.survival.outlast(rows)]].sum())
+        still_alive = int(lives.size[rows[self.survival.outlast(rows)]].sum())
         return Found(
             kind=self._kind(holders),
             device=self.device.device,
-            site=_quoted(site_at(frame), holders),
+            site=_with_code(site_at(frame), holders),
             title=_title(per_step, holders, frame, self._often(births)),
             bytes_per_step=per_step,
-            bytes=left or int(series.bytes.max(initial=0)),
+            bytes=still_alive or int(series.bytes.max(initial=0)),
             confidence=self.confidence,
             first_step=int(steps[min(int(births[0]), len(steps) - 1)]) if len(births) else -1,
             last_step=int(steps[min(int(births[-1]), len(steps) - 1)]) if len(births) else -1,
@@ -129,33 +131,33 @@ class _Leak:
 
     def _kind(self, holders: Sequence[Holder]) -> Kind:
         by_cycle = bool(holders) and holders[0].kind == LinkKind.CYCLE
-        return Kind.CYCLE if by_cycle or self._collected() else Kind.LEAK
+        return Kind.CYCLE if by_cycle or self._is_collected() else Kind.LEAK
 
-    def _collected(self) -> bool:
+    def _is_collected(self) -> bool:
         groups = self.cluster.groups
         freed = sum(group.per_step for group in groups if group.collected)
         return freed > 0.5 * self.cluster.per_step
 
-    def _replaced(self) -> bool:
+    def _is_replaced(self) -> bool:
         groups = self.cluster.groups
         anew = sum(group.per_step for group in groups if group.replaced)
         return anew > 0.5 * self.cluster.per_step
 
     def _often(self, births: Ints) -> str:
         """What the rate is for: a step, or where steps were guessed the line that stands for it."""
-        every, guessed = self.cluster.groups[0].every, self.guessed
+        every, guess = self.cluster.groups[0].every, self.guessed
         begins = int(self.survival.steps[births[0]]) if len(births) else -1
-        if guessed is None or not guessed.filename or begins < guessed.first:
+        if guess is None or not guess.filename or begins < guess.first:
             return "per step" if every == 1 else f"per step (every {every} steps)"
-        runs = f"each time {short_path(guessed.filename)}:{guessed.line} runs"
+        runs = f"each time {short_path(guess.filename)}:{guess.line} runs"
         return runs if every == 1 else f"{runs} (every {every} times)"
 
     def _site(self) -> tuple[Frame, tuple[Frame, ...]]:
         """The largest group's line; with no name for a holder, the line that all groups share."""
         tables = self.survival.tables
         stacks = [tables.stack(group.stack) for group in self.cluster.groups]
-        named = self.cluster.holders and self.cluster.holders[0].is_named
-        shared = _shared_frame(stacks) if len(stacks) > 1 and not named else None
+        has_name = self.cluster.holders and self.cluster.holders[0].is_named
+        shared = _shared_frame(stacks) if len(stacks) > 1 and not has_name else None
         if shared is not None:
             return shared, stacks[0]
         places = sites(tables)
@@ -182,21 +184,23 @@ class _Leak:
     def _series(self, rows: Ints) -> Series:
         lives, length = self.survival.lives, len(self.survival)
         stacks = [group.stack for group in self.cluster.groups]
-        chosen = np.union1d(rows, np.flatnonzero(np.isin(lives.stack, stacks) & (lives.born >= 0)))
+        every_row = np.union1d(
+            rows, np.flatnonzero(np.isin(lives.stack, stacks) & (lives.born >= 0))
+        )
         change = np.zeros(length + 1, dtype=np.int64)
-        np.add.at(change, np.minimum(lives.born[chosen], length), lives.size[chosen])
-        np.add.at(change, np.minimum(lives.died[chosen], length), -lives.size[chosen])
+        np.add.at(change, np.minimum(lives.born[every_row], length), lives.size[every_row])
+        np.add.at(change, np.minimum(lives.died[every_row], length), -lives.size[every_row])
         return Series(self.survival.steps, np.cumsum(change[:-1]))
 
     def _is_forward(self, rows: Ints) -> npt.NDArray[np.bool_]:
         """What a forward pass made for its backward pass, also where only the program keeps it."""
         lives, labels = self.survival.lives, self.survival.tables.labels
-        kept = lives.category[rows]
-        found: npt.NDArray[np.bool_] = kept == Category.ACTIVATION
+        categories = lives.category[rows]
+        is_forward: npt.NDArray[np.bool_] = categories == Category.ACTIVATION
         if any(label.phase == Phase.BACKWARD for label in labels):
             forward = np.array([label.phase == Phase.FORWARD for label in labels])
-            found |= (kept == Category.UNKNOWN) & forward[lives.label[rows]]
-        return found
+            is_forward |= (categories == Category.UNKNOWN) & forward[lives.label[rows]]
+        return is_forward
 
     def _evidence(self, rows: Ints) -> Evidence:
         lives = self.survival.lives
@@ -211,12 +215,12 @@ class _Leak:
         return Growth(
             kept_itself=self.cluster.kept_itself,
             forward_share=float(forward) / max(1, int(lives.size[rows].sum())),
-            is_replaced=self._replaced(),
+            is_replaced=self._is_replaced(),
             has_parameters=bool((lives.category[rows] == Category.PARAMETER).any()),
         )
 
 
-def _quoted(site: Site, holders: Sequence[Holder]) -> Site:
+def _with_code(site: Site, holders: Sequence[Holder]) -> Site:
     """With the line's text as the job saw it, where no file has it: a notebook's cell."""
     for holder in holders:
         if not site.code and (holder.filename, holder.line) == (site.filename, site.line):
@@ -249,6 +253,6 @@ def _distinct(holders: Sequence[Holder]) -> tuple[Holder, ...]:
 
 
 def _title(per_step: float, holders: Sequence[Holder], frame: Frame, often: str) -> str:
-    named = holders and holders[0].is_named
-    by = keeper(holders[0].links) if named else f"made at {site_name(frame)}"
+    has_name = holders and holders[0].is_named
+    by = keeper(holders[0].links) if has_name else f"made at {site_name(frame)}"
     return f"grows by {format_bytes(round(per_step))} {often}: {by}"

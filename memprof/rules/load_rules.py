@@ -62,9 +62,9 @@ def in_order(rules: Iterable[GrowthRule[Any]]) -> tuple[GrowthRule[Any], ...]:
     Raises:
         graphlib.CycleError: rules yield to each other.
     """
-    named = {rule.name: rule for rule in sorted(rules, key=lambda rule: rule.name)}
-    before = {name: sorted(names) for name, names in precedence(named.values()).items()}
-    return tuple(named[name] for name in TopologicalSorter(before).static_order())
+    by_name = {rule.name: rule for rule in sorted(rules, key=lambda rule: rule.name)}
+    before = {name: sorted(names) for name, names in precedence(by_name.values()).items()}
+    return tuple(by_name[name] for name in TopologicalSorter(before).static_order())
 
 
 def precedence(rules: Iterable[GrowthRule[Any]]) -> dict[str, set[str]]:
@@ -87,8 +87,8 @@ def _yields_to_all(rule: Rule) -> bool:
 
 def _rules_in(folder: ModuleType) -> list[Rule]:
     modules = [
-        import_module(f"{folder.__name__}.{found.name}")
-        for found in pkgutil.iter_modules(folder.__path__)
+        import_module(f"{folder.__name__}.{submodule.name}")
+        for submodule in pkgutil.iter_modules(folder.__path__)
     ]
     rules: list[Rule] = [module.RULE for module in modules if hasattr(module, "RULE")]
     return sorted(rules, key=lambda rule: rule.name)

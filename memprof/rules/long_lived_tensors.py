@@ -18,8 +18,8 @@ _BY_FUNCTION = frozenset({LinkKind.LOCAL, LinkKind.FRAME, LinkKind.CLOSURE})
 
 def advice_on_long_lived(case: Case) -> Iterator[Advice]:
     """Drop them, keep them on the host or keep less of them, the best first."""
-    nbytes = format_bytes(case.found.bytes)
-    holder = case.found.holders[0] if case.found.holders else None
+    nbytes = format_bytes(case.finding.bytes)
+    holder = case.finding.holders[0] if case.finding.holders else None
     place = case.site or (case.places[0] if case.places else None)
     links = holder.links if holder is not None else []
     local = next((link.name for link in links if link.kind == LinkKind.LOCAL), "")

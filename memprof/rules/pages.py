@@ -43,9 +43,9 @@ def page(name: str) -> str:
     kind = next((kind for kind, names in kinds.items() if name in names), "")
     if not kind:
         near = difflib.get_close_matches(name, [*kinds["rules"], *kinds["fixes"]], 1)
-        meant = f"did you mean {near[0]}? " if near else ""
+        suggestion = f"did you mean {near[0]}? " if near else ""
         raise SettingsError(
-            f"{name} is no rule and no fix", f"{meant}memprof explain lists all of them"
+            f"{name} is no rule and no fix", f"{suggestion}memprof explain lists all of them"
         )
     for folder in FOLDERS[kind]:
         path = folder / f"{name}.md"

@@ -33,27 +33,27 @@ def findings(run: Run, examination: Examination | None = None) -> tuple[Found, .
     """
     examination = examination or examine(run)
     over = over_run(examination)
-    found = [
+    candidates = [
         *leaks(examination),
         *(one for kind in _BEFORE_WASTE for one in over if one.kind is kind),
         *waste_of(examination),
         *(one for one in over if one.kind not in _BEFORE_WASTE),
     ]
-    remedied = [with_remedies(one, examination) for one in reported(found)]
-    marked = [replace(one, minor=is_minor(one, examination)) for one in remedied]
+    with_fixes = [with_remedies(one, examination) for one in reported(candidates)]
+    marked = [replace(one, minor=is_minor(one, examination)) for one in with_fixes]
     return tuple(sorted(marked, key=lambda one: one.minor))
 
 
-def reported(found: Sequence[Found]) -> list[Found]:
+def reported(candidates: Sequence[Found]) -> list[Found]:
     """Without findings about memory of which another one says it better, by what rules declare.
 
     A finding yields only to one that is reported itself.
     """
 
     def is_reported(one: Found) -> bool:
-        return not any(_yields(one, other) and is_reported(other) for other in found)
+        return not any(_yields(one, other) and is_reported(other) for other in candidates)
 
-    return [one for one in found if is_reported(one)]
+    return [one for one in candidates if is_reported(one)]
 
 
 def _yields(one: Found, other: Found) -> bool:
@@ -67,10 +67,10 @@ def _yields(one: Found, other: Found) -> bool:
     return any(_is_of(other, name) for name in names) and rule.overlap.joins(one, other)
 
 
-def _is_of(found: Found, name: str) -> bool:
+def _is_of(finding: Found, name: str) -> bool:
     """Whether a finding is of a rule, or of one of the rules that a name stands for."""
     if name == ANY_GROWTH:
-        return found.kind in (Kind.LEAK, Kind.CYCLE)
+        return finding.kind in (Kind.LEAK, Kind.CYCLE)
     if name == ANY_WASTE:
-        return isinstance(rule_named(found.rule), WasteRule)
-    return found.rule == name
+        return isinstance(rule_named(finding.rule), WasteRule)
+    return finding.rule == name

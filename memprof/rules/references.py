@@ -29,12 +29,12 @@ def advice_on_exceptions(case: Case, *, raises: bool = False) -> Iterator[Advice
 
 def advice_on_exceptions_and_logs(case: Case, *, raises: bool = False) -> Iterator[Advice]:
     """The same, and what to log where a log record has the tensors themselves."""
-    logged = logged_tensors(case)
-    if logged is not None:
-        yield from advice_on_log(logged)
-    stored = stored_exception(case, raises=raises)
-    if stored is not None:
-        yield from advice_on_exception(stored, case)
+    log_tensors = logged_tensors(case)
+    if log_tensors is not None:
+        yield from advice_on_log(log_tensors)
+    stored_error = stored_exception(case, raises=raises)
+    if stored_error is not None:
+        yield from advice_on_exception(stored_error, case)
 
 
 def advice_on_views(case: Case) -> Iterator[Advice]:

@@ -47,12 +47,12 @@ def registered_name(call: ast.Call) -> str:
 
 def buffers_made_by(place: Place) -> list[str]:
     """The buffers that a statement registers, or computes for a later line of its function."""
-    made = {ast.unparse(target) for target in bound_names(place.statement)}
+    targets = {ast.unparse(target) for target in bound_names(place.statement)}
     own = calls_in(place.statement, "register_buffer")
     names = []
     for call in calls_in(place.scope, "register_buffer"):
         values = [*call.args[1:2], *(k.value for k in call.keywords)]
-        if call in own or made & set().union(*map(loaded_names, values)):
+        if call in own or targets & set().union(*map(loaded_names, values)):
             names.append(registered_name(call))
     return [name for name in names if name]
 

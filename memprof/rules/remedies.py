@@ -27,6 +27,7 @@ _MOST = 3
 """Remedies of a finding."""
 _MOSTLY = 0.5
 """Share of the bytes: what leaves more of them is no remedy of what grows."""
+_HOST_IS_DEVICE = "(That saves memory of a GPU: on a CPU the host is the device.)"
 
 
 class _OfRule(NamedTuple):
@@ -36,37 +37,37 @@ class _OfRule(NamedTuple):
     advice: Advice
 
 
-def with_remedies(found: Found, examination: Examination) -> Found:
+def with_remedies(finding: Found, examination: Examination) -> Found:
     """The finding with at most three remedies, those that give little of its bytes back last.
 
     Where it grows, every rule that explains it gives advice; the first that does names the finding.
     """
-    case = Case(found, examination)
-    rule = rule_named(found.rule)
+    case = Case(finding, examination)
+    rule = rule_named(finding.rule)
     advice: list[_OfRule] = []
     if isinstance(rule, (WasteRule, RunRule)):
-        advice = [_OfRule(rule.name, one) for one in rule.advice(found.match, case)]
+        advice = [_OfRule(rule.name, one) for one in rule.advice(finding.match, case)]
     if case.grows:
         advice += sorted(_on_growth(case), key=lambda one: one.advice.otherwise)
     best: dict[str, _OfRule] = {}
     for one in advice:
         best.setdefault(one.advice.fix, one)
-    useful = [one for one in best.values() if not _is_there_already(one.advice, found)]
-    ranked = sorted(useful[:_MOST], key=lambda one: one.advice.remains > _MOSTLY)
-    if case.grows and len(ranked) > 1 and ranked[0].advice.fix == "cpu_offload":
-        ranked[:2] = ranked[1::-1]  # on the host it goes on to grow
-    if ranked and rule is None:
-        found = replace(found, rule=ranked[0].rule)
-    first = [one._replace(advice=_of_what_ran(one.advice, case)) for one in ranked]
-    return replace(found, remedies=tuple(_remedy(*one, case) for one in first))
+    useful = [one for one in best.values() if not _is_there_already(one.advice, finding)]
+    by_use = sorted(useful[:_MOST], key=lambda one: one.advice.remains > _MOSTLY)
+    if case.grows and len(by_use) > 1 and by_use[0].advice.fix == "cpu_offload":
+        by_use[:2] = by_use[1::-1]  # on the host it goes on to grow
+    if by_use and rule is None:
+        finding = replace(finding, rule=by_use[0].rule)
+    first = [one._replace(advice=_of_what_ran(one.advice, case)) for one in by_use]
+    return replace(finding, remedies=tuple(_remedy(*one, case) for one in first))
 
 
-def _is_there_already(advice: Advice, found: Found) -> bool:
+def _is_there_already(advice: Advice, finding: Found) -> bool:
     """Whether it would move to the host what lies there at its peak: that helps on a GPU only.
 
     What grows is asked for on the CPU mostly to learn what it will do on a GPU.
     """
-    return advice.fix == "cpu_offload" and found.device == "cpu" and not found.bytes_per_step
+    return advice.fix == "cpu_offload" and finding.device == "cpu" and not finding.bytes_per_step
 
 
 def _on_growth(case: Case) -> Iterator[_OfRule]:
@@ -88,23 +89,26 @@ def _of_what_ran(advice: Advice, case: Case) -> Advice:
 
 
 def _remedy(rule: str, advice: Advice, case: Case) -> Remedy:
-    nbytes, saving = saving_of(case.found, case.window)
+    nbytes, saving = saving_of(case.finding, case.window)
     if advice.saving is not None:
         saving = advice.saving.overall
         nbytes = saving.bytes
+    why = advice.why + _reason_for_no_patch(advice, case)
+    if advice.fix == "cpu_offload" and case.finding.device == "cpu":
+        nbytes, saving, why = 0, None, f"{why} {_HOST_IS_DEVICE}"
     place = advice.place
-    line = advice.line or (place.line if place is not None else case.found.site.line)
-    filename = place.program.filename if place is not None else case.found.site.filename
+    line = advice.line or (place.line if place is not None else case.finding.site.line)
+    filename = place.program.filename if place is not None else case.finding.site.filename
     return Remedy(
         fix=advice.fix,
-        why=advice.why + _unpatched(advice, case),
+        why=why,
         filename=filename,
         line=line,
         code=_code(advice, case, line),
         saves_bytes=round(nbytes * (1 - advice.remains)),
         peak_before=saving.before if saving is not None else -1,
         peak_after=_after(saving, advice.remains) if saving is not None else -1,
-        typed=typed(advice.fix, case.found.stack),
+        typed=typed(advice.fix, case.finding.stack),
         patch=advice.patch,
         page=explained_by(advice.fix),
         rule=rule,
@@ -114,11 +118,11 @@ def _remedy(rule: str, advice: Advice, case: Case) -> Remedy:
 def _code(advice: Advice, case: Case, line: int) -> str:
     if advice.place is not None:
         return advice.place.program.code(line).strip()
-    site = case.found.site
+    site = case.finding.site
     return "" if site.filename in case.changed else site.code
 
 
-def _unpatched(advice: Advice, case: Case) -> str:
+def _reason_for_no_patch(advice: Advice, case: Case) -> str:
     """Says that a patch is missing because it would be one of another text than was recorded."""
     if advice.patch or advice.fix not in PATCHED or not case.changed:
         return ""

@@ -35,5 +35,5 @@ class Overlap(enum.Enum):
             return sites[0].filename == sites[1].filename and sites[0].line == sites[1].line
         if self is Overlap.DEVICE:
             return one.device == other.device or {one.device, other.device} <= _HOST
-        held = [outline(found.holders[0]) for found in (one, other) if found.holders]
-        return len(held) > 1 and held[0] == held[1]
+        outlines = [outline(finding.holders[0]) for finding in (one, other) if finding.holders]
+        return len(outlines) > 1 and outlines[0] == outlines[1]

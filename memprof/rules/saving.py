@@ -11,23 +11,23 @@ from memprof.views.window import Window
 __all__ = ["saving_of"]
 
 
-def saving_of(found: Found, window: Window | None) -> tuple[int, Saving | None]:
+def saving_of(finding: Found, window: Window | None) -> tuple[int, Saving | None]:
     """Bytes saved (a step for growth, else off the peak), and the peaks where a replay tells.
 
     Growth in ``window`` is replayed with every tensor freed at the end of the step that made it.
     """
-    if found.match is not None and found.match.saving is not None:
-        saving = found.match.saving.overall
+    if finding.match is not None and finding.match.saving is not None:
+        saving = finding.match.saving.overall
         return saving.bytes, saving
-    if found.kind in (Kind.WASTE, Kind.FRAGMENTATION):
-        return found.bytes, None
-    return round(found.bytes_per_step), _without_survivors(found, window)
+    if finding.kind in (Kind.WASTE, Kind.FRAGMENTATION):
+        return finding.bytes, None
+    return round(finding.bytes_per_step), _without_survivors(finding, window)
 
 
-def _without_survivors(found: Found, window: Window | None) -> Saving | None:
-    if window is None or found.evidence.window < 0 or not len(found.evidence.allocs):
+def _without_survivors(finding: Found, window: Window | None) -> Saving | None:
+    if window is None or finding.evidence.window < 0 or not len(finding.evidence.allocs):
         return None
-    rows = np.flatnonzero(np.isin(window.lives.alloc, found.evidence.allocs))
+    rows = np.flatnonzero(np.isin(window.lives.alloc, finding.evidence.allocs))
     ends = np.searchsorted(window.step_of_event[:-1], window.made_in[rows] + 1) - 1
     # The peak of the whole window: growth is not over once the first steps are.
     return replayed(window.line, Cuts.ended(window.line, rows, ends))

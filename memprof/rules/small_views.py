@@ -36,29 +36,29 @@ class PartOfStorage(Cause):
 
 def small_view(case: Case) -> PartOfStorage | None:
     """The first view in the chains of references that shows less than its storage has."""
-    for holder in case.found.holders:
+    for holder in case.finding.holders:
         for link in holder.links:
             if link.shown_bytes >= 0 and link.storage_bytes >= 0:
-                shown, whole = link.shown_bytes, link.storage_bytes
-                if not 0 < shown < whole:
+                view_bytes, whole = link.shown_bytes, link.storage_bytes
+                if not 0 < view_bytes < whole:
                     return None
-                small = shown <= _SMALL_PART * whole or not case.links & THROUGH_GRAPH
-                return PartOfStorage(shown, whole, small)
+                small = view_bytes <= _SMALL_PART * whole or not case.links & THROUGH_GRAPH
+                return PartOfStorage(view_bytes, whole, small)
     return None
 
 
 def advice_on_view(part: PartOfStorage, case: Case) -> Iterator[Advice]:
     """Clone the view where it is stored."""
-    taken = next(_stored_parts(case), None)
-    place = taken[0] if taken is not None else _slicing(case)
+    part_place = next(_stored_parts(case), None)
+    place = part_place[0] if part_place is not None else _slicing(case)
     patch = ""
-    if taken is not None:
+    if part_place is not None:
         suffix = ".copy()" if _of_arrays(case) else ".clone()"
-        patch = diff(taken[0].program, *wrapped(taken[1], suffix))
-    shown, whole = format_bytes(part.shown_bytes), format_bytes(part.storage_bytes)
+        patch = diff(part_place[0].program, *wrapped(part_place[1], suffix))
+    shown_size, whole = format_bytes(part.shown_bytes), format_bytes(part.storage_bytes)
     yield Advice(
         "clone_view",
-        f"A view of {shown} keeps its whole storage of {whole}.",
+        f"A view of {shown_size} keeps its whole storage of {whole}.",
         place or (case.places[0] if case.places else case.site),
         patch=patch,
         remains=part.shown_bytes / part.storage_bytes,
@@ -72,15 +72,17 @@ def _stored_parts(case: Case) -> Iterator[Handed]:
     Or a name that stands for nothing but such a part. The chain of references says which of several
     things that are put there it is.
     """
-    for holder in case.found.holders:
+    for holder in case.finding.holders:
         place = case.place_of(holder)
         value = _held_value(holder, place) if place is not None else None
         if place is None or value is None:
             continue
         where, value = handed_over(case, place, value) or (place, value)
         parts = values_of(where, value.id) if isinstance(value, ast.Name) else [value]
-        found = list(parts)
-        if not found or not all(isinstance(part, ast.Subscript) for part in found):
+        part_statements = list(parts)
+        if not part_statements or not all(
+            isinstance(part, ast.Subscript) for part in part_statements
+        ):
             continue
         names = {ast.unparse(one) for one in (value, *bound_names(where.statement))}
         if not any(_writes(node, names) for node in ast.walk(where.scope)):
@@ -103,18 +105,18 @@ def _held_value(holder: Holder, place: Place) -> ast.expr | None:
     if LinkKind.BASE not in kinds:
         return None
     links = holder.links[: kinds.index(LinkKind.BASE)]
-    grown = growing(place)
+    growth = growing(place)
     value: ast.expr | None
-    if grown is not None and len(grown.values) == 1:
-        name, value = grown.container, grown.values[0]
+    if growth is not None and len(growth.values) == 1:
+        name, value = growth.container, growth.values[0]
         within = name.count("[") + 1  # its own items, and those of what it is in
     else:
         pairs = list(assigned(place.statement))
-        if grown is not None or len(pairs) != 1 or not isinstance(place.statement, ast.Assign):
+        if growth is not None or len(pairs) != 1 or not isinstance(place.statement, ast.Assign):
             return None
         name, value, within = ast.unparse(pairs[0][0]), pairs[0][1], 0
-    named = [at for at, link in enumerate(links) if link.name == last_name(name)]
-    below = links[named[-1] + 1 :] if named else links[len(links) - within :]
+    places_of_name = [at for at, link in enumerate(links) if link.name == last_name(name)]
+    below = links[places_of_name[-1] + 1 :] if places_of_name else links[len(links) - within :]
     if any(link.kind != LinkKind.ITEM for link in below) or len(below) < within:
         return None
     for link in below[within:]:
@@ -142,13 +144,13 @@ def _slicing(case: Case) -> Place | None:
             if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Subscript):
                 continue
             key = node.value.slice
-            named = isinstance(key, ast.Constant) and isinstance(key.value, str)
-            if ast.unparse(node.value.value) in names and not named:
+            is_text_key = isinstance(key, ast.Constant) and isinstance(key.value, str)
+            if ast.unparse(node.value.value) in names and not is_text_key:
                 return place.program.place(node)
     return None
 
 
 def _of_arrays(case: Case) -> bool:
     """Whether NumPy arrays are the views."""
-    links = (link for holder in case.found.holders for link in holder.links)
+    links = (link for holder in case.finding.holders for link in holder.links)
     return any(link.kind == LinkKind.BASE and link.type_name == "ndarray" for link in links)

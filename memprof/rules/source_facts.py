@@ -25,18 +25,18 @@ def is_number(case: Case, place: Place, value: ast.expr) -> bool | None:
 
     What ``backward()`` is called on without a gradient is one, and so is ``x.mean()``.
     """
-    made = last_binding(place, value) if isinstance(value, ast.Name) else place
+    binding = last_binding(place, value) if isinstance(value, ast.Name) else place
     if isinstance(value, ast.Name) and starts_backward(place, value.id):
         return True
-    known = makes_number(case, made) if made is not None else None
-    if known is None and made is not None:
-        last = value if made is place else getattr(made.statement, "value", None)
-        plain = not isinstance(made.statement, ast.AugAssign) and is_reduction(last)
+    answer = makes_number(case, binding) if binding is not None else None
+    if answer is None and binding is not None:
+        last = value if binding is place else getattr(binding.statement, "value", None)
+        plain = not isinstance(binding.statement, ast.AugAssign) and is_reduction(last)
         return True if plain else None
-    return known
+    return answer
 
 
-def makes_number(case: Case, made: Place) -> bool | None:
+def makes_number(case: Case, binding: Place) -> bool | None:
     """Whether the last thing that a statement allocates in each step is one number.
 
     None where that is not recorded, or may be a double or two floats.
@@ -44,14 +44,14 @@ def makes_number(case: Case, made: Place) -> bool | None:
     trace, window = case.trace, case.window
     if trace is None or window is None:
         return None
-    known = sites(trace.tables)
-    lines = range(made.line, (made.statement.end_lineno or made.line) + 1)
+    site_table = sites(trace.tables)
+    lines = range(binding.line, (binding.statement.end_lineno or binding.line) + 1)
     own = [
         row
-        for row, frame in enumerate(known.frames)
-        if frame.filename == made.program.filename and frame.line in lines
+        for row, frame in enumerate(site_table.frames)
+        if frame.filename == binding.program.filename and frame.line in lines
     ]
-    allocs = np.isin(known.of_stack[trace.events.stack], own)
+    allocs = np.isin(site_table.of_stack[trace.events.stack], own)
     rows = np.flatnonzero(allocs & (trace.events.action == Action.ALLOC))
     if not len(rows):
         return None
@@ -92,5 +92,5 @@ def handed_over(case: Case, place: Place | None, value: ast.expr | None) -> Hand
         value,
         case.programs,
         first=[near.scope for _, near in case.frames],
-        owners={link.name for holder in case.found.holders for link in holder.links},
+        owners={link.name for holder in case.finding.holders for link in holder.links},
     )

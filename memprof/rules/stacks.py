@@ -14,7 +14,7 @@ __all__ = ["made_through"]
 
 def made_through(window: Window, is_meant: Callable[[Frame], bool]) -> Bools:
     """Whether each lifetime of a window was made by a call that went through such a frame."""
-    meant = [is_meant(frame) for frame in window.trace.tables.frames]
-    stacks = np.array([any(meant[at] for at in stack) for stack in window.trace.tables.stacks])
-    made: Bools = stacks[window.lives.stack]
-    return made
+    is_match = [is_meant(frame) for frame in window.trace.tables.frames]
+    stacks = np.array([any(is_match[at] for at in stack) for stack in window.trace.tables.stacks])
+    through: Bools = stacks[window.lives.stack]
+    return through

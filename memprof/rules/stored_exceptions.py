@@ -77,7 +77,7 @@ def logged_tensors(case: Case) -> LoggedTensors | None:
     place = case.link_place(LinkKind.LOG_RECORD)
     if place is None:
         return None
-    links = [link for holder in case.found.holders for link in holder.links]
+    links = [link for holder in case.finding.holders for link in holder.links]
     names = [link.name for link in links if link.kind == LinkKind.LOG_RECORD]
     return LoggedTensors(place, bool(case.links & _OF_ERRORS) or "exc_info" in names)
 
@@ -103,10 +103,10 @@ def _text_patch(case: Case, place: Place | None) -> str:
     """``failure = exc`` becomes ``failure = str(exc)``."""
     if place is None:
         return ""
-    grown = growing(place)
-    value = grown.values[-1] if grown is not None else getattr(place.statement, "value", None)
+    growth = growing(place)
+    value = growth.values[-1] if growth is not None else getattr(place.statement, "value", None)
     names = [ast.unparse(target) for target in bound_names(place.statement)]
-    names += [grown.container] if grown is not None else []
+    names += [growth.container] if growth is not None else []
     if not isinstance(value, ast.Name) or not names:
         return ""
     if any(is_raised(place, name, case.everywhere) for name in names):

@@ -44,17 +44,17 @@ def unallocated_reserve(device: DeviceRun) -> UnallocatedReserve | None:
     A modelled device (a CPU) has no reserved bytes of its own and is left out.
     """
     steps = device.steps
-    known = (steps.reserved > 0) & (steps.allocated >= 0)
-    if device.device == "cpu" or not known.any():
+    with_figures = (steps.reserved > 0) & (steps.allocated >= 0)
+    if device.device == "cpu" or not with_figures.any():
         return None
-    unallocated = (steps.reserved - steps.allocated)[known].astype(np.float64)
-    reserved = int(steps.reserved[known][-1])
+    unallocated = (steps.reserved - steps.allocated)[with_figures].astype(np.float64)
+    reserved = int(steps.reserved[with_figures][-1])
     if unallocated[-1] < _LEAST_SHARE * reserved:
         return None
     first = min(WARM_UP, len(unallocated) - 1)
     return UnallocatedReserve(
-        steps.last[known][first:].astype(np.float64),
+        steps.last[with_figures][first:].astype(np.float64),
         unallocated[first:],
         reserved,
-        int(steps.ooms[known][-1]),
+        int(steps.ooms[with_figures][-1]),
     )

@@ -84,20 +84,22 @@ class UnexplainedGrowth:
 
 
 def unexplained_growth(
-    examination: Examination, found: Sequence[Found]
+    examination: Examination, findings: Sequence[Found]
 ) -> UnexplainedGrowth | None:
-    """The largest over all devices of a run; None where what rises is in ``found``."""
+    """The largest over all devices of a run; None where what rises is in ``findings``."""
     if examination.run.is_snapshot:
         return None
-    rising = (_of_device(device, found) for device in examination.devices)
-    made = [one for one in rising if one is not None]
-    return max(made, key=lambda one: one.bytes, default=None)
+    rising = (_of_device(device, findings) for device in examination.devices)
+    results = [one for one in rising if one is not None]
+    return max(results, key=lambda one: one.bytes, default=None)
 
 
-def _of_device(examined: DeviceExamination, found: Sequence[Found]) -> UnexplainedGrowth | None:
-    device = examined.device
-    known = device.steps.allocated != NOT_RECORDED
-    allocated, numbers = device.steps.allocated[known], device.steps.last[known]
+def _of_device(
+    examination: DeviceExamination, findings: Sequence[Found]
+) -> UnexplainedGrowth | None:
+    device = examination.device
+    with_figures = device.steps.allocated != NOT_RECORDED
+    allocated, numbers = device.steps.allocated[with_figures], device.steps.last[with_figures]
     risen = rise(allocated)
     if risen is None:
         return None
@@ -108,10 +110,10 @@ def _of_device(examined: DeviceExamination, found: Sequence[Found]) -> Unexplain
         return None
     if not _goes_on(least, low):
         return None
-    explained = sum(_explains(one, device) for one in found)
+    explained = sum(_explains(one, device) for one in findings)
     if explained >= _EXPLAINED * total:
         return None
-    site, site_bytes, bare = _makers(examined, total - explained)
+    site, site_bytes, bare = _makers(examination, total - explained)
     return UnexplainedGrowth(
         device=device.device,
         bytes=total,
@@ -140,26 +142,26 @@ def _goes_on(least: Ints, low: int) -> bool:
     )
 
 
-def _explains(found: Found, device: DeviceRun) -> int:
-    grows = found.kind in (Kind.LEAK, Kind.CYCLE)
-    return found.bytes if grows and found.device == device.device else 0
+def _explains(finding: Found, device: DeviceRun) -> int:
+    grows = finding.kind in (Kind.LEAK, Kind.CYCLE)
+    return finding.bytes if grows and finding.device == device.device else 0
 
 
-def _makers(examined: DeviceExamination, rest: int) -> tuple[Site, int, int]:
+def _makers(examination: DeviceExamination, rest: int) -> tuple[Site, int, int]:
     """The line that made most of what stayed, its bytes, and those of what has no stack.
 
     There is no such line where it made little of the ``rest`` that is to be explained.
     """
-    lived = survival(examined)
-    lives = lived.lives
+    lives_seen = survival(examination)
+    lives = lives_seen.lives
     everything = np.arange(len(lives))
-    born = lives.born >= min(WARM_UP, max(0, len(lived) - 1))
-    stayed = everything[born & lived.outlast(everything) & lived.outlive_steps]
-    if not len(stayed):
+    birth_places = lives.born >= min(WARM_UP, max(0, len(lives_seen) - 1))
+    survivors = everything[birth_places & lives_seen.outlast(everything) & lives_seen.outlive_steps]
+    if not len(survivors):
         return Site(), 0, 0
-    places, size = sites(lived.tables), lives.size[stayed]
-    bare = int(size[lives.stack[stayed] == EMPTY].sum())
-    of_site = np.bincount(places.of_stack[lives.stack[stayed]], weights=size)
+    places, size = sites(lives_seen.tables), lives.size[survivors]
+    bare = int(size[lives.stack[survivors] == EMPTY].sum())
+    of_site = np.bincount(places.of_stack[lives.stack[survivors]], weights=size)
     row = int(of_site.argmax())
     if of_site[row] < _MUCH * rest or not row:
         return Site(), 0, bare

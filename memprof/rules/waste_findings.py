@@ -71,12 +71,14 @@ class _Candidate:
 
 def waste_of(examination: Examination) -> tuple[Found, ...]:
     """The waste in an examined run, the surest and largest first; at most six a device."""
-    chosen = [
+    selection = [
         candidate
         for window in _peak_windows(examination)
         for candidate in _distinct(_candidates(window))[:_MOST]
     ]
-    return tuple(_found(one, examination.run) for one in sorted(chosen, key=lambda one: one.rank))
+    return tuple(
+        _finding_of(one, examination.run) for one in sorted(selection, key=lambda one: one.rank)
+    )
 
 
 def _peak_windows(examination: Examination) -> list[Window]:
@@ -101,9 +103,9 @@ def _candidates(window: Window) -> list[_Candidate]:
 
 def _distinct(candidates: list[_Candidate]) -> list[_Candidate]:
     """Without those that say less of the same tensors than others, or than one before them."""
-    left = [one for one in candidates if not any(map(one.gives_way_to, candidates))]
+    remaining = [one for one in candidates if not any(map(one.gives_way_to, candidates))]
     distinct: list[_Candidate] = []
-    for one in sorted(left, key=lambda one: one.rank):
+    for one in sorted(remaining, key=lambda one: one.rank):
         if not any(one.adds_nothing_to(other) for other in distinct):
             distinct.append(one)
     return distinct
@@ -147,14 +149,14 @@ def _proven(one: _Candidate, holders: Sequence[Holder]) -> Match:
     return one.match
 
 
-def _found(one: _Candidate, run: Run) -> Found:
+def _finding_of(one: _Candidate, run: Run) -> Found:
     window, holders = one.window, _holders(one, run)
     match = _proven(one, holders)
     share = f" ({format_percent(match.nbytes, window.line.peak_allocated.bytes)} of the peak)"
     if one.rule.kind is Kind.FRAGMENTATION:
         share = ""  # it is of the reserved bytes, which its title tells
     steps = window.made_in[match.rows] if len(match.rows) else np.array([-1])
-    made = window.lives.alloc[match.rows]
+    allocs = window.lives.alloc[match.rows]
     return Found(
         kind=one.rule.kind,
         device=window.device,
@@ -168,7 +170,7 @@ def _found(one: _Candidate, run: Run) -> Found:
         module=window.module_name(match.row),
         category=CATEGORY_NAMES[int(window.category[match.row])],
         holders=holders,
-        evidence=Evidence(window.number, made[made >= 0]),
+        evidence=Evidence(window.number, allocs[allocs >= 0]),
         rule=one.rule.name,
         match=match,
     )

@@ -18,10 +18,12 @@ __all__ = ["over_run"]
 
 def over_run(examination: Examination) -> tuple[Found, ...]:
     """The findings of all rules over a whole run, in the order of the rules' names."""
-    return tuple(_found(rule, match) for rule in run_rules() for match in rule.matches(examination))
+    return tuple(
+        _finding_of(rule, match) for rule in run_rules() for match in rule.matches(examination)
+    )
 
 
-def _found(rule: RunRule[Any], match: RunMatch) -> Found:
+def _finding_of(rule: RunRule[Any], match: RunMatch) -> Found:
     return Found(
         kind=rule.kind,
         device=match.device,

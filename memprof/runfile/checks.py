@@ -155,5 +155,5 @@ def _is_entry(key: object, value: object) -> bool:
 
 def _is_division(key: object, value: object) -> bool:
     """``"4": 8``: a power of two in MiB, and into how many parts the way to the next is cut."""
-    known = isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 10
-    return known and isinstance(value, int) and 0 <= value < 1 << 20
+    is_number = isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 10
+    return is_number and isinstance(value, int) and 0 <= value < 1 << 20

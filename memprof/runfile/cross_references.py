@@ -60,7 +60,7 @@ def owned(events: Events, start: State | None, owners: list[Owners]) -> tuple[Ev
 def digests(files: Sequence[SourceFiles]) -> dict[str, str]:
     """The digests of all records by the names of the files; the first of each counts."""
     pairs = (pair for one in files for pair in zip(one.names, one.digests, strict=False))
-    told: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for name, digest in islice(pairs, MOST_FILES):
-        told.setdefault(name, digest)
-    return told
+        by_name.setdefault(name, digest)
+    return by_name

@@ -25,16 +25,16 @@ class Numbering:
 
     def __init__(self, guesses: Sequence[GuessedSteps]) -> None:
         """``guesses`` in the order in which they were written."""
-        merged = sorted((one for one in guesses if one.merged), key=lambda one: one.first)
+        merges = sorted((one for one in guesses if one.merged), key=lambda one: one.first)
         self._first: list[int] = []
         self._last: list[int] = []
-        self._gone = [0]
-        for one in merged:
+        self._steps_fewer = [0]
+        for one in merges:
             if self._last and one.first <= self._last[-1]:
                 continue  # a damaged file: stretches do not overlap
             self._first.append(one.first)
             self._last.append(one.last)
-            self._gone.append(self._gone[-1] + one.last - one.first)
+            self._steps_fewer.append(self._steps_fewer[-1] + one.last - one.first)
         ends = self._last[-1] if self._last else -1
         left = next((one for one in reversed(guesses) if not one.merged), None)
         self.left: GuessedSteps | None = None
@@ -50,7 +50,7 @@ class Numbering:
         if at < 0:
             return step
         inside = min(step, self._last[at]) - self._first[at]
-        return step - self._gone[at] - inside
+        return step - self._steps_fewer[at] - inside
 
     def finding(self, finding: Finding) -> Finding:
         """With the program's number of its step."""
@@ -96,10 +96,10 @@ class Numbering:
         one_step = columns["first"] == columns["last"]
         for name in ("allocated_min", "allocated_max"):
             columns[name] = np.where(one_step, columns["allocated"], columns[name])
-        merged: Steps = Steps(**columns)
-        return merged
+        renumbered: Steps = Steps(**columns)
+        return renumbered
 
     def _numbers(self, steps: Ints) -> Ints:
-        known = steps != NOT_RECORDED
+        has_step = steps != NOT_RECORDED
         numbers = np.array([self.of(step) for step in steps.tolist()], dtype=np.int64)
-        return np.where(known, numbers, steps)
+        return np.where(has_step, numbers, steps)

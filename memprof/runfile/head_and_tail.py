@@ -58,9 +58,9 @@ def read_ends(path: Path) -> Ends:
         head, tails = _head_and_tails(path)
         header = _last_header(head) or header
         for tail in tails:
-            found = _last_summary(tail)
-            if found is not None:
-                return Ends(_sound_header(header), *found)
+            summary = _last_summary(tail)
+            if summary is not None:
+                return Ends(_sound_header(header), *summary)
     except OSError as error:
         raise FileFormatError(
             f"cannot read {path}: {error.strerror or error}", "name a run file"
@@ -99,15 +99,15 @@ def _inflated_ends(path: Path) -> tuple[bytes, bytes]:
 
 
 def _last_header(head: bytes) -> Header | None:
-    found = None
+    header = None
     for line in head.split(b"\n")[:-1]:
         text = line.strip().strip(b"[,")
         if text.startswith(_HEADER):
             try:
-                found = msgspec.json.decode(text, type=Header)
+                header = msgspec.json.decode(text, type=Header)
             except _UNREADABLE:  # damage in the middle, which `loading` tells of
                 continue
-    return found
+    return header
 
 
 def _last_summary(tail: bytes) -> tuple[Footer, bool] | None:
@@ -139,13 +139,13 @@ def _up_to_date(summary: Footer, since: Iterable[StepsRecord]) -> Footer:
         allocated = max([allocated, *rows.peak_allocated, *rows.allocated_max])
         peaks[record.device] = allocated, max([reserved, *rows.peak_reserved, *rows.reserved])
         ended_us, last = max([ended_us, *rows.end_us]), max([last, *rows.last])
-    devices = [_raised(one, *peaks.get(one.device, (-1, -1))) for one in summary.devices]
+    devices = [_raise_peaks(one, *peaks.get(one.device, (-1, -1))) for one in summary.devices]
     return msgspec.structs.replace(
         summary, devices=devices, ended_us=ended_us, steps=max(summary.steps, last + 1)
     )
 
 
-def _raised(device: DeviceSummary, allocated: int, reserved: int) -> DeviceSummary:
+def _raise_peaks(device: DeviceSummary, allocated: int, reserved: int) -> DeviceSummary:
     return msgspec.structs.replace(
         device,
         peak_allocated_bytes=max(device.peak_allocated_bytes, allocated),

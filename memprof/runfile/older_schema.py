@@ -76,12 +76,12 @@ def _state(link: Link) -> Link:
     return msgspec.structs.replace(link, is_parameter=link.name.startswith(_PARAMETERS))
 
 
-def _unknown(link: Link) -> Link:
-    unowned, cut_off = _UNOWNED.fullmatch(link.name), _CUT_OFF.fullmatch(link.name)
+def _without_facts(link: Link) -> Link:
+    memory, cut_off = _UNOWNED.fullmatch(link.name), _CUT_OFF.fullmatch(link.name)
     if cut_off is not None:
         return msgspec.structs.replace(link, name="", unowned=_memory("", cut_off[1], cut_off=True))
-    if unowned is not None:
-        return msgspec.structs.replace(link, name="", unowned=_memory(unowned[1], unowned[2]))
+    if memory is not None:
+        return msgspec.structs.replace(link, name="", unowned=_memory(memory[1], memory[2]))
     return link
 
 
@@ -103,5 +103,5 @@ _UPGRADES: dict[LinkKind, Callable[[Link], Link]] = {
     LinkKind.AUTOGRAD_NODE: _graph,
     LinkKind.BASE: _view,
     LinkKind.OPTIMIZER_STATE: _state,
-    LinkKind.UNKNOWN: _unknown,
+    LinkKind.UNKNOWN: _without_facts,
 }

@@ -57,7 +57,7 @@ def read_records(path: str | Path) -> Iterator[Record | Damage]:
     lines = _lines(path)
     first, header = _header(path, lines)
     yield header
-    held: Damage | None = None
+    last_damage: Damage | None = None
     records = 0
     for number, line in enumerate(lines, start=first + 1):
         if number - records > _MOST_IDLE + _IDLE_EACH * records:
@@ -67,17 +67,17 @@ def read_records(path: str | Path) -> Iterator[Record | Damage]:
         text = line.strip().strip(b",")
         if not text or text == b"]":
             continue
-        if held is not None:
-            yield held
-        held = None
+        if last_damage is not None:
+            yield last_damage
+        last_damage = None
         record = _record(text, number)
         if isinstance(record, Damage):
-            held = record
+            last_damage = record
         elif record is not None:
             records += 1
             yield record
-    if held is not None:
-        yield Damage(held.line, held.reason, torn=True)
+    if last_damage is not None:
+        yield Damage(last_damage.line, last_damage.reason, torn=True)
 
 
 def _header(path: Path, lines: Iterator[bytes]) -> tuple[int, Header]:
@@ -156,17 +156,17 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def _gzip_lines(file: IO[bytes], size: int) -> Iterator[bytes]:
     """Lines of a gzip file that may end anywhere (the module `gzip` refuses those)."""
-    held: list[bytes] = []
+    pieces: list[bytes] = []
     for part in inflated(file, size, whole=False):
         if len(part) > 4096 and part.count(b"\n") > len(part) // 2:
             raise FileFormatError("nearly nothing but empty lines, which no run file is", _WROTE)
         first, *others = part.split(b"\n")
-        held.append(first)
+        pieces.append(first)
         if others:
-            yield b"".join(held)
+            yield b"".join(pieces)
             yield from others[:-1]
-            held = [others[-1]]
-    yield b"".join(held)
+            pieces = [others[-1]]
+    yield b"".join(pieces)
 
 
 # -- columns from records ----------------------------------------------------------------------
@@ -178,11 +178,11 @@ def decode_events(record: TraceRecord) -> Events:
     Raises:
         ValueError, OverflowError: the record's columns differ in length or hold impossible values.
     """
-    given = {name: getattr(record, name) for name in record.__struct_fields__[3:]}
-    given["time_us"] = np.cumsum(np.asarray(record.time_us, dtype=np.int64))
+    columns = {name: getattr(record, name) for name in record.__struct_fields__[3:]}
+    columns["time_us"] = np.cumsum(np.asarray(record.time_us, dtype=np.int64))
     length = len(record.action)
-    left_out = [name for name in ("stream", "pool") if not given[name]]
-    events: Events = Events.build(length, **{k: v for k, v in given.items() if k not in left_out})
+    left_out = [name for name in ("stream", "pool") if not columns[name]]
+    events: Events = Events.build(length, **{k: v for k, v in columns.items() if k not in left_out})
     return events
 
 

@@ -41,10 +41,10 @@ class LocalSink:
         """Append all of ``data``: a system call may take a part of it only."""
         rest = memoryview(data)
         while rest:
-            written = self._file.write(rest)
-            if not written:
+            count = self._file.write(rest)
+            if not count:
                 raise OSError(errno.ENOSPC, "nothing more could be written")
-            rest = rest[written:]
+            rest = rest[count:]
 
     def flush(self) -> None:
         """Nothing is held back."""

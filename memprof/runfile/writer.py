@@ -51,7 +51,7 @@ class RunWriter:
         self.failure: Exception | None = None
         self._lock = threading.RLock()
         self._pid = os.getpid()
-        self._buffer = bytearray(b"[\n" + _encoded(header))
+        self._buffer = bytearray(b"[\n" + _encode(header))
         self._sink: Sink | None = create_sink(self.path)
         self.flush()
 
@@ -59,7 +59,7 @@ class RunWriter:
         """Append one record, which reaches the operating system at the next `flush`; its bytes."""
         if self._is_child():  # before the lock, which another thread may have held at the fork
             return 0
-        line = b",\n" + _encoded(record)
+        line = b",\n" + _encode(record)
         with self._lock:
             self._buffer += line  # at one stroke: a finalizer may write in between
             if len(self._buffer) >= _BUFFER_BYTES:
@@ -107,25 +107,25 @@ def _close(sink: Sink) -> Exception | None:
     return None
 
 
-def _encoded(record: Record) -> bytes:
+def _encode(record: Record) -> bytes:
     """The record's JSON; where it has none (text that is no Unicode), as much of it as can be."""
     try:
         return _ENCODER.encode(record)
     except UnicodeEncodeError:
-        return _ENCODER.encode(_replaced(msgspec.to_builtins(record, enc_hook=repr)))
+        return _ENCODER.encode(_replace_text(msgspec.to_builtins(record, enc_hook=repr)))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         kind = type(record).__name__
         return _ENCODER.encode(Note("file", f"a {kind} could not be written: {error}"))
 
 
-def _replaced(value: Any) -> Any:
+def _replace_text(value: Any) -> Any:
     """The same without what UTF-8 cannot hold: file names and arguments may be any bytes."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):
-        return {_replaced(k): _replaced(v) for k, v in value.items()}
+        return {_replace_text(k): _replace_text(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_replaced(v) for v in value]
+        return [_replace_text(v) for v in value]
     return value
 
 

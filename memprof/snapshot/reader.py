@@ -122,8 +122,8 @@ def _traces(data: Any, label_of: LabelOf, *, is_live: bool) -> tuple[Trace, ...]
     interner = _LiveInterner(label_of) if is_live else _Interner(label_of)
     parts = []
     for device in sorted({*segments, *(d for d, e in events.items() if e)}):
-        columns, ordered = _events(events.get(device) or [], interner)
-        parts.append((device, columns, ordered, _state(segments.get(device, []), interner)))
+        columns, in_order = _events(events.get(device) or [], interner)
+        parts.append((device, columns, in_order, _state(segments.get(device, []), interner)))
     settings = plain_settings(data.get("allocator_settings"))
     annotations = {} if is_live else _annotations(data.get("external_annotations") or [])
     tables = interner.tables()
@@ -137,9 +137,9 @@ def _traces(data: Any, label_of: LabelOf, *, is_live: bool) -> tuple[Trace, ...]
             settings=settings,
             annotations=_of_device(annotations, device),
             torch_version=version,
-            reordered=not ordered,
+            reordered=not in_order,
         )
-        for device, columns, ordered, state in parts
+        for device, columns, in_order, state in parts
     )
 
 
@@ -153,8 +153,8 @@ def _by_device(segments: Iterable[Json]) -> dict[int, list[Json]]:
 
 def _refuse_shared(how: str, lists: Iterable[object]) -> None:
     """A pickle can name one list a million times, which no file of its size could spell out."""
-    named = list(map(id, lists))
-    if len(set(named)) < len(named):
+    ids = list(map(id, lists))
+    if len(set(ids)) < len(ids):
         raise _no_snapshot(how)
 
 
@@ -223,9 +223,9 @@ def _state(segments: Sequence[Json], interner: _Interner) -> State:
     counts = [len(s["blocks"]) for s in segments]
     states = np.asarray([_STATES[b["state"]] for b in blocks], dtype=np.uint8)
     sizes = integers([b["size"] for b in blocks])
-    listed = int(sizes[states == BlockState.ACTIVE_ALLOCATED].sum())
+    allocated = int(sizes[states == BlockState.ACTIVE_ALLOCATED].sum())
     state = State(
-        unlisted=_unlisted(segments, listed),
+        unlisted=_unlisted_bytes(segments, allocated),
         segments=Segments.build(
             len(segments),
             address=_integers(segments, "address", 0),
@@ -254,9 +254,9 @@ def _address(segment: Json) -> int:
     return int(segment.get("address", 0))
 
 
-def _unlisted(segments: Sequence[Json], listed: int) -> int:
+def _unlisted_bytes(segments: Sequence[Json], allocated: int) -> int:
     claimed = [s["allocated_size"] for s in segments if "allocated_size" in s]
-    return int(sum(claimed)) - listed if len(claimed) == len(segments) else 0
+    return int(sum(claimed)) - allocated if len(claimed) == len(segments) else 0
 
 
 def _block_addresses(segments: Sequence[Json], counts: list[int], size: Column) -> Column:
@@ -264,9 +264,9 @@ def _block_addresses(segments: Sequence[Json], counts: list[int], size: Column) 
     before = np.cumsum(size) - size
     first = np.concatenate(([0], np.cumsum(counts)[:-1])).astype(np.int64)[: len(counts)]
     start = _integers(segments, "address", 0)
-    filled = np.asarray(counts, dtype=np.int64) > 0
+    has_blocks = np.asarray(counts, dtype=np.int64) > 0
     offset = np.zeros(len(counts), dtype=np.int64)
-    offset[filled] = start[filled] - before[first[filled]]
+    offset[has_blocks] = start[has_blocks] - before[first[has_blocks]]
     return before + np.repeat(offset, counts)
 
 
@@ -428,22 +428,22 @@ class _LiveInterner(_Interner):
             return np.zeros(len(lists), np.int32)
         _, first, which = np.unique(addresses(lists), return_index=True, return_inverse=True)
         order = np.argsort(first)
-        known, following, last = self._lists, self._next, self._last
+        frame_lists, following, last = self._lists, self._next, self._last
         rows = []
         for frames in map(lists.__getitem__, first[order].tolist()):
             row = EMPTY
             if frames:
                 row = following.get(last, EMPTY)
-                if known.get(row) != frames:
+                if frame_lists.get(row) != frames:
                     row = following[last] = self.stack(frames)
-                    known.setdefault(row, frames)
+                    frame_lists.setdefault(row, frames)
                 last = row
             rows.append(row)
         self._last = last
         by_list = np.empty(len(order), np.int32)
         by_list[order] = rows
-        found: Column = by_list[which.reshape(-1)]
-        return found
+        stacks: Column = by_list[which.reshape(-1)]
+        return stacks
 
 
 # -- the rest of the file ----------------------------------------------------------------------
@@ -451,27 +451,27 @@ class _LiveInterner(_Interner):
 
 def _annotations(entries: Iterable[Json]) -> dict[int, list[Annotation]]:
     """START and END entries of each device paired by name, innermost first; -1 is every device."""
-    opened: dict[tuple[int, str], list[int]] = {}
-    found: dict[int, list[Annotation]] = {}
+    open_starts: dict[tuple[int, str], list[int]] = {}
+    by_device: dict[int, list[Annotation]] = {}
     for entry in entries:
         device, name = int(entry.get("device", -1)), plain_text(entry.get("name"))
         time_us = int(entry.get("time_us", NOT_RECORDED))
         if not NOT_RECORDED <= time_us < 1 << 62:
             continue
         if entry.get("stage") == "START":
-            opened.setdefault((device, name), []).append(time_us)
+            open_starts.setdefault((device, name), []).append(time_us)
         else:
-            starts = opened.get((device, name))
+            starts = open_starts.get((device, name))
             start_us = starts.pop() if starts else NOT_RECORDED
-            found.setdefault(device, []).append(Annotation(name, start_us, time_us))
-    for (device, name), starts in opened.items():
-        found.setdefault(device, []).extend(Annotation(name, start) for start in starts)
-    return found
+            by_device.setdefault(device, []).append(Annotation(name, start_us, time_us))
+    for (device, name), starts in open_starts.items():
+        by_device.setdefault(device, []).extend(Annotation(name, start) for start in starts)
+    return by_device
 
 
-def _of_device(found: dict[int, list[Annotation]], device: int) -> tuple[Annotation, ...]:
+def _of_device(by_device: dict[int, list[Annotation]], device: int) -> tuple[Annotation, ...]:
     """By start time."""
-    both = [*found.get(device, ()), *found.get(-1, ())]
+    both = [*by_device.get(device, ()), *by_device.get(-1, ())]
     return tuple(sorted(both, key=lambda annotation: annotation.start_us))
 
 

@@ -83,7 +83,7 @@ def load_plain_pickle(path: Path) -> Any:
         FileFormatError: it is torn, no pickle of plain data at all, or cannot be opened.
     """
     try:
-        with _opened(path) as (content, file):
+        with _open(path) as (content, file):
             _check(content)
             with collector_paused():
                 return _PlainUnpickler(file).load()
@@ -105,7 +105,7 @@ def load_plain_pickle(path: Path) -> Any:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[_Content, IO[bytes]]]:
+def _open(path: Path) -> Iterator[tuple[_Content, IO[bytes]]]:
     """The pickle's bytes, and a file from which the unpickler reads the same."""
     with path.open("rb") as file:
         start = file.read(2)
@@ -163,14 +163,14 @@ def _stepped_over(content: _Content, at: int) -> int:
     prefix = {b"X": 4, b"\x8d": 8, b"\x95": 8, _PROTOCOL: 1}.get(opcode)
     if prefix is None:
         _refuse(content, at)
-    given = content[at + 1 : at + 1 + prefix]
+    length_bytes = content[at + 1 : at + 1 + prefix]
     after = at + 1 + prefix
     if opcode == _PROTOCOL:
-        if at != 0 or not given or not 2 <= given[0] <= pickle.HIGHEST_PROTOCOL:
+        if at != 0 or not length_bytes or not 2 <= length_bytes[0] <= pickle.HIGHEST_PROTOCOL:
             raise FileFormatError("it is no pickle of a protocol from 2 to 5")
         return after
-    length = int.from_bytes(given, "little")
-    if len(given) < prefix or length > len(content) - after:
+    length = int.from_bytes(length_bytes, "little")
+    if len(length_bytes) < prefix or length > len(content) - after:
         raise FileFormatError(
             "it ends too early, or is damaged",
             "was the job killed while it wrote? a snapshot is usable only when complete",
@@ -210,31 +210,31 @@ def _plain_run(size: int) -> re.Pattern[bytes]:
     # 8-byte integers and their sign at most: hashes of longer ones can be made to collide, and a
     # dict with such keys takes hours to build. Tuples are pairs of integers (pool ids) for a like
     # reason: the hash of nested tuples takes exponential time.
-    integer = b"(?:K.|M..|J.{4}|%s)" % _counted(b"\\x8a", range(10))
+    integer = b"(?:K.|M..|J.{4}|%s)" % _read_counted(b"\\x8a", range(10))
     # The unpickler sets its memo up as far as the largest index that it meets.
     high, low = divmod(min(size >> 16, 0xFFFF), 256)
-    put = b"r..[\\x00-%b]\\x00" % _escaped(low)
+    put = b"r..[\\x00-%b]\\x00" % _escape(low)
     if high:
-        put = b"r...[\\x00-%b]" % _escaped(high)
+        put = b"r...[\\x00-%b]" % _escape(high)
     opcodes = (
         rb"h.",
         rb"[\x94(}\]uesaN)\x88\x89]+",
         rb"j.{4}",
         integer + b"(?:" + integer + rb"\x86)?",
-        _counted(b"\\x8c", range(256)),
+        _read_counted(b"\\x8c", range(256)),
         rb"q.",
         put,
-        _counted(b"X", range(256), b"\\x00\\x00\\x00"),
+        _read_counted(b"X", range(256), b"\\x00\\x00\\x00"),
         rb"G.{8}",
     )
     return re.compile(b"(?:" + b"|".join(opcodes) + b"){0,2000}", re.DOTALL)
 
 
-def _counted(opcode: bytes, lengths: range, more: bytes = b"") -> bytes:
+def _read_counted(opcode: bytes, lengths: range, more: bytes = b"") -> bytes:
     """A pattern of ``opcode``, one byte of length, ``more`` and as many bytes."""
-    choices = b"|".join(_escaped(n) + more + b".{%d}" % n for n in lengths)
+    choices = b"|".join(_escape(n) + more + b".{%d}" % n for n in lengths)
     return opcode + b"(?:" + choices + b")"
 
 
-def _escaped(byte: int) -> bytes:
+def _escape(byte: int) -> bytes:
     return b"\\x%02x" % byte

@@ -55,7 +55,7 @@ def torch_snapshot(traces: Sequence[Trace]) -> dict[str, Any]:
         if trace.end is None:
             hint = "the recording was cut short: export another window of the run"
             raise MissingError(f"{trace.device}: the state at the end is missing", hint)
-        writer = _Writer(trace.tables)
+        writer = _SnapshotWriter(trace.tables)
         devices[number] = writer.events(trace)
         segments += writer.segments(trace.end, number)
     settings = dict(traces[0].settings) if traces else {}
@@ -68,10 +68,12 @@ def torch_snapshot(traces: Sequence[Trace]) -> dict[str, Any]:
 
 
 def _device_numbers(traces: Sequence[Trace]) -> list[int]:
-    given = [_cuda_number(trace.device) for trace in traces]
-    taken = {number for number in given if number is not None}
-    free = (number for number in range(len(traces) + len(taken)) if number not in taken)
-    return [next(free) if number is None else number for number in given]
+    numbers = [_cuda_number(trace.device) for trace in traces]
+    used_numbers = {number for number in numbers if number is not None}
+    free = (
+        number for number in range(len(traces) + len(used_numbers)) if number not in used_numbers
+    )
+    return [next(free) if number is None else number for number in numbers]
 
 
 def _cuda_number(device: str) -> int | None:
@@ -79,7 +81,7 @@ def _cuda_number(device: str) -> int | None:
     return int(number or 0) if kind == "cuda" else None
 
 
-class _Writer:
+class _SnapshotWriter:
     """Events and segments of one trace, with one dict a frame and one list a stack."""
 
     def __init__(self, tables: Tables) -> None:
@@ -90,7 +92,7 @@ class _Writer:
 
     def events(self, trace: Trace) -> list[dict[str, Any]]:
         """``device_traces`` of the device; events of unknown kinds are left out."""
-        rows = zip(*(_listed(column) for column in _columns(trace)), strict=True)
+        rows = zip(*(_as_list(column) for column in _columns(trace)), strict=True)
         return [self._event(*row) for row in rows if row[0] in _ACTIONS]
 
     def _event(
@@ -121,10 +123,17 @@ class _Writer:
     def segments(self, state: State, device: int) -> list[dict[str, Any]]:
         """``segments`` of the device, with their blocks."""
         blocks: list[list[dict[str, Any]]] = [[] for _ in range(len(state.segments))]
-        held = state.blocks
-        columns = (held.address, held.size, held.requested, held.state, held.segment, held.stack)
+        block_columns = state.blocks
+        columns = (
+            block_columns.address,
+            block_columns.size,
+            block_columns.requested,
+            block_columns.state,
+            block_columns.segment,
+            block_columns.stack,
+        )
         for address, size, requested, status, segment, stack in zip(
-            *map(_listed, columns), strict=True
+            *map(_as_list, columns), strict=True
         ):
             if segment >= 0:
                 entry = {
@@ -174,9 +183,9 @@ def _columns(trace: Trace) -> tuple[Column, ...]:
     )
 
 
-def _listed(values: Column) -> list[int]:
-    listed: list[int] = values.tolist()
-    return listed
+def _as_list(values: Column) -> list[int]:
+    rows: list[int] = values.tolist()
+    return rows
 
 
 def _metadata(label: Label) -> str:

@@ -237,8 +237,8 @@ class _Reader:
         key = _innermost_key(target.value) if isinstance(target, ast.Subscript) else ""
         self._fill(target, rank, line, value, place, of_itself, key)
 
-    def _bind(self, name: str, bound: Bound) -> None:
-        self.index.bound.setdefault(name, []).append(bound)
+    def _bind(self, name: str, binding: Bound) -> None:
+        self.index.bound.setdefault(name, []).append(binding)
 
     def _fill(
         self,
@@ -255,18 +255,18 @@ class _Reader:
             return
         value = self._live(value)
         rank += place.off + (NO_TENSOR if value is not None and _is_number(value) else 0)
-        stored = value.id if isinstance(value, ast.Name) else ""
+        value_name = value.id if isinstance(value, ast.Name) else ""
         fill = Fill(
             rank,
             line,
-            value=stored,
+            value=value_name,
             keys=frozenset(_keys(target, value)),
             of_itself=of_itself,
             attribute=name.startswith("."),
             class_=place.class_,
             function=place.function,
             scope=place.scope,
-            passed=stored in place.parameters,
+            passed=value_name in place.parameters,
         )
         self.index.filled.setdefault(name, []).append(fill)
         if key and rank % NO_TENSOR == FILLED:
@@ -274,21 +274,21 @@ class _Reader:
 
     def _note_call(self, node: ast.Call, place: _Place) -> None:
         self._note_graph(node, place)
-        called = _name(node.func).lstrip(".")
-        self.index.called.setdefault(called, []).append((place.off, node.lineno))
-        name, value = _attribute_set(node, called)
+        name_called = _name(node.func).lstrip(".")
+        self.index.called.setdefault(name_called, []).append((place.off, node.lineno))
+        name, value = _attribute_set(node, name_called)
         if name:
             rank = _ASSIGNED if value is not None else _IN_INIT
             self._fill("." + name, rank, node.lineno, value, place)
         if not isinstance(node.func, ast.Attribute):
             return
-        if called in FILLING:
+        if name_called in FILLING:
             first = node.args[-1] if node.args else None
             key = _innermost_key(node.func.value)
             self._fill(node.func.value, FILLED, node.lineno, first, place, key=key)
-        if called == "save_for_backward":
+        if name_called == "save_for_backward":
             self.index.saved.setdefault(place.class_, []).append((place.off, node.lineno))
-        if called.startswith("register_") and "hook" in called:
+        if name_called.startswith("register_") and "hook" in name_called:
             self._note_hook(node)
 
     def _note_graph(self, node: ast.Call, place: _Place) -> None:
@@ -308,11 +308,11 @@ class _Reader:
                     self.index.registered.setdefault(_name(part).lstrip("."), node.lineno)
 
 
-def _attribute_set(node: ast.Call, called: str) -> tuple[str, ast.expr | None]:
+def _attribute_set(node: ast.Call, name_called: str) -> tuple[str, ast.expr | None]:
     """The attribute that a call sets by its name, and the value where it is a plain assignment."""
-    if called in ("setattr", "__setattr__") and len(node.args) == 3:
+    if name_called in ("setattr", "__setattr__") and len(node.args) == 3:
         return _text(node.args[1]), node.args[2]
-    if called in ("register_buffer", "register_parameter") and node.args:
+    if name_called in ("register_buffer", "register_parameter") and node.args:
         return _text(node.args[0]), None
     return "", None
 
@@ -395,8 +395,8 @@ def _keys(target: ast.expr | str, value: ast.expr | None) -> Iterator[str]:
 def _is_of_itself(target: ast.expr, value: ast.expr | None) -> bool:
     """True if a value is made of what its target holds, by more than a method of that."""
     name = _name(target)
-    named = (n for n in ast.walk(value or ast.Pass()) if isinstance(n, (ast.Name, ast.Attribute)))
-    if not name or not any(_name(one) == name for one in named):
+    parts = (n for n in ast.walk(value or ast.Pass()) if isinstance(n, (ast.Name, ast.Attribute)))
+    if not name or not any(_name(one) == name for one in parts):
         return False
     first: ast.AST | None = value
     while first is not None:
@@ -413,8 +413,8 @@ def _text(node: ast.expr) -> str:
 
 
 def _parameters(arguments: ast.arguments) -> frozenset[str]:
-    named = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
-    return frozenset(one.arg for one in named)
+    named_parameters = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+    return frozenset(one.arg for one in named_parameters)
 
 
 def _reads(value: ast.expr | None, name: str) -> bool:
@@ -423,9 +423,9 @@ def _reads(value: ast.expr | None, name: str) -> bool:
 
 def _is_part(value: ast.expr | None) -> bool:
     """True if an expression is a part of a tensor: ``x[0]``, ``x.split(2)``."""
-    called = value.func if isinstance(value, ast.Call) else None
+    function = value.func if isinstance(value, ast.Call) else None
     return isinstance(value, ast.Subscript) or (
-        isinstance(called, ast.Attribute) and called.attr in VIEWING
+        isinstance(function, ast.Attribute) and function.attr in VIEWING
     )
 
 

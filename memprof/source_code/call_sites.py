@@ -54,14 +54,14 @@ def handed_over(
     ``first`` come first. None where the value is made right there, or no call is found.
     """
     search = _Search(programs, frozenset(map(id, first)), owners)
-    handed: Handed | None = None
+    argument: Handed | None = None
     for _ in range(_DEEPEST):
         outer = _call_of(search, place, value)
         if outer is None:
             break
-        handed = outer
-        place, value = handed
-    return handed
+        argument = outer
+        place, value = argument
+    return argument
 
 
 def _call_of(search: _Search, place: Place | None, value: ast.expr | None) -> Handed | None:
@@ -73,32 +73,32 @@ def _call_of(search: _Search, place: Place | None, value: ast.expr | None) -> Ha
     method = place.class_ is not None and names[:1] in (["self"], ["cls"])
     if value.id not in [*names[method:], *keywords]:
         return None
-    called = function.name
-    if called == "__init__" and place.class_ is not None:
-        called = place.class_.name
+    name_called = function.name
+    if name_called == "__init__" and place.class_ is not None:
+        name_called = place.class_.name
     position = names.index(value.id) - method if value.id in names else -1
-    return next(_arguments(search, place, called, position, value.id), None)
+    return next(_arguments(search, place, name_called, position, value.id), None)
 
 
 def _arguments(
-    search: _Search, place: Place, called: str, position: int, name: str
+    search: _Search, place: Place, name_called: str, position: int, name: str
 ) -> Iterator[Handed]:
-    """Calls of ``called``, those in the functions that come first at the front, with arguments."""
+    """Calls of ``name_called`` with arguments, those in the functions that come first in front."""
     calls = [
         (call, where)
         for program in search.programs
-        for call in calls_in(program.tree, called)
+        for call in calls_in(program.tree, name_called)
         if (where := program.at(call.lineno)) is not None and where.scope is not place.scope
     ]
-    if called in _OF_CONTAINERS:
+    if name_called in _OF_CONTAINERS:
         calls = [(call, where) for call, where in calls if _is_of(search, place, call, where)]
     calls.sort(key=lambda pair: id(pair[1].scope) not in search.first)
     for call, where in calls:
-        passed = [k.value for k in call.keywords if k.arg == name]
+        values = [k.value for k in call.keywords if k.arg == name]
         if 0 <= position < len(call.args):
-            passed += [call.args[position]]
-        if passed and not isinstance(passed[0], (ast.Constant, ast.Starred)):
-            yield where, passed[0]
+            values += [call.args[position]]
+        if values and not isinstance(values[0], (ast.Constant, ast.Starred)):
+            yield where, values[0]
 
 
 def _is_of(search: _Search, place: Place, call: ast.Call, where: Place) -> bool:

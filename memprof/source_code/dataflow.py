@@ -128,21 +128,21 @@ class Flow:
         name, receiver = called_name(node), _receiver(node)
         if receiver is None and self.carries(node.func, scopes):
             return True  # a model that is called
-        if not any(self.carries(one, scopes) for one in _passed(node)):
+        if not any(self.carries(one, scopes) for one in _arguments(node)):
             return False
         stores = name in (CONTAINER_METHODS if receiver is not None else _HOLDING)
         return not (stores or self.source.functions.get(name))
 
-    def _any(self, asked: Callable[[ast.AST, Scopes], bool]) -> bool:
+    def _any(self, question: Callable[[ast.AST, Scopes], bool]) -> bool:
         try:
-            return self.lost or any(asked(node, scopes) for node, scopes in self.source.nodes)
+            return self.lost or any(question(node, scopes) for node, scopes in self.source.nodes)
         except RecursionError:
             return True
 
     def _starts(self, node: ast.AST, scopes: Scopes) -> bool:
         if not isinstance(node, ast.Call) or called_name(node) not in LEARNING:
             return False
-        return any(self.carries(one, scopes) for one in (_receiver(node), *_passed(node)))
+        return any(self.carries(one, scopes) for one in (_receiver(node), *_arguments(node)))
 
     def carries(self, node: ast.expr | None, scopes: Scopes) -> bool:
         """True if an expression is the value, holds it, or (``through``) is computed from it."""
@@ -165,13 +165,13 @@ class Flow:
         if name in self.given:
             return True
         of_receiver = receiver is not None and self.carries(receiver, scopes)
-        passed = any(self.carries(one, scopes) for one in _passed(call))
+        is_passed = any(self.carries(one, scopes) for one in _arguments(call))
         if self.through:
             ends = name in CUTTING or (receiver is None and name in _ENDING)
-            return (of_receiver or passed) and not ends
+            return (of_receiver or is_passed) and not ends
         if receiver is not None:
             return of_receiver and name in HANDING_OUT | OF_MODULES
-        return passed and name in _PASSING
+        return is_passed and name in _PASSING
 
     def _key(self, node: ast.expr | None, scopes: Scopes) -> _Key | None:
         while isinstance(node, (ast.Subscript, ast.Starred)):
@@ -199,7 +199,7 @@ class Flow:
                 if self.carries(value, scopes):
                     self.give(target, scopes)
         elif isinstance(node, LOOPING) and self.carries(node.iter, scopes):
-            for target in _looped(node.iter, node.target):
+            for target in _loop_values(node.iter, node.target):
                 self.give(target, scopes)
         elif isinstance(node, (ast.Return, ast.Yield, ast.YieldFrom)):
             if self.carries(node.value, scopes):
@@ -218,7 +218,7 @@ class Flow:
 
     def _pass_to(self, call: ast.Call, scopes: Scopes) -> None:
         """Follow a call into a container, or a function of the program."""
-        carried = [one for one in _passed(call) if self.carries(one, scopes)]
+        carried = [one for one in _arguments(call) if self.carries(one, scopes)]
         if not carried:
             return
         receiver, name = _receiver(call), called_name(call)
@@ -268,7 +268,7 @@ class Flow:
 
     def _takes(self, call: ast.Call, scopes: Scopes) -> bool:
         """True if a call takes it that is not known to be content with a number or a text."""
-        if not any(self.carries(one, scopes) for one in _passed(call)):
+        if not any(self.carries(one, scopes) for one in _arguments(call)):
             return False
         name, receiver = called_name(call), _receiver(call)
         words = {keyword.arg for keyword in call.keywords}
@@ -280,8 +280,8 @@ class Flow:
             return False
         if root_name(receiver) in _NUMBERS or name == "format":
             return False
-        shown = name in _TELLING and root_name(receiver) not in self.source.of_torch
-        return not shown or "exc_info" in words
+        is_printed = name in _TELLING and root_name(receiver) not in self.source.of_torch
+        return not is_printed or "exc_info" in words
 
 
 def flow_of(programs: Sequence[Program], place: Place, text: str, *, through: bool) -> Flow:
@@ -305,7 +305,7 @@ def flow_into(
     """The flow of an argument of a call, in the functions that the call may be of."""
     flow = _flow([place.program, *programs], through=through)
     for call in calls_in(place.statement):
-        if any(one is argument for one in _passed(call)):
+        if any(one is argument for one in _arguments(call)):
             flow.enter(call, [argument])
     return flow.follow()
 
@@ -319,7 +319,7 @@ def _receiver(call: ast.Call) -> ast.expr | None:
     return call.func.value if isinstance(call.func, ast.Attribute) else None
 
 
-def _passed(call: ast.Call) -> Iterator[ast.expr]:
+def _arguments(call: ast.Call) -> Iterator[ast.expr]:
     yield from call.args
     yield from (keyword.value for keyword in call.keywords)
 
@@ -351,7 +351,7 @@ def _parts(node: ast.expr) -> Iterable[ast.expr]:
     return ()
 
 
-def _looped(iterated: ast.expr, target: ast.expr) -> list[ast.expr]:
+def _loop_values(iterated: ast.expr, target: ast.expr) -> list[ast.expr]:
     """The names of a loop that get the values: not the number of ``enumerate``, nor the key."""
     numbered = called_name(iterated) in ("enumerate", "items")
     if numbered and isinstance(target, ast.Tuple) and len(target.elts) == 2:

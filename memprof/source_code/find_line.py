@@ -120,8 +120,8 @@ def _carries_on(index: Index, fill: Fill) -> bool:
 def grown_at(filename: str, name: str) -> int:
     """The line that adds to the attribute ``.name`` outside of ``__init__``; 0: none."""
     fills = index_of(filename).filled.get(name, [])
-    grown = [one for one in fills if one.rank == FILLED and one.function != "__init__"]
-    return min(grown).line if grown else 0
+    candidates = [one for one in fills if one.rank == FILLED and one.function != "__init__"]
+    return min(candidates).line if candidates else 0
 
 
 def filled_below(filename: str, key: str) -> int:
@@ -133,7 +133,7 @@ def filled_below(filename: str, key: str) -> int:
 
 def is_filled_at(filename: str, line: int) -> bool:
     """True if a line of a file adds to something, and does not only assign it."""
-    fills = (one for named in index_of(filename).filled.values() for one in named)
+    fills = (one for fillings in index_of(filename).filled.values() for one in fillings)
     return any(one.line == line and one.rank % NO_TENSOR == FILLED for one in fills)
 
 
@@ -158,7 +158,7 @@ def may_stop_growing(filename: str, name: str, class_name: str = "") -> bool:
     """
     index = index_of(filename)
     filling = {one.class_ for one in index.filled.get(name, [])}
-    owners = {owner for owner, kept in index.kept_small if kept == name}
+    owners = {owner for owner, name_kept in index.kept_small if name_kept == name}
     return bool(owners & {"", class_name} if class_name in filling else owners)
 
 
@@ -209,8 +209,8 @@ def assigned_in_class(filename: str, class_name: str, name: str) -> int:
 
 def registered_at(filename: str, function: str) -> int:
     """The line that registers ``function``, or what its maker returns, as a hook; 0: none does."""
-    registered = index_of(filename).registered
-    return next((registered[one] for one in function.split(".")[::-1] if one in registered), 0)
+    lines = index_of(filename).registered
+    return next((lines[one] for one in function.split(".")[::-1] if one in lines), 0)
 
 
 def saved_at(filename: str, node: str) -> int:

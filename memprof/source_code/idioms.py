@@ -120,9 +120,9 @@ def growing(place: Place | None) -> Filling | None:
 def filling(statement: ast.stmt) -> Filling | None:
     """The container that a statement puts something into, and what; None for other statements."""
     for call in calls_in(statement):
-        filled = _filled_by(call, statement)
-        if filled is not None:
-            return filled
+        growth = _filled_by(call, statement)
+        if growth is not None:
+            return growth
     for target in bound_names(statement):
         if isinstance(target, ast.Subscript) and isinstance(statement, ast.Assign):
             inside = isinstance(target.slice, ast.Slice)
@@ -248,8 +248,8 @@ def enlarged_copy(statement: ast.stmt) -> str:
             continue  # a list's
         for argument in call.args:
             for node in ast.walk(argument):
-                named = isinstance(node, (ast.Name, ast.Attribute, ast.Subscript))
-                if named and ast.unparse(node) in texts:
+                is_nameable = isinstance(node, (ast.Name, ast.Attribute, ast.Subscript))
+                if is_nameable and ast.unparse(node) in texts:
                     return ast.unparse(node)
     return ""
 
@@ -376,13 +376,13 @@ def _is_empty(value: ast.expr) -> bool:
 def checks_for_key(place: Place, container: str) -> bool:
     """True if the function asks ``key in container`` first: then the container is a cache."""
     for node in ast.walk(place.scope):
-        searched: ast.expr | None = None
+        container_read: ast.expr | None = None
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
-            searched = node.comparators[0]
+            container_read = node.comparators[0]
         elif called_name(node) in ("get", "setdefault"):
             function = node.func if isinstance(node, ast.Call) else None
-            searched = function.value if isinstance(function, ast.Attribute) else None
-        if searched is not None and ast.unparse(searched) == container:
+            container_read = function.value if isinstance(function, ast.Attribute) else None
+        if container_read is not None and ast.unparse(container_read) == container:
             return True
     return False
 

@@ -47,10 +47,10 @@ def binding_of(stack: Sequence[Frame]) -> Binding | None:
         for target in bound_names(place.statement):
             if isinstance(target, (ast.Attribute, ast.Subscript)) or _persists(place):
                 return _binding(place, target, depth)
-            stored = handed_on(place, target.id) if isinstance(target, ast.Name) else None
-            if stored is not None:
-                targets = bound_names(stored.statement)
-                return _binding(stored, targets[0] if targets else target, depth)
+            binding_place = handed_on(place, target.id) if isinstance(target, ast.Name) else None
+            if binding_place is not None:
+                targets = bound_names(binding_place.statement)
+                return _binding(binding_place, targets[0] if targets else target, depth)
     return None
 
 
@@ -156,10 +156,10 @@ def is_read_before(place: Place, target: ast.expr) -> bool:
     return False
 
 
-def _bound_between(place: Place, target: ast.expr, read: ast.AST, body: ast.AST) -> bool:
+def _bound_between(place: Place, target: ast.expr, reader: ast.AST, body: ast.AST) -> bool:
     """True if the target was bound anew before that read, so that it is not the old value."""
     text = ast.unparse(target)
-    line = getattr(read, "lineno", 0)
+    line = getattr(reader, "lineno", 0)
     for node in ast.walk(body):
         if isinstance(node, ast.stmt) and node.lineno < line and node is not place.statement:
             if isinstance(node, LOOPS) and node is body:

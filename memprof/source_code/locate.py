@@ -33,10 +33,10 @@ def located(run: Run, roots: Sequence[Path]) -> Run:
     the recorded name, the frames say so. Files without a digest keep their names.
     """
     folders = [root.absolute() for root in roots]
-    paths = {name: _found(name, digest, folders) for name, digest in run.digests.items()}
+    paths = {name: _locate_file(name, digest, folders) for name, digest in run.digests.items()}
     names = {name: path for name, path in paths.items() if path not in ("", name)}
     changed = {name for name, path in paths.items() if not path and Path(name).exists()}
-    return _told(run, names, changed) if names or changed else run
+    return _with_located_files(run, names, changed) if names or changed else run
 
 
 def not_here(run: Run) -> list[str]:
@@ -48,7 +48,7 @@ def not_here(run: Run) -> list[str]:
     ]
 
 
-def _found(name: str, digest: str, folders: Sequence[Path]) -> str:
+def _locate_file(name: str, digest: str, folders: Sequence[Path]) -> str:
     """The name of the file with that digest; empty where there is none."""
     if frame_kind(name) is not FrameKind.USER:
         return ""
@@ -77,7 +77,7 @@ def _is(path: Path, digest: str) -> bool:
 # -- the same run, told of other files ---------------------------------------------------------
 
 
-def _told(run: Run, names: dict[str, str], changed: set[str]) -> Run:
+def _with_located_files(run: Run, names: dict[str, str], changed: set[str]) -> Run:
     tables: dict[int, Tables] = {}
     for device in run.devices:
         for trace in device.windows:
@@ -115,7 +115,7 @@ def _holder(holder: Holder, names: dict[str, str]) -> Holder:
     return msgspec.structs.replace(_with_name(holder, names), links=links)
 
 
-def _with_name(named: _Named, names: dict[str, str]) -> _Named:
-    filename = names.get(named.filename, named.filename)
-    renamed: _Named = msgspec.structs.replace(named, filename=filename)
+def _with_name(record: _Named, names: dict[str, str]) -> _Named:
+    filename = names.get(record.filename, record.filename)
+    renamed: _Named = msgspec.structs.replace(record, filename=filename)
     return renamed

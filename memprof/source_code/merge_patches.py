@@ -52,22 +52,24 @@ def merged(patches: Iterable[str], root: Path) -> Merged:
     by_file: dict[str, list[list[_Change]]] = {}
     for patch in dict.fromkeys(patches):
         by_file.setdefault(patched_file(patch), []).append(list(_changes(patch)))
-    texts, made, left_out = [], 0, 0
-    for filename, patched in by_file.items():
+    texts, count, left_out = [], 0, 0
+    for filename, patch_text in by_file.items():
         program = program_of(filename)
         if program is None:
             continue
-        taken: list[_Change] = []
+        earlier: list[_Change] = []
         text = program.text
-        for changes in patched:
-            joined = sorted({*taken, *changes})
-            made_of = "" if _overlap(taken, changes) else _changed(program.text, joined)
+        for changes in patch_text:
+            all_changes = sorted({*earlier, *changes})
+            made_of = (
+                "" if _overlap(earlier, changes) else _apply_changes(program.text, all_changes)
+            )
             if made_of and syntax_tree(made_of) is not None:
-                taken, text, made = joined, made_of, made + 1
+                earlier, text, count = all_changes, made_of, count + 1
             else:
                 left_out += 1
         texts.append(unified(program.text, text, *_names(filename, root)))
-    return Merged("".join(texts), made, left_out)
+    return Merged("".join(texts), count, left_out)
 
 
 def _names(filename: str, root: Path) -> tuple[str, str]:
@@ -99,11 +101,11 @@ def _changes(patch: str) -> Iterator[_Change]:
             first, new = at, []
 
 
-def _overlap(taken: Sequence[_Change], changes: Sequence[_Change]) -> bool:
-    return any(one.meets(other) for one in taken for other in changes)
+def _overlap(earlier: Sequence[_Change], changes: Sequence[_Change]) -> bool:
+    return any(one.meets(other) for one in earlier for other in changes)
 
 
-def _changed(text: str, changes: Sequence[_Change]) -> str:
+def _apply_changes(text: str, changes: Sequence[_Change]) -> str:
     lines = lines_of(text)
     for change in reversed(changes):
         lines[change.first : change.last] = change.lines

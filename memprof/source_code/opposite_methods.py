@@ -16,33 +16,33 @@ _EVERYTHING = frozenset(("all", "cache", "caches", "everything", "memory", "stat
 """Nouns of methods that let go of whatever there is: ``free_memory``."""
 
 
-def opposite(method: str, offered: Iterable[str]) -> str:
-    """The one of the ``offered`` methods that takes out what ``method`` puts in; empty: none.
+def opposite(method: str, methods: Iterable[str]) -> str:
+    """The one of the ``methods`` methods that takes out what ``method`` puts in; empty: none.
 
     Of ``load_adapter`` it is ``delete_adapter``, and not ``delete_tokens``.
     """
     verb, noun = _parts(_CALLED if method == "__call__" else method)
     verbs = OPPOSITES.get(verb, ())
-    ranked = sorted(
+    by_merit = sorted(
         (rank, verbs.index(own_verb), name)
-        for name in offered
+        for name in methods
         for own_verb, own_noun in [_parts(name)]
         if own_verb in verbs and (rank := _likeness(noun, own_noun)) is not None
     )
-    return ranked[0][2] if ranked else ""
+    return by_merit[0][2] if by_merit else ""
 
 
 def releases_of(program: Program, class_name: str) -> list[str]:
     """Methods of a class, and of its parents in the same file, that let go of something."""
     classes = {one.name: one for one in program.classes()}
-    waiting, found = [class_name], []
+    waiting, names = [class_name], []
     while waiting:
         class_ = classes.pop(waiting.pop(), None)
         if class_ is None:
             continue
-        found += [node.name for node in class_.body if isinstance(node, FUNCTIONS)]
+        names += [node.name for node in class_.body if isinstance(node, FUNCTIONS)]
         waiting += [base.id for base in class_.bases if isinstance(base, ast.Name)]
-    return [name for name in found if _parts(name)[0] in RELEASING]
+    return [name for name in names if _parts(name)[0] in RELEASING]
 
 
 def _parts(method: str) -> tuple[str, str]:

@@ -96,10 +96,10 @@ def without_keyword(call: ast.Call, name: str) -> Edit | None:
         assert part.end_lineno is not None
         assert part.end_col_offset is not None
         if at:
-            left = parts[at - 1]
-            assert left.end_lineno is not None
-            assert left.end_col_offset is not None
-            return Edit(left.end_lineno, left.end_col_offset, part.end_lineno,
+            previous = parts[at - 1]
+            assert previous.end_lineno is not None
+            assert previous.end_col_offset is not None
+            return Edit(previous.end_lineno, previous.end_col_offset, part.end_lineno,
                         part.end_col_offset, "")  # fmt: skip
         if len(parts) > 1:
             right = parts[1]
@@ -199,7 +199,7 @@ def unified(old: str, new: str, old_name: str, new_name: str) -> str:
 
 def _is_crowded(program: Program, edits: list[Edit]) -> bool:
     """True if a line that an edit touches has other code than one statement, or a part of one."""
-    touched = {line for edit in edits for line in _touched(edit)}
+    touched = {line for edit in edits for line in _lines_of(edit)}
     lines = [line.encode() for line in lines_of(program.text)]
     for node in ast.walk(program.tree):
         if not isinstance(node, ast.stmt):
@@ -213,7 +213,7 @@ def _is_crowded(program: Program, edits: list[Edit]) -> bool:
     return False
 
 
-def _touched(edit: Edit) -> range:
+def _lines_of(edit: Edit) -> range:
     """The lines that an edit changes, and for one that begins or ends between lines both."""
     between = edit.column == 0 and edit.text.endswith("\n")
     whole = edit.end_column == 0 and edit.end_line > edit.line

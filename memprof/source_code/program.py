@@ -149,7 +149,7 @@ def source_of(filename: str) -> Program | None:
         status = path.stat()
         if status.st_size > MOST_BYTES:
             return None
-        return _read(filename, status.st_mtime_ns, status.st_size)
+        return _read_program(filename, status.st_mtime_ns, status.st_size)
     except OSError:
         return None
 
@@ -201,7 +201,7 @@ def excerpt(filename: str, line: int, code: str) -> Program | None:
 
 
 @lru_cache(maxsize=128)
-def _read(filename: str, modified_ns: int, _size: int) -> Program | None:
+def _read_program(filename: str, modified_ns: int, _size: int) -> Program | None:
     try:
         content = Path(filename).read_bytes()
         text = content.decode("utf-8")  # line ends as they are
@@ -281,14 +281,14 @@ def called_name(call: ast.AST) -> str:
 def calls_in(node: ast.AST, *names: str) -> list[ast.Call]:
     """The calls inside a node, in order of lines; of those names only where some are given."""
     calls = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
-    picked = [c for c in calls if not names or called_name(c) in names]
-    return sorted(picked, key=lambda c: (c.lineno, c.col_offset))
+    calls_meant = [c for c in calls if not names or called_name(c) in names]
+    return sorted(calls_meant, key=lambda c: (c.lineno, c.col_offset))
 
 
 def own_calls(statement: ast.stmt, *names: str) -> list[ast.Call]:
     """The calls of a statement itself, of those names where some are given: none of its body."""
-    nested = [part for part in ast.iter_child_nodes(statement) if _is_nested(part)]
-    inside = {id(call) for part in nested for call in calls_in(part)}
+    inner_functions = [part for part in ast.iter_child_nodes(statement) if _is_nested(part)]
+    inside = {id(call) for part in inner_functions for call in calls_in(part)}
     return [call for call in calls_in(statement, *names) if id(call) not in inside]
 
 

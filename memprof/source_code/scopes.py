@@ -45,7 +45,7 @@ class Syntax:
     @cached_property
     def nodes(self) -> list[tuple[ast.AST, Scopes]]:
         """Every node with the scopes around it, outermost first."""
-        return [pair for program in self.programs for pair in _walked(program.tree, ())]
+        return [pair for program in self.programs for pair in _walk(program.tree, ())]
 
     @cached_property
     def passing(self) -> list[tuple[ast.AST, Scopes]]:
@@ -97,7 +97,7 @@ def syntax_of(programs: tuple[Program, ...]) -> Syntax:
     return Syntax(programs)
 
 
-def _walked(node: ast.AST, scopes: Scopes) -> Iterator[tuple[ast.AST, Scopes]]:
+def _walk(node: ast.AST, scopes: Scopes) -> Iterator[tuple[ast.AST, Scopes]]:
     waiting = [(node, scopes)]
     while waiting:
         node, scopes = waiting.pop()
@@ -148,8 +148,8 @@ def parameters(function: ast.AST) -> Iterator[str]:
     if not isinstance(function, (*FUNCTIONS, ast.Lambda)):
         return
     spec = function.args
-    named = (*spec.posonlyargs, *spec.args, *spec.kwonlyargs, spec.vararg, spec.kwarg)
-    yield from (one.arg for one in named if one is not None)
+    named_parameters = (*spec.posonlyargs, *spec.args, *spec.kwonlyargs, spec.vararg, spec.kwarg)
+    yield from (one.arg for one in named_parameters if one is not None)
 
 
 def qualified_name(place: Place, expression: ast.expr) -> str:
@@ -192,7 +192,7 @@ def _meanings(program: Program) -> dict[int, dict[str, list[str | ast.expr]]]:
     """
     meanings: dict[int, dict[str, list[str | ast.expr]]] = {0: {}}
     members = {id(node) for class_ in program.classes() for node in class_.body}
-    for node, scopes in _walked(program.tree, ()):
+    for node, scopes in _walk(program.tree, ()):
         function = enclosing_function(scopes)
         names = meanings.setdefault(id(function) if function is not None else 0, {})
         if isinstance(node, FUNCTIONS):

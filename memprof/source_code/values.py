@@ -65,26 +65,26 @@ def trains_besides(programs: Sequence[Program], place: Place, call: ast.Call) ->
     That is one whose parameters an optimizer is given; so there is a graph without ``call``'s.
     """
     models = {
-        ast.unparse(given.func.value).rpartition(".")[2]
-        for made, _ in optimizers_made(programs)
-        for given in calls_in(made, "parameters")
-        if isinstance(given.func, ast.Attribute)
+        ast.unparse(parameters_call.func.value).rpartition(".")[2]
+        for optimizer_call, _ in optimizers_made(programs)
+        for parameters_call in calls_in(optimizer_call, "parameters")
+        if isinstance(parameters_call.func, ast.Attribute)
     }
     models.discard(called_name(call))
     starts = calls_in(place.scope, "backward")
-    return bool(starts) and all(models & set(_called(place, start)) for start in starts)
+    return bool(starts) and all(models & set(_names_called(place, start)) for start in starts)
 
 
-def _called(place: Place, start: ast.expr) -> Iterator[str]:
+def _names_called(place: Place, start: ast.expr) -> Iterator[str]:
     """The last names of all that is called for a value, through the names it is made of."""
     waiting: list[ast.AST] = [start]
-    followed: set[str] = set()
+    names_done: set[str] = set()
     while waiting:
         node = waiting.pop()
         yield from map(called_name, calls_in(node))
-        read = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} - followed
-        followed |= read
-        for name in read:
+        names_read = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} - names_done
+        names_done |= names_read
+        for name in names_read:
             waiting += [value for value in values_of(place, name) if value is not None]
 
 
@@ -132,8 +132,14 @@ def values_of(place: Place, name: str, but: ast.stmt | None = None) -> Iterator[
     scope = place.program.tree if "." in name else place.scope
     if isinstance(scope, FUNCTIONS):
         spec = scope.args
-        named = (*spec.posonlyargs, *spec.args, *spec.kwonlyargs, spec.vararg, spec.kwarg)
-        yield from (None for one in named if one is not None and one.arg == name)
+        named_parameters = (
+            *spec.posonlyargs,
+            *spec.args,
+            *spec.kwonlyargs,
+            spec.vararg,
+            spec.kwarg,
+        )
+        yield from (None for one in named_parameters if one is not None and one.arg == name)
     for node in ast.walk(scope):
         if node is not but:
             yield from _bound_by(node, name)
@@ -149,8 +155,8 @@ def _bound_by(node: ast.AST, name: str) -> Iterator[ast.expr | None]:
     if isinstance(node, (ast.NamedExpr, ast.comprehension)):
         yield from (None for one in ast.walk(node.target) if _is(one, name, last))
     if isinstance(node, ast.Call) and called_name(node) == "register_buffer":
-        named = node.args[:1]
-        if named and isinstance(named[0], ast.Constant) and named[0].value == last:
+        arguments = node.args[:1]
+        if arguments and isinstance(arguments[0], ast.Constant) and arguments[0].value == last:
             yield from node.args[1:2]
     values = {id(target): value for target, value in assigned(node)}
     for target in bound_names(node):
@@ -178,8 +184,8 @@ def is_new_tensor(value: ast.expr | None) -> bool:
 
 def _requires(call: ast.Call) -> bool:
     setting = keyword(call, "requires_grad")
-    unseen = any(one.arg is None for one in call.keywords)
-    return unseen or not (setting is None or _is_false(setting))
+    has_unpacked = any(one.arg is None for one in call.keywords)
+    return has_unpacked or not (setting is None or _is_false(setting))
 
 
 def _is_false(value: ast.expr | None) -> bool:
@@ -226,17 +232,17 @@ def is_reduction(value: ast.AST | None) -> bool:
 
 def is_python_number(value: ast.expr, programs: Sequence[Program]) -> bool:
     """True if a value is no tensor: ``loss.item()``, or a call of what returns nothing else."""
-    called = called_name(value)
+    name_called = called_name(value)
     if _returns_number(value):
         return True
-    functions = [f for program in programs for f in program.functions(called)]
+    functions = [f for program in programs for f in program.functions(name_called)]
     returned = [
         node.value
         for function in functions
         for node in ast.walk(function)
         if isinstance(node, ast.Return)
     ]
-    return bool(called and returned) and all(
+    return bool(name_called and returned) and all(
         one is not None and _returns_number(one) for one in returned
     )
 
@@ -270,14 +276,14 @@ def is_object(place: Place, value: ast.expr) -> bool:
     So it does with what a model returns that is no tensor: an object, a dict, a tuple.
     """
     names = {ast.unparse(target) for target in bound_names(place.statement)} | {ast.unparse(value)}
-    called = {id(call.func) for call in calls_in(place.scope)}
+    callees = {id(call.func) for call in calls_in(place.scope)}
     for node in ast.walk(place.scope):
         inner = getattr(node, "value", None)
         if any(ast.unparse(one) in names for one in _taken_apart(node)):
             return True
         if not isinstance(inner, ast.expr) or ast.unparse(inner) not in names:
             continue
-        if isinstance(node, ast.Attribute) and id(node) not in called:
+        if isinstance(node, ast.Attribute) and id(node) not in callees:
             return node.attr not in _OF_TENSORS
         key = node.slice if isinstance(node, ast.Subscript) else None
         if isinstance(key, ast.Constant) and isinstance(key.value, (str, int)):

@@ -23,19 +23,21 @@ def instances_of(kinds: Iterable[type]) -> list[Any]:
     """
     import torch
 
-    asked = list(kinds)
-    objects = gc.get_referrers(*asked) if torch.__version__ >= _TELLS_TYPES else gc.get_objects()
-    return exact_instances(objects, asked)
+    types_of_torch = list(kinds)
+    objects = (
+        gc.get_referrers(*types_of_torch) if torch.__version__ >= _TELLS_TYPES else gc.get_objects()
+    )
+    return exact_instances(objects, types_of_torch)
 
 
 def subclasses_of(kind: type) -> list[type]:
     """A type and all that is derived from it."""
-    found: dict[int, type] = {id(kind): kind}
+    by_id: dict[int, type] = {id(kind): kind}
     waiting = [kind]
     while waiting:
         children: list[type] = type.__subclasses__(waiting.pop())
         for child in children:
-            if id(child) not in found:
-                found[id(child)] = child
+            if id(child) not in by_id:
+                by_id[id(child)] = child
                 waiting.append(child)
-    return list(found.values())
+    return list(by_id.values())

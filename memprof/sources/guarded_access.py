@@ -46,11 +46,11 @@ class GuardedAccess:
             except Exception as error:  # noqa: BLE001 - the program's own code may run in it
                 self.add(item, error)
 
-    def within(self, read: Callable[[T], Iterable[R]], items: Iterable[T]) -> Iterator[R]:
+    def within(self, accessor: Callable[[T], Iterable[R]], items: Iterable[T]) -> Iterator[R]:
         """What every item gives, of one that raises what it gave before."""
         for item in items:
             try:
-                yield from read(item)
+                yield from accessor(item)
             except Exception as error:  # noqa: BLE001 - the program's own code may run in it
                 self.add(item, error)
 

@@ -27,14 +27,14 @@ class LabelRows:
     def steps(self, rows: Column) -> Column:
         """The step of each label, `NOT_RECORDED` where it has none."""
         self._keep_up()
-        found: Column = self._columns[rows, 0]
-        return found
+        step_column: Column = self._columns[rows, 0]
+        return step_column
 
     def phases(self, rows: Column) -> Column:
         """The `Phase` of each label."""
         self._keep_up()
-        found: Column = self._columns[rows, 1]
-        return found
+        phase_column: Column = self._columns[rows, 1]
+        return phase_column
 
     def in_module(self, row: int, module: str) -> int:
         """Row of the label that differs in its module only."""

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.sources.label_rows import LabelRows
-from memprof.sources.loop.boundaries import Boundaries, annotation_changes
-from memprof.sources.loop.thread_state import NO_TASK, BackwardPass, Place
+from memprof.sources.loop.loop_watch import LoopWatch, annotation_changes
+from memprof.sources.loop.thread_state import NO_TASK, BackwardPass, ThreadPosition
 from memprof.sources.protocol import Interner
 from memprof.trace import NOT_RECORDED, Column, Phase
 
@@ -50,8 +50,8 @@ Ints = npt.NDArray[np.int64]
 class _Places:
     """Tells each thread's place to the native part, once for all sources that read its rows."""
 
-    def __init__(self, boundaries: Boundaries, native: Any) -> None:
-        self._boundaries = boundaries
+    def __init__(self, loop_watch: LoopWatch, native: Any) -> None:
+        self._loop_watch = loop_watch
         self._native = native
         self._tell: Callable[[int, int], int] = native.label
         self._hooks: ExitStack | None = None
@@ -63,7 +63,7 @@ class _Places:
         self._followers = (*self._followers, labels)
         if self._hooks is None:
             self._native.forget_labels()  # of an earlier window, or of another recording
-            self._hooks = self._hooked()
+            self._hooks = self._install_hooks()
         self.step_began()
 
     def leave(self, labels: RowLabels) -> None:
@@ -89,32 +89,32 @@ class _Places:
         """The calling thread is somewhere else from now on."""
         self.is_at(None)
 
-    def is_at(self, place: Place | None, _output: Any = None) -> None:
-        """The calling thread is there from now on; None: the boundaries know where."""
+    def is_at(self, place: ThreadPosition | None, _output: Any = None) -> None:
+        """The calling thread is there from now on; None: the loop watch knows where."""
         try:
-            place = place or self._boundaries.place()
+            place = place or self._loop_watch.place()
             self._tell(place.row, _IN_GRAPH if type(place) is BackwardPass else place.task)
         except Exception as error:  # noqa: BLE001 - a missing label, not a broken job
             for labels in self._followers:
                 labels.failure = f"a boundary was missed: {type(error).__name__}: {error}"
 
-    def _hooked(self) -> ExitStack:
-        hooks, boundaries = ExitStack(), self._boundaries
-        boundaries.watch_modules()
-        hooks.callback(boundaries.unwatch_modules)
-        for changes in (boundaries.crossings, annotation_changes):
+    def _install_hooks(self) -> ExitStack:
+        hooks, loop_watch = ExitStack(), self._loop_watch
+        loop_watch.watch_modules()
+        hooks.callback(loop_watch.unwatch_modules)
+        for changes in (loop_watch.crossings, annotation_changes):
             changes.append(self.crossed)
             hooks.callback(changes.remove, self.crossed)
-        for calls in (boundaries.on_entry, boundaries.on_exit):
+        for calls in (loop_watch.on_entry, loop_watch.on_exit):
             calls.append(self.is_at)
             hooks.callback(calls.remove, self.is_at)
-        boundaries.follow_natively(self._native)
-        hooks.callback(boundaries.unfollow_natively)
+        loop_watch.follow_natively(self._native)
+        hooks.callback(loop_watch.unfollow_natively)
         return hooks
 
 
 _places: WeakValueDictionary[int, _Places] = WeakValueDictionary()
-"""By the ``id`` of their boundaries, which they keep alive."""
+"""By the ``id`` of their loop watch, which they keep alive."""
 
 
 class RowLabels:
@@ -124,24 +124,24 @@ class RowLabels:
     ran; so labels hold for every thread, and for autograd's own.
     """
 
-    def __init__(self, interner: Interner, boundaries: Boundaries, native: Any) -> None:
+    def __init__(self, interner: Interner, loop_watch: LoopWatch, native: Any) -> None:
         """``native`` is the module that `memprof.native.load` gives."""
         self.failure = ""
         self._interner = interner
-        self._boundaries = boundaries
+        self._loop_watch = loop_watch
         self._rows = LabelRows(interner)
-        self._places = _places.get(id(boundaries)) or _Places(boundaries, native)
-        _places[id(boundaries)] = self._places
+        self._places = _places.get(id(loop_watch)) or _Places(loop_watch, native)
+        _places[id(loop_watch)] = self._places
         self.marks = np.zeros(0, _MARK)
         """Times and labels of the loop's thread, for threads that say nothing themselves."""
-        self._passed: set[int] = set()
+        self._past_nodes: set[int] = set()
         """Epochs in which a backward pass has run."""
 
     def start(self) -> None:
         """Follow the places of every thread from now on; the calling one is the loop's."""
         self.stop()
         self.marks = self.marks[:0]
-        self._passed = set()
+        self._past_nodes = set()
         self._places.follow(self)
 
     def stop(self) -> None:
@@ -164,8 +164,8 @@ class RowLabels:
         label = self._after_backward(rows, label, in_graph)
         if bool(in_graph.any()):
             label[in_graph] = self._in_graph(rows[in_graph], label[in_graph])
-        found: Column = label.astype(np.int32)
-        return found
+        labels: Column = label.astype(np.int32)
+        return labels
 
     def annotated(self, label: Column, texts: Sequence[str]) -> Column:
         """The labels with what the program gave to torch as their annotation, where it did."""
@@ -184,7 +184,7 @@ class RowLabels:
             at = np.searchsorted(marks["time_ns"], rows["time_ns"][silent], side="right") - 1
             loop = marks["label"][np.maximum(at, 0)]
             is_python = rows["stack"][silent] != 0
-            beside = self._moved(loop, Phase.OTHER)
+            beside = self._move(loop, Phase.OTHER)
             label[silent] = np.where(is_python, beside, loop)
         self.marks = marks[-1:].copy()
         return label
@@ -194,36 +194,41 @@ class RowLabels:
         epochs = rows["epoch"]
         where = np.flatnonzero(in_graph)[::-1]  # so that the first of each epoch stays
         first = dict(zip(epochs[where].tolist(), where.tolist(), strict=True))
-        first |= dict.fromkeys(self._passed, -1)
+        first |= dict.fromkeys(self._past_nodes, -1)
         if not first:
             return label
-        begun = np.asarray(list(first), dtype=np.int64)
-        order = np.argsort(begun)
-        begun, start = begun[order], np.asarray(list(first.values()), dtype=np.int64)[order]
-        at = np.minimum(np.searchsorted(begun, epochs), len(begun) - 1)
-        after = (begun[at] == epochs) & (np.arange(len(rows)) > start[at]) & ~in_graph
+        start_times = np.asarray(list(first), dtype=np.int64)
+        order = np.argsort(start_times)
+        start_times, start = (
+            start_times[order],
+            np.asarray(list(first.values()), dtype=np.int64)[order],
+        )
+        at = np.minimum(np.searchsorted(start_times, epochs), len(start_times) - 1)
+        after = (start_times[at] == epochs) & (np.arange(len(rows)) > start[at]) & ~in_graph
         after &= self._rows.phases(label) == Phase.FORWARD
         after[after] = self._outside_modules(label[after])
-        label[after] = self._moved(label[after], Phase.OTHER)
-        self._passed = {int(begun[-1])}
+        label[after] = self._move(label[after], Phase.OTHER)
+        self._past_nodes = {int(start_times[-1])}
         return label
 
     def _in_graph(self, rows: Rows, label: Ints) -> Ints:
         """Of the node that ran; one that accumulates gradients belongs to the one before it."""
-        known = np.flatnonzero(rows["node"] >= 0)
+        in_graph = np.flatnonzero(rows["node"] >= 0)
         node = rows["node"].copy()
-        if len(known):
-            last = known[np.maximum(np.searchsorted(known, np.arange(len(rows)), "right") - 1, 0)]
+        if len(in_graph):
+            last = in_graph[
+                np.maximum(np.searchsorted(in_graph, np.arange(len(rows)), "right") - 1, 0)
+            ]
             same = (rows["task"][last] == rows["task"]) & (last <= np.arange(len(rows)))
             node = np.where(same, rows["node"][last], NOT_RECORDED)
         numbers, which = np.unique(node, return_inverse=True)
-        modules = [self._boundaries.module_of_node(number) for number in numbers.tolist()]
+        modules = [self._loop_watch.module_of_node(number) for number in numbers.tolist()]
         names = list(dict.fromkeys(modules))
         place = {name: at for at, name in enumerate(names)}
         module = np.asarray([place[name] for name in modules], dtype=np.int64)
-        return self._moved(label, Phase.BACKWARD, names, module[which.reshape(-1)])
+        return self._move(label, Phase.BACKWARD, names, module[which.reshape(-1)])
 
-    def _moved(
+    def _move(
         self, label: Ints, phase: Phase, modules: Sequence[str] = ("",), module: Ints | int = 0
     ) -> Ints:
         """The labels of the same step and annotation, with another phase and module.

@@ -19,7 +19,7 @@ from memprof.sources.loop.main_thread import MainThread
 from memprof.sources.protocol import Reading
 
 __all__ = [
-    "Card",
+    "NvmlDevice",
     "NvmlSource",
     "ProcessUse",
     "cards",
@@ -38,7 +38,7 @@ _PREFIXES = ("GPU-", "MIG-", "")
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class NvmlDevice:
     """One device of the machine, whether this process uses it or not."""
 
     index: int
@@ -88,7 +88,7 @@ class NvmlSource:
         Raises:
             MissingError: there is no driver, or it does not answer.
         """
-        self._nvml = _started()
+        self._nvml = _start_nvml()
         self._main_thread = MainThread(_ask_torch)
 
     def close(self) -> None:
@@ -119,20 +119,20 @@ class NvmlSource:
         return USED.uuids
 
     def _values(self, handle: Any) -> dict[str, float | int | None]:
-        listed = _listed(self._nvml, handle)
-        own = next((p for p in listed if p.own), None)
+        processes = _list_processes(self._nvml, handle)
+        own = next((p for p in processes if p.own), None)
         values = _values(self._nvml, handle)
         values["process_used"] = own.bytes if own else None
         # Where this process is not listed, one of the others is this one under another PID.
-        others = [p for p in listed if not p.own and p.bytes is not None] if own else []
+        others = [p for p in processes if not p.own and p.bytes is not None] if own else []
         values["others_used"] = sum(p.bytes or 0 for p in others) if own else None
         for process in sorted(others, key=lambda p: -(p.bytes or 0)):
-            name = self._named(process)
+            name = self._name_of(process)
             if name:
                 values[name] = process.bytes
         return values
 
-    def _named(self, process: ProcessUse) -> str:
+    def _name_of(self, process: ProcessUse) -> str:
         """The series of a process; empty when there are too many."""
         if process.pid not in self._names and len(self._names) < _MOST_NAMED:
             program = process.name.replace("\\", "/").rpartition("/")[2] or "a process"
@@ -184,12 +184,12 @@ def processes_on(device: str, uuids: Callable[[], Uuids] | None = None) -> tuple
     if uuid is None:
         return ()
     try:
-        nvml = _started()
+        nvml = _start_nvml()
     except MissingError:
         return ()
     try:
         handle = _handle_of(nvml, uuid)
-        return () if handle is None else _listed(nvml, handle)
+        return () if handle is None else _list_processes(nvml, handle)
     finally:
         _ask(nvml, nvml.nvmlShutdown)
 
@@ -200,12 +200,12 @@ def memory_by_process() -> dict[int, int | None]:
     Raises:
         MissingError: there is no driver, or it does not answer.
     """
-    nvml = _started()
+    nvml = _start_nvml()
     used: dict[int, int | None] = {}
     try:
         for index in range(_ask(nvml, nvml.nvmlDeviceGetCount) or 0):
             handle = _ask(nvml, nvml.nvmlDeviceGetHandleByIndex, index)
-            for process in _listed(nvml, handle) if handle is not None else ():
+            for process in _list_processes(nvml, handle) if handle is not None else ():
                 before = used.get(process.pid, 0)
                 known = before is not None and process.bytes is not None
                 used[process.pid] = (before or 0) + (process.bytes or 0) if known else None
@@ -214,14 +214,14 @@ def memory_by_process() -> dict[int, int | None]:
     return used
 
 
-def _listed(nvml: Any, handle: Any) -> tuple[ProcessUse, ...]:
+def _list_processes(nvml: Any, handle: Any) -> tuple[ProcessUse, ...]:
     """Who computes or draws on a device; a process that does both counts once."""
     queries = (
         nvml.nvmlDeviceGetGraphicsRunningProcesses,
         nvml.nvmlDeviceGetComputeRunningProcesses,
     )
-    found = [p for query in queries for p in _ask(nvml, query, handle) or ()]
-    return tuple({p.pid: _process(nvml, p) for p in found}.values())
+    processes = [p for query in queries for p in _ask(nvml, query, handle) or ()]
+    return tuple({p.pid: _process(nvml, p) for p in processes}.values())
 
 
 def _process(nvml: Any, process: Any) -> ProcessUse:
@@ -236,20 +236,20 @@ def driver_version() -> str:
     Raises:
         MissingError: there is no driver, or it does not answer.
     """
-    nvml = _started()
+    nvml = _start_nvml()
     try:
         return _text(_ask(nvml, nvml.nvmlSystemGetDriverVersion))
     finally:
         _ask(nvml, nvml.nvmlShutdown)
 
 
-def cards() -> tuple[Card, ...]:
+def cards() -> tuple[NvmlDevice, ...]:
     """Every device of the machine.
 
     Raises:
         MissingError: there is no driver, or it does not answer.
     """
-    nvml = _started()
+    nvml = _start_nvml()
     try:
         count = _ask(nvml, nvml.nvmlDeviceGetCount) or 0
         return tuple(_card(nvml, index) for index in range(count))
@@ -257,10 +257,10 @@ def cards() -> tuple[Card, ...]:
         _ask(nvml, nvml.nvmlShutdown)
 
 
-def _card(nvml: Any, index: int) -> Card:
+def _card(nvml: Any, index: int) -> NvmlDevice:
     handle = _ask(nvml, nvml.nvmlDeviceGetHandleByIndex, index)
     memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
-    return Card(
+    return NvmlDevice(
         index=index,
         name=_text(_ask(nvml, nvml.nvmlDeviceGetName, handle)),
         uuid=_text(_ask(nvml, nvml.nvmlDeviceGetUUID, handle)),
@@ -269,7 +269,7 @@ def _card(nvml: Any, index: int) -> Card:
     )
 
 
-def _started() -> Any:
+def _start_nvml() -> Any:
     try:
         import pynvml
     except ImportError as error:

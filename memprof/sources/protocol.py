@@ -128,9 +128,9 @@ class Interner:
         self._labels: dict[tuple[int, int, str, str], int]
         self._labels = _numbering({(NOT_RECORDED, 0, "", ""): EMPTY})
         self._pools: dict[tuple[int, int], int] = _numbering({(0, 0): EMPTY})
-        self._made: list[Label] = []
+        self._labels_made: list[Label] = []
         """The labels as objects, as far as they were asked for."""
-        self._written: tuple[int, int, int, int] = (0, 1, 1, 1)
+        self._counts_written: tuple[int, int, int, int] = (0, 1, 1, 1)
 
     def __len__(self) -> int:
         """Rows of all tables so far, which is what they hold in memory."""
@@ -174,15 +174,17 @@ class Interner:
 
     def labels(self, first: int) -> list[Label]:
         """The labels from row ``first`` on."""
-        at = len(self._made)
+        at = len(self._labels_made)
         rows = _rows_from(self._labels, at)
-        made = [Label(step, _PHASES[phase], *names) for step, phase, *names in rows]
-        self._made[at : at + len(made)] = made  # the same, where another thread did it meanwhile
-        return self._made[first:]
+        labels = [Label(step, _PHASES[phase], *names) for step, phase, *names in rows]
+        self._labels_made[at : at + len(labels)] = (
+            labels  # the same, where another thread did it meanwhile
+        )
+        return self._labels_made[first:]
 
     def take_new(self) -> TablesRecord | None:
         """The rows added since the last call, or None."""
-        first = self._written
+        first = self._counts_written
         stacks = _rows_from(self._stacks, first[1])  # before the frames that they name
         frames = _rows_from(self._frames, first[0])
         labels = _rows_from(self._labels, first[2])
@@ -190,7 +192,12 @@ class Interner:
         new = (len(frames), len(stacks), len(labels), len(pools))
         if not any(new):
             return None
-        self._written = (first[0] + new[0], first[1] + new[1], first[2] + new[2], first[3] + new[3])
+        self._counts_written = (
+            first[0] + new[0],
+            first[1] + new[1],
+            first[2] + new[2],
+            first[3] + new[3],
+        )
         return TablesRecord(first, frames, [list(s) for s in stacks], labels, pools)
 
 
@@ -206,7 +213,7 @@ def _rows_from(table: dict[Any, int], first: int) -> list[Any]:
     return rows
 
 
-class _Rows(defaultdict[Any, int]):
+class _LabelRowOf(defaultdict[Any, int]):
     """A dict that a weak reference may point at."""
 
     __slots__ = ("__weakref__",)
@@ -217,6 +224,6 @@ def _numbering(first: dict[Any, int]) -> dict[Any, int]:
 
     It does not hold itself, so that a recording's rows need no collection to be freed.
     """
-    table = _Rows(None, first)
+    table = _LabelRowOf(None, first)
     table.default_factory = partial(len, weakref.proxy(table))
     return table

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from memprof.sources.loop.thread_state import Place
+from memprof.sources.loop.thread_state import ThreadPosition
 from memprof.sources.protocol import Interner
 from memprof.trace import EMPTY
 
@@ -37,7 +37,7 @@ class StackCapture:
         self._stacks: dict[tuple[Any, ...], int] = {}
         self._members: dict[int, tuple[int, ...]] = {EMPTY: ()}
 
-    def capture(self, frame: FrameType | None, place: Place | None) -> int:
+    def capture(self, frame: FrameType | None, place: ThreadPosition | None) -> int:
         """Row of the stack that begins with ``frame``; ``place`` is where its thread is."""
         steady = place.frame_id if place is not None else 0
         key: list[Any] = []
@@ -56,7 +56,7 @@ class StackCapture:
             row = self._stacks[exact] = self._intern(innermost, frame, outer)
         return row
 
-    def _site(self, frame: FrameType, place: Place) -> int:
+    def _site(self, frame: FrameType, place: ThreadPosition) -> int:
         place.site = row = self.capture(frame, place.outer)
         return row
 
@@ -75,11 +75,11 @@ class StackCapture:
     def _frame(self, frame: FrameType) -> int:
         code = frame.f_code
         key = (id(code), frame.f_lasti)
-        known = self._frames.get(key)
-        if known is None:
+        entry = self._frames.get(key)
+        if entry is None:
             # The code object is kept so that its id stays its own.
-            known = self._frames[key] = (code, self._new_frame(frame, code))
-        return known[1]
+            entry = self._frames[key] = (code, self._new_frame(frame, code))
+        return entry[1]
 
     def _new_frame(self, frame: FrameType, code: CodeType) -> int:
         if is_own(code.co_filename):

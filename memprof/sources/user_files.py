@@ -55,44 +55,44 @@ class ProgramFiles:
         """``since_s``: seconds since the epoch after which code was loaded, asked for once."""
         self._since_s = since_s or code_since_s
         self._limit_s: float | None = None
-        self._asked: set[str] = set()
-        self._read = 0
-        self._made = 0
+        self._names: set[str] = set()
+        self._bytes_read = 0
+        self._files_hashed = 0
 
     def new(self, filenames: Iterable[str]) -> SourceFiles | None:
         """The digests of those files that were not asked for before; None where there are none."""
-        names = [name for name in dict.fromkeys(filenames) if name not in self._asked]
-        self._asked.update(names)
-        told = {name: self._digest(name) for name in names if _is_program(name)}
-        digests = {name: digest for name, digest in told.items() if digest}
+        names = [name for name in dict.fromkeys(filenames) if name not in self._names]
+        self._names.update(names)
+        digests_by_name = {name: self._digest(name) for name in names if _is_program(name)}
+        digests = {name: digest for name, digest in digests_by_name.items() if digest}
         return SourceFiles(list(digests), list(digests.values())) if digests else None
 
     def _digest(self, filename: str) -> str:
-        if self._made >= MOST_FILES:
+        if self._files_hashed >= MOST_FILES:
             return ""
         try:
             content = self._content(filename)
         except Exception:  # noqa: BLE001 - a file without a digest is no error, least of all the job's
             return ""
-        self._made += content is not None
+        self._files_hashed += content is not None
         return digest_of(content) if content is not None else ""
 
     def _content(self, filename: str) -> bytes | None:
         status = os.stat(filename)  # noqa: PTH116 - a Path is not needed for either call
         # A pipe of that name would block the job.
-        if not stat.S_ISREG(status.st_mode) or status.st_size > min(MOST_BYTES, self._left()):
+        if not stat.S_ISREG(status.st_mode) or status.st_size > min(MOST_BYTES, self._bytes_left()):
             return None
         with open(filename, "rb") as file:  # noqa: PTH123 - see above
             content = file.read(MOST_BYTES + 1)
             status = os.fstat(file.fileno())  # after reading: what is written meanwhile shows
-        self._read += len(content)
+        self._bytes_read += len(content)
         # The time of writing can be set back (``cp -p``), that of the last change cannot.
         changed_s = max(status.st_mtime, status.st_ctime)
         whole = len(content) == status.st_size
         return content if whole and changed_s < self._began_s() else None
 
-    def _left(self) -> int:
-        return MOST_READ - self._read
+    def _bytes_left(self) -> int:
+        return MOST_READ - self._bytes_read
 
     def _began_s(self) -> float:
         if self._limit_s is None:
@@ -126,12 +126,12 @@ def _began_s(process: psutil.Process) -> float:
 
     Rounded up: Python needs longer than that before it loads anybody's code.
     """
-    told = float(process.create_time())
+    started_s = float(process.create_time())
     try:
         status = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace")
         ticks = int(status.rpartition(")")[2].split()[19])  # field 22, proc(5): since the boot
         age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - (ticks + 1) / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError, IndexError, ValueError):
-        return told
+        return started_s
     began_s = time.time() - age_s
-    return began_s if abs(began_s - told) < 2 else min(began_s, told)
+    return began_s if abs(began_s - started_s) < 2 else min(began_s, started_s)

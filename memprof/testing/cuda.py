@@ -78,7 +78,7 @@ class TorchStandIn(Devices):
         self._initialized, self._initializing = initialized, False
         self._records_host = False
         self.pinned: list[dict[str, Any]] = []
-        self._queued: list[Any] = []
+        self._lazy_calls: list[Any] = []
         self.version = SimpleNamespace(hip=hip, cuda=None if hip else "12.8")
         self.clock_error_us: Callable[[], int] = lambda: 0
         """By how much the times of the next snapshot are off: torch converts them anew for each."""
@@ -115,9 +115,9 @@ class TorchStandIn(Devices):
             get_device_properties=self._properties,
             get_allocator_backend=self._backend_name,
             memory_stats_as_nested_dict=self._stats,
-            memory_snapshot=self._versioned(self._segments, {"include_traces": 11}),
+            memory_snapshot=self._for_version(self._segments, {"include_traces": 11}),
             memory=SimpleNamespace(
-                _record_memory_history=self._versioned(self._record_python, _RECORD_SINCE),
+                _record_memory_history=self._for_version(self._record_python, _RECORD_SINCE),
                 _snapshot=self._snapshot,
             ),
             set_per_process_memory_fraction=self.limit,
@@ -125,7 +125,7 @@ class TorchStandIn(Devices):
             set_device=self._set_device,
             device=self._on_device,
             reset_peak_memory_stats=self._reset_peaks,
-            _queued_calls=self._queued,
+            _queued_calls=self._lazy_calls,
             _lazy_call=self._lazy_call,
             OutOfMemoryError=StandInOutOfMemoryError,
         )
@@ -150,15 +150,17 @@ class TorchStandIn(Devices):
     def _backend_name(self) -> str:
         return "native" if self._backend == "uncached" else self._backend
 
-    def _versioned(self, function: Callable[..., Any], since: dict[str, int]) -> Callable[..., Any]:
+    def _for_version(
+        self, function: Callable[..., Any], since: dict[str, int]
+    ) -> Callable[..., Any]:
         """The function without the arguments that this version does not know yet."""
         whole = inspect.signature(function)
-        known = [p for p in whole.parameters.values() if since.get(p.name, 0) <= self._since]
-        signature = whole.replace(parameters=known)
+        parameters = [p for p in whole.parameters.values() if since.get(p.name, 0) <= self._since]
+        signature = whole.replace(parameters=parameters)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            bound = signature.bind(*args, **kwargs)
-            return function(*bound.args, **bound.kwargs)
+            arguments = signature.bind(*args, **kwargs)
+            return function(*arguments.args, **arguments.kwargs)
 
         call.__signature__ = signature  # type: ignore[attr-defined]
         return call
@@ -167,7 +169,7 @@ class TorchStandIn(Devices):
         if self._initialized or self._initializing:
             call()
         else:
-            self._queued.append((call, []))
+            self._lazy_calls.append((call, []))
 
     def _properties(self, ordinal: int) -> SimpleNamespace:
         total = self.devices[ordinal].total
@@ -181,7 +183,7 @@ class TorchStandIn(Devices):
             raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats.")
         if self._backend == "uncached":
             return _UNCOUNTED
-        held, model = self.devices[ordinal], self.devices[ordinal].model
+        device, model = self.devices[ordinal], self.devices[ordinal].model
         requested = sum(b.requested for b in model.live.values())
         allocated = {"current": model.allocated, "peak": model.peak_allocated}
         reserved = {"current": model.reserved, "peak": model.peak_reserved}
@@ -192,9 +194,9 @@ class TorchStandIn(Devices):
             "requested_bytes": {"all": {"current": requested}},
             "allocation": {
                 "all": {
-                    "current": held.made["allocated"] - held.made["freed"],
-                    "allocated": held.made["allocated"],
-                    "freed": held.made["freed"],
+                    "current": device.made["allocated"] - device.made["freed"],
+                    "allocated": device.made["allocated"],
+                    "freed": device.made["freed"],
                 }
             },
             "num_alloc_retries": model.retries,
@@ -258,8 +260,8 @@ class TorchStandIn(Devices):
             *(record_pinned_host_memory, record_cuda),
         )
         since = self._since
-        known = newer[: 6 if since >= 14 else 4 if since >= 11 else 3 if since >= 8 else 0]
-        self._C._cuda_record_memory_history(enabled, context, stacks, max_entries, *known)
+        arguments = newer[: 6 if since >= 14 else 4 if since >= 11 else 3 if since >= 8 else 0]
+        self._C._cuda_record_memory_history(enabled, context, stacks, max_entries, *arguments)
 
     def _record(  # noqa: PLR0917 - torch's own order
         self,
@@ -285,8 +287,8 @@ class TorchStandIn(Devices):
             self.pinned.clear()
         enabled = enabled if record_cuda else None
         if enabled is None or clear_history:
-            for held in self.devices:
-                held.ring.clear()
+            for device in self.devices:
+                device.ring.clear()
         if enabled is None:
             self.recording = None
             return
@@ -300,19 +302,19 @@ class TorchStandIn(Devices):
         self.calls["snapshot"] += 1
         self._only_native("snapshot")
         shift_us = self.clock_error_us()
-        rings = [held.ring.entries() for held in self.devices]
+        rings = [one.ring.entries() for one in self.devices]
         traces = [self._trace(i, ring, shift_us) for i, ring in enumerate(rings)]
         self.write_looks()
-        found = snapshot(*traces, torch=self._version)
-        return found | {"host_traces": list(self.pinned)} if self._since >= 14 else found
+        record = snapshot(*traces, torch=self._version)
+        return record | {"host_traces": list(self.pinned)} if self._since >= 14 else record
 
     def _segments(self, mempool_id: Any = None, include_traces: bool = True) -> list[Any]:  # noqa: ARG002
         self.calls["memory_snapshot"] += 1
         self._only_native("snapshot")
         traces = [self._trace(i, range(0)) for i in range(len(self.devices))]
         self.write_looks()
-        found: list[Any] = snapshot(*traces, torch=self._version)["segments"]
-        return found
+        segments: list[Any] = snapshot(*traces, torch=self._version)["segments"]
+        return segments
 
     def _only_native(self, what: str) -> None:
         if self._backend != "native":

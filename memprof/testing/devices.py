@@ -40,7 +40,7 @@ class StandInOutOfMemoryError(RuntimeError):
 
 
 @dataclass(slots=True)
-class _Row:
+class _HistoryRow:
     action: int
     address: int
     size: int
@@ -76,7 +76,7 @@ class _Ring:
 
 
 @dataclass(slots=True)
-class _Device:
+class _DeviceState:
     """One device's allocator and everything that ever happened on it."""
 
     model: CachingAllocator
@@ -84,7 +84,7 @@ class _Device:
     physical: int
     """Bytes that this process could have without a limit of its own."""
     fraction: float = 1.0
-    rows: list[_Row] = field(default_factory=list)
+    rows: list[_HistoryRow] = field(default_factory=list)
     made: Counter[str] = field(default_factory=Counter)
     ring: _Ring = field(default_factory=_Ring)
 
@@ -120,7 +120,7 @@ class Devices:
         if settings:
             self._settings["PYTORCH_CUDA_ALLOC_CONF"] = settings
         self.devices = [
-            _Device(
+            _DeviceState(
                 CachingAllocator(parsed, tie_break=tie, driver=Driver(capacity)),
                 capacity + outside,
                 capacity,
@@ -148,35 +148,39 @@ class Devices:
 
     def free(self, address: int, device: int = 0, *, complete: bool = True) -> None:
         """The tensor is gone; with ``complete`` False its block waits for another stream."""
-        held = self.devices[device]
-        block = held.model.live[address]
+        device_state = self.devices[device]
+        block = device_state.model.live[address]
         where = (block.address, block.requested, block.arena.stream, block.arena.pool)
-        stack = self._free_stack(held.rows[block.owner].stack)
-        held.model.request_free(address)
-        self._write(held, Action.FREE_REQUESTED, *where, stack)
-        held.made["freed"] += 1
+        stack = self._free_stack(device_state.rows[block.owner].stack)
+        device_state.model.request_free(address)
+        self._write(device_state, Action.FREE_REQUESTED, *where, stack)
+        device_state.made["freed"] += 1
         if complete:
             self.completed(address, device)
 
     def completed(self, address: int, device: int = 0) -> None:
         """The other stream is done with a block that was freed."""
-        held = self.devices[device]
-        block = held.model.live[address]
+        device_state = self.devices[device]
+        block = device_state.model.live[address]
         where = (block.address, block.requested, block.arena.stream, block.arena.pool)
-        self._write(held, Action.FREE_COMPLETED, *where, held.rows[block.owner].stack)
-        held.model.complete_free(address)
+        self._write(
+            device_state, Action.FREE_COMPLETED, *where, device_state.rows[block.owner].stack
+        )
+        device_state.model.complete_free(address)
 
     def empty_cache(self, device: int = 0) -> None:
         """The program empties its cache; counted apart from calls through `cuda`."""
-        held = self.devices[device]
-        held.model.empty_cache()
-        self._take_log(held)
+        device_state = self.devices[device]
+        device_state.model.empty_cache()
+        self._take_log(device_state)
 
     def limit(self, fraction: float, device: int = 0) -> None:
         """The process may hold no more than this share of the device's memory."""
-        held = self.devices[device]
-        held.fraction = fraction
-        held.model.driver.capacity = min(held.physical, int(fraction * held.total))
+        device_state = self.devices[device]
+        device_state.fraction = fraction
+        device_state.model.driver.capacity = min(
+            device_state.physical, int(fraction * device_state.total)
+        )
 
     @contextmanager
     def backward_thread(self) -> Iterator[None]:
@@ -194,48 +198,50 @@ class Devices:
 
     def write_looks(self) -> None:
         """At the end of a snapshot torch records that there was one; later ones show it."""
-        for held in self.devices if self.recording is not None else ():
-            self._write(held, Action.SNAPSHOT, 0, held.model.allocated, 0, 0, 0)
+        for device_state in self.devices if self.recording is not None else ():
+            self._write(device_state, Action.SNAPSHOT, 0, device_state.model.allocated, 0, 0, 0)
 
     # -- the allocator -------------------------------------------------------------------------
 
-    def _alloc(self, held: _Device, size: int, device: int, stream: int) -> int:
+    def _alloc(self, device_state: _DeviceState, size: int, device: int, stream: int) -> int:
         stack = self._stack_here()
-        block = held.model.malloc(size, stream)
+        block = device_state.model.malloc(size, stream)
         failed = block is None
-        self._take_log(held, stack)
+        self._take_log(device_state, stack)
         if failed:
-            self._fail(held, device, size)
+            self._fail(device_state, device, size)
         assert block is not None
-        block.owner = len(held.rows)
-        self._write(held, Action.ALLOC, block.address, size, stream, block.arena.pool, stack)
-        held.made["allocated"] += 1
+        block.owner = len(device_state.rows)
+        self._write(
+            device_state, Action.ALLOC, block.address, size, stream, block.arena.pool, stack
+        )
+        device_state.made["allocated"] += 1
         return block.address
 
-    def _fail(self, held: _Device, device: int, size: int) -> None:
-        rounded = held.model.rounded(size)
+    def _fail(self, device_state: _DeviceState, device: int, size: int) -> None:
+        rounded = device_state.model.rounded(size)
         segment = 20 << 20 if rounded < 10 << 20 else -(-rounded // (2 << 20)) * (2 << 20)
         segment = 2 << 20 if rounded <= SMALL_SIZE else segment
-        free = held.free
-        limit = int(held.fraction * held.total)
+        free = device_state.free
+        limit = int(device_state.fraction * device_state.total)
         for observer in self.observers:
             observer(device, segment, limit, free)
         gib = 1 << 30
         raise StandInOutOfMemoryError(
             f"CUDA out of memory. Tried to allocate {size / gib:.2f} GiB. GPU {device} has a total "
-            f"capacity of {held.total / gib:.2f} GiB of which {free / gib:.2f} GiB is free."
+            f"capacity of {device_state.total / gib:.2f} GiB of which {free / gib:.2f} GiB is free."
         )
 
-    def _take_log(self, held: _Device, stack: int = 0) -> None:
-        for action, where, size, stream, pool in held.model.log:
+    def _take_log(self, device_state: _DeviceState, stack: int = 0) -> None:
+        for action, where, size, stream, pool in device_state.model.log:
             # What the driver has free is in an oom event, whatever the process may have of it.
-            address = held.free if action == Action.OOM else where
-            self._write(held, Action(action), address, size, stream, pool, stack)
-        held.model.log.clear()
+            address = device_state.free if action == Action.OOM else where
+            self._write(device_state, Action(action), address, size, stream, pool, stack)
+        device_state.model.log.clear()
 
     def _write(
         self,
-        held: _Device,
+        device_state: _DeviceState,
         action: Action,
         address: int,
         size: int,
@@ -246,9 +252,9 @@ class Devices:
         recording = self.recording
         with_stack = recording is None or recording.context in ("alloc", "all")
         if recording is not None and action.name.lower() not in recording.skipped:
-            held.ring.add(len(held.rows), recording.max_entries)
-        held.rows.append(
-            _Row(
+            device_state.ring.add(len(device_state.rows), recording.max_entries)
+        device_state.rows.append(
+            _HistoryRow(
                 int(action),
                 address,
                 size,
@@ -267,13 +273,13 @@ class Devices:
         if getattr(self._thread, "bare", False):
             return 0
         frame: FrameType | None = sys._getframe(1)
-        found: list[Frame] = []
-        while frame is not None and len(found) < _MOST_FRAMES:
+        frames: list[Frame] = []
+        while frame is not None and len(frames) < _MOST_FRAMES:
             code = frame.f_code
             if code.co_filename not in self.hidden:
-                found.append(Frame(code.co_name, code.co_filename, frame.f_lineno))
+                frames.append(Frame(code.co_name, code.co_filename, frame.f_lineno))
             frame = frame.f_back
-        return self._row("stacks", tuple(self._row("frames", f) for f in found))
+        return self._row("stacks", tuple(self._row("frames", f) for f in frames))
 
     def _free_stack(self, of_alloc: int) -> int:
         """Entries of a free bear the allocation's stack, with ``context="all"`` their own."""
@@ -289,17 +295,17 @@ class Devices:
         return rows.setdefault(key, len(rows))
 
     def _trace(self, ordinal: int, rows: Any, shift_us: int = 0) -> Trace:
-        held = self.devices[ordinal]
+        device_state = self.devices[ordinal]
         names = ("action", "address", "size", "stream", "pool", "time_us", "stack", "label")
-        columns = {n: [getattr(row, n) for row in held.rows] for n in names}
+        columns = {n: [getattr(row, n) for row in device_state.rows] for n in names}
         columns["time_us"] = [time_us + shift_us for time_us in columns["time_us"]]
-        whole: Events = Events.build(len(held.rows), **columns)
-        bare = np.asarray([not row.shown for row in held.rows], dtype=bool)
-        shown = replace(whole, stack=np.where(bare, 0, whole.stack))
-        end: State = state_of(held.model, Origins(whole))
+        whole: Events = Events.build(len(device_state.rows), **columns)
+        bare = np.asarray([not row.shown for row in device_state.rows], dtype=bool)
+        events_shown = replace(whole, stack=np.where(bare, 0, whole.stack))
+        end: State = state_of(device_state.model, Origins(whole))
         return Trace(
             device=f"cuda:{ordinal}",
-            events=shown.take(np.asarray(list(rows), dtype=np.int64)),
+            events=events_shown.take(np.asarray(list(rows), dtype=np.int64)),
             tables=Tables(**{name: tuple(table) for name, table in self._tables.items()}),
             end=end,
             settings=dict(self._settings),

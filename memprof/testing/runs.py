@@ -85,9 +85,9 @@ def step_columns(**columns: Sequence[int]) -> StepColumns:
     """Counters of single steps numbered from 0; columns that are not given are -1 throughout."""
     length = len(next(iter(columns.values()), ()))
     names = StepColumns.__struct_fields__
-    filled = {name: [NOT_RECORDED] * length for name in names}
-    filled |= {"first": list(range(length)), "last": list(range(length))}
-    return StepColumns(**filled | {name: list(values) for name, values in columns.items()})
+    columns_in_full = {name: [NOT_RECORDED] * length for name in names}
+    columns_in_full |= {"first": list(range(length)), "last": list(range(length))}
+    return StepColumns(**columns_in_full | {name: list(values) for name, values in columns.items()})
 
 
 def _window(trace: Trace, number: int, first: tuple[int, int, int, int]) -> Iterator[Record]:
@@ -103,7 +103,7 @@ def _window(trace: Trace, number: int, first: tuple[int, int, int, int]) -> Iter
     by = {"stack": stack - 1, "label": label - 1, "pool": pool - 1}
     if trace.start is not None:
         yield encode_state(trace.device, number, "start", _moved_state(trace.start, by))
-    yield encode_trace(trace.device, number, 0, _moved(trace.events, by))
+    yield encode_trace(trace.device, number, 0, _move(trace.events, by))
     if trace.end is not None:
         yield encode_state(trace.device, number, "end", _moved_state(trace.end, by))
 
@@ -119,10 +119,10 @@ def _after(first: tuple[int, int, int, int], tables: Tables) -> tuple[int, int, 
 
 
 def _moved_state(state: State, by: dict[str, int]) -> State:
-    return replace(state, segments=_moved(state.segments, by), blocks=_moved(state.blocks, by))
+    return replace(state, segments=_move(state.segments, by), blocks=_move(state.blocks, by))
 
 
-def _moved(columns: _Rows, by: dict[str, int]) -> _Rows:
+def _move(columns: _Rows, by: dict[str, int]) -> _Rows:
     """The same rows, pointing ``by`` rows further into the tables; 0 and -1 stay."""
     names = [name for name in by if name in columns.names()]
     return replace(columns, **{n: _shift(getattr(columns, n), by[n]) for n in names})

@@ -29,7 +29,7 @@ def snapshot(*traces: Trace, torch: str = "2.13") -> _Json:
     """
     since = SNAPSHOT_VERSIONS.index(torch)
     by_device = {int(trace.device.removeprefix("cuda:")): trace for trace in traces}
-    writers = {device: _Writer(trace, device, since) for device, trace in by_device.items()}
+    writers = {device: _SchemaWriter(trace, device, since) for device, trace in by_device.items()}
     data: _Json = {
         "segments": [s for _, w in sorted(writers.items()) for s in w.segments()],
         "device_traces": [
@@ -61,7 +61,7 @@ def save_snapshot(path: str | Path, data: object, protocol: int = 4) -> Path:
 
 
 def _settings(settings: Mapping[str, Any], since: int) -> _Json:
-    known: _Json = {
+    settings_of_version: _Json = {
         "PYTORCH_CUDA_ALLOC_CONF": "",
         "max_split_size": -1,
         "garbage_collection_threshold": 0.0,
@@ -69,13 +69,13 @@ def _settings(settings: Mapping[str, Any], since: int) -> _Json:
         "roundup_power2_divisions": {str(1 << i): 0 for i in range(16)},
     }
     if since >= 9:
-        known["graph_capture_record_stream_reuse"] = False
+        settings_of_version["graph_capture_record_stream_reuse"] = False
     if since >= 13:
-        known["max_cached_size"] = -1
-    return known | dict(settings)
+        settings_of_version["max_cached_size"] = -1
+    return settings_of_version | dict(settings)
 
 
-class _Writer:
+class _SchemaWriter:
     """One trace in the schema of torch 2.``since``."""
 
     def __init__(self, trace: Trace, device: int, since: int) -> None:

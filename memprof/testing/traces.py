@@ -32,7 +32,7 @@ _FIRST_TIME_US = 1_700_000_000_000_000
 
 
 @dataclass(slots=True)
-class _Block:
+class _TraceBlock:
     address: int
     size: int
     requested: int
@@ -78,9 +78,9 @@ class TraceBuilder:
             "pools": {(0, 0): 0},
         }
     )
-    _live: dict[str, _Block] = field(default_factory=dict)
+    _live: dict[str, _TraceBlock] = field(default_factory=dict)
     _segments: list[_Segment] = field(default_factory=list)
-    _holes: dict[tuple[int, int], list[_Block]] = field(default_factory=dict)
+    _holes: dict[tuple[int, int], list[_TraceBlock]] = field(default_factory=dict)
     _label: int = 0
     _time_us: int = _FIRST_TIME_US
     _start: State | None = None
@@ -123,11 +123,11 @@ class TraceBuilder:
         """An allocation of ``size`` bytes; ``stack`` is innermost first."""
         if name in self._live:
             raise ValueError(f"{name!r} is allocated already")
-        taken = max(-(-size // 512), 1) * 512
+        nbytes = max(-(-size // 512), 1) * 512
         row = self._stack(stack)
-        hole = self._hole(taken, stream, row)
-        block = _Block(
-            hole.address, taken, size, row, self._label, int(category), stream, hole.segment
+        hole = self._hole(nbytes, stream, row)
+        block = _TraceBlock(
+            hole.address, nbytes, size, row, self._label, int(category), stream, hole.segment
         )
         self._live[name] = block
         self._event(Action.ALLOC, block.address, size, block)
@@ -201,7 +201,12 @@ class TraceBuilder:
         return self._row("stacks", tuple(self._row("frames", frame) for frame in stack))
 
     def _event(
-        self, action: Action, address: int, size: int, block: _Block | None = None, stack: int = -1
+        self,
+        action: Action,
+        address: int,
+        size: int,
+        block: _TraceBlock | None = None,
+        stack: int = -1,
     ) -> None:
         if not self._recording:
             return
@@ -223,35 +228,35 @@ class TraceBuilder:
         )
         self._time_us += self.step_us
 
-    def _hole(self, taken: int, stream: int, stack: int) -> _Block:
-        holes = self._holes.get((taken, stream))
+    def _hole(self, nbytes: int, stream: int, stack: int) -> _TraceBlock:
+        holes = self._holes.get((nbytes, stream))
         if holes:
             return holes.pop()
-        kind = SegmentKind.SMALL if taken <= _LARGEST_SMALL else SegmentKind.LARGE
+        kind = SegmentKind.SMALL if nbytes <= _LARGEST_SMALL else SegmentKind.LARGE
         for number, segment in enumerate(self._segments):
-            fits = segment.size - segment.used >= taken and not segment.released
+            fits = segment.size - segment.used >= nbytes and not segment.released
             if fits and segment.kind == kind and segment.stream == stream:
-                return self._cut(number, taken, stack)
-        self._add_segment(taken, stream, kind)
-        return self._cut(len(self._segments) - 1, taken, stack)
+                return self._cut(number, nbytes, stack)
+        self._add_segment(nbytes, stream, kind)
+        return self._cut(len(self._segments) - 1, nbytes, stack)
 
-    def _cut(self, number: int, taken: int, stack: int) -> _Block:
+    def _cut(self, number: int, nbytes: int, stack: int) -> _TraceBlock:
         segment = self._segments[number]
         address = segment.address + segment.used
-        segment.used += taken
-        return _Block(address, taken, 0, stack, 0, 0, segment.stream, number)
+        segment.used += nbytes
+        return _TraceBlock(address, nbytes, 0, stack, 0, 0, segment.stream, number)
 
-    def _add_segment(self, taken: int, stream: int, kind: SegmentKind) -> None:
+    def _add_segment(self, nbytes: int, stream: int, kind: SegmentKind) -> None:
         last = self._segments[-1] if self._segments else None
         # A gap between segments, so that no two of them look like one.
         address = last.address + last.size + _SMALL_SEGMENT if last else _FIRST_ADDRESS
-        size = -(-taken // _SMALL_SEGMENT) * _SMALL_SEGMENT
+        size = -(-nbytes // _SMALL_SEGMENT) * _SMALL_SEGMENT
         segment = _Segment(address, size, stream, kind, self.expandable)
         action = Action.SEGMENT_MAP if self.expandable else Action.SEGMENT_ALLOC
         self._event(action, address, size)
         self._segments.append(segment)
 
-    def _state(self, without: _Block | None = None) -> State:
+    def _state(self, without: _TraceBlock | None = None) -> State:
         segments = [s for s in self._segments if not s.released]
         row_of = {self._segments.index(s): row for row, s in enumerate(segments)}
         live = [b for b in self._live.values() if b is not without]
@@ -274,7 +279,7 @@ class TraceBuilder:
         )
 
 
-def _tiles(segment: _Segment, blocks: Iterable[_Block], row: int) -> list[dict[str, int]]:
+def _tiles(segment: _Segment, blocks: Iterable[_TraceBlock], row: int) -> list[dict[str, int]]:
     """The rows of `Blocks` that fill a segment: what is in use, and the gaps between."""
     tiles: list[dict[str, int]] = []
     at = segment.address

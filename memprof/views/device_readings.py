@@ -57,11 +57,11 @@ def after_steps(
 def reserved_then(device: DeviceRun, time_us: Ints) -> Floats:
     """What torch had reserved at the last step's end before each moment; NaN before the first."""
     steps = device.steps
-    known = (steps.reserved > 0) & (steps.end_us > 0)
-    if not known.any():
+    with_figures = (steps.reserved > 0) & (steps.end_us > 0)
+    if not with_figures.any():
         return np.full(len(time_us), np.nan)
-    order = np.argsort(steps.end_us[known], kind="stable")
-    end, reserved = steps.end_us[known][order], steps.reserved[known][order]
+    order = np.argsort(steps.end_us[with_figures], kind="stable")
+    end, reserved = steps.end_us[with_figures][order], steps.reserved[with_figures][order]
     at = np.searchsorted(end, time_us, side="right") - 1
     return np.where(at >= 0, reserved[np.maximum(at, 0)], np.nan)
 
@@ -81,8 +81,8 @@ def beyond_torch(run: Run, device: DeviceRun) -> ReadingSeries | None:
 
 def other_processes(run: Run, device: str) -> tuple[ReadingSeries, ...]:
     """Bytes of each named other process on the device, the one that had most first."""
-    named = [r for r in run.readings if r.device == device and r.name.startswith(PROCESS)]
-    return tuple(sorted(named, key=lambda series: -most(series)))
+    processes = [r for r in run.readings if r.device == device and r.name.startswith(PROCESS)]
+    return tuple(sorted(processes, key=lambda series: -most(series)))
 
 
 def most(series: ReadingSeries | None) -> int:

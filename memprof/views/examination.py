@@ -68,9 +68,9 @@ class DeviceExamination:
         return self._final("reserved")
 
     def _peak(self, name: str) -> int:
-        traced = [int(getattr(window.line, name).bytes) for window in self.windows]
-        counted = getattr(self.steps, name)
-        return max([*traced, int(counted.max()) if len(counted) else 0, 0])
+        peaks = [int(getattr(window.line, name).bytes) for window in self.windows]
+        counts = getattr(self.steps, name)
+        return max([*peaks, int(counts.max()) if len(counts) else 0, 0])
 
     def _final(self, name: str) -> int:
         last = self.windows[-1] if self.windows else None
@@ -78,9 +78,9 @@ class DeviceExamination:
         if last is not None and not _steps_after(steps, last.trace):
             state = last.trace.end
             return int(getattr(state, name)) if state else int(getattr(last.line, name)[-1])
-        counted = getattr(self.steps, name)
-        known = counted[counted != NOT_RECORDED]
-        return int(known[-1]) if len(known) else 0
+        counts = getattr(self.steps, name)
+        recorded_counts = counts[counts != NOT_RECORDED]
+        return int(recorded_counts[-1]) if len(recorded_counts) else 0
 
 
 def _steps_after(steps: Steps, trace: Trace) -> bool:

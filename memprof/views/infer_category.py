@@ -58,8 +58,8 @@ def infer(trace: Trace, lives: Lifetimes) -> Inferred:
     if _python_only(trace.tables):
         phases[EMPTY] = Phase.BACKWARD  # autograd's own threads have no Python frames
     phase = phases[lives.stack]
-    made = lives.alloc >= 0
-    phase[~made & (lives.stack == EMPTY)] = Phase.UNKNOWN
+    in_window = lives.alloc >= 0
+    phase[~in_window & (lives.stack == EMPTY)] = Phase.UNKNOWN
     _optimizer_by_time(trace, lives, phase)
     state = np.array([s.makes_state for s in signs])[lives.stack]
     parameter = np.array([s.makes_parameter for s in signs])[lives.stack]
@@ -119,13 +119,13 @@ def _optimizer_by_time(trace: Trace, lives: Lifetimes, phase: npt.NDArray[np.uin
     steps = [a for a in trace.annotations if _is_optimizer_step(a)]
     if not steps:
         return
-    made = np.flatnonzero(lives.alloc >= 0)
-    time = trace.events.time_us[lives.alloc[made]]
+    in_window = np.flatnonzero(lives.alloc >= 0)
+    time = trace.events.time_us[lives.alloc[in_window]]
     starts = np.array([a.start_us for a in steps])
     ends = np.array([a.end_us for a in steps])
     slot = np.searchsorted(starts, time, side="right") - 1
     inside = (slot >= 0) & (time <= ends[slot])
-    phase[made[inside]] = Phase.OPTIMIZER
+    phase[in_window[inside]] = Phase.OPTIMIZER
 
 
 def _is_optimizer_step(annotation: Annotation) -> bool:
@@ -138,15 +138,17 @@ def _categories(
 ) -> npt.NDArray[np.uint8]:
     """By when a thing was made and what went on when it died."""
     allocs = np.flatnonzero(trace.events.action == Action.ALLOC)
-    made = lives.alloc >= 0
+    in_window = lives.alloc >= 0
     forward = phase == Phase.FORWARD
     phase_of = phases[trace.events.stack[allocs]]
     made_here = np.zeros(len(trace.events) + 1, dtype=np.uint8)
-    made_here[lives.alloc[made]] = phase[made]  # by time as well as by stack
+    made_here[lives.alloc[in_window]] = phase[in_window]  # by time as well as by stack
     category = np.zeros(len(lives), dtype=np.uint8)
-    kept = _outlives(lives, allocs[phase_of == Phase.BACKWARD], len(trace.events))
-    kept |= _outlives(lives, np.flatnonzero(trace.events.action == Action.OOM), len(trace.events))
-    category[forward] = np.where(kept[forward], Category.ACTIVATION, Category.TEMPORARY)
+    outlives = _outlives(lives, allocs[phase_of == Phase.BACKWARD], len(trace.events))
+    outlives |= _outlives(
+        lives, np.flatnonzero(trace.events.action == Action.OOM), len(trace.events)
+    )
+    category[forward] = np.where(outlives[forward], Category.ACTIVATION, Category.TEMPORARY)
     for own, kind in (
         (Phase.BACKWARD, Category.GRADIENT),
         (Phase.OPTIMIZER, Category.OPTIMIZER_STATE),
@@ -187,14 +189,16 @@ def _model_before_recording(
     if states:
         of_model = Counter({s: n for s, n in of_model.items() if s in states})
     early = np.flatnonzero((lives.alloc < 0) & (category == Category.UNKNOWN))
-    found: dict[int, list[int]] = defaultdict(list)
+    rows_by_size: dict[int, list[int]] = defaultdict(list)
     for row in early.tolist():
-        found[int(lives.requested[row])].append(row)
-    matched = {size: found[size] for size in of_model if size in found}
-    shared = sum(size * min(len(rows), of_model[size]) for size, rows in matched.items())
-    if len(matched) < _LEAST_SIZES or shared < _MOSTLY * sum(s * n for s, n in of_model.items()):
+        rows_by_size[int(lives.requested[row])].append(row)
+    rows_of_model = {size: rows_by_size[size] for size in of_model if size in rows_by_size}
+    shared = sum(size * min(len(rows), of_model[size]) for size, rows in rows_of_model.items())
+    if len(rows_of_model) < _LEAST_SIZES or shared < _MOSTLY * sum(
+        s * n for s, n in of_model.items()
+    ):
         return  # sizes that others happen to have too, or the model came later
-    for size, rows in matched.items():
+    for size, rows in rows_of_model.items():
         number = of_model[size]
         category[rows[:number]] = Category.PARAMETER
         surplus = rows[number:]

@@ -63,10 +63,10 @@ def lifetimes(trace: Trace) -> Lifetimes:
     that only completed within the trace was requested before it, so it is no lifetime here.
     """
     events = trace.events
-    rows = _matched(events)
-    parts = [_at_start(trace, rows), _made(trace, rows)]
-    joined: Lifetimes = Lifetimes.concatenate(parts)
-    return joined
+    rows = _match(events)
+    parts = [_at_start(trace, rows), _in_window(trace, rows)]
+    lives: Lifetimes = Lifetimes.concatenate(parts)
+    return lives
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class _Matches:
     """``FREE_REQUESTED`` events whose allocation came before the trace."""
 
 
-def _matched(events: Events) -> _Matches:
+def _match(events: Events) -> _Matches:
     """Allocations paired with their frees: neighbours once events are ordered by address."""
     is_alloc = events.action == Action.ALLOC
     index = np.flatnonzero(is_alloc | (events.action == _freeing_action(events)))
@@ -93,11 +93,11 @@ def _matched(events: Events) -> _Matches:
     ends[:-1][same[:-1]] = order[1:][same[:-1]]
     end_of = np.full(len(events), len(events), dtype=np.int64)
     end_of[order] = ends
-    made = np.flatnonzero(is_alloc)
+    allocs = np.flatnonzero(is_alloc)
     follows_alloc = np.zeros(len(order), dtype=bool)
     follows_alloc[1:] = same[:-1] & alloc[:-1]
     orphans = np.sort(order[~alloc & ~follows_alloc])
-    return _Matches(made, end_of[made], orphans)
+    return _Matches(allocs, end_of[allocs], orphans)
 
 
 def _freeing_action(events: Events) -> Action:
@@ -111,23 +111,23 @@ def _freeing_action(events: Events) -> Action:
     return Action.FREE_COMPLETED if skipped else Action.FREE_REQUESTED
 
 
-def _made(trace: Trace, rows: _Matches) -> Lifetimes:
-    events, made = trace.events, rows.alloc
-    requested = events.size[made]
-    taken = events.taken[made]
-    size = np.where(taken > 0, taken, block_bytes(requested, trace.settings))
+def _in_window(trace: Trace, rows: _Matches) -> Lifetimes:
+    events, allocs = trace.events, rows.alloc
+    requested = events.size[allocs]
+    rounded_sizes = events.taken[allocs]
+    size = np.where(rounded_sizes > 0, rounded_sizes, block_bytes(requested, trace.settings))
     live = np.flatnonzero(rows.free == len(events))
-    size[live] = _sizes_in(trace.end, events.address[made[live]], size[live])
+    size[live] = _sizes_in(trace.end, events.address[allocs[live]], size[live])
     return Lifetimes(
-        alloc=made,
+        alloc=allocs,
         free=rows.free,
-        address=events.address[made],
+        address=events.address[allocs],
         size=size,
         requested=requested,
-        stack=events.stack[made],
-        label=events.label[made],
-        category=events.category[made],
-        stream=events.stream[made],
+        stack=events.stack[allocs],
+        label=events.label[allocs],
+        category=events.category[allocs],
+        stream=events.stream[allocs],
     )
 
 
@@ -153,10 +153,10 @@ def _allocated(state: State) -> Blocks:
 def _at_start(trace: Trace, rows: _Matches) -> Lifetimes:
     if trace.start is not None:
         return _recorded_start(trace, trace.start, rows)
-    survivors = _untouched(trace, rows)
+    survivors = _from_start(trace, rows)
     freed = _freed_in_trace(trace, rows.orphans)
-    joined: Lifetimes = Lifetimes.concatenate([survivors, freed])
-    return joined.take(np.argsort(joined.address, kind="stable"))
+    lives: Lifetimes = Lifetimes.concatenate([survivors, freed])
+    return lives.take(np.argsort(lives.address, kind="stable"))
 
 
 def _recorded_start(trace: Trace, start: State, rows: _Matches) -> Lifetimes:
@@ -187,7 +187,7 @@ def _of_blocks(blocks: Blocks) -> dict[str, Column]:
     return {name: getattr(blocks, name) for name in _SHARED}
 
 
-def _untouched(trace: Trace, rows: _Matches) -> Lifetimes:
+def _from_start(trace: Trace, rows: _Matches) -> Lifetimes:
     """Blocks of the final state that no event of the trace made."""
     if trace.end is None:
         return Lifetimes.build()
@@ -242,9 +242,9 @@ def block_bytes(requested: Any, settings: Any) -> Any:
 def _divisions(settings: Any) -> npt.NDArray[np.int64]:
     """``roundup_power2_divisions`` as recorded: ``{"1": 0, "2": 0, "4": 4, …}`` by MiB."""
     table = np.zeros(_INTERVALS, dtype=np.int64)
-    recorded = settings.get("roundup_power2_divisions") if settings else None
-    if isinstance(recorded, dict):
-        for key, value in recorded.items():
+    divisions = settings.get("roundup_power2_divisions") if settings else None
+    if isinstance(divisions, dict):
+        for key, value in divisions.items():
             interval = int(key).bit_length() - 1
             if 0 <= interval < _INTERVALS:
                 table[interval] = int(value)

@@ -22,7 +22,7 @@ __all__ = [
     "UNKNOWN_PHASE",
     "Group",
     "Grouping",
-    "Owners",
+    "OwnerGroupings",
     "common_module",
     "owners",
     "top",
@@ -57,7 +57,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Owners:
+class OwnerGroupings:
     """The lifetimes of a trace under every grouping that reports show."""
 
     category: Grouping
@@ -78,17 +78,17 @@ NO_MODULE = "(no module)"
 """The name of the group of what no module made."""
 
 
-def owners(trace: Trace, lives: Lifetimes) -> Owners:
+def owners(trace: Trace, lives: Lifetimes) -> OwnerGroupings:
     """The groupings of ``lives``, recorded where the trace says and inferred where it does not."""
     labels = trace.tables.labels
     category = lives.category.astype(np.int64)
     phase = np.array([int(label.phase) for label in labels], dtype=np.int64)[lives.label]
-    inferred = not category.any() and not phase.any()
-    if inferred:
+    is_inferred = not category.any() and not phase.any()
+    if is_inferred:
         guess = infer(trace, lives)
         category, phase = guess.category.astype(np.int64), guess.phase.astype(np.int64)
     places = sites(trace.tables)
-    return Owners(
+    return OwnerGroupings(
         category=Grouping(CATEGORY_NAMES, category),
         module=_by_module(trace, lives),
         site=Grouping(
@@ -96,7 +96,7 @@ def owners(trace: Trace, lives: Lifetimes) -> Owners:
             places.of_stack[lives.stack].astype(np.int64),
         ),
         phase=Grouping(PHASE_NAMES, phase),
-        inferred=inferred,
+        inferred=is_inferred,
         sites=places,
     )
 
@@ -119,8 +119,8 @@ def top(grouping: Grouping, sizes: Bytes, mask: npt.NDArray[np.bool_], most: int
     groups = [Group(grouping.names[i], int(total[i]), int(number[i]), i) for i in order[:most]]
     rest = order[most:]
     if rest:
-        lumped = int(total[rest].sum()), int(number[rest].sum())
-        groups.append(Group(f"({len(rest)} others)", *lumped, index=-1))
+        sum_of_rest = int(total[rest].sum()), int(number[rest].sum())
+        groups.append(Group(f"({len(rest)} others)", *sum_of_rest, index=-1))
     return groups
 
 

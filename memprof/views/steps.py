@@ -32,8 +32,8 @@ def device_steps(device: DeviceRun, lines: tuple[Timeline, ...]) -> Steps:
     """
     steps = device.steps
     if not len(steps):
-        found = [_annotated(t, line) for t, line in zip(device.windows, lines, strict=True)]
-        return Steps.concatenate(found)
+        step_tables = [_annotate(t, line) for t, line in zip(device.windows, lines, strict=True)]
+        return Steps.concatenate(step_tables)
     columns = {name: getattr(steps, name).copy() for name in Steps.names()}
     for number, (trace, line) in enumerate(zip(device.windows, lines, strict=True)):
         rows = np.flatnonzero((steps.window == number) & (steps.first == steps.last))
@@ -67,7 +67,7 @@ def step_of_event(trace: Trace) -> Ints:
     return np.maximum.accumulate(steps[trace.events.label])
 
 
-def _annotated(trace: Trace, line: Timeline) -> Steps:
+def _annotate(trace: Trace, line: Timeline) -> Steps:
     """Steps from ``ProfilerStep#n`` stretches, else from the ends of ``Optimizer.step#…``."""
     marks = [
         (int(m[1]), a.start_us, a.end_us)
@@ -114,9 +114,11 @@ def _step_row(line: Timeline, times: Ints, number: int, start: int, end: int) ->
 
 def allocated_trend(steps: Steps) -> Trend | None:
     """The trend of allocated bytes at step ends after warm-up; None with fewer than five steps."""
-    known = (steps.allocated != NOT_RECORDED) & (steps.first >= WARM_UP)
-    last, row = np.unique(steps.last[known], return_index=True)  # a damaged file repeats steps
-    return trend(last.astype(np.float64), steps.allocated[known][row].astype(np.float64))
+    with_figures = (steps.allocated != NOT_RECORDED) & (steps.first >= WARM_UP)
+    last, row = np.unique(
+        steps.last[with_figures], return_index=True
+    )  # a damaged file repeats steps
+    return trend(last.astype(np.float64), steps.allocated[with_figures][row].astype(np.float64))
 
 
 def is_lone_request(trace: Trace) -> bool:

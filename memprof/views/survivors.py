@@ -72,8 +72,8 @@ class Survival:
     @property
     def outlive_steps(self) -> Bools:
         """Which lives were made in a step and are there `SURVIVOR_AGE` step ends after its own."""
-        born, died = self.lives.born, np.minimum(self.lives.died, len(self))
-        outlive: Bools = (born >= 0) & (died - born > SURVIVOR_AGE)
+        birth_places, death_places = self.lives.born, np.minimum(self.lives.died, len(self))
+        outlive: Bools = (birth_places >= 0) & (death_places - birth_places > SURVIVOR_AGE)
         return outlive
 
     def outlast(self, rows: Ints) -> Bools:
@@ -97,10 +97,10 @@ def survival(device: DeviceExamination) -> Survival:
         numbers.append(steps)
         first += len(steps)
     tables = device.windows[0].trace.tables if device.windows else Tables()
-    return Survival(np.concatenate(numbers), _joined(parts, numbers[1:]), tables)
+    return Survival(np.concatenate(numbers), _join(parts, numbers[1:]), tables)
 
 
-def _joined(parts: list[StepLifetimes], numbers: list[Ints]) -> StepLifetimes:
+def _join(parts: list[StepLifetimes], numbers: list[Ints]) -> StepLifetimes:
     """The lives of all windows as one table, in which nothing is there twice.
 
     What a later window found at its start is matched with what outlived the one before, by stack,
@@ -109,8 +109,8 @@ def _joined(parts: list[StepLifetimes], numbers: list[Ints]) -> StepLifetimes:
     matched by its address.
     """
     if len(parts) < 2:
-        joined: StepLifetimes = StepLifetimes.concatenate(parts)
-        return joined
+        lives: StepLifetimes = StepLifetimes.concatenate(parts)
+        return lives
     columns = {
         name: np.concatenate([getattr(p, name) for p in parts]) for name in StepLifetimes.names()
     }
@@ -122,9 +122,9 @@ def _joined(parts: list[StepLifetimes], numbers: list[Ints]) -> StepLifetimes:
             keep[: first_row[index]] & (columns["died"][: first_row[index]] == OUTLIVED)
         )
         rows = np.arange(first_row[index], first_row[index + 1])
-        found = rows[columns["alloc"][rows] == NOT_RECORDED]
-        left, right = _matched(columns, earlier, found)
-        rest = np.setdiff1d(found, right, assume_unique=True)
+        later = rows[columns["alloc"][rows] == NOT_RECORDED]
+        left, right = _match(columns, earlier, later)
+        rest = np.setdiff1d(later, right, assume_unique=True)
         there, again = _in_place(
             columns,
             np.setdiff1d(earlier, left, assume_unique=True),
@@ -134,34 +134,34 @@ def _joined(parts: list[StepLifetimes], numbers: list[Ints]) -> StepLifetimes:
         for name in ("died", "free", "free_window"):
             columns[name][left] = columns[name][right]
         _update(columns["category"], left, right)
-        gone = np.setdiff1d(earlier, left, assume_unique=True)
-        columns["died"][gone] = first_place[index]  # between the windows, unseen
+        vanished = np.setdiff1d(earlier, left, assume_unique=True)
+        columns["died"][vanished] = first_place[index]  # between the windows, unseen
         keep[right] = False
     return StepLifetimes(**{name: values[keep] for name, values in columns.items()})
 
 
-def _matched(columns: dict[str, Ints], earlier: Ints, found: Ints) -> tuple[Ints, Ints]:
-    """Rows of ``earlier`` and ``found`` that are the same allocations, pair by pair."""
+def _match(columns: dict[str, Ints], earlier: Ints, later: Ints) -> tuple[Ints, Ints]:
+    """Rows of ``earlier`` and ``later`` that are the same allocations, pair by pair."""
     keys = [
         np.stack([columns[n][rows].astype(np.int64) for n in ("stack", "label", "size")], 1)
-        for rows in (earlier, found)
+        for rows in (earlier, later)
     ]
-    if not len(earlier) or not len(found):
-        return earlier[:0], found[:0]
+    if not len(earlier) or not len(later):
+        return earlier[:0], later[:0]
     _, number = np.unique(np.concatenate(keys), axis=0, return_inverse=True)
     number = number.reshape(-1)
-    left_keys, right_keys = _ranked(number[: len(earlier)]), _ranked(number[len(earlier) :])
+    left_keys, right_keys = _rank(number[: len(earlier)]), _rank(number[len(earlier) :])
     _, left, right = np.intersect1d(left_keys, right_keys, assume_unique=True, return_indices=True)
-    return earlier[left], found[right]
+    return earlier[left], later[right]
 
 
-def _in_place(columns: dict[str, Ints], earlier: Ints, found: Ints) -> tuple[Ints, Ints]:
+def _in_place(columns: dict[str, Ints], earlier: Ints, later: Ints) -> tuple[Ints, Ints]:
     """Rows of both that lie at one address, as large as before and, if it is told, of one stack."""
     earlier = earlier[columns["address"][earlier] != NOT_RECORDED]
     _, first, second = np.intersect1d(
-        columns["address"][earlier], columns["address"][found], return_indices=True
+        columns["address"][earlier], columns["address"][later], return_indices=True
     )
-    left, right = earlier[first], found[second]
+    left, right = earlier[first], later[second]
     stack = columns["stack"][right]
     same = (columns["size"][left] == columns["size"][right]) & (
         (stack == EMPTY) | (stack == columns["stack"][left])
@@ -171,18 +171,18 @@ def _in_place(columns: dict[str, Ints], earlier: Ints, found: Ints) -> tuple[Int
 
 def _update(category: Ints, left: Ints, right: Ints) -> None:
     """What is known later of the same allocations."""
-    told = category[right] != Category.UNKNOWN
-    category[left[told]] = category[right[told]]
+    has_category = category[right] != Category.UNKNOWN
+    category[left[has_category]] = category[right[has_category]]
 
 
-def _ranked(keys: Ints) -> Ints:
+def _rank(keys: Ints) -> Ints:
     """A distinct number for every row: its key, and how many rows before it have the same."""
     order = np.argsort(keys, kind="stable")
-    ordered = keys[order]
-    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    sorted_keys = keys[order]
+    starts = np.flatnonzero(np.r_[True, sorted_keys[1:] != sorted_keys[:-1]])
     rank = np.arange(len(keys)) - np.repeat(starts, np.diff(np.r_[starts, len(keys)]))
     numbers = np.empty(len(keys), dtype=np.int64)
-    numbers[order] = (ordered << 32) + rank
+    numbers[order] = (sorted_keys << 32) + rank
     return numbers
 
 
@@ -213,19 +213,19 @@ def _annotated_steps(device: DeviceExamination, window: Window) -> tuple[Ints, I
 
 def _lives(window: Window, steps: Ints, step_of: Ints, first: int) -> StepLifetimes:
     lives, trace, index = window.lives, window.trace, window.number
-    made = lives.alloc >= 0
-    born = np.full(len(lives), NOT_RECORDED, dtype=np.int64)
-    born[made] = first + np.searchsorted(steps, step_of[lives.alloc[made]])
-    died = np.full(len(lives), OUTLIVED, dtype=np.int64)
-    ended = lives.free < len(trace.events)
-    died[ended] = first + np.searchsorted(steps, step_of[lives.free[ended]])
+    in_window = lives.alloc >= 0
+    birth_places = np.full(len(lives), NOT_RECORDED, dtype=np.int64)
+    birth_places[in_window] = first + np.searchsorted(steps, step_of[lives.alloc[in_window]])
+    death_places = np.full(len(lives), OUTLIVED, dtype=np.int64)
+    has_end = lives.free < len(trace.events)
+    death_places[has_end] = first + np.searchsorted(steps, step_of[lives.free[has_end]])
     return StepLifetimes(
         window=np.full(len(lives), index),
         alloc=lives.alloc,
-        free=np.where(ended, lives.free, NOT_RECORDED),
-        free_window=np.where(ended, index, NOT_RECORDED),
-        born=born,
-        died=died,
+        free=np.where(has_end, lives.free, NOT_RECORDED),
+        free_window=np.where(has_end, index, NOT_RECORDED),
+        born=birth_places,
+        died=death_places,
         address=np.full(len(lives), NOT_RECORDED) if trace.modelled else lives.address,
         # What a CPU tensor takes is what it asked for: the model's rounding is the GPU's.
         size=lives.requested if trace.modelled else lives.size,

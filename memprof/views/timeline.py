@@ -53,12 +53,12 @@ def timeline(trace: Trace) -> Timeline:
     lives = lifetimes(trace)
     events = len(trace.events)
     change = np.zeros(events + 1, dtype=np.int64)
-    made = lives.alloc >= 0
-    np.add.at(change, lives.alloc[made] + 1, lives.size[made])
+    in_window = lives.alloc >= 0
+    np.add.at(change, lives.alloc[in_window] + 1, lives.size[in_window])
     dropped = lives.free < events
     np.add.at(change, lives.free[dropped] + 1, -lives.size[dropped])
-    allocated = _anchored(change, _start_allocated(trace, lives), _listed(trace.end))
-    reserved = _anchored(
+    allocated = _anchor(change, _start_allocated(trace, lives), _listed_bytes(trace.end))
+    reserved = _anchor(
         _reserved_change(trace), _total(trace.start, "reserved"), _total(trace.end, "reserved")
     )
     return Timeline(_times(trace), allocated, reserved, lives)
@@ -66,11 +66,11 @@ def timeline(trace: Trace) -> Timeline:
 
 def _start_allocated(trace: Trace, lives: Lifetimes) -> int | None:
     if trace.start is not None:
-        return _listed(trace.start)
+        return _listed_bytes(trace.start)
     return int(lives.size[lives.alloc == NOT_RECORDED].sum())
 
 
-def _listed(state: State | None) -> int | None:
+def _listed_bytes(state: State | None) -> int | None:
     return None if state is None else state.allocated - state.unlisted
 
 
@@ -78,7 +78,7 @@ def _total(state: State | None, name: str) -> int | None:
     return None if state is None else int(getattr(state, name))
 
 
-def _anchored(change: Bytes, start: int | None, end: int | None) -> Bytes:
+def _anchor(change: Bytes, start: int | None, end: int | None) -> Bytes:
     """The running sum, fixed at the end where that was recorded (it is authoritative).
 
     Never below zero: a file whose segments contradict its events is read as far as it goes.
@@ -119,9 +119,9 @@ def samples(line: Timeline, count: int) -> Bytes:
     if length <= 2 * count:
         return np.arange(length)
     edges = np.linspace(0, length, count + 1).astype(np.int64)[:-1]
-    kept = [np.array([0, length - 1, int(line.reserved.argmax())])]
-    kept += [_extreme(line.allocated, edges, reduce) for reduce in (np.minimum, np.maximum)]
-    return np.unique(np.concatenate(kept))
+    places = [np.array([0, length - 1, int(line.reserved.argmax())])]
+    places += [_extreme(line.allocated, edges, reduce) for reduce in (np.minimum, np.maximum)]
+    return np.unique(np.concatenate(places))
 
 
 def _extreme(values: Bytes, edges: Bytes, reduce: np.ufunc) -> Bytes:

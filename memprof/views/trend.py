@@ -105,7 +105,7 @@ def rise(series: Ints, weights: Ints | None = None, first: int = WARM_UP) -> Ris
     steady = not was_reset and _never_falls(series)
     if not _keeps_rising(places, end, steady=steady):
         return None
-    return _measured(places, floor(amounts), first, end)
+    return _measure(places, floor(amounts), first, end)
 
 
 def theil_sen(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> float:
@@ -113,8 +113,8 @@ def theil_sen(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> float:
 
     Points at the same place, as in a damaged file, have no slope between them.
     """
-    picked = _picked(len(x), _MOST_POINTS)
-    x, y = x[picked], y[picked]
+    selection = _pick(len(x), _MOST_POINTS)
+    x, y = x[selection], y[selection]
     left, right = np.triu_indices(len(x), 1)
     apart = x[right] != x[left]
     left, right = left[apart], right[apart]
@@ -125,7 +125,7 @@ def theil_sen(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> float:
 
 def rising_share(y: Floats) -> float:
     """The share of the pairs of values of which the later one is larger: 0.5 is noise."""
-    y = y[_picked(len(y), _MOST_POINTS)]
+    y = y[_pick(len(y), _MOST_POINTS)]
     left, right = np.triu_indices(len(y), 1)
     return float((y[right] > y[left]).mean())
 
@@ -139,7 +139,7 @@ def level_rise(steps: Floats, levels: Floats) -> LevelRise | None:
     """
     if len(levels) < _FEWEST_READINGS:
         return None
-    some = levels[_picked(len(levels), _POINTS_OF_NOISE)]
+    some = levels[_pick(len(levels), _POINTS_OF_NOISE)]
     early, middle, late = (float(np.median(part)) for part in np.array_split(some, 3))
     risen = late - early > _LEAST_RISE * max(1.0, abs(early))
     if not (early < middle < late and risen and rising_share(some) >= _RISING_PAIRS):
@@ -171,8 +171,8 @@ class Trend:
 
     def __str__(self) -> str:
         rate = round(self.bytes_per_step)
-        said = f"{format_bytes(rate)} per step" if rate else "none"
-        return f"{said} over steps {self.first_step} to {self.last_step}"
+        rate_text = f"{format_bytes(rate)} per step" if rate else "none"
+        return f"{rate_text} over steps {self.first_step} to {self.last_step}"
 
 
 def trend(steps: Floats, values: Floats) -> Trend | None:
@@ -182,7 +182,7 @@ def trend(steps: Floats, values: Floats) -> Trend | None:
     return Trend(theil_sen(steps, values), int(steps[0]), int(steps[-1]), rising_share(values))
 
 
-def _picked(length: int, most: int) -> Ints:
+def _pick(length: int, most: int) -> Ints:
     """So many places of a series at regular distances; all of a short one."""
     places = np.linspace(0, max(length - 1, 0), min(length, most))
     return np.unique(places.astype(np.int64))
@@ -192,12 +192,12 @@ def _end_of_last_tooth(series: Ints) -> tuple[int, bool]:
     """How much of a series can be judged: all, or up to its last reset; and whether it has one."""
     if not len(series):
         return 0, False
-    reached = 0
+    top = 0
     last = -1
     for place, value in enumerate(series.tolist()):
-        if value < reached * (1 - _DROP):
-            last, reached = place, value
-        reached = max(reached, value)
+        if value < top * (1 - _DROP):
+            last, top = place, value
+        top = max(top, value)
     return (len(series), False) if last < 0 else (last + 1, True)
 
 
@@ -225,7 +225,7 @@ def _keeps_rising(places: Ints, end: int, *, steady: bool) -> bool:
     return steady or early >= _LEAST_RATIO * 0.5 * late
 
 
-def _measured(places: Ints, amounts: Ints, first: int, end: int) -> Rise:
+def _measure(places: Ints, amounts: Ints, first: int, end: int) -> Rise:
     low, high = int(places[0]), int(places[-1])
     gaps = np.diff(places)
     steps = np.arange(low, high + 1)
@@ -242,5 +242,5 @@ def _confidence(places: Ints, gaps: Ints, end: int) -> float:
     """Never 1: more rises, regular ones and a long stretch of them make it surer."""
     many = 1 - 0.5 ** (len(places) / 4)
     regular = 1 - 0.3 * min(1.0, float(gaps.std() / gaps.mean()))
-    covered = 0.7 + 0.3 * (places[-1] - places[0]) / max(1, end - 1)
-    return round(min(0.99, float(many * regular * covered)), 3)
+    span_share = 0.7 + 0.3 * (places[-1] - places[0]) / max(1, end - 1)
+    return round(min(0.99, float(many * regular * span_share)), 3)

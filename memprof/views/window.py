@@ -14,7 +14,7 @@ from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import Program, code_of, program_of
 from memprof.trace import SURVIVOR_AGE, WARM_UP, Action, Frame, Phase, Trace
 from memprof.views.lifetimes import Lifetimes
-from memprof.views.owners import OWNED, Owners, owners
+from memprof.views.owners import OWNED, OwnerGroupings, owners
 from memprof.views.peak_without import Cuts, Saving, replayed
 from memprof.views.steps import step_of_event
 from memprof.views.timeline import Peak, Timeline, timeline
@@ -38,7 +38,7 @@ class Window:
     """The recording."""
     line: Timeline
     """Bytes after every event."""
-    owners: Owners
+    owners: OwnerGroupings
     """Category, phase, module and line of every lifetime."""
     device: str = ""
     number: int = -1
@@ -50,18 +50,18 @@ class Window:
     """The replay that its bytes come from; None where they are counted as its events stand."""
 
     @classmethod
-    def of(cls, recorded: Trace, number: int = -1, *, exact: bool = True) -> Window:
+    def of(cls, trace_of_file: Trace, number: int = -1, *, exact: bool = True) -> Window:
         """The window of a trace; ``exact`` replays the bytes that each block took.
 
         Runs are short of events and their figures must equal torch's own counters to the byte. A
         plain snapshot is counted as its events stand, requests rounded up: it may hold millions of
         events, and it may contradict itself; `memprof replay` is there for the rest.
         """
-        replay = replayed_trace(recorded) if exact and _has_blocks(recorded) else None
-        trace = recorded if replay is None else replay.trace
+        replay = replayed_trace(trace_of_file) if exact and _has_blocks(trace_of_file) else None
+        trace = trace_of_file if replay is None else replay.trace
         line = timeline(trace)
         attributed = owners(trace, line.lives)
-        return cls(trace, line, attributed, recorded.device, number, replay=replay)
+        return cls(trace, line, attributed, trace_of_file.device, number, replay=replay)
 
     @property
     def lives(self) -> Lifetimes:
@@ -187,8 +187,8 @@ class Window:
     def programs(self) -> tuple[Program, ...]:
         """The program's own files that stand in the stacks, as far as they are here."""
         names = dict.fromkeys(f.filename for f in self.trace.tables.frames if not f.changed)
-        found = (program_of(name) for name in names)
-        return tuple(program for program in found if program is not None)
+        programs = (program_of(name) for name in names)
+        return tuple(program for program in programs if program is not None)
 
     def module_name(self, row: int) -> str:
         """The module path of a lifetime; empty where it has none."""
@@ -247,5 +247,5 @@ def site_at(frame: Frame) -> Site:
 
 def _has_blocks(trace: Trace) -> bool:
     """Whether a caching allocator was there, and was asked: else its blocks are not to be known."""
-    asked = np.isin(trace.events.action, (Action.ALLOC, Action.OOM)).any()
-    return bool(asked) and not trace.modelled
+    has_requests = np.isin(trace.events.action, (Action.ALLOC, Action.OOM)).any()
+    return bool(has_requests) and not trace.modelled

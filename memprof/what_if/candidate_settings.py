@@ -44,7 +44,7 @@ def brings(settings: AllocatorSettings, traces: Sequence[Trace]) -> bool:
     switch them on once more changes nothing.
     """
     default = AllocatorSettings()
-    had = [of(trace) for trace in traces for of in (_said, inferred_settings)]
+    had = [of(trace) for trace in traces for of in (_version_settings, inferred_settings)]
     return any(
         getattr(settings, field.name) != getattr(default, field.name)
         and all(getattr(settings, field.name) != getattr(one, field.name) for one in had)
@@ -52,5 +52,5 @@ def brings(settings: AllocatorSettings, traces: Sequence[Trace]) -> bool:
     )
 
 
-def _said(trace: Trace) -> AllocatorSettings:
+def _version_settings(trace: Trace) -> AllocatorSettings:
     return recorded_settings(trace.settings)

@@ -182,11 +182,11 @@ def replay(
         MissingError: the recording holds no trace, or nothing was allocated at ``free_after``.
     """
     confs = [alloc_conf] if isinstance(alloc_conf, str) else list(alloc_conf)
-    asked = [_Question(text, parse_settings(text), asked=text) for text in confs]
+    questions = [_Question(text, parse_settings(text), asked=text) for text in confs]
     capacity = parse_bytes(gpu) if isinstance(gpu, str) else gpu
     if capacity is not None and capacity <= 0:
         raise SettingsError("a card has more than 0 bytes", "write --gpu 24GiB")
-    plan = _Plan(asked, capacity, free_after, search, fit, workers)
+    plan = _Plan(questions, capacity, free_after, search, fit, workers)
     if isinstance(recording, ReplayedTrace):
         device = _only(recording.trace)
         return (plan.device(device, [recording.workload]),)
@@ -278,24 +278,26 @@ class _Plan:
         return changes
 
     def _questions(self, workloads: list[Workload], traces: tuple[Trace, ...]) -> list[_Question]:
-        recorded = workloads[0].settings
+        first_settings = workloads[0].settings
         midst = any(len(workload.start.blocks) for workload in workloads)
         questions = []
         if self.capacity is not None or self.free_after is not None:
-            questions.append(_Question(self._name(), recorded))
-        wanted = list(self.asked)
+            questions.append(_Question(self._name(), first_settings))
+        result = list(self.asked)
         if self.search:
-            known = {question.settings for question in wanted} | {recorded}
-            tried = [
+            settings_meant = {question.settings for question in result} | {first_settings}
+            searched_for = [
                 _Question(text, parse_settings(text), asked=text) for text in ("", *untried(traces))
             ]
-            wanted += [question for question in tried if question.settings not in known]
-        others = [question for question in wanted if question.settings != recorded]
+            result += [
+                question for question in searched_for if question.settings not in settings_meant
+            ]
+        others = [question for question in result if question.settings != first_settings]
         if midst and others:
-            questions.append(_Question(AFRESH + self._freed(), recorded, afresh=True))
-        for question in wanted:
+            questions.append(_Question(AFRESH + self._freed(), first_settings, afresh=True))
+        for question in result:
             text = (question.text or DEFAULTS) + self._freed()
-            afresh = midst and question.settings != recorded
+            afresh = midst and question.settings != first_settings
             questions.append(replace(question, text=text, afresh=afresh))
         return questions
 
@@ -309,16 +311,16 @@ class _Plan:
     def _fits(
         self, workloads: list[Workload], changes: list[Changes], questions: list[_Question]
     ) -> tuple[Fit, ...]:
-        recorded = _Question(_RECORDED + self._freed(), workloads[0].settings)
-        asked = [recorded, *(q for q in questions if q.settings != recorded.settings)][:2]
+        as_run = _Question(_RECORDED + self._freed(), workloads[0].settings)
+        pair = [as_run, *(q for q in questions if q.settings != as_run.settings)][:2]
         jobs = [
             Job(window, question.settings, None, change, question.afresh)
-            for question in asked
+            for question in pair
             for window, change in enumerate(changes)
         ]
         least = fitted(workloads, jobs, self.workers)
         fits = []
-        for index, question in enumerate(asked):
+        for index, question in enumerate(pair):
             own = least[index * len(workloads) : (index + 1) * len(workloads)]
             need = max(item.bytes for item in own)
             card = next((card for card in CARDS if card >= need + OUTSIDE_TORCH), 0)

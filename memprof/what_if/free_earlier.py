@@ -31,18 +31,18 @@ def freed_each_step(trace: Trace, workload: Workload, site: str) -> Changes:
     Raises:
         MissingError: nothing was allocated there.
     """
-    chosen = matching_stacks(trace, site)
+    in_site = matching_stacks(trace, site)
     events = trace.events
-    rows = np.flatnonzero((events.action == Action.ALLOC) & chosen[events.stack])
+    rows = np.flatnonzero((events.action == Action.ALLOC) & in_site[events.stack])
     blocks = workload.start.blocks
-    gone = blocks.address[(blocks.state > 0) & chosen[blocks.stack]]
-    if not len(rows) and not len(gone):
+    start_addresses = blocks.address[(blocks.state > 0) & in_site[blocks.stack]]
+    if not len(rows) and not len(start_addresses):
         raise MissingError(f"nothing was allocated at {site!r}", _suggestions(trace))
     steps = step_of_event(trace)
-    known = len(steps) > 0 and bool((steps >= 0).any())
-    after = _end_of_step(steps, rows) if known else _before_next(events.stack[rows], rows)
+    has_steps = len(steps) > 0 and bool((steps >= 0).any())
+    after = _end_of_step(steps, rows) if has_steps else _before_next(events.stack[rows], rows)
     ends = after < len(events) - 1
-    return Changes(freed=rows[ends], freed_after=after[ends], gone=gone)
+    return Changes(freed=rows[ends], freed_after=after[ends], gone=start_addresses)
 
 
 def matching_stacks(trace: Trace, site: str) -> npt.NDArray[np.bool_]:
@@ -53,11 +53,11 @@ def matching_stacks(trace: Trace, site: str) -> npt.NDArray[np.bool_]:
 
 def _is_site(frame: Frame, site: str) -> bool:
     path = frame.filename.replace("\\", "/")
-    wanted = site.replace("\\", "/")
-    if frame.name == wanted:
+    path_end = site.replace("\\", "/")
+    if frame.name == path_end:
         return True
     place = f"{path}:{frame.line}"
-    return any(p == wanted or p.endswith(f"/{wanted}") for p in (path, place))
+    return any(p == path_end or p.endswith(f"/{path_end}") for p in (path, place))
 
 
 def _end_of_step(
@@ -79,10 +79,10 @@ def _before_next(
 
 
 def _suggestions(trace: Trace) -> str:
-    found = sites(trace.tables)
+    site_table = sites(trace.tables)
     rows = np.flatnonzero(trace.events.action == Action.ALLOC)
-    sums = np.zeros(len(found.frames), dtype=np.int64)
-    np.add.at(sums, found.of_stack[trace.events.stack[rows]], trace.events.size[rows])
+    sums = np.zeros(len(site_table.frames), dtype=np.int64)
+    np.add.at(sums, site_table.of_stack[trace.events.stack[rows]], trace.events.size[rows])
     best = [i for i in np.argsort(-sums)[:_SUGGESTED].tolist() if i and sums[i]]
-    names = ", ".join(site_name(found.frames[i]) for i in best)
+    names = ", ".join(site_name(site_table.frames[i]) for i in best)
     return f"sites that allocate the most: {names}" if names else "the recording has no stacks"

@@ -16,9 +16,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from memprof.attach.recordings import begin, end  # noqa: E402
-from memprof.errors import MemprofError  # noqa: E402
-from tests.attach.jobs import FOREIGN, TRAINING, Job, changes  # noqa: E402
+from memprof.attach.recordings import begin, end
+from memprof.errors import MemprofError
+from tests.attach.jobs import FOREIGN, TRAINING, Job, changes
 
 STANDBY = f"import memprof; memprof.start(standby=True)\n{TRAINING}"
 

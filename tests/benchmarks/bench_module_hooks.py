@@ -24,7 +24,7 @@ from native_part import has_native_part
 
 from memprof import native
 from memprof.sources.cuda.label_timeline import LabelRecorder
-from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.loop.module_hooks import ModuleHooks
 from memprof.sources.native_rows import RowLabels
 from memprof.sources.protocol import Interner
@@ -69,21 +69,21 @@ def empty_in_c() -> Iterator[NextStep]:
 
 
 @contextmanager
-def opened() -> Iterator[Boundaries]:
+def opened() -> Iterator[LoopWatch]:
     """Boundaries of a recording in a loop that marks its steps."""
-    boundaries = Boundaries(Interner())
-    boundaries.open(lambda _: None)
-    boundaries.step_done()
-    yield boundaries
-    boundaries.close()
-    assert not boundaries.notes()
+    loop_watch = LoopWatch(Interner())
+    loop_watch.open(lambda _: None)
+    loop_watch.step_done()
+    yield loop_watch
+    loop_watch.close()
+    assert not loop_watch.notes()
 
 
 @contextmanager
 def in_python() -> Iterator[NextStep]:
     """What a window on CUDA does where torch's recorder is read."""
-    with opened() as boundaries:
-        recorder = LabelRecorder(boundaries)
+    with opened() as loop_watch:
+        recorder = LabelRecorder(loop_watch)
         recorder.start()
         yield int
         recorder.stop()
@@ -92,8 +92,8 @@ def in_python() -> Iterator[NextStep]:
 @contextmanager
 def natively() -> Iterator[NextStep]:
     """What a window does with the native part."""
-    with opened() as boundaries:
-        labels = RowLabels(Interner(), boundaries, native.load())
+    with opened() as loop_watch:
+        labels = RowLabels(Interner(), loop_watch, native.load())
         labels.start()
         yield int
         labels.stop()

@@ -13,6 +13,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,34 @@ PACKAGES = {
     "memprof_cli": "cli/memprof_cli",
     "memprof_dashboards": "dashboards/memprof_dashboards",
 }
+PARTICIPLES = frozenset(
+    [
+        "asked",
+        "called",
+        "chosen",
+        "counted",
+        "ended",
+        "found",
+        "given",
+        "gone",
+        "held",
+        "judged",
+        "kept",
+        "known",
+        "left",
+        "lost",
+        "made",
+        "named",
+        "read",
+        "said",
+        "seen",
+        "shown",
+        "taken",
+        "told",
+        "unread",
+        "wanted",
+    ]
+)
 
 WALK = """
 import contextlib, io, json, sys
@@ -148,6 +177,35 @@ def walk(root: Path) -> list[int]:
     return json.loads(done.stdout)
 
 
+def double_classes(paths: Iterable[Path]) -> int:
+    """Names that classes of two modules share."""
+    nodes = [node for path in paths for node in ast.walk(ast.parse(path.read_text()))]
+    counts = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
+    return sum(count > 1 for count in counts.values())
+
+
+def bare_participles(paths: Iterable[Path]) -> int:
+    """Variables, parameters, attributes and functions named by one of `PARTICIPLES`, by scope."""
+    return sum(len(set(_participles(ast.parse(path.read_text()), ()))) for path in paths)
+
+
+def _participles(node: ast.AST, scope: tuple[str, ...]) -> Iterable[tuple[tuple[str, ...], str]]:
+    for child in ast.iter_child_nodes(node):
+        name = ""
+        if isinstance(child, ast.arg):
+            name = child.arg
+        elif isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+            name = child.id
+        elif isinstance(child, ast.Attribute) and isinstance(child.ctx, ast.Store):
+            name = child.attr
+        elif isinstance(child, ast.FunctionDef):
+            name = child.name
+        if name.strip("_") in PARTICIPLES:
+            yield scope, name
+        inner = isinstance(child, (ast.FunctionDef, ast.ClassDef))
+        yield from _participles(child, (*scope, child.name) if inner else scope)
+
+
 def figures(root: Path) -> dict[str, object]:
     """Every figure of a checkout by its name."""
     modules = sources(root)
@@ -171,6 +229,8 @@ def figures(root: Path) -> dict[str, object]:
         ),
         "lines of the library": sum(lines),
         "lines of a module, median and most": f"{median(lines):.0f}, {max(lines)}",
+        "class names that two modules share": double_classes(modules.values()),
+        "names that are a bare participle": bare_participles(modules.values()),
         "rooms": " ".join(f"{name}:{count}" for name, count in counts.items()),
     }
 

@@ -26,7 +26,7 @@ MEASURE = "document.querySelector('#measure .chart')"
 
 
 def report(folder: Path):
-    job = gathered(files_of([folder]), named=False, each=lambda files, _: files)
+    job = gathered(files_of([folder]), by_name=False, each=lambda files, _: files)
     assert job is not None
     return job_report(job, judge_all=False, each=lambda files, _: files)
 

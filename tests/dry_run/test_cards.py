@@ -52,6 +52,13 @@ def test_each_figure_of_a_card_has_a_source(name):
 
 
 @pytest.mark.parametrize("name", sorted(listed()))
+def test_a_card_says_which_figures_are_those_of_another(name):
+    card = listed()[name]
+    no_source = {figure for figure, text in card.sources.items() if text.startswith("not found")}
+    assert set(card.assumed) == no_source
+
+
+@pytest.mark.parametrize("name", sorted(listed()))
 def test_limits_of_a_multiprocessor_agree_with_one_another(name):
     card = listed()[name]
     assert card.threads_per_multiprocessor % 32 == 0

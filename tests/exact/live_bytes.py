@@ -14,7 +14,7 @@ import sys
 import torch
 
 from memprof.sources.cpu.dispatch_source import CpuSource
-from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.protocol import Interner
 from tests.programs.training import run
 
@@ -58,10 +58,10 @@ def main(name: str, windows: bool) -> None:
         shim.shim_live.restype = ctypes.c_longlong
         shim.shim_peak.restype = ctypes.c_longlong
     interner = Interner()
-    boundaries = Boundaries(interner)
-    source = CpuSource(interner, boundaries)
+    loop_watch = LoopWatch(interner)
+    source = CpuSource(interner, loop_watch)
     ended: list[int] = []
-    boundaries.open(ended.append)
+    loop_watch.open(ended.append)
     source.open()
     steps = []
     for index, (_, _, loss) in enumerate(run(name)):
@@ -84,8 +84,8 @@ def main(name: str, windows: bool) -> None:
             shim.shim_reset_peak()
     source.end_window()
     source.close()
-    boundaries.close()
-    notes = [*source.notes(), *boundaries.notes()]
+    loop_watch.close()
+    notes = [*source.notes(), *loop_watch.notes()]
     result = {"steps": steps, "ended": ended, "notes": notes}
     print(json.dumps([name, windows, result]), flush=True)
 

@@ -13,7 +13,7 @@ import memprof  # noqa: E402
 from memprof.loading import load  # noqa: E402
 from memprof.referrers.find_holders import find_holders  # noqa: E402
 from memprof.sources.cpu.find_storages import reads_saved  # noqa: E402
-from memprof.sources.tensor_addresses import Block, place_of  # noqa: E402
+from memprof.sources.tensor_addresses import DeviceBlock, place_of  # noqa: E402
 from memprof.trace import Action, BlockState, Category  # noqa: E402
 from tests.gpu.devices import recorded  # noqa: E402
 from tests.gpu.patience import LONG_S  # noqa: E402
@@ -29,10 +29,10 @@ def _nothing_kept():
     gc.collect()
 
 
-def block(tensor) -> Block:
+def block(tensor) -> DeviceBlock:
     """The memory of a tensor as torch's recorder knows it; holds nothing."""
     device, address = place_of(tensor)
-    return Block(device, address, tensor.untyped_storage().nbytes())
+    return DeviceBlock(device, address, tensor.untyped_storage().nbytes())
 
 
 def operations() -> tuple[int, int]:
@@ -64,7 +64,7 @@ def test_a_lazy_clone_gets_no_memory_by_being_looked_at():
     KEPT["clone"] = torch._lazy_clone(KEPT["whole"])
     before = operations()
     assert place_of(KEPT["clone"]) == place_of(KEPT["whole"])
-    find_holders([Block("cuda:0", place_of(KEPT["whole"])[1], 4 << 20)], budget_s=LONG_S)
+    find_holders([DeviceBlock("cuda:0", place_of(KEPT["whole"])[1], 4 << 20)], budget_s=LONG_S)
     assert operations() == before
 
 

@@ -106,7 +106,7 @@ def test_what_the_job_wrote_of_another_failure_says_nothing_of_this_one(tmp_path
         finding = Finding("oom", "cuda:0", 1, at_us + late_us, bytes=5 * GIB, details=details)
         failure = dead(tmp_path, trace, finding, total_bytes=11 * GIB).failure
         assert (failure.recorded, failure.total) == ("event", total)
-        assert (failure.fraction < 1) == (failure.told is not None) == (total == 12 * GIB)
+        assert (failure.fraction < 1) == (failure.details is not None) == (total == 12 * GIB)
 
 
 BASE = 1 << 44

@@ -36,7 +36,7 @@ def quietly(files: Sequence[Path], doing: str) -> Iterable[Path]:
 
 
 def gather(*names: Path, named: bool = True) -> Gathered | None:
-    return gathered(files_of(names), named=named, each=quietly)
+    return gathered(files_of(names), by_name=named, each=quietly)
 
 
 def report(*names: Path, judge_all: bool = False):

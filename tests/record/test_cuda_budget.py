@@ -47,7 +47,7 @@ class SlowJob:
             monkeypatch.setattr(f"memprof.referrers.{name}.time", turned)
         monkeypatch.setattr(
             "memprof.record.session.event_sources",
-            lambda _, interner, boundaries, __: [CudaSource(interner, boundaries, self.torch)],
+            lambda _, interner, loop_watch, __: [CudaSource(interner, loop_watch, self.torch)],
         )
         self.torch.cuda.memory._snapshot = self._slow(self.torch.cuda.memory._snapshot)
         self.torch.cuda.memory_snapshot = self._slow(self.torch.cuda.memory_snapshot)

@@ -37,7 +37,7 @@ def test_a_leak_is_found_whoever_records_and_whenever(order, version, monkeypatc
     torch = TorchStandIn(version)
     monkeypatch.setattr(
         "memprof.record.session.event_sources",
-        lambda _, interner, boundaries, __: [CudaSource(interner, boundaries, torch)],
+        lambda _, interner, loop_watch, __: [CudaSource(interner, loop_watch, torch)],
     )
     # beside steps of microseconds a reading takes long, and would be put off beyond the last one
     monkeypatch.setattr("memprof.record.session.FLUSH_IN_WINDOW_US", 0)
@@ -73,7 +73,7 @@ def test_settings_that_the_program_makes_as_it_runs_are_those_of_the_recording(
     torch = TorchStandIn(settings="max_split_size_mb:64")
     monkeypatch.setattr(
         "memprof.record.session.event_sources",
-        lambda _, interner, boundaries, __: [CudaSource(interner, boundaries, torch)],
+        lambda _, interner, loop_watch, __: [CudaSource(interner, loop_watch, torch)],
     )
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
     with memprof.track(tmp_path / "run.json", sources=("cuda",)):

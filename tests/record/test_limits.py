@@ -16,7 +16,7 @@ from memprof.loading import load
 from memprof.record import session
 from memprof.record.window_schedule import Policy
 from memprof.report.summary import summarize
-from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.views.examination import examine
 
 torch = pytest.importorskip("torch", reason="there is nothing to record without torch")
@@ -76,8 +76,8 @@ def inside(monkeypatch):
     """The tables and the sources of the recording that begins next."""
     seen, chosen = SimpleNamespace(interner=None, sources=[]), session.event_sources
 
-    def event_sources(names, interner, boundaries, note):
-        seen.interner, seen.sources = interner, chosen(names, interner, boundaries, note)
+    def event_sources(names, interner, loop_watch, note):
+        seen.interner, seen.sources = interner, chosen(names, interner, loop_watch, note)
         return seen.sources
 
     monkeypatch.setattr(session, "event_sources", event_sources)
@@ -200,13 +200,13 @@ def test_between_windows_calls_are_reckoned_and_nothing_is_hooked_to_modules(pat
     from torch.nn.modules import module
 
     model = torch.nn.Linear(8, 8).eval()
-    calls, hooks, reckoned, skip = 0, [], [], Boundaries.skip
+    calls, hooks, reckoned, skip = 0, [], [], LoopWatch.skip
 
-    def counted(boundaries, steps):
+    def counted(loop_watch, steps):
         reckoned.append(steps)
-        skip(boundaries, steps)
+        skip(loop_watch, steps)
 
-    monkeypatch.setattr(Boundaries, "skip", counted)
+    monkeypatch.setattr(LoopWatch, "skip", counted)
     deadline = time.monotonic() + 300
     with memprof.track(path, sources=("cpu",), allowance_s=2.0), torch.no_grad():
         while time.monotonic() < deadline:

@@ -166,7 +166,7 @@ def test_everything_is_on_disk_before_the_error_goes_on(monkeypatch, tmp_path):
     stand_in = TorchStandIn(capacity=100 * MIB)
     monkeypatch.setattr(
         "memprof.record.session.event_sources",
-        lambda _, interner, boundaries, __: [CudaSource(interner, boundaries, stand_in)],
+        lambda _, interner, loop_watch, __: [CudaSource(interner, loop_watch, stand_in)],
     )
     path = tmp_path / "run.json"
     with memprof.track(path, sources=("cuda",)):
@@ -190,8 +190,8 @@ from memprof.testing.cuda import StandInOutOfMemoryError, TorchStandIn
 import torch
 
 stand_in = TorchStandIn(capacity=100 << 20)
-memprof.record.session.event_sources = lambda _, interner, boundaries, __: [
-    CudaSource(interner, boundaries, stand_in)
+memprof.record.session.event_sources = lambda _, interner, loop_watch, __: [
+    CudaSource(interner, loop_watch, stand_in)
 ]
 
 def grow():

@@ -33,7 +33,7 @@ def recorded(monkeypatch, tmp_path):
         monkeypatch.setattr(
             session,
             "event_sources",
-            lambda _, interner, boundaries, __: [OwnedCudaSource(interner, boundaries, stand_in)],
+            lambda _, interner, loop_watch, __: [OwnedCudaSource(interner, loop_watch, stand_in)],
         )
         path = tmp_path / "run.json"
         with suppress(RuntimeError), memprof.track(path, sources=("cuda",), **options):

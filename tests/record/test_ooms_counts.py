@@ -23,7 +23,7 @@ def told(monkeypatch, tmp_path):
     def record(stand_in: TorchStandIn, job) -> list[tuple[int, str]]:
         monkeypatch.setattr(
             "memprof.record.session.event_sources",
-            lambda _, interner, boundaries, __: [CudaSource(interner, boundaries, stand_in)],
+            lambda _, interner, loop_watch, __: [CudaSource(interner, loop_watch, stand_in)],
         )
         with memprof.track(tmp_path / "run.json", sources=("cuda",), allowance_s=60):
             job()

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import memprof
-from memprof.record.device_figures import DeviceFigures
+from memprof.record.device_figures import FiguresByDevice
 from memprof.record.step_counters import Span
 from memprof.record.summaries import Summaries
 from memprof.records import DeviceInfo, Readings
@@ -19,15 +19,15 @@ from tests.tracked import FakeEvents, of_kind, python
 torch = pytest.importorskip("torch", reason="there is nothing to record without torch")
 
 
-def counted(*allocated: int, reserved: int = 4000) -> DeviceFigures:
-    figures = DeviceFigures()
+def counted(*allocated: int, reserved: int = 4000) -> FiguresByDevice:
+    figures = FiguresByDevice()
     for step, bytes_ in enumerate(allocated):
         now = Counters("cuda:0", bytes_, bytes_ + 5, reserved, reserved)
         figures.count(Span(step, step, 100 * step, 100 * step + 40), [now], 0)
     return figures
 
 
-def summary(figures: DeviceFigures, ooms: dict[str, int] | None = None):
+def summary(figures: FiguresByDevice, ooms: dict[str, int] | None = None):
     infos = [DeviceInfo("cuda:0", total_bytes=1 << 30)]
     return figures.summaries(lambda _: 7, ooms or {}, infos)
 
@@ -56,7 +56,7 @@ def test_what_the_driver_saw_beyond_the_reserved_bytes_is_outside_torch():
 
 
 def test_a_device_that_failed_before_anything_was_counted_is_told_too():
-    (one,) = summary(DeviceFigures(), {"cpu": 1})
+    (one,) = summary(FiguresByDevice(), {"cpu": 1})
     assert (one.device, one.ooms, one.peak_allocated_bytes) == ("cpu", 1, -1)
 
 
@@ -66,7 +66,7 @@ def test_interim_summaries_come_ever_more_rarely(monkeypatch):
     output = SimpleNamespace(write=lambda _: 0)
     recording = SimpleNamespace(output=output, total_events={})
     ooms, meter = SimpleNamespace(times={}), SimpleNamespace(total_us=0.0)
-    interims = Summaries(DeviceFigures(), recording, ooms, meter)
+    interims = Summaries(FiguresByDevice(), recording, ooms, meter)
     assert not interims.is_due(began + 9_999_999)
     assert interims.is_due(began + 10_000_000)
     week_us = 7 * 24 * 3600 * 1_000_000

@@ -14,7 +14,7 @@ import torch
 
 from memprof.referrers.find_holders import find_holders
 from memprof.referrers.list_tensors import tensors
-from memprof.sources.tensor_addresses import Block, place_of, storage_place
+from memprof.sources.tensor_addresses import DeviceBlock, place_of, storage_place
 from tests.referrers.marks import reads_saved
 
 KEPT: dict[str, object] = {}
@@ -27,13 +27,13 @@ def _nothing_kept() -> Iterator[None]:
     KEPT.clear()
 
 
-def block(tensor: torch.Tensor, device: str = "cpu") -> Block:
+def block(tensor: torch.Tensor, device: str = "cpu") -> DeviceBlock:
     """The memory of a tensor as a block; holds nothing."""
     size = tensor.untyped_storage().nbytes()
-    return Block(device, torch._C._data_address(tensor), size)  # type: ignore[attr-defined]
+    return DeviceBlock(device, torch._C._data_address(tensor), size)  # type: ignore[attr-defined]
 
 
-def described(*blocks: Block) -> list[str]:
+def described(*blocks: DeviceBlock) -> list[str]:
     return [found[0].description for found in find_holders(blocks, budget_s=30)]
 
 
@@ -49,7 +49,7 @@ def test_a_view_holds_the_block_that_its_storage_begins_in() -> None:
 
 def test_a_storage_that_python_holds_is_found_without_a_tensor() -> None:
     KEPT["storage"] = storage = torch.zeros(50).untyped_storage()
-    target = Block("cpu", storage.data_ptr(), storage.nbytes())
+    target = DeviceBlock("cpu", storage.data_ptr(), storage.nbytes())
     del storage
     assert described(target) == [kept("dict `KEPT` (1 items)")]
 
@@ -86,9 +86,9 @@ def test_every_storage_that_begins_in_a_block_holds_it() -> None:
 
 
 def test_what_is_known_of_a_block_without_owner_is_said() -> None:
-    workspace = Block("cuda:0", 0x1000, 8_519_680)
-    captured = Block("cuda:0", 0x2000000, 512, stream=0x55, pool=(3, 0))
-    pooled = Block("cuda:0", 0x3000000, 512, pool=(0, 2))
+    workspace = DeviceBlock("cuda:0", 0x1000, 8_519_680)
+    captured = DeviceBlock("cuda:0", 0x2000000, 512, stream=0x55, pool=(3, 0))
+    pooled = DeviceBlock("cuda:0", 0x3000000, 512, pool=(0, 2))
     cublas, graph, pool = (
         text.partition(": ")[2] for text in described(workspace, captured, pooled)
     )
@@ -104,7 +104,7 @@ def test_looking_at_addresses_gives_no_lazy_clone_memory_of_its_own() -> None:
     KEPT["whole"] = [torch.zeros(100)]
     KEPT["clone"] = clone = [torch._lazy_clone(KEPT["whole"][0])]  # type: ignore[index]
     address = torch._C._data_address(clone[0])  # type: ignore[attr-defined]
-    (found,) = find_holders([Block("cpu", address, 400)])
+    (found,) = find_holders([DeviceBlock("cpu", address, 400)])
     assert sorted(one.description.split(" (")[0] for one in found) == [
         "list `KEPT['whole']`",
         "list `clone`",
@@ -126,7 +126,7 @@ def test_tensors_without_memory_lie_nowhere_and_disturb_no_search() -> None:
         warnings.simplefilter("error")
         assert [place_of(one)[1] for one in KEPT.values()] == [0] * 5
         assert (
-            described(Block("cuda:0", 4096, 512), Block("cpu", 4096, 512))
+            described(DeviceBlock("cuda:0", 4096, 512), DeviceBlock("cpu", 4096, 512))
             == ["no Python owner found"] * 2
         )
 

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="holders are searched among torch's 
 from memprof.referrers.find_holders import find_holders, holders  # noqa: E402
 from memprof.referrers.graph_growth import longest_graph  # noqa: E402
 from memprof.referrers.list_tensors import tensors  # noqa: E402
-from memprof.sources.tensor_addresses import Block  # noqa: E402
+from memprof.sources.tensor_addresses import DeviceBlock  # noqa: E402
 from tests.sources import strange  # noqa: E402
 
 KEPT = []
@@ -41,7 +41,7 @@ def test_a_strange_neighbour_hides_no_holder(stranger):
 def test_beside_a_strange_tensor_a_block_has_its_holder(stranger):
     tensor = torch.ones(300)
     KEPT.extend([stranger, tensor])
-    (found,) = find_holders([Block("cpu", tensor.data_ptr(), 1200)])
+    (found,) = find_holders([DeviceBlock("cpu", tensor.data_ptr(), 1200)])
     assert any("KEPT" in one.description for one in found)
 
 

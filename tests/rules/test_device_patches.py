@@ -102,7 +102,7 @@ def run(monkeypatch, tmp_path):
         monkeypatch.setattr("memprof.sources.cuda.read_budget.AIM_US", 1e12)
         monkeypatch.setattr(
             "memprof.record.session.event_sources",
-            lambda _, interner, boundaries, __: [CudaSource(interner, boundaries, torch)],
+            lambda _, interner, loop_watch, __: [CudaSource(interner, loop_watch, torch)],
         )
         script = tmp_path / f"job{len(list(tmp_path.glob('*.py')))}.py"
         script.write_text(source)

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from memprof.record import session
 from memprof.sources.cuda.source_with_owners import OwnedCudaSource
-from memprof.sources.tensor_addresses import Place, place_of
+from memprof.sources.tensor_addresses import StorageAddress, place_of
 from memprof.testing.cuda import TorchStandIn
 
 
@@ -39,7 +39,7 @@ class Pretended(TorchDispatchMode):
                 self._lay(one.untyped_storage())
         return out
 
-    def place(self, tensor: Any) -> Place:
+    def place(self, tensor: Any) -> StorageAddress:
         """Where a tensor pretends to lie; its own place if it was made outside."""
         block = self._blocks.get(torch._C._storage_id(tensor))
         return (f"cuda:{self._device}", block[1]) if block is not None else place_of(tensor)
@@ -74,8 +74,8 @@ def recorded_device(monkeypatch: pytest.MonkeyPatch, capacity: int = 8 << 30) ->
     monkeypatch.setattr(
         session,
         "event_sources",
-        lambda _, interner, boundaries, _note: [
-            OwnedCudaSource(interner, boundaries, stand_in, mode.place)
+        lambda _, interner, loop_watch, _note: [
+            OwnedCudaSource(interner, loop_watch, stand_in, mode.place)
         ],
     )
     return mode

@@ -1,9 +1,9 @@
-"""A CPU source with boundaries of its own, for tests of what it records; no test is here."""
+"""A CPU source with a loop watch of its own, for tests of what it records; no test is here."""
 
 from __future__ import annotations
 
 from memprof.sources.cpu.dispatch_source import CpuSource
-from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.protocol import Interner
 
 
@@ -12,14 +12,14 @@ class CpuRecording:
 
     def __init__(self) -> None:
         self.interner = Interner()
-        self.boundaries = Boundaries(self.interner)
-        self.boundaries.open(lambda _: None)
-        self.source = CpuSource(self.interner, self.boundaries)
+        self.loop_watch = LoopWatch(self.interner)
+        self.loop_watch.open(lambda _: None)
+        self.source = CpuSource(self.interner, self.loop_watch)
         self.source.open()
 
     def close(self) -> None:
         """Undo everything; nothing may have been said that the test did not ask for."""
-        notes = [*self.source.notes(), *self.boundaries.notes()]
+        notes = [*self.source.notes(), *self.loop_watch.notes()]
         self.source.close()
-        self.boundaries.close()
+        self.loop_watch.close()
         assert notes == []

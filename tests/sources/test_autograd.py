@@ -19,7 +19,7 @@ from memprof.sources.autograd import (  # noqa: E402
 from memprof.sources.cpu.find_storages import StorageSearch  # noqa: E402
 from memprof.sources.cuda.label_timeline import LabelRecorder  # noqa: E402
 from memprof.sources.guarded_access import GuardedAccess  # noqa: E402
-from memprof.sources.loop.boundaries import Boundaries  # noqa: E402
+from memprof.sources.loop.loop_watch import LoopWatch  # noqa: E402
 from memprof.sources.owners.tensor_owners import Differentiated  # noqa: E402
 from memprof.sources.protocol import Interner  # noqa: E402
 
@@ -81,12 +81,12 @@ def test_holders_are_found_beside_such_views():
 
 def test_searches_for_storages_and_graphs_pass_over_such_views():
     whole, views = stale_views()
-    unread = GuardedAccess()
-    search = StorageSearch(unread)
+    guard = GuardedAccess()
+    search = StorageSearch(guard)
     keys = {storage._cdata for storage in search.everything()}
     assert whole.untyped_storage()._cdata in keys
-    Differentiated(unread).see([whole, *views])
-    assert unread.notes() == []
+    Differentiated(guard).see([whole, *views])
+    assert guard.notes() == []
     assert longest_graph(budget_s=5).nodes >= 1
 
 
@@ -111,10 +111,10 @@ class Wraps(torch.nn.Module):
 
 
 def test_a_module_may_give_back_such_views_or_anything_else_while_boundaries_are_marked():
-    boundaries = Boundaries(Interner())
+    loop_watch = LoopWatch(Interner())
     passed = []
-    keeper = LabelRecorder(boundaries, passed.append)
-    boundaries.open(on_step=lambda step: None)
+    keeper = LabelRecorder(loop_watch, passed.append)
+    loop_watch.open(on_step=lambda step: None)
     keeper.start()
     x = torch.ones(3, 2, requires_grad=True)
     try:
@@ -126,5 +126,5 @@ def test_a_module_may_give_back_such_views_or_anything_else_while_boundaries_are
         assert len(passed) == before_backward + 3
     finally:
         keeper.stop()
-        boundaries.close()
+        loop_watch.close()
     assert x.grad.tolist() == [[4.0, 4.0]] * 3

@@ -13,7 +13,7 @@ import memprof  # noqa: E402
 from memprof.sources.cpu.find_storages import objects_with_tensors  # noqa: E402
 from memprof.sources.cuda.source_with_owners import OwnedCudaSource  # noqa: E402
 from memprof.sources.guarded_access import GuardedAccess  # noqa: E402
-from memprof.sources.loop.boundaries import Boundaries  # noqa: E402
+from memprof.sources.loop.loop_watch import LoopWatch  # noqa: E402
 from memprof.sources.owners.tensor_owners import parts, tensors_in  # noqa: E402
 from memprof.sources.protocol import Interner  # noqa: E402
 from memprof.testing.cuda import TorchStandIn  # noqa: E402
@@ -89,15 +89,15 @@ def test_a_program_of_strange_objects_is_recorded_to_its_end(tmp_path, monkeypat
 
 
 def test_each_kind_is_told_once_and_a_few_at_most():
-    unread = GuardedAccess()
+    guard = GuardedAccess()
     for _ in range(3):
         for item in (1, "a", [], {}, (), 2.0, b""):
-            unread.add(item, ValueError("in\ntwo lines"))
-    assert unread.notes() == [
+            guard.add(item, ValueError("in\ntwo lines"))
+    assert guard.notes() == [
         f"an object of type {kind} raised when it was looked at: ValueError: in"
         for kind in ("int", "str", "list", "dict", "tuple")
     ]
-    assert unread.notes() == []
+    assert guard.notes() == []
 
 
 def test_an_error_without_words_is_told_all_the_same():
@@ -105,27 +105,27 @@ def test_an_error_without_words_is_told_all_the_same():
         def __str__(self):
             raise RuntimeError
 
-    unread = GuardedAccess()
-    unread.add(1, Mute())
-    assert unread.notes() == [
+    guard = GuardedAccess()
+    guard.add(1, Mute())
+    assert guard.notes() == [
         "an object of type int raised when it was looked at: an error without words"
     ]
 
 
 def test_the_others_are_looked_at():
-    unread, seen = GuardedAccess(), []
-    unread.each(lambda item: seen.append(10 // item), [1, 0, 5])
+    guard, seen = GuardedAccess(), []
+    guard.each(lambda item: seen.append(10 // item), [1, 0, 5])
     assert seen == [10, 2]
-    assert list(unread.within(lambda n: (12 // k for k in (1, n)), [2, 0, 3])) == [12, 6, 12, 12, 4]
-    (note,) = unread.notes()
+    assert list(guard.within(lambda n: (12 // k for k in (1, n)), [2, 0, 3])) == [12, 6, 12, 12, 4]
+    (note,) = guard.notes()
     assert note.startswith("an object of type int raised when it was looked at: ZeroDivisionError")
 
 
 def test_of_a_strange_list_the_tensors_are_found():
-    tensor, unread = torch.ones(2), GuardedAccess()
+    tensor, guard = torch.ones(2), GuardedAccess()
     value = [strange.dead_proxy(), {"a": tensor}, strange.Lazy(), strange.Nameless(), (tensor,)]
-    assert list(map(id, tensors_in(value, unread))) == [id(tensor)] * 2
-    assert [note.split()[4] for note in unread.notes()] == ["ProxyType", "Lazy", "Nameless"]
+    assert list(map(id, tensors_in(value, guard))) == [id(tensor)] * 2
+    assert [note.split()[4] for note in guard.notes()] == ["ProxyType", "Lazy", "Nameless"]
 
 
 def test_a_wrapper_of_itself_has_no_parts():
@@ -141,8 +141,8 @@ def test_classes_that_are_no_keys_hide_no_tensor():
 
 def test_a_listener_that_raises_keeps_nothing_from_the_others():
     interner = Interner()
-    boundaries = Boundaries(interner)
-    boundaries.open(lambda step: None)
+    loop_watch = LoopWatch(interner)
+    loop_watch.open(lambda step: None)
     heard = []
 
     class Broken:
@@ -156,19 +156,19 @@ def test_a_listener_that_raises_keeps_nothing_from_the_others():
         def forward_ended(self, *, with_gradients):
             heard.append("ended")
 
-    boundaries.listeners += [Broken(), Whole()]
-    boundaries.watch_modules()
+    loop_watch.listeners += [Broken(), Whole()]
+    loop_watch.watch_modules()
     torch.nn.Linear(2, 2)(torch.ones(1, 2))
-    boundaries.close()
+    loop_watch.close()
     assert heard == ["call", "ended"]
-    assert boundaries.notes() == ["a boundary was missed: ValueError: broken"]
+    assert loop_watch.notes() == ["a boundary was missed: ValueError: broken"]
 
 
 def test_a_model_that_returns_what_torch_refuses_to_ask_runs_on_in_a_window():
     interner = Interner()
-    boundaries = Boundaries(interner)
-    boundaries.open(lambda step: None)
-    source = OwnedCudaSource(interner, boundaries, TorchStandIn())
+    loop_watch = LoopWatch(interner)
+    loop_watch.open(lambda step: None)
+    source = OwnedCudaSource(interner, loop_watch, TorchStandIn())
     source.open()
     source.begin_window()
 
@@ -179,5 +179,5 @@ def test_a_model_that_returns_what_torch_refuses_to_ask_runs_on_in_a_window():
     assert Net()().shape == (3,)
     source.end_window()
     source.close()
-    boundaries.close()
+    loop_watch.close()
     assert source.notes() == []

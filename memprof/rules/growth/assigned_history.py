@@ -93,7 +93,7 @@ def _cut_off(cause: Assigned, case: Case) -> str:
 def _is_tensor_itself(case: Case, name: str) -> bool:
     """Whether the chains go from a name straight into the graph, and through no other object."""
     last = name.rpartition(".")[2]
-    for holder in case.found.holders:
+    for holder in case.finding.holders:
         for link, below in pairwise(holder.links):
             if link.name == last and below.kind not in _OF_TENSORS:
                 return False

@@ -20,7 +20,7 @@ __all__ = ["RULE"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class State(Cause):
+class StateUpdate(Cause):
     """The statement that makes the next state, and where it reads the last one."""
 
     place: Place
@@ -29,14 +29,14 @@ class State(Cause):
     reads: tuple[ast.expr, ...]
 
 
-class CarriedState(GrowthRule[State]):
+class CarriedState(GrowthRule[StateUpdate]):
     """`h = net(x, h)`: each step's graph hangs on that of the step before."""
 
     name = "carried-state"
     summary = "a state is handed from step to step with its graph"
     fixes = ("detach",)
 
-    def match(self, case: Case) -> State | None:
+    def match(self, case: Case) -> StateUpdate | None:
         """A name that a call makes from itself, where the graph hangs on no container."""
         if not case.graph or of_many_steps(case) or (case.direct and LinkKind.ITEM in case.links):
             return None
@@ -45,10 +45,12 @@ class CarriedState(GrowthRule[State]):
         near = [*on_the_way(case), *case.assignments]
         if any(running_sum(place) is not None for place in near):
             return None
-        states = (State(p, name, tuple(reads)) for p in near for name, reads in read_by_itself(p))
+        states = (
+            StateUpdate(p, name, tuple(reads)) for p in near for name, reads in read_by_itself(p)
+        )
         return next(states, None) or _of_any_loop(case)
 
-    def advice(self, cause: State, case: Case) -> Iterator[Advice]:
+    def advice(self, cause: StateUpdate, case: Case) -> Iterator[Advice]:
         """Hand it over without its graph."""
         name, patch = cause.name, _between_steps(cause, case)
         yield Advice(
@@ -61,15 +63,15 @@ class CarriedState(GrowthRule[State]):
         )
 
 
-def _of_any_loop(case: Case) -> State | None:
+def _of_any_loop(case: Case) -> StateUpdate | None:
     """The only state that a loop of the program carries, where all that is known is a graph.
 
     What a queue hands on, from another thread, hangs on the graph of a state that is not seen.
     """
-    if case.found.kind is not Kind.HOST_GROWTH or any(growing(one) for one in case.places):
+    if case.finding.kind is not Kind.HOST_GROWTH or any(growing(one) for one in case.places):
         return None
-    found = {
-        (place.program.filename, place.line): State(place, name, tuple(reads))
+    statements = {
+        (place.program.filename, place.line): StateUpdate(place, name, tuple(reads))
         for program in case.programs
         for node in ast.walk(program.tree)
         if isinstance(node, ast.Assign)
@@ -78,10 +80,10 @@ def _of_any_loop(case: Case) -> State | None:
         and (place.function is None or place.function.name != "forward")
         for name, reads in read_by_itself(place)
     }
-    return next(iter(found.values())) if len(found) == 1 else None
+    return next(iter(statements.values())) if len(statements) == 1 else None
 
 
-def _between_steps(state: State, case: Case) -> str:
+def _between_steps(state: StateUpdate, case: Case) -> str:
     """The patch; empty where it might cut within a step, or the name may be no tensor.
 
     None at first, or the pair of states that an LSTM returns.

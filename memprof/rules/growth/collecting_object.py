@@ -55,8 +55,8 @@ class CollectingObject(GrowthRule[Collector]):
         if any(growing(place) for place in case.places):
             return None
         if case.of_model:
-            return _named(case)
-        return _named(case) or _called(case) or _handed(case) or _made(case)
+            return _by_name(case)
+        return _by_name(case) or _by_call(case) or _by_argument(case) or _by_construction(case)
 
     def advice(self, cause: Collector, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the cause says all
         """Empty it; or give it less."""
@@ -92,9 +92,9 @@ class CollectingObject(GrowthRule[Collector]):
             )
 
 
-def _called(case: Case) -> Collector | None:
+def _by_call(case: Case) -> Collector | None:
     """The object's call in the stack that made the tensors."""
-    for holder in case.found.holders:
+    for holder in case.finding.holders:
         owner, container, length = _collected_in(holder)
         for _, place in case.frames if owner else ():
             call = next((c for c in calls_in(place.statement) if owner in _receivers(c)), None)
@@ -104,9 +104,9 @@ def _called(case: Case) -> Collector | None:
     return None
 
 
-def _handed(case: Case) -> Collector | None:
+def _by_argument(case: Case) -> Collector | None:
     """What a function gives to a library's object that it has in a name: ``loop.call_later(…)``."""
-    for holder in case.found.holders:
+    for holder in case.finding.holders:
         owner, container, length = _collected_in(holder)
         place = case.place_of(holder)
         if not owner or place is None or growing(place) is not None:
@@ -119,23 +119,23 @@ def _handed(case: Case) -> Collector | None:
     return None
 
 
-def _named(case: Case) -> Collector | None:
+def _by_name(case: Case) -> Collector | None:
     """What gives a library's object something by a key that a chain names, if that is one call.
 
     ``trial.set_user_attr("model", model)``.
     """
-    for holder in case.found.holders:
+    for holder in case.finding.holders:
         if largest_container(holder.links) is None:
             continue
         keys = {one.name.strip("'"): at for at, one in enumerate(holder.links) if is_field(one)}
-        found = [
+        lookups = [
             (call, place, key)
             for program in case.programs
             for call in calls_in(program.tree)
             if (key := _key_given(call)) in keys and (place := program.at(call.lineno)) is not None
         ]
-        if len({place.line for _, place, _ in found}) == 1:
-            call, place, key = found[0]
+        if len({place.line for _, place, _ in lookups}) == 1:
+            call, place, key = lookups[0]
             at = keys[key]
             container = next(
                 (one.name for one in holder.links[:at][::-1] if one.kind in _ATTRIBUTES), ""
@@ -161,9 +161,9 @@ def _hands(call: ast.Call, owner: str) -> bool:
     return any(isinstance(argument, (ast.Name, ast.Attribute)) for argument in call.args)
 
 
-def _made(case: Case) -> Collector | None:
+def _by_construction(case: Case) -> Collector | None:
     """Where the program makes the library's object that keeps it, if that is one place only."""
-    for holder in case.found.holders:
+    for holder in case.finding.holders:
         if frame_kind(holder.filename) is FrameKind.USER:
             continue
         for link in reversed([one for one in holder.links if one.kind in _ATTRIBUTES]):

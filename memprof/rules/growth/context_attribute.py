@@ -52,11 +52,11 @@ class ContextAttribute(GrowthRule[StoredAttribute]):
             f"`{cause.attribute}` makes the graph node hold the tensor and the tensor the "
             "node; what `save_for_backward` keeps is not counted as a reference to the output.",
             cause.place,
-            patch=_saved(cause.place),
+            patch=_saved_name(cause.place),
         )
 
 
-def _saved(place: Place) -> str:
+def _saved_name(place: Place) -> str:
     """The attribute moves into ``save_for_backward``, and ``backward`` reads it from there.
 
     Only where the function saves by one plain call (or none) and backward unpacks all of it.

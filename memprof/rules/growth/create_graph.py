@@ -39,7 +39,7 @@ class CreateGraph(GrowthRule[DifferentiableGradient]):
     def match(self, case: Case) -> DifferentiableGradient | None:
         """Such a call in a function that holds the tensors or leads to them."""
         by_gradient = (
-            case.links & _BY_GRADIENT or case.found.category == CATEGORY_NAMES[Category.GRADIENT]
+            case.links & _BY_GRADIENT or case.finding.category == CATEGORY_NAMES[Category.GRADIENT]
         )
         if not (case.graph or by_gradient):
             return None

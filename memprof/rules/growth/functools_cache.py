@@ -60,7 +60,7 @@ class FunctoolsCache(GrowthRule[FunctionCache]):
             f"The cache has no largest size{keys}: {says(cause.holder)}.",
             cause.place,
             line,
-            _bounded(cause),
+            _bound_text(cause),
         )
         yield Advice(
             "clear_container",
@@ -71,7 +71,7 @@ class FunctoolsCache(GrowthRule[FunctionCache]):
         )
 
 
-def _bounded(cause: FunctionCache) -> str:
+def _bound_text(cause: FunctionCache) -> str:
     """``lru_cache(maxsize=None)`` and ``cache`` become ``lru_cache(maxsize=128)``."""
     place, decorator = cause.place, cause.decorator
     if place is None or decorator is None:

@@ -43,17 +43,17 @@ class GenerationCaches(GrowthRule[GenerationCache]):
         That is what tells a cache from predictions that a metric collects: those are not read by
         the call that adds to them. With a graph it is a state that training carries along.
         """
-        if not case.found.module or case.graph or _has_one_each(case):
+        if not case.finding.module or case.graph or _has_one_each(case):
             return None
         for place in on_the_way(case):
             if place.class_ is None:
                 continue
             name = grown_by_concatenation(place)
             if name and _is_read_below(place, name):
-                return GenerationCache(place, name, case.found.module)
+                return GenerationCache(place, name, case.finding.module)
             filling = growing(place)
             if filling is not None and _is_joined(place, filling.container):
-                return GenerationCache(place, filling.container, case.found.module)
+                return GenerationCache(place, filling.container, case.finding.module)
         return None
 
     def advice(self, cause: GenerationCache, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the statement says all
@@ -70,7 +70,7 @@ class GenerationCaches(GrowthRule[GenerationCache]):
 
 def _has_one_each(case: Case) -> bool:
     """Whether a table has an entry for every prompt: there are ever more, and none grows."""
-    container = None if case.found.growth.is_replaced else filled_container(case)
+    container = None if case.finding.growth.is_replaced else filled_container(case)
     return container is not None and container.filling.keyed
 
 

@@ -47,7 +47,7 @@ class GrowingContainer(GrowthRule[GrownContainer]):
     def advice(self, cause: GrownContainer, case: Case) -> Iterator[Advice]:
         """Empty it; or keep its items on the host, where their graphs do not come along."""
         why, how = str(cause.container), "`.detach().cpu()`" if case.graph else "`.cpu()`"
-        yield Advice("clear_container", f"{why}: {_emptied(cause)}.", cause.container.place)
+        yield Advice("clear_container", f"{why}: {_release_text(cause)}.", cause.container.place)
         if case.of_model:
             return
         yield Advice(
@@ -55,12 +55,11 @@ class GrowingContainer(GrowthRule[GrownContainer]):
             f"{why}: keep its items in host memory ({how}), or the numbers needed of them.",
             cause.origin,
             # Where most of the bytes are the graph's, or a number would do, others know better.
-            # Where most of the bytes are the graph's, or a number would do, others know better.
             otherwise=case.scalar or case.kept_itself <= _MOSTLY,
         )
 
 
-def _emptied(cause: GrownContainer) -> str:
+def _release_text(cause: GrownContainer) -> str:
     """What is to be done, where the program does it at other places, and which those are."""
     lines = taken_at(cause.container)
     if lines:

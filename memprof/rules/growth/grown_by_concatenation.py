@@ -33,7 +33,7 @@ class GrownByConcatenation(GrowthRule[Concatenation]):
 
     def match(self, case: Case) -> Concatenation | None:
         """A statement that joins what it binds with something else, and no table of such."""
-        table = None if case.found.growth.is_replaced else filled_container(case)
+        table = None if case.finding.growth.is_replaced else filled_container(case)
         if table is not None and table.filling.keyed:
             return None
         for place in on_the_way(case):

@@ -51,12 +51,12 @@ class KeptAttribute(GrowthRule[Name]):
         """The first holder whose statement is here; else whatever outlives its step."""
         if case.links & _SAY_MORE:
             return None
-        for holder in case.found.holders:
+        for holder in case.finding.holders:
             place = case.place_of(holder)
             if place is not None:
                 names = bound_names(place.statement)
                 return Name(holder, place, ast.unparse(names[0]) if names else "")
-        return Name(place=case.site) if case.found.site.filename else None
+        return Name(place=case.site) if case.finding.site.filename else None
 
     def advice(self, cause: Name, case: Case) -> Iterator[Advice]:
         """Drop the reference."""

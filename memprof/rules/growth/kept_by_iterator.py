@@ -36,7 +36,7 @@ class KeptByIterator(GrowthRule[KeepingIterator]):
 
     def match(self, case: Case) -> KeepingIterator | None:
         """An iterator of ``itertools`` in a chain of references."""
-        for holder in case.found.holders:
+        for holder in case.finding.holders:
             kinds = [link.kind for link in holder.links]
             if LinkKind.ITERATOR not in kinds:
                 continue
@@ -44,7 +44,7 @@ class KeptByIterator(GrowthRule[KeepingIterator]):
             place = case.link_place(LinkKind.ITERATOR) or case.place_of(holder)
             name = holder.links[at - 1].name if at else ""
             is_tee = holder.links[at].type_name == "tee"
-            return KeepingIterator(place, is_tee, _written(place, name))
+            return KeepingIterator(place, is_tee, _as_written(place, name))
         return None
 
     def advice(self, cause: KeepingIterator, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the iterator says all
@@ -67,7 +67,7 @@ class KeptByIterator(GrowthRule[KeepingIterator]):
         )
 
 
-def _written(place: Place | None, name: str) -> str:
+def _as_written(place: Place | None, name: str) -> str:
     """``self.peek`` for ``peek``, as the statement binds it."""
     targets = bound_names(place.statement) if place is not None else []
     texts = [ast.unparse(target) for target in targets]

@@ -48,7 +48,7 @@ class KeptGraph(GrowthRule[KeptGraphs]):
 
     def match(self, case: Case) -> KeptGraphs | None:
         """A statement that fills a container with what has a graph, or a chain that shows it."""
-        if not case.graph and case.found.kind is not Kind.HOST_GROWTH:
+        if not case.graph and case.finding.kind is not Kind.HOST_GROWTH:
             return None
         if case.links & OF_ERRORS:
             return None  # what the container takes is not the tensor
@@ -71,7 +71,7 @@ def _cuts(place: Place, filling: Filling, case: Case) -> Iterator[Advice]:
     """The first where the value is kept, the second where it comes from."""
     value = filling.values[-1]
     grouped = _is_grouped(case)
-    learned = goes_backward(place, filling.container, case.everywhere)
+    learns = goes_backward(place, filling.container, case.everywhere)
     tensors = used_as_tensor(place, filling.container, case.everywhere)
     places: list[Handed] = [(place, value), handed_over(case, place, value) or (place, value)]
     ways = [way for way in _ways(case) if not (tensors and way.fix == "item")]
@@ -80,7 +80,7 @@ def _cuts(place: Place, filling: Filling, case: Case) -> Iterator[Advice]:
         if way.fix == "item" and number is False:
             continue
         tensor = _is_plain(what) or (where is place and _takes_tensors(case))
-        sure = tensor and not grouped and not learned and (way.fix != "item" or number is True)
+        sure = tensor and not grouped and not learns and (way.fix != "item" or number is True)
         if where is not place:
             as_number = way.fix == "item"
             sure = sure and survives_call(where, what, case.everywhere, number=as_number)
@@ -115,8 +115,8 @@ def _ways(case: Case) -> Iterator[_Way]:
         return
     if case.kept_itself > _MOSTLY:
         share = format_percent(case.kept_itself, 1)
-        left = f"cutting that off leaves the tensors, {share} of the bytes."
-        yield _Way("detach", f"with the graph that made it; {left}", otherwise=True)
+        consequence = f"cutting that off leaves the tensors, {share} of the bytes."
+        yield _Way("detach", f"with the graph that made it; {consequence}", otherwise=True)
         return
     why = "with the graph that made it, and all that graph saved: keep it detached (`.detach()`)."
     yield _Way("detach", why)
@@ -133,7 +133,7 @@ def _is_plain(value: ast.expr) -> bool:
 
 def _takes_tensors(case: Case) -> bool:
     """Whether what the container takes was seen to be tensors: such as what a module returned."""
-    for holder in case.found.holders:
+    for holder in case.finding.holders:
         kinds = [link.kind for link in holder.links]
         if LinkKind.ITEM in kinds:
             after = kinds[len(kinds) - kinds[::-1].index(LinkKind.ITEM) :]
@@ -143,7 +143,7 @@ def _takes_tensors(case: Case) -> bool:
 
 def _is_grouped(case: Case) -> bool:
     """Whether the tensors sit deeper than the container's own items: in dicts or tuples."""
-    for holder in case.found.holders:
+    for holder in case.finding.holders:
         kinds = [link.kind for link in holder.links]
         if LinkKind.ITEM in kinds and _INSIDE & set(kinds[kinds.index(LinkKind.ITEM) + 1 :]):
             return True

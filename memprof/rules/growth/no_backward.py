@@ -31,7 +31,7 @@ class NoBackward(GrowthRule[NeedlessGraph]):
 
     def match(self, case: Case) -> NeedlessGraph | None:
         """A graph that something holds, in a run whose labels know no backward pass."""
-        builds = case.graph and not case.backward and case.found.kind is not Kind.CYCLE
+        builds = case.graph and not case.backward and case.finding.kind is not Kind.CYCLE
         if not builds or case.site is None or not case.links:
             return None
         return NeedlessGraph(case.site)

@@ -34,7 +34,7 @@ class Parametrizations(GrowthRule[Registration]):
 
     def match(self, case: Case) -> Registration | None:
         """Something below a module's list of parametrizations, which the program registers."""
-        links = [link for holder in case.found.holders for link in holder.links]
+        links = [link for holder in case.finding.holders for link in holder.links]
         if not any(one.kind in _OF_MODULES and _LIST in one.name.split(".") for one in links):
             return None
         calls = case.calls("register_parametrization")

@@ -38,7 +38,7 @@ class PrivatePools(GrowthRule[Pools]):
 
     def match(self, case: Case) -> Pools | None:
         """Growing tensors that lie in several pools other than the allocator's own."""
-        allocs = case.found.evidence.allocs
+        allocs = case.finding.evidence.allocs
         if case.trace is None or not len(allocs):
             return None
         pools = np.unique(case.trace.events.pool[allocs])

@@ -37,7 +37,7 @@ class ReentrantCheckpoint(GrowthRule[Checkpoint]):
 
     def match(self, case: Case) -> Checkpoint | None:
         """The node of such a checkpoint in a chain of references, and a call that makes one."""
-        links = [link for holder in case.found.holders for link in holder.links]
+        links = [link for holder in case.finding.holders for link in holder.links]
         classes = [link.type_name for link in links]
         classes += [node for link in links for node, _ in link.nodes]
         if not any(name.startswith(_NODE) for name in classes):

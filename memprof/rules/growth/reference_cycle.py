@@ -37,9 +37,9 @@ class ReferenceCycle(GrowthRule[Cycle]):
 
     def match(self, case: Case) -> Cycle | None:
         """Tensors that only the collector frees, or a cycle in a chain of references."""
-        if case.found.kind is not Kind.CYCLE and not case.links & CYCLES:
+        if case.finding.kind is not Kind.CYCLE and not case.links & CYCLES:
             return None
-        holder = case.found.holders[0] if case.found.holders else None
+        holder = case.finding.holders[0] if case.finding.holders else None
         return Cycle(holder, _closure(case) or case.place_of(holder) or case.site)
 
     def advice(self, cause: Cycle, case: Case) -> Iterator[Advice]:

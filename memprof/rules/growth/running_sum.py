@@ -36,18 +36,18 @@ class RunningSum(GrowthRule[Sum]):
 
     def match(self, case: Case) -> Sum | None:
         """A sum where a holder is filled, or where the tensors are made."""
-        if not (case.graph or case.found.kind is Kind.HOST_GROWTH):
+        if not (case.graph or case.finding.kind is Kind.HOST_GROWTH):
             return None
         for place in holding_places(case):
-            added = running_sum(place)
-            if added is not None and not is_python_number(added.value, case.everywhere):
-                return Sum(place, added)
+            addition = running_sum(place)
+            if addition is not None and not is_python_number(addition.value, case.everywhere):
+                return Sum(place, addition)
         return None
 
     def advice(self, cause: Sum, case: Case) -> Iterator[Advice]:
         """The number where nothing needs the tensor, else the tensor without its graph."""
         place, value = cause.place, cause.added.value
-        host = case.found.kind is Kind.HOST_GROWTH
+        host = case.finding.kind is Kind.HOST_GROWTH
         what = "graph nodes in host memory" if host else "every step's activations"
         why = f"The sum hangs on the graph of every `{ast.unparse(value)}` added and keeps {what}"
         total = ast.unparse(cause.added.total)
@@ -57,9 +57,9 @@ class RunningSum(GrowthRule[Sum]):
             return
         number = makes_number(case, place)
         number = is_number(case, place, value) if number is None else number
-        detached = diff(place.program, *wrapped(value, ".detach()"))
+        detach_patch = diff(place.program, *wrapped(value, ".detach()"))
         if number is False or used_as_tensor(place, total, case.everywhere):
-            yield Advice("detach", f"{why}: add it detached.", place, patch=detached)
+            yield Advice("detach", f"{why}: add it detached.", place, patch=detach_patch)
             return
         yield Advice(
             "item",
@@ -71,7 +71,7 @@ class RunningSum(GrowthRule[Sum]):
             "detach",
             f"`.detach()` cuts the graph off as well, without waiting; it keeps {what} no longer.",
             place,
-            patch=detached,
+            patch=detach_patch,
             otherwise=True,
         )
 

@@ -38,7 +38,7 @@ class TensorKey(GrowthRule[Keys]):
         """A key of a dict in the first chain of references."""
         if case.links & CYCLES:
             return None
-        for holder in case.found.holders[:1]:
+        for holder in case.finding.holders[:1]:
             for at, link in enumerate(holder.links):
                 if link.kind != LinkKind.KEY or at != largest_container(holder.links):
                     continue

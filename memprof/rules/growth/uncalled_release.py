@@ -90,10 +90,10 @@ class UncalledRelease(GrowthRule[OneWay]):
                 cause.line,
             )
             return
-        called = f"{cause.receiver}.{cause.method}" if cause.method else cause.receiver
+        call_text = f"{cause.receiver}.{cause.method}" if cause.method else cause.receiver
         yield Advice(
             "release",
-            f"`{called}()` puts in what nothing takes out again: call "
+            f"`{call_text}()` puts in what nothing takes out again: call "
             f"`{cause.receiver}.{cause.release}()` when it is done with (`{cause.class_name}` has "
             "it).",
             cause.place,
@@ -103,7 +103,7 @@ class UncalledRelease(GrowthRule[OneWay]):
 
 def _of_holders(case: Case) -> Iterator[OneWay]:
     """Calls by the name that a chain has for an object, the deepest object first."""
-    for holder in case.found.holders:
+    for holder in case.finding.holders:
         links = holder.links
         for at in range(len(links) - 1, 0, -1):
             above, link = links[at - 1], links[at]
@@ -130,13 +130,13 @@ def _calls_on(case: Case, name: str) -> Iterator[tuple[Place, ast.Call]]:
 def _is_on(call: ast.Call, name: str) -> bool:
     function = call.func
     inner = function.value if isinstance(function, ast.Attribute) else function
-    named = isinstance(inner, (ast.Name, ast.Attribute))
-    return named and last_name(ast.unparse(inner)) == name
+    is_name_or_attribute = isinstance(inner, (ast.Name, ast.Attribute))
+    return is_name_or_attribute and last_name(ast.unparse(inner)) == name
 
 
 def _of_stack(case: Case) -> Iterator[OneWay]:
     """The program's call within which the tensors are made, where its class is in sight."""
-    for inner, outer in pairwise(case.found.stack):
+    for inner, outer in pairwise(case.finding.stack):
         class_name, _, method = inner.name.rpartition(".")
         own = _is_own(case, outer.filename)
         place = case.place_at(outer.filename, outer.line) if own else None
@@ -152,19 +152,19 @@ def _of_stack(case: Case) -> Iterator[OneWay]:
 
 def _within(case: Case) -> Iterator[OneWay]:
     """The program's call in which a library's object takes something in, by no known name."""
-    if not case.found.growth.is_replaced or any(one.is_named for one in case.found.holders):
+    if not case.finding.growth.is_replaced or any(one.is_named for one in case.finding.holders):
         return
-    own = next((one for one in case.found.stack if _is_own(case, one.filename)), None)
+    own = next((one for one in case.finding.stack if _is_own(case, one.filename)), None)
     place = case.place_at(own.filename, own.line) if own is not None else None
     if own is None or place is None:
         return
-    for frame in case.found.stack:
+    for frame in case.finding.stack:
         if frame is own:
             return
         class_name, _, method = frame.name.rpartition(".")
         program = source_of(frame.filename) if class_name else None
-        offered = releases_of(program, class_name) if program is not None else []
-        release = opposite(method, offered)
+        methods = releases_of(program, class_name) if program is not None else []
+        release = opposite(method, methods)
         if release:
             yield OneWay(place, own.line, "", method, release, class_name)
 
@@ -177,16 +177,16 @@ def _is_own(case: Case, filename: str) -> bool:
     return folder in Path(filename).parents
 
 
-def _way(place: Place, call: ast.Call, offered: list[str], class_name: str) -> OneWay | None:
+def _way(place: Place, call: ast.Call, methods: list[str], class_name: str) -> OneWay | None:
     """The call as a way in, where one of the methods is its way out."""
     function = call.func
     method = function.attr if isinstance(function, ast.Attribute) else ""
     inner = function.value if isinstance(function, ast.Attribute) else function
-    release = opposite(method or "__call__", offered)
+    release = opposite(method or "__call__", methods)
     if not release or ast.unparse(inner) in ("self", "cls"):
         return None
-    named = (one.id for one in call.args if isinstance(one, ast.Name))
-    argument = next(named, "") if method else ""
+    argument_names = (one.id for one in call.args if isinstance(one, ast.Name))
+    argument = next(argument_names, "") if method else ""
     return OneWay(place, call.lineno, ast.unparse(inner), method, release, class_name, argument)
 
 

@@ -106,8 +106,8 @@ def _combines(place: Place) -> bool:
     for node in ast.walk(place.statement):
         if isinstance(node, ast.BinOp) and not isinstance(node.op, (ast.MatMult, ast.FloorDiv)):
             sides = (node.left, node.right)
-            scaled = not isinstance(node.op, ast.Sub) and any(map(_is_product, sides))
-            if not scaled and not any(isinstance(side, ast.Constant) for side in sides):
+            is_scaled = not isinstance(node.op, ast.Sub) and any(map(_is_product, sides))
+            if not is_scaled and not any(isinstance(side, ast.Constant) for side in sides):
                 return True
         if isinstance(node, ast.Compare):
             return True

@@ -52,12 +52,12 @@ class Buckets(WasteRule[Match]):
         # As views of the buckets each is copied there, and is gone before the next is made.
         copied = (window.category == Category.GRADIENT) & (window.phase == Phase.BACKWARD)
         gradients = np.flatnonzero(copied)  # in the order in which they were made
-        made = window.lives.alloc[gradients]
+        allocs = window.lives.alloc[gradients]
         yield Match(
             row=window.main_site(mask),
             rows=np.flatnonzero(mask),
             nbytes=window.bytes_of(mask),
-            saving=window.replayed(window.ended(gradients, np.append(made[1:], made[-1:]))),
+            saving=window.replayed(window.ended(gradients, np.append(allocs[1:], allocs[-1:]))),
         )
 
     def title(self, match: Match) -> str:  # noqa: ARG002 - every match reads the same
@@ -68,9 +68,9 @@ class Buckets(WasteRule[Match]):
         """Make the gradients views of the buckets."""
         nbytes = format_bytes(match.nbytes)
         why = f"The reducer's buckets hold a second copy of every gradient, {nbytes}."
-        calls = _unviewed(case)
+        calls = _calls_without_view(case)
         place = calls[0][0] if calls else case.site
-        patch = _viewed(*calls[0]) if len(calls) == 1 else ""  # of several: nobody knows whose
+        patch = _view_text(*calls[0]) if len(calls) == 1 else ""  # of several: nobody knows whose
         yield Advice("bucket_view", why, place, patch=patch)
 
 
@@ -90,7 +90,7 @@ def _gradients_of_a_step(window: Window) -> int:
     return int(np.bincount(steps, weights=window.lives.size[gradient]).max())
 
 
-def _unviewed(case: Case) -> list[tuple[Place, ast.Call]]:
+def _calls_without_view(case: Case) -> list[tuple[Place, ast.Call]]:
     """The calls that make a wrapper whose gradients are no views of its buckets.
 
     Only those on the stack that made the buckets, where one is.
@@ -105,12 +105,12 @@ def _unviewed(case: Case) -> list[tuple[Place, ast.Call]]:
     return [pair for pair in calls if id(pair[0].statement) in near] or calls
 
 
-def _viewed(place: Place, call: ast.Call) -> str:
+def _view_text(place: Place, call: ast.Call) -> str:
     """The patch that makes them views; empty where the call's arguments are not all in sight."""
-    hidden = any(isinstance(argument, ast.Starred) for argument in call.args)
-    asked = keyword(call, _VIEW)
-    computed = asked is not None and not isinstance(asked, ast.Constant)
-    if hidden or computed or len(call.args) > _MOST_POSITIONAL:
+    has_starred = any(isinstance(argument, ast.Starred) for argument in call.args)
+    view_argument = keyword(call, _VIEW)
+    computed = view_argument is not None and not isinstance(view_argument, ast.Constant)
+    if has_starred or computed or len(call.args) > _MOST_POSITIONAL:
         return ""
     return diff(place.program, with_keyword(call, _VIEW, "True"))
 

@@ -41,15 +41,18 @@ class CacheEmptied(WasteRule[Match]):
             return  # a modelled allocator gives nothing back
         if len(window.steps) < _FEWEST_STEPS or (action == Action.OOM).any():
             return  # before it gives up, torch empties the cache by itself
-        given = np.flatnonzero(np.isin(action, _GIVES))
-        taken = np.flatnonzero(np.isin(action, _TAKES))
+        giving_rows = np.flatnonzero(np.isin(action, _GIVES))
+        taking_rows = np.flatnonzero(np.isin(action, _TAKES))
         least = _LEAST_STEPS * len(window.steps)
-        if min(len(np.unique(window.step_of_event[rows])) for rows in (given, taken)) < least:
+        if (
+            min(len(np.unique(window.step_of_event[rows])) for rows in (giving_rows, taking_rows))
+            < least
+        ):
             return
         yield Match(
             row=window.largest(window.at_peak),
             rows=np.zeros(0, dtype=np.int64),  # segments, and no tensors
-            nbytes=int(window.trace.events.size[taken].sum()) // len(window.steps),
+            nbytes=int(window.trace.events.size[taking_rows].sum()) // len(window.steps),
         )
 
     def title(self, match: Match) -> str:  # noqa: ARG002 - every match reads the same

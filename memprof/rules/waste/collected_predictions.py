@@ -63,15 +63,15 @@ class CollectedPredictions(WasteRule[Collected]):
             return
         by_module = made_through(window, lambda frame: "_call_impl" in frame.name)
         for collector in _COLLECTORS:
-            made = _made_by(window, collector) & ~by_module & ~window.owned
-            there = made & window.at_peak
+            in_collector = _made_by(window, collector) & ~by_module & ~window.owned
+            there = in_collector & window.at_peak
             if not there.any() or window.share(window.bytes_of(there)) < _LEAST_SHARE:
                 continue
             yield Collected(
                 row=window.main_site(there),
                 rows=np.flatnonzero(there),
                 nbytes=window.bytes_of(there),
-                saving=window.replayed(window.whole(np.flatnonzero(made))),
+                saving=window.replayed(window.whole(np.flatnonzero(in_collector))),
                 collector=collector,
             )
 

@@ -32,28 +32,28 @@ class EvaluationGraph(WasteRule[Match]):
     def matches(self, window: Window) -> Iterator[Match]:
         """Forward passes with gradients on, which no backward pass follows before the next."""
         lives = window.lives
-        kept: list[int] = []
+        graph_rows: list[int] = []
         ends: list[int] = []
         brief = window.freed_in - window.made_in < 2  # else it is a cache, or kept on purpose
         for first, last in _unused_forwards(window):
             low, high = np.searchsorted(lives.alloc, [first, last + 1])  # rows are in this order
             rows = np.arange(low, high)
             alive = (lives.free[rows] > last) & ~window.owned[rows] & brief[rows]
-            made = int(lives.size[rows].sum())
+            pass_bytes = int(lives.size[rows].sum())
             rows = rows[alive]
             if len(set(window.module[rows].tolist()) - {0}) < _LEAST_MODULES:
                 continue
-            if lives.size[rows].sum() < _LEAST_KEPT * made:
+            if lives.size[rows].sum() < _LEAST_KEPT * pass_bytes:
                 continue  # results of several modules, and nothing of what lies between them
             if without_gradients(window.stack(int(rows[0]))):
                 continue
             after = np.append(lives.alloc[rows[1:]], last)
             output = len(rows) - 1
-            kept += rows[:output].tolist()
+            graph_rows += rows[:output].tolist()
             ends += after[:output].tolist()
-        if not kept:
+        if not graph_rows:
             return
-        rows = np.array(kept, dtype=np.int64)
+        rows = np.array(graph_rows, dtype=np.int64)
         saving = window.replayed(window.ended(rows, np.array(ends)))
         mask = np.zeros(len(lives), dtype=bool)
         mask[rows] = True

@@ -50,8 +50,8 @@ class FrozenGraph(WasteRule[Frozen]):
         at_peak = mask & window.at_peak
         if not len(rows) or window.share(window.bytes_of(at_peak)) < _LEAST_SHARE:
             return
-        asked = next(_asked_in_vain(window.programs), None)
-        if asked is None:
+        request = next(_asked_in_vain(window.programs), None)
+        if request is None:
             return
         after = np.append(window.lives.alloc[rows[1:]], window.lives.alloc[rows[-1:]])
         yield Frozen(
@@ -59,7 +59,7 @@ class FrozenGraph(WasteRule[Frozen]):
             rows=rows,
             nbytes=window.bytes_of(at_peak),
             saving=window.replayed(window.ended(rows, after)),
-            asked=asked,
+            asked=request,
         )
 
     def title(self, match: Frozen) -> str:  # noqa: ARG002 - every match reads the same
@@ -71,30 +71,34 @@ class FrozenGraph(WasteRule[Frozen]):
         why = (
             "no module before the first trained one takes a gradient, and nothing reads the input's"
         )
-        asked = match.asked
-        place = case.place_at(asked.program.filename, asked.line) if asked is not None else None
+        request = match.asked
+        place = (
+            case.place_at(request.program.filename, request.line) if request is not None else None
+        )
         yield Advice("detach", f"Leave the input without a gradient: {why}.", place)
         outside = (p for frame, p in case.frames if frame.name.rpartition(".")[2] != "forward")
-        called = next(outside, case.site)
-        yield Advice("no_grad", f"Or run those modules under `torch.no_grad()`: {why}.", called)
+        outside_site = next(outside, case.site)
+        yield Advice(
+            "no_grad", f"Or run those modules under `torch.no_grad()`: {why}.", outside_site
+        )
 
 
 def _ahead_of_training(window: Window) -> Ints:
     """Activations of each step's forward passes up to the first module that has a gradient."""
     learns = np.isin(window.category, (Category.GRADIENT, Category.OPTIMIZER_STATE))
-    trained = np.unique(window.module[learns & (window.module > 0)])
+    training_modules = np.unique(window.module[learns & (window.module > 0)])
     parameters = window.category == Category.PARAMETER
-    untrained = np.setdiff1d(window.module[parameters], np.append(trained, 0))
-    if not len(trained) or not len(untrained):
+    untrained = np.setdiff1d(window.module[parameters], np.append(training_modules, 0))
+    if not len(training_modules) or not len(untrained):
         return np.zeros(0, dtype=np.int64)
     module_of_label = _module_of_label(window)
-    events = np.flatnonzero(np.isin(module_of_label[window.trace.events.label], trained))
+    events = np.flatnonzero(np.isin(module_of_label[window.trace.events.label], training_modules))
     first: dict[int, int] = {}
     for event in events[window.phase_of_event[events] == Phase.FORWARD].tolist():
         first.setdefault(int(window.step_of_event[event]), event)
-    made = window.category == Category.ACTIVATION
-    made &= (window.phase == Phase.FORWARD) & (window.module > 0)
-    rows = np.flatnonzero(made)
+    in_forward = window.category == Category.ACTIVATION
+    in_forward &= (window.phase == Phase.FORWARD) & (window.module > 0)
+    rows = np.flatnonzero(in_forward)
     begins = np.array([first.get(int(step), -1) for step in window.made_in[rows]], dtype=np.int64)
     return rows[window.lives.alloc[rows] < begins]
 
@@ -133,8 +137,8 @@ def _asked_of(node: ast.AST) -> str:
         on = isinstance(value, ast.Constant) and value.value is True
         return target.value.id if on and isinstance(target.value, ast.Name) else ""
     if isinstance(target, ast.Name) and isinstance(value, ast.Call):
-        named = [k.value for k in value.keywords if k.arg == "requires_grad"]
-        on = any(isinstance(one, ast.Constant) and one.value is True for one in named)
+        settings = [k.value for k in value.keywords if k.arg == "requires_grad"]
+        on = any(isinstance(one, ast.Constant) and one.value is True for one in settings)
         return target.id if on or called_name(value) == "requires_grad_" else ""
     return ""
 
@@ -146,8 +150,8 @@ def _is_parameter(place: Place, name: str) -> bool:
             isinstance(one, ast.Name) and one.id == name for one in ast.walk(node.target)
         ):
             sources: list[ast.expr | None] = [node.iter]
-            for read in loaded_names(node.iter):
-                sources += values_of(place, read)
+            for loaded_name in loaded_names(node.iter):
+                sources += values_of(place, loaded_name)
             if any(one is not None and _gives_parameters(one) for one in sources):
                 return True
     return False
@@ -163,18 +167,18 @@ def _serves(flow: Flow, place: Place) -> bool:
 
     So it may where the tensor is handed to no call at all: it is thawed for others.
     """
-    handed = False
+    is_handed_on = False
     for node, scopes in flow.source.nodes:
         if isinstance(node, ast.Attribute) and node.attr == "grad":
             if isinstance(node.ctx, ast.Load) and flow.carries(node.value, scopes):
                 return True
         elif isinstance(node, ast.Call):
-            passed = [*node.args, *(keyword.value for keyword in node.keywords)]
-            carried = [one for one in passed if flow.carries(one, scopes)]
-            handed = handed or bool(carried)
+            arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
+            carried = [one for one in arguments if flow.carries(one, scopes)]
+            is_handed_on = is_handed_on or bool(carried)
             if carried and _takes_gradients(flow, place, node, carried):
                 return True
-    return not handed
+    return not is_handed_on
 
 
 def _takes_gradients(flow: Flow, place: Place, call: ast.Call, carried: list[ast.expr]) -> bool:

@@ -24,7 +24,7 @@ _MOST_STEPS = 0.6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Held(Match):
+class GradientsInTheWay(Match):
     """Gradients, and when they are in the way."""
 
     across_steps: bool = False
@@ -32,7 +32,7 @@ class Held(Match):
     backward pass is over when another forward pass (a validation) makes the peak."""
 
 
-class HeldGradients(WasteRule[Held]):
+class HeldGradients(WasteRule[GradientsInTheWay]):
     """Gradients stay until the next `zero_grad`, and the activations come on top of them."""
 
     name = "held-gradients"
@@ -40,18 +40,18 @@ class HeldGradients(WasteRule[Held]):
     fixes = ("set_to_none",)
     yields_to = ("unused-gradients",)
 
-    def matches(self, window: Window) -> Iterator[Held]:
+    def matches(self, window: Window) -> Iterator[GradientsInTheWay]:
         """Gradients of the step before in most steps, or of the same step at its peak."""
         yield from _of_the_step_before(window)
         yield from _of_the_same_step(window)
 
-    def title(self, match: Held) -> str:
+    def title(self, match: GradientsInTheWay) -> str:
         """Say which forward pass they are in the way of."""
         if match.across_steps:
             return "are gradients of the step before, there while the next forward pass runs"
         return "are gradients that the step is done with, there while another forward pass runs"
 
-    def advice(self, match: Held, case: Case) -> Iterator[Advice]:
+    def advice(self, match: GradientsInTheWay, case: Case) -> Iterator[Advice]:
         """Drop them right after the optimizer's step."""
         nbytes = format_bytes(match.nbytes)
         why = f"{nbytes} of gradients lie there while the forward pass builds its activations"
@@ -74,7 +74,7 @@ class HeldGradients(WasteRule[Held]):
         yield Advice("set_to_none", none, case.site)
 
 
-def _of_the_step_before(window: Window) -> Iterator[Held]:
+def _of_the_step_before(window: Window) -> Iterator[GradientsInTheWay]:
     """Gradients of earlier steps that are there when a forward pass ends, in most steps."""
     begins = _backward_begins(window)
     if len(begins) < 3:
@@ -86,40 +86,40 @@ def _of_the_step_before(window: Window) -> Iterator[Held]:
     gradients = np.flatnonzero((window.category == Category.GRADIENT) & crossing)
     if not len(gradients):
         return
-    held = np.zeros(len(gradients), dtype=np.int64)
+    events_alive = np.zeros(len(gradients), dtype=np.int64)
     added_to = np.zeros(len(gradients), dtype=bool)
     ends = _forward_ends(window, begins)
-    renewed = _renewed(window)
+    renewed = _renewals(window)
     rows, start, end = [], [], []
     for step, event in begins.items():
         before = lives.alloc[gradients] < window.first_event[step]
         alive = before & (lives.free[gradients] > ends[step])
-        held += alive
+        events_alive += alive
         added_to |= before & (lives.free[gradients] > event)
         there = gradients[alive]
         rows.append(there)
         start.append(np.full(len(there), window.first_event[step] - 1))
         keys = zip(window.module[there].tolist(), lives.requested[there].tolist(), strict=True)
         end.append(np.array([renewed.get((step, *key), event) for key in keys], dtype=np.int64))
-    kept = _regular(window, gradients, held, len(begins), added_to)
-    if not len(kept):
+    survivors = _regular(window, gradients, events_alive, len(begins), added_to)
+    if not len(survivors):
         return
     cuts = Cuts(np.concatenate(rows), np.concatenate(start), np.concatenate(end))
     mask = np.zeros(len(lives), dtype=bool)
-    mask[kept] = True
+    mask[survivors] = True
     nbytes = window.bytes_of(mask & window.at_peak)
     if not nbytes:
         return  # they are in nobody's way: the peak comes after they are gone
-    yield Held(
+    yield GradientsInTheWay(
         row=window.main_site(mask),
-        rows=kept,
+        rows=survivors,
         nbytes=nbytes,
         saving=window.replayed(cuts),
         across_steps=True,
     )
 
 
-def _of_the_same_step(window: Window) -> Iterator[Held]:
+def _of_the_same_step(window: Window) -> Iterator[GradientsInTheWay]:
     """Gradients that are done with when the peak comes, in a forward pass after the backward one.
 
     As in a validation at the end of a step, where `zero_grad` comes at the beginning of the next.
@@ -144,7 +144,7 @@ def _of_the_same_step(window: Window) -> Iterator[Held]:
         return
     mask = np.zeros(len(lives), dtype=bool)
     mask[at_peak] = True
-    yield Held(
+    yield GradientsInTheWay(
         row=window.main_site(mask),
         rows=rows,
         nbytes=window.bytes_of(mask),
@@ -155,11 +155,11 @@ def _of_the_same_step(window: Window) -> Iterator[Held]:
 
 def _backward_begins(window: Window) -> dict[int, int]:
     """The first event of the first backward pass of every step but the first."""
-    found: dict[int, int] = {}
+    by_step: dict[int, int] = {}
     for event in np.flatnonzero(window.phase_of_event == Phase.BACKWARD).tolist():
-        found.setdefault(int(window.step_of_event[event]), event)
-    first = min(found, default=0)
-    return {step: event for step, event in found.items() if step > first}
+        by_step.setdefault(int(window.step_of_event[event]), event)
+    first = min(by_step, default=0)
+    return {step: event for step, event in by_step.items() if step > first}
 
 
 def _forward_ends(window: Window, begins: dict[int, int]) -> dict[int, int]:
@@ -178,7 +178,7 @@ def _forward_ends(window: Window, begins: dict[int, int]) -> dict[int, int]:
     return ends
 
 
-def _renewed(window: Window) -> dict[tuple[int, int, int], int]:
+def _renewals(window: Window) -> dict[tuple[int, int, int], int]:
     """When a gradient's new value has been added to it, by step, module and bytes.
 
     Without the old gradient, the new value would have become the gradient itself.
@@ -195,18 +195,20 @@ def _renewed(window: Window) -> dict[tuple[int, int, int], int]:
     return dict(zip(keys, lives.free[rows].tolist(), strict=True))
 
 
-def _regular(window: Window, gradients: Ints, held: Ints, steps: int, added_to: Bools) -> Ints:
+def _regular(
+    window: Window, gradients: Ints, events_alive: Ints, steps: int, added_to: Bools
+) -> Ints:
     """Gradients that are held in most steps: by one long life, or by a life in every step."""
-    long = held >= _MOST_STEPS * steps
+    long = events_alive >= _MOST_STEPS * steps
     stacks = window.lives.stack[gradients]
-    by_stack = np.bincount(stacks, weights=held)
+    by_stack = np.bincount(stacks, weights=events_alive)
     every = window.lives.stack[window.category == Category.GRADIENT]
-    made = np.bincount(every, minlength=len(by_stack))[: len(by_stack)]
-    of_each_step = (held > 0) & (by_stack >= _MOST_STEPS * made)[stacks]
+    allocs = np.bincount(every, minlength=len(by_stack))[: len(by_stack)]
+    of_each_step = (events_alive > 0) & (by_stack >= _MOST_STEPS * allocs)[stacks]
     # Micro-batches: what a later backward pass added to and was then dropped is meant.
     to_the_end = (window.lives.free[gradients] == window.events) | (long & window.stays[gradients])
-    meant: Bools = added_to & ~to_the_end
-    regular: Ints = gradients[(long | of_each_step) & ~meant]
+    is_accumulated: Bools = added_to & ~to_the_end
+    regular: Ints = gradients[(long | of_each_step) & ~is_accumulated]
     return regular
 
 

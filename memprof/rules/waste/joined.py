@@ -59,13 +59,13 @@ class JoinedParts(WasteRule[Joined]):
                 continue
             results, every = _all_joined(window, row)
             dropped = window.replayed(window.ended(every, lives.alloc[results] + 1))
-            filled = window.replayed(_filled(window, results, every))
-            drop = bool(dropped.bytes >= _LEAST_AS_GOOD * filled.bytes)
+            in_place_saving = window.replayed(_cuts_when_filled(window, results, every))
+            drop = bool(dropped.bytes >= _LEAST_AS_GOOD * in_place_saving.bytes)
             yield Joined(
                 row=row,
                 rows=at_peak,
                 nbytes=int(lives.size[at_peak].sum()),
-                saving=max(dropped, filled, key=lambda saving: saving.bytes),
+                saving=max(dropped, in_place_saving, key=lambda saving: saving.bytes),
                 tentative=not drop,  # that much may be needed at once
                 drop=drop,
             )
@@ -100,12 +100,12 @@ def _parts(window: Window, row: int) -> Ints:
     """Tensors of one line, there when ``row`` was made, that are together as large as it is."""
     lives = window.lives
     before = ~window.owned & (lives.alloc < lives.alloc[row]) & (lives.free > lives.alloc[row])
-    wanted = int(lives.requested[row])
+    whole_size = int(lives.requested[row])
     for site in np.unique(window.site[before]):
         rows = np.flatnonzero(before & (window.site == site))
-        if len(rows) >= _FEWEST_PARTS and int(lives.requested[rows].sum()) == wanted:
+        if len(rows) >= _FEWEST_PARTS and int(lives.requested[rows].sum()) == whole_size:
             return rows
-        alike: Ints = rows[lives.requested[rows] * _times(lives.requested[rows]) == wanted]
+        alike: Ints = rows[lives.requested[rows] * _times(lives.requested[rows]) == whole_size]
         if len(alike) >= _FEWEST_PARTS:  # of several sets, those of one size, as of one weight
             return alike
     return np.zeros(0, dtype=np.int64)
@@ -121,16 +121,18 @@ def _times(sizes: Ints) -> Ints:
 def _all_joined(window: Window, row: int) -> tuple[Ints, Ints]:
     """Every part that the same stack joins, and beside it the row of what it is joined into."""
     same = np.flatnonzero(window.lives.stack == window.lives.stack[row])
-    found = [(joined, _parts(window, joined)) for joined in same.tolist()]
-    joined = [np.full(len(parts), one, dtype=np.int64) for one, parts in found]
-    return np.concatenate(joined), np.concatenate([parts for _, parts in found])
+    joins = [(result_rows, _parts(window, result_rows)) for result_rows in same.tolist()]
+    result_rows = [np.full(len(parts), one, dtype=np.int64) for one, parts in joins]
+    return np.concatenate(result_rows), np.concatenate([parts for _, parts in joins])
 
 
-def _filled(window: Window, joined: Ints, parts: Ints) -> Cuts:
+def _cuts_when_filled(window: Window, result_rows: Ints, parts: Ints) -> Cuts:
     """No parts, but what they are joined into from the first of them on."""
     lives = window.lives
-    results = np.unique(joined)
-    first = np.array([lives.alloc[parts[joined == one]].min() for one in results], dtype=np.int64)
+    results = np.unique(result_rows)
+    first = np.array(
+        [lives.alloc[parts[result_rows == one]].min() for one in results], dtype=np.int64
+    )
     whole = window.whole(parts)
     return Cuts(
         np.concatenate([whole.rows, results]),

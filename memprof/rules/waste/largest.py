@@ -86,7 +86,7 @@ class Largest(WasteRule[Large]):
         takes = f"{number} tensors of one size take" if number > 1 else "One tensor takes"
         it, its = ("they", "their") if number > 1 else ("it", "its")
         place = case.site if case.site is not None and _computes(case.site) else None
-        activation = case.found.category == CATEGORY_NAMES[Category.ACTIVATION]
+        activation = case.finding.category == CATEGORY_NAMES[Category.ACTIVATION]
         if match.learns and activation:
             again = f"{its.title()} {nbytes} can be recomputed in the backward pass."
             yield Advice("checkpoint", again, case.site)
@@ -143,10 +143,10 @@ def _chain(window: Window, large: LargeTensor) -> tuple[int, Ints]:
 
 def _by_modules(window: Window) -> Bools:
     """Per lifetime: whether a module that the user's line calls made it."""
-    made = np.zeros(len(window.trace.tables.stacks), dtype=bool)
+    by_stack = np.zeros(len(window.trace.tables.stacks), dtype=bool)
     for stack in np.unique(window.lives.stack).tolist():
-        made[stack] = made_by_module(window, int(np.argmax(window.lives.stack == stack)))
-    by_modules: Bools = made[window.lives.stack]
+        by_stack[stack] = made_by_module(window, int(np.argmax(window.lives.stack == stack)))
+    by_modules: Bools = by_stack[window.lives.stack]
     return by_modules
 
 

@@ -74,9 +74,9 @@ def _sum_of_losses(place: Place) -> Place | None:
     loop = place.loop
     if loop is None or _goes_on(place, loop):
         return None
-    started = _flows_into_backward(place.scope, loop.end_lineno or 0)
+    names_in_backward = _flows_into_backward(place.scope, loop.end_lineno or 0)
     for statement in ast.walk(loop):
-        if isinstance(statement, ast.stmt) and _collecting(statement) in started:
+        if isinstance(statement, ast.stmt) and _collecting(statement) in names_in_backward:
             return place.program.place(statement)
     return None
 
@@ -87,19 +87,19 @@ def _goes_on(place: Place, loop: ast.AST) -> bool:
     The passes are then one graph, and no backward pass can begin before the last of them.
     """
     line = place.statement.lineno
-    bound = [
+    bindings = [
         (statement.lineno, target.id)
         for statement in ast.walk(loop)
         if isinstance(statement, ast.stmt)
         for target in bound_names(statement)
         if isinstance(target, ast.Name)
     ]
-    before = {name for at, name in bound if at < line}
-    later = {name for at, name in bound if at >= line}
-    return bool(loaded_names(_added(place.statement)) & (later - before))
+    before = {name for at, name in bindings if at < line}
+    later = {name for at, name in bindings if at >= line}
+    return bool(loaded_names(_added_part(place.statement)) & (later - before))
 
 
-def _added(statement: ast.stmt) -> ast.AST:
+def _added_part(statement: ast.stmt) -> ast.AST:
     """``loss(x)`` of ``total = total + loss(x)``; any other statement as it is."""
     added = added_by(statement) if isinstance(statement, ast.Assign) else None
     return added.value if added is not None and _collecting(statement) else statement
@@ -126,13 +126,13 @@ def _collecting(statement: ast.stmt) -> str:
     """
     if isinstance(statement, (ast.For, ast.AsyncFor, ast.While, ast.If, ast.With, ast.Try)):
         return ""  # what stands in its body is looked at by itself
-    added, filled = added_by(statement), filling(statement)
-    if added is not None:
-        plain = isinstance(added.value, ast.Constant) or is_partly_cut(added.value)
-        return "" if plain else root_name(added.total)
-    if filled is None or filled.keyed or any(map(is_partly_cut, filled.values)):
+    addition, growth = added_by(statement), filling(statement)
+    if addition is not None:
+        plain = isinstance(addition.value, ast.Constant) or is_partly_cut(addition.value)
+        return "" if plain else root_name(addition.total)
+    if growth is None or growth.keyed or any(map(is_partly_cut, growth.values)):
         return ""
-    return filled.container.partition(".")[0].partition("[")[0]
+    return growth.container.partition(".")[0].partition("[")[0]
 
 
 RULE = LateBackward()

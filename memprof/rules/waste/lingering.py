@@ -68,10 +68,10 @@ class LingeringValues(WasteRule[Lingering]):
 
     def matches(self, window: Window) -> Iterator[Lingering]:
         """Values that live on in a name until the name is bound again."""
-        replaced = _replaced(window)
-        if len(replaced.rows):
-            yield from _through_other_pass(window, replaced)
-            yield _by_rebinding(window, replaced)
+        replacements = _replacements(window)
+        if len(replacements.rows):
+            yield from _through_other_pass(window, replacements)
+            yield _by_rebinding(window, replacements)
 
     def title(self, match: Lingering) -> str:
         """Say in what, where a name is known."""
@@ -88,7 +88,7 @@ class LingeringValues(WasteRule[Lingering]):
         binding = _statement(match.binding, case)
         place = (case.places[0] if case.places else None) or binding or case.site
         nbytes = format_bytes(match.nbytes)
-        what = f"`{target}`" if target else says(next(iter(case.found.holders), None))
+        what = f"`{target}`" if target else says(next(iter(case.finding.holders), None))
         alias = alias_of(binding, target) if binding is not None and target else None
         if alias is not None:
             name = ast.unparse(bound_names(alias.statement)[0])
@@ -103,7 +103,7 @@ class LingeringValues(WasteRule[Lingering]):
             f"{what} keeps {nbytes} of the last round until the next is there: set it to None "
             "first.",
             place,
-            patch=_dropped(match, case) if place is binding else "",
+            patch=_drop_text(match, case) if place is binding else "",
         )
         if match.of_model:
             later = f"If {what} is needed later, keep it on the host."
@@ -117,7 +117,7 @@ def _statement(binding: Binding | None, case: Case) -> Place | None:
     return case.place_at(binding.place.program.filename, binding.place.line)
 
 
-def _dropped(match: Lingering, case: Case) -> str:
+def _drop_text(match: Lingering, case: Case) -> str:
     """``self.model = None`` above ``self.model = build()``, where that very line builds it."""
     place = _statement(match.binding, case)
     if place is None or not isinstance(place.statement, ast.Assign):
@@ -156,7 +156,7 @@ def _successors(window: Window) -> tuple[Ints, Ints]:
     return rows, following
 
 
-def _replaced(window: Window) -> _Replaced:
+def _replacements(window: Window) -> _Replaced:
     """What was freed in the step that made its successor, and after that; in most such steps."""
     rows, following = _successors(window)
     rows, following = rows[following >= 0], following[following >= 0]
@@ -176,11 +176,11 @@ def _usually(stack: Ints, late: Bools) -> Bools:
     return usual
 
 
-def _by_rebinding(window: Window, replaced: _Replaced) -> Lingering:
+def _by_rebinding(window: Window, replacements: _Replaced) -> Lingering:
     """Ended when the replacement began to exist, and if nothing reads it, at the step's end."""
-    rows = replaced.rows
+    rows = replacements.rows
     # Both are there for a moment even in ``x = f(x)``: that much is needed.
-    over = replaced.next_alloc + 1
+    over = replacements.next_alloc + 1
     saving, tentative = window.replayed(window.ended(rows, over)), False
     useless = rows[(over <= window.peak.event) & (window.lives.free[rows] > window.peak.event)]
     anchor = window.main_site(_mask(window, useless if len(useless) else rows))
@@ -233,28 +233,28 @@ def _mask(window: Window, rows: Ints) -> Bools:
     return mask
 
 
-def _through_other_pass(window: Window, replaced: _Replaced) -> Iterator[Lingering]:
+def _through_other_pass(window: Window, replacements: _Replaced) -> Iterator[Lingering]:
     """What is there at the peak, in a call made later from a function that no longer reads it."""
-    rows = replaced.rows[window.at_peak[replaced.rows]]
+    rows = replacements.rows[window.at_peak[replacements.rows]]
     rows = rows[window.freed_in[rows] > window.step_of_event[max(window.peak.event, 0)]]
     rows = rows[~_backward_between(window, rows, window.peak.event)]
     stack = window.trace.stack(int(window.trace.events.stack[window.peak.event]))
     bindings = {row: _unread_later(window.stack(row), stack) for row in rows.tolist()}
-    unread = {row: binding for row, binding in bindings.items() if binding is not None}
-    if not unread:
+    last_bindings = {row: binding for row, binding in bindings.items() if binding is not None}
+    if not last_bindings:
         return
-    picked = np.array([*unread], dtype=np.int64)
-    gone = np.full(len(picked), window.peak.event - 1)
-    saving = _until_peak_passes(window, picked, gone)
-    anchor = window.main_site(_mask(window, picked))
-    yield _match(window, picked, anchor, saving, next(iter(unread.values())))
+    kept_rows = np.array([*last_bindings], dtype=np.int64)
+    ends = np.full(len(kept_rows), window.peak.event - 1)
+    saving = _until_peak_passes(window, kept_rows, ends)
+    anchor = window.main_site(_mask(window, kept_rows))
+    yield _match(window, kept_rows, anchor, saving, next(iter(last_bindings.values())))
 
 
-def _until_peak_passes(window: Window, rows: Ints, gone: Ints) -> Saving:
+def _until_peak_passes(window: Window, rows: Ints, removal_events: Ints) -> Saving:
     """The peak without them, and without their like in the other steps."""
     stacks = np.unique(window.lives.stack[rows])
     alike = np.flatnonzero(np.isin(window.lives.stack, stacks) & (window.made_in >= 0))
-    offset = gone[0] - int(window.lives.alloc[rows].max())
+    offset = removal_events[0] - int(window.lives.alloc[rows].max())
     last = np.zeros(int(window.made_in.max()) + 2, dtype=np.int64)
     np.maximum.at(last, window.made_in[alike], window.lives.alloc[alike])
     ends = last[window.made_in[alike]] + offset
@@ -274,19 +274,19 @@ def _backward_between(window: Window, rows: Ints, event: int) -> Bools:
     return same_step
 
 
-def _unread_later(made: Sequence[Frame], now: Sequence[Frame]) -> Binding | None:
+def _unread_later(stack_then: Sequence[Frame], now: Sequence[Frame]) -> Binding | None:
     """The line that keeps it, where both stacks share a function that reads its name no more."""
-    for depth, frame in enumerate(made):
+    for depth, frame in enumerate(stack_then):
         other = next((f for f in now if (f.filename, f.name) == (frame.filename, frame.name)), None)
         place = place_of(frame)
         if other is None or place is None or other.line <= frame.line:
             continue
         for target in bound_names(place.statement):
             if isinstance(target, ast.Name) and not _read_from(place.scope, target.id, other.line):
-                stored = handed_on(place, target.id) or place
-                names = bound_names(stored.statement)
+                binding_place = handed_on(place, target.id) or place
+                names = bound_names(binding_place.statement)
                 name = ast.unparse(names[0]) if names else target.id
-                return Binding(stored, name, depth, needs_old=False)
+                return Binding(binding_place, name, depth, needs_old=False)
         return None
     return None
 

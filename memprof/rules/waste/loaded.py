@@ -82,7 +82,7 @@ class LoadedFile(WasteRule[Loaded]):
         yield from advice_on_views(case)
         calls = calls_in(place.statement, "load") if place is not None else ()
         loads = [call for call in calls if place is not None and _is_torch_load(place, call)]
-        on_host = case.found.device == "cpu"
+        on_host = case.finding.device == "cpu"
         if on_host:
             yield from advice_on_exceptions(case)
             yield _drop(match, place)
@@ -102,7 +102,7 @@ def _load_to_host(
     there = "there at the peak" if match.passing else "still there when the model has its own copy"
     why = f"`torch.load` put {format_bytes(match.nbytes)} on the device, {there}."
     if on_host:
-        why += " (The saving is a GPU's: on a CPU the host is the device.)"
+        why += " (That saves memory of a GPU: on a CPU the host is the device.)"
     return Advice("map_location_cpu", why, place, patch=patch)
 
 
@@ -116,12 +116,12 @@ def _drop(match: Loaded, place: Place | None) -> Advice:
 
 def _goes_to_host(call: ast.Call) -> bool:
     """Whether the call says ``map_location="cpu"`` already."""
-    given = next((one.value for one in call.keywords if one.arg == "map_location"), None)
-    if given is None and len(call.args) > 1:
-        given = call.args[1]
-    if isinstance(given, ast.Call) and given.args:  # torch.device("cpu")
-        given = given.args[0]
-    return isinstance(given, ast.Constant) and given.value == "cpu"
+    location = next((one.value for one in call.keywords if one.arg == "map_location"), None)
+    if location is None and len(call.args) > 1:
+        location = call.args[1]
+    if isinstance(location, ast.Call) and location.args:  # torch.device("cpu")
+        location = location.args[0]
+    return isinstance(location, ast.Constant) and location.value == "cpu"
 
 
 def _in_most_steps(window: Window, from_files: Bools) -> bool:
@@ -150,8 +150,8 @@ def _made_by_loaders(window: Window) -> Bools:
     tables = window.trace.tables
     loaders = [bool(_LOADERS.search(frame.filename.replace("\\", "/"))) for frame in tables.frames]
     of_stack = np.array([any(loaders[i] for i in stack) for stack in tables.stacks], dtype=bool)
-    made: Bools = of_stack[window.lives.stack]
-    return made
+    in_loaders: Bools = of_stack[window.lives.stack]
+    return in_loaders
 
 
 RULE = LoadedFile()

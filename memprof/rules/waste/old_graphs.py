@@ -51,7 +51,7 @@ class OldGraphs(WasteRule[OldGraph]):
     def matches(self, window: Window) -> Iterator[OldGraph]:
         """Activations of several modules that outlive their steps, neither growing nor awaited."""
         mask = outlive_steps(window) & (window.category == Category.ACTIVATION)
-        if not mask.any() or _grows(window, mask) or _awaited(window, mask):
+        if not mask.any() or _grows(window, mask) or _is_awaited(window, mask):
             return
         at_peak = mask & window.at_peak
         if len(np.unique(window.module[at_peak])) < _LEAST_MODULES:
@@ -94,7 +94,7 @@ def _grows(window: Window, mask: Bools) -> bool:
     return bool(end > _GROWTH * half)
 
 
-def _awaited(window: Window, mask: Bools) -> bool:
+def _is_awaited(window: Window, mask: Bools) -> bool:
     """Whether backward passes freed most of it: a loss over several steps needs their graphs."""
     phase_of_free = np.append(window.phase_of_event, Phase.UNKNOWN)[window.lives.free]
     freed = mask & (window.lives.free < window.events)
@@ -104,9 +104,9 @@ def _awaited(window: Window, mask: Bools) -> bool:
 
 def _learned_later(case: Case, place: Place, argument: ast.expr) -> bool:
     """Whether a backward pass may start from what a statement hands over."""
-    grown = growing(place)
-    if grown is not None:
-        return goes_backward(place, grown.container, case.everywhere)
+    growth = growing(place)
+    if growth is not None:
+        return goes_backward(place, growth.container, case.everywhere)
     return not survives_call(place, argument, case.everywhere, number=False)
 
 

@@ -48,12 +48,12 @@ class OptimizerTemporaries(WasteRule[Match]):
         order = np.lexsort((-window.lives.size[rows], window.made_in[rows]))
         rows, steps = rows[order], window.made_in[rows[order]]
         place = np.arange(len(rows)) - np.searchsorted(steps, steps)
-        spared = rows[place >= _NEEDED_AT_ONCE]  # all but the largest of each step
+        spare_rows = rows[place >= _NEEDED_AT_ONCE]  # all but the largest of each step
         yield Match(
             row=window.main_site(mask),
             rows=np.flatnonzero(mask),
             nbytes=window.bytes_of(mask),
-            saving=window.replayed(window.whole(spared)),
+            saving=window.replayed(window.whole(spare_rows)),
         )
 
     def title(self, match: Match) -> str:  # noqa: ARG002 - every match reads the same
@@ -82,8 +82,10 @@ def _is_multi_tensor(frame: Frame) -> bool:
 
 def _constructions(case: Case) -> list[tuple[Place, ast.Call]]:
     """Where the program makes its optimizers; those that ask for ``foreach`` first."""
-    made = [(p, c) for c, p in optimizers_made(case.programs) if _asks_for_foreach(c) is not False]
-    return sorted(made, key=lambda pair: _asks_for_foreach(pair[1]) is not True)
+    constructions = [
+        (p, c) for c, p in optimizers_made(case.programs) if _asks_for_foreach(c) is not False
+    ]
+    return sorted(constructions, key=lambda pair: _asks_for_foreach(pair[1]) is not True)
 
 
 def _asks_for_foreach(call: ast.Call) -> bool | None:

@@ -58,8 +58,8 @@ def _repeats(place: Place | None) -> bool:
 def _made_by_repeating(window: Window) -> Bools:
     """Per lifetime: whether its statement repeats a tensor."""
     sites = np.array([_repeats(place_of(frame)) for frame in window.owners.sites.frames])
-    made: Bools = sites[window.site]
-    return made
+    in_repeats: Bools = sites[window.site]
+    return in_repeats
 
 
 RULE = Repeated()

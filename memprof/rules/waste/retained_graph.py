@@ -61,12 +61,14 @@ class RetainedGraph(WasteRule[Match]):
 
     def advice(self, match: Match, case: Case) -> Iterator[Advice]:
         """Let the backward pass free the graph, else drop what holds it."""
-        asked = list(retaining(case))
+        requests = list(retaining(case))
         nbytes = format_bytes(match.nbytes)
         why = f"{nbytes} of activations outlive the backward pass, held by the loss or the output."
         dropped = Advice("del_ref", why, case.site)
         # Where a loop goes through the graph again, it is to be dropped, not to be freed.
-        yield from [*asked, dropped] if any(one.patch for one in asked) else [dropped, *asked]
+        yield from (
+            [*requests, dropped] if any(one.patch for one in requests) else [dropped, *requests]
+        )
 
 
 RULE = RetainedGraph()

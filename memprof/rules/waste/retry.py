@@ -19,7 +19,7 @@ __all__ = ["RULE"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Held(Match):
+class FailedTryTensors(Match):
     """Tensors of a failed try, and the handler in which it is tried again."""
 
     filename: str = ""
@@ -36,14 +36,14 @@ class _Handling:
     handler: ast.ExceptHandler
 
 
-class Retry(WasteRule[Held]):
+class Retry(WasteRule[FailedTryTensors]):
     """The peak is inside an `except` block, beside what the `try` block has made."""
 
     name = "retry"
     summary = "a retry inside `except` runs beside the tensors of the failed try"
     fixes = ("move_out_of_except",)
 
-    def matches(self, window: Window) -> Iterator[Held]:
+    def matches(self, window: Window) -> Iterator[FailedTryTensors]:
         """Tensors that the `try` block made and that are there when the handler makes the peak."""
         if window.peak.event < 0:
             return
@@ -64,7 +64,7 @@ class Retry(WasteRule[Held]):
         alike = np.flatnonzero(np.isin(window.lives.stack, stacks) & ~window.owned)
         mask = np.zeros(len(window.lives), dtype=bool)
         mask[rows] = True
-        yield Held(
+        yield FailedTryTensors(
             row=window.main_site(mask),
             rows=rows,
             nbytes=window.bytes_of(mask),
@@ -73,11 +73,11 @@ class Retry(WasteRule[Held]):
             line=handling.handler.lineno,
         )
 
-    def title(self, match: Held) -> str:  # noqa: ARG002 - every match reads the same
+    def title(self, match: FailedTryTensors) -> str:  # noqa: ARG002 - every match reads the same
         """Say what holds them."""
         return "belong to the failed try, whose exception is still being handled"
 
-    def advice(self, match: Held, case: Case) -> Iterator[Advice]:
+    def advice(self, match: FailedTryTensors, case: Case) -> Iterator[Advice]:
         """Leave the handler before trying again."""
         why = (
             f"The retry runs while the exception still holds {format_bytes(match.nbytes)} of the "

@@ -104,7 +104,7 @@ def _attentions(window: Window) -> Iterator[tuple[Frame, int]]:
     forward = ~np.isin(window.phase, (Phase.BACKWARD, Phase.OPTIMIZER)) & (lives.alloc >= 0)
     products = np.flatnonzero(forward & ((of_row & _Does.PRODUCT.value) > 0))
     softmaxes = np.flatnonzero(forward & ((of_row & _Does.SOFTMAX.value) > 0))
-    found: dict[tuple[str, str], tuple[Frame, int]] = {}
+    by_function: dict[tuple[str, str], tuple[Frame, int]] = {}
     requested = lives.requested
     for row in products[np.argsort(-requested[products], kind="stable")][:_MOST_PRODUCTS].tolist():
         size, start = int(requested[row]), int(lives.alloc[row])
@@ -112,15 +112,15 @@ def _attentions(window: Window) -> Iterator[tuple[Frame, int]]:
         later = products[lives.alloc[products] > start][:_NEAR]
         for last in later[_LEAST_RATIO * requested[later] <= size].tolist():
             at, line = _parting(_of_its_call(window.stack(row)), _of_its_call(window.stack(last)))
-            if at is None or _function_of(at[-1]) in found or line < at[-1].line:
+            if at is None or _function_of(at[-1]) in by_function or line < at[-1].line:
                 continue  # further up it is the next round of a loop
             to = int(lives.alloc[last])
             between = softmaxes[(lives.alloc[softmaxes] >= start) & (lives.alloc[softmaxes] < to)]
             alike = (one for one in between.tolist() if int(requested[one]) in sizes)
             if any(_is_between(at, line, _own(window.stack(one))) for one in alike):
-                found[_function_of(at[-1])] = at[-1], size
+                by_function[_function_of(at[-1])] = at[-1], size
                 break
-    yield from sorted(found.values(), key=lambda one: -one[1])
+    yield from sorted(by_function.values(), key=lambda one: -one[1])
 
 
 def _parting(first: list[Frame], last: list[Frame]) -> tuple[list[Frame] | None, int]:
@@ -167,10 +167,10 @@ def _tables(window: Window, frame: Frame, size: int) -> Ints:
         for stack in np.unique(window.lives.stack).tolist()
         if any(_function_of(f) == _function_of(frame) for f in _own(window.trace.stack(stack)))
     }
-    made = np.isin(window.lives.stack, list(inside))
+    is_table = np.isin(window.lives.stack, list(inside))
     # autograd's own threads have no line of the program: what is as large is of the same tables
-    made |= (window.phase == Phase.BACKWARD) & ~window.owned
-    return np.flatnonzero(made & np.isin(window.lives.requested, sizes))
+    is_table |= (window.phase == Phase.BACKWARD) & ~window.owned
+    return np.flatnonzero(is_table & np.isin(window.lives.requested, sizes))
 
 
 def _row_of(window: Window, rows: Ints, frame: Frame) -> int:

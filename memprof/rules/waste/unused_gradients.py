@@ -55,12 +55,14 @@ class UnusedGradients(WasteRule[Unused]):
         staying = gradient & window.stays
         cleared = set(window.module[gradient & ~staying].tolist())
         state = set(window.module[window.category == Category.OPTIMIZER_STATE].tolist())
-        trained = cleared | state
+        training_modules = cleared | state
         # Gradients that are filled with zeros stay as well: then only state tells what is trained.
         zeroed = any(_zeroes_gradients(program) for program in window.programs)
-        if not (state if zeroed else trained):
+        if not (state if zeroed else training_modules):
             return  # nothing shows what an optimizer does here: all of them may be in use
-        modules = {int(m) for m in np.unique(window.module[staying]) if int(m) not in trained}
+        modules = {
+            int(m) for m in np.unique(window.module[staying]) if int(m) not in training_modules
+        }
         of_modules = np.isin(window.module, list(modules))
         mask = staying & of_modules
         if not mask.any():
@@ -68,7 +70,7 @@ class UnusedGradients(WasteRule[Unused]):
         paths = window.owners.module.names
         names = sorted(paths[m] for m in modules)
         backward = (window.phase == Phase.BACKWARD) & of_modules
-        graph = _graph_for_nothing(window, modules, trained)
+        graph = _graph_for_nothing(window, modules, training_modules)
         at_peak = mask & window.at_peak
         at_peak[graph] = window.at_peak[graph]
         yield Unused(
@@ -77,9 +79,9 @@ class UnusedGradients(WasteRule[Unused]):
             nbytes=window.bytes_of(at_peak),
             saving=window.replayed(_without(window, np.flatnonzero(mask | backward), graph)),
             modules=_in_words(names),
-            within_model=bool(_roots(names) & _roots([paths[m] for m in trained if m])),
+            within_model=bool(_roots(names) & _roots([paths[m] for m in training_modules if m])),
             graph=int(window.lives.size[graph[window.at_peak[graph]]].sum()),
-            called_at=_line_of_its_own(window, graph, trained) if len(graph) else None,
+            called_at=_line_of_its_own(window, graph, training_modules) if len(graph) else None,
         )
 
     def title(self, match: Unused) -> str:
@@ -107,8 +109,8 @@ class UnusedGradients(WasteRule[Unused]):
             yield Advice("no_grad", f"Or compute it under `torch.no_grad()`: {why}.", site)
             return
         if match.graph:
-            kept = f"{format_bytes(match.graph)} of its activations are kept for that"
-            ungraded = Advice("no_grad", f"{_first_upper(why)}; {kept}.", site)
+            graph_note = f"{format_bytes(match.graph)} of its activations are kept for that"
+            ungraded = Advice("no_grad", f"{_first_upper(why)}; {graph_note}.", site)
             yield from (ungraded, frozen) if match.called_at is not None else (frozen, ungraded)
             return
         yield frozen
@@ -121,7 +123,7 @@ def _first_upper(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _graph_for_nothing(window: Window, modules: set[int], trained: set[int]) -> Ints:
+def _graph_for_nothing(window: Window, modules: set[int], training_modules: set[int]) -> Ints:
     """Activations that a backward pass frees, of modules that run before all that is trained.
 
     So nothing before them takes a gradient: their graph serves only gradients that nobody uses.
@@ -130,11 +132,11 @@ def _graph_for_nothing(window: Window, modules: set[int], trained: set[int]) -> 
     paths = window.owners.module.names
     around = common_module([paths[m] for m in modules])
     inside = {at for at, path in enumerate(paths) if f"{path}.".startswith(f"{around}.")}
-    near = modules if not around or inside & trained else inside
+    near = modules if not around or inside & training_modules else inside
     freed_by = np.append(window.phase_of_event, Phase.UNKNOWN)[window.lives.free]
     graph = (window.category == Category.ACTIVATION) & (freed_by == Phase.BACKWARD)
     rows = np.flatnonzero(graph & np.isin(window.module, list(near)) & (window.made_in >= 0))
-    first = _first_of(window, {paths[m] for m in trained if m})
+    first = _first_of(window, {paths[m] for m in training_modules if m})
     begins = np.array([first.get(int(step), -1) for step in window.made_in[rows]], dtype=np.int64)
     rows, begins = rows[begins >= 0], begins[begins >= 0]
     ahead = bool(len(rows)) and bool((window.lives.alloc[rows] < begins).all())
@@ -153,19 +155,19 @@ def _first_of(window: Window, paths: set[str]) -> dict[int, int]:
 
 def _without(window: Window, rows: Ints, graph: Ints) -> Cuts:
     """No such gradients, and activations that are gone when the next one is made."""
-    gone = window.whole(rows)
+    removals = window.whole(rows)
     if not len(graph):
-        return gone
+        return removals
     last = window.lives.alloc[graph[-1:]]
     brief = window.ended(graph, np.append(window.lives.alloc[graph[1:]], last))
     return Cuts(
-        np.concatenate([gone.rows, brief.rows]),
-        np.concatenate([gone.start, brief.start]),
-        np.concatenate([gone.end, brief.end]),
+        np.concatenate([removals.rows, brief.rows]),
+        np.concatenate([removals.start, brief.start]),
+        np.concatenate([removals.end, brief.end]),
     )
 
 
-def _line_of_its_own(window: Window, rows: Ints, trained: set[int]) -> Frame | None:
+def _line_of_its_own(window: Window, rows: Ints, training_modules: set[int]) -> Frame | None:
     """The user's outermost line that all these tensors, and none of a trained module, came by.
 
     Further in lie lines of the modules themselves, which others may be called by as well.
@@ -176,7 +178,7 @@ def _line_of_its_own(window: Window, rows: Ints, trained: set[int]) -> Frame | N
         for frames in zip(*(reversed(stack) for stack in stacks), strict=False)
         if len(set(frames)) == 1
     ]
-    others = np.isin(window.module, list(trained - {0})) & (window.phase == Phase.FORWARD)
+    others = np.isin(window.module, list(training_modules - {0})) & (window.phase == Phase.FORWARD)
     of_others = {
         frame
         for stack in np.unique(window.lives.stack[others]).tolist()
@@ -196,8 +198,10 @@ def _zeroes_gradients(program: Program) -> bool:
     """Whether a file fills gradients with zeros, as ``zero_grad(set_to_none=False)`` does."""
     for call in calls_in(program.tree, "zero_grad", "zero_"):
         if called_name(call) == "zero_grad":
-            asked = keyword(call, "set_to_none") or next(iter(call.args), None)
-            if asked is not None and not (isinstance(asked, ast.Constant) and asked.value is True):
+            set_to_none = keyword(call, "set_to_none") or next(iter(call.args), None)
+            if set_to_none is not None and not (
+                isinstance(set_to_none, ast.Constant) and set_to_none.value is True
+            ):
                 return True
         elif any(isinstance(n, ast.Attribute) and n.attr == "grad" for n in ast.walk(call.func)):
             return True

@@ -64,8 +64,8 @@ class GrowingGraph(RunRule[LongerGraph]):
 
 
 def _site(look: Finding) -> Site:
-    held = look.holders[0] if look.holders else None
-    return Site(held.filename, held.line, "", held.code) if held else Site()
+    holder = look.holders[0] if look.holders else None
+    return Site(holder.filename, holder.line, "", holder.code) if holder else Site()
 
 
 def _last_step(run: Run) -> int:

@@ -81,10 +81,10 @@ def _of_device(run: Run, device: DeviceRun) -> Iterator[OutsideTorch]:
     used = own or series_of(run, device.device, "used")
     if used is None:
         return
-    known = (device.steps.reserved > 0) & (device.steps.end_us > 0)
+    with_figures = (device.steps.reserved > 0) & (device.steps.end_us > 0)
     steps, outside = after_steps(
-        device.steps.end_us[known],
-        device.steps.last[known],
+        device.steps.end_us[with_figures],
+        device.steps.last[with_figures],
         used.time_us,
         used.values - reserved_then(device, used.time_us),
     )

@@ -88,8 +88,8 @@ def _tensors(run: Run, time_us: Ints) -> Floats:
     if steps is None:
         return np.zeros(len(time_us))
     at = np.searchsorted(steps.end_us, time_us, side="right") - 1
-    held = np.maximum(steps.allocated, 0).astype(np.float64)
-    return np.where(at >= 0, held[np.maximum(at, 0)], 0.0)
+    allocated = np.maximum(steps.allocated, 0).astype(np.float64)
+    return np.where(at >= 0, allocated[np.maximum(at, 0)], 0.0)
 
 
 RULE = HostMemoryGrowth()

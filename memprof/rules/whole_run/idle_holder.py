@@ -70,10 +70,9 @@ class IdleHolder(RunRule[IdleTensors]):
     def title(self, match: IdleTensors) -> str:
         """Say how much it is, and what holds it."""
         share = format_percent(match.nbytes, match.peak)
-        held = match.holders[0].description
-        return (
-            f"{format_bytes(match.nbytes)} ({share} of the peak) are allocated but unused: {held}"
-        )
+        size = format_bytes(match.nbytes)
+        description = match.holders[0].description
+        return f"{size} ({share} of the peak) are allocated but unused: {description}"
 
     def advice(self, match: IdleTensors, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - of the case
         """Make the holder let go; of a thread also keep less of it, or keep it on the host."""

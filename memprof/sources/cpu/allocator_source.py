@@ -20,7 +20,7 @@ from memprof.records import DeviceInfo
 from memprof.sources.cpu.find_storages import StorageSearch
 from memprof.sources.cpu.throttle import Throttle
 from memprof.sources.guarded_access import plain_attributes
-from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.native_rows import ROW, RowLabels, Rows
 from memprof.sources.owners.live_blocks import LiveBlocks, LivingBlocks
 from memprof.sources.protocol import Chunk, Counters, Interner
@@ -59,23 +59,23 @@ class CpuAllocatorSource:
     """What the allocator's hook takes for a row, which nobody times; see docs/overhead.md."""
 
     def __init__(
-        self, interner: Interner, boundaries: Boundaries, native: Any, place: PlaceOf = place_of
+        self, interner: Interner, loop_watch: LoopWatch, native: Any, place: PlaceOf = place_of
     ) -> None:
         """``native`` is the module that `memprof.native.load` gives."""
         self.place = place
         self._interner = interner
-        self._boundaries = boundaries
+        self._loop_watch = loop_watch
         self._native = native
-        self._live = LiveBlocks(interner, boundaries, place, lambda device: device == _DEVICE)
+        self._live = LiveBlocks(interner, loop_watch, place, lambda device: device == _DEVICE)
         self._stacks = _StackRows(interner, native.cpu_new_stacks)
-        self._labels = RowLabels(interner, boundaries, native)
-        self._search = StorageSearch(boundaries.unread)
+        self._labels = RowLabels(interner, loop_watch, native)
+        self._search = StorageSearch(loop_watch.guard)
         self._foreign = _ForeignStorages(native)
         self._pid = os.getpid()
         self._in_window = False
         self._ready: list[Chunk] = []
         self._state = State()
-        self._lost = 0
+        self._losses = 0
         self._notes: list[str] = []
         self._at_leisure = Throttle(_LEARNING)
 
@@ -103,8 +103,8 @@ class CpuAllocatorSource:
         if self._in_window:  # another step from now on, and this thread is the loop's
             self._labels.step_began()
             self._at_leisure(self._learn)
-        allocated, peak, lost, _ = self._native.cpu_counters()
-        self._lost = lost
+        allocated, peak, losses, _ = self._native.cpu_counters()
+        self._losses = losses
         return [
             Counters(
                 device=_DEVICE,
@@ -122,7 +122,7 @@ class CpuAllocatorSource:
         self._ready = []
         self._look(thorough=True)
         self._at_leisure.reset()
-        self._lost = 0
+        self._losses = 0
         self._start()
         self._state = self._state_of(self._native.cpu_begin())
         self._live.sightings.start()
@@ -156,7 +156,7 @@ class CpuAllocatorSource:
 
     def is_over(self) -> bool:
         """Whether more rows waited than there is room for, so that the window has a gap."""
-        return self._in_window and self._lost > 0
+        return self._in_window and self._losses > 0
 
     def living(self, device: str = _DEVICE) -> LivingBlocks:
         """The blocks in use; columns, they hold nothing."""
@@ -172,12 +172,12 @@ class CpuAllocatorSource:
 
     def notes(self) -> Sequence[str]:
         """What was not seen, since the last call."""
-        notes, self._notes = [*self._notes, *self._boundaries.notes()], []
+        notes, self._notes = [*self._notes, *self._loop_watch.notes()], []
         failure, self._live.sightings.failure = self._live.sightings.failure, ""
-        if self._lost:
+        if self._losses:
             notes.append(
-                f"{self._lost} allocations came faster than they could be written down; the window "
-                "ends there"
+                f"{self._losses} allocations came faster than they could be written down; the "
+                "window ends there"
             )
         return [*notes, *([failure] if failure else [])]
 
@@ -224,7 +224,7 @@ class CpuAllocatorSource:
         blocks = np.frombuffer(blob, _BLOCK)
         blocks = blocks[np.argsort(blocks["address"], kind="stable")]
         stack = self._stacks.rows_of(blocks["stack"])
-        made: Blocks = Blocks.build(
+        block_columns: Blocks = Blocks.build(
             len(blocks),
             address=blocks["address"].astype(np.int64),
             size=blocks["size"],
@@ -234,13 +234,15 @@ class CpuAllocatorSource:
             stack=stack,
             label=np.where(stack != EMPTY, blocks["label"], EMPTY),
         )
-        return State(blocks=made)
+        return State(blocks=block_columns)
 
     def _look(self, *, thorough: bool) -> None:
         """Find the memory that torch's allocator did not make: of numpy, of files, of others."""
         with plain_attributes():
-            found = self._search.everything() if thorough else self._search.recent(thorough=False)
-            self._boundaries.unread.each(self._foreign.see, found)
+            storages = (
+                self._search.everything() if thorough else self._search.recent(thorough=False)
+            )
+            self._loop_watch.guard.each(self._foreign.see, storages)
 
     def _learn(self) -> None:
         """At a step's end: whose blocks are, while they are there; they may be gone by a drain."""
@@ -267,14 +269,14 @@ class _ForeignStorages:
         address = storage.data_ptr()
         if address and self._native.cpu_foreign(True, address, size):
             self._addresses[key] = (address, size)
-            self._refs[key] = weakref.ref(storage, partial(self._gone, key))
+            self._refs[key] = weakref.ref(storage, partial(self._on_death, key))
 
     def clear(self) -> None:
         """Follow none any more."""
         self._refs.clear()
         self._addresses.clear()
 
-    def _gone(self, key: int, ref: object) -> None:
+    def _on_death(self, key: int, ref: object) -> None:
         if self._refs.get(key) is ref:
             del self._refs[key]
             address, size = self._addresses.pop(key)
@@ -294,8 +296,8 @@ class _StackRows:
         """The rows of stacks that the native part wrote."""
         if len(stacks) and int(stacks.max()) >= len(self._rows):
             self._rows += [self._row(frames) for frames in self._new_stacks()]
-        found: Column = np.asarray(self._rows, dtype=np.int32)[stacks]
-        return found
+        rows: Column = np.asarray(self._rows, dtype=np.int32)[stacks]
+        return rows
 
     def _row(self, frames: Sequence[tuple[CodeType, int]]) -> int:
         rows = [self._frame(*frame) for frame in frames if not is_own(frame[0].co_filename)]

@@ -86,15 +86,15 @@ class Watch:
             self._blocks.close()
         show = _pass_on_and_leave if self._is_of_many else _pass_on
         self._kind.__torch_dispatch__ = show
-        _left.append(self)
+        _remaining.append(self)
         return False
 
     def discard(self) -> None:
         """`pop` in a thread that is about to end, after which nothing is left of it."""
         self.pop()
         pop_left()
-        if self in _left:
-            _left.remove(self)
+        if self in _remaining:
+            _remaining.remove(self)
 
     def renew(self) -> None:
         """Go on where the program has left a ``torch.inference_mode`` in which `push` was called.
@@ -174,15 +174,15 @@ def _new_kind(dispatch: Callable[..., Any] | None) -> Any:
     return kind
 
 
-_left: list[Watch] = []
+_remaining: list[Watch] = []
 """Modes that were ended where they could not be taken: elsewhere, or within an operator."""
 
 
 def pop_left() -> None:
     """Take away what was left on the calling thread's stack of modes."""
-    for watch in tuple(_left):
-        if watch._take() and watch in _left:
-            _left.remove(watch)
+    for watch in tuple(_remaining):
+        if watch._take() and watch in _remaining:
+            _remaining.remove(watch)
 
 
 def _pass_on(_mode: Any, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -244,14 +244,14 @@ def leave_soon() -> None:
     Called at the end of that: each instruction of Python in between tries in vain.
     """
     is_main = threading.current_thread() is threading.main_thread()
-    if _left and is_main and _can_be_taken():
+    if _remaining and is_main and _can_be_taken():
         _leaving.request()
 
 
 def _can_be_taken() -> bool:
     """Whether one that was left comes off this thread's stack once the operator has returned."""
     return not _in_backward() and any(
-        not one.is_elsewhere and not one.is_remembered() for one in _left
+        not one.is_elsewhere and not one.is_remembered() for one in _remaining
     )
 
 
@@ -323,15 +323,17 @@ def skip_in_dynamo() -> None:
 
 
 def _codes(values: Any, module: str) -> list[CodeType]:
-    found: list[CodeType] = []
+    codes: list[CodeType] = []
     for value in list(values):
         if isinstance(value, type) and value.__module__ == module:
-            found += _codes(vars(value).values(), module)
+            codes += _codes(vars(value).values(), module)
         elif isinstance(value, FunctionType) and value.__module__ == module:
-            found += _nested(value.__code__)
-    return found
+            codes += _codes_within(value.__code__)
+    return codes
 
 
-def _nested(code: CodeType) -> list[CodeType]:
-    inner = [c for const in code.co_consts if isinstance(const, CodeType) for c in _nested(const)]
+def _codes_within(code: CodeType) -> list[CodeType]:
+    inner = [
+        c for const in code.co_consts if isinstance(const, CodeType) for c in _codes_within(const)
+    ]
     return [code, *inner]

@@ -27,7 +27,7 @@ from memprof.sources.cpu.sampled_time import SampledTime
 from memprof.sources.cpu.thread_modes import ThreadModes
 from memprof.sources.cpu.throttle import Throttle
 from memprof.sources.guarded_access import plain_attributes
-from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.loop.torch_compile import is_used
 from memprof.sources.owners.saved_tensors import SavedForBackward
 from memprof.sources.owners.tensor_owners import (
@@ -76,7 +76,7 @@ class CpuSource:
     """What operators cost is measured here, see `take_spent_us`."""
 
     def __init__(
-        self, interner: Interner, boundaries: Boundaries, *, beside_cuda: bool = True
+        self, interner: Interner, loop_watch: LoopWatch, *, beside_cuda: bool = True
     ) -> None:
         """Without ``beside_cuda`` nothing is watched once the job has initialised CUDA.
 
@@ -84,12 +84,12 @@ class CpuSource:
         other formulas: the job's own peak on the device, and bits of its gradients, would differ.
         """
         self._beside_cuda = beside_cuda
-        self._queued: Callable[[], None] | None = None
+        self._cuda_hook: Callable[[], None] | None = None
         self._has_recorded = False
         self._interner = interner
-        self._boundaries = boundaries
+        self._loop_watch = loop_watch
         self._stacks = StackCapture(interner)
-        self._live = LiveStorages(boundaries.place)
+        self._live = LiveStorages(loop_watch.place)
         self._watch: Watch | None = None
         self._thread_modes: ThreadModes | None = None
         self._thread = 0
@@ -99,19 +99,19 @@ class CpuSource:
         self._notes: list[str] = []
         self._at_loss = False
         self._waits = False
-        """A step is over once an operator has run, see `Boundaries.waits`."""
-        self._unread = boundaries.unread
-        self._search = StorageSearch(boundaries.unread)
-        self._saved_for_backward = SavedForBackward(boundaries.label_of)
+        """A step is over once an operator has run, see `LoopWatch.waits`."""
+        self._guard = loop_watch.guard
+        self._search = StorageSearch(loop_watch.guard)
+        self._saved_for_backward = SavedForBackward(loop_watch.label_of)
         self._other_threads = OtherThreads()
         self._opaque: set[str] = set()
         self._aside = False
         self._at_leisure = Throttle(_JUDGING)
         self._now_and_then = Throttle(_COUNTING)
-        self._counted = NOT_RECORDED
+        self._total = NOT_RECORDED
         self._counting_us = 0.0
         self._may_count = True
-        self._undecided = True
+        self._is_undecided = True
         self._operators = SampledTime(_MODE_US)
         self.on_full: Callable[[], None] | None = None
         """Called within an operator when many events wait, or have waited for long."""
@@ -133,17 +133,17 @@ class CpuSource:
 
         self._pid = os.getpid()
         if not self._beside_cuda and not self._steps_aside():
-            self._queued = self._cuda_began
-            torch.cuda._lazy_call(self._queued)
+            self._cuda_hook = self._cuda_began
+            torch.cuda._lazy_call(self._cuda_hook)
 
     def close(self) -> None:
         """Undo `open`; leaves no mode and no weak reference."""
-        queued, self._queued = self._queued, None
-        if queued is not None:
+        hook, self._cuda_hook = self._cuda_hook, None
+        if hook is not None:
             import torch
 
             calls = getattr(torch.cuda, "_queued_calls", [])
-            calls[:] = [entry for entry in calls if entry[0] is not queued]
+            calls[:] = [entry for entry in calls if entry[0] is not hook]
         self._stop()
         self._live.clear()
 
@@ -155,11 +155,11 @@ class CpuSource:
         if self._leave_if_due() and not self._has_recorded:
             return []
         if not self._recording:
-            self._counted = NOT_RECORDED
+            self._total = NOT_RECORDED
             if self._may_count and self._has_recorded and not self._steps_aside():
                 self._now_and_then(self._count)
-            held = self._counted
-            return [Counters(device=_DEVICE, allocated=held, active=held, requested=held)]
+            total = self._total
+            return [Counters(device=_DEVICE, allocated=total, active=total, requested=total)]
         self._at_leisure(self._keep_up)
         live = self._live
         peak, live.peak = live.peak, live.bytes
@@ -179,7 +179,7 @@ class CpuSource:
         began_ns = time.perf_counter_ns()
         with plain_attributes():
             self._find(self._search.everything())
-        self._counted = self._live.bytes
+        self._total = self._live.bytes
         took_s = (time.perf_counter_ns() - began_ns) / 1e9
         self._counting_us += took_s * 1e6
         self._may_count = took_s < _LONGEST_COUNT_S
@@ -191,11 +191,11 @@ class CpuSource:
         self._events = 0
         self._has_recorded = True
         self._look(thorough=True)
-        for held in self._live.counted():
-            held.event = NOT_RECORDED
-            held.handed = held.category
+        for reference in self._live.counted():
+            reference.event = NOT_RECORDED
+            reference.handed = reference.category
         state = self._live.state()
-        self._undecided = self._search.reads_saved
+        self._is_undecided = self._search.reads_saved
         self._at_leisure.reset()
         self._start()
         return {_DEVICE: state}
@@ -216,9 +216,13 @@ class CpuSource:
         if not self._aside:
             self._look(thorough=False)
         batch = Batch(self._live.take_rows(), self._events, self._saved_for_backward)
-        living = [held for held in self._live.counted() if batch.first_serial <= held.serial]
-        for held in living:
-            held.event = batch.event_of(held.serial)
+        living = [
+            reference
+            for reference in self._live.counted()
+            if batch.first_serial <= reference.serial
+        ]
+        for reference in living:
+            reference.event = batch.event_of(reference.serial)
         chunk = batch.chunk(_DEVICE, living, self._live.counted())
         self._events += len(chunk.events)
         return [chunk]
@@ -241,7 +245,7 @@ class CpuSource:
 
     def notes(self) -> Sequence[str]:
         """What was not seen."""
-        notes, self._notes = [*self._notes, *self._boundaries.notes()], []
+        notes, self._notes = [*self._notes, *self._loop_watch.notes()], []
         if self._live.failure:
             notes.append(self._live.failure)
             self._live.failure = ""
@@ -249,7 +253,7 @@ class CpuSource:
             notes += self._other_threads.notes()
         return notes
 
-    # Listener of the boundaries.
+    # Listener of the loop watch.
 
     def backward_began(self) -> None:
         """What the forward pass left alive is kept for the backward pass."""
@@ -259,11 +263,11 @@ class CpuSource:
     def backward_ended(self) -> None:
         """Gradients are where they belong; some programs drop them before the step's end."""
         with plain_attributes():
-            self._judge(gradients(self._boundaries, self._search.differentiated))
+            self._judge(gradients(self._loop_watch, self._search.differentiated))
             if self._made_in_backward():  # gradients of tensors that nobody has seen yet?
                 self._search.young()
-                self._judge(gradients(self._boundaries, self._search.differentiated))
-        self._at_loss = self._waits = self._boundaries.waits
+                self._judge(gradients(self._loop_watch, self._search.differentiated))
+        self._at_loss = self._waits = self._loop_watch.waits
 
     def recompute_ended(self) -> None:
         """What a recomputed forward pass left alive is kept for the backward pass under way."""
@@ -278,7 +282,7 @@ class CpuSource:
         self._at_loss = False
         with plain_attributes():
             if self._has_new_gradients(optimizer):
-                self._judge(gradients(self._boundaries, self._search.differentiated))
+                self._judge(gradients(self._loop_watch, self._search.differentiated))
 
     def outermost_call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
         """Tensors that go into a model and were not made by one are its input."""
@@ -290,16 +294,16 @@ class CpuSource:
             self._other_threads.called()
             if self._thread_modes is not None:
                 self._thread_modes.join()
-        tensors = list(tensors_in((args, kwargs), self._unread))
+        tensors = list(tensors_in((args, kwargs), self._guard))
         with plain_attributes():
             self._search.differentiated.see(tensors)
-        self._unread.each(self._goes_in, tensors)
+        self._guard.each(self._goes_in, tensors)
 
     def _goes_in(self, tensor: Any) -> None:
-        for storage in cpu_storages(tensor, self._unread):
-            held = self._note(storage, None)
-            if held is not None:
-                self._mark_input(held)
+        for storage in cpu_storages(tensor, self._guard):
+            reference = self._note(storage, None)
+            if reference is not None:
+                self._mark_input(reference)
 
     @property
     def _recording(self) -> bool:
@@ -336,19 +340,19 @@ class CpuSource:
         import torch
 
         with plain_attributes():
-            found = [one for one in objects_with_tensors() if type(one) is torch.nn.Parameter]
-            self._unread.each(self._is_parameter, found)
+            parameters = [one for one in objects_with_tensors() if type(one) is torch.nn.Parameter]
+            self._guard.each(self._is_parameter, parameters)
 
     def _is_parameter(self, parameter: Any) -> None:
-        for storage in cpu_storages(parameter, self._unread):
-            held = self._live.held.get(storage._cdata)
-            if held is not None and held.category == Category.UNKNOWN:
-                held.category = Category.PARAMETER
+        for storage in cpu_storages(parameter, self._guard):
+            reference = self._live.references.get(storage._cdata)
+            if reference is not None and reference.category == Category.UNKNOWN:
+                reference.category = Category.PARAMETER
 
     def _cuda_began(self) -> None:
         """Run by torch right after it initialised CUDA, before anything was allocated there."""
         try:
-            if self._queued is not None and os.getpid() == self._pid:
+            if self._cuda_hook is not None and os.getpid() == self._pid:
                 self._leave_if_due()
         except Exception as error:  # noqa: BLE001 - torch would raise it into the job
             self._notes.append(f"the CPU was watched on beside CUDA: {error!r}")
@@ -359,10 +363,10 @@ class CpuSource:
 
     def _start(self) -> None:
         self._thread = threading.get_ident()
-        self._boundaries.keeps_frames = True
-        self._boundaries.watch_modules()
-        self._boundaries.listeners.append(self)
-        self._boundaries.compilations.append(self.compilation_began)
+        self._loop_watch.keeps_frames = True
+        self._loop_watch.watch_modules()
+        self._loop_watch.listeners.append(self)
+        self._loop_watch.compilations.append(self.compilation_began)
         skip_in_dynamo()
         self._live.record(True)
         self._live.peak = self._live.bytes
@@ -387,10 +391,10 @@ class CpuSource:
         self._watch = None
         self._live.record(False)
         self._live.take_rows()
-        self._boundaries.listeners.remove(self)
-        self._boundaries.compilations.remove(self.compilation_began)
-        self._boundaries.unwatch_modules()
-        self._boundaries.keeps_frames = False
+        self._loop_watch.listeners.remove(self)
+        self._loop_watch.compilations.remove(self.compilation_began)
+        self._loop_watch.unwatch_modules()
+        self._loop_watch.keeps_frames = False
 
     def _dispatch(self, *, own: bool = True) -> Any:
         """What is called for every operator; ``own``: of the thread that the window began in."""
@@ -401,7 +405,7 @@ class CpuSource:
         disabled = torch._C._disabled_torch_dispatch_impl
         below = torch._C._len_torch_dispatch_stack  # torch's own modes, which a subclass expects
         overload = direct_overload()
-        known = self._live.held.get
+        reference_of = self._live.references.get
         note, frame_here = self._note, sys._getframe
         operators = self._operators
 
@@ -426,8 +430,8 @@ class CpuSource:
                 kind = type(out)
                 if kind is tensor or kind is parameter:
                     storage = out.untyped_storage()
-                    held = known(storage._cdata)
-                    if (held is None or held.size != storage.nbytes()) and out.is_cpu:
+                    reference = reference_of(storage._cdata)
+                    if (reference is None or reference.size != storage.nbytes()) and out.is_cpu:
                         note(storage, frame_here(0).f_back)
                 elif kind not in _NO_TENSORS:
                     self._note_results(out, frame_here(0).f_back)
@@ -439,7 +443,7 @@ class CpuSource:
                 operators.ended(timed)
                 self._tell_if_full()
             if over:
-                self._boundaries.end_without_call()
+                self._loop_watch.end_without_call()
                 leave_soon()
             return out
 
@@ -463,38 +467,41 @@ class CpuSource:
                 self._notes.append(f"the result of {name} was not seen: {error}")
 
     def _note_results(self, out: Any, frame: Any) -> None:
-        for tensor in tensors_in(out, self._unread, 2):
-            for storage in cpu_storages(tensor, self._unread):
+        for tensor in tensors_in(out, self._guard, 2):
+            for storage in cpu_storages(tensor, self._guard):
                 self._note(storage, frame)
 
     def _note(self, storage: Any, frame: Any) -> StorageReference | None:
         live = self._live
-        held = live.held.get(storage._cdata)
-        if held is not None and not live.refresh(held, storage):
-            return held
-        place = self._boundaries.place()
+        reference = live.references.get(storage._cdata)
+        if reference is not None and not live.refresh(reference, storage):
+            return reference
+        place = self._loop_watch.place()
         stack = self._stacks.capture(frame, place) if frame is not None else EMPTY
         return live.add(storage, stack, place.row)
 
     def _has_new_gradients(self, optimizer: Any) -> bool:
         """Whether one that the optimizer will use was not there when the backward pass ended."""
-        known = self._live.held.get
-        noted = (known(s._cdata) for s in gradient_storages(optimizer, self._unread))
-        return any(held is not None and held.category != Category.GRADIENT for held in noted)
+        reference_of = self._live.references.get
+        references = (reference_of(s._cdata) for s in gradient_storages(optimizer, self._guard))
+        return any(
+            reference is not None and reference.category != Category.GRADIENT
+            for reference in references
+        )
 
     def _made_in_backward(self) -> bool:
         """Whether the last backward pass left something that has no owner."""
-        label_of = self._boundaries.label_of
+        label_of = self._loop_watch.label_of
         return any(
-            not held.category and label_of(held.label).phase == Phase.BACKWARD
-            for held in self._live.latest(self._since)
+            not reference.category and label_of(reference.label).phase == Phase.BACKWARD
+            for reference in self._live.latest(self._since)
         )
 
     def _mark_kept(self, phase: Phase) -> None:
-        label_of = self._boundaries.label_of
-        for held in self._live.latest(self._since):
-            if not held.category and label_of(held.label).phase == phase:
-                held.category = Category.ACTIVATION
+        label_of = self._loop_watch.label_of
+        for reference in self._live.latest(self._since):
+            if not reference.category and label_of(reference.label).phase == phase:
+                reference.category = Category.ACTIVATION
         if phase == Phase.FORWARD:
             self._since = next(self._live.serials)
 
@@ -503,75 +510,77 @@ class CpuSource:
         if self._waits:
             self._at_loss = self._waits = False
             return True
-        for tensor in tensors_in(args, self._unread, 2):
-            for storage in cpu_storages(tensor, self._unread):
-                held = self._live.held.get(storage._cdata)
-                if held is not None:
-                    self._mark_input(held)
+        for tensor in tensors_in(args, self._guard, 2):
+            for storage in cpu_storages(tensor, self._guard):
+                reference = self._live.references.get(storage._cdata)
+                if reference is not None:
+                    self._mark_input(reference)
         return False
 
-    def _mark_input(self, held: StorageReference) -> None:
-        if held.category == Category.UNKNOWN:
-            label = self._boundaries.label_of(held.label)
+    def _mark_input(self, reference: StorageReference) -> None:
+        if reference.category == Category.UNKNOWN:
+            label = self._loop_watch.label_of(reference.label)
             if label.phase in (Phase.OTHER, Phase.UNKNOWN) and not label.module:
-                held.category = Category.INPUT
+                reference.category = Category.INPUT
 
     def _look(self, *, thorough: bool) -> None:
         """Find what nobody saw being made, and give everything its owner as far as it has one."""
-        self._boundaries.label()  # a backward pass that has ended is noticed here
+        self._loop_watch.label()  # a backward pass that has ended is noticed here
         suspects = []
         if self._search.reads_saved:
             suspects = self._saved_for_backward.suspects(
-                self._live.counted(), self._boundaries.step
+                self._live.counted(), self._loop_watch.step
             )
         with plain_attributes():
             if thorough:
-                found = self._search.everything()
+                storages = self._search.everything()
             else:
-                found = self._search.recent(thorough=self._saved_for_backward.undecided(suspects))
-            self._find(found)
+                storages = self._search.recent(
+                    thorough=self._saved_for_backward.undecided(suspects)
+                )
+            self._find(storages)
             if thorough:  # a gradient that Python has never looked at is no object yet
-                owning = owned(self._boundaries, self._search.differentiated)
-                self._find(s for _, one in owning for s in cpu_storages(one, self._unread))
-            self._judge(owners(self._boundaries, self._search.differentiated))
+                owning = owned(self._loop_watch, self._search.differentiated)
+                self._find(s for _, one in owning for s in cpu_storages(one, self._guard))
+            self._judge(owners(self._loop_watch, self._search.differentiated))
         self._saved_for_backward.decide(suspects, self._search.saved)
 
     def _keep_up(self) -> None:
         """At a step's end: learn whose it is while it is there; it may die before a drain."""
-        if self._undecided:
+        if self._is_undecided:
             suspects = self._saved_for_backward.suspects(
-                self._live.counted(), self._boundaries.step
+                self._live.counted(), self._loop_watch.step
             )
             if self._saved_for_backward.undecided(suspects):
-                self._undecided = False
+                self._is_undecided = False
                 self._look(thorough=True)
                 return
         with plain_attributes():
-            self._judge(owners(self._boundaries, self._search.differentiated))
+            self._judge(owners(self._loop_watch, self._search.differentiated))
 
-    def _judge(self, found: Mapping[int, Owner]) -> None:
+    def _judge(self, owner_of: Mapping[int, Owner]) -> None:
         """Give every storage that has an owner its category and its owner's module."""
-        known, label_in = self._live.held.get, self._boundaries.label_in
-        for key, (category, module) in found.items():
-            held = known(key)
-            if held is not None:
-                held.category = category
-                held.label = label_in(held.label, module)
+        reference_of, label_in = self._live.references.get, self._loop_watch.label_in
+        for key, (category, module) in owner_of.items():
+            reference = reference_of(key)
+            if reference is not None:
+                reference.category = category
+                reference.label = label_in(reference.label, module)
 
-    def _find(self, found: Iterable[Any]) -> None:
+    def _find(self, tensors: Iterable[Any]) -> None:
         """Note the storages that no operator showed (C++ made them, or another thread did)."""
-        self._unread.each(self._found, found)
+        self._guard.each(self._note_storage, tensors)
         if self._recording:
             self._other_threads.look(self._thread)
 
-    def _found(self, storage: Any) -> None:
+    def _note_storage(self, storage: Any) -> None:
         live = self._live
-        held = live.held.get(storage._cdata)
-        if held is not None and not live.refresh(held, storage):
+        reference = live.references.get(storage._cdata)
+        if reference is not None and not live.refresh(reference, storage):
             return
-        label = self._boundaries.label() if self._recording else EMPTY
-        held = live.add(storage, EMPTY, label)
-        if held is not None and self._recording:
+        label = self._loop_watch.label() if self._recording else EMPTY
+        reference = live.add(storage, EMPTY, label)
+        if reference is not None and self._recording:
             self._other_threads.found(storage)
 
 

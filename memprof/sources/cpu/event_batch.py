@@ -43,24 +43,27 @@ class Batch:
         return NOT_RECORDED
 
     def chunk(
-        self, device: str, living: Sequence[StorageReference], known: Iterable[StorageReference]
+        self,
+        device: str,
+        living: Sequence[StorageReference],
+        all_living: Iterable[StorageReference],
     ) -> Chunk:
-        """The events; ``living`` were made in this batch and live, ``known`` is all that lives."""
+        """The events; ``living`` were made in this batch, ``all_living`` is all that lives."""
         events = self._events()
         late_events, late_blocks = self._settle_dead(events)
-        for held in living:
-            if held.event >= self._first:
-                row = held.event - self._first
-                events.category[row] = held.category
-                events.label[row] = held.label
-                held.handed = held.category
-        for held in known:
-            if held.category != held.handed:
-                if held.event >= 0:
-                    late_events[held.event] = int(held.category)
+        for reference in living:
+            if reference.event >= self._first:
+                row = reference.event - self._first
+                events.category[row] = reference.category
+                events.label[row] = reference.label
+                reference.handed = reference.category
+        for reference in all_living:
+            if reference.category != reference.handed:
+                if reference.event >= 0:
+                    late_events[reference.event] = int(reference.category)
                 else:
-                    late_blocks[held.address] = int(held.category)
-                held.handed = held.category
+                    late_blocks[reference.address] = int(reference.category)
+                reference.handed = reference.category
         return Chunk(device, events, late_events, late_blocks)
 
     def _events(self) -> Events:
@@ -88,18 +91,20 @@ class Batch:
         owner = dead[:, 7]
         before = (owner >> 8) - 1
         category = (owner >> 4) & 15
-        handed = owner & 15
+        told_category = owner & 15
         at = np.searchsorted(self._serials, dead[:, 6])
         at = np.minimum(at, max(len(self._serials) - 1, 0))
         here = self._serials[at] == dead[:, 6] if len(self._serials) else np.zeros(len(dead), bool)
         rows = self._alloc_starts[at[here]] if len(self._serials) else at[here]
         stacks = np.full(len(dead), EMPTY)
         stacks[here] = self._stacks[at[here]] if len(self._serials) else EMPTY
-        final = self._saved_for_backward.of_dead(category, stacks, born=dead[:, 4], died=dead[:, 5])
+        final = self._saved_for_backward.of_dead(
+            category, stacks, birth_labels=dead[:, 4], death_labels=dead[:, 5]
+        )
         events.category[rows] = final[here]
         events.label[rows] = dead[here, 4]
-        told = (before >= 0) & ~here & (final != handed)
-        late_events = dict(zip(before[told].tolist(), final[told].tolist(), strict=True))
-        blocks = (before < 0) & ~here & (category != handed)
+        is_late = (before >= 0) & ~here & (final != told_category)
+        late_events = dict(zip(before[is_late].tolist(), final[is_late].tolist(), strict=True))
+        blocks = (before < 0) & ~here & (category != told_category)
         late_blocks = dict(zip(dead[blocks, 1].tolist(), category[blocks].tolist(), strict=True))
         return late_events, late_blocks

@@ -23,22 +23,22 @@ _REST = 20
 """A full search is repeated when this many times its duration has passed."""
 
 
-def cpu_storages(tensor: Any, unread: GuardedAccess) -> list[Any]:
+def cpu_storages(tensor: Any, guard: GuardedAccess) -> list[Any]:
     """The storages of a tensor that lie in the memory of the host."""
     if is_plain(tensor):
-        return list(storages(tensor, unread)) if tensor.is_cpu else []
-    return [s for s in storages(tensor, unread) if s.device.type == "cpu"]
+        return list(storages(tensor, guard)) if tensor.is_cpu else []
+    return [s for s in storages(tensor, guard) if s.device.type == "cpu"]
 
 
 class StorageSearch:
     """Looks for storages; a full search takes milliseconds, one among new objects far less."""
 
-    def __init__(self, unread: GuardedAccess) -> None:
-        self._unread = unread
+    def __init__(self, guard: GuardedAccess) -> None:
+        self._guard = guard
         self.saved: set[int] | None = None
         """Keys (``_cdata``) of what graphs save, after a full search; None when they were not
         looked at or are too large to be followed."""
-        self.differentiated = Differentiated(unread)
+        self.differentiated = Differentiated(guard)
         self._collections = 0
         self._took_s = 0.0
         self._ended_s = 0.0
@@ -53,14 +53,14 @@ class StorageSearch:
         began = time.monotonic()
         self.saved = None
         self._collections = _full_collections()
-        known = [] if _is_being_imported() else objects_with_tensors()
-        self.differentiated.see(known)
-        yield from _storages(known, self._unread)
+        tensors = [] if _is_being_imported() else objects_with_tensors()
+        self.differentiated.see(tensors)
+        yield from _storages(tensors, self._guard)
         # A gradient that Python has never looked at is no object yet.
-        yield from _storages(self._unread.within(_gradient, known), self._unread)
-        graphs = SavedTensors(known, self._unread)
+        yield from _storages(self._guard.within(_gradient, tensors), self._guard)
+        graphs = SavedTensors(tensors, self._guard)
         saved = set()
-        for storage in _storages(graphs, self._unread):
+        for storage in _storages(graphs, self._guard):
             saved.add(storage._cdata)
             yield storage
         if graphs.complete:
@@ -78,7 +78,7 @@ class StorageSearch:
         # Objects may have become old that nobody has looked at yet.
         if rested and (thorough or self._collections != _full_collections()):
             return self.everything()
-        return _storages(self._new_tensors(), self._unread)
+        return _storages(self._new_tensors(), self._guard)
 
     def young(self) -> None:
         """Look for tensors with gradients among new objects."""
@@ -107,8 +107,8 @@ def reads_saved() -> bool:
 def _full_collections() -> int:
     """Grows when an object may have become so old that a look at the young ones misses it."""
     # From 3.14 on an object is old once it has survived a single collection.
-    counted = gc.get_stats()[2:] if sys.version_info < (3, 14) else gc.get_stats()
-    return sum(generation["collections"] for generation in counted)
+    collection_stats = gc.get_stats()[2:] if sys.version_info < (3, 14) else gc.get_stats()
+    return sum(generation["collections"] for generation in collection_stats)
 
 
 def objects_with_tensors() -> list[Any]:
@@ -144,15 +144,15 @@ def _gradient(item: Any) -> Iterator[Any]:
             yield gradient
 
 
-def _storages(found: Iterable[Any], unread: GuardedAccess) -> Iterator[Any]:
+def _storages(tensors: Iterable[Any], guard: GuardedAccess) -> Iterator[Any]:
     import torch
 
     def of(item: Any) -> Iterable[Any]:
         if isinstance(item, torch.UntypedStorage):
             return (item,) if item.device.type == "cpu" else ()
-        return cpu_storages(item, unread) if isinstance(item, torch.Tensor) else ()
+        return cpu_storages(item, guard) if isinstance(item, torch.Tensor) else ()
 
-    return unread.within(of, found)
+    return guard.within(of, tensors)
 
 
 class SavedTensors:
@@ -161,23 +161,23 @@ class SavedTensors:
     They are those of the graphs behind some tensors, and of checkpoints.
     """
 
-    def __init__(self, known: list[Any], unread: GuardedAccess) -> None:
-        self._unread = unread
+    def __init__(self, live_tensors: list[Any], guard: GuardedAccess) -> None:
+        self._guard = guard
         self.complete = True
         """Whether the graphs were followed to their ends."""
-        self._known = known
+        self._live_tensors = live_tensors
         self._names: dict[type, list[str]] = {}
 
     def __iter__(self) -> Iterator[Any]:
         nodes: list[Any] = []
-        yield from self._unread.within(partial(self._begin, nodes), self._known)
-        seen = set(nodes)
-        while nodes and len(seen) < _NODES:
+        yield from self._guard.within(partial(self._begin, nodes), self._live_tensors)
+        visited = set(nodes)
+        while nodes and len(visited) < _NODES:
             node = nodes.pop()
-            parents = {parent for parent, _ in node.next_functions if parent is not None} - seen
-            seen |= parents
+            parents = {parent for parent, _ in node.next_functions if parent is not None} - visited
+            visited |= parents
             nodes += parents
-            yield from self._unread.within(self._saved_by, (node,))
+            yield from self._guard.within(self._saved_by, (node,))
         self.complete = not nodes
 
     def _begin(self, nodes: list[Any], item: Any) -> Iterator[Any]:
@@ -189,7 +189,7 @@ class SavedTensors:
             if node is not None:
                 nodes.append(node)
         else:  # a checkpoint; an older torch hangs its arguments on a node of their own
-            yield from self._unpacked(getattr(item, "saved_args", ()))
+            yield from self._unpack(getattr(item, "saved_args", ()))
 
     def _saved_by(self, node: Any) -> Iterator[Any]:
         """What a node saved, what a hook made of it, and what a function put on its ``ctx``."""
@@ -202,10 +202,10 @@ class SavedTensors:
                 raw = getattr(node, name)
             except RuntimeError:  # its backward has run: nothing is kept
                 continue
-            yield from self._unpacked(raw if isinstance(raw, (list, tuple)) else (raw,))
-        yield from tensors_in(getattr(node, "__dict__", None), self._unread)
+            yield from self._unpack(raw if isinstance(raw, (list, tuple)) else (raw,))
+        yield from tensors_in(getattr(node, "__dict__", None), self._guard)
 
-    def _unpacked(self, saved: Iterable[Any]) -> Iterator[Any]:
+    def _unpack(self, saved: Iterable[Any]) -> Iterator[Any]:
         """What saved variables hold, as it lies there: unpacking would call the program's hooks."""
         for one in saved:
-            yield from tensors_in(getattr(one, "data", None), self._unread)
+            yield from tensors_in(getattr(one, "data", None), self._guard)

@@ -26,9 +26,9 @@ def is_asked() -> bool:
 class InferenceBlocks:
     """Those of one thread that will have torch ask for a mode when they end."""
 
-    def __init__(self, left: Callable[[], None]) -> None:
-        """``left`` is called in the thread that has just left the last of them."""
-        self._left = left
+    def __init__(self, on_exit: Callable[[], None]) -> None:
+        """``on_exit`` is called in the thread that has just left the last of them."""
+        self._on_exit = on_exit
         self.thread = 0
         self._inside: set[int] = set()
 
@@ -54,17 +54,17 @@ class InferenceBlocks:
         if block in self._inside:
             self._inside.discard(block)
             if not self._inside:
-                self._left()
+                self._on_exit()
 
 
-class _Block:
+class _InferenceBlock:
     """A block of torch's, which is told of before it begins and after it has ended."""
 
-    def __init__(self, real: Any, served: list[InferenceBlocks]) -> None:
-        self._real, self._served = real, served
+    def __init__(self, real: Any, watchers: list[InferenceBlocks]) -> None:
+        self._real, self._watchers = real, watchers
 
     def __enter__(self) -> Any:
-        for one in self._served:
+        for one in self._watchers:
             one.begun(id(self))
         return self._real.__enter__()
 
@@ -79,7 +79,7 @@ class _Block:
         self._end()
 
     def _end(self) -> None:
-        for one in self._served:
+        for one in self._watchers:
             one.ended(id(self))
 
 
@@ -87,15 +87,15 @@ class _Replacement:
     """What stands in the place of torch's class for as long as anybody wants to know."""
 
     def __init__(self) -> None:
-        self._served: list[InferenceBlocks] = []
+        self._watchers: list[InferenceBlocks] = []
         self._real: Any = None
 
     def serve(self, one: InferenceBlocks) -> None:
         import torch
 
-        if one in self._served:
+        if one in self._watchers:
             return
-        self._served.append(one)
+        self._watchers.append(one)
         if self._real is None:
             self._real = getattr(torch._C, _NAME)
             setattr(torch._C, _NAME, self._make)
@@ -103,10 +103,10 @@ class _Replacement:
     def leave(self, one: InferenceBlocks) -> None:
         import torch
 
-        if one not in self._served:
+        if one not in self._watchers:
             return
-        self._served.remove(one)
-        if not self._served:
+        self._watchers.remove(one)
+        if not self._watchers:
             real, self._real = self._real, None
             if getattr(torch._C, _NAME) == self._make:  # else somebody else's stays
                 setattr(torch._C, _NAME, real)
@@ -116,7 +116,9 @@ class _Replacement:
 
         real = self._real if self._real is not None else getattr(torch._C, _NAME)
         here = threading.get_ident()
-        return _Block(real(*args, **kwargs), [one for one in self._served if one.thread == here])
+        return _InferenceBlock(
+            real(*args, **kwargs), [one for one in self._watchers if one.thread == here]
+        )
 
 
 _replacement = _Replacement()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from memprof.sources.loop.thread_state import Place
+from memprof.sources.loop.thread_state import ThreadPosition
 from memprof.trace import EMPTY, NOT_RECORDED, Blocks, BlockState, Column, Columns, State, column
 
 __all__ = ["ROW", "LiveStorages", "LivingStorages", "StorageReference"]
@@ -68,9 +68,9 @@ class LivingStorages(Columns):
     """`Category` as it is known now."""
 
     @staticmethod
-    def of(held: Iterable[StorageReference]) -> LivingStorages:
+    def of(references: Iterable[StorageReference]) -> LivingStorages:
         """The columns of some storages, which are not held by them."""
-        rows = [(h.key, h.size, h.stack, h.label, h.category) for h in held]
+        rows = [(h.key, h.size, h.stack, h.label, h.category) for h in references]
         columns = zip(*rows, strict=True) if rows else [()] * 5
         living: LivingStorages = LivingStorages.build(
             len(rows), **dict(zip(LivingStorages.names(), columns, strict=True))
@@ -85,9 +85,9 @@ class LivingStorages(Columns):
 class LiveStorages:
     """What lives, by storage; the sum of its bytes; and, while recording, rows of events."""
 
-    def __init__(self, place: Callable[[], Place]) -> None:
+    def __init__(self, place: Callable[[], ThreadPosition]) -> None:
         """``place`` tells where the calling thread is, with the row of the moment's label."""
-        self.held: dict[int, StorageReference] = {}
+        self.references: dict[int, StorageReference] = {}
         self.bytes = 0
         self.peak = 0
         self.rows: list[int] = []
@@ -97,7 +97,7 @@ class LiveStorages:
         self._recording = False
         self._owner_of: dict[int, int] = {}
         self._shared: dict[int, list[StorageReference]] = {}
-        self._on_death = self._died
+        self._on_death = self._on_end_of_life
 
     def record(self, on: bool) -> None:
         """Begin or end to keep rows."""
@@ -108,11 +108,11 @@ class LiveStorages:
         rows, self.rows = self.rows, []
         return rows
 
-    def refresh(self, held: StorageReference, storage: Any) -> bool:
+    def refresh(self, reference: StorageReference, storage: Any) -> bool:
         """Whether a known storage lost its memory or got other; the old is noted as freed."""
-        if abs(held.size) == storage.nbytes() and held.address == storage.data_ptr():
+        if abs(reference.size) == storage.nbytes() and reference.address == storage.data_ptr():
             return False
-        self._gone(held)
+        self._forget(reference)
         return True
 
     def add(self, storage: Any, stack: int = EMPTY, label: int = EMPTY) -> StorageReference | None:
@@ -124,20 +124,20 @@ class LiveStorages:
         if not address:
             return None
         key = storage._cdata
-        held = StorageReference(storage, self._on_death)
-        held.key = key
-        held.address = address
-        held.size = size
-        held.serial = serial = next(self.serials)
-        held.stack = stack
-        held.label = label
-        held.category = held.handed = 0
-        held.event = -1
-        self.held[key] = held
+        reference = StorageReference(storage, self._on_death)
+        reference.key = key
+        reference.address = address
+        reference.size = size
+        reference.serial = serial = next(self.serials)
+        reference.stack = stack
+        reference.label = label
+        reference.category = reference.handed = 0
+        reference.event = -1
+        self.references[key] = reference
         if self._owner_of.setdefault(address, key) != key:
-            self._shared.setdefault(address, []).append(held)  # its bytes are counted already
-            held.size = -size
-            return held
+            self._shared.setdefault(address, []).append(reference)  # its bytes are counted already
+            reference.size = -size
+            return reference
         self.bytes = total = self.bytes + size
         if total > self.peak:  # noqa: PLR1730  max() costs more here than all the rest
             self.peak = total
@@ -145,66 +145,72 @@ class LiveStorages:
             now_ns = time.time_ns()
             # One call into C: another thread may take the rows between two of Python's.
             self.rows.extend((1, address, size, now_ns, stack, label, serial, 0))
-        return held
+        return reference
 
     def counted(self) -> Iterator[StorageReference]:
         """The storages whose bytes count; of several on the same memory only the first."""
-        return (held for held in list(self.held.values()) if held.size > 0)
+        return (reference for reference in list(self.references.values()) if reference.size > 0)
 
     def state(self) -> State:
         """What lives as blocks, in the order of their addresses."""
-        held = sorted(self.counted(), key=lambda h: h.address)
-        size = [h.size for h in held]
+        references = sorted(self.counted(), key=lambda h: h.address)
+        size = [h.size for h in references]
         blocks = Blocks.build(
-            address=[h.address for h in held],
+            address=[h.address for h in references],
             size=size,
             requested=size,
-            state=[BlockState.ACTIVE_ALLOCATED] * len(held),
-            segment=[NOT_RECORDED] * len(held),
-            stack=[h.stack for h in held],
-            label=[h.label for h in held],
-            category=[h.category for h in held],
+            state=[BlockState.ACTIVE_ALLOCATED] * len(references),
+            segment=[NOT_RECORDED] * len(references),
+            stack=[h.stack for h in references],
+            label=[h.label for h in references],
+            category=[h.category for h in references],
         )
         return State(blocks=blocks)
 
     def latest(self, serial: int) -> Iterator[StorageReference]:
         """The living storages that became known at or after ``serial``, the latest first."""
-        for held in reversed(list(self.held.values())):
-            if held.serial < serial:
+        for reference in reversed(list(self.references.values())):
+            if reference.serial < serial:
                 return
-            yield held
+            yield reference
 
     def clear(self) -> None:
         """Forget everything."""
-        self.held.clear()
+        self.references.clear()
         self._owner_of.clear()
         self._shared.clear()
         self.rows.clear()
         self.bytes = self.peak = 0
 
-    def _died(self, held: StorageReference) -> None:
+    def _on_end_of_life(self, reference: StorageReference) -> None:
         try:
-            if self.held.get(held.key) is held:
-                self._gone(held)
+            if self.references.get(reference.key) is reference:
+                self._forget(reference)
         except Exception as error:  # noqa: BLE001  this runs wherever the job drops a tensor
             self.failure = f"a tensor's end was missed: {type(error).__name__}: {error}"
 
-    def _gone(self, held: StorageReference) -> None:
-        del self.held[held.key]
-        address = held.address
+    def _forget(self, reference: StorageReference) -> None:
+        del self.references[reference.key]
+        address = reference.address
         sharers = self._shared.get(address) if self._shared else None
-        if held.size < 0 and sharers is not None:
-            sharers.remove(held)
+        if reference.size < 0 and sharers is not None:
+            sharers.remove(reference)
             return
         if sharers:  # the memory lives on under another storage
             heir = sharers.pop(0)
-            heir.size, heir.serial, heir.event = held.size, held.serial, held.event
-            heir.category, heir.handed, heir.label = held.category, held.handed, held.label
+            heir.size, heir.serial, heir.event = reference.size, reference.serial, reference.event
+            heir.category, heir.handed, heir.label = (
+                reference.category,
+                reference.handed,
+                reference.label,
+            )
             self._owner_of[address] = heir.key
             return
         self._owner_of.pop(address, None)
-        self.bytes -= held.size
+        self.bytes -= reference.size
         if self._recording:
-            owner = (held.event + 1) << 8 | held.category << 4 | held.handed
+            owner = (reference.event + 1) << 8 | reference.category << 4 | reference.handed
             row, now_ns = self._place().row, time.time_ns()
-            self.rows.extend((0, address, held.size, now_ns, held.label, row, held.serial, owner))
+            self.rows.extend(
+                (0, address, reference.size, now_ns, reference.label, row, reference.serial, owner)
+            )

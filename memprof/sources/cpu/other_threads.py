@@ -35,8 +35,8 @@ class OtherThreads:
         self._generator_bytes = int(torch.default_generator.get_state().nbytes)
         self._bytes = 0
         self._count = 0
-        self._told = 0
-        self._seen = False
+        self._bytes_before = 0
+        self._is_noted = False
         self._names: dict[int, str] = {}
 
     def found(self, storage: Any) -> None:
@@ -49,31 +49,35 @@ class OtherThreads:
 
     def called(self) -> None:
         """A model is called in the calling thread, which is not the recorded one."""
-        self._seen = True
+        self._is_noted = True
         self._names.setdefault(threading.get_ident(), threading.current_thread().name)
 
-    def look(self, recorded: int) -> None:
-        """See which threads there are besides the one with the ident ``recorded``."""
-        if self._bytes < max(_LEAST, 2 * self._told):
+    def look(self, recorded_thread: int) -> None:
+        """See which threads there are besides the one with the ident ``recorded_thread``."""
+        if self._bytes < max(_LEAST, 2 * self._bytes_before):
             return
         frames = sys._current_frames()
         try:
             for thread in threading.enumerate():
-                if thread.ident in (None, recorded) or thread.name.startswith("memprof"):
+                if thread.ident in (None, recorded_thread) or thread.name.startswith("memprof"):
                     continue
                 if _uses_torch(frames.get(thread.ident or 0)):
-                    self._seen = True
+                    self._is_noted = True
                     self._names.setdefault(thread.ident or 0, thread.name)
         finally:
             frames.clear()  # it has this very frame, a cycle that would keep the job's locals
 
     def notes(self) -> list[str]:
         """One sentence if there is much more to tell than at the last call."""
-        if not self._seen or self._bytes < max(_LEAST, 2 * self._told) or _COMPILED in sys.modules:
+        if (
+            not self._is_noted
+            or self._bytes < max(_LEAST, 2 * self._bytes_before)
+            or _COMPILED in sys.modules
+        ):
             return []
-        self._told = self._bytes
-        named = ", ".join(sorted(set(self._names.values()))[:3])
-        who = f"another thread ({named})" if named else "another thread"
+        self._bytes_before = self._bytes
+        thread_names = ", ".join(sorted(set(self._names.values()))[:3])
+        who = f"another thread ({thread_names})" if thread_names else "another thread"
         what = f"{format_bytes(self._bytes)} in {format_count(self._count)} tensors"
         return [f"{what} came from {who}, {_WHY}"]
 

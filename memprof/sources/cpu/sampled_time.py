@@ -25,8 +25,8 @@ class SampledTime:
         """``around_us`` is what each call costs outside the function: getting there and back."""
         self._around_us = around_us
         self._numbers = itertools.count(1)
-        self._taken = 0
-        self._own_ns = self._timed = 0
+        self._calls = 0
+        self._own_ns = self._samples = 0
 
     def began(self) -> int:
         """The time, for one call in many; else 0."""
@@ -43,13 +43,13 @@ class SampledTime:
     def ended(self, shifted_ns: int) -> None:
         """The function is about to return."""
         own_ns = perf_counter_ns() - shifted_ns
-        most_ns = _FAR * (self._own_ns // self._timed) if self._timed else own_ns
+        most_ns = _FAR * (self._own_ns // self._samples) if self._samples else own_ns
         self._own_ns += min(own_ns, max(most_ns, _USUAL_NS))
-        self._timed += 1
+        self._samples += 1
 
     def take_us(self) -> float:
         """What all calls took since this was last asked, the program's own left out."""
-        count = next(self._numbers) - 1 - self._taken
-        self._taken += count + 1
-        each_us = self._own_ns / self._timed / 1000 if self._timed else self._around_us
+        count = next(self._numbers) - 1 - self._calls
+        self._calls += count + 1
+        each_us = self._own_ns / self._samples / 1000 if self._samples else self._around_us
         return count * (self._around_us + each_us)

@@ -50,12 +50,12 @@ class ThreadModes:
         """Push one in every thread that is started from now on."""
         self._is_open = True
         if threading._profile_hook is None:
-            threading.setprofile(self._started)
+            threading.setprofile(self._on_call)
 
     def close(self) -> None:
         """Show nothing any more; each mode leaves its thread with the next operator there."""
         self._is_open = False
-        if threading._profile_hook == self._started:
+        if threading._profile_hook == self._on_call:
             threading.setprofile(None)
         with self._lock:
             watches = list(self._watches)
@@ -75,7 +75,7 @@ class ThreadModes:
                 self._watches.add(pushed.watch)
                 _here.pushed = pushed  # else it goes at once
 
-    def _started(self, _frame: Any, _event: str, _argument: Any) -> None:
+    def _on_call(self, _frame: Any, _event: str, _argument: Any) -> None:
         """A thread has begun to run: torch calls nothing there, so this is the moment."""
         sys.setprofile(None)
         try:

@@ -15,7 +15,7 @@ from memprof.sources.cuda.avoid_compiler_import import compiler_left_out
 from memprof.sources.cuda.history_calls import HistoryCalls, recording_options
 from memprof.sources.cuda.memory_history import SHARED
 from memprof.sources.cuda.source_with_owners import OwnedCudaSource
-from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.native_rows import ROW, RowLabels, Rows
 from memprof.sources.owners.live_blocks import LivingBlocks
 from memprof.sources.protocol import Chunk, Interner
@@ -32,20 +32,20 @@ class CudaAllocatorSource(OwnedCudaSource):
     def __init__(
         self,
         interner: Interner,
-        boundaries: Boundaries,
+        loop_watch: LoopWatch,
         native: Any,
         torch: Any = None,
         place: PlaceOf = place_of,
     ) -> None:
         """``native`` is the module that `memprof.native.load` gives."""
-        super().__init__(interner, boundaries, torch, place)
+        super().__init__(interner, loop_watch, torch, place)
         self._native = native
         native.cuda_forget_tables()
-        self._row_labels = RowLabels(interner, boundaries, native)
+        self._row_labels = RowLabels(interner, loop_watch, native)
         self._tables = _Tables(interner)
         self._calls = HistoryCalls(self._torch, self._program_calls, self._program_called)
         self._is_on = False
-        self._lost = 0
+        self._losses = 0
         self._texts: list[str] = []
 
     def counters(self) -> Sequence[Any]:
@@ -64,14 +64,14 @@ class CudaAllocatorSource(OwnedCudaSource):
 
     def is_over(self) -> bool:
         """Whether more rows waited than there is room for, so that the window has a gap."""
-        return self._is_on and self._lost > 0
+        return self._is_on and self._losses > 0
 
     def begin_window(self) -> Mapping[str, State]:
         """The states, with owners; called again in a window it adds devices that are new."""
         if not self._in_window:
             self._in_window = True
-            self._begun, self._end, self._taken, self._ready = set(), {}, [], []
-            self._lost = 0
+            self._devices_begun, self._end, self._chunks, self._ready = set(), {}, [], []
+            self._losses = 0
             anew = True
         else:
             anew = False
@@ -105,9 +105,9 @@ class CudaAllocatorSource(OwnedCudaSource):
     def notes(self) -> Sequence[str]:
         """What was not seen, since the last call."""
         notes = [*super().notes()]
-        if self._lost:
+        if self._losses:
             notes.append(
-                f"{self._lost} entries came faster than they could be written down; the window "
+                f"{self._losses} entries came faster than they could be written down; the window "
                 "ends there"
             )
         failure, self._row_labels.failure = self._row_labels.failure, ""
@@ -162,7 +162,7 @@ class CudaAllocatorSource(OwnedCudaSource):
         with self._recorder.lock:
             self._row_labels.crossed()
             self._look()
-            self._lost = int(self._native.cuda_pending()[1])
+            self._losses = int(self._native.cuda_pending()[1])
             with compiler_left_out(self._torch):
                 blob, frames, stacks, pools, texts = self._native.cuda_take()
             self._tables.add(frames, stacks, pools)
@@ -174,7 +174,7 @@ class CudaAllocatorSource(OwnedCudaSource):
             for device in devices:
                 is_here = slice(None) if len(devices) == 1 else rows["device"] == device
                 events = self._events_of(rows[is_here])
-                self._taken.append(Chunk(f"cuda:{device}", events))
+                self._chunks.append(Chunk(f"cuda:{device}", events))
 
     def _events_of(self, rows: Rows) -> Events:
         label = self._row_labels.of(rows)

@@ -32,8 +32,8 @@ def backend(torch: Any, environment: Mapping[str, str] = os.environ) -> str:
 def _version_of(torch: Any) -> tuple[int, ...]:
     """Such as ``(2, 11)``; of one that tells none, the newest."""
     parts = str(getattr(torch, "__version__", "")).split(".")[:2]
-    known = len(parts) == 2 and all(part.isdecimal() for part in parts)
-    return tuple(map(int, parts)) if known else _READS_SWITCH
+    is_number = len(parts) == 2 and all(part.isdecimal() for part in parts)
+    return tuple(map(int, parts)) if is_number else _READS_SWITCH
 
 
 class UsedDevices:

@@ -35,23 +35,23 @@ class HistoryCalls:
         self._own: int | None = None
         self.records_host = False
         """Whether the last call that was heard turned on the recording of pinned host memory."""
-        self._replaced: dict[str, tuple[Any, Any]] = {}
+        self._originals: dict[str, tuple[Any, Any]] = {}
 
     def open(self) -> None:
         """Listen from now on; safe to call twice."""
         for name, at in _RECORD_HOST.items():
             real = getattr(self._c, name, None)
-            if real is not None and name not in self._replaced:
-                told = self._told(real, at)
-                self._replaced[name] = (real, told)
-                setattr(self._c, name, told)
+            if real is not None and name not in self._originals:
+                wrapper = self._wrap(real, at)
+                self._originals[name] = (real, wrapper)
+                setattr(self._c, name, wrapper)
 
     def close(self) -> None:
         """Put torch's functions back; where somebody else replaced them since, theirs stay."""
         self.records_host = False
-        replaced, self._replaced = self._replaced, {}
-        for name, (real, told) in replaced.items():
-            if getattr(self._c, name, None) is told:
+        originals, self._originals = self._originals, {}
+        for name, (real, wrapper) in originals.items():
+            if getattr(self._c, name, None) is wrapper:
                 setattr(self._c, name, real)
 
     @contextmanager
@@ -63,24 +63,24 @@ class HistoryCalls:
         finally:
             self._own = before
 
-    def _told(self, real: Any, at: int) -> Callable[..., Any]:
+    def _wrap(self, real: Any, at: int) -> Callable[..., Any]:
         def record(*args: Any, **kwargs: Any) -> Any:
-            if not self._replaced or self._own == threading.get_ident():
+            if not self._originals or self._own == threading.get_ident():
                 return real(*args, **kwargs)
             is_on = bool(args[0] if args else kwargs.get("enabled"))
             host = args[at] if len(args) > at else kwargs.get("record_pinned_host_memory", False)
             cuda = args[at + 1] if len(args) > at + 1 else kwargs.get("record_cuda", True)
             turns_on = is_on and bool(cuda)
-            self._guarded(self._before, turns_on)
+            self._guard(self._before, turns_on)
             self.records_host = is_on and bool(host)
             try:
                 return real(*args, **kwargs)
             finally:
-                self._guarded(self._after, turns_on)
+                self._guard(self._after, turns_on)
 
         return record
 
-    def _guarded(self, tell: Callable[[bool], None], turns_on: bool) -> None:
+    def _guard(self, tell: Callable[[bool], None], turns_on: bool) -> None:
         try:
             tell(turns_on)
         except Exception:  # noqa: BLE001 - the call is the program's, and must go on
@@ -95,5 +95,5 @@ def recording_options(torch: Any, *, on: bool) -> dict[str, Any]:
     """
     options: dict[str, Any] = {"context": "alloc", "stacks": "python"} if on else {}
     newer = ("clear_history", "global_record_annotations") if on else ("clear_history",)
-    known = inspect.signature(torch.cuda.memory._record_memory_history).parameters
-    return {**options, **{name: True for name in newer if name in known}}
+    parameters = inspect.signature(torch.cuda.memory._record_memory_history).parameters
+    return {**options, **{name: True for name in newer if name in parameters}}

@@ -39,7 +39,7 @@ class InternedTables:
         What has no other frame has no stack of the program's: it came from a thread of autograd's.
         ``labels`` are the run's as far as they were looked at before, and grow here.
         """
-        self._known: list[Label] = [] if labels is None else labels
+        self._labels_so_far: list[Label] = [] if labels is None else labels
         own = {row for row, frame in enumerate(tables.frames) if is_own(frame.filename)}
         stacks = tables.stacks
         if own:
@@ -67,43 +67,43 @@ class InternedTables:
         from each other, and what has none came from autograd's, also before the pass reaches the
         first module.
         """
-        told = marks.at(events.time_us, device)
+        own_labels = marks.at(events.time_us, device)
         if has_stacks:
             ours, theirs = marks.apart()
             beside = np.asarray([marks.is_beside(e) for e in self._entries], np.bool_)[events.stack]
             if theirs.rows:
-                told = ours.at(events.time_us, device)
+                own_labels = ours.at(events.time_us, device)
             if beside.any():
                 own_thread = theirs.at(events.time_us[beside], device)
-                told[beside] = self._beside(told[beside], own_thread)
+                own_labels[beside] = self._beside(own_labels[beside], own_thread)
             # Where no graph is recorded it came from another thread, such as a decoder's.
             bare = (self._stacks[events.stack] == EMPTY) & ours.had_gradients(events.time_us)
-            told[bare] = self._in_backward(told[bare])
+            own_labels[bare] = self._in_backward(own_labels[bare])
         labelled: Events = _with(
             events,
             stack=self._stacks[events.stack],
-            label=self._labels(events.label, told),
+            label=self._labels(events.label, own_labels),
             pool=self._pools[events.pool],
         )
         return labelled
 
-    def _labels(self, metadata: Column, told: Column) -> Column:
+    def _labels(self, metadata: Column, own_labels: Column) -> Column:
         if not metadata.any():
-            return told
+            return own_labels
         return _by_pair(
             metadata,
-            told,
+            own_labels,
             lambda text, row: (
-                self._annotated(self._label(row), self._metadata[text])
+                self._annotate(self._label(row), self._metadata[text])
                 if self._metadata[text]
                 else row
             ),
         )
 
     def _label(self, row: int) -> Label:
-        if row >= len(self._known):
-            self._known += self._interner.labels(len(self._known))
-        return self._known[row]
+        if row >= len(self._labels_so_far):
+            self._labels_so_far += self._interner.labels(len(self._labels_so_far))
+        return self._labels_so_far[row]
 
     def _beside(self, loop: Column, own: Column) -> Column:
         """What a thread beside the loop's makes is not the module's that the loop is in."""
@@ -123,7 +123,7 @@ class InternedTables:
 
         return _by_value(rows, label)
 
-    def _annotated(self, label: Label, text: str) -> int:
+    def _annotate(self, label: Label, text: str) -> int:
         annotation = f"{label.annotation}/{text}" if label.annotation else text
         return self._interner.label(label.step, label.phase, label.module, annotation)
 
@@ -143,15 +143,15 @@ def with_stacks_of(blocks: Blocks, events: Events) -> Events:
 
     (With ``context="state"`` torch keeps stacks at the blocks only.)
     """
-    made = np.flatnonzero(events.action == Action.ALLOC)
-    newest = dict(zip(events.address[made].tolist(), made.tolist(), strict=True))
+    allocs = np.flatnonzero(events.action == Action.ALLOC)
+    newest = dict(zip(events.address[allocs].tolist(), allocs.tolist(), strict=True))
     stack = events.stack.copy()
     for row in np.flatnonzero((blocks.stack != EMPTY) & (blocks.state != BlockState.INACTIVE)):
         event = newest.get(int(blocks.address[row]))
         if event is not None and stack[event] == EMPTY:
             stack[event] = blocks.stack[row]
-    filled: Events = _with(events, stack=stack)
-    return filled
+    result: Events = _with(events, stack=stack)
+    return result
 
 
 def _by_value(rows: Column, row_of: Callable[[int], int]) -> Column:
@@ -167,5 +167,5 @@ def _by_pair(first: Column, second: Column, row_of: Callable[[int, int], int]) -
 
 
 def _with(columns: Any, **changed: Column) -> Any:
-    kept = {name: getattr(columns, name) for name in columns.names()}
-    return type(columns)(**{**kept, **changed})
+    columns_now = {name: getattr(columns, name) for name in columns.names()}
+    return type(columns)(**{**columns_now, **changed})

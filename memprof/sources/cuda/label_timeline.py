@@ -14,8 +14,8 @@ import numpy as np
 
 from memprof.sources.autograd import grad_fn_of
 from memprof.sources.cuda.thread_entry_point import NO_ENTRY, Entry, entry_here
-from memprof.sources.loop.boundaries import Boundaries, annotation_changes
-from memprof.sources.loop.thread_state import Place
+from memprof.sources.loop.loop_watch import LoopWatch, annotation_changes
+from memprof.sources.loop.thread_state import ThreadPosition
 from memprof.trace import EMPTY, Column
 
 __all__ = ["LabelRecorder", "LabelTimeline"]
@@ -66,8 +66,8 @@ class LabelTimeline:
         """
         rows = self.rows[:]
         last = {(row[2], row[3]): at for at, row in enumerate(rows) if row[0] < time_us}
-        kept = {*last.values(), *(at for at, row in enumerate(rows) if row[0] >= time_us)}
-        self.rows[: len(rows)] = [rows[at] for at in sorted(kept)]
+        needed_rows = {*last.values(), *(at for at, row in enumerate(rows) if row[0] >= time_us)}
+        self.rows[: len(rows)] = [rows[at] for at in sorted(needed_rows)]
 
     def is_beside(self, entry: Entry) -> bool:
         """Whether a thread runs beside the loop's: the program's own, and not autograd's."""
@@ -89,8 +89,8 @@ class LabelTimeline:
         rows.sort(key=itemgetter(0))
         times = np.asarray([time for time, _ in rows], dtype=np.int64)
         states = np.asarray([True, *(state for _, state in rows)], dtype=np.bool_)
-        found: Column = states[np.searchsorted(times, time_us, side="right")]
-        return found
+        states_then: Column = states[np.searchsorted(times, time_us, side="right")]
+        return states_then
 
     def at(self, time_us: Column, device: int = 0) -> Column:
         """The label at each time on a device; the empty one before the first mark.
@@ -98,30 +98,30 @@ class LabelTimeline:
         After a mark of the device's own thread that one holds, up to the loop's next mark; where
         its threads made none, the last of any thread.
         """
-        begun = [row[:3] for row in self.rows]
-        columns = np.asarray(begun, dtype=np.int64).reshape(-1, 3)
+        starts = [row[:3] for row in self.rows]
+        columns = np.asarray(starts, dtype=np.int64).reshape(-1, 3)
         times, marked, marks = columns[np.argsort(columns[:, 0], kind="stable")].T
         labels = np.append(EMPTY, marked).astype(np.int32)
-        found: Column = labels[np.searchsorted(times, time_us, side="right")]
+        by_time: Column = labels[np.searchsorted(times, time_us, side="right")]
         own = np.flatnonzero((marks == device) | (marks == _EVERY_DEVICE))
         if len(own) == len(marks):
-            return found
+            return by_time
         last = np.searchsorted(times[own], time_us, side="right") - 1
         rows = own[np.maximum(last, 0)] if len(own) else np.zeros(len(last), dtype=np.intp)
         by_own = (last >= 0) & (marks[rows] == device)
-        return np.asarray(np.where(by_own, labels[rows + 1], found))
+        return np.asarray(np.where(by_own, labels[rows + 1], by_time))
 
 
 class LabelRecorder:
     """Marks every boundary that the job crosses in a window: modules, both ways, and optimizers.
 
-    The boundaries call it when the label of the moment has changed.
+    The loop watch calls it when the label of the moment has changed.
     The backward pass is marked from the graph: each module's output begins the module's part of it.
     """
 
     def __init__(
         self,
-        boundaries: Boundaries,
+        loop_watch: LoopWatch,
         passing: Callable[[int], None] | None = None,
         device: Callable[[], int] | None = None,
     ) -> None:
@@ -137,7 +137,7 @@ class LabelRecorder:
         self._loop_entry = NO_ENTRY
         self._own = threading.local()
         self._passing = passing or (lambda _: None)
-        self._boundaries = boundaries
+        self._loop_watch = loop_watch
         self._hooks: ExitStack | None = None
         self._task = -1
         self._has_gradients = torch.is_grad_enabled
@@ -153,18 +153,18 @@ class LabelRecorder:
         self.marks = LabelTimeline()
         self._own = threading.local()
         self._in_loop()  # a window opens where steps end
-        self._boundaries.watch_modules()
+        self._loop_watch.watch_modules()
         self._hooks = ExitStack()
-        self._hooks.callback(self._boundaries.unwatch_modules)
-        boundaries = self._boundaries
+        self._hooks.callback(self._loop_watch.unwatch_modules)
+        loop_watch = self._loop_watch
         # Not hooks on optimizers: torch goes through them while a step's end closes a window.
-        boundaries.on_entry.append(self._module_began)
-        self._hooks.callback(boundaries.on_entry.remove, self._module_began)
-        for changes in (boundaries.crossings, annotation_changes):
+        loop_watch.on_entry.append(self._module_began)
+        self._hooks.callback(loop_watch.on_entry.remove, self._module_began)
+        for changes in (loop_watch.crossings, annotation_changes):
             changes.append(self._guarded_mark)
             self._hooks.callback(changes.remove, self._guarded_mark)
-        boundaries.on_exit.append(self._module_ended)
-        self._hooks.callback(boundaries.on_exit.remove, self._module_ended)
+        loop_watch.on_exit.append(self._module_ended)
+        self._hooks.callback(loop_watch.on_exit.remove, self._module_ended)
         self.mark()
 
     def stop(self) -> None:
@@ -182,7 +182,7 @@ class LabelRecorder:
     def mark(self) -> None:
         """The calling thread's label holds from now on."""
         if self._hooks is not None and not self._is_compiling():
-            self._mark(self._boundaries.place().row)
+            self._mark(self._loop_watch.place().row)
 
     def _mark(self, label: int) -> None:
         now_us = time.time_ns() // 1000
@@ -205,7 +205,7 @@ class LabelRecorder:
             entry = self._own.entry = entry_here()
         return entry
 
-    def _module_began(self, place: Place) -> None:
+    def _module_began(self, place: ThreadPosition) -> None:
         """Called by hooks on modules, which torch.compile does not see: nothing is traced here."""
         if self._hooks is None:
             return
@@ -214,7 +214,7 @@ class LabelRecorder:
         except Exception:  # noqa: BLE001 - a missing mark is a wrong label, not a broken job
             self.stop()
 
-    def _module_ended(self, place: Place, output: Any) -> None:
+    def _module_ended(self, place: ThreadPosition, output: Any) -> None:
         if self._hooks is None:
             return
         try:
@@ -228,7 +228,7 @@ class LabelRecorder:
 
     def _watch_backward(self, output: Any) -> None:
         outputs = output if isinstance(output, (list, tuple)) else (output,)
-        self._boundaries.unread.each(self._mark_backward, outputs)
+        self._loop_watch.guard.each(self._mark_backward, outputs)
 
     def _mark_backward(self, one: Any) -> None:
         is_tensor = type(one) in self._plain or issubclass(type(one), self._plain[0])
@@ -247,13 +247,13 @@ class LabelRecorder:
             if task != self._task and self._hooks is not None:
                 self._task = task
                 self._queue_callback(self._guarded_mark)
-        except Exception:  # noqa: BLE001 - as in `_guarded`, which costs half a microsecond
+        except Exception:  # noqa: BLE001 - as in `_guard`, which costs half a microsecond
             self.stop()
 
     def _guarded_mark(self) -> None:
-        self._guarded(self.mark)
+        self._guard(self.mark)
 
-    def _guarded(self, action: Callable[..., None], *arguments: Any) -> None:
+    def _guard(self, action: Callable[..., None], *arguments: Any) -> None:
         try:
             action(*arguments)
         except Exception:  # noqa: BLE001 - a missing mark is a wrong label, not a broken job

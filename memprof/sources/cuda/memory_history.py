@@ -22,7 +22,7 @@ from memprof.sources.cuda.ring_buffer import Entry, RingPosition, new_entries, o
 from memprof.sources.cuda.segments import leaves_out_traces, records_pinned
 from memprof.units import format_duration
 
-__all__ = ["SHARED", "HistoryOwner", "Recorder", "operations_of"]
+__all__ = ["SHARED", "HistoryOwner", "MemoryHistory", "operations_of"]
 
 ROW_US = 4.0
 """Until one was measured: torch takes 0.6 to 1.2 µs an entry, what is done with it 1 to 3."""
@@ -47,7 +47,7 @@ class HistoryOwner(enum.Enum):
     PROGRAM = enum.auto()
 
 
-class Recorder:
+class MemoryHistory:
     """Entries of torch's recorder since the last look, in windows.
 
     Ours is bounded so that a look never takes long, and cleared after one. The program's own is
@@ -84,8 +84,8 @@ class Recorder:
             HistoryOwner.PROGRAM: ReadCost(THEIR_ROW_US, 1),
         }
         self._overflows: Counter[HistoryOwner] = Counter()
-        self._seen: dict[int, RingPosition] = {}
-        self._counted: dict[int, int] = {}
+        self._positions: dict[int, RingPosition] = {}
+        self._operations_read: dict[int, int] = {}
         self._counted_before: dict[int, int] = {}
         """As the counters stood before and after the last look, or when counting began."""
         self._counters: dict[int, int] = {}
@@ -95,7 +95,7 @@ class Recorder:
         self._since_us = 0
         self._before_program = 0
         self._most: dict[int, int] = {}
-        self._told = 0
+        self._max_entries = 0
         """Entries that our ring holds."""
         self._room = 0
         """Entries that a look may find; less than it holds once looks proved to be slow."""
@@ -139,9 +139,9 @@ class Recorder:
 
         ``operations`` are those of each device, as `operations_of` has them.
         """
-        grown = sum(self._grown(i, counted) for i, counted in operations.items())
+        total = sum(self._growth(i, count) for i, count in operations.items())
         if not self._is_on():
-            self._before_program = grown
+            self._before_program = total
             self._most.clear()
 
     def may_try_again(self) -> bool:
@@ -156,7 +156,7 @@ class Recorder:
 
     def pending(self) -> int:
         """About how many entries the next look would find, by the counters of the allocator."""
-        return max(0, self.operations() - sum(self._counted.values()))
+        return max(0, self.operations() - sum(self._operations_read.values()))
 
     def is_filling(self) -> bool:
         """Whether it is time to look, before the ring is full; of the program's, once it was."""
@@ -192,9 +192,13 @@ class Recorder:
         self._rows = sum(len(ring) for _, ring in rings) + BLOCK_ROWS * (blocks + ranges)
         after = self._count()
         traces = [self._new(i, ring, before.get(i, 0), after.get(i, 0)) for i, ring in rings]
-        self._counted_before, self._counted = before, after
+        self._counted_before, self._operations_read = before, after
         self._was_reset = False
-        if self.owner is HistoryOwner.MEMPROF and self._is_long() and self._counted == before:
+        if (
+            self.owner is HistoryOwner.MEMPROF
+            and self._is_long()
+            and self._operations_read == before
+        ):
             self._afresh()
         return {**snapshot, "device_traces": traces}
 
@@ -221,20 +225,20 @@ class Recorder:
     def saw_blocks(self, took_us: float, blocks: int) -> None:
         """What a look at the blocks alone took, in a window or between two."""
         if self._sees_their_history():
-            self._measured(HistoryOwner.PROGRAM, self._their_rows(), took_us)
+            self._note_cost(HistoryOwner.PROGRAM, self._their_rows(), took_us)
         else:
-            self._measured(HistoryOwner.MEMPROF, BLOCK_ROWS * blocks, took_us)
+            self._note_cost(HistoryOwner.MEMPROF, BLOCK_ROWS * blocks, took_us)
 
     def took(self, took_us: float) -> None:
         """What the last look took, all that was done with it included."""
-        self._measured(self.owner, self._rows, took_us)
+        self._note_cost(self.owner, self._rows, took_us)
 
     def _sees_their_history(self) -> bool:
         is_ours = self.owner is HistoryOwner.MEMPROF or self.gathers
         is_theirs = not is_ours and self._is_on()
         return is_theirs and not leaves_out_traces(self._torch)
 
-    def _measured(self, owner: HistoryOwner, rows: float, took_us: float) -> None:
+    def _note_cost(self, owner: HistoryOwner, rows: float, took_us: float) -> None:
         if owner is HistoryOwner.NOBODY:
             return
         pace = self._paces[owner]
@@ -253,25 +257,25 @@ class Recorder:
         if ordinal in self.lost:
             return []
         if self.is_shared:
-            seen = self._seen.get(ordinal, RingPosition(self._since_us))
+            position = self._positions.get(ordinal, RingPosition(self._since_us))
             ring = sorted(ring, key=itemgetter("time_us"))  # changing its size rotates a ring
-            if not seen.is_start_of(ring):
+            if not position.is_start_of(ring):
                 self._most[ordinal] = len(ring)
-            least = before - self._counted.get(ordinal, 0)
+            least = before - self._operations_read.get(ordinal, 0)
             most = after - self._counted_before.get(ordinal, 0)
             most = sys.maxsize if self._was_reset else most
-            new = new_entries(seen, ring, least, most)
+            new = new_entries(position, ring, least, most)
             is_lost = operations_in(new) < least
         else:
-            new = ring[self._seen.get(ordinal, RingPosition()).length :]
-            is_lost = len(ring) >= self._told
-        self._seen[ordinal] = RingPosition.of(ring)
+            new = ring[self._positions.get(ordinal, RingPosition()).length :]
+            is_lost = len(ring) >= self._max_entries
+        self._positions[ordinal] = RingPosition.of(ring)
         if is_lost:
-            self._overflowed(ordinal, len(ring))
+            self._has_overflowed(ordinal, len(ring))
             return []
         return [entry for entry in new if entry["action"] != "snapshot"]  # our own looks
 
-    def _overflowed(self, ordinal: int, length: int) -> None:
+    def _has_overflowed(self, ordinal: int, length: int) -> None:
         self.lost.add(ordinal)
         whose = "torch's recorder"
         if self.is_shared:
@@ -298,8 +302,10 @@ class Recorder:
         return rows <= pace.room()
 
     def _their_rows(self) -> float:
-        grown, known = self.operations() - self._before_program, sum(self._most.values())
-        return (min(grown, known) if known else grown) + BLOCK_ROWS * self._blocks()
+        operations, known_rows = self.operations() - self._before_program, sum(self._most.values())
+        return (
+            min(operations, known_rows) if known_rows else operations
+        ) + BLOCK_ROWS * self._blocks()
 
     # -- starting and stopping -----------------------------------------------------------------
 
@@ -324,9 +330,9 @@ class Recorder:
         self.owner = owner
 
     def _begin_to_count(self) -> None:
-        self._seen.clear()
+        self._positions.clear()
         self._since_us = time.time_ns() // 1000  # before counting: no less may have happened since
-        self._counted = self._counted_before = self._count()
+        self._operations_read = self._counted_before = self._count()
 
     def _has_kept_up(self, owner: HistoryOwner) -> bool:
         """Whether windows hold what happens in them; after some that did not, one in a while."""
@@ -354,16 +360,16 @@ class Recorder:
         return self._room >= LEAST_ENTRIES
 
     def _count(self) -> dict[int, int]:
-        return {i: self._grown(i, operations_of(self._stats(i))) for i in self._ordinals()}
+        return {i: self._growth(i, operations_of(self._stats(i))) for i in self._ordinals()}
 
-    def _grown(self, ordinal: int, counted: int) -> int:
+    def _growth(self, ordinal: int, count: int) -> int:
         """What a device's counters account for, also when the program sets them to 0."""
         last = self._counters.get(ordinal, 0)
-        if counted < last:
+        if count < last:
             self._before_reset[ordinal] = self._before_reset.get(ordinal, 0) + last
             self._was_reset = True
-        self._counters[ordinal] = counted
-        return self._before_reset.get(ordinal, 0) + counted
+        self._counters[ordinal] = count
+        return self._before_reset.get(ordinal, 0) + count
 
     def _blocks(self) -> int:
         return sum(int(self._stats(i)["allocation"]["all"]["current"]) for i in self._ordinals())
@@ -372,23 +378,23 @@ class Recorder:
         return self._torch.cuda.memory_stats_as_nested_dict(ordinal)
 
     def _is_long(self) -> bool:
-        longest = max((seen.length for seen in self._seen.values()), default=0)
-        return longest > self._room // 8 or self._room < self._told
+        longest = max((position.length for position in self._positions.values()), default=0)
+        return longest > self._room // 8 or self._room < self._max_entries
 
     def _afresh(self) -> None:
         """Clear our ring: what it held was read, and the next look is short again."""
         if "clear_history" not in recording_options(self._torch, on=False):
             self._record(None)
         self._record("all")
-        self._seen.clear()
-        if self._count() != self._counted:  # another thread allocated in these microseconds
-            self.lost.update(self._counted)
+        self._positions.clear()
+        if self._count() != self._operations_read:  # another thread allocated in these microseconds
+            self.lost.update(self._operations_read)
             self._gap("events were lost between two looks at torch's recorder")
 
     def _record(self, enabled: str | None) -> None:
         options = recording_options(self._torch, on=enabled is not None)
         if enabled is not None:
-            options["max_entries"] = self._told = self._room
+            options["max_entries"] = self._max_entries = self._room
         with self._calls.own():
             self._torch.cuda.memory._record_memory_history(enabled, **options)
 
@@ -416,12 +422,12 @@ class Recorder:
                 self._start()
                 self.is_over = self.is_over or self.owner is HistoryOwner.NOBODY
             elif self.owner is HistoryOwner.MEMPROF:
-                self._before_program = sum(self._counted.values())
+                self._before_program = sum(self._operations_read.values())
                 self.owner = HistoryOwner.PROGRAM
                 self._say(SHARED)
 
 
 def operations_of(stats: Mapping[str, Any]) -> int:
     """Entries that a device's counters account for: one an allocation, two a free."""
-    made = stats["allocation"]["all"]
-    return int(made["allocated"] + 2 * made["freed"])
+    allocations = stats["allocation"]["all"]
+    return int(allocations["allocated"] + 2 * allocations["freed"])

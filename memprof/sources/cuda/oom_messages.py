@@ -81,8 +81,8 @@ def read(text: str) -> OomText | None:
     total, free = (parse_bytes(where[2]), parse_bytes(where[3])) if where is not None else (0, 0)
     if _REJECTED.search(text) is not None:
         size = _REJECTED_SIZE.search(text)
-        asked = _bytes(size[1], size[2] or "") if size is not None else 0
-        return OomText(device, asked, total, free, rejected=True)
+        request = _bytes(size[1], size[2] or "") if size is not None else 0
+        return OomText(device, request, total, free, rejected=True)
     asked_of_torch = _ASKED.search(text)
     if "out of memory" in text and asked_of_torch is not None:
         return OomText(device, parse_bytes(asked_of_torch[1]), total, free)

@@ -21,7 +21,7 @@ from memprof.snapshot.reader import traces_from_snapshot
 from memprof.sources.cuda import oom_messages
 from memprof.sources.cuda.segments import segments_now
 from memprof.sources.guarded_access import plain_attributes
-from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.owners.tensor_owners import Differentiated, owned, parts
 from memprof.sources.stacks import is_own
 from memprof.sources.tensor_addresses import PlaceOf, place_of
@@ -59,7 +59,7 @@ class Exhausted:
     facts: dict[str, object] = field(default_factory=dict)
     live: dict[Frames, int] = field(default_factory=dict)
     """Live bytes by the stack that allocated them, where torch recorded stacks."""
-    held: Trace | None = None
+    trace: Trace | None = None
     """The device's segments and blocks, as a trace without events; None where not read."""
     owned: dict[int, Category] = field(default_factory=dict)
     """What the blocks at these addresses are, as far as modules and optimizers refer to them."""
@@ -79,20 +79,20 @@ class OomWatch:
     def __init__(
         self,
         torch: Any,
-        boundaries: Boundaries,
-        told: Callable[[Exhausted], None],
+        loop_watch: LoopWatch,
+        on_exhausted: Callable[[Exhausted], None],
         place: PlaceOf = place_of,
         sees_blocks: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``told`` is called on the thread whose request failed.
+        """``on_exhausted`` is called on the thread whose request failed.
 
         ``place`` says where a tensor lies, ``sees_blocks`` whether a look at them is short.
         """
         self._place = place
         self._sees_blocks = sees_blocks
         self._torch = torch
-        self._boundaries = boundaries
-        self._told = told
+        self._loop_watch = loop_watch
+        self._on_exhausted = on_exhausted
         self._rested_at_s: dict[int, float] = {}
 
     def open(self) -> str:
@@ -104,7 +104,7 @@ class OomWatch:
         if id(attach) in _attached:
             return ""
         try:
-            attach(_observed)
+            attach(_on_observation)
         except RuntimeError as error:  # an allocator that is not torch's own
             return f"torch cannot tell when CUDA memory runs out: {error}".partition("\n")[0]
         _attached[id(attach)] = attach
@@ -121,7 +121,7 @@ class OomWatch:
         facts: dict[str, object] = {"segment_bytes": segment, "device_free": free, "limit": limit}
         what = Exhausted(f"cuda:{ordinal}", segment, time.time_ns() // 1000, frames, facts)
         self._describe(what, ordinal)
-        self._told(what)
+        self._on_exhausted(what)
 
     def describe(self, what: Exhausted) -> None:
         """Put into ``what`` what the device holds, after a failure that torch did not tell of."""
@@ -134,9 +134,9 @@ class OomWatch:
         began_s = time.monotonic()
         what.brief = began_s < self._rested_at_s.get(ordinal, 0.0)
         costly = () if what.brief else (partial(self._blocks, what), partial(self._owners, what))
-        for read in (self._counters, self._autocast, *costly):
+        for reader in (self._counters, self._autocast, *costly):
             try:
-                facts |= read(ordinal)
+                facts |= reader(ordinal)
             except Exception as error:  # noqa: BLE001 - less is told, the job's error goes on
                 facts.setdefault("unread", f"{type(error).__name__}: {error}")
         if not what.brief:
@@ -180,25 +180,25 @@ class OomWatch:
         what.live = dict(live.most_common(_MOST_STACKS))
         if len(blocks) <= _MOST_BLOCKS:
             traces = traces_from_snapshot({"segments": mine})
-            what.held = next((t for t in traces if t.device == what.device), None)
+            what.trace = next((t for t in traces if t.device == what.device), None)
         return {"largest_free": max(free, default=0)}
 
     def _owners(self, what: Exhausted, ordinal: int) -> dict[str, object]:
         """Bytes of parameters, gradients and optimizer state on the device, also by dtype."""
-        found: dict[int, tuple[Category, str, int]] = {}
-        unread = self._boundaries.unread
+        owners: dict[int, tuple[Category, str, int]] = {}
+        guard = self._loop_watch.guard
         with plain_attributes():
-            for owner, tensor in owned(self._boundaries, Differentiated(unread)):
-                placed = unread.within(self._placed, parts(tensor, unread))
-                found |= {
+            for owner, tensor in owned(self._loop_watch, Differentiated(guard)):
+                placements = guard.within(self._placements, parts(tensor, guard))
+                owners |= {
                     address: (owner.category, dtype, size)
-                    for device, address, dtype, size in placed
+                    for device, address, dtype, size in placements
                     if device == f"cuda:{ordinal}"
                 }
-        what.owned = {address: category for address, (category, *_) in found.items()}
+        what.owned = {address: category for address, (category, *_) in owners.items()}
         sums: Counter[str] = Counter()
         dtypes: dict[str, Counter[str]] = {}
-        for category, dtype, size in found.values():
+        for category, dtype, size in owners.values():
             name = category.name.lower().replace("_", " ")
             sums[name] += size
             dtypes.setdefault(name, Counter())[dtype] += size
@@ -209,7 +209,7 @@ class OomWatch:
             "live_dtypes": {n: dict(d) for n, d in dtypes.items()},
         }
 
-    def _placed(self, tensor: Any) -> Iterator[tuple[str, int, str, int]]:
+    def _placements(self, tensor: Any) -> Iterator[tuple[str, int, str, int]]:
         """Device, address, dtype and bytes of a tensor that has any; it is given none here."""
         device, address = self._place(tensor)
         if address:
@@ -231,7 +231,7 @@ def ooms_counted(stats: Mapping[str, Any]) -> int:
     return failed + stats.get("num_oom_rejections", 0) if failed >= 0 else failed
 
 
-def _observed(ordinal: int, segment: int, limit: int, free: int) -> None:
+def _on_observation(ordinal: int, segment: int, limit: int, free: int) -> None:
     """What torch calls; an exception here would replace the job's own."""
     for watch in tuple(_watching):
         try:
@@ -247,13 +247,13 @@ def _say(error: Exception) -> None:
 
 
 def _frames_above(frame: Any) -> Frames:
-    found: list[tuple[str, str, int]] = []
-    while frame is not None and len(found) < _MOST_FRAMES:
+    frames: list[tuple[str, str, int]] = []
+    while frame is not None and len(frames) < _MOST_FRAMES:
         code = frame.f_code
         if not is_own(code.co_filename):
-            found.append((code.co_name, code.co_filename, frame.f_lineno))
+            frames.append((code.co_name, code.co_filename, frame.f_lineno))
         frame = frame.f_back
-    return tuple(found)
+    return tuple(frames)
 
 
 def from_exception(error: BaseException | None) -> Exhausted | None:
@@ -263,25 +263,25 @@ def from_exception(error: BaseException | None) -> Exhausted | None:
     those of the host's allocator and of libraries.
     """
     text = str(error) if isinstance(error, RuntimeError) else ""
-    said = oom_messages.read(text) if text else None
-    if error is None or said is None:
+    message = oom_messages.read(text) if text else None
+    if error is None or message is None:
         return None
     frames, facts = _frames_of(error), dict[str, object]({"from": "exception"})
     worker = _WORKER.match(text)
     if worker is not None:  # its own traceback comes in the message
         facts["worker"] = worker[1]
         frames = _frames_in(text) + frames
-    told = {
-        "device_total": said.total,
-        "device_free": said.free if said.total else 0,
-        "beside": said.beside,
-        "call": said.call,
-        "asynchronous": said.asynchronous,
-        "rejected": said.rejected,
+    figures = {
+        "device_total": message.total,
+        "device_free": message.free if message.total else 0,
+        "beside": message.beside,
+        "call": message.call,
+        "asynchronous": message.asynchronous,
+        "rejected": message.rejected,
     }
-    facts |= {name: value for name, value in told.items() if value}
-    what = Exhausted(said.device, said.requested, time.time_ns() // 1000, frames, facts)
-    what.unobserved = not said.is_torch
+    facts |= {name: value for name, value in figures.items() if value}
+    what = Exhausted(message.device, message.requested, time.time_ns() // 1000, frames, facts)
+    what.unobserved = not message.is_torch
     return what
 
 
@@ -292,10 +292,10 @@ def _frames_in(text: str) -> Frames:
 
 
 def _frames_of(error: BaseException) -> Frames:
-    found = []
+    frames = []
     traceback = error.__traceback__
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        found.append((code.co_name, code.co_filename, traceback.tb_lineno))
+        frames.append((code.co_name, code.co_filename, traceback.tb_lineno))
         traceback = traceback.tb_next
-    return tuple(reversed(found[-_MOST_FRAMES:]))
+    return tuple(reversed(frames[-_MOST_FRAMES:]))

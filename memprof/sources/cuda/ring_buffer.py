@@ -48,17 +48,19 @@ class RingPosition:
         return not self.length or (len(ring) >= self.length and self.head == _identity(ring[0]))
 
 
-def new_entries(seen: RingPosition, ring: Sequence[Entry], least: int, most: int) -> list[Entry]:
+def new_entries(
+    position: RingPosition, ring: Sequence[Entry], least: int, most: int
+) -> list[Entry]:
     """Those of the entries, which are in the order of their times, that are new since a look.
 
     Allocations and frees among them make ``least`` to ``most`` operations, by the counters; where
     they make fewer, entries were dropped that nobody has seen.
     """
-    if seen.length and seen.is_start_of(ring) and _ends(seen, ring, seen.length):
-        appended = list(ring[seen.length :])
-        if least <= operations_in(appended) <= most:
-            return appended
-    place = _end_of(seen, ring, least, most)
+    if position.length and position.is_start_of(ring) and _ends(position, ring, position.length):
+        new_tail = list(ring[position.length :])
+        if least <= operations_in(new_tail) <= most:
+            return new_tail
+    place = _end_of(position, ring, least, most)
     return [] if place is None else list(ring[place:])
 
 
@@ -67,40 +69,40 @@ def operations_in(entries: Sequence[Entry]) -> int:
     return sum(_WEIGHT.get(entry["action"], 0) for entry in entries)
 
 
-def _end_of(seen: RingPosition, ring: Sequence[Entry], least: int, most: int) -> int | None:
+def _end_of(position: RingPosition, ring: Sequence[Entry], least: int, most: int) -> int | None:
     """The first place after what the last look had; None where that is not found.
 
     Of several (a loop does the same in every turn) the one that agrees best with the counters,
     then with the time.
     """
     times = [entry["time_us"] for entry in ring]
-    tolerance_us = _TOLERANCE_US if seen.tail else _FIRST_TOLERANCE_US
-    first = bisect_left(times, seen.last_us - tolerance_us)
-    last = bisect_right(times, seen.last_us + tolerance_us)
+    tolerance_us = _TOLERANCE_US if position.tail else _FIRST_TOLERANCE_US
+    first = bisect_left(times, position.last_us - tolerance_us)
+    last = bisect_right(times, position.last_us + tolerance_us)
     operations = operations_in(ring[last:])
-    found: list[tuple[int, int, int]] = []
+    candidates: list[tuple[int, int, int]] = []
     for place in range(last, first - 1, -1):
         operations += _WEIGHT.get(ring[place]["action"], 0) if place < last else 0
-        if _ends(seen, ring, place):
+        if _ends(position, ring, place):
             unlike = max(least - operations, operations - most, 0)
-            found.append((unlike, _distance_us(seen, times, place), place))
-    return min(found)[2] if found else None
+            candidates.append((unlike, _distance_us(position, times, place), place))
+    return min(candidates)[2] if candidates else None
 
 
-def _ends(seen: RingPosition, ring: Sequence[Entry], place: int) -> bool:
+def _ends(position: RingPosition, ring: Sequence[Entry], place: int) -> bool:
     """Whether the entries before a place are the last ones that were seen, as far as they go."""
     return all(
-        known == _identity(ring[place - 1 - back])
-        for back, known in enumerate(seen.tail)
+        earlier == _identity(ring[place - 1 - back])
+        for back, earlier in enumerate(position.tail)
         if back < place
     )
 
 
-def _distance_us(seen: RingPosition, times: Sequence[int], place: int) -> int:
-    if seen.tail:
-        return abs(times[place - 1] - seen.last_us) if place else _TOLERANCE_US
-    before = max(times[place - 1] - seen.last_us, 0) if place else 0
-    return before + (max(seen.last_us - times[place], 0) if place < len(times) else 0)
+def _distance_us(position: RingPosition, times: Sequence[int], place: int) -> int:
+    if position.tail:
+        return abs(times[place - 1] - position.last_us) if place else _TOLERANCE_US
+    before = max(times[place - 1] - position.last_us, 0) if place else 0
+    return before + (max(position.last_us - times[place], 0) if place < len(times) else 0)
 
 
 def _identity(entry: Entry) -> tuple[Any, ...]:

@@ -21,10 +21,10 @@ from memprof.snapshot.unpickler import collector_paused
 from memprof.sources.cuda.devices import COUNTING, NATIVE, USED, backend, used, uuid_of
 from memprof.sources.cuda.intern_tables import InternedTables, with_stacks_of
 from memprof.sources.cuda.label_timeline import LabelRecorder
-from memprof.sources.cuda.memory_history import HistoryOwner, Recorder, operations_of
+from memprof.sources.cuda.memory_history import HistoryOwner, MemoryHistory, operations_of
 from memprof.sources.cuda.oom_observer import Exhausted, OomWatch, ooms_counted
 from memprof.sources.cuda.segments import segments_now
-from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.loop.main_thread import Beat, MainThread
 from memprof.sources.protocol import Chunk, Counters, Interner
 from memprof.sources.tensor_addresses import PlaceOf, place_of
@@ -61,15 +61,15 @@ class CudaSource:
     event_us = 0.6
     """What torch's own recorder takes for an entry, which nobody times."""
 
-    def __init__(self, interner: Interner, boundaries: Boundaries, torch: Any = None) -> None:
+    def __init__(self, interner: Interner, loop_watch: LoopWatch, torch: Any = None) -> None:
         """``torch`` is the module, or a stand-in of the parts used here."""
         self.on_oom: Callable[[Exhausted], None] | None = None
         """Told on the failing thread when a device runs out of memory."""
         self.place: PlaceOf = place_of
         """Where a tensor of the program lies."""
-        self._boundaries = boundaries
+        self._loop_watch = loop_watch
         self._ooms: OomWatch | None = None
-        self._keeper = LabelRecorder(boundaries, self._passing, self._device)
+        self._keeper = LabelRecorder(loop_watch, self._passing, self._device)
         self._interner = interner
         self._torch = torch if torch is not None else sys.modules["torch"]
         self._pid = os.getpid()
@@ -78,19 +78,19 @@ class CudaSource:
         self._infos: dict[int, DeviceInfo] = {}
         self._peaks: dict[int, _Peaks] = {}
         self._until_look = 0
-        self._begun: set[int] = set()
-        self._taken: list[Chunk] = []
+        self._devices_begun: set[int] = set()
+        self._chunks: list[Chunk] = []
         self._passing_us = 0
         self._spent_us = 0.0
         self._end: dict[str, State] = {}
         self._notes: list[str] = []
-        self._said: set[str] = set()
+        self._messages: set[str] = set()
         self._backend = ""
-        self._queued: Callable[[], None] | None = None
+        self._cuda_hook: Callable[[], None] | None = None
         self._labels: list[Label] = []
         self._main_thread: MainThread | None = None
         self._beat: Beat | None = None
-        self._recorder = Recorder(
+        self._recorder = MemoryHistory(
             self._torch, lambda: tuple(self._ordinals), self._take, self._say, self._clock_us
         )
 
@@ -102,16 +102,16 @@ class CudaSource:
             self._look()
             self._watch_ooms()
         else:
-            self._queued = self._initialized
-            self._torch.cuda._lazy_call(self._queued)
+            self._cuda_hook = self._on_initialization
+            self._torch.cuda._lazy_call(self._cuda_hook)
 
     def close(self) -> None:
         """Stop torch's recorder if it was started here; safe to call twice."""
         if self._ooms is not None:
             self._ooms.close()
-        queued, self._queued = self._queued, None
+        hook, self._cuda_hook = self._cuda_hook, None
         calls = getattr(self._torch.cuda, "_queued_calls", [])
-        calls[:] = [entry for entry in calls if entry[0] is not queued]
+        calls[:] = [entry for entry in calls if entry[0] is not hook]
         self._stop()
 
     def devices(self) -> Sequence[DeviceInfo]:
@@ -140,7 +140,7 @@ class CudaSource:
         """
         if not self._in_window:
             self._in_window = True
-            self._begun, self._end, self._taken = set(), {}, []
+            self._devices_begun, self._end, self._chunks = set(), {}, []
             self._recorder.forget_losses()
         if not self._can_record():
             return {}
@@ -158,8 +158,8 @@ class CudaSource:
         """The recorder's entries since the last drain, through a snapshot."""
         self._take()
         with self._recorder.lock:
-            taken, self._taken = self._taken, []
-        return taken
+            batches, self._chunks = self._chunks, []
+        return batches
 
     def end_window(self) -> Mapping[str, State]:
         """Stop the recorder; the states are those of the last drain, so they fit its events."""
@@ -185,7 +185,7 @@ class CudaSource:
 
     def notes(self) -> Sequence[str]:
         """What was not seen, since the last call."""
-        notes, self._notes = [*self._notes, *self._boundaries.notes()], []
+        notes, self._notes = [*self._notes, *self._loop_watch.notes()], []
         return notes
 
     # -- devices -------------------------------------------------------------------------------
@@ -193,10 +193,10 @@ class CudaSource:
     def _is_initialized(self) -> bool:
         return os.getpid() == self._pid and bool(self._torch.cuda.is_initialized())
 
-    def _initialized(self) -> None:
+    def _on_initialization(self) -> None:
         """Run by torch right after it initialised CUDA, before anything was allocated."""
         try:
-            if self._queued is None or os.getpid() != self._pid:
+            if self._cuda_hook is None or os.getpid() != self._pid:
                 return
             self._watch_ooms()
             if self._in_window and self._is_native():
@@ -208,7 +208,7 @@ class CudaSource:
         if self._ooms is None and self.on_oom is not None:
             self._ooms = OomWatch(
                 self._torch,
-                self._boundaries,
+                self._loop_watch,
                 self.on_oom,
                 self.place,
                 self._recorder.can_see_blocks,
@@ -224,16 +224,16 @@ class CudaSource:
 
     def _look(self) -> None:
         self._backend = self._backend or backend(self._torch)
-        held = sorted({*self._infos, *used(self._torch)})
-        for i in held:
-            known = self._infos.get(i)
-            if known is None:
+        ordinals = sorted({*self._infos, *used(self._torch)})
+        for i in ordinals:
+            earlier_info = self._infos.get(i)
+            if earlier_info is None:
                 self._infos[i] = self._info(i)
-            elif (fraction := self._fraction(i)) != known.memory_fraction:
-                self._infos[i] = replace(known, memory_fraction=fraction)
-        self._ordinals = held
+            elif (fraction := self._fraction(i)) != earlier_info.memory_fraction:
+                self._infos[i] = replace(earlier_info, memory_fraction=fraction)
+        self._ordinals = ordinals
         USED.add({info.device: info.uuid for info in self._infos.values() if info.uuid})
-        self._until_look = _LOOK_AGAIN if held else 0
+        self._until_look = _LOOK_AGAIN if ordinals else 0
 
     def _info(self, ordinal: int) -> DeviceInfo:
         properties = self._torch.cuda.get_device_properties(ordinal)
@@ -264,9 +264,9 @@ class CudaSource:
         return Counters(
             device=f"cuda:{ordinal}",
             allocated=allocated["current"],
-            peak_allocated=_raised(allocated["peak"], before.allocated),
+            peak_allocated=_raise_peak(allocated["peak"], before.allocated),
             reserved=reserved["current"],
-            peak_reserved=_raised(reserved["peak"], before.reserved),
+            peak_reserved=_raise_peak(reserved["peak"], before.reserved),
             active=_current(stats, "active_bytes"),
             requested=_current(stats, "requested_bytes"),
             inactive_split=_current(stats, "inactive_split_bytes"),
@@ -317,10 +317,10 @@ class CudaSource:
         """Whether torch's recorder works with the allocator; why not is said once."""
         self._backend = self._backend or backend(self._torch)
         if self._backend != NATIVE:
-            counted = "counters only" if self._backend in COUNTING else "the driver's figures only"
+            extent = "counters only" if self._backend in COUNTING else "the driver's figures only"
             self._say(
                 f"torch's recorder does not work with the allocator {self._backend!r}: "
-                f"{counted}, no single allocations"
+                f"{extent}, no single allocations"
             )
         return self._backend == NATIVE
 
@@ -328,21 +328,21 @@ class CudaSource:
         return _clock_us()
 
     def _say(self, message: str) -> None:
-        if message not in self._said:
-            self._said.add(message)
+        if message not in self._messages:
+            self._messages.add(message)
             self._notes.append(message)
 
     def _empty_states(self) -> Mapping[str, State]:
         """Of devices that came into use while the recorder ran: they had held nothing."""
         self._look()
-        new = [i for i in self._ordinals if i not in self._begun]
-        self._begun.update(new)
+        new = [i for i in self._ordinals if i not in self._devices_begun]
+        self._devices_begun.update(new)
         return {f"cuda:{i}": State() for i in new}
 
     def _start_states(self) -> Mapping[str, State]:
         """What the devices hold at the moment the recorder starts."""
         self._look()
-        self._begun = set(self._ordinals)
+        self._devices_begun = set(self._ordinals)
         states = {f"cuda:{i}": State() for i in self._ordinals}
         began_us = _clock_us()
         with collector_paused():
@@ -387,7 +387,7 @@ class CudaSource:
             traces = traces_from_snapshot(snapshot, is_live=True)
             self._see_settings(traces)
             chunks = [self._chunk(t) for t in traces if not self._is_lost(t.device)]
-            self._taken += [chunk for chunk in chunks if len(chunk.events)]
+            self._chunks += [chunk for chunk in chunks if len(chunk.events)]
             self._keeper.marks.forget_before(looked_us)
             self._recorder.took(_clock_us() - began_us)
 
@@ -396,8 +396,10 @@ class CudaSource:
         for ordinal, info in self._infos.items():
             for trace in traces:
                 if trace.device == info.device:
-                    told = {name: value for name, value in trace.settings.items() if value != ""}
-                    self._infos[ordinal] = replace(info, settings={**info.settings, **told})
+                    settings = {
+                        name: value for name, value in trace.settings.items() if value != ""
+                    }
+                    self._infos[ordinal] = replace(info, settings={**info.settings, **settings})
 
     def _device(self) -> int:
         return int(self._torch.cuda.current_device())
@@ -420,7 +422,7 @@ def _ordinal(device: str) -> int:
     return int(device.removeprefix("cuda:"))
 
 
-def _raised(peak: int, before: int) -> int:
+def _raise_peak(peak: int, before: int) -> int:
     """The peak if it was reached since the last look, else not known."""
     return peak if peak > before else NOT_RECORDED
 

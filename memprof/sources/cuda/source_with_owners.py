@@ -8,7 +8,7 @@ from typing import Any
 from memprof.sources.cuda.memory_history import HistoryOwner
 from memprof.sources.cuda.oom_observer import Exhausted
 from memprof.sources.cuda.snapshot_source import CudaSource
-from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.owners.live_blocks import LiveBlocks, LivingBlocks
 from memprof.sources.protocol import Chunk, Interner
 from memprof.sources.tensor_addresses import PlaceOf, place_of
@@ -27,14 +27,14 @@ class OwnedCudaSource(CudaSource):
     def __init__(
         self,
         interner: Interner,
-        boundaries: Boundaries,
+        loop_watch: LoopWatch,
         torch: Any = None,
         place: PlaceOf = place_of,
     ) -> None:
         """``torch`` and ``place``, where a tensor lies, may be stand-ins."""
-        super().__init__(interner, boundaries, torch)
+        super().__init__(interner, loop_watch, torch)
         self.place = place
-        self._live = LiveBlocks(interner, boundaries, place)
+        self._live = LiveBlocks(interner, loop_watch, place)
         self._ready: list[Chunk] = []
 
     def close(self) -> None:

@@ -26,11 +26,11 @@ class CallPlaces:
         """The number of the place that ``frame`` is at, which is never 0; 0 without a frame."""
         if frame is None:
             return 0
-        place, left = 1, _MOST_FRAMES
+        place, frames_to_go = 1, _MOST_FRAMES
         outer: FrameType | None = frame
-        while outer is not None and left:
+        while outer is not None and frames_to_go:
             place = hash((place, id(outer.f_code), outer.f_lasti))
-            outer, left = outer.f_back, left - 1
+            outer, frames_to_go = outer.f_back, frames_to_go - 1
         if place not in self._lines and len(self._lines) < _MOST_PLACES:
             self._lines[place] = _line(frame)
         return place

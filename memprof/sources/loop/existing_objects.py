@@ -12,7 +12,7 @@ from memprof.sources.guarded_access import GuardedAccess
 __all__ = ["existing_objects"]
 
 
-def existing_objects(unread: GuardedAccess) -> tuple[list[Any], list[Any]]:
+def existing_objects(guard: GuardedAccess) -> tuple[list[Any], list[Any]]:
     """The modules that are in no other one, the largest first; and all optimizers.
 
     Only what the garbage collector knows is found: not what `gc.freeze` has put aside. A library
@@ -26,10 +26,10 @@ def existing_objects(unread: GuardedAccess) -> tuple[list[Any], list[Any]]:
     are_modules = set(map(id, modules))
     found = [one for one in objects if id(type(one)) in are_modules]
     rest = [one for one in objects if id(type(one)) not in are_modules]
-    return _roots(found, unread), rest
+    return _roots(found, guard), rest
 
 
-def _roots(modules: list[Any], unread: GuardedAccess) -> list[Any]:
+def _roots(modules: list[Any], guard: GuardedAccess) -> list[Any]:
     children: set[int] = set()
     sizes: dict[int, int] = {}
 
@@ -39,7 +39,7 @@ def _roots(modules: list[Any], unread: GuardedAccess) -> list[Any]:
     def count(module: Any) -> None:
         sizes[id(module)] = sum(1 for _ in module.modules())
 
-    unread.each(add_children, modules)
+    guard.each(add_children, modules)
     roots = [one for one in modules if id(one) not in children]
-    unread.each(count, roots)
+    guard.each(count, roots)
     return sorted((one for one in roots if id(one) in sizes), key=lambda one: -sizes[id(one)])

@@ -81,7 +81,7 @@ class MainThread:
         if self._is_closed or os.getpid() != self._pid or _is_inside_memprof():
             return
         try:
-            with _uncompiled():
+            with _without_compiler():
                 self._call()
         except Exception as error:
             if _is_of_signal(error.__traceback__):
@@ -162,7 +162,7 @@ def adder() -> Callable[[int], int] | None:
 
 
 @contextmanager
-def _uncompiled() -> Iterator[None]:
+def _without_compiler() -> Iterator[None]:
     """Inside, torch.compile leaves alone what runs in the middle of a compiled function."""
     if "torch._dynamo" not in sys.modules:
         yield

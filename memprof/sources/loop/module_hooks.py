@@ -40,7 +40,7 @@ class ModuleHooks:
         self._before, self._after = before, after
         self._lock = threading.RLock()
         self._handles: list[Any] = []
-        self._hidden: list[tuple[Any, int, Any, set[int]]] | None = None
+        self._hidden_hooks: list[tuple[Any, int, Any, set[int]]] | None = None
         self._unsilence: Callable[[], None] | None = None
 
     def add(self) -> None:
@@ -54,15 +54,15 @@ class ModuleHooks:
             pre = module.register_module_forward_pre_hook(self._before)
             post = module.register_module_forward_hook(self._after, always_call=True)
             self._handles = [pre, post]
-            if self._hidden is not None:
-                self._hidden = list(self._take())
+            if self._hidden_hooks is not None:
+                self._hidden_hooks = list(self._take())
 
     def remove(self) -> None:
         """Take them away for good; safe to call twice."""
         with self._lock:
             handles, self._handles = self._handles, []
-            if self._hidden is not None:
-                self._hidden = []
+            if self._hidden_hooks is not None:
+                self._hidden_hooks = []
             for handle in handles:
                 handle.remove()
             unsilence, self._unsilence = self._unsilence, None
@@ -81,23 +81,23 @@ class ModuleHooks:
             for table, key in self._entries():
                 if callable(table[key]):  # the third table says of a hook that it has one
                     table[key] = functions[key]
-            if self._hidden is not None:
-                self._hidden = [
+            if self._hidden_hooks is not None:
+                self._hidden_hooks = [
                     (table, key, functions[key] if callable(value) else value, earlier)
-                    for table, key, value, earlier in self._hidden
+                    for table, key, value, earlier in self._hidden_hooks
                 ]
 
     def hide(self) -> None:
         """Take them out of torch's tables until `show`."""
         with self._lock:
-            if self._hidden is None:
-                self._hidden = list(self._take())
+            if self._hidden_hooks is None:
+                self._hidden_hooks = list(self._take())
 
     def show(self) -> None:
         """Put them back where they were, before whatever the program has registered since."""
         with self._lock:
-            hidden, self._hidden = self._hidden, None
-            for table, key, value, earlier in hidden or ():
+            hidden_hooks, self._hidden_hooks = self._hidden_hooks, None
+            for table, key, value, earlier in hidden_hooks or ():
                 later = [other for other in list(table) if other not in earlier]
                 table[key] = value
                 for other in later if isinstance(table, OrderedDict) else ():

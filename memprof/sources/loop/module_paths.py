@@ -19,7 +19,7 @@ class ModulePaths:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[Any], str]] = {}
+        self._entries: dict[int, tuple[weakref.ref[Any], str]] = {}
         self._roots: list[tuple[weakref.ref[Any], str]] = []
 
     def path(self, module: Any, caller_id: int = 0, prefix: str = "") -> str:
@@ -27,15 +27,15 @@ class ModulePaths:
 
         ``prefix`` names a root that stands for another module (a replica of `nn.DataParallel`).
         """
-        known = self._known.get(id(module))
-        if known is None and self._extend(caller_id):  # it may have been added since
-            known = self._known.get(id(module))
-        return known[1] if known is not None else self._add_root(module, prefix)
+        entry = self._entries.get(id(module))
+        if entry is None and self._extend(caller_id):  # it may have been added since
+            entry = self._entries.get(id(module))
+        return entry[1] if entry is not None else self._add_root(module, prefix)
 
     @property
     def table(self) -> dict[int, tuple[weakref.ref[Any], str]]:
         """Every known module with its path, by ``id``; looked into at every call of a module."""
-        return self._known
+        return self._entries
 
     def roots(self) -> Iterator[tuple[Any, str]]:
         """Every living root with its path, in the order of their first calls."""
@@ -46,48 +46,48 @@ class ModulePaths:
 
     def known(self) -> Iterator[tuple[Any, str]]:
         """Every living module that was called, or lay below one that was, with its path."""
-        for ref, path in list(self._known.values()):
+        for ref, path in list(self._entries.values()):
             module = ref()
             if module is not None:
                 yield module, path
 
     def _add_root(self, module: Any, prefix: str) -> str:
-        path = prefix or self._numbered(type(module).__name__)
+        path = prefix or self._number(type(module).__name__)
         children = [m for m in module.modules() if m is not module]
-        swallowed = {id(m) for m in children}
-        self._roots = [r for r in self._roots if r[0]() is not None and id(r[0]()) not in swallowed]
+        child_ids = {id(m) for m in children}
+        self._roots = [r for r in self._roots if r[0]() is not None and id(r[0]()) not in child_ids]
         if not prefix:
             self._roots.append((weakref.ref(module), path))
-        taken = {r[1] for r in self._roots}
+        names = {r[1] for r in self._roots}
         for child in children:  # named from a root that this one contains: name it anew
-            known = self._known.get(id(child))
-            if known is not None and not any(_below(known[1], root) for root in taken):
-                del self._known[id(child)]
+            entry = self._entries.get(id(child))
+            if entry is not None and not any(_below(entry[1], root) for root in names):
+                del self._entries[id(child)]
         self._name(module, path)
-        return self._known[id(module)][1]
+        return self._entries[id(module)][1]
 
     def _extend(self, caller_id: int) -> bool:
-        known = self._known.get(caller_id)
-        caller = known[0]() if known is not None else None
-        if known is None or caller is None:
+        entry = self._entries.get(caller_id)
+        caller = entry[0]() if entry is not None else None
+        if entry is None or caller is None:
             return False
-        self._name(caller, known[1])
+        self._name(caller, entry[1])
         return True
 
     def _name(self, root: Any, path: str) -> None:
         for name, module in root.named_modules():
             key = id(module)
-            if key not in self._known:
+            if key not in self._entries:
                 ref = weakref.ref(module, partial(self._forget, key))
-                self._known[key] = (ref, f"{path}.{name}" if name else path)
+                self._entries[key] = (ref, f"{path}.{name}" if name else path)
 
     def _forget(self, key: int, _ref: object) -> None:
-        self._known.pop(key, None)
+        self._entries.pop(key, None)
 
-    def _numbered(self, name: str) -> str:
-        taken = {path for _, path in self.roots()}
+    def _number(self, name: str) -> str:
+        names = {path for _, path in self.roots()}
         numbers = (name if n == 1 else f"{name}#{n}" for n in count(1))
-        return next(path for path in numbers if path not in taken)
+        return next(path for path in numbers if path not in names)
 
 
 def _below(path: str, root: str) -> bool:

@@ -32,14 +32,14 @@ class KnownOptimizers:
     def add(self, optimizer: Any) -> None:
         """Note one that steps; it may be known."""
         key = id(optimizer)
-        known = self._refs.get(key)
-        if known is None or known() is None:
+        reference = self._refs.get(key)
+        if reference is None or reference() is None:
             self._refs[key] = weakref.ref(optimizer, functools.partial(self._forget, key))
 
     def living(self) -> list[Any]:
         """Those that are alive."""
-        found = [ref() for ref in list(self._refs.values())]
-        return [optimizer for optimizer in found if optimizer is not None]
+        optimizers = [ref() for ref in list(self._refs.values())]
+        return [optimizer for optimizer in optimizers if optimizer is not None]
 
     def _forget(self, key: int, ref: object) -> None:
         if self._refs.get(key) is ref:
@@ -57,15 +57,15 @@ class OptimizerHooks:
     def __init__(
         self,
         began: Callable[[Any, FrameType], None],
-        ended: Callable[[Any], None],
+        on_end: Callable[[Any], None],
         left_out: Callable[[Any], None],
     ) -> None:
         """None of these may raise; ``began`` is also given the frame of the wrapped ``step``."""
         self.known = KnownOptimizers()
         self.crossings: list[Callable[[], None]] = []
-        """Called after each of ``began`` and ``ended``."""
-        self._began, self._ended, self._left_out = began, ended, left_out
-        self._stepped = 0
+        """Called after each of ``began`` and ``on_end``."""
+        self._began, self._on_end, self._left_out = began, on_end, left_out
+        self._step_count = 0
         self._is_open = False
         self._inside: list[None] = []
         """An entry for each call under way; threads may step side by side."""
@@ -84,16 +84,16 @@ class OptimizerHooks:
         self._hooks.callback(pre.remove)
         post = optimizer.register_optimizer_step_post_hook(self._after)
         self._hooks.callback(post.remove)
-        self._scalers = watch_scalers(lambda: self._stepped, self._skipped)
+        self._scalers = watch_scalers(lambda: self._step_count, self._note_skip)
 
     def close(self) -> None:
         """Do nothing any more, hold nothing; remove the hooks, unless one runs. May be repeated."""
         self._is_open = False
         self._scalers()
-        self._scalers = self._began = self._ended = self._left_out = _nothing
+        self._scalers = self._began = self._on_end = self._left_out = _nothing
         self._tell_uncompiled = None
-        if self not in _left:
-            _left.append(self)
+        if self not in _remaining:
+            _remaining.append(self)
         remove_left()
 
     def remove(self) -> bool:
@@ -115,40 +115,40 @@ class OptimizerHooks:
         self._began(optimizer, frame)
 
     def _after(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        self._stepped += 1
+        self._step_count += 1
         if self._is_open:
-            self._within(self._ended, optimizer)
+            self._within(self._on_end, optimizer)
 
-    def _within(self, told: Callable[[Any], None], optimizer: Any) -> None:
+    def _within(self, callback: Callable[[Any], None], optimizer: Any) -> None:
         if self._tell_uncompiled is None and "torch._dynamo.decorators" in sys.modules:
             self._tell_uncompiled = sys.modules["torch._dynamo"].disable(self._tell)
         self._inside.append(None)
         try:
             tell = self._tell_uncompiled or self._tell
-            tell(told, optimizer)
+            tell(callback, optimizer)
         finally:
             self._inside.pop()
 
-    def _tell(self, told: Callable[[Any], None], optimizer: Any) -> None:
-        told(optimizer)
+    def _tell(self, callback: Callable[[Any], None], optimizer: Any) -> None:
+        callback(optimizer)
         for crossing in tuple(self.crossings):
             crossing()
 
-    def _skipped(self, optimizer: Any) -> None:
+    def _note_skip(self, optimizer: Any) -> None:
         if self._is_open:
             self.known.add(optimizer)
             self._left_out(optimizer)
 
 
-_left: list[OptimizerHooks] = []
+_remaining: list[OptimizerHooks] = []
 """Closed, with hooks that could not be removed then."""
 
 
 def remove_left() -> None:
     """Remove the hooks of recordings that ended within one of them, unless it still runs."""
-    for hooks in tuple(_left):
-        if hooks.remove() and hooks in _left:
-            _left.remove(hooks)
+    for hooks in tuple(_remaining):
+        if hooks.remove() and hooks in _remaining:
+            _remaining.remove(hooks)
 
 
 def _nothing(*_: Any) -> None:

@@ -14,9 +14,11 @@ def silence(message: str) -> Callable[[], None]:
     entry = warnings.filters[0]
 
     def undo() -> None:
-        kept = [f for f in warnings.filters if f is not entry]
-        if len(kept) < len(warnings.filters):  # else a `catch_warnings` has put the old list back
-            warnings.filters[:] = kept  # type: ignore[index]
+        remaining = [f for f in warnings.filters if f is not entry]
+        if len(remaining) < len(
+            warnings.filters
+        ):  # else a `catch_warnings` has put the old list back
+            warnings.filters[:] = remaining  # type: ignore[index]
             # Caches of what was warned of must be thrown away, which only this module can say.
             warnings.simplefilter("ignore", category=_Never, append=True)
             warnings.filters.pop()  # type: ignore[attr-defined]

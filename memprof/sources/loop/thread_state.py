@@ -15,8 +15,8 @@ __all__ = [
     "NO_TASK",
     "BackwardPass",
     "Call",
-    "Place",
     "Stepping",
+    "ThreadPosition",
     "ThreadState",
     "Threads",
     "call_frame",
@@ -35,7 +35,7 @@ _NO_NUMBER = -2
 """Nodes are numbered from 0, and no node at all is -1."""
 
 
-class Place:
+class ThreadPosition:
     """Where a thread is, for as long as its phase and its module stay the same.
 
     The label and the frames outside are looked up once a place and not once an event.
@@ -50,7 +50,7 @@ class Place:
         """The autograd graph task that it runs in; -1 outside a backward pass."""
         self.frame_id = frame_id
         """``id`` of a frame that stays where it is while the thread is here, or 0."""
-        self.outer: Place | None = None
+        self.outer: ThreadPosition | None = None
         """A place that the thread will be back in."""
         self.site: int | None = None
         """What the stack capture keeps about the frames from that one outwards."""
@@ -60,13 +60,13 @@ class Place:
         self.annotation = ""
 
 
-class Call(Place):
+class Call(ThreadPosition):
     """A module call that is under way in a thread."""
 
     __slots__ = ("module_id",)
 
     def __init__(self, module_id: int, path: str, task: int, frame_id: int) -> None:
-        # One is made for every call of a module: what `Place` sets, without a call of its own.
+        # One is made for every call of a module: what `ThreadPosition` sets, without a call.
         self.phase = Phase.FORWARD if task == NO_TASK else Phase.BACKWARD
         self.path = path
         self.task = task
@@ -78,7 +78,7 @@ class Call(Place):
         self.module_id = module_id
 
 
-class Stepping(Place):
+class Stepping(ThreadPosition):
     """An optimizer's step that is under way."""
 
     __slots__ = ("depth", "wrapper_id")
@@ -91,7 +91,7 @@ class Stepping(Place):
         """``id`` of the frame that calls the optimizer's hooks."""
 
 
-class BackwardPass(Place):
+class BackwardPass(ThreadPosition):
     """A backward pass; its path is the module of the graph's node that runs."""
 
     __slots__ = ("number",)
@@ -136,7 +136,7 @@ class ThreadState:
         self.backward = False
         self.passing = BackwardPass("", NO_TASK, 0)
         """The backward pass that ran last."""
-        self.loop = Place(Phase.OTHER, "")
+        self.loop = ThreadPosition(Phase.OTHER, "")
         """Outside modules, optimizers and backward passes."""
         self.numbers: list[int] = []
         self.paths: list[str] = []
@@ -192,8 +192,8 @@ def call_frame(frame: Any) -> Any:
 
 def keywords_of(call: FrameType) -> dict[str, Any]:
     """The keyword arguments of a module's call, from the `call_frame`."""
-    found = dict(zip(*frame_variables(call), strict=True)).get("kwargs")
-    return found if isinstance(found, dict) else {}
+    keywords = dict(zip(*frame_variables(call), strict=True)).get("kwargs")
+    return keywords if isinstance(keywords, dict) else {}
 
 
 def frame_of(codes: tuple[CodeType, ...], frame: FrameType | None) -> int:

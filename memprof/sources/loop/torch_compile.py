@@ -28,9 +28,9 @@ class CompileWatch:
     ``reset()`` forgets whoever wants to be called; this watch stays.
     """
 
-    def __init__(self, began: Callable[[], None], ended: Callable[[], None]) -> None:
+    def __init__(self, began: Callable[[], None], on_end: Callable[[], None]) -> None:
         """Neither may raise; nothing is watched before `open`."""
-        self._began, self._ended = began, ended
+        self._began, self._on_end = began, on_end
         self._lock = threading.Lock()
         self._running = 0
         self._is_open = False
@@ -104,4 +104,4 @@ class CompileWatch:
             last = self._running == 1
             self._running = max(0, self._running - 1)  # else it began before it was watched
         if last:
-            self._ended()
+            self._on_end()

@@ -91,20 +91,20 @@ def lives_of(before: Lives, events: Events, first: int) -> Lives:
 
     A free ends the latest allocation of its address; one without is left out.
     """
-    made = np.flatnonzero(events.action == Action.ALLOC)
+    allocs = np.flatnonzero(events.action == Action.ALLOC)
     new: Lives = Lives.build(
-        len(made),
-        address=events.address[made],
-        size=events.size[made],
-        stack=events.stack[made],
-        label=events.label[made],
-        event=made + first,
-        born=made,
+        len(allocs),
+        address=events.address[allocs],
+        size=events.size[allocs],
+        stack=events.stack[allocs],
+        label=events.label[allocs],
+        event=allocs + first,
+        born=allocs,
     )
-    joined: Lives = Lives.concatenate([before, new])
+    both: Lives = Lives.concatenate([before, new])
     freed = np.flatnonzero(events.action == Action.FREE_REQUESTED)
-    died = _ends(joined, events.address[freed], freed, len(events))
-    return replaced(joined, died=died)
+    end_rows = _ends(both, events.address[freed], freed, len(events))
+    return replaced(both, died=end_rows)
 
 
 def _ends(lives: Lives, address: Ints, freed: Ints, events: int) -> Ints:
@@ -114,16 +114,16 @@ def _ends(lives: Lives, address: Ints, freed: Ints, events: int) -> Ints:
     addresses = np.concatenate([lives.address, address])[order]
     is_free = order >= len(lives)
     ends = ~is_free[:-1] & is_free[1:] & (addresses[:-1] == addresses[1:])
-    died = np.full(len(lives), events, np.int64)
-    died[order[:-1][ends]] = at[order[1:][ends]]
-    return died
+    end_rows = np.full(len(lives), events, np.int64)
+    end_rows[order[:-1][ends]] = at[order[1:][ends]]
+    return end_rows
 
 
 def settle(
     lives: Lives,
     events: Events,
     labels: LabelRows,
-    seen: list[OwnerSample],
+    samples: list[OwnerSample],
     modes: Sequence[GradMode] = (),
 ) -> Lives:
     """The lives with the categories that phases and sightings tell, and their owners' modules.
@@ -137,16 +137,18 @@ def settle(
         graph=_with_graph(lives, events, labels, modes),
     )
     forward = labels.phases(lives.label) == Phase.FORWARD
-    kept = forward & _lived_to(_backward_rows(events, labels), lives)
-    lives.category[kept & (lives.category == Category.UNKNOWN)] = Category.ACTIVATION
+    is_activation = forward & _lived_to(_backward_rows(events, labels), lives)
+    lives.category[is_activation & (lives.category == Category.UNKNOWN)] = Category.ACTIVATION
     times = np.maximum.accumulate(events.time_us)
-    for one in seen:
+    for one in samples:
         at = int(np.searchsorted(times, one.time_us, side="right"))
         if one.recomputed == NOT_RECORDED:
             own(lives, one.owners, at, labels)
         else:
             _keep_for_backward(lives, one.recomputed, at, labels)
-    failed = [int(np.searchsorted(times, one.time_us, side="right")) for one in seen if one.failed]
+    failed = [
+        int(np.searchsorted(times, one.time_us, side="right")) for one in samples if one.failed
+    ]
     failed += np.flatnonzero(events.action == Action.OOM).tolist()
     there = _lived_to(np.array(sorted(failed), np.int64), lives) & (lives.graph == 1)
     lives.category[there & (lives.category == Category.UNKNOWN)] = Category.ACTIVATION
@@ -158,12 +160,12 @@ def _with_graph(
 ) -> Column:
     """What a forward pass with gradients made: where memory runs out in it no backward pass tells.
 
-    Outside every module the phase is forward only after a call with gradients (`Boundaries`).
+    Outside every module the phase is forward only after a call with gradients (`LoopWatch`).
     """
-    found: Column = lives.graph.copy()
+    graph_column: Column = lives.graph.copy()
     new = np.flatnonzero((lives.born >= 0) & (labels.phases(lives.label) == Phase.FORWARD))
     if not len(new):
-        return found
+        return graph_column
     times: dict[str, list[int]] = defaultdict(list)
     enabled: dict[str, list[bool]] = defaultdict(lambda: [False])  # before the first: not known
     for one in modes:
@@ -177,8 +179,8 @@ def _with_graph(
     for root, at in number.items():
         of_root = of_row == at
         place = np.searchsorted(np.array(times[root], np.int64), made_us[of_root], side="right")
-        found[new[of_root]] = np.array(enabled[root], np.uint8)[place] if root else 1
-    return found
+        graph_column[new[of_root]] = np.array(enabled[root], np.uint8)[place] if root else 1
+    return graph_column
 
 
 def own(lives: Lives, owners: Mapping[int, Owner], at: int, labels: LabelRows) -> None:
@@ -215,15 +217,15 @@ def sight(lives: Lives, addresses: Sequence[int], at: int) -> Ints:
     """
     alive = np.flatnonzero((lives.born < at) & (lives.died >= at))
     alive = alive[np.argsort(lives.address[alive], kind="stable")]
-    wanted = np.array(addresses, dtype=np.int64)
-    if not len(alive) or not len(wanted):
-        return np.full(len(wanted), -1, np.int64)
+    targets = np.array(addresses, dtype=np.int64)
+    if not len(alive) or not len(targets):
+        return np.full(len(targets), -1, np.int64)
     starts = lives.address[alive]
-    place = np.searchsorted(starts, wanted, side="right") - 1
+    place = np.searchsorted(starts, targets, side="right") - 1
     row = alive[np.maximum(place, 0)]
-    inside = (place >= 0) & (wanted < lives.address[row] + np.maximum(lives.size[row], 1))
-    found: Ints = np.where(inside, row, -1)
-    return found
+    inside = (place >= 0) & (targets < lives.address[row] + np.maximum(lives.size[row], 1))
+    rows: Ints = np.where(inside, row, -1)
+    return rows
 
 
 def _backward_rows(events: Events, labels: LabelRows) -> Ints:
@@ -241,24 +243,24 @@ def _backward_rows(events: Events, labels: LabelRows) -> Ints:
 def _lived_to(rows: Ints, lives: Lives) -> npt.NDArray[np.bool_]:
     """Whether a life has seen the first of ``rows`` after its beginning."""
     padded = np.append(rows, np.iinfo(np.int64).max)
-    reached: npt.NDArray[np.bool_] = (
+    reaches: npt.NDArray[np.bool_] = (
         padded[np.searchsorted(padded, lives.born, side="right")] <= lives.died
     )
-    return reached
+    return reaches
 
 
 def final_of_dead(lives: Lives, events: Events, labels: LabelRows) -> Column:
     """Categories once what died is known to be nobody's: made and dropped on the way."""
     dead = lives.died < len(events)
     lasted = np.zeros(len(lives), dtype=bool)
-    died = labels.steps(events.label[lives.died[dead]])
-    lasted[dead] = died - labels.steps(lives.label[dead]) >= SURVIVOR_AGE
+    death_steps = labels.steps(events.label[lives.died[dead]])
+    lasted[dead] = death_steps - labels.steps(lives.label[dead]) >= SURVIVOR_AGE
     passing = dead & ~lasted & (lives.category == Category.UNKNOWN) & (lives.event >= 0)
-    found: Column = np.where(passing, Category.TEMPORARY, lives.category)
-    return found
+    category_column: Column = np.where(passing, Category.TEMPORARY, lives.category)
+    return category_column
 
 
 def replaced(lives: Lives, **changed: Column) -> Lives:
     """The same lives with some columns changed."""
-    kept = {name: getattr(lives, name) for name in Lives.names()}
-    return Lives(**{**kept, **changed})
+    columns = {name: getattr(lives, name) for name in Lives.names()}
+    return Lives(**{**columns, **changed})

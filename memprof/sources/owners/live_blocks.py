@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.sources.label_rows import LabelRows
-from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.owners.block_lifetimes import (
     Lives,
     final_of_dead,
@@ -27,7 +27,7 @@ from memprof.sources.owners.owner_samples import OwnerSamples
 from memprof.sources.owners.saved_blocks import SavedBlocks
 from memprof.sources.owners.tensor_owners import Owner
 from memprof.sources.protocol import Chunk, Interner
-from memprof.sources.tensor_addresses import Block, PlaceOf
+from memprof.sources.tensor_addresses import DeviceBlock, PlaceOf
 from memprof.trace import (
     EMPTY,
     NOT_RECORDED,
@@ -65,9 +65,9 @@ class LivingBlocks:
     def __len__(self) -> int:
         return len(self.address)
 
-    def key(self, row: int) -> Block:
+    def key(self, row: int) -> DeviceBlock:
         """The block by which holders are searched for."""
-        return Block(
+        return DeviceBlock(
             self.device,
             int(self.address[row]),
             int(self.size[row]),
@@ -82,19 +82,19 @@ class LiveBlocks:
     def __init__(
         self,
         interner: Interner,
-        boundaries: Boundaries,
+        loop_watch: LoopWatch,
         place: PlaceOf,
         records: Callable[[str], bool] = lambda device: device != "cpu",
     ) -> None:
         """``place`` says where a tensor lies, ``records`` which devices are meant."""
         self.labels = LabelRows(interner)
-        self.sightings = OwnerSamples(boundaries, place, records)
-        self._kept = SavedBlocks(self.labels)
-        self._boundaries = boundaries
+        self.sightings = OwnerSamples(loop_watch, place, records)
+        self._saved_blocks = SavedBlocks(self.labels)
+        self._loop_watch = loop_watch
         self._pools = interner.pools
         self._lives: dict[str, Lives] = {}
         self._states: dict[str, State] = {}
-        self._told: dict[str, int] = {}
+        self._next_event: dict[str, int] = {}
 
     def refresh(self, states: Mapping[str, State]) -> dict[str, State]:
         """The states, with the labels of blocks that were known and with their owners.
@@ -103,7 +103,7 @@ class LiveBlocks:
         stack is still the same, as torch keeps none for what it does not record.
         """
         owners = self.sightings.owners()
-        return {device: self._begun(device, state, owners) for device, state in states.items()}
+        return {device: self._begin(device, state, owners) for device, state in states.items()}
 
     def begin(self, states: Mapping[str, State], *, anew: bool) -> dict[str, State]:
         """The states in which a window begins, with labels and owners.
@@ -112,10 +112,10 @@ class LiveBlocks:
         that of a device which has events already stays as it is.
         """
         if anew:
-            self._told.clear()
+            self._next_event.clear()
             self._lives = {device: self._lives.get(device, Lives.build()) for device in states}
-        new = {device: state for device, state in states.items() if device not in self._told}
-        self._told.update(dict.fromkeys(new, 0))
+        new = {device: state for device, state in states.items() if device not in self._next_event}
+        self._next_event.update(dict.fromkeys(new, 0))
         return {**states, **self.refresh(new)}
 
     def forget(self) -> None:
@@ -127,28 +127,28 @@ class LiveBlocks:
         events: dict[str, list[Events]] = defaultdict(list)
         for chunk in chunks:
             events[chunk.device].append(chunk.events)
-        owners, seen = self.sightings.owners(), self.sightings.take()
+        owners, samples_of = self.sightings.owners(), self.sightings.take()
         modes = self.sightings.take_modes()
-        found = []
+        changes = []
         for device in dict.fromkeys([*events, *ends]):
-            sightings = [*seen.get("", ()), *seen.get(device, ())]
-            joined = Events.concatenate(events[device])
+            sightings = [*samples_of.get("", ()), *samples_of.get(device, ())]
+            all_events = Events.concatenate(events[device])
             before = self._lives.get(device, Lives.build())
-            known = replaced(before, born=np.full(len(before), NOT_RECORDED))
-            lives = lives_of(known, joined, self._told.get(device, 0))
-            lives = settle(lives, joined, self.labels, sightings, modes)
-            found.append(
-                self._settled(device, joined, ends.get(device), lives, owners.get(device, {}))
+            blocks_before = replaced(before, born=np.full(len(before), NOT_RECORDED))
+            lives = lives_of(blocks_before, all_events, self._next_event.get(device, 0))
+            lives = settle(lives, all_events, self.labels, sightings, modes)
+            changes.append(
+                self._settle(device, all_events, ends.get(device), lives, owners.get(device, {}))
             )
-        return [one for one in found if len(one.events) or one.late_events or one.late_blocks]
+        return [one for one in changes if len(one.events) or one.late_events or one.late_blocks]
 
     def end(self, states: Mapping[str, State]) -> dict[str, State]:
         """The states of the windows' ends, with the labels and categories of what is known."""
-        return {device: self._known(device, state) for device, state in states.items()}
+        return {device: self._with_known_owners(device, state) for device, state in states.items()}
 
     def living(self, device: str) -> LivingBlocks:
         """The blocks in use on a device."""
-        state = self._known(device, self._states.get(device, State()))
+        state = self._with_known_owners(device, self._states.get(device, State()))
         used: Blocks = state.blocks.take(state.blocks.state == BlockState.ACTIVE_ALLOCATED)
         segments = state.segments
         inside = (used.segment >= 0) & (used.segment < len(segments))
@@ -181,25 +181,27 @@ class LiveBlocks:
             pools=self._pools(),
         )
 
-    def _begun(self, device: str, state: State, owners: Mapping[str, dict[int, Owner]]) -> State:
-        known = _in_use(state.blocks)  # columns of its own
+    def _begin(self, device: str, state: State, owners: Mapping[str, dict[int, Owner]]) -> State:
+        blocks_then = _in_use(state.blocks)  # columns of its own
         before = self._lives.get(device, Lives.build())
-        row = _row_of(before.address, known.address)
-        same = (row >= 0) & (known.stack != EMPTY)
+        row = _row_of(before.address, blocks_then.address)
+        same = (row >= 0) & (blocks_then.stack != EMPTY)
         if len(before):
-            same &= (before.stack[row] == known.stack) & (before.size[row] == known.size)
-            known = replaced(
-                known,
-                label=np.where(same, before.label[row], known.label),
-                category=np.where(same, before.category[row], known.category),
-                graph=np.where(same, before.graph[row], known.graph),
+            same &= (before.stack[row] == blocks_then.stack) & (
+                before.size[row] == blocks_then.size
             )
-        own(known, owners.get(device, {}), 0, self.labels)
-        self._lives[device] = replaced(known, handed=known.category)
+            blocks_then = replaced(
+                blocks_then,
+                label=np.where(same, before.label[row], blocks_then.label),
+                category=np.where(same, before.category[row], blocks_then.category),
+                graph=np.where(same, before.graph[row], blocks_then.graph),
+            )
+        own(blocks_then, owners.get(device, {}), 0, self.labels)
+        self._lives[device] = replaced(blocks_then, handed=blocks_then.category)
         self._states[device] = state
-        return self._known(device, state)
+        return self._with_known_owners(device, state)
 
-    def _settled(
+    def _settle(
         self,
         device: str,
         events: Events,
@@ -207,30 +209,30 @@ class LiveBlocks:
         lives: Lives,
         owners: Mapping[int, Owner],
     ) -> Chunk:
-        first = self._told.get(device, 0)
+        first = self._next_event.get(device, 0)
         own(lives, owners, len(events), self.labels)
-        step, saved = self._boundaries.step, self.sightings.saved
-        lives = self._kept.judged(device, lives, events, step, saved)
+        step, saved = self._loop_watch.step, self.sightings.saved
+        lives = self._saved_blocks.judged(device, lives, events, step, saved)
         lives = replaced(lives, category=final_of_dead(lives, events, self.labels))
-        self._told[device] = first + len(events)
+        self._next_event[device] = first + len(events)
         chunk = _chunk(device, events, lives)
-        left = lives.take(lives.died == len(events))
-        self._lives[device] = replaced(left, handed=left.category)
+        survivors = lives.take(lives.died == len(events))
+        self._lives[device] = replaced(survivors, handed=survivors.category)
         if end is not None:
             self._states[device] = end
             self._lives[device] = _agreeing(self._lives[device], end)
         return chunk
 
-    def _known(self, device: str, state: State) -> State:
+    def _with_known_owners(self, device: str, state: State) -> State:
         lives = self._lives.get(device, Lives.build())
         row = _row_of(lives.address, state.blocks.address)
         here = (row >= 0) & (state.blocks.state == BlockState.ACTIVE_ALLOCATED)
         label, category = state.blocks.label.copy(), state.blocks.category.copy()
         label[here], category[here] = lives.label[row[here]], lives.category[row[here]]
-        kept = {name: getattr(state.blocks, name) for name in Blocks.names()}
+        columns = {name: getattr(state.blocks, name) for name in Blocks.names()}
         return State(
             segments=state.segments,
-            blocks=Blocks(**{**kept, "label": label, "category": category}),
+            blocks=Blocks(**{**columns, "label": label, "category": category}),
             unlisted=state.unlisted,
         )
 
@@ -252,10 +254,10 @@ def _agreeing(lives: Lives, end: State) -> Lives:
     """The lives that a state confirms, and its blocks that no event made (entries were lost)."""
     blocks = _in_use(end.blocks)
     row = _row_of(lives.address, blocks.address)
-    lost = blocks.take(row < 0)
-    lost = replaced(lost, event=np.full(len(lost), _NEVER_TOLD))
-    kept: Lives = Lives.concatenate([lives.take(row[row >= 0]), lost])
-    return kept
+    vanished = blocks.take(row < 0)
+    vanished = replaced(vanished, event=np.full(len(vanished), _NEVER_TOLD))
+    agreeing: Lives = Lives.concatenate([lives.take(row[row >= 0]), vanished])
+    return agreeing
 
 
 def _chunk(device: str, events: Events, lives: Lives) -> Chunk:
@@ -263,22 +265,22 @@ def _chunk(device: str, events: Events, lives: Lives) -> Chunk:
     category, label = events.category.copy(), events.label.copy()
     new = lives.born >= 0
     category[lives.born[new]], label[lives.born[new]] = lives.category[new], lives.label[new]
-    kept = {name: getattr(events, name) for name in Events.names()}
+    columns = {name: getattr(events, name) for name in Events.names()}
     changed = ~new & (lives.category != lives.handed)
     late, blocks = changed & (lives.event >= 0), changed & (lives.event == NOT_RECORDED)
     return Chunk(
         device,
-        Events(**{**kept, "category": category, "label": label}),
+        Events(**{**columns, "category": category, "label": label}),
         dict(zip(lives.event[late].tolist(), lives.category[late].tolist(), strict=True)),
         dict(zip(lives.address[blocks].tolist(), lives.category[blocks].tolist(), strict=True)),
     )
 
 
-def _row_of(addresses: Ints, wanted: Ints) -> Ints:
+def _row_of(addresses: Ints, targets: Ints) -> Ints:
     """The row of each wanted address; -1 where it is not among them."""
     if not len(addresses):
-        return np.full(len(wanted), -1, np.int64)
+        return np.full(len(targets), -1, np.int64)
     order = np.argsort(addresses, kind="stable")
-    place = np.minimum(np.searchsorted(addresses[order], wanted), len(order) - 1)
-    found: Ints = np.where(addresses[order][place] == wanted, order[place], -1)
-    return found
+    place = np.minimum(np.searchsorted(addresses[order], targets), len(order) - 1)
+    rows: Ints = np.where(addresses[order][place] == targets, order[place], -1)
+    return rows

@@ -9,7 +9,7 @@ from typing import Any
 
 from memprof.sources.cpu.find_storages import SavedTensors, objects_with_tensors, reads_saved
 from memprof.sources.guarded_access import plain_attributes
-from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.owners.block_lifetimes import GradMode, OwnerSample
 from memprof.sources.owners.tensor_owners import (
     Differentiated,
@@ -20,7 +20,7 @@ from memprof.sources.owners.tensor_owners import (
     parts,
     tensors_in,
 )
-from memprof.sources.tensor_addresses import Place, PlaceOf
+from memprof.sources.tensor_addresses import PlaceOf, StorageAddress
 from memprof.trace import Category
 
 __all__ = ["OwnerSamples"]
@@ -43,16 +43,16 @@ class OwnerSamples:
     """
 
     def __init__(
-        self, boundaries: Boundaries, place: PlaceOf, records: Callable[[str], bool]
+        self, loop_watch: LoopWatch, place: PlaceOf, records: Callable[[str], bool]
     ) -> None:
         """``place`` says where a tensor lies, ``records`` whether a device's are noted."""
         self.failure = ""
         self._records = records
-        self._boundaries = boundaries
+        self._loop_watch = loop_watch
         self._place = place
-        self._unread = boundaries.unread
-        self._others = Differentiated(boundaries.unread)
-        self._seen: dict[str, list[OwnerSample]] = defaultdict(list)
+        self._guard = loop_watch.guard
+        self._others = Differentiated(loop_watch.guard)
+        self._samples: dict[str, list[OwnerSample]] = defaultdict(list)
         self._steps: dict[int, int] = defaultdict(int)
         self._modes: list[GradMode] = []
         self._enabled: dict[str, bool] = {}
@@ -60,25 +60,25 @@ class OwnerSamples:
 
     def start(self) -> None:
         """Listen from now on; may be called again."""
-        if self not in self._boundaries.listeners:
+        if self not in self._loop_watch.listeners:
             from torch import is_grad_enabled
 
             self._is_grad_enabled = is_grad_enabled
-            self._boundaries.listeners.append(self)
+            self._loop_watch.listeners.append(self)
 
     def stop(self) -> None:
         """Listen no more, forget what waits."""
-        if self in self._boundaries.listeners:
-            self._boundaries.listeners.remove(self)
-        self._seen.clear()
+        if self in self._loop_watch.listeners:
+            self._loop_watch.listeners.remove(self)
+        self._samples.clear()
         self._steps.clear()
         self._modes.clear()
         self._enabled.clear()
 
     def take(self) -> dict[str, list[OwnerSample]]:
         """What was seen on each device since the last call; under ``""`` what holds for all."""
-        seen, self._seen = self._seen, defaultdict(list)
-        return seen
+        samples, self._samples = self._samples, defaultdict(list)
+        return samples
 
     def take_modes(self) -> list[GradMode]:
         """What is known of gradients being wanted; of what holds now, the next call tells again."""
@@ -92,7 +92,7 @@ class OwnerSamples:
 
     def owners(self) -> dict[str, dict[int, Owner]]:
         """Owner by device and address of all that modules and optimizers refer to now."""
-        return self._placed(owned(self._boundaries, self._others))
+        return self._addresses_on(owned(self._loop_watch, self._others))
 
     def saved(self) -> dict[str, set[int]] | None:
         """Addresses of what graphs save, by device; None where torch tells nothing or not all.
@@ -101,18 +101,18 @@ class OwnerSamples:
         """
         if not reads_saved():
             return None
-        found: dict[str, set[int]] = defaultdict(set)
+        by_device: dict[str, set[int]] = defaultdict(set)
         with plain_attributes():
-            graphs = SavedTensors(objects_with_tensors(), self._unread)
-            for device, address in self._unread.within(self._places, graphs):
-                found[device].add(address)
-        return found if graphs.complete else None
+            graphs = SavedTensors(objects_with_tensors(), self._guard)
+            for device, address in self._guard.within(self._places, graphs):
+                by_device[device].add(address)
+        return by_device if graphs.complete else None
 
     def note_all(self) -> None:
         """Note what modules and optimizers refer to at this moment."""
-        self._note(owned(self._boundaries, self._others))
+        self._note(owned(self._loop_watch, self._others))
 
-    # Listener of the boundaries.
+    # Listener of the loop watch.
 
     def backward_began(self) -> None:
         """Not noted: the events' own labels tell it."""
@@ -122,7 +122,7 @@ class OwnerSamples:
 
     def recompute_ended(self) -> None:
         """What a recomputed forward pass left alive is kept for the backward pass under way."""
-        self._add("", {}, recomputed=self._boundaries.step)
+        self._add("", {}, recomputed=self._loop_watch.step)
 
     def forward_ended(self, *, with_gradients: bool) -> None:
         """Not noted."""
@@ -132,15 +132,15 @@ class OwnerSamples:
         self._steps[id(optimizer)] += 1
         is_whole = self._steps[id(optimizer)] <= _WHOLE and len(self._steps) <= _OPTIMIZERS
         if is_whole:
-            self._note(owned(self._boundaries, self._others))
+            self._note(owned(self._loop_watch, self._others))
             return
         owner = Owner(Category.GRADIENT, "")
-        self._note((owner, one) for one in gradients_of(optimizer, self._unread))
+        self._note((owner, one) for one in gradients_of(optimizer, self._guard))
 
     def outermost_call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Tensors that go into a model and were not made by one are its input."""
-        self._note_mode(self._boundaries.modules.path(module))
-        owner, inputs = Owner(Category.INPUT, ""), list(tensors_in((args, kwargs), self._unread))
+        self._note_mode(self._loop_watch.modules.path(module))
+        owner, inputs = Owner(Category.INPUT, ""), list(tensors_in((args, kwargs), self._guard))
         with plain_attributes():
             self._others.see(inputs)
         self._note((owner, tensor) for tensor in inputs)
@@ -151,32 +151,34 @@ class OwnerSamples:
             self._enabled[root] = enabled
             self._modes.append(GradMode(time.time_ns() // 1000, root, enabled))
 
-    def _note(self, found: Iterable[tuple[Owner, Any]]) -> None:
+    def _note(self, owned_tensors: Iterable[tuple[Owner, Any]]) -> None:
         try:
-            for device, owners in self._placed(found).items():
+            for device, owners in self._addresses_on(owned_tensors).items():
                 self._add(device, owners)
         except Exception as error:  # noqa: BLE001 - the job goes on with less said of its bytes
             self.failure = f"owners were missed: {type(error).__name__}: {error}"
 
-    def _placed(self, found: Iterable[tuple[Owner, Any]]) -> dict[str, dict[int, Owner]]:
+    def _addresses_on(
+        self, owned_tensors: Iterable[tuple[Owner, Any]]
+    ) -> dict[str, dict[int, Owner]]:
         """Owner by device and address; no code of a tensor's subclass is run for its attributes."""
-        placed: dict[str, dict[int, Owner]] = defaultdict(dict)
+        by_device: dict[str, dict[int, Owner]] = defaultdict(dict)
         with plain_attributes():
-            for owner, tensor in found:
-                places: Iterable[Place]
+            for owner, tensor in owned_tensors:
+                places: Iterable[StorageAddress]
                 if is_plain(tensor):  # as nearly always
                     places = (self._place(tensor),)
                 else:
-                    places = self._unread.within(self._places, (tensor,))
+                    places = self._guard.within(self._places, (tensor,))
                 for device, address in places:
                     if address and self._records(device):
-                        placed[device][address] = owner
-        return placed
+                        by_device[device][address] = owner
+        return by_device
 
-    def _places(self, tensor: Any) -> Iterator[Place]:
-        return map(self._place, parts(tensor, self._unread))
+    def _places(self, tensor: Any) -> Iterator[StorageAddress]:
+        return map(self._place, parts(tensor, self._guard))
 
     def _add(self, device: str, owners: dict[int, Owner], **more: Any) -> None:
-        seen = self._seen[device]
-        if len(seen) < _MOST:
-            seen.append(OwnerSample(time.time_ns() // 1000, owners, **more))
+        samples = self._samples[device]
+        if len(samples) < _MOST:
+            samples.append(OwnerSample(time.time_ns() // 1000, owners, **more))

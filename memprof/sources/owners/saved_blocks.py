@@ -32,7 +32,7 @@ class SavedBlocks:
 
     def __init__(self, labels: LabelRows) -> None:
         self._labels = labels
-        self._found: dict[int, int] = {}
+        self._categories: dict[int, int] = {}
         self._took_s = self._ended_s = 0.0
 
     def judged(self, device: str, lives: Lives, events: Events, step: int, saved: Saved) -> Lives:
@@ -52,33 +52,35 @@ class SavedBlocks:
             self._ended_s = time.monotonic()
             self._took_s = self._ended_s - began_s
             if graphs is not None:
-                kept = sight(lives, list(graphs.get(device, ())), end)
-                is_kept = np.isin(rows, kept)
+                saved_rows = sight(lives, list(graphs.get(device, ())), end)
+                is_kept = np.isin(rows, saved_rows)
                 lives.category[rows] = np.where(is_kept, Category.ACTIVATION, Category.UNKNOWN)
-                found = lives.category[rows].tolist()
-                self._found.update(zip(lives.stack[rows].tolist(), found, strict=True))
+                categories = lives.category[rows].tolist()
+                self._categories.update(zip(lives.stack[rows].tolist(), categories, strict=True))
                 return
         for row in rows[lives.stack[rows] != EMPTY].tolist():
-            lives.category[row] = self._found.get(int(lives.stack[row]), lives.category[row])
+            lives.category[row] = self._categories.get(int(lives.stack[row]), lives.category[row])
 
     def _is_wanted(self, lives: Lives, rows: Ints) -> bool:
-        if not np.isin(lives.stack[rows], list(self._found)).all():
+        if not np.isin(lives.stack[rows], list(self._categories)).all():
             return True
         rested = time.monotonic() - self._ended_s > _REST * self._took_s
         return rested and bool((lives.category[rows] == Category.ACTIVATION).any())
 
     def _old(self, lives: Lives, step: int) -> npt.NDArray[np.bool_]:
-        made = self._labels.steps(lives.label)
+        birth_steps = self._labels.steps(lives.label)
         forward = self._labels.phases(lives.label) == Phase.FORWARD
         activation = lives.category == Category.ACTIVATION
         is_open = activation | (forward & (lives.category == Category.UNKNOWN))
-        old: npt.NDArray[np.bool_] = is_open & (made >= 0) & (made <= step - SURVIVOR_AGE)
+        old: npt.NDArray[np.bool_] = (
+            is_open & (birth_steps >= 0) & (birth_steps <= step - SURVIVOR_AGE)
+        )
         return old
 
     def _decide_dead(self, lives: Lives, events: Events) -> None:
         rows = np.flatnonzero((lives.died < len(events)) & (lives.category == Category.ACTIVATION))
-        kept = [stack for stack, found in self._found.items() if stack and not found]
-        rows = rows[np.isin(lives.stack[rows], kept)]
-        died = self._labels.steps(events.label[lives.died[rows]])
-        lasted: Column = died - self._labels.steps(lives.label[rows]) >= SURVIVOR_AGE
+        stacks = [stack for stack, category in self._categories.items() if stack and not category]
+        rows = rows[np.isin(lives.stack[rows], stacks)]
+        death_steps = self._labels.steps(events.label[lives.died[rows]])
+        lasted: Column = death_steps - self._labels.steps(lives.label[rows]) >= SURVIVOR_AGE
         lives.category[rows[lasted]] = Category.UNKNOWN

@@ -29,48 +29,53 @@ class SavedForBackward:
     def __init__(self, label_of: Callable[[int], Label]) -> None:
         """``label_of`` gives the label in a row."""
         self._label_of = label_of
-        self._found: dict[int, int] = {}
+        self._categories: dict[int, int] = {}
 
     def suspects(self, living: Iterable[StorageReference], step: int) -> list[StorageReference]:
         """What a forward pass made at least two steps before ``step``, and no model refers to."""
-        found = []
-        for held in living:
-            if held.category in _OPEN:
-                label = self._label_of(held.label)
+        references = []
+        for reference in living:
+            if reference.category in _OPEN:
+                label = self._label_of(reference.label)
                 old = 0 <= label.step <= step - SURVIVOR_AGE
-                if old and (held.category or label.phase == Phase.FORWARD):
-                    found.append(held)
-        return found
+                if old and (reference.category or label.phase == Phase.FORWARD):
+                    references.append(reference)
+        return references
 
     def undecided(self, suspects: Iterable[StorageReference]) -> bool:
         """Whether there is one of a stack that no look at the graphs has decided yet."""
-        return any(held.stack not in self._found for held in suspects)
+        return any(reference.stack not in self._categories for reference in suspects)
 
     def decide(self, suspects: Iterable[StorageReference], saved: AbstractSet[int] | None) -> None:
         """Give suspects their category.
 
         ``saved`` are the keys of what the graphs save; None where nobody has looked.
         """
-        for held in suspects:
-            if held.category not in _OPEN:  # a model or an optimizer has it by now
+        for reference in suspects:
+            if reference.category not in _OPEN:  # a model or an optimizer has it by now
                 continue
             if saved is not None:
-                kept = held.key in saved
-                self._found[held.stack] = Category.ACTIVATION if kept else Category.UNKNOWN
-                held.category = self._found[held.stack]
-            elif held.stack != EMPTY:
-                held.category = self._found.get(held.stack, held.category)
+                is_saved = reference.key in saved
+                self._categories[reference.stack] = (
+                    Category.ACTIVATION if is_saved else Category.UNKNOWN
+                )
+                reference.category = self._categories[reference.stack]
+            elif reference.stack != EMPTY:
+                reference.category = self._categories.get(reference.stack, reference.category)
 
-    def of_dead(self, category: Ints, stack: Ints, born: Ints, died: Ints) -> Ints:
+    def of_dead(self, category: Ints, stack: Ints, birth_labels: Ints, death_labels: Ints) -> Ints:
         """Categories of what has died, from those known while it lived.
 
-        ``born`` and ``died`` are rows of labels; ``stack`` is `EMPTY` where it is not at hand.
+        ``birth_labels`` and ``death_labels`` are rows of labels; ``stack`` is `EMPTY` where it is
+        not at hand.
         """
-        lasted = self._steps(died) - self._steps(born) >= SURVIVOR_AGE
+        lasted = self._steps(death_labels) - self._steps(birth_labels) >= SURVIVOR_AGE
         final = np.where((category == Category.UNKNOWN) & ~lasted, Category.TEMPORARY, category)
-        judged = np.array([s for s, c in self._found.items() if s and not c], dtype=np.int64)
-        kept = lasted & (category == Category.ACTIVATION) & np.isin(stack, judged)
-        final[kept] = Category.UNKNOWN
+        unsaved_stacks = np.array(
+            [s for s, c in self._categories.items() if s and not c], dtype=np.int64
+        )
+        is_passing = lasted & (category == Category.ACTIVATION) & np.isin(stack, unsaved_stacks)
+        final[is_passing] = Category.UNKNOWN
         return final
 
     def _steps(self, labels: Ints) -> Ints:

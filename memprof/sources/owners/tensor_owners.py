@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from memprof.sources.autograd import gradient_of, has_gradient
 from memprof.sources.guarded_access import GuardedAccess
-from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.trace import Category
 
 __all__ = [
@@ -45,19 +45,19 @@ class Differentiated:
     They are leaves, such as an input whose gradient is wanted, and those after ``retain_grad()``.
     """
 
-    def __init__(self, unread: GuardedAccess) -> None:
+    def __init__(self, guard: GuardedAccess) -> None:
         """None is known."""
-        self._unread = unread
+        self._guard = guard
         self._refs: dict[int, weakref.ref[Any]] = {}
 
-    def see(self, found: Iterable[Any]) -> None:
+    def see(self, tensors: Iterable[Any]) -> None:
         """Note those among some objects; what is no tensor is passed over."""
-        self._unread.each(self._see, found)
+        self._guard.each(self._see, tensors)
 
     def gradients(self) -> Iterator[Any]:
         """What is in their ``.grad``."""
-        known = [ref() for ref in list(self._refs.values())]
-        return self._unread.within(_gradient, known)
+        differentiable = [ref() for ref in list(self._refs.values())]
+        return self._guard.within(_gradient, differentiable)
 
     def _see(self, item: Any) -> None:
         tensor, parameter = _plain_kinds()[0]
@@ -76,59 +76,61 @@ def _gradient(tensor: Any) -> Iterator[Any]:
         yield gradient
 
 
-def owners(boundaries: Boundaries, others: Differentiated) -> dict[int, Owner]:
+def owners(loop_watch: LoopWatch, others: Differentiated) -> dict[int, Owner]:
     """Owner by storage (``UntypedStorage._cdata``) of all that modules and optimizers refer to.
 
     ``others`` are no parameters but have gradients too.
     """
-    return _by_storage(owned(boundaries, others), boundaries.unread)
+    return _by_storage(owned(loop_watch, others), loop_watch.guard)
 
 
-def owned(boundaries: Boundaries, others: Differentiated) -> Iterator[tuple[Owner, Any]]:
+def owned(loop_watch: LoopWatch, others: Differentiated) -> Iterator[tuple[Owner, Any]]:
     """The same as tensors; where two own the same, the later one counts."""
-    unread = boundaries.unread
-    parameters = _parameters(boundaries)
-    for tensor, path in _buffers(boundaries):
+    guard = loop_watch.guard
+    parameters = _parameters(loop_watch)
+    for tensor, path in _buffers(loop_watch):
         yield Owner(Category.BUFFER, path), tensor
-    for parameter, state in unread.within(_state_of, boundaries.optimizers()):
+    for parameter, state in guard.within(_state_of, loop_watch.optimizers()):
         owner = Owner(Category.OPTIMIZER_STATE, parameters.get(id(parameter), (None, ""))[1])
-        yield from ((owner, tensor) for tensor in tensors_in(state, unread))
-    yield from _gradients(parameters, others, unread)
+        yield from ((owner, tensor) for tensor in tensors_in(state, guard))
+    yield from _gradients(parameters, others, guard)
     for tensor, path in parameters.values():
         yield Owner(Category.PARAMETER, path), tensor
 
 
-def gradients(boundaries: Boundaries, others: Differentiated) -> dict[int, Owner]:
+def gradients(loop_watch: LoopWatch, others: Differentiated) -> dict[int, Owner]:
     """Owner by storage of the gradients alone."""
-    unread = boundaries.unread
-    return _by_storage(_gradients(_called_parameters(boundaries), others, unread), unread)
+    guard = loop_watch.guard
+    return _by_storage(_gradients(_called_parameters(loop_watch), others, guard), guard)
 
 
-def gradients_of(optimizer: Any, unread: GuardedAccess) -> Iterator[Any]:
+def gradients_of(optimizer: Any, guard: GuardedAccess) -> Iterator[Any]:
     """What is in the ``.grad`` of an optimizer's parameters."""
-    return unread.within(_gradient, unread.within(_parameters_in, (optimizer,)))
+    return guard.within(_gradient, guard.within(_parameters_in, (optimizer,)))
 
 
-def gradient_storages(optimizer: Any, unread: GuardedAccess) -> Iterator[Any]:
+def gradient_storages(optimizer: Any, guard: GuardedAccess) -> Iterator[Any]:
     """The storages of an optimizer's gradients."""
-    for gradient in gradients_of(optimizer, unread):
-        yield from storages(gradient, unread)
+    for gradient in gradients_of(optimizer, guard):
+        yield from storages(gradient, guard)
 
 
-def _by_storage(found: Iterable[tuple[Owner, Any]], unread: GuardedAccess) -> dict[int, Owner]:
-    return {s._cdata: owner for owner, tensor in found for s in storages(tensor, unread)}
+def _by_storage(
+    owned_tensors: Iterable[tuple[Owner, Any]], guard: GuardedAccess
+) -> dict[int, Owner]:
+    return {s._cdata: owner for owner, tensor in owned_tensors for s in storages(tensor, guard)}
 
 
-def storages(tensor: Any, unread: GuardedAccess) -> Iterator[Any]:
+def storages(tensor: Any, guard: GuardedAccess) -> Iterator[Any]:
     """The storages that hold a tensor's bytes; none where it has none (fake, opaque)."""
-    for part in (tensor,) if is_plain(tensor) else parts(tensor, unread):
+    for part in (tensor,) if is_plain(tensor) else parts(tensor, guard):
         try:
             yield part.untyped_storage()
         # opaque, a wrapper of functorch's, or a parameter that is not initialised yet
         except (NotImplementedError, RuntimeError, ValueError):
             continue
         except Exception as error:  # noqa: BLE001 - a subclass may raise anything
-            unread.add(part, error)
+            guard.add(part, error)
 
 
 def is_plain(tensor: Any) -> bool:
@@ -144,27 +146,27 @@ def _plain_kinds() -> tuple[tuple[Any, Any], Any]:
     return (torch.Tensor, torch.nn.Parameter), torch.strided
 
 
-def parts(tensor: Any, unread: GuardedAccess, nesting: int = _NESTING) -> Iterator[Any]:
+def parts(tensor: Any, guard: GuardedAccess, nesting: int = _NESTING) -> Iterator[Any]:
     """The plain tensors that a subclass or a sparse tensor is made of; itself if it is plain."""
     try:
         inside = None if is_plain(tensor) else _inside_tensor(tensor)
     except Exception as error:  # noqa: BLE001 - a subclass may raise anything
-        unread.add(tensor, error)
+        guard.add(tensor, error)
         return
     if inside is None:
         yield tensor
     elif nesting:
         for part in inside:
-            yield from parts(part, unread, nesting - 1)
+            yield from parts(part, guard, nesting - 1)
 
 
 def _inside_tensor(tensor: Any) -> Iterable[Any] | None:
     """The tensors that have a tensor's bytes for it; None where it has them itself."""
     flatten = getattr(type(tensor), "__tensor_flatten__", None)
     if flatten is not None:
-        named = [getattr(tensor, name) for name in flatten(tensor)[0]]
+        inner_tensors = [getattr(tensor, name) for name in flatten(tensor)[0]]
         kinds = _plain_kinds()[0]
-        return [one for one in named if isinstance(one, kinds)]  # or a mesh of devices
+        return [one for one in inner_tensors if isinstance(one, kinds)]  # or a mesh of devices
     layout = str(tensor.layout)
     if layout == "torch.sparse_coo":
         return tensor._indices(), tensor._values()
@@ -175,7 +177,7 @@ def _inside_tensor(tensor: Any) -> Iterable[Any] | None:
     return None
 
 
-def tensors_in(value: Any, unread: GuardedAccess, nesting: int = _NESTING) -> Iterator[Any]:
+def tensors_in(value: Any, guard: GuardedAccess, nesting: int = _NESTING) -> Iterator[Any]:
     """The tensors in nested lists, tuples, dicts and plain objects such as model outputs."""
     kind = type(value)
     try:
@@ -185,12 +187,12 @@ def tensors_in(value: Any, unread: GuardedAccess, nesting: int = _NESTING) -> It
         is_tensor = kind in plain or isinstance(value, plain[0])
         inside = _inside(value) if nesting and not is_tensor else ()
     except Exception as error:  # noqa: BLE001 - a dead proxy, a lazy dict of the program
-        unread.add(value, error)
+        guard.add(value, error)
         return
     if is_tensor:
         yield value
     for item in inside:
-        yield from tensors_in(item, unread, nesting - 1)
+        yield from tensors_in(item, guard, nesting - 1)
 
 
 def _inside(value: Any) -> Iterable[Any]:
@@ -200,7 +202,7 @@ def _inside(value: Any) -> Iterable[Any]:
 
 
 def _gradients(
-    parameters: dict[int, tuple[Any, str]], others: Differentiated, unread: GuardedAccess
+    parameters: dict[int, tuple[Any, str]], others: Differentiated, guard: GuardedAccess
 ) -> Iterator[tuple[Owner, Any]]:
     for gradient in others.gradients():
         yield Owner(Category.GRADIENT, ""), gradient
@@ -208,39 +210,39 @@ def _gradients(
         try:
             gradient = gradient_of(parameter)
         except Exception as error:  # noqa: BLE001 - a subclass may raise anything
-            unread.add(parameter, error)
+            guard.add(parameter, error)
             continue
         if gradient is not None:
             yield Owner(Category.GRADIENT, path), gradient
 
 
-def _called_parameters(boundaries: Boundaries) -> dict[int, tuple[Any, str]]:
+def _called_parameters(loop_watch: LoopWatch) -> dict[int, tuple[Any, str]]:
     """The same as `_parameters` for modules that were there at a call; takes a third of the time.
 
     It is asked for in every step, and one that was not there has no gradient, or an optimizer.
     """
-    return _first_of(boundaries, boundaries.modules.known())
+    return _first_of(loop_watch, loop_watch.modules.known())
 
 
-def _parameters(boundaries: Boundaries) -> dict[int, tuple[Any, str]]:
+def _parameters(loop_watch: LoopWatch) -> dict[int, tuple[Any, str]]:
     """Every parameter by its ``id``, with the path of the first module that has it."""
-    return _first_of(boundaries, _modules(boundaries))
+    return _first_of(loop_watch, _modules(loop_watch))
 
 
 def _first_of(
-    boundaries: Boundaries, modules: Iterable[tuple[Any, str]]
+    loop_watch: LoopWatch, modules: Iterable[tuple[Any, str]]
 ) -> dict[int, tuple[Any, str]]:
-    within = boundaries.unread.within
-    found: dict[int, tuple[Any, str]] = {}
+    within = loop_watch.guard.within
+    by_id: dict[int, tuple[Any, str]] = {}
     for parameter, path in within(_parameters_of, modules):
-        found.setdefault(id(parameter), (parameter, path))
-    for parameter in within(_parameters_in, boundaries.optimizers()):
-        found.setdefault(id(parameter), (parameter, ""))
-    return found
+        by_id.setdefault(id(parameter), (parameter, path))
+    for parameter in within(_parameters_in, loop_watch.optimizers()):
+        by_id.setdefault(id(parameter), (parameter, ""))
+    return by_id
 
 
-def _parameters_of(named: tuple[Any, str]) -> Iterator[tuple[Any, str]]:
-    module, path = named
+def _parameters_of(module_at: tuple[Any, str]) -> Iterator[tuple[Any, str]]:
+    module, path = module_at
     return ((one, path) for one in list(module._parameters.values()) if one is not None)
 
 
@@ -249,18 +251,18 @@ def _parameters_in(optimizer: Any) -> Iterator[Any]:
         yield from group["params"]
 
 
-def _buffers(boundaries: Boundaries) -> Iterator[tuple[Any, str]]:
-    return boundaries.unread.within(_buffers_of, _modules(boundaries))
+def _buffers(loop_watch: LoopWatch) -> Iterator[tuple[Any, str]]:
+    return loop_watch.guard.within(_buffers_of, _modules(loop_watch))
 
 
-def _buffers_of(named: tuple[Any, str]) -> Iterator[tuple[Any, str]]:
-    module, path = named
+def _buffers_of(module_at: tuple[Any, str]) -> Iterator[tuple[Any, str]]:
+    module, path = module_at
     return ((one, path) for one in list(module._buffers.values()) if one is not None)
 
 
-def _modules(boundaries: Boundaries) -> Iterator[tuple[Any, str]]:
+def _modules(loop_watch: LoopWatch) -> Iterator[tuple[Any, str]]:
     """Every module below a root, with its path."""
-    return boundaries.unread.within(_below, boundaries.modules.roots())
+    return loop_watch.guard.within(_below, loop_watch.modules.roots())
 
 
 def _below(root: tuple[Any, str]) -> Iterator[tuple[Any, str]]:

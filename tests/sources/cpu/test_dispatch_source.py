@@ -226,7 +226,7 @@ COMPILED = """
 import torch
 from torch import nn
 from torch.utils import _python_dispatch
-from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.cpu.dispatch_source import CpuSource
 from memprof.sources.protocol import Interner
 
@@ -237,9 +237,9 @@ def backend(graph, _inputs):
     return graph.forward
 
 interner = Interner()
-boundaries = Boundaries(interner)
-source = CpuSource(interner, boundaries)
-boundaries.open(lambda _: None)
+loop_watch = LoopWatch(interner)
+source = CpuSource(interner, loop_watch)
+loop_watch.open(lambda _: None)
 source.open()
 model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
 compiled = torch.compile(model, backend=backend)
@@ -251,11 +251,11 @@ assert torch.equal(compiled(x), expected)
 assert len(graphs) == 1, len(graphs)
 source.end_window()
 assert torch.equal(compiled(x), expected)
-notes = [*source.notes(), *boundaries.notes()]
+notes = [*source.notes(), *loop_watch.notes()]
 bearable = hasattr(_python_dispatch, "is_in_any_mode_without_ignore_compile_internals")
 assert len(notes) == (0 if bearable else 1), notes
 source.close()
-boundaries.close()
+loop_watch.close()
 """
 
 
@@ -329,7 +329,7 @@ def by_default(monkeypatch):
     it = Recorder()
     it.source.close()
     cuda = OnCuda(monkeypatch)
-    it.source = CpuSource(it.interner, it.boundaries, beside_cuda=False)
+    it.source = CpuSource(it.interner, it.loop_watch, beside_cuda=False)
     it.source.open()
     yield it, cuda
     it.close()

@@ -28,7 +28,7 @@ class Recorder(CpuRecording):
         self.source.drain()
         self.source.end_window()
         assert kept is not None
-        assert self.boundaries.notes() == []
+        assert self.loop_watch.notes() == []
         return list(self.source.notes())
 
 

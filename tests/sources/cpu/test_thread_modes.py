@@ -27,7 +27,7 @@ def recorder():
     it = CpuRecording()
     yield it
     it.close()
-    assert it.boundaries.notes() == []
+    assert it.loop_watch.notes() == []
     assert threading._profile_hook is None
 
 

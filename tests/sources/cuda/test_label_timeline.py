@@ -19,7 +19,7 @@ from memprof.sources.cuda.intern_tables import InternedTables  # noqa: E402
 from memprof.sources.cuda.label_timeline import LabelRecorder, LabelTimeline  # noqa: E402
 from memprof.sources.cuda.snapshot_source import CudaSource  # noqa: E402
 from memprof.sources.cuda.thread_entry_point import NO_ENTRY  # noqa: E402
-from memprof.sources.loop.boundaries import Boundaries  # noqa: E402
+from memprof.sources.loop.loop_watch import LoopWatch  # noqa: E402
 from memprof.sources.protocol import Interner  # noqa: E402
 from memprof.testing.cuda import TorchStandIn  # noqa: E402
 from memprof.trace import Action, Events, Frame, Label, Phase, Tables  # noqa: E402
@@ -67,12 +67,12 @@ class Net(torch.nn.Module):
 def trained() -> Iterator:
     """Trains a network for some steps; the (bytes, label) of everything that was allocated."""
     interner = Interner()
-    boundaries = Boundaries(interner)
+    loop_watch = LoopWatch(interner)
     stand_in = TorchStandIn("2.13")
-    source = CudaSource(interner, boundaries, stand_in)
+    source = CudaSource(interner, loop_watch, stand_in)
 
     def train(net: Net, optimizer, steps: int = 3) -> list[tuple[int, Label]]:
-        boundaries.open(lambda step: source.counters() and None)
+        loop_watch.open(lambda step: source.counters() and None)
         source.open()
         source.begin_window()
         with Mirrored(stand_in):
@@ -90,7 +90,7 @@ def trained() -> Iterator:
 
     yield train
     source.close()
-    boundaries.close()
+    loop_watch.close()
 
 
 def test_gradients_are_made_in_the_backward_pass_and_state_by_the_optimizer(trained):
@@ -151,10 +151,10 @@ class Right(Replica):
 @pytest.mark.parametrize("told", [True, False], ids=["a device each", "both of device 0"])
 def test_replicas_that_run_side_by_side_have_the_labels_of_their_own_devices(told):
     interner = Interner()
-    boundaries = Boundaries(interner)
+    loop_watch = LoopWatch(interner)
     stand_in = TorchStandIn("2.13", devices=2)
-    source = CudaSource(interner, boundaries, stand_in)
-    boundaries.open(lambda step: None)
+    source = CudaSource(interner, loop_watch, stand_in)
+    loop_watch.open(lambda step: None)
     source.open()
     source.begin_window()
     begun = threading.Barrier(2)
@@ -175,7 +175,7 @@ def test_replicas_that_run_side_by_side_have_the_labels_of_their_own_devices(tol
         chunks = source.drain()
     finally:
         source.close()
-        boundaries.close()
+        loop_watch.close()
     modules = {
         chunk.device: [labels[row].module for row in chunk.events.label[chunk.events.size == MIB]]
         for chunk in chunks
@@ -214,7 +214,7 @@ class Alone(torch.nn.Module):
 def stepped(monkeypatch) -> Iterator:
     """A stand-in, and what runs a step so often; then the labels of its blocks of 1 MiB."""
     interner = Interner()
-    boundaries = Boundaries(interner)
+    loop_watch = LoopWatch(interner)
     stand_in = TorchStandIn("2.13")
     keepers = []
 
@@ -223,15 +223,15 @@ def stepped(monkeypatch) -> Iterator:
         return keepers[-1]
 
     monkeypatch.setattr("memprof.sources.cuda.snapshot_source.LabelRecorder", keeper)
-    source = CudaSource(interner, boundaries, stand_in)
-    boundaries.open(lambda step: source.counters() and None)
+    source = CudaSource(interner, loop_watch, stand_in)
+    loop_watch.open(lambda step: source.counters() and None)
     source.open()
     source.begin_window()
 
     def steps(one: Callable[[], object], times: int) -> list[Label]:
         for _ in range(times):
             one()
-            boundaries.step_done()
+            loop_watch.step_done()
         (chunk,) = source.drain()
         labels = interner.tables().labels
         made = (chunk.events.action == Action.ALLOC) & (chunk.events.size == MIB)
@@ -240,7 +240,7 @@ def stepped(monkeypatch) -> Iterator:
     (steps.keeper,) = keepers
     yield stand_in, steps
     source.close()
-    boundaries.close()
+    loop_watch.close()
 
 
 def test_what_a_thread_beside_the_loop_makes_is_not_the_modules_that_the_loop_is_in(stepped):
@@ -273,10 +273,10 @@ def test_a_loop_in_a_thread_of_its_own_is_labelled_like_any(stepped):
 
 def test_what_autograd_makes_before_it_reaches_a_module_is_of_the_backward_pass():
     interner = Interner()
-    boundaries = Boundaries(interner)
+    loop_watch = LoopWatch(interner)
     stand_in = TorchStandIn("2.13")
-    source = CudaSource(interner, boundaries, stand_in)
-    boundaries.open(lambda step: None)
+    source = CudaSource(interner, loop_watch, stand_in)
+    loop_watch.open(lambda step: None)
     source.open()
     source.begin_window()
     try:
@@ -288,7 +288,7 @@ def test_what_autograd_makes_before_it_reaches_a_module_is_of_the_backward_pass(
         (chunk,) = source.drain()
     finally:
         source.close()
-        boundaries.close()
+        loop_watch.close()
     labels = interner.tables().labels
     made = chunk.events.take(chunk.events.action == Action.ALLOC)
     assert [labels[row].phase for row in made.label] == [Phase.FORWARD, Phase.BACKWARD]

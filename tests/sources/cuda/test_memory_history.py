@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="the labels of CUDA events come from torch's
 
 from memprof.sources.cuda.read_budget import ReadCost
 from memprof.sources.cuda.snapshot_source import CudaSource
-from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.protocol import Interner
 from memprof.testing.cuda import TorchStandIn
 from memprof.trace import Action
@@ -33,10 +33,10 @@ class Recorded:
         self.paces: list[ReadCost] = []
         monkeypatch.setattr("memprof.sources.cuda.memory_history.ReadCost", self.pace)
         self.interner = Interner()
-        self.boundaries = Boundaries(self.interner)
-        self.boundaries.open(lambda step: None)
+        self.loop_watch = LoopWatch(self.interner)
+        self.loop_watch.open(lambda step: None)
         self._whole = torch.cuda.memory._snapshot
-        self.source = CudaSource(self.interner, self.boundaries, torch)
+        self.source = CudaSource(self.interner, self.loop_watch, torch)
         self.source.open()
 
     def record(self, *args, **kwargs) -> None:
@@ -97,7 +97,7 @@ def recorded(monkeypatch) -> Iterator:
     yield make
     for one in made:
         one.source.close()
-        one.boundaries.close()
+        one.loop_watch.close()
 
 
 # -- the program records too -------------------------------------------------------------------
@@ -454,7 +454,7 @@ def test_a_filling_ring_is_read_at_a_boundary_in_the_middle_of_a_step(recorded, 
     job.source.begin_window()
     for number in range(1, 100):
         job.torch.free(job.torch.alloc(number * 1024))
-        for cross in job.boundaries.crossings:
+        for cross in job.loop_watch.crossings:
             cross()
     assert job.sizes() == [number * 1024 for number in range(1, 100)]
     assert not job.source.is_over()

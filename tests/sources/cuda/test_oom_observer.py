@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from memprof.sources.cuda.oom_observer import OomWatch
-from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.protocol import Interner
 from memprof.testing.cuda import StandInOutOfMemoryError, TorchStandIn
 
@@ -30,8 +30,8 @@ def watched():
         raise OSError("the disk is gone")
 
     stand_in.initialize()
-    boundaries = Boundaries(Interner())
-    watches = [OomWatch(stand_in, boundaries, tell) for tell in (fail, told.append)]
+    loop_watch = LoopWatch(Interner())
+    watches = [OomWatch(stand_in, loop_watch, tell) for tell in (fail, told.append)]
     assert [watch.open() for watch in watches] == ["", ""]
     yield stand_in, told
     for watch in watches:

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch", reason="the labels of CUDA events come from torch's hooks")
 
 from memprof.sources.cuda.source_with_owners import OwnedCudaSource
-from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.protocol import Interner
 from memprof.testing.cuda import StandInOutOfMemoryError, TorchStandIn
 from memprof.trace import Action
@@ -27,9 +27,9 @@ class Job:
         self.torch = TorchStandIn(version)
         self.torch.alloc(MIB)
         interner = Interner()
-        self.boundaries = Boundaries(interner)
-        self.boundaries.open(lambda step: None)
-        self.source = OwnedCudaSource(interner, self.boundaries, self.torch)
+        self.loop_watch = LoopWatch(interner)
+        self.loop_watch.open(lambda step: None)
+        self.source = OwnedCudaSource(interner, self.loop_watch, self.torch)
         self.ooms: list = []
         self.source.on_oom = self.ooms.append
         self.source.open()
@@ -63,7 +63,7 @@ def started() -> Iterator:
     yield start
     for job in made:
         job.source.close()
-        job.boundaries.close()
+        job.loop_watch.close()
 
 
 @pytest.fixture
@@ -119,10 +119,10 @@ def test_a_failure_beside_a_long_history_is_told_by_the_counters(version, starte
     assert what.facts["allocated"] == MIB
     if version in OLD:
         assert job.looks == 0
-        assert what.held is None
+        assert what.trace is None
         assert "too long to look at the blocks" in str(what.facts["unread"])
     else:
-        assert what.held is not None
+        assert what.trace is not None
         assert "unread" not in what.facts
 
 

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="the labels of CUDA events come from torch's hooks")
 
 from memprof.sources.cuda.snapshot_source import CudaSource
-from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.protocol import Interner
 from memprof.testing.cuda import StandInOutOfMemoryError, TorchStandIn
 from memprof.trace import NOT_RECORDED, Action, BlockState
@@ -20,18 +20,18 @@ KIB, MIB = 1 << 10, 1 << 20
 
 def source_on(torch: TorchStandIn) -> tuple[CudaSource, Interner]:
     interner = Interner()
-    boundaries = Boundaries(interner)
-    source = CudaSource(interner, boundaries, torch)
-    boundaries.open(lambda step: None)
+    loop_watch = LoopWatch(interner)
+    source = CudaSource(interner, loop_watch, torch)
+    loop_watch.open(lambda step: None)
     source.open()
     return source, interner
 
 
 @pytest.fixture(autouse=True)
 def closed(monkeypatch):
-    """Every source and its boundaries are closed after the test, whatever became of it."""
+    """Every source and its loop watch are closed after the test, whatever became of it."""
     with ExitStack() as made:
-        for kind in (Boundaries, CudaSource):
+        for kind in (LoopWatch, CudaSource):
 
             def remembered(self, *args, init=kind.__init__, **kwargs):
                 init(self, *args, **kwargs)

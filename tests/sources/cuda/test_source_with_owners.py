@@ -15,10 +15,10 @@ import memprof  # noqa: E402
 from memprof.run import Run  # noqa: E402
 from memprof.sources.cpu.find_storages import reads_saved  # noqa: E402
 from memprof.sources.cuda.source_with_owners import OwnedCudaSource  # noqa: E402
-from memprof.sources.loop.boundaries import Boundaries  # noqa: E402
+from memprof.sources.loop.loop_watch import LoopWatch  # noqa: E402
 from memprof.sources.owners.live_blocks import LiveBlocks, LivingBlocks  # noqa: E402
 from memprof.sources.protocol import Interner  # noqa: E402
-from memprof.sources.tensor_addresses import Block  # noqa: E402
+from memprof.sources.tensor_addresses import DeviceBlock  # noqa: E402
 from memprof.testing.cuda import TorchStandIn  # noqa: E402
 from memprof.trace import Action, BlockState, Category, Phase  # noqa: E402
 from tests.sources.pretended import Pretended, recorded_device  # noqa: E402
@@ -206,10 +206,10 @@ def sources() -> Iterator[ExitStack]:
 
 def source_on(torch: TorchStandIn, made: ExitStack) -> OwnedCudaSource:
     interner = Interner()
-    boundaries = Boundaries(interner)
-    boundaries.open(lambda step: None)
-    made.callback(boundaries.close)
-    source = OwnedCudaSource(interner, boundaries, torch)
+    loop_watch = LoopWatch(interner)
+    loop_watch.open(lambda step: None)
+    made.callback(loop_watch.close)
+    source = OwnedCudaSource(interner, loop_watch, torch)
     source.open()
     made.callback(source.close)
     return source
@@ -219,7 +219,7 @@ def source_on(torch: TorchStandIn, made: ExitStack) -> OwnedCudaSource:
 class LiveBlock:
     """One row of the columns."""
 
-    key: Block
+    key: DeviceBlock
     size: int
     label: int
 
@@ -305,9 +305,9 @@ def test_the_events_alone_tell_the_streams_and_pools_of_the_windows_beginning(so
     source.drain()
     (live,) = made
     known, alone = live.living("cuda:0"), live.alive("cuda:0")
-    assert known.key(0)._replace(size=0) == Block("cuda:0", old, 0, 0x7F)
-    assert rows_of(alone)[old].key == Block("cuda:0", old, 1000, 0x7F)
-    assert rows_of(alone)[kept].key == Block("cuda:0", kept, 30 << 20)
+    assert known.key(0)._replace(size=0) == DeviceBlock("cuda:0", old, 0, 0x7F)
+    assert rows_of(alone)[old].key == DeviceBlock("cuda:0", old, 1000, 0x7F)
+    assert rows_of(alone)[kept].key == DeviceBlock("cuda:0", kept, 30 << 20)
     assert set(rows_of(known)) == set(rows_of(alone)) == {old, kept}
     assert len(live.alive("cuda:1")) == 0
 

@@ -15,7 +15,7 @@ from memprof.sources.cuda.devices import backend as backend_of
 from memprof.sources.cuda.devices import uuid_of
 from memprof.sources.cuda.oom_observer import Exhausted
 from memprof.sources.cuda.snapshot_source import CudaSource
-from memprof.sources.loop.boundaries import Boundaries
+from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.nvml import cuda_uuids
 from memprof.sources.protocol import Interner
 from memprof.testing.cuda import StandInOutOfMemoryError, TorchStandIn
@@ -38,10 +38,10 @@ def source_on(
     torch: TorchStandIn, made: ExitStack, on_oom: Callable[[Exhausted], None] | None = None
 ) -> tuple[CudaSource, Interner]:
     interner = Interner()
-    boundaries = Boundaries(interner)
-    boundaries.open(lambda step: None)
-    made.callback(boundaries.close)
-    source = CudaSource(interner, boundaries, torch)
+    loop_watch = LoopWatch(interner)
+    loop_watch.open(lambda step: None)
+    made.callback(loop_watch.close)
+    source = CudaSource(interner, loop_watch, torch)
     source.on_oom = on_oom
     source.open()
     made.callback(source.close)
@@ -384,7 +384,7 @@ def test_a_switch_against_caching_is_read_as_torch_reads_it(version, value, expe
 def test_a_fraction_that_the_program_sets_later_is_seen(monkeypatch):
     torch = TorchStandIn()
     torch.alloc(MIB)
-    source = CudaSource(interner := Interner(), Boundaries(interner), torch)
+    source = CudaSource(interner := Interner(), LoopWatch(interner), torch)
     source.open()
     assert [info.memory_fraction for info in source.devices()] == [1.0]
     torch.cuda.set_per_process_memory_fraction(0.5)
@@ -401,7 +401,7 @@ def test_a_device_is_entered_only_where_it_is_not_the_current_one():
     entered = []
     real = torch.cuda.device
     torch.cuda.device = lambda ordinal: entered.append(ordinal) or real(ordinal)
-    source = CudaSource(interner := Interner(), Boundaries(interner), torch)
+    source = CudaSource(interner := Interner(), LoopWatch(interner), torch)
     source.open()
     source.close()
     assert entered == [1]

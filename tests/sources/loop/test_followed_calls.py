@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch", reason="needs torch")
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from memprof.sources.loop import boundaries as loop  # noqa: E402
-from memprof.sources.loop.boundaries import Boundaries, annotate  # noqa: E402
+from memprof.sources.loop import loop_watch as loop  # noqa: E402
+from memprof.sources.loop.loop_watch import LoopWatch, annotate  # noqa: E402
 from memprof.sources.native_rows import ROW, RowLabels  # noqa: E402
 from memprof.sources.protocol import Interner  # noqa: E402
 from memprof.trace import Action  # noqa: E402
@@ -28,29 +28,29 @@ class Rows:
 
     def __init__(self, native):
         self.interner = Interner()
-        self.boundaries = Boundaries(self.interner)
+        self.loop_watch = LoopWatch(self.interner)
         self.native = native
         self.numbers = iter(range(1, 1000))
         self.expected = {}
 
     def __enter__(self):
-        self.boundaries.open(lambda _: self.labels.step_began())
-        self.labels = RowLabels(self.interner, self.boundaries, self.native)
+        self.loop_watch.open(lambda _: self.labels.step_began())
+        self.labels = RowLabels(self.interner, self.loop_watch, self.native)
         self.native.cpu_start()
         self.native.cpu_begin()
         self.labels.start()
-        self.boundaries.step_done()
+        self.loop_watch.step_done()
         return self
 
     def __exit__(self, *_):
         rows = np.frombuffer(self.native.cpu_take(False)[0], ROW)
         labels = self.labels.of(rows).tolist()
         self.labels.stop()
-        self.boundaries.close()
+        self.loop_watch.close()
         self.native.cpu_end()
         self.native.cpu_stop()
         assert self.labels.failure == ""
-        assert self.boundaries.notes() == []
+        assert self.loop_watch.notes() == []
         known = self.interner.labels(0)
         is_noted = (rows["action"] == Action.ALLOC) & (rows["size"] > BYTES)
         self.found = {
@@ -122,7 +122,7 @@ def test_calls_within_a_known_one_run_no_code_of_memprof_in_python(rows):
             net(torch.ones(1))
         finally:
             sys.setprofile(None)
-        assert rows.boundaries.modules.path(net[3][0]) == "Sequential.3.0"
+        assert rows.loop_watch.modules.path(net[3][0]) == "Sequential.3.0"
     assert run.count("before_module") == run.count("after_module") == 1  # of 21 calls
 
 
@@ -184,7 +184,7 @@ def test_annotations_and_steps_that_change_within_a_call_count_from_there_on(row
                 rows.note(self.path, "inside")
                 x = self.named(x)
             rows.note(self.path)
-            rows.boundaries.step_done()
+            rows.loop_watch.step_done()
             rows.note(self.path, step=2)
             self.named.more = {"step": 2}
             return self.named(x)
@@ -274,7 +274,7 @@ def test_a_module_that_joins_later_and_one_that_is_another_s_too_have_their_path
 
 
 def test_two_recordings_do_not_follow_each_other_s_calls(rows):
-    other = Boundaries(Interner())
+    other = LoopWatch(Interner())
     other.open(lambda _: None)
     other.watch_modules()
     net = nested(rows)
@@ -294,9 +294,9 @@ def test_afterwards_nothing_is_held_and_no_hook_is_left(rows):
     net = nested(rows)
     with rows:
         net(torch.ones(1))
-    gone = [weakref.ref(rows.boundaries), weakref.ref(net)]
+    gone = [weakref.ref(rows.loop_watch), weakref.ref(net)]
     del net
-    rows.boundaries = rows.labels = None
+    rows.loop_watch = rows.labels = None
     gc.collect()
     assert [ref() for ref in gone] == [None, None]
     tables = {k: v for k, v in vars(module).items() if k.startswith("_global_") and v}

@@ -104,12 +104,12 @@ def test_a_source_that_was_never_loaded_is_no_obstacle(monkeypatch):
     """Before torch 2.5 the compiler is told of our functions: of those that are there."""
     eval_frame = pytest.importorskip("torch._C._dynamo.eval_frame")
     dispatch = importlib.import_module("memprof.sources.cpu.dispatch_mode")
-    importlib.import_module("memprof.sources.loop.boundaries")
+    importlib.import_module("memprof.sources.loop.loop_watch")
     monkeypatch.setitem(sys.modules, "torch._dynamo", ModuleType("torch._dynamo"))
     monkeypatch.delitem(sys.modules, "memprof.sources.cpu.dispatch_source", raising=False)
     skipped = []
     monkeypatch.setattr(eval_frame, "skip_code", skipped.append, raising=False)
     dispatch.skip_in_dynamo()
     files = {Path(code.co_filename).name for code in skipped}
-    assert {"dispatch_mode.py", "boundaries.py", "module_paths.py", "protocol.py"} <= files
+    assert {"dispatch_mode.py", "loop_watch.py", "module_paths.py", "protocol.py"} <= files
     assert "dispatch_source.py" not in files

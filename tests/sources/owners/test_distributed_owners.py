@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 
 from memprof.sources.cuda.oom_observer import Exhausted, OomWatch  # noqa: E402
 from memprof.sources.cuda.source_with_owners import OwnedCudaSource  # noqa: E402
-from memprof.sources.loop.boundaries import Boundaries  # noqa: E402
+from memprof.sources.loop.loop_watch import LoopWatch  # noqa: E402
 from memprof.sources.protocol import Interner  # noqa: E402
 from memprof.testing.cuda import StandInOutOfMemoryError, TorchStandIn  # noqa: E402
 from memprof.trace import BlockState, Category  # noqa: E402
@@ -88,8 +88,8 @@ def interner():
 
 
 @pytest.fixture
-def boundaries(interner):
-    made = Boundaries(interner)
+def loop_watch(interner):
+    made = LoopWatch(interner)
     made.open(lambda step: None)
     made.watch_modules()
     yield made
@@ -119,10 +119,10 @@ def test_on_the_cpu_every_byte_of_a_distributed_model_has_its_owner(mesh, record
             assert at[local(tensor).untyped_storage().data_ptr()] == category
 
 
-def test_on_cuda_the_local_tensors_blocks_have_the_owner(mesh, interner, boundaries):
+def test_on_cuda_the_local_tensors_blocks_have_the_owner(mesh, interner, loop_watch):
     stand_in = TorchStandIn()
     device, *_trained = laid(stand_in, mesh)
-    source = OwnedCudaSource(interner, boundaries, stand_in, device.place)
+    source = OwnedCudaSource(interner, loop_watch, stand_in, device.place)
     source.open()
     blocks = source.begin_window()["cuda:0"].blocks
     used = blocks.take(blocks.state == BlockState.ACTIVE_ALLOCATED)
@@ -143,10 +143,10 @@ def laid(stand_in: TorchStandIn, mesh):
     return device, model, optimizer
 
 
-def failed(stand_in: TorchStandIn, boundaries: Boundaries, device: OnDevice) -> Exhausted:
+def failed(stand_in: TorchStandIn, loop_watch: LoopWatch, device: OnDevice) -> Exhausted:
     """What is told of a failed request."""
     told: list[Exhausted] = []
-    watch = OomWatch(stand_in, boundaries, told.append, device.place)
+    watch = OomWatch(stand_in, loop_watch, told.append, device.place)
     assert watch.open() == ""
     with pytest.raises(StandInOutOfMemoryError):
         stand_in.alloc(1 << 40)
@@ -155,10 +155,10 @@ def failed(stand_in: TorchStandIn, boundaries: Boundaries, device: OnDevice) -> 
     return what
 
 
-def test_a_failure_tells_whose_the_bytes_of_a_distributed_model_are(mesh, boundaries):
+def test_a_failure_tells_whose_the_bytes_of_a_distributed_model_are(mesh, loop_watch):
     stand_in = TorchStandIn()
     device, *_trained = laid(stand_in, mesh)
-    what = failed(stand_in, boundaries, device)
+    what = failed(stand_in, loop_watch, device)
     whole = WEIGHT + BIAS
     assert "unread" not in what.facts
     assert what.facts["live_categories"] == {
@@ -170,7 +170,7 @@ def test_a_failure_tells_whose_the_bytes_of_a_distributed_model_are(mesh, bounda
     assert len(what.owned) == 6
 
 
-def test_a_sparse_gradient_is_in_a_failures_figures_by_its_parts(boundaries):
+def test_a_sparse_gradient_is_in_a_failures_figures_by_its_parts(loop_watch):
     stand_in = TorchStandIn()
     device = OnDevice(stand_in)
     model = torch.nn.Sequential(torch.nn.Embedding(100, 8, sparse=True), torch.nn.Linear(8, 8))
@@ -178,7 +178,7 @@ def test_a_sparse_gradient_is_in_a_failures_figures_by_its_parts(boundaries):
     gradient = model[0].weight.grad
     for tensor in (*model.parameters(), gradient._indices(), gradient._values()):
         device.lay(tensor)
-    what = failed(stand_in, boundaries, device)
+    what = failed(stand_in, loop_watch, device)
     assert what.facts["live_categories"] == {
         "parameter": 100 * 8 * 4 + 8 * 8 * 4 + 8 * 4,
         "gradient": 2 * 8 + 2 * 8 * 4,
@@ -186,7 +186,7 @@ def test_a_sparse_gradient_is_in_a_failures_figures_by_its_parts(boundaries):
     assert what.facts["live_dtypes"]["gradient"] == {"int64": 16, "float32": 64}
 
 
-def test_one_gradient_that_raises_costs_a_failures_record_nothing_else(boundaries):
+def test_one_gradient_that_raises_costs_a_failures_record_nothing_else(loop_watch):
     stand_in = TorchStandIn()
     device = OnDevice(stand_in)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 4))
@@ -200,19 +200,19 @@ def test_one_gradient_that_raises_costs_a_failures_record_nothing_else(boundarie
         return real(tensor)
 
     device.place = place
-    what = failed(stand_in, boundaries, device)
+    what = failed(stand_in, loop_watch, device)
     assert what.facts["live_categories"] == {"parameter": 8 * 8 * 4}
-    assert "of type Parameter raised" in boundaries.notes()[0]
+    assert "of type Parameter raised" in loop_watch.notes()[0]
 
 
 @pytest.mark.skipif(not hasattr(torch, "_lazy_clone"), reason="this torch clones at once")
-def test_a_failure_gives_no_lazily_cloned_parameter_memory_of_its_own(boundaries):
+def test_a_failure_gives_no_lazily_cloned_parameter_memory_of_its_own(loop_watch):
     stand_in = TorchStandIn()
     model = torch.nn.Linear(8, 8)
     model.register_buffer("shared", torch._lazy_clone(torch.ones(8)))
     model(torch.ones(2, 8))
     told: list[Exhausted] = []
-    watch = OomWatch(stand_in, boundaries, told.append)
+    watch = OomWatch(stand_in, loop_watch, told.append)
     watch.open()
     with pytest.raises(StandInOutOfMemoryError):
         stand_in.alloc(1 << 40)

@@ -30,7 +30,7 @@ class Recorder(CpuRecording):
         self.source.begin_window()
         for _ in range(steps):
             job()
-            self.boundaries.step_done()
+            self.loop_watch.step_done()
         return self.end()
 
     def end(self):
@@ -290,11 +290,11 @@ def test_what_died_old_is_unknown_and_what_died_young_temporary(recorder, rest):
     sizes: list[int] = []
     for step in range(STEPS):
         net(torch.ones(3, 8)).backward()
-        recorder.boundaries.step_done()
+        recorder.loop_watch.step_done()
         if step == 3:
             rest()
         drain()
-    recorder.boundaries.step_done()
+    recorder.loop_watch.step_done()
     kept.clear()
     drain()
     found = Counter(c for c in categories.values() if c is not None)
@@ -325,7 +325,7 @@ def test_graphs_are_looked_at_only_when_something_new_has_outlived_its_step(
         before = len(looks)
         for _ in range(6):
             net(torch.ones(3, 8)).backward()
-            recorder.boundaries.step_done()
+            recorder.loop_watch.step_done()
             rest()
             recorder.source.drain()
         found.append(len(looks) - before)
@@ -358,7 +358,7 @@ def test_what_dies_before_the_first_drain_was_known_while_it_lived(recorder, mon
             net(torch.ones(3, 8)).backward()
             optimizer.step()
             optimizer.zero_grad()
-            recorder.boundaries.step_done()
+            recorder.loop_watch.step_done()
             recorder.source.counters()
         return sum(p.nbytes for p in net.parameters())
 

@@ -143,7 +143,7 @@ def test_lazy_parameters_and_buffers_made_in_forward_have_their_owner(recorder):
             return self.linear(x) * self.table[0]
 
     model = Lazy()
-    recorder.boundaries.modules.path(model)
+    recorder.loop_watch.modules.path(model)
     before = recorder.made()  # parameters that have no bytes yet are no obstacle
     assert of(before, PARAMETER) == 0
     model(torch.ones(2, 4)).sum().backward()
@@ -198,7 +198,7 @@ def test_a_buffer_of_any_layout_is_counted_whole(recorder, make, size):
 def test_a_quantised_buffer_is_a_byte_an_element(recorder):
     model = nn.Module()
     model.register_buffer("q", torch.quantize_per_tensor(torch.ones(9), 0.1, 0, torch.qint8))
-    recorder.boundaries.modules.path(model)
+    recorder.loop_watch.modules.path(model)
     found, _ = recorder.end()
     assert of(found, Category.BUFFER) == 9
 
@@ -235,7 +235,7 @@ class Nosy(torch.Tensor):
 def test_of_a_wrapper_the_tensors_inside_are_counted(recorder):
     model = nn.Module()
     model.register_buffer("pair", Pair(torch.ones(6), torch.ones(6)))
-    recorder.boundaries.modules.path(model)
+    recorder.loop_watch.modules.path(model)
     found, _ = recorder.end()
     assert of(found, Category.BUFFER) == 2 * 24
 
@@ -329,6 +329,6 @@ def test_everything_owned_is_told_with_its_category(recorder):
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     model(torch.ones(3, 2)).sum().backward()
     optimizer.step()
-    found = owned(recorder.boundaries, Differentiated(GuardedAccess()))
+    found = owned(recorder.loop_watch, Differentiated(GuardedAccess()))
     counts = Counter(owner.category for owner, _ in found)
     assert counts == {PARAMETER: 2, GRADIENT: 2, Category.BUFFER: 3, STATE: 2}

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="needs torch")
 
 from torch import nn  # noqa: E402
 
-from memprof.sources.loop.boundaries import Boundaries, annotate  # noqa: E402
+from memprof.sources.loop.loop_watch import LoopWatch, annotate  # noqa: E402
 from memprof.sources.loop.module_hooks import ModuleHooks  # noqa: E402
 from memprof.sources.protocol import Interner  # noqa: E402
 from memprof.trace import Phase  # noqa: E402
@@ -20,27 +20,27 @@ from memprof.trace import Phase  # noqa: E402
 class Watched:
     def __init__(self):
         self.ended = []
-        self.boundaries = Boundaries(Interner())
+        self.loop_watch = LoopWatch(Interner())
         self.on_step = self.ended.append
-        self.boundaries.open(self.step_ended)
-        self.boundaries.watch_modules()
+        self.loop_watch.open(self.step_ended)
+        self.loop_watch.watch_modules()
 
     def step_ended(self, step):
         self.on_step(step)
 
     @property
     def label(self):
-        return self.boundaries.label_of(self.boundaries.label())
+        return self.loop_watch.label_of(self.loop_watch.label())
 
 
 @pytest.fixture(params=["in Python", "natively"])
 def watched(request):
     it = Watched()
     if request.param == "natively":
-        assert it.boundaries.follow_natively(request.getfixturevalue("native_part"))
+        assert it.loop_watch.follow_natively(request.getfixturevalue("native_part"))
     yield it
-    it.boundaries.close()
-    assert it.boundaries.notes() == []
+    it.loop_watch.close()
+    assert it.loop_watch.notes() == []
 
 
 class Spy(nn.Module):
@@ -72,7 +72,7 @@ def test_a_step_ends_with_the_optimizer(watched):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(4):
         train(model, optimizer)
-    watched.boundaries.close()
+    watched.loop_watch.close()
     assert watched.ended == [0, 1, 2, 3]
 
 
@@ -83,8 +83,8 @@ def test_two_optimizers_in_an_iteration_make_one_step(watched):
         for model, optimizer in pairs:
             train(model, optimizer)
         if iteration:
-            assert watched.boundaries.step == iteration + 1
-    watched.boundaries.close()
+            assert watched.loop_watch.step == iteration + 1
+    watched.loop_watch.close()
     assert watched.ended == [0, 1, 2, 3, 4]
 
 
@@ -92,10 +92,10 @@ def test_an_explicit_mark_counts_no_iteration_twice(watched):
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for iteration in range(4):
-        assert watched.boundaries.step == iteration
+        assert watched.loop_watch.step == iteration
         train(model, optimizer)
-        watched.boundaries.step_done()
-    watched.boundaries.close()
+        watched.loop_watch.step_done()
+    watched.loop_watch.close()
     assert watched.ended == [0, 1, 2, 3]
 
 
@@ -104,7 +104,7 @@ def test_where_no_optimizer_runs_the_outermost_call_ends_a_step(watched):
     with torch.no_grad():
         for _ in range(4):
             model(torch.ones(1, 2))
-    watched.boundaries.close()
+    watched.loop_watch.close()
     assert watched.ended == [0, 1, 2, 3]
 
 
@@ -115,7 +115,7 @@ def test_accumulated_micro_batches_are_one_step(watched):
         for _ in range(4):
             model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
-    watched.boundaries.close()
+    watched.loop_watch.close()
     assert watched.ended == [0, 1, 2]
 
 
@@ -125,7 +125,7 @@ def test_a_step_that_a_gradient_scaler_leaves_out_ends_all_the_same(watched):
     scaler = torch.amp.GradScaler("cpu")
     for iteration in range(6):
         if iteration > 1:
-            assert watched.boundaries.step == iteration
+            assert watched.loop_watch.step == iteration
         loss = model(torch.ones(1, 2)).sum()
         if iteration in (0, 1, 4):
             loss = loss * float("inf")
@@ -133,7 +133,7 @@ def test_a_step_that_a_gradient_scaler_leaves_out_ends_all_the_same(watched):
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-    watched.boundaries.close()
+    watched.loop_watch.close()
     assert watched.ended == [0, 1, 2, 3, 4, 5]
 
 
@@ -150,8 +150,8 @@ def test_a_scaler_that_skips_one_of_two_optimizers_parts_no_iteration(watched):
             scaler.step(optimizer)
             optimizer.zero_grad()
         scaler.update()
-        assert watched.boundaries.step == iteration + 1
-    watched.boundaries.close()
+        assert watched.loop_watch.step == iteration + 1
+    watched.loop_watch.close()
     assert watched.ended == [0, 1, 2, 3, 4, 5]
 
 
@@ -165,7 +165,7 @@ def test_a_scaler_that_somebody_else_wrapped_stays_wrapped(watched):
 
     GradScaler._maybe_opt_step = theirs
     try:
-        watched.boundaries.close()
+        watched.loop_watch.close()
         assert GradScaler._maybe_opt_step is theirs
         model = nn.Linear(2, 2)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -179,15 +179,15 @@ def test_a_scaler_that_somebody_else_wrapped_stays_wrapped(watched):
 
 def test_a_recording_that_ends_within_an_optimizers_hook_raises_nothing_and_leaves_nothing(watched):
     ended = []
-    watched.boundaries.listeners.clear()
+    watched.loop_watch.listeners.clear()
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     train(model, optimizer)
-    watched.on_step = lambda n: (ended.append(n), watched.boundaries.close())
+    watched.on_step = lambda n: (ended.append(n), watched.loop_watch.close())
     for _ in range(3):
         train(model, optimizer)
     assert ended == [0]
-    watched.boundaries.close()
+    watched.loop_watch.close()
 
 
 def test_what_is_told_of_crossings_may_come_and_go_as_a_step_ends(watched):
@@ -197,10 +197,10 @@ def test_what_is_told_of_crossings_may_come_and_go_as_a_step_ends(watched):
         crossed.append(watched.label.phase)
 
     def on_step(_):
-        if tell in watched.boundaries.crossings:
-            watched.boundaries.crossings.remove(tell)
+        if tell in watched.loop_watch.crossings:
+            watched.loop_watch.crossings.remove(tell)
         else:
-            watched.boundaries.crossings.append(tell)
+            watched.loop_watch.crossings.append(tell)
 
     watched.on_step = on_step
     model = nn.Linear(2, 2)
@@ -222,7 +222,7 @@ def test_the_closure_of_an_optimizer_runs_within_its_step(watched):
 
     for _ in range(4):
         optimizer.step(closure)
-    watched.boundaries.close()
+    watched.loop_watch.close()
     assert watched.ended == [0, 1, 2, 3]
 
 
@@ -230,7 +230,7 @@ def test_the_closure_of_an_optimizer_runs_within_its_step(watched):
 def test_where_parameters_are_changed_by_hand_the_next_call_ends_the_step(watched, clear):
     model = nn.Linear(2, 2)
     for iteration in range(12):
-        assert watched.boundaries.step == max(0, iteration - 1)
+        assert watched.loop_watch.step == max(0, iteration - 1)
         model(torch.ones(1, 2)).sum().backward()
         with torch.no_grad():
             for parameter in model.parameters():
@@ -247,7 +247,7 @@ def test_a_critic_that_steps_several_times_ends_a_step_each_time(watched):
         for _ in range(5):
             train(critic, often)
         train(generator, seldom)
-    watched.boundaries.close()
+    watched.loop_watch.close()
     assert watched.ended == list(range(20))
 
 
@@ -258,7 +258,7 @@ def test_optimizers_in_backward_hooks_make_one_step_an_iteration(watched):
         parameter.register_post_accumulate_grad_hook(lambda _, o=optimizer: o.step())
     for _ in range(4):
         model(torch.ones(1, 2)).sum().backward()
-    watched.boundaries.close()
+    watched.loop_watch.close()
     assert watched.ended == [0, 1, 2, 3]
 
 
@@ -277,11 +277,11 @@ def test_ten_optimizers_that_take_turns_make_one_step_once_they_are_known(watche
     for _ in range(3):
         for pair in pairs:
             train(*pair)
-    known = watched.boundaries.step
+    known = watched.loop_watch.step
     for _ in range(4):
         for pair in pairs:
             train(*pair)
-    assert watched.boundaries.step == known + 4
+    assert watched.loop_watch.step == known + 4
 
 
 @pytest.mark.parametrize("by_name", [False, True])
@@ -292,7 +292,7 @@ def test_calls_that_go_on_with_the_state_of_the_last_one_end_no_step(watched, by
         x = torch.ones(1, 2)
         state = cell(x, hx=state) if by_name else cell(x, state)
     state.sum().backward()
-    watched.boundaries.close()
+    watched.loop_watch.close()
     assert watched.ended == []
 
 
@@ -300,7 +300,7 @@ def test_calls_in_training_mode_that_nobody_differentiates_end_a_step_each(watch
     model = nn.Linear(2, 2)
     for _ in range(20):
         model(torch.ones(1, 2))
-    watched.boundaries.close()
+    watched.loop_watch.close()
     assert watched.ended == list(range(13))  # undecided up to the seventh
 
 
@@ -443,9 +443,9 @@ def test_no_module_is_hooked_where_none_is_watched_and_one_pair_is_where_they_ar
         "_global_forward_hooks_always_called": 1,
         "_global_forward_pre_hooks": 1,
     }
-    watched.boundaries.unwatch_modules()
+    watched.loop_watch.unwatch_modules()
     assert module_hooks() == {}
-    assert watched.boundaries.counts_calls
+    assert watched.loop_watch.counts_calls
 
 
 def test_steps_that_nobody_counted_are_skipped_and_an_open_one_is_told(watched):
@@ -453,13 +453,13 @@ def test_steps_that_nobody_counted_are_skipped_and_an_open_one_is_told(watched):
     with torch.no_grad():
         for call in range(10):
             if call == 1:  # the end of the first stays open until the next iteration
-                watched.boundaries.unwatch_modules()
+                watched.loop_watch.unwatch_modules()
             if call == 8:
                 assert watched.ended == []
-                watched.boundaries.skip(7)
+                watched.loop_watch.skip(7)
                 assert watched.ended == [0]
-                assert (watched.boundaries.step, watched.label.step) == (8, 8)
-                watched.boundaries.watch_modules()
+                assert (watched.loop_watch.step, watched.label.step) == (8, 8)
+                watched.loop_watch.watch_modules()
             model(torch.ones(1, 2))
     assert watched.ended == [0, 8, 9]
     assert watched.label.step == 10
@@ -469,11 +469,11 @@ def test_steps_that_nobody_counted_are_skipped_and_an_open_one_is_told(watched):
 def test_time_in_hooks_is_reckoned_for_every_call_and_counted_once(watched, monkeypatch):
     model = nn.Sequential(*[nn.Identity() for _ in range(31)])
     clock = iter(range(0, 10**9, 1000))
-    monkeypatch.setattr("memprof.sources.loop.boundaries.time.perf_counter_ns", lambda: next(clock))
+    monkeypatch.setattr("memprof.sources.loop.loop_watch.time.perf_counter_ns", lambda: next(clock))
     model(torch.ones(1))
     # 32 calls of 2 hooks; of those that are timed each takes one microsecond.
-    assert watched.boundaries.take_spent_us() == 64
-    assert watched.boundaries.take_spent_us() == 0
+    assert watched.loop_watch.take_spent_us() == 64
+    assert watched.loop_watch.take_spent_us() == 0
 
 
 def test_hooks_on_modules_are_hidden_from_torch_compile_and_come_back_in_their_places():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import NamedTuple
 
-__all__ = ["IterationDetector"]
+__all__ = ["TurnOrder"]
 
 _MOST_TURNS = 8
 """More turns than this, each new and with a beginning of its own, are hardly one iteration's:
@@ -21,7 +21,7 @@ class _Turn(NamedTuple):
         return self.place == place and self.ref() is item
 
 
-class IterationDetector:
+class TurnOrder:
     """Finds the last of the objects that take turns in an iteration, holding none of them.
 
     A turn is an object at a place: the line that calls a model, with all that called it. One model
@@ -35,13 +35,13 @@ class IterationDetector:
     beginning of its own, and none of them twice, each ends an iteration.
     """
 
-    __slots__ = ("_closer", "_learning", "_met", "_places", "_seen", "_strangers")
+    __slots__ = ("_closer", "_learning", "_places", "_refs", "_strangers", "_turns")
 
     def __init__(self) -> None:
         self._closer: _Turn | None = None
         self._learning = True
-        self._seen: list[_Turn] = []
-        self._met: dict[int, weakref.ref[object]] = {}
+        self._turns: list[_Turn] = []
+        self._refs: dict[int, weakref.ref[object]] = {}
         self._places: set[int] = set()
         self._strangers = 0
 
@@ -60,39 +60,43 @@ class IterationDetector:
             return self._close(turn, learning=True)
         if closer.is_of(item, place):
             return self._again(turn)
-        if any(seen.is_of(item, place) for seen in self._seen):
+        if any(sighting.is_of(item, place) for sighting in self._turns):
             return self._close(turn, learning=True)
-        if stranger and place and any(seen.place == place for seen in (closer, *self._seen)):
+        if (
+            stranger
+            and place
+            and any(sighting.place == place for sighting in (closer, *self._turns))
+        ):
             return self._close(turn, learning=True)
         if anew and self._strangers > _MOST_TURNS:
             return self._close(turn, learning=True)
-        self._seen.append(turn)
+        self._turns.append(turn)
         return False
 
     def _has_met(self, item: object) -> bool:
         """Whether ``item`` had a turn before; from now on it had."""
-        known = self._met.get(id(item))
-        self._met[id(item)] = weakref.ref(item)
-        return known is not None and known() is item
+        reference = self._refs.get(id(item))
+        self._refs[id(item)] = weakref.ref(item)
+        return reference is not None and reference() is item
 
     def _has_been_at(self, place: int) -> bool:
         """The same of ``place``."""
-        known = place in self._places
-        if not known and len(self._places) < _MOST_PLACES:
+        is_repeated = place in self._places
+        if not is_repeated and len(self._places) < _MOST_PLACES:
             self._places.add(place)
-        return known
+        return is_repeated
 
     def _again(self, turn: _Turn) -> bool:
-        if not (self._learning and self._seen):
+        if not (self._learning and self._turns):
             return self._close(turn, learning=False)
         # The iteration began with this turn; the last of those that followed will end it.
-        self._closer = self._seen[-1]
+        self._closer = self._turns[-1]
         self._learning = False
-        self._seen = [turn]
+        self._turns = [turn]
         return False
 
     def _close(self, turn: _Turn, *, learning: bool) -> bool:
         self._closer = turn
         self._learning = learning
-        self._seen = []
+        self._turns = []
         return True

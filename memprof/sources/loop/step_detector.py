@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from memprof.sources.autograd import gradient_of
-from memprof.sources.loop.iteration_detector import IterationDetector
+from memprof.sources.loop.turn_order import TurnOrder
 
-__all__ = ["Guess", "Sign", "Steps"]
+__all__ = ["Guess", "Sign", "StepDetector"]
 
 _UNDECIDED_CALLS = 8
 """So many calls in training mode without a gradient are inference that forgot `no_grad`."""
@@ -55,7 +55,7 @@ class _OfCalls:
     __slots__ = ("__weakref__",)
 
 
-class Steps:
+class StepDetector:
     """Counts steps, and tells when one has ended.
 
     An explicit mark rules out all else from then on. Of the other signs the surest that was met
@@ -85,14 +85,14 @@ class Steps:
         self._on_step = on_step
         self._on_guess = on_guess or _nobody
         self._automatic = 0
-        self._undecided = self._continued = 0
+        self._undecided_calls = self._continuations = 0
         self._continues = False
         self._passes = 0
-        self._optimizers = IterationDetector()
-        self._calls = {Sign.BARE_CALL: IterationDetector(), Sign.CALL: IterationDetector()}
-        self._backward = IterationDetector()
+        self._optimizers = TurnOrder()
+        self._calls = {Sign.BARE_CALL: TurnOrder(), Sign.CALL: TurnOrder()}
+        self._backward = TurnOrder()
         self._of_calls = _OfCalls()
-        self._trained: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._versions: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._by_hand: weakref.ref[Any] | None = None
         self._sign: Sign | None = None
         """The surest so far."""
@@ -106,16 +106,16 @@ class Steps:
         self._passed_place = 0
         self.waits = False
         """The same where no module is called: it is over when the next operator has run."""
-        self._called = False
+        self._has_call = False
         """A module was called since the last backward pass."""
 
     def mark(self) -> None:
         """An explicit mark."""
-        counted = not self.explicit and self._automatic == 1 and not self.open_end
+        is_first = not self.explicit and self._automatic == 1 and not self.open_end
         first = not self.explicit
         self.explicit = True
         self.open_end = False
-        if not counted:  # else an optimizer or a module has just ended this very iteration
+        if not is_first:  # else an optimizer or a module has just ended this very iteration
             self._end(Sign.MARK)
         elif first:
             self._guess = None
@@ -149,8 +149,8 @@ class Steps:
         self._sees_passes = True
         if self._backward.ends(self._of_calls, place=place) and not in_optimizer:
             self._passed_place = place
-            self._has_passed, self.waits = True, not self._called
-        self._called = False
+            self._has_passed, self.waits = True, not self._has_call
+        self._has_call = False
 
     def end_without_call(self) -> None:
         """An operator has run after the backward pass of a loop in which no module is called."""
@@ -162,7 +162,7 @@ class Steps:
         """An outermost module call begins; ``continues``: with what another call has made."""
         self.settle()
         self._continues = continues
-        self._called = True
+        self._has_call = True
         if self.explicit:
             return
         if self._has_passed:
@@ -225,29 +225,29 @@ class Steps:
 
     def _expects_training(self, module: Any) -> bool:
         """Whether a backward pass and an optimizer will probably follow this call."""
-        trained = _first_trained(module)
-        if not module.training or trained is None:
+        parameter = _first_trained(module)
+        if not module.training or parameter is None:
             return False
-        if len(self._trained) >= _MOST_MODULES:
-            self._trained.clear()
-        self._trained[id(module)] = weakref.ref(module), trained._version
-        if gradient_of(trained) is not None:
-            self._undecided = self._continued = 0
+        if len(self._versions) >= _MOST_MODULES:
+            self._versions.clear()
+        self._versions[id(module)] = weakref.ref(module), parameter._version
+        if gradient_of(parameter) is not None:
+            self._undecided_calls = self._continuations = 0
         elif self._continues:
-            self._continued += 1
-            return self._continued < _UNDECIDED_CONTINUED
+            self._continuations += 1
+            return self._continuations < _UNDECIDED_CONTINUED
         else:
-            self._undecided += 1
-        return self._undecided < _UNDECIDED_CALLS
+            self._undecided_calls += 1
+        return self._undecided_calls < _UNDECIDED_CALLS
 
     def _updated_by_hand(self) -> Any:
         return self._by_hand() if self._by_hand is not None else None
 
     def _is_changed(self, module: Any) -> bool:
         """Whether its parameters are others than when a call in training ended, by `_version`."""
-        ref, version = self._trained.get(id(module), (None, 0))
-        trained = _first_trained(module) if ref is not None and ref() is module else None
-        return trained is not None and trained._version != version
+        ref, version = self._versions.get(id(module), (None, 0))
+        parameter = _first_trained(module) if ref is not None and ref() is module else None
+        return parameter is not None and parameter._version != version
 
     def _automatic_end(self, sign: Sign, place: int = 0) -> None:
         if self._sign is not None and sign < self._sign and not self._is_silent(sign):
@@ -273,27 +273,27 @@ class Steps:
         self._sign = sign
 
     def _end(self, sign: Sign, place: int = 0) -> None:
-        ended = self.current
-        self.current = ended + 1
+        step = self.current
+        self.current = step + 1
         guess = self._guess
         if self._sign is None or sign >= self._sign:
             self._silence = 0
             self._sign = sign
-        if guess is not None and guess.first == ended:  # it was opened, and is told now
+        if guess is not None and guess.first == step:  # it was opened, and is told now
             self._guess = guess if sign <= guess.sign else None
             guess = None
         if guess is not None and sign > guess.sign:
             self._guess = None
-            self._on_guess(Guess(guess.first, ended, guess.sign, guess.place), True)
+            self._on_guess(Guess(guess.first, step, guess.sign, guess.place), True)
             guess = None
         if sign < Sign.OPTIMIZER:
             if guess is None:
-                if self._guess is None or self._guess.first != ended:
-                    self._guess = Guess(ended, ended, sign, place)
+                if self._guess is None or self._guess.first != step:
+                    self._guess = Guess(step, step, sign, place)
             else:
-                guess.last = ended
+                guess.last = step
                 guess.place = guess.place if guess.place == place else 0
-        self._on_step(ended)
+        self._on_step(step)
 
 
 def _nobody(_guess: Guess, _merged: bool) -> None:

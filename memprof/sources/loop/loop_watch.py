@@ -21,13 +21,13 @@ from memprof.sources.loop.existing_objects import existing_objects
 from memprof.sources.loop.module_hooks import ModuleHooks
 from memprof.sources.loop.module_paths import ModulePaths
 from memprof.sources.loop.optimizer_hooks import OptimizerHooks
-from memprof.sources.loop.step_ends import Guess, Steps
+from memprof.sources.loop.step_detector import Guess, StepDetector
 from memprof.sources.loop.thread_state import (
     NO_TASK,
     BackwardPass,
     Call,
-    Place,
     Stepping,
+    ThreadPosition,
     Threads,
     ThreadState,
     call_frame,
@@ -40,7 +40,7 @@ from memprof.sources.loop.torch_compile import CompileWatch, is_used
 from memprof.sources.protocol import Interner
 from memprof.trace import EMPTY, NOT_RECORDED, Label, Phase
 
-__all__ = ["Boundaries", "Listener", "annotate", "annotation_changes"]
+__all__ = ["Listener", "LoopWatch", "annotate", "annotation_changes"]
 
 _UNSEEN_MODULES = (
     "the program uses torch.compile, which would compile again where it finds hooks on modules, as "
@@ -101,29 +101,29 @@ class Listener(Protocol):
         """A module is called from outside every other module."""
 
 
-class Boundaries:
+class LoopWatch:
     """Watches torch's global hooks; knows where the calling thread is in the training loop."""
 
     def __init__(self, interner: Interner) -> None:
         self.modules = ModulePaths()
         self.listeners: list[Listener] = []
-        self.unread = GuardedAccess()
+        self.guard = GuardedAccess()
         self._interner = interner
         self._known_modules = self.modules.table
         self._threads = Threads()
         self._label_rows = interner.label_rows
         self._labels: dict[int, Label] = {EMPTY: Label()}
         self._optimizers = OptimizerHooks(
-            partial(self._guarded, self._optimizer_begins),
-            partial(self._guarded, self._optimizer_ended),
-            partial(self._guarded, self._optimizer_left_out),
+            partial(self._guard, self._optimizer_begins),
+            partial(self._guard, self._optimizer_ended),
+            partial(self._guard, self._optimizer_left_out),
         )
         self._parallel: list[str] = []
         self._log: tuple[list[int], list[str]] = ([], [])
         self._watchers = self._passes = 0
-        self.on_entry: list[Callable[[Place], None]] = []
+        self.on_entry: list[Callable[[ThreadPosition], None]] = []
         """Called when a module's call has begun, with the thread's `place`: the call."""
-        self.on_exit: list[Callable[[Place, Any], None]] = []
+        self.on_exit: list[Callable[[ThreadPosition, Any], None]] = []
         """Called when a module's call has ended, with the `place` and what the call returns."""
         self.keeps_frames = False
         """Whether places are to know their frames, by which stacks are captured faster."""
@@ -140,10 +140,10 @@ class Boundaries:
         self._failure = ""
         self._on_step: Callable[[int], None] | None = None
         self.on_guess: Callable[[Guess, bool], None] | None = None
-        """Told which steps were guessed, and whether they are a single one: see `Steps`."""
+        """Told which steps were guessed, and whether they are a single one: see `StepDetector`."""
         self.places = CallPlaces()
         """The lines of the program that guessed steps end at."""
-        self._steps = Steps(self._ended, self._guessed)
+        self._steps = StepDetector(self._on_step_end, self._pass_on_guess)
 
     @property
     def step(self) -> int:
@@ -162,19 +162,19 @@ class Boundaries:
 
     @property
     def waits(self) -> bool:
-        """Whether a step is over once an operator has run: see `Steps.waits`."""
+        """Whether a step is over once an operator has run: see `StepDetector.waits`."""
         return self._steps.waits
 
     def end_without_call(self) -> None:
         """An operator has run after a backward pass that no module call led to."""
-        self._guarded(self._steps.end_without_call)
+        self._guard(self._steps.end_without_call)
 
     def open(self, on_step: Callable[[int], None]) -> None:
         """Register the hooks; ``on_step(n)`` is called when step ``n`` has ended."""
         import torch
 
         self._on_step = on_step
-        self._steps = Steps(self._ended, self._guessed)
+        self._steps = StepDetector(self._on_step_end, self._pass_on_guess)
         self._torch_functions(torch)
         self._optimizers.open()
         self._compilers.open()
@@ -185,9 +185,9 @@ class Boundaries:
         self._guarded(self._find_existing)
 
     def _find_existing(self) -> None:
-        roots, optimizers = existing_objects(self.unread)
-        self.unread.each(self.modules.path, roots)
-        self.unread.each(self._optimizers.known.add, optimizers)
+        roots, optimizers = existing_objects(self.guard)
+        self.guard.each(self.modules.path, roots)
+        self.guard.each(self._optimizers.known.add, optimizers)
 
     def close(self) -> None:
         """End a step whose end was still open, remove every hook. Safe to call twice.
@@ -250,8 +250,10 @@ class Boundaries:
         """
         from torch import compiler
 
-        known, labels = self.modules.table, self._interner.label_rows
-        if not native.calls_begin(*self._in_python, known, labels, _annotation, vars(compiler)):
+        known_modules, labels = self.modules.table, self._interner.label_rows
+        if not native.calls_begin(
+            *self._in_python, known_modules, labels, _annotation, vars(compiler)
+        ):
             return False
         thread = self._threads.state
         for number, path in zip(thread.numbers, thread.paths, strict=True):
@@ -274,7 +276,7 @@ class Boundaries:
     def notes(self) -> list[str]:
         """What went wrong since the last call."""
         failure, self._failure = self._failure, ""
-        return [*([failure] if failure else []), *self.unread.notes()]
+        return [*([failure] if failure else []), *self.guard.notes()]
 
     def optimizers(self) -> list[Any]:
         """Every living optimizer that has stepped."""
@@ -294,16 +296,16 @@ class Boundaries:
         """Row of the label of this moment in the calling thread."""
         return self.place().row
 
-    def place(self) -> Place:
+    def place(self) -> ThreadPosition:
         """Where the calling thread is, with the row of this moment's label."""
         return self._place(self._thread())
 
-    def _place(self, thread: ThreadState) -> Place:
+    def _place(self, thread: ThreadState) -> ThreadPosition:
         task = self._graph_task()
         if thread.backward is (task == NO_TASK):
             self._cross(thread)
         calls, optimizers = thread.calls, thread.optimizers
-        place: Place
+        place: ThreadPosition
         if optimizers and optimizers[-1].task == task and optimizers[-1].depth == len(calls):
             place = optimizers[-1]  # the optimizer itself, no closure's model or backward pass
         elif calls and calls[-1].task == task:  # or recomputed by activation checkpointing
@@ -373,7 +375,7 @@ class Boundaries:
         if self._native is not None:
             self._native.calls_disarm()
 
-    def _in_loop(self, thread: ThreadState) -> Place:
+    def _in_loop(self, thread: ThreadState) -> ThreadPosition:
         place = thread.loop
         at_loss = thread.after_forward and thread.passes == self._passes and self._grad_enabled()
         phase = Phase.FORWARD if at_loss else Phase.OTHER
@@ -381,7 +383,7 @@ class Boundaries:
             place.phase, place.step = phase, NOT_RECORDED
         return place
 
-    def _in_backward(self, thread: ThreadState, task: int) -> Place:
+    def _in_backward(self, thread: ThreadState, task: int) -> ThreadPosition:
         place = thread.passing
         if place.task != task:
             engine = frame_of(self._engine, sys._getframe(2))
@@ -417,14 +419,14 @@ class Boundaries:
         else:
             drop_ended(thread.optimizers)
             in_optimizer = bool(thread.optimizers)
-            self._guarded(self._steps.backward_ended, thread.passed_at, in_optimizer=in_optimizer)
+            self._guard(self._steps.backward_ended, thread.passed_at, in_optimizer=in_optimizer)
             self._tell(lambda one: one.backward_ended())
 
     def _tell(self, tell: Callable[[Listener], None]) -> None:
         """Each listener by itself: what one of them raises keeps it from nobody else."""
         for listener in tuple(self.listeners):
             began_ns = time.perf_counter_ns()
-            self._guarded(tell, listener)
+            self._guard(tell, listener)
             spent_us = (time.perf_counter_ns() - began_ns) / 1000
             self._apart_us += spent_us
             if not vars(type(listener)).get("is_metered", False):
@@ -449,8 +451,8 @@ class Boundaries:
             self._failure = f"torch {torch.__version__} does not tell {' nor '.join(missing)}"
 
     def _update_module_hooks(self) -> None:
-        wanted = self._on_step is not None and self._watchers > 0 and not self._gave_up
-        if wanted and not self._is_hooked:
+        is_needed = self._on_step is not None and self._watchers > 0 and not self._gave_up
+        if is_needed and not self._is_hooked:
             if self._compilers.look():
                 skip_in_dynamo()
             if is_used() and self._gives_up():
@@ -461,7 +463,7 @@ class Boundaries:
             self._parallel.clear()
             self._is_hooked = True
             self._module_hooks.add()
-        elif not wanted and self._is_hooked:
+        elif not is_needed and self._is_hooked:
             self._is_hooked = False
             self._module_hooks.remove()
 
@@ -474,17 +476,17 @@ class Boundaries:
         return self._gave_up
 
     def _compilation_began(self) -> None:
-        self._guarded(skip_in_dynamo)
+        self._guard(skip_in_dynamo)
         for begin in tuple(self.compilations):
-            self._guarded(begin)
+            self._guard(begin)
         if self._is_hooked:
             began_ns = time.perf_counter_ns()
-            self._guarded(self._gives_up)
+            self._guard(self._gives_up)
             self._exact_us += (time.perf_counter_ns() - began_ns) / 1000
-        self._guarded(self._module_hooks.hide)
+        self._guard(self._module_hooks.hide)
 
     def _compilation_ended(self) -> None:
-        self._guarded(self._module_hooks.show)
+        self._guard(self._module_hooks.show)
         self._interruptions += 1  # other threads' calls may have ended unseen
         if self._native is not None:
             self._native.calls_disarm()
@@ -499,10 +501,10 @@ class Boundaries:
             if calls % _TIMED_CALLS:
                 try:
                     self._enter_module(module, args)
-                except Exception as error:  # noqa: BLE001 - see `_guarded`
-                    self._missed(error)
+                except Exception as error:  # noqa: BLE001 - see `_guard`
+                    self._note_miss(error)
             else:
-                self._timed(self._enter_module, module, args)
+                self._time_call(self._enter_module, module, args)
 
         return before_module
 
@@ -515,28 +517,28 @@ class Boundaries:
             if self._calls % _TIMED_CALLS:
                 try:
                     self._leave_module(module, output)
-                except Exception as error:  # noqa: BLE001 - see `_guarded`
-                    self._missed(error)
+                except Exception as error:  # noqa: BLE001 - see `_guard`
+                    self._note_miss(error)
             else:
-                self._timed(self._leave_module, module, output)
+                self._time_call(self._leave_module, module, output)
 
         return after_module
 
-    def _timed(self, function: Callable[..., None], *args: Any) -> None:
+    def _time_call(self, function: Callable[..., None], *args: Any) -> None:
         began_ns = time.perf_counter_ns()
         self._calls_timed += 1
         apart_us = self._apart_us
-        self._guarded(function, *args)
+        self._guard(function, *args)
         spent_us = (time.perf_counter_ns() - began_ns) / 1000 - (self._apart_us - apart_us)
         self._timed_us += min(spent_us, _LONGEST_HOOK_US)
 
-    def _guarded(self, function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+    def _guard(self, function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
         try:
             function(*args, **kwargs)
         except Exception as error:  # noqa: BLE001  the job goes on whatever happens here
-            self._missed(error)
+            self._note_miss(error)
 
-    def _missed(self, error: Exception) -> None:
+    def _note_miss(self, error: Exception) -> None:
         self._failure = f"a boundary was missed: {type(error).__name__}: {error}"
 
     def _enter_module(self, module: Any, args: tuple[Any, ...]) -> None:
@@ -551,8 +553,8 @@ class Boundaries:
         is_outermost = not calls or calls[0].module_id == module_id
         if is_outermost:
             kwargs = self._outermost_begins(thread, module, args, _caller(sys._getframe(1)))
-        known = None if self._parallel else self._known_modules.get(module_id)
-        path = known[1] if known is not None else self._path(module, thread)
+        entry = None if self._parallel else self._known_modules.get(module_id)
+        path = entry[1] if entry is not None else self._path(module, thread)
         if is_outermost:
             self._tell(lambda one: one.outermost_call(module, args, kwargs))
         frame_id = 0
@@ -568,7 +570,7 @@ class Boundaries:
         if type(module).__name__ == "DataParallel":
             self._parallel.append(path)
         if self.on_entry:
-            place: Place = call
+            place: ThreadPosition = call
             if thread.optimizers or thread.backward is (task == NO_TASK):
                 place = self._place(thread)
             else:  # the same, as short as it can be
@@ -603,7 +605,7 @@ class Boundaries:
 
     def _leave_module(self, module: Any, output: Any) -> None:
         try:
-            self._left(module, output)
+            self._module_ends(module, output)
         finally:
             if self.on_exit:
                 place = self._place(self._thread())
@@ -612,7 +614,7 @@ class Boundaries:
             if self._native is not None:
                 self._hand_on(self._threads.state)
 
-    def _left(self, module: Any, output: Any) -> None:
+    def _module_ends(self, module: Any, output: Any) -> None:
         thread = self._thread()
         calls = thread.calls
         module_id = id(module)
@@ -666,11 +668,11 @@ class Boundaries:
         self._steps.optimizer_ended(optimizer, self._sequence())
         self._update_module_hooks()
 
-    def _guessed(self, guess: Guess, merged: bool) -> None:
+    def _pass_on_guess(self, guess: Guess, is_merged: bool) -> None:
         if self.on_guess is not None:
-            self.on_guess(guess, merged)
+            self.on_guess(guess, is_merged)
 
-    def _ended(self, step: int) -> None:
+    def _on_step_end(self, step: int) -> None:
         self._threads.state.after_forward = False
         self._step_changed()
         if self._on_step is not None:
