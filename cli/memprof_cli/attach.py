@@ -16,27 +16,24 @@ from memprof.record.process import path_of_process
 from memprof.units import format_bytes, format_duration, parse_duration_s
 from memprof_cli.json_output import print_json
 
-__all__ = ["DurationType", "command", "say_that_it_waits"]
+__all__ = ["command", "say_that_it_waits", "to_seconds"]
 
 _DEFAULT_PATH = "memprof-run.json"
 
 
-class DurationType(click.ParamType):
-    """A duration such as ``10m``, in seconds."""
-
-    name = "duration"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Seconds."""
-        del param, ctx
-        return value if isinstance(value, float) else parse_duration_s(str(value))
+def to_seconds(
+    context: click.Context, parameter: click.Parameter, text: str | None
+) -> float | None:
+    """A duration such as ``10m`` in seconds; None where none is given."""
+    del context, parameter
+    return None if text is None else parse_duration_s(text)
 
 
 @click.command(name="attach")
 @click.option("-o", "--output", help="The run file. [memprof-run.pidPID.json]")
-@click.option("--duration", type=DurationType(), help="End by itself after 90s, 10m or 1h30m.")
+@click.option(
+    "--duration", callback=to_seconds, metavar="TIME", help="End by itself after 90s, 10m or 1h30m."
+)
 @click.option(
     "--inject",
     is_flag=True,
@@ -45,7 +42,8 @@ class DurationType(click.ParamType):
 )
 @click.option(
     "--timeout",
-    type=DurationType(),
+    callback=to_seconds,
+    metavar="TIME",
     default="30s",
     show_default=True,
     help="Give up when the process has not run Python for so long.",

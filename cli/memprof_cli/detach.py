@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from memprof.attach.recordings import end
-from memprof_cli.attach import DurationType, say_that_it_waits
+from memprof_cli.attach import say_that_it_waits, to_seconds
 from memprof_cli.json_output import print_json
 
 __all__ = ["command"]
@@ -19,7 +19,8 @@ __all__ = ["command"]
 )
 @click.option(
     "--timeout",
-    type=DurationType(),
+    callback=to_seconds,
+    metavar="TIME",
     default="30s",
     show_default=True,
     help="Give up when the process has not run Python for so long.",

@@ -26,7 +26,8 @@ def addresses(process: Process, names: Iterable[str]) -> dict[str, int]:
     Raises:
         MissingError: one is in no file that may have it, or the memory differs from the file.
     """
-    wanted, found = set(names), {}
+    wanted = set(names)
+    found: dict[str, int] = {}
     starts: dict[str, list[MappedFile]] = {}
     for file in process.mapped_files():
         if _may_have(Path(file.path), process):

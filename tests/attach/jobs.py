@@ -80,7 +80,9 @@ while len(losses) < limit if limit else not stop.exists():
     step()
     time.sleep(0.001)
 after = present()
-print(json.dumps({"before": before, "after": after, "losses": [x.hex() for x in losses]}))
+gc.collect()
+ours = [type(o).__name__ for o in gc.get_objects() if str(type(o).__module__).startswith("memprof.")]
+print(json.dumps({"ours": ours, "before": before, "after": after, "losses": [x.hex() for x in losses]}))
 """
 
 

@@ -182,7 +182,7 @@ class LoopWatch:
 
     def find_existing(self) -> None:
         """Know the modules and optimizers that the program has already, called or not."""
-        self._guarded(self._find_existing)
+        self._guard(self._find_existing)
 
     def _find_existing(self) -> None:
         roots, optimizers = existing_objects(self.guard)
