@@ -147,12 +147,16 @@ class RequestServer:
         connection.settimeout(_PATIENCE_S)
         request = json.loads(_line(connection))
         try:
-            answer = self._answers.answer(request, lambda: _is_connected(connection))
+            answer = self._answers.answer(request, lambda: self._is_waiting(connection))
         except MemprofError as error:
             answer = {"error": error.message, "hint": error.hint}
         except Exception as error:  # noqa: BLE001 - the client is told, the job goes on
             answer = {"error": f"{type(error).__name__}: {error}", "hint": ""}
         connection.sendall(json.dumps(answer).encode() + b"\n")
+
+    def _is_waiting(self, connection: socket.socket) -> bool:
+        """Whether the client is still there, and the program is not about to end."""
+        return self._listener is not None and _is_connected(connection)
 
 
 def _bound() -> tuple[socket.socket, Path]:

@@ -154,7 +154,9 @@ class Session:
             if self._is_open and self._pid == os.getpid():
                 began_us = _own_clock_us()
                 self._guard(self._open_torch)
-                self._count_hook(began_us)
+                spent_us = self._count_hook(began_us)
+                if self._options.in_progress:  # a large heap was looked through
+                    self._schedule.add_allowance(spent_us)
 
     def _open_torch(self) -> None:
         self._loop_watch = LoopWatch(self.interner)

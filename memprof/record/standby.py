@@ -263,7 +263,9 @@ def _in_main_thread(
             main_thread.request()
             if call.done.wait(_PERIOD_S):
                 break
-            if (time.monotonic() > until_s or not is_waiting()) and call.withdraw():
+            if not is_waiting() and call.withdraw():
+                raise MissingError("the request was withdrawn, or the program is ending")
+            if time.monotonic() > until_s and call.withdraw():
                 raise MissingError(
                     f"the main thread has run no Python for {timeout_s:g} s: {_place()}; the "
                     "request is withdrawn, and nothing has changed",

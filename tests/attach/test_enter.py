@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,15 +22,16 @@ from memprof.errors import MemprofError, MissingError
 from tests.attach.jobs import FOREIGN, TRAINING, Job, changes, until
 
 BUSY = """
-import ctypes, sys, threading, time
+import os, sys, threading, time
 import torch
+os.mkfifo(sys.argv[1])
 print("ready", flush=True)
-ctypes.CDLL(None).usleep(4_000_000)
+open(sys.argv[1]).close()
 for _ in range(200):
     time.sleep(0.01)
 print(sorted(name for name in sys.modules if name.startswith("memprof")), threading.active_count())
 """
-"""In a call of C that runs no Python for four seconds, and then in Python."""
+"""In a call of C until it is released, and then in Python."""
 
 
 @pytest.fixture
@@ -79,23 +79,17 @@ def test_a_process_that_never_heard_of_memprof_is_recorded_and_left_as_it_was(
 
 
 def test_a_request_is_withdrawn_where_no_python_runs(gdb, tmp_path):
-    waits = []
-    running = subprocess.Popen(
-        [sys.executable, "-S", "-c", BUSY], env=FOREIGN, stdout=subprocess.PIPE, text=True
-    )
-    with running:
-        assert running.stdout.readline() == "ready\n"
+    waits: list = []
+    with Job(tmp_path, "-S", script=BUSY, environment=FOREIGN) as one:
         with pytest.raises(MissingError, match=r"has run no Python for 0\.3 s"):
             begin(
-                running.pid,
+                one.pid,
                 {"path": str(tmp_path / "run.json")},
                 inject=True,
                 timeout_s=0.3,
                 waits=lambda: waits.append(1),
             )
-        told = running.stdout.read()
-    assert running.returncode == 0
-    assert told == "[] 1\n"
+        assert one.release() == "[] 1\n"
     assert not (tmp_path / "run.json").exists()
 
 

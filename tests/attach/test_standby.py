@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -10,23 +12,40 @@ import pytest
 
 pytest.importorskip("torch", reason="there is nothing to record without torch")
 
+import memprof
 from memprof import load
 from memprof.attach.client import ask
 from memprof.attach.processes import read_process
 from memprof.attach.recordings import begin, end, status
-from memprof.errors import MemprofError
+from memprof.errors import MemprofError, MissingError
+from memprof.record.tracker import active
 from memprof.trace import Category
 from tests.attach.jobs import ENVIRONMENT, TRAINING, Job, changes, until
 
 STANDBY = f"import memprof; memprof.start(standby=True)\n{TRAINING}"
 ASLEEP = """
-import memprof, time, torch
+import memprof, os, sys, time, torch
+from memprof.record.tracker import active
+memprof.start(standby=True)
+os.mkfifo(sys.argv[1])
+print("ready", flush=True)
+open(sys.argv[1]).close()
+for _ in range(50):
+    time.sleep(0.01)
+print(active())
+"""
+"""Its main thread is in a call of C until it is released."""
+ENDING = """
+import memprof, torch
 memprof.start(standby=True)
 print("ready", flush=True)
-time.sleep(3)
-print(memprof.record.tracker.active())
+exec(
+    "import time\\nfor _ in range(150): time.sleep(0.01)\\n"
+    "from memprof.record.standby import standing_by; standing_by().close(); raise SystemExit",
+    {"__name__": "torch.fx.pretended"},
+)
 """
-"""Its main thread is in a call of C for three seconds."""
+"""torch is tracing, as far as can be seen, until the program ends."""
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +149,14 @@ def test_a_request_that_cannot_be_met_in_time_is_withdrawn_for_good(tmp_path):
     with Job(tmp_path, script=ASLEEP) as one:
         with pytest.raises(MemprofError, match=r"no Python for 0\.5 s: it is in <module>"):
             begin(one.pid, {"path": str(tmp_path / "run.json")}, timeout_s=0.5)
+        assert one.release() == "None\n"
+    assert not (tmp_path / "run.json").exists()
+
+
+def test_a_program_that_ends_waits_for_no_request(tmp_path):
+    with Job(tmp_path, script=ENDING) as one:
+        with pytest.raises(MemprofError, match="the program is ending"):
+            begin(one.pid, {"path": str(tmp_path / "run.json")}, timeout_s=300)
         until(lambda: not one.runs, "its end")
     assert not (tmp_path / "run.json").exists()
 
@@ -163,3 +190,55 @@ def test_the_variable_makes_every_process_of_torch_stand_by(tmp_path):
         assert load(path).header.options["budget"] == 0.5
         assert status(read_process(one.pid)) == "standby"
     assert sorted(p.name for p in tmp_path.glob("*.json")) == ["run.json"]
+
+
+# -- in this process ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def private(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path / "memprof" / f"{os.getpid()}.sock"
+
+
+def test_a_block_that_stands_by_records_nothing_and_has_a_socket_as_long_as_it_lasts(private):
+    with memprof.track("never.json", standby=True) as tracker:
+        assert private.exists()
+        memprof.step()
+        assert active() is None
+        assert tracker.path == ""
+    assert not private.exists()
+    assert not Path("never.json").exists()
+
+
+def test_a_function_that_stands_by_has_a_socket_at_each_call(private):
+    @memprof.track("never.json", standby=True)
+    def train():
+        return private.exists()
+
+    assert [train(), private.exists(), train()] == [True, False, True]
+
+
+def test_a_process_stands_by_once(private):
+    with memprof.track(standby=True), pytest.raises(MissingError, match="stands by already"):
+        memprof.start(standby=True)
+    assert not private.exists()
+
+
+def test_the_options_of_the_program_hold_where_a_request_names_none(private, tmp_path):
+    """And the path. The request is answered while this thread goes on."""
+    path = tmp_path / "own.json"
+    with memprof.track(path, standby=True, budget=0.25, window_steps=7):
+        answers: list = []
+        process = read_process(os.getpid())
+        vars(process)["environment"] = {"XDG_RUNTIME_DIR": str(tmp_path)}
+        request = {"request": "start", "window_steps": 3}
+        thread = threading.Thread(target=lambda: answers.append(ask(process, request, 60)))
+        thread.start()
+        until(lambda: answers, "the answer")
+        thread.join()
+        assert active() is not None
+    assert active() is None
+    assert answers == [{"path": str(path)}]
+    options = load(path).header.options
+    assert (options["budget"], options["window_steps"]) == (0.25, 3)
