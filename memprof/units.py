@@ -6,7 +6,14 @@ import re
 
 from memprof.errors import SettingsError
 
-__all__ = ["format_bytes", "format_count", "format_duration", "format_percent", "parse_bytes"]
+__all__ = [
+    "format_bytes",
+    "format_count",
+    "format_duration",
+    "format_percent",
+    "parse_bytes",
+    "parse_duration_s",
+]
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _FACTORS = {
@@ -16,6 +23,11 @@ _FACTORS = {
     **{f"{p}b": 1000**e for e, p in enumerate("kmgtp", start=1)},
 }
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
+_DURATION = re.compile(
+    r"\s*[0-9]+(?:\.[0-9]+)?\s*|(?:\s*[0-9]+(?:\.[0-9]+)?\s*(?:s|min|m|h|d)\s*)+", re.IGNORECASE
+)
 
 
 def format_bytes(nbytes: float) -> str:
@@ -48,6 +60,17 @@ def parse_bytes(text: str) -> int:
         raise SettingsError(f"{text!r} is not a size", "write it like 24GiB, 512MiB or 80GB")
     nbytes: int = round(float(match[1]) * factor)
     return nbytes
+
+
+def parse_duration_s(text: str) -> float:
+    """Seconds from ``"10m"``, ``"90s"``, ``"1h30m"``, ``"2 d"`` or a bare number of seconds.
+
+    Raises:
+        SettingsError: the text is no duration.
+    """
+    if _DURATION.fullmatch(text) is None:
+        raise SettingsError(f"{text!r} is not a duration", "write it like 90s, 10m or 1h30m")
+    return sum(float(n) * _SECONDS[unit.lower()[:1]] for n, unit in _PART.findall(text))
 
 
 def format_duration(duration_us: float) -> str:

@@ -13,6 +13,7 @@ from memprof.units import (
     format_duration,
     format_percent,
     parse_bytes,
+    parse_duration_s,
 )
 
 
@@ -89,3 +90,18 @@ def test_counts_and_shares_are_written_for_people() -> None:
     assert format_count(1024000) == "1,024,000"
     assert [format_percent(p, 1000) for p in (370, 4, 0, 1000)] == ["37 %", "0.4 %", "0 %", "100 %"]
     assert format_percent(1, 0) == "0 %"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("90s", 90), ("1.5 m", 90), ("10min", 600), ("1h30m", 5400), (" 2 D ", 172_800)],
+)
+def test_durations_are_read_in_their_units(text: str, seconds: float) -> None:
+    assert parse_duration_s(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "5x", "-3s", "1h30", "m"])
+def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(SettingsError, match="is not a duration") as refused:
+        parse_duration_s(text)
+    assert "1h30m" in refused.value.hint

@@ -11,6 +11,8 @@ ABOUT = "Where the memory of a PyTorch job went, what leaks, who holds it and wh
 EPILOG = "Start with: memprof run train.py, then: memprof report memprof-run.json"
 COMMANDS = {
     "run": ("run", "Run a script or module and record where its memory goes."),
+    "attach": ("attach", "Begin to record a process that runs already, or list such processes."),
+    "detach": ("detach", "End a recording that attach began; the process goes on."),
     "dry-run": ("dry_run", "Run it for a GPU that is not there: would it fit, what would it take."),
     "report": ("report", "Show where the memory went, and write an interactive page."),
     "live": ("live", "Watch a job while it runs: memory, owners, findings, time to full."),

@@ -26,6 +26,7 @@ __all__ = ["STEPS", "claim", "start_from_environment"]
 _LOG = logging.getLogger("memprof")
 _ON = ("", "1", "true", "yes", "on")
 _OFF = ("0", "false", "no", "off")
+_STANDBY = "standby"
 _SINCE = "MEMPROF_SINCE"
 """Set by the first process of a launch for those below it: when the launch began (in ns)."""
 
@@ -37,7 +38,8 @@ STEPS = "MEMPROF_DRY_RUN_STEPS"
 def start_from_environment() -> None:
     """Record this process into the file that ``MEMPROF`` names, once it has imported torch.
 
-    ``1``, ``true``, ``yes`` and ``on`` mean the default name, their opposites no recording.
+    ``1``, ``true``, ``yes`` and ``on`` mean the default name, their opposites no recording, and
+    ``standby`` none until `memprof attach` asks for one.
     """
     if _DRY_RUN in os.environ:
         _prepare_dry_run()
@@ -68,6 +70,11 @@ def _torch_imported() -> None:
     path = DEFAULT_PATH if setting.lower() in _ON else setting
     try:
         options = Options.of(os.environ)
+        if setting.lower() == _STANDBY:
+            from memprof.record.standby import Standby
+
+            Standby(options=options).open()
+            return
         tracker = Tracker(path, options, lazy_path=lambda: _path_of_this_process(path))
         # It runs after the recording has ended: what is registered first is called last.
         atexit.register(_say_what_next, tracker)

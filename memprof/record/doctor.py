@@ -17,6 +17,9 @@ from typing import Any
 
 import memprof
 from memprof import native
+from memprof.attach.checks import trace_scope
+from memprof.attach.debugger import locate_debugger
+from memprof.attach.server import can_serve
 from memprof.dry_run.build import compiler, find_torch
 from memprof.dry_run.cards import Card as SimulatedCard
 from memprof.dry_run.cards import figures_of_capability
@@ -74,6 +77,7 @@ def diagnose(
         *_native_part(torch),
         *_dry_runs(torch),
         _start_hook(environment),
+        _attach(),
         _disk(Path(folder)),
     )
     recordable = [
@@ -295,6 +299,27 @@ def _start_hook(environment: Mapping[str, str]) -> Fact:
         )
     value = environment.get("MEMPROF")
     return Fact("MEMPROF variable", True, f"set to {value}" if value else "works, is not set")
+
+
+def _attach() -> Fact:
+    """Whether `memprof attach` can go into processes of this user that do not stand by."""
+    if not can_serve():
+        return Fact("attach", False, "works on Linux only", "use memprof run or memprof.track")
+    ways = ["processes that stand by (MEMPROF=standby)"]
+    missing: list[str] = []
+    scope = trace_scope()
+    may_trace = scope == 0 or (os.geteuid() == 0 and scope < 3)
+    if may_trace:
+        ways.append("Python 3.14")
+    else:
+        missing.append(f"kernel.yama.ptrace_scope is {scope}: other processes need root (sudo)")
+    try:
+        locate_debugger()
+    except MissingError as error:
+        missing.append(f"{error.message}: {error.hint}")
+    else:
+        ways += ["with --inject every other"] if may_trace else []
+    return Fact("attach", None if missing else True, ", ".join(ways), "; ".join(missing))
 
 
 def _disk(folder: Path) -> Fact:

@@ -39,6 +39,8 @@ class Options:
     last_step: int = 0
     """The program is ended when it has made so many steps; 0: it ends by itself. Not for `track`:
     a recorder changes nothing, only a dry run does."""
+    in_progress: bool = False
+    """The program runs already: the modules and optimizers that it has are looked for."""
 
     def __post_init__(self) -> None:
         _check(0 <= self.budget <= 1, "budget", self.budget, "a share between 0 and 1")

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from memprof.referrers.survivor_watch import SurvivorWatch
     from memprof.sources.cuda.oom_observer import Exhausted
 
-__all__ = ["Session"]
+__all__ = ["Session", "is_closed"]
 
 _LOG = logging.getLogger("memprof")
 _FLUSH_US = 1_000_000
@@ -165,12 +165,16 @@ class Session:
             if self._is_open and self._pid == os.getpid():
                 began_us = thread_us()
                 self._guard(self._open_torch)
-                self._count_hook(began_us)
+                spent_us = self._count_hook(began_us)
+                if self._options.in_progress:  # a large heap was looked through
+                    self._schedule.add_allowance(spent_us)
 
     def _open_torch(self) -> None:
         self._loop_watch = LoopWatch(self.interner)
         self._loop_watch.on_guess = self._on_guess
         self._loop_watch.open(self._step_ended)
+        if self._options.in_progress:
+            self._loop_watch.find_existing()
         self._loop_watch.listeners.append(Ticks(self._tick, self._training_begins))
         sources = event_sources(self._options, self.interner, self._loop_watch, self.recording.note)
         for source in sources:
@@ -523,7 +527,7 @@ class Session:
 
     def _beat(self) -> None:
         """In the main thread, between two instructions of the program."""
-        if _is_closed(sys._getframe()):
+        if is_closed(sys._getframe()):
             return
         if self._lock.acquire(blocking=False):  # else another thread is at it: the next beat
             try:
@@ -736,7 +740,7 @@ def _spent_us(loop_watch: Any) -> float:
     return float(loop_watch.take_spent_us()) if hasattr(loop_watch, "take_spent_us") else 0.0
 
 
-def _is_closed(frame: FrameType | None) -> bool:
+def is_closed(frame: FrameType | None) -> bool:
     """Whether torch is in the middle of something that must not be disturbed, up the stack."""
     while frame is not None:
         name = frame.f_globals.get("__name__") or ""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from memprof.cpython.gc_pause import collector_paused
 from memprof.cpython.import_hook import ImportWatch
@@ -29,6 +29,9 @@ from memprof.sources.cpu.dispatch_mode import pop_left
 from memprof.sources.loop.loop_watch import annotate
 from memprof.sources.loop.main_thread import hands_on
 from memprof.sources.loop.optimizer_hooks import remove_left
+
+if TYPE_CHECKING:
+    from memprof.record.standby import Standby
 
 __all__ = ["Tracker", "active", "annotate", "start", "step", "steps", "stop", "track"]
 
@@ -51,6 +54,7 @@ def track(  # noqa: PLR0913 - each an option by its name
     on_finding: Callable[[Finding], None] | None = None,
     prometheus: int | str | None = None,
     opentelemetry: object = False,
+    standby: bool = False,
 ) -> Tracker:
     """Record the memory of a block or of a function into a run file.
 
@@ -73,6 +77,7 @@ def track(  # noqa: PLR0913 - each an option by its name
         prometheus: a port on which this machine can scrape metrics, or ``host:port`` for others to;
             local rank 1 has the next port, and so on.
         opentelemetry: True sends the same to the program's ``MeterProvider``; or the one to use.
+        standby: record nothing until `memprof attach` asks for it, and as often as it does.
 
     Raises:
         MemprofError: an option is wrong; or, when the block begins, the file cannot be written.
@@ -89,7 +94,7 @@ def track(  # noqa: PLR0913 - each an option by its name
         prometheus=prometheus,
         opentelemetry=opentelemetry,
     )
-    return Tracker(os.fspath(path), options)
+    return Tracker(os.fspath(path), options, standby=standby)
 
 
 def start(path: str | os.PathLike[str] = DEFAULT_PATH, **options: Any) -> Tracker:
@@ -143,9 +148,14 @@ class Tracker:
     """One recording of this process: a context manager, a decorator, or `start` and `stop`."""
 
     def __init__(
-        self, path: str, options: Options, *, lazy_path: Callable[[], str] | None = None
+        self,
+        path: str,
+        options: Options,
+        *,
+        lazy_path: Callable[[], str] | None = None,
+        standby: bool = False,
     ) -> None:
-        """Nothing happens before `start`.
+        """Nothing happens before `start`, and with ``standby`` nothing before `memprof attach`.
 
         ``lazy_path`` names the file at the time of the first step or event, so that a process
         without any leaves no file.
@@ -153,6 +163,7 @@ class Tracker:
         self._path = path
         self._options = options
         self._lazy_path = lazy_path
+        self._standby = _standby(path, options) if standby else None
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._session: Session | None = None
@@ -175,9 +186,12 @@ class Tracker:
         itself can be run under ``memprof run``.
 
         Raises:
-            MemprofError: the file cannot be created.
+            MemprofError: the file cannot be created, or with ``standby`` no socket.
         """
         global _active  # noqa: PLW0603 - one recording a process, as torch's hooks are global
+        if self._standby is not None:
+            self._standby.open()
+            return self
         with self._lock:
             if _active is not None:
                 _active.note_second(self._path)
@@ -194,6 +208,9 @@ class Tracker:
         ``error`` is the exception that ends what was recorded.
         """
         global _active  # noqa: PLW0603
+        if self._standby is not None:
+            self._standby.close()
+            return
         with self._lock:
             if _active is not self:
                 _take_what_was_left()
@@ -265,7 +282,7 @@ class Tracker:
             @hands_on
             @functools.wraps(function)
             async def recorded_async(*args: Any, **kwargs: Any) -> Any:
-                with Tracker(self._path, self._options):
+                with self._again():
                     return await function(*args, **kwargs)
 
             return recorded_async  # type: ignore[return-value]
@@ -273,10 +290,13 @@ class Tracker:
         @hands_on
         @functools.wraps(function)
         def recorded(*args: Any, **kwargs: Any) -> Any:
-            with Tracker(self._path, self._options):
+            with self._again():
                 return function(*args, **kwargs)
 
         return recorded  # type: ignore[return-value]
+
+    def _again(self) -> Tracker:
+        return Tracker(self._path, self._options, standby=self._standby is not None)
 
     def _begin(self) -> None:
         self._pid = os.getpid()
@@ -316,6 +336,12 @@ class Tracker:
         if self._session is not None:
             self._session.disown()
         atexit.unregister(self._at_exit)
+
+
+def _standby(path: str, options: Options) -> Standby:
+    from memprof.record.standby import Standby  # sockets, which a usual recording needs not
+
+    return Standby(path, options)
 
 
 def _take_what_was_left() -> None:

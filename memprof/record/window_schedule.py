@@ -10,7 +10,7 @@ import enum
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 __all__ = [
@@ -368,6 +368,11 @@ class WindowSchedule:
     def allowance_us(self) -> int:
         """Time that recording may take in any case."""
         return self._policy.allowance_us
+
+    def add_allowance(self, duration_us: float) -> None:
+        """Allow so much more: it was used before the first window could begin."""
+        allowance_us = self._policy.allowance_us + round(duration_us)
+        self._policy = replace(self._policy, allowance_us=allowance_us)
 
     def events_recorded(self, count: int) -> None:
         """Events that were drained from the open window."""

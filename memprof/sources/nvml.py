@@ -25,6 +25,7 @@ __all__ = [
     "cards",
     "cuda_uuids",
     "driver_version",
+    "memory_by_process",
     "processes_on",
 ]
 
@@ -191,6 +192,26 @@ def processes_on(device: str, uuids: Callable[[], Uuids] | None = None) -> tuple
         return () if handle is None else _list_processes(nvml, handle)
     finally:
         _ask(nvml, nvml.nvmlShutdown)
+
+
+def memory_by_process() -> dict[int, int | None]:
+    """Bytes that each process holds on all cards of the machine together; None: it is not said.
+
+    Raises:
+        MissingError: there is no driver, or it does not answer.
+    """
+    nvml = _start_nvml()
+    used: dict[int, int | None] = {}
+    try:
+        for index in range(_ask(nvml, nvml.nvmlDeviceGetCount) or 0):
+            handle = _ask(nvml, nvml.nvmlDeviceGetHandleByIndex, index)
+            for process in _list_processes(nvml, handle) if handle is not None else ():
+                before = used.get(process.pid, 0)
+                known = before is not None and process.bytes is not None
+                used[process.pid] = (before or 0) + (process.bytes or 0) if known else None
+    finally:
+        _ask(nvml, nvml.nvmlShutdown)
+    return used
 
 
 def _list_processes(nvml: Any, handle: Any) -> tuple[ProcessUse, ...]:

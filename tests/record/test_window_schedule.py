@@ -157,6 +157,17 @@ def test_growth_that_never_ends_keeps_to_the_budget_too():
     assert job.share < 0.011
 
 
+def test_what_the_beginning_took_comes_on_top_of_the_allowance():
+    """As much is recorded as without it."""
+    plain, late = (Job(Policy(), step_us=100_000, events=1000, event_us=10.0) for _ in range(2))
+    late.meter.hook(4 * SECOND)
+    late.schedule.add_allowance(4 * SECOND)
+    for job in (plain, late):
+        job.run(2000)
+    assert late.schedule.allowance_us == plain.schedule.allowance_us + 4 * SECOND
+    assert late.windows[0] == plain.windows[0]
+
+
 def test_a_budget_of_nothing_leaves_the_allowance_only():
     job = Job(Policy(budget=0.0), step_us=20_000, events=500, event_us=30)
     job.run(50_000, allocated=lambda step: LEVEL + step * (1 << 20))

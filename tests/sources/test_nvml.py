@@ -271,3 +271,9 @@ def test_no_device_is_read_before_torch_has_initialised_cuda():
     assert NvmlSource().read() == ()
     if "torch" not in sys.modules or not sys.modules["torch"].cuda.is_initialized():
         assert cuda_uuids() == {}
+
+
+def test_what_every_process_holds_is_summed_over_all_cards(driver):
+    """One whose bytes are not told has none that are known, whatever it has elsewhere."""
+    found = answer(driver, "found = memory_by_process()", STUB_NVML_PID="77")
+    assert found == {"1": 111, "3": None, "77": 222}

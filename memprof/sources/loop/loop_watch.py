@@ -17,6 +17,7 @@ from memprof.sources.autograd import any_was_made
 from memprof.sources.cpu.dispatch_mode import pop_left, skip_in_dynamo
 from memprof.sources.guarded_access import GuardedAccess
 from memprof.sources.loop.call_places import CallPlaces
+from memprof.sources.loop.existing_objects import existing_objects
 from memprof.sources.loop.module_hooks import ModuleHooks
 from memprof.sources.loop.module_paths import ModulePaths
 from memprof.sources.loop.optimizer_hooks import OptimizerHooks
@@ -178,6 +179,15 @@ class LoopWatch:
         self._optimizers.open()
         self._compilers.open()
         self._update_module_hooks()
+
+    def find_existing(self) -> None:
+        """Know the modules and optimizers that the program has already, called or not."""
+        self._guard(self._find_existing)
+
+    def _find_existing(self) -> None:
+        roots, optimizers = existing_objects(self.guard)
+        self.guard.each(self.modules.path, roots)
+        self.guard.each(self._optimizers.known.add, optimizers)
 
     def close(self) -> None:
         """End a step whose end was still open, remove every hook. Safe to call twice.

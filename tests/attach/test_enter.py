@@ -1,0 +1,246 @@
+"""Ways into a process that knows nothing of memprof: gdb's, Python's own, and back out of both."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("torch", reason="there is nothing to record without torch")
+
+from memprof import load
+from memprof.attach import debugger, enter, remote_exec
+from memprof.attach.checks import check_may_trace
+from memprof.attach.debugger import PAGE_BYTES, free_page, inject
+from memprof.attach.processes import read_process
+from memprof.attach.recordings import begin, end, status
+from memprof.errors import MemprofError, MissingError
+from tests.attach.jobs import FOREIGN, TRAINING, Job, changes, until
+
+BUSY = """
+import os, sys, threading, time
+import torch
+os.mkfifo(sys.argv[1])
+print("ready", flush=True)
+open(sys.argv[1]).close()
+for _ in range(200):
+    time.sleep(0.01)
+print(sorted(name for name in sys.modules if name.startswith("memprof")), threading.active_count())
+"""
+"""In a call of C until it is released, and then in Python."""
+
+
+@pytest.fixture
+def gdb():
+    """A real gdb that may trace: in some containers none may."""
+    if shutil.which("gdb") is None:
+        pytest.skip("needs gdb on PATH (Debian: apt install gdb)")
+    with subprocess.Popen(["sleep", "600"]) as sleeper:
+        try:
+            words = ["gdb", "-nx", "-q", "-batch", "-p", str(sleeper.pid)]
+            done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        finally:
+            sleeper.kill()
+    if "ptrace" in done.stdout + done.stderr:
+        pytest.skip("gdb may not trace here (docker run --cap-add SYS_PTRACE)")
+
+
+def is_mapped(pid: int, address: int) -> bool:
+    """Whether anything lies at an address of a process."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    stretches = [[int(n, 16) for n in line.split()[0].split("-")] for line in lines]
+    return any(start <= address < stop for start, stop in stretches)
+
+
+def test_a_process_that_never_heard_of_memprof_is_recorded_and_left_as_it_was(
+    gdb, tmp_path, monkeypatch
+):
+    path, pages = tmp_path / "run.json", []
+    monkeypatch.setattr(enter, "free_page", lambda p: pages.append(free_page(p)) or pages[-1])
+    with Job(tmp_path, "-S", environment=FOREIGN) as one:
+        with pytest.raises(MissingError, match="has no door of its own") as refused:
+            begin(one.pid, {"path": str(path)})
+        assert "--inject" in refused.value.hint
+        for _ in range(2):
+            begin(one.pid, {"path": str(path)}, inject=True, timeout_s=120)
+            until(lambda: path.exists() and load(path).device("cpu") is not None, "a device", 120)
+            assert end(one.pid, timeout_s=120) == str(path)
+            until(lambda: status(read_process(one.pid)) == "", "the socket's end")
+        assert [is_mapped(one.pid, page) for page in pages] == [False, False]
+        told = one.end()
+    assert changes(told) == {}
+    assert load(path).footer.status == "ok"
+    with Job(tmp_path, "-S", environment=FOREIGN, steps=len(told["losses"])) as other:
+        assert other.end()["losses"] == told["losses"]
+
+
+def test_a_request_is_withdrawn_where_no_python_runs(gdb, tmp_path):
+    waits: list = []
+    with Job(tmp_path, "-S", script=BUSY, environment=FOREIGN) as one:
+        with pytest.raises(MissingError, match=r"has run no Python for 0\.3 s"):
+            begin(
+                one.pid,
+                {"path": str(tmp_path / "run.json")},
+                inject=True,
+                timeout_s=0.3,
+                waits=lambda: waits.append(1),
+            )
+        assert one.release() == "[] 1\n"
+    assert not (tmp_path / "run.json").exists()
+
+
+def test_a_function_that_does_not_come_back_leaves_the_process_as_it_was(
+    gdb, tmp_path, monkeypatch
+):
+    found = debugger.addresses
+
+    def with_pause(process, names):
+        addresses = dict(found(process, names))
+        return addresses | {"Py_AddPendingCall": found(process, ["pause"])["pause"]}
+
+    monkeypatch.setattr(debugger, "addresses", with_pause)
+    monkeypatch.setattr(debugger, "CALL_S", 5.0)
+    with Job(tmp_path, "-S", environment=FOREIGN) as one:
+        process = read_process(one.pid)
+        with pytest.raises(MissingError, match="gdb could not inject the call"):
+            inject(process, "pass", free_page(process), tmp_path)
+        assert one.runs
+        after = read_process(one.pid)
+        assert (after.tracer_pid, after.state in "RSD") == (0, True)
+        told = one.end()
+    assert changes(told) == {}
+
+
+def test_a_free_page_is_free_and_apart_from_its_neighbours():
+    process = read_process(int(Path("/proc/self").readlink().name))
+    page = free_page(process)
+    assert page % PAGE_BYTES == 0
+    for line in process.maps.splitlines():
+        start, stop = (int(n, 16) for n in line.split(maxsplit=1)[0].split(b"-"))
+        assert not start - PAGE_BYTES < page + PAGE_BYTES <= stop + PAGE_BYTES
+
+
+def pretended_gdb(folder: Path, monkeypatch, script: str) -> None:
+    program = folder / "gdb"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("echo 'ptrace: Operation not permitted.'", "gdb may not attach"),
+        ("echo 'memprof: queued -1'", "queue of calls is full"),
+        ("echo 'warning: odd'; echo 'Cannot access memory at address 0x1'", "Cannot access memory"),
+        ("exit 3", "gdb said nothing"),
+    ],
+)
+def test_why_gdb_failed_is_said(tmp_path, monkeypatch, said, message):
+    pretended_gdb(tmp_path, monkeypatch, said)
+    monkeypatch.setattr(debugger, "addresses", lambda _, names: dict.fromkeys(names, 4096))
+    with pytest.raises(MissingError, match=message):
+        inject(read_process(int(Path("/proc/self").readlink().name)), "pass", 4096, tmp_path)
+
+
+def test_no_gdb_is_said_before_anything_is_done(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingError, match="there is no gdb") as refused:
+        debugger.locate_debugger()
+    assert "MEMPROF=standby" in refused.value.hint
+
+
+# -- Python's own door -----------------------------------------------------------------------------
+
+
+def of_314(pid: int = 4711):
+    """A process of Python 3.14, as far as the way into it looks at one."""
+    return SimpleNamespace(pid=pid, python=(3, 14), proc=Path("/proc/self"), environment={})
+
+
+def test_the_target_s_own_interpreter_is_asked_to_have_a_file_run(tmp_path, monkeypatch):
+    asked = []
+
+    def ran(words, **_):
+        asked.append(words)
+        return SimpleNamespace(returncode=0, stderr="")
+
+    monkeypatch.delattr(remote_exec.sys, "remote_exec", raising=False)
+    monkeypatch.setattr(remote_exec.subprocess, "run", ran)
+    remote_exec.run_script(of_314(), tmp_path / "command.py")
+    remote_exec.replace_script(of_314())
+    program = str(Path("/proc/self/exe").readlink())
+    assert [(w[0], w[-2:]) for w in asked] == [
+        (program, ["4711", str(tmp_path / "command.py")]),
+        (program, ["4711", "/dev/null"]),
+    ]
+
+
+def test_an_interpreter_of_the_same_version_asks_by_itself(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(remote_exec.sys, "version_info", (3, 14, 0))
+    monkeypatch.setattr(remote_exec.sys, "remote_exec", lambda *a: asked.append(a), raising=False)
+    remote_exec.run_script(of_314(), tmp_path / "command.py")
+    assert asked == [(4711, str(tmp_path / "command.py"))]
+
+
+def test_a_refusal_of_python_s_is_told_with_the_switch_that_may_be_the_cause(tmp_path, monkeypatch):
+    done = SimpleNamespace(
+        returncode=1, stderr="Traceback\nRuntimeError: Remote debugging is off\n"
+    )
+    monkeypatch.delattr(remote_exec.sys, "remote_exec", raising=False)
+    monkeypatch.setattr(remote_exec.subprocess, "run", lambda *_, **__: done)
+    with pytest.raises(MissingError, match="Remote debugging is off") as refused:
+        remote_exec.run_script(of_314(), tmp_path / "command.py")
+    assert "PYTHON_DISABLE_REMOTE_DEBUG" in refused.value.hint
+
+
+RUNS_FILES = """
+import os, signal, sys, pathlib
+box = pathlib.Path(sys.argv[1] + ".box")
+def run(*_):
+    exec(compile(box.read_text(), "command", "exec"), {})
+signal.signal(signal.SIGUSR1, run)
+"""
+"""A program that runs a file in a namespace of its own when it is told to, as 3.14 does."""
+
+
+def test_the_file_that_314_is_given_opens_the_socket_and_leaves_no_name(tmp_path, monkeypatch):
+    """The way is 3.14's but for who delivers the file."""
+    path = tmp_path / "run.json"
+    with Job(tmp_path, "-S", script=RUNS_FILES + TRAINING, environment=FOREIGN) as one:
+        box = box_of(one.pid)
+
+        def deliver(_process, script):
+            box.write_text(script.read_text())
+            one.send(signal.SIGUSR1)
+
+        monkeypatch.setattr(enter, "run_script", deliver)
+        monkeypatch.setattr(enter, "OLDEST", (3, 10))
+        begin(one.pid, {"path": str(path)}, timeout_s=120)
+        assert status(read_process(one.pid)) == str(path)
+        end(one.pid, timeout_s=120)
+        told = one.end()
+    assert changes(told) == {}
+
+
+def test_a_file_that_has_not_run_in_time_is_replaced(tmp_path, monkeypatch):
+    replaced, given = [], []
+    monkeypatch.setattr(enter, "run_script", lambda _, script: given.append(script))
+    monkeypatch.setattr(enter, "replace_script", lambda _: replaced.append(given[0].exists()))
+    monkeypatch.setattr(enter, "OLDEST", (3, 10))
+    with Job(tmp_path, "-S", environment=FOREIGN) as one:
+        check_may_trace(read_process(one.pid))
+        with pytest.raises(MemprofError, match=r"has run no Python for 0\.2 s"):
+            begin(one.pid, {"path": str(tmp_path / "run.json")}, timeout_s=0.2)
+    assert replaced == [True]
+    assert not given[0].parent.exists()
+
+
+def box_of(pid: int) -> Path:
+    words = Path("/proc", str(pid), "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    return Path(words[-2].decode() + ".box")
