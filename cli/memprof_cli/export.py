@@ -8,14 +8,16 @@ import click
 
 from memprof.errors import MemprofError, MissingError
 from memprof.loading import load
+from memprof.runfile.remote_file import Location
 from memprof.snapshot.writer import write_torch_snapshot
 from memprof.trace import Trace
+from memprof_cli.sources import RECORDING
 
 __all__ = ["command"]
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=RECORDING)
 @click.option(
     "-o",
     "--output",
@@ -29,7 +31,7 @@ __all__ = ["command"]
     metavar="N",
     help="The window to write, counted from 0 [the last one with an end].",
 )
-def command(file: Path, output: Path | None, window: int) -> None:
+def command(file: Location, output: Path | None, window: int) -> None:
     """Write the recording in FILE as a snapshot for pytorch.org/memory_viz.
 
     A snapshot holds one window of each device. Steps, phases and modules become the metadata that
@@ -59,7 +61,7 @@ def _chosen_windows(windows: tuple[Trace, ...], number: int) -> list[Trace]:
     return [trace for trace in windows if trace.end is not None][-1:]
 
 
-def _beside(file: Path) -> Path:
+def _beside(file: Location) -> Path:
     """``run.json.gz`` -> ``run.pickle``; never the file itself."""
     name = file.name.removesuffix(".gz").removesuffix(".json")
     if name.endswith((".pickle", ".pkl")):

@@ -13,6 +13,7 @@ from memprof.errors import MemprofError, SettingsError
 from memprof.loading import load
 from memprof.ranks.report import JobReport
 from memprof.report.summary import Summary
+from memprof.runfile.remote_file import location
 from memprof.units import format_bytes, parse_bytes
 from memprof.views.examination import examine
 
@@ -46,7 +47,7 @@ def limit_of(text: str) -> Limit:
     """
     match = _RUN.fullmatch(text)
     assert match is not None or not text
-    file = Path(match["file"]) if match else Path()
+    file = location(match["file"]) if match else Path()
     if match is None or (match["percent"] is None and not file.is_file()):
         return Limit(text, parse_bytes(text))
     if not file.is_file():
