@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -92,6 +94,8 @@ def _ray(place: str) -> Iterator[Executor]:
     except ImportError as error:
         raise _missing("ray", error) from error
     count = _local_count(place)
+    # Ray puts a handler of its own in its place, for all that comes after.
+    handler = signal.getsignal(signal.SIGTERM)
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     try:
         if count is not None:
@@ -100,12 +104,15 @@ def _ray(place: str) -> Iterator[Executor]:
             ray.init("auto", **quiet)
         else:
             ray.init(f"ray://{place}", **quiet)
-    except (ConnectionError, OSError, ValueError) as error:
-        raise _silent(f"ray://{place}", error) from error
-    try:
         yield _RayExecutor(ray)
+    except (ConnectionError, OSError, ValueError) as error:
+        if ray.is_initialized():
+            raise  # it is no error of Ray's
+        raise _silent(f"ray://{place}", error) from error
     finally:
         ray.shutdown()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
 class _RayExecutor(Executor):
