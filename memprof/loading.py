@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -50,6 +49,7 @@ from memprof.runfile.guessed_steps import Numbering
 from memprof.runfile.gzipped import GZIP_MAGIC, inflated
 from memprof.runfile.older_schema import upgraded
 from memprof.runfile.reader import Damage, decode_events, decode_state, read_records
+from memprof.runfile.remote_file import Location, location
 from memprof.snapshot.reader import load_snapshot
 from memprof.trace import (
     NOT_RECORDED,
@@ -80,19 +80,21 @@ _LATEST_US = 1 << 57
 _DEVICE = re.compile(r"cpu|[a-z]{2,12}:\d{1,4}")
 
 
-def load(path: str | Path) -> Run:
-    """The recording in ``path``: a run file, or a snapshot pickle; either may be gzipped.
+def load(path: str | Location) -> Run:
+    """The recording at ``path``: a run file, or a snapshot pickle; either may be gzipped.
+
+    ``path`` may be a URL that fsspec knows, such as ``s3://bucket/run.json``.
 
     Raises:
         FileFormatError: it is neither, or cannot be read at all; a torn run file can.
     """
-    path = Path(path)
+    path = location(path)
     if looks_like_run(path):
         return _Assembly(str(path)).run(path)
     return _run_of_snapshot(path)
 
 
-def looks_like_run(path: Path) -> bool:
+def looks_like_run(path: Location) -> bool:
     """Whether a file is a run file, gzipped or not, and no pickle.
 
     Raises:
@@ -115,7 +117,7 @@ def looks_like_run(path: Path) -> bool:
     return start[:1] in b"[{"
 
 
-def _run_of_snapshot(path: Path) -> Run:
+def _run_of_snapshot(path: Location) -> Run:
     traces = load_snapshot(path)
     devices = tuple(
         DeviceRun(t.device, DeviceInfo(t.device, settings=dict(t.settings)), windows=(t,))
@@ -158,7 +160,7 @@ class _Assembly:
         self._lost_rows = 0
         self._damages = 0
 
-    def run(self, path: Path) -> Run:
+    def run(self, path: Location) -> Run:
         """Read the file's records and put them together; what is damaged becomes a note."""
         handlers: dict[type, Callable[..., None]] = {
             Header: self._add_header,

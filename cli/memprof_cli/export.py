@@ -8,15 +8,17 @@ import click
 
 from memprof.errors import MemprofError, MissingError
 from memprof.loading import load
+from memprof.runfile.remote_file import Location
 from memprof.snapshot.writer import write_torch_snapshot
 from memprof.trace import Trace
 from memprof_cli.metrics import export_metrics
+from memprof_cli.sources import RECORDING
 
 __all__ = ["command"]
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
+@click.argument("file", type=RECORDING)
 @click.option(
     "-o",
     "--output",
@@ -41,7 +43,7 @@ __all__ = ["command"]
 )
 @click.option("--once", is_flag=True, help="Print the metrics by now, and end.")
 def command(
-    file: Path,
+    file: Location,
     output: Path | None,
     window: int,
     prometheus: bool,
@@ -81,7 +83,7 @@ def _chosen_windows(windows: tuple[Trace, ...], number: int) -> list[Trace]:
     return [trace for trace in windows if trace.end is not None][-1:]
 
 
-def _beside(file: Path) -> Path:
+def _beside(file: Location) -> Path:
     """``run.json.gz`` -> ``run.pickle``; never the file itself."""
     name = file.name.removesuffix(".gz").removesuffix(".json")
     if name.endswith((".pickle", ".pkl")):

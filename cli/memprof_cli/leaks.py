@@ -23,6 +23,7 @@ from memprof.rules.pages import explained_by
 from memprof.rules.ranked_findings import findings
 from memprof.rules.unexplained_growth import UnexplainedGrowth, unexplained_growth
 from memprof.run import DeviceRun, Run
+from memprof.runfile.remote_file import Location
 from memprof.source_code.locate import not_here
 from memprof.source_code.merge_patches import merged
 from memprof.trace import NOT_RECORDED
@@ -31,7 +32,7 @@ from memprof.views.examination import examine
 from memprof.views.sites import library_frame, short_path, site_name
 from memprof.views.time_to_full import TimeToFull, times_to_full
 from memprof_cli.json_output import known, print_json
-from memprof_cli.sources import opened, source_option
+from memprof_cli.sources import RECORDING, opened, source_option
 from memprof_cli.terminal import terminal
 
 __all__ = ["FindingsRecord", "command", "findings_record"]
@@ -47,7 +48,7 @@ _RECORD = f"record at least {_ENOUGH_STEPS} steps with `memprof run train.py`"
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=RECORDING)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option("--all", "in_full", is_flag=True, help="Also show in full what is only seen.")
 @click.option(
@@ -65,7 +66,7 @@ _RECORD = f"record at least {_ENOUGH_STEPS} steps with `memprof run train.py`"
 @click.pass_context
 def command(
     ctx: click.Context,
-    file: Path,
+    file: Location,
     as_json: bool,
     in_full: bool,
     patch: Path | None,

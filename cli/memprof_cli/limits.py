@@ -15,6 +15,7 @@ from memprof.loading import load
 from memprof.ranks.report import JobReport
 from memprof.report.peak_gaps import PeakGap, peak_gaps
 from memprof.report.summary import Summary
+from memprof.runfile.remote_file import location
 from memprof.units import format_bytes, parse_bytes
 from memprof.views.examination import examine
 
@@ -50,7 +51,7 @@ def limit_of(text: str) -> Limit:
     """
     match = _RUN.fullmatch(text)
     assert match is not None or not text
-    file = Path(match["file"]) if match else Path()
+    file = location(match["file"]) if match else Path()
     if match is None or (match["percent"] is None and not file.is_file()):
         return Limit(text, parse_bytes(text))
     if not file.is_file():

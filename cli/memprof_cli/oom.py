@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import click
 from rich.console import Group, RenderableType
@@ -16,6 +15,7 @@ from memprof.loading import load
 from memprof.oom.failed_allocation import NO_STACKS, Failure
 from memprof.oom.post_mortem import OomCause, PostMortem, post_mortems
 from memprof.oom.remedies import Rescue
+from memprof.runfile.remote_file import Location
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Phase
 from memprof.units import format_bytes, format_count, format_percent
@@ -23,6 +23,7 @@ from memprof.views.owners import UNKNOWN_CATEGORY
 from memprof.views.owners import Group as OwnerGroup
 from memprof.views.sites import site_name
 from memprof_cli.json_output import StackFrame, known, print_json
+from memprof_cli.sources import RECORDING
 from memprof_cli.terminal import terminal
 
 __all__ = ["command"]
@@ -40,9 +41,9 @@ _BYTES_WIDTH = 14
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=RECORDING)
 @click.option("--json", "as_json", is_flag=True, help="Print figures as JSON.")
-def command(file: Path, as_json: bool) -> None:
+def command(file: Location, as_json: bool) -> None:
     """Show why memory ran out in FILE, what filled the device and what would have helped.
 
     FILE is a run file of memprof or a snapshot that torch wrote. Every change that it names was
@@ -61,7 +62,7 @@ def command(file: Path, as_json: bool) -> None:
 # -- text --------------------------------------------------------------------------------------
 
 
-def _screen(post_mortem: PostMortem, file: Path) -> RenderableType:
+def _screen(post_mortem: PostMortem, file: Location) -> RenderableType:
     parts: list[RenderableType] = [
         _verdict(post_mortem),
         _with_heading("What filled it", _owners(post_mortem)),
@@ -208,7 +209,7 @@ def _held_elsewhere(failure: Failure) -> Iterator[str]:
         yield f"reserved elsewhere: {', '.join(beside)}" + (f" and on {more} more" if more else "")
 
 
-def _help(post_mortem: PostMortem, file: Path) -> RenderableType:
+def _help(post_mortem: PostMortem, file: Location) -> RenderableType:
     fitting = post_mortem.rescues.fitting
     leaks = any(weight.cause is OomCause.LEAK and weight.bytes for weight in post_mortem.weights)
     lines: list[RenderableType] = [

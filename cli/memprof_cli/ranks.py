@@ -1,22 +1,26 @@
-"""The ranks of a job as one screen of text, and as JSON; `report` calls it for many files."""
+"""The ranks of a job: who reads and judges them, and what the screen says."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from memprof.ranks.engines import engine
 from memprof.ranks.figures import MEASURES
 from memprof.ranks.merge_findings import Shared
 from memprof.ranks.report import JobReport
 from memprof.ranks.text import heading, how_far, judged, roll_call, spread, sums, who
+from memprof.ranks.workers import Workers
 from memprof.views.sites import short_path
+from memprof_cli.progress import progress
 from memprof_cli.terminal import terminal
 
-__all__ = ["print_job"]
+__all__ = ["print_job", "workers_on"]
 
 _WIDTH = 100
 _MOST_FINDINGS = 5
@@ -25,6 +29,18 @@ _STYLES = {"ok": "bold green", "no data": "bold yellow", "oom": "bold red", "lea
 _TITLES = {measure.name: measure.title for measure in MEASURES}
 _MENDED = ("leak", "waste", "fragmentation")
 """Levels whose verdict names a fix; of the others the next command is all there is to do."""
+
+
+@contextmanager
+def workers_on(address: str | None) -> Iterator[Workers]:
+    """The workers of the engine at ``address``; this process where there is none."""
+    if address is None:
+        yield Workers(progress=progress)
+        return
+    with engine(address) as executor:
+        workers = Workers(executor, progress)
+        workers.check()
+        yield workers
 
 
 def print_job(job: JobReport) -> None:

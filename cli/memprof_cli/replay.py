@@ -14,24 +14,26 @@ import numpy as np
 
 from memprof.allocator import Replay, replay_recorded
 from memprof.loading import load
+from memprof.runfile.remote_file import Location
 from memprof.snapshot.unpickler import load_plain_pickle
 from memprof.trace import Trace
 from memprof.units import format_bytes, format_count
 from memprof_cli.json_output import print_json
 from memprof_cli.progress import progress
+from memprof_cli.sources import RECORDING
 
 __all__ = ["command"]
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=RECORDING)
 @click.option("--json", "as_json", is_flag=True, help="Print figures as JSON.")
 @click.option(
     "--placements",
     type=click.Path(path_type=Path),
     help="Write device,event,predicted_address for every alloc event as CSV.",
 )
-def command(file: Path, as_json: bool, placements: Path | None) -> None:
+def command(file: Location, as_json: bool, placements: Path | None) -> None:
     """Check the allocator model against the recording in FILE.
 
     FILE is a run file of memprof or a snapshot that torch wrote. The model places every recorded
@@ -150,7 +152,7 @@ def _reasons(windows: list[_WindowReplay]) -> Counter[str]:
 
 
 def _write_placements(
-    path: Path, source: Path, traces: Iterable[Trace], replays: Iterable[Replay]
+    path: Path, source: Location, traces: Iterable[Trace], replays: Iterable[Replay]
 ) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -163,7 +165,7 @@ def _write_placements(
             writer.writerows((index, row, address) for row, address in zip(*columns, strict=True))
 
 
-def _rows_in_file(source: Path, trace: Trace) -> Any:
+def _rows_in_file(source: Location, trace: Trace) -> Any:
     """For every event its place in the file, which differs where the file was out of order."""
     if not trace.reordered:
         return np.arange(len(trace.events))

@@ -11,12 +11,14 @@ from pathlib import Path
 import click
 
 from memprof.allocator import ReplayedTrace
+from memprof.errors import SettingsError
 from memprof.oom.post_mortem import PostMortem, post_mortems
 from memprof.ranks.files import files_of, gathered, job_report
 from memprof.ranks.report import JobReport
 from memprof.report.summary import Summary, summarize
 from memprof.rules.finding import Found
 from memprof.rules.ranked_findings import findings
+from memprof.runfile.remote_file import Location, location
 from memprof.trace import Action, Trace
 from memprof.views.examination import Examination, examine
 from memprof.views.window import Window
@@ -24,9 +26,9 @@ from memprof.what_if.changed_run import DeviceWhatIf, replay
 from memprof_cli.json_output import print_json
 from memprof_cli.limits import fail_above, job_peaks, limit_of, peaks
 from memprof_cli.progress import progress
-from memprof_cli.ranks import print_job
+from memprof_cli.ranks import print_job, workers_on
 from memprof_cli.screen import print_summaries, print_summary
-from memprof_cli.sources import opened, source_option
+from memprof_cli.sources import RECORDING, opened, source_option
 
 __all__ = ["command"]
 
@@ -43,7 +45,7 @@ class _Report:
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, required=True, type=RECORDING)
 @click.option(
     "-o",
     "--output",
@@ -57,6 +59,13 @@ class _Report:
 @click.option("--no-page", is_flag=True, help="Print the summary alone.")
 @source_option
 @click.option("--all", "judge_all", is_flag=True, help="Look for leaks on every rank of a job.")
+@click.option(
+    "--on",
+    "engine_address",
+    metavar="ENGINE",
+    help="Read and judge every rank of a job on a cluster: dask://HOST:PORT, ray://HOST:PORT or "
+    "ray://auto; on this machine dask://local:4, ray://local:4 or processes://4.",
+)
 @click.option("--each", "one_by_one", is_flag=True, help="Give each file a screen of its own.")
 @click.option(
     "--fail-above",
@@ -66,13 +75,14 @@ class _Report:
     "or another run's peak as base.json+2%; with 1 where a peak was not measured.",
 )
 def command(  # noqa: PLR0917 - click names them all
-    files: Sequence[Path],
+    files: Sequence[Location],
     output: Path | None,
     as_json: bool,
     open_page: bool,
     no_page: bool,
     roots: tuple[Path, ...],
     judge_all: bool,
+    engine_address: str | None,
     one_by_one: bool,
     limit: str | None,
 ) -> None:
@@ -80,17 +90,27 @@ def command(  # noqa: PLR0917 - click names them all
 
     FILES are run files of memprof, or allocator snapshots that torch wrote
     (torch.cuda.memory._dump_snapshot), gzipped or not; also folders of them, and quoted patterns
-    such as 'run.rank*.json'. The ranks of one job, and more than eight files, share one screen.
+    such as 'run.rank*.json', all of them also as URLs (s3://bucket/run). The ranks of one job, and
+    more than eight files, share one screen.
     """
     most = limit_of(limit) if limit is not None else None  # before the work is done
     all_named, files = list(files), files_of(files)
-    job = None
+    report = None
     if len(files) > 1 and not one_by_one:
-        job = gathered(files, by_name=all_named == list(files), each=progress)
-    if job is not None:
-        report = job_report(
-            job, judge_all=judge_all, each=progress, open_run=lambda file: opened(file, roots)
+        with workers_on(engine_address) as workers:
+            job = gathered(files, by_name=all_named == list(files), workers=workers)
+            if job is not None:
+                report = job_report(
+                    job,
+                    judge_all=judge_all or engine_address is not None,
+                    workers=workers,
+                    roots=[*roots, Path.cwd()],
+                )
+    elif engine_address is not None:
+        raise SettingsError(
+            "--on is for the ranks of a job, and this is one recording", "leave --on out"
         )
+    if report is not None:
         page = None if no_page or (as_json and output is None) else output or _beside_job(report)
         _tell_job(report, page, as_json=as_json)
         all_peaks = job_peaks(report)
@@ -117,7 +137,7 @@ def _tell_job(job: JobReport, page: Path | None, *, as_json: bool) -> None:
 
 
 def _tell_each(
-    files: Sequence[Path],
+    files: Sequence[Location],
     roots: Sequence[Path],
     output: Path | None,
     *,
@@ -140,14 +160,14 @@ def _tell_each(
     return summaries, page
 
 
-def _report_of(file: Path, roots: Sequence[Path]) -> _Report:
+def _report_of(file: Location, roots: Sequence[Path]) -> _Report:
     run = opened(file, roots)
     examination = examine(run)
     all_findings = findings(run, examination)
     return _Report(examination, all_findings, summarize(examination, all_findings))
 
 
-def _beside(file: Path) -> Path:
+def _beside(file: Location) -> Path:
     """``run.json.gz`` -> ``run.html``, in the same folder."""
     name = file.name
     for suffix in (".gz", ".json", ".pickle", ".pkl"):
@@ -157,7 +177,7 @@ def _beside(file: Path) -> Path:
 
 def _beside_job(job: JobReport) -> Path:
     """``run.rank0.json`` -> ``run.ranks.html``, in the same folder."""
-    page = _beside(Path(job.ranks[0].file))
+    page = _beside(location(job.ranks[0].file))
     stem = _RANK.sub("", page.name.removesuffix(".html"))
     return page.with_name(f"{stem}.ranks.html")
 

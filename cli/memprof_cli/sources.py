@@ -1,17 +1,36 @@
-"""The option that names where a run's source lies, and a recording opened with that in mind."""
+"""How a command is given a recording, here or at a URL, and where its program's source lies."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from memprof.loading import load
 from memprof.run import Run
+from memprof.runfile.remote_file import Location, location
 from memprof.source_code.locate import located
 
-__all__ = ["opened", "source_option"]
+__all__ = ["RECORDING", "opened", "source_option"]
+
+
+class _Recording(click.ParamType["Location"]):
+    """A file here, or a URL that fsspec knows."""
+
+    name = "recording"
+
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,  # noqa: ARG002 - click's signature
+        ctx: click.Context | None,  # noqa: ARG002
+    ) -> Location:
+        return location(value)
+
+
+RECORDING = _Recording()
 
 source_option = click.option(
     "--source",
@@ -24,6 +43,6 @@ source_option = click.option(
 )
 
 
-def opened(file: Path, roots: Sequence[Path]) -> Run:
+def opened(file: Location, roots: Sequence[Path]) -> Run:
     """The recording in ``file``, its source files named as they lie here."""
     return located(load(file), [*roots, Path.cwd()])

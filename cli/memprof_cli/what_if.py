@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.table import Table
 
 from memprof.allocator import MODELLED, OutOfMemory
+from memprof.runfile.remote_file import Location
 from memprof.trace import Trace
 from memprof.units import format_bytes, format_count
 from memprof.views.sites import site_name, sites
@@ -22,6 +22,7 @@ from memprof.what_if.changed_run import (
     replay,
 )
 from memprof_cli.json_output import StackFrame, known, print_json
+from memprof_cli.sources import RECORDING
 from memprof_cli.terminal import terminal
 
 __all__ = ["command"]
@@ -41,7 +42,7 @@ _NOTICEABLE = 0.01
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=RECORDING)
 @click.option("--gpu", metavar="SIZE", help="A card that leaves torch SIZE bytes, such as 24GiB.")
 @click.option(
     "--alloc-conf",
@@ -59,7 +60,7 @@ _NOTICEABLE = 0.01
 @click.option("--fit", is_flag=True, help="Find the smallest card that the run fits on.")
 @click.option("--json", "as_json", is_flag=True, help="Print figures as JSON.")
 def command(
-    file: Path,
+    file: Location,
     gpu: str | None,
     alloc_confs: Sequence[str],
     free_after: str | None,
@@ -279,7 +280,7 @@ def _by_line(oom: OutOfMemory, trace: Trace) -> list[tuple[str, tuple[int, int]]
     return sorted(lines.items(), key=lambda line: -line[1][0])
 
 
-def _conclusion(device: DeviceWhatIf, file: Path) -> str:
+def _conclusion(device: DeviceWhatIf, file: Location) -> str:
     """What the ranked rows come to, against the recorded settings under the same conditions."""
     base = _recorded_settings(device.rows)
     best = next((row for row in device.rows[1:] if row is not base), None)

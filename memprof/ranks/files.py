@@ -7,43 +7,31 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from memprof.errors import MemprofError
-from memprof.loading import load, looks_like_run
-from memprof.ranks.figures import RankFigures, chosen, deviations, footer_of, rank_rows, spreads
+from memprof.ranks.figures import chosen, deviations, rank_rows, spreads
 from memprof.ranks.group_by_launch import Launch, command_of, gaps, launches
-from memprof.ranks.merge_findings import shared
+from memprof.ranks.merge_findings import RankFinding, merged
+from memprof.ranks.rank_tasks import RankFile, judge_rank, read_rank
 from memprof.ranks.report import JobReport, Judged, LeftOut, job_verdict, next_command
-from memprof.records import Footer, Header
-from memprof.rules.finding import Evidence, Found
-from memprof.rules.ranked_findings import findings
-from memprof.run import Run
-from memprof.runfile.head_and_tail import read_ends
+from memprof.ranks.workers import IN_TURN, Workers
+from memprof.runfile.remote_file import Location, RemoteFile, location
 
-__all__ = ["Gathered", "RankFile", "files_of", "gathered", "job_report"]
+__all__ = ["Gathered", "files_of", "gathered", "job_report", "report_of"]
 
 _MANY = 8
 """Files of different jobs above which they are summed up together and not told one by one."""
 _RANKED = ("*.rank*.json", "*.rank*.json.gz")
+_READ_EACH = 32
+"""Files whose ends a worker reads at once: they take a millisecond each."""
 _CHILD = re.compile(r"\.pid\d+\.json")
 """What a second process of the same rank writes: ``run.rank0.pid4711.json``."""
 _ANY = ("*.json", "*.json.gz", "*.pickle", "*.pickle.gz", "*.pkl")
-
-Each = Callable[[Sequence[Path], str], Iterable[Path]]
-"""Goes through files and may show how far it has come."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankFile:
-    """One file that could be read."""
-
-    path: Path
-    header: Header
-    footer: Footer
-    is_closed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +47,7 @@ class Gathered:
 # -- finding files ---------------------------------------------------------------------------------
 
 
-def files_of(names: Sequence[Path]) -> tuple[Path, ...]:
+def files_of(names: Sequence[Location]) -> tuple[Location, ...]:
     """The files that names, folders and quoted patterns (``run.rank*.json``) stand for, each once.
 
     Raises:
@@ -69,7 +57,16 @@ def files_of(names: Sequence[Path]) -> tuple[Path, ...]:
     return tuple(dict.fromkeys(paths))
 
 
-def _files(name: Path) -> Sequence[Path]:
+def _files(name: Location) -> Sequence[Location]:
+    try:
+        return _matching(name)
+    except OSError as error:
+        raise MemprofError(
+            f"cannot read {name}: {error.strerror or error}", "name files, or a folder of them"
+        ) from error
+
+
+def _matching(name: Location) -> Sequence[Location]:
     if name.is_dir():
         files = _first_match(name, _RANKED) or _first_match(name, _ANY)
         if not files:
@@ -77,33 +74,45 @@ def _files(name: Path) -> Sequence[Path]:
                 f"{name} holds no recording", "name a folder with files like run.rank0.json"
             )
         return files
-    if glob.has_magic(str(name)) and not name.exists():
-        files = sorted(Path(match) for match in glob.glob(str(name), recursive=True))  # noqa: PTH207 - a pattern may be absolute
+    if glob.has_magic(str(name)) and not name.is_file():
+        files = _of_pattern(name)
         if not files:
             raise MemprofError(f"nothing matches {name}", "quote the pattern: 'run.rank*.json'")
         return files
     return [name]
 
 
-def _first_match(folder: Path, patterns: Sequence[str]) -> list[Path]:
+def _of_pattern(pattern: Location) -> Sequence[Location]:
+    if isinstance(pattern, RemoteFile):
+        return pattern.matches()
+    return sorted(Path(match) for match in glob.glob(str(pattern), recursive=True))  # noqa: PTH207 - a pattern may be absolute
+
+
+def _first_match(folder: Location, patterns: Sequence[str]) -> Sequence[Location]:
+    if isinstance(folder, RemoteFile):
+        matches = (file for pattern in patterns for file in folder.matches(pattern))
+        return sorted(matches, key=str)
     return sorted(file for pattern in patterns for file in folder.glob(pattern) if file.is_file())
 
 
 # -- reading ---------------------------------------------------------------------------------------
 
 
-def gathered(files: Sequence[Path], *, by_name: bool, each: Each) -> Gathered | None:
+def gathered(
+    files: Sequence[Location], *, by_name: bool, workers: Workers = IN_TURN
+) -> Gathered | None:
     """The ranks of one job among ``files``, or all of them if they are many; else None.
 
     The job is the latest one that has two ranks or more. Where the user named (``by_name``) up to
     eight files and they are of different jobs, each wants to be told by itself.
     """
     recordings, left_out = [], []
-    for file in each(files, "reading"):
-        try:
-            recordings.append(_recording(file))
-        except MemprofError as error:
-            left_out.append(LeftOut(str(file), error.message))
+    task = partial(read_rank, folder=Path.cwd())
+    for _, one in workers.results(task, files, "reading", each=_READ_EACH):
+        if isinstance(one, LeftOut):
+            left_out.append(one)
+        else:
+            recordings.append(one)
     children = [one for one in recordings if _CHILD.search(one.path.name)]
     rank_files = [one for one in recordings if not _CHILD.search(one.path.name)]
     all_launches = launches([one.header for one in rank_files])
@@ -120,17 +129,6 @@ def gathered(files: Sequence[Path], *, by_name: bool, each: Each) -> Gathered | 
 
 def _of_child(one: RankFile) -> str:
     return f"a child process of rank {one.header.rank}, to be told by itself"
-
-
-def _recording(file: Path) -> RankFile:
-    if not looks_like_run(file):
-        run = load(file)
-        return RankFile(file, run.header, footer_of(run), is_closed=True)
-    ends = read_ends(file)
-    if ends.summary is not None:
-        return RankFile(file, ends.header, ends.summary, ends.is_closed)
-    run = load(file)
-    return RankFile(file, ends.header, footer_of(run), is_closed=run.footer is not None)
 
 
 def _of_launch(
@@ -155,10 +153,35 @@ def _why(one: RankFile, *, is_repeated: bool) -> str:
 # -- the report ------------------------------------------------------------------------------------
 
 
-def job_report(
-    job: Gathered, *, judge_all: bool, each: Each, open_run: Callable[[Path], Run] = load
+def report_of(
+    names: Iterable[str | Location], *, executor: Executor | None = None, judge_all: bool = True
 ) -> JobReport:
-    """Everything that is said of the files together; ``open_run`` reads a whole recording.
+    """The report of a job whose ranks' files, folder or pattern ``names`` are; URLs too.
+
+    With an ``executor`` its workers read and judge the ranks; the answer is the same.
+
+    Raises:
+        MemprofError: there are no files, they are of no common job, or the workers cannot do it.
+    """
+    workers = Workers(executor)
+    workers.check()
+    job = gathered(files_of([location(name) for name in names]), by_name=False, workers=workers)
+    if job is None:
+        raise MemprofError(
+            "these are not the files of several ranks of one job",
+            "memprof.load() reads a single recording",
+        )
+    return job_report(job, judge_all=judge_all, workers=workers, roots=[Path.cwd()])
+
+
+def job_report(
+    job: Gathered,
+    *,
+    judge_all: bool,
+    workers: Workers = IN_TURN,
+    roots: Sequence[Path] | None = None,
+) -> JobReport:
+    """Everything that is said of the files together; sources are looked for below ``roots``.
 
     Findings take the whole recording: they are looked for on each of up to eight ranks, else on a
     few that stand for the rest, or on each with ``judge_all``.
@@ -172,11 +195,11 @@ def job_report(
     )
     deviating = deviations(ranks)
     reasons = dict.fromkeys(range(len(ranks)), "") if judge_all else chosen(ranks, deviating)
-    by_rank, unreadable = _judge(ranks, reasons, each, open_run)
+    by_rank, unreadable = _judge({recordings[n].path: n for n in reasons}, workers, roots)
     judged_ranks = tuple(
         Judged(ranks[n].name, ranks[n].file, why) for n, why in reasons.items() if n in by_rank
     )
-    together = shared({ranks[n].name: ones for n, ones in sorted(by_rank.items())})
+    together = merged({ranks[n].name: ones for n, ones in sorted(by_rank.items())})
     header, launch = recordings[0].header, job.launch
     return JobReport(
         command=tuple(command_of(header.argv)) if launch else (),
@@ -195,22 +218,16 @@ def job_report(
 
 
 def _judge(
-    ranks: Sequence[RankFigures],
-    reasons: Iterable[int],
-    each: Each,
-    open_run: Callable[[Path], Run],
-) -> tuple[dict[int, tuple[Found, ...]], list[LeftOut]]:
-    """The findings of the picked ranks, without what makes them large; and what failed."""
-    by_rank: dict[int, tuple[Found, ...]] = {}
+    places: Mapping[Location, int], workers: Workers, roots: Sequence[Path] | None
+) -> tuple[dict[int, tuple[RankFinding, ...]], list[LeftOut]]:
+    """The findings of the picked ranks, by their place; and what failed."""
+    by_rank: dict[int, tuple[RankFinding, ...]] = {}
     failed = []
-    places = {Path(ranks[place].file): place for place in reasons}
-    for file in each(tuple(places), "judging"):
-        try:
-            ones = findings(open_run(file))
-        except MemprofError as error:
-            failed.append(LeftOut(str(file), f"its findings are not judged: {error.message}"))
-            continue
-        by_rank[places[file]] = tuple(
-            replace(one, series=None, evidence=Evidence(), stack=()) for one in ones
-        )
+    absolute = None if roots is None else [root.absolute() for root in roots]
+    task = partial(judge_rank, folder=Path.cwd(), roots=absolute)
+    for file, ones in workers.results(task, tuple(places), "judging"):
+        if isinstance(ones, LeftOut):
+            failed.append(ones)
+        else:
+            by_rank[places[file]] = ones
     return by_rank, failed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memprof.chain_description import names_line
 from memprof.records import Site
@@ -12,7 +12,7 @@ from memprof.rules.finding import Found, Kind, Remedy
 from memprof.rules.group_by_holder import outline
 from memprof.rules.run_rule import RunMatch
 
-__all__ = ["Shared", "shared"]
+__all__ = ["RankFinding", "Shared", "merged", "of_rank", "shared"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +44,38 @@ class Shared:
     """It is a headline on none of them."""
 
 
+@dataclass(frozen=True, slots=True)
+class RankFinding:
+    """One finding of one rank: what is said of it, and what tells it on another rank."""
+
+    key: Hashable
+    """What it has in common with itself on another rank."""
+    said: Shared
+    """Of this rank alone, whose name is not known here."""
+
+
+def of_rank(all_findings: Sequence[Found]) -> tuple[RankFinding, ...]:
+    """The findings of one rank without what makes them large; they can be pickled."""
+    return tuple(RankFinding(_same(one), _alone(one)) for one in all_findings)
+
+
 def shared(by_rank: Mapping[str, Sequence[Found]]) -> tuple[Shared, ...]:
+    """`merged` from findings as the rules yield them."""
+    return merged({name: of_rank(ones) for name, ones in by_rank.items()})
+
+
+def merged(by_rank: Mapping[str, Sequence[RankFinding]]) -> tuple[Shared, ...]:
     """The findings of each rank, by its name, put together: what is on most ranks comes first.
 
     Of the same number, as in a single run: what grows first, then the largest. What is a headline
     on no rank comes last.
     """
-    groups: dict[Hashable, list[tuple[str, Found]]] = defaultdict(list)
+    groups: dict[Hashable, list[tuple[str, Shared]]] = defaultdict(list)
     order: dict[Hashable, int] = {}
     for name, ones in by_rank.items():
         for place, one in enumerate(ones):
-            key = _same(one)
-            groups[key].append((name, one))
-            order[key] = min(order.get(key, place), place)
+            groups[one.key].append((name, one.said))
+            order[one.key] = min(order.get(one.key, place), place)
     by_growth = sorted(
         groups,
         key=lambda key: (
@@ -77,15 +96,15 @@ def _same(one: Found) -> Hashable:
     return one.kind, device, outline(one.holders[0]) if one.holders else ()
 
 
-def _grows(ones: Sequence[tuple[str, Found]]) -> bool:
+def _grows(ones: Sequence[tuple[str, Shared]]) -> bool:
     return any(one.bytes_per_step > 0 for _, one in ones)
 
 
-def _is_minor(ones: Sequence[tuple[str, Found]]) -> bool:
+def _is_minor(ones: Sequence[tuple[str, Shared]]) -> bool:
     return all(one.minor for _, one in ones)
 
 
-def _ranks(ones: Sequence[tuple[str, Found]]) -> int:
+def _ranks(ones: Sequence[tuple[str, Shared]]) -> int:
     return len({name for name, _ in ones})
 
 
@@ -99,24 +118,36 @@ def _names_line(one: Found) -> bool:
     return says_holder and names_line(holder.links, one.site.filename, one.site.line)
 
 
-def _shared(ones: Sequence[tuple[str, Found]]) -> Shared:
+def _shared(ones: Sequence[tuple[str, Shared]]) -> Shared:
     name, main = max(ones, key=lambda pair: (pair[1].bytes_per_step, pair[1].bytes))
-    remedy = main.remedies[0] if main.remedies else Remedy("", "")
-    return Shared(
-        kind=main.kind.value,
-        title=main.title,
-        device=main.device,
-        site=main.site,
-        holder=main.holders[0].description if main.holders else "",
-        fix=remedy.fix,
-        why=remedy.why,
-        fix_filename=remedy.filename,
-        fix_line=remedy.line,
+    return replace(
+        main,
         confidence=max(one.confidence for _, one in ones),
         ranks=tuple(dict.fromkeys(name for name, _ in ones)),
         largest_at=name,
         bytes=sum(one.bytes for _, one in ones),
         bytes_per_step=sum(one.bytes_per_step for _, one in ones),
-        names_line=_names_line(main),
         minor=_is_minor(ones),
+    )
+
+
+def _alone(one: Found) -> Shared:
+    remedy = one.remedies[0] if one.remedies else Remedy("", "")
+    return Shared(
+        kind=one.kind.value,
+        title=one.title,
+        device=one.device,
+        site=one.site,
+        holder=one.holders[0].description if one.holders else "",
+        fix=remedy.fix,
+        why=remedy.why,
+        fix_filename=remedy.filename,
+        fix_line=remedy.line,
+        confidence=one.confidence,
+        ranks=(),
+        largest_at="",
+        bytes=one.bytes,
+        bytes_per_step=one.bytes_per_step,
+        names_line=_names_line(one),
+        minor=one.minor,
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
@@ -17,6 +16,7 @@ from memprof.records import DeviceSummary, Footer, Header, Interim, StepsRecord
 from memprof.runfile.checks import MOST_DEVICES
 from memprof.runfile.gzipped import GZIP_MAGIC, inflated
 from memprof.runfile.reader import read_records
+from memprof.runfile.remote_file import Location
 
 __all__ = ["Ends", "read_ends"]
 
@@ -46,7 +46,7 @@ class Ends:
     """The job wrote a footer."""
 
 
-def read_ends(path: Path) -> Ends:
+def read_ends(path: Location) -> Ends:
     """Who wrote a run file and what it came to.
 
     Raises:
@@ -68,7 +68,7 @@ def read_ends(path: Path) -> Ends:
     return Ends(_sound_header(header), None, is_closed=False)
 
 
-def _head_and_tails(path: Path) -> tuple[bytes, Iterator[bytes]]:
+def _head_and_tails(path: Location) -> tuple[bytes, Iterator[bytes]]:
     with path.open("rb") as file:
         head = file.read(_HEAD)
     if head.startswith(GZIP_MAGIC):
@@ -77,7 +77,7 @@ def _head_and_tails(path: Path) -> tuple[bytes, Iterator[bytes]]:
     return head, _tails(path)
 
 
-def _tails(path: Path) -> Iterator[bytes]:
+def _tails(path: Location) -> Iterator[bytes]:
     """Ever more of the file's end, up to the whole file."""
     with path.open("rb") as file:
         size = file.seek(0, 2)
@@ -88,7 +88,7 @@ def _tails(path: Path) -> Iterator[bytes]:
                 return
 
 
-def _inflated_ends(path: Path) -> tuple[bytes, bytes]:
+def _inflated_ends(path: Location) -> tuple[bytes, bytes]:
     """Of a gzip file, which can be read from its beginning only."""
     head, tail = b"", b""
     with path.open("rb") as file:

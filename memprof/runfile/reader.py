@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import IO
 
 import msgspec
@@ -26,6 +25,7 @@ from memprof.records import (
     TraceRecord,
 )
 from memprof.runfile.gzipped import GZIP_MAGIC, inflated
+from memprof.runfile.remote_file import Location, location
 from memprof.trace import Blocks, Events, Segments, State
 
 __all__ = ["Damage", "decode_events", "decode_state", "read_records"]
@@ -46,14 +46,14 @@ class Damage:
     torn: bool
 
 
-def read_records(path: str | Path) -> Iterator[Record | Damage]:
+def read_records(path: str | Location) -> Iterator[Record | Damage]:
     """Records in order, the header first; kinds that this version does not know are passed over.
 
     Raises:
         FileFormatError: no run file, written by a newer major version, or hardly a line of it can
             be read.
     """
-    path = Path(path)
+    path = location(path)
     lines = _lines(path)
     first, header = _header(path, lines)
     yield header
@@ -80,7 +80,7 @@ def read_records(path: str | Path) -> Iterator[Record | Damage]:
         yield Damage(last_damage.line, last_damage.reason, torn=True)
 
 
-def _header(path: Path, lines: Iterator[bytes]) -> tuple[int, Header]:
+def _header(path: Location, lines: Iterator[bytes]) -> tuple[int, Header]:
     for number, line in enumerate(lines, start=1):
         text = line.strip().strip(b"[,")
         if not text:
@@ -102,7 +102,7 @@ class _Version(msgspec.Struct):
     schema: tuple[int, int] = SCHEMA_VERSION
 
 
-def _refuse_newer(path: Path, text: bytes) -> None:
+def _refuse_newer(path: Location, text: bytes) -> None:
     try:
         major, minor = msgspec.json.decode(text, type=_Version).schema
     except _UNREADABLE:
@@ -142,7 +142,7 @@ def _is_unknown_kind(text: bytes) -> bool:
         return False
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def _lines(path: Location) -> Iterator[bytes]:
     try:
         with path.open("rb") as file:
             gzipped = file.read(2) == GZIP_MAGIC

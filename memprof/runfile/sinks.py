@@ -8,6 +8,7 @@ from typing import IO
 
 from memprof.errors import MemprofError, MissingError
 from memprof.runfile.gzipped import GzipSink, Sink
+from memprof.runfile.remote_file import install_command, is_url
 
 __all__ = ["create_sink"]
 
@@ -20,7 +21,7 @@ def create_sink(path: str) -> Sink:
         MemprofError: the file cannot be created.
     """
     try:
-        file = _remote(path) if "://" in path else LocalSink(Path(path))
+        file = _remote(path) if is_url(path) else LocalSink(Path(path))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise MemprofError(
@@ -63,5 +64,5 @@ def _remote(url: str) -> Sink:
     except ImportError as error:
         raise MissingError(
             f"{url} is remote, which needs a package that is not here: {error}",
-            "pip install fsspec and its filesystem",
+            install_command(url),
         ) from error

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, repeat
 from operator import itemgetter
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,6 +24,7 @@ from memprof.runfile.checks import (
     plain_settings,
     plain_text,
 )
+from memprof.runfile.remote_file import Location, location
 from memprof.snapshot.unpickler import collector_paused, load_plain_pickle
 from memprof.trace import (
     EMPTY,
@@ -61,14 +61,14 @@ _KINDS = {"small": SegmentKind.SMALL, "large": SegmentKind.LARGE}
 _LAST_LINE = (1 << 31) - 1
 
 
-def load_snapshot(path: str | Path) -> tuple[Trace, ...]:
+def load_snapshot(path: str | Location) -> tuple[Trace, ...]:
     """One trace per device that the file says anything about; none for an empty snapshot.
 
     Raises:
         UnsafeFileError: reading the file would execute code.
         FileFormatError: it is torn, or no allocator snapshot.
     """
-    path = Path(path)
+    path = location(path)
     data = load_plain_pickle(path)
     try:
         with collector_paused():

@@ -14,11 +14,11 @@ import pickle
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import IO, Any, NoReturn, TypeAlias
 
 from memprof.errors import FileFormatError, UnsafeFileError
 from memprof.runfile.gzipped import GZIP_MAGIC, inflated
+from memprof.runfile.remote_file import Location, RemoteFile
 
 __all__ = ["load_plain_pickle"]
 
@@ -75,7 +75,7 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def load_plain_pickle(path: Path) -> Any:
+def load_plain_pickle(path: Location) -> Any:
     """The lists, dicts, strings and numbers in a pickle, plain or gzipped.
 
     Raises:
@@ -105,7 +105,7 @@ def load_plain_pickle(path: Path) -> Any:
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[tuple[_Content, IO[bytes]]]:
+def _open(path: Location) -> Iterator[tuple[_Content, IO[bytes]]]:
     """The pickle's bytes, and a file from which the unpickler reads the same."""
     with path.open("rb") as file:
         start = file.read(2)
@@ -114,6 +114,10 @@ def _open(path: Path) -> Iterator[tuple[_Content, IO[bytes]]]:
             raise FileFormatError("the file is empty")
         if start == GZIP_MAGIC:
             content = b"".join(inflated(file, path.stat().st_size, whole=True))
+            yield content, io.BytesIO(content)
+            return
+        if isinstance(path, RemoteFile):
+            content = file.read()
             yield content, io.BytesIO(content)
             return
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from memprof.allocator import (
     NOTHING_CHANGED,
@@ -26,6 +25,7 @@ from memprof.errors import MissingError, SettingsError
 from memprof.loading import load
 from memprof.records import DeviceInfo
 from memprof.run import DeviceRun, Run
+from memprof.runfile.remote_file import Location
 from memprof.trace import Trace
 from memprof.units import format_bytes, parse_bytes
 from memprof.what_if.candidate_settings import untried
@@ -151,7 +151,7 @@ class _Question:
 
 
 def replay(
-    recording: Run | ReplayedTrace | Trace | str | Path,
+    recording: Run | ReplayedTrace | Trace | str | Location,
     alloc_conf: str | Sequence[str] = (),
     *,
     gpu: int | str | None = None,
@@ -200,7 +200,7 @@ def _only(trace: Trace) -> DeviceRun:
     return DeviceRun(trace.device, DeviceInfo(trace.device), (trace,))
 
 
-def _devices(recording: Run | Trace | str | Path) -> list[DeviceRun]:
+def _devices(recording: Run | Trace | str | Location) -> list[DeviceRun]:
     if isinstance(recording, Trace):
         return [_only(recording)]
     run = recording if isinstance(recording, Run) else load(recording)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -30,19 +29,14 @@ START = 1_700_000_000_000_000
 STEPS = 20
 
 
-def quietly(files: Sequence[Path], doing: str) -> Iterable[Path]:
-    assert doing in ("reading", "judging")
-    return files
-
-
 def gather(*names: Path, named: bool = True) -> Gathered | None:
-    return gathered(files_of(names), by_name=named, each=quietly)
+    return gathered(files_of(names), by_name=named)
 
 
 def report(*names: Path, judge_all: bool = False):
     job = gather(*names, named=False)
     assert job is not None
-    return job_report(job, judge_all=judge_all, each=quietly)
+    return job_report(job, judge_all=judge_all)
 
 
 def leaking(size: int = 4 * MIB, line: int = 31) -> Trace:
@@ -283,7 +277,7 @@ def test_damaged_files_never_end_in_a_traceback(tmp_path, seed):
         path.write_bytes(data[: choose.choice([len(data), choose.randrange(len(data))])])
     job = gather(tmp_path, named=False)
     if job is not None:
-        said = job_report(job, judge_all=True, each=quietly)
+        said = job_report(job, judge_all=True)
         assert len(said.ranks) + len(said.left_out) >= 3
         assert list(roll_call(said))
         assert render_job(said)
