@@ -59,8 +59,8 @@ align-items: baseline; padding: .45em 1em; font: 13px/1.5 system-ui, sans-serif;
 background: #16202c; border-top: 2px solid #2a7; white-space: nowrap; overflow: hidden; }
 #live[data-state=off] { border-color: #c33; } #live strong { color: #ff9d8a; }
 #live > * { flex: none; } #live .gap { flex: 1; }
-#live strong, #live [data-part=finding] { flex: 0 1 auto; overflow: hidden; }
-#live strong, #live [data-part=finding] { text-overflow: ellipsis; }
+#live strong, #live [data-part=finding] { flex: 0 1 auto; overflow: hidden;
+text-overflow: ellipsis; }
 body { padding-bottom: 3.5em; }"""
 _WAITING = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><link rel="icon" href="data:,">

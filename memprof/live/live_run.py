@@ -42,7 +42,7 @@ from memprof.views.trend import WARM_UP, Trend, trend
 __all__ = ["LiveDevice", "LiveRun", "Owner", "StepRow"]
 
 _MOST_ROWS = 2048
-"""Rows of a device's steps; of more, two become one."""
+"""Rows of a device's steps, for a chart; of more, two become one."""
 _MOST_FINDINGS, _MOST_NOTES, _LAST_ROWS = 200, 50, 64
 _MOST_KINDS = 64
 _MOST_LABELS = 1 << 20
@@ -92,6 +92,7 @@ class LiveDevice:
 
     device: str
     info: DeviceInfo
+    most_rows: int = _MOST_ROWS
     rows: list[StepRow] = field(default_factory=list)
     """Over the whole run, thinned."""
     last_rows: deque[StepRow] = field(default_factory=lambda: deque(maxlen=_LAST_ROWS))
@@ -136,7 +137,7 @@ class LiveDevice:
             self.rows.append(row)
             self._waiting = 0
         self._waiting += 1
-        if len(self.rows) > _MOST_ROWS:
+        if len(self.rows) > self.most_rows:
             pairs = zip(self.rows[0:-1:2], self.rows[1::2], strict=False)
             odd = self.rows[-1:] if len(self.rows) % 2 else []
             self.rows = [_merged(one, other) for one, other in pairs] + odd
@@ -202,8 +203,10 @@ def _merged(one: StepRow, other: StepRow) -> StepRow:
 class LiveRun:
     """One run, or one rank of a job; any thread may add, and any may look under ``lock``."""
 
-    def __init__(self, source: str = "") -> None:
+    def __init__(self, source: str = "", *, most_rows: int = _MOST_ROWS) -> None:
+        """``most_rows`` are kept of a device's steps: in a job few, as they are looked at there."""
         self.source = source
+        self._most_rows = most_rows
         self.lock = threading.RLock()
         self.clear()
 
@@ -285,7 +288,7 @@ class LiveRun:
                 return None
             infos = self.header.devices if self.header is not None else []
             info = next((one for one in infos if one.device == name), DeviceInfo(name))
-            self.devices[name] = LiveDevice(name, info)
+            self.devices[name] = LiveDevice(name, info, self._most_rows)
         return self.devices[name]
 
     def _add_header(self, header: Header) -> None:

@@ -19,6 +19,9 @@ __all__ = ["Exports"]
 
 _LOG = logging.getLogger("memprof")
 
+_ROWS = 128
+"""A scrape takes a few milliseconds for so many, in which the job may have to wait for it."""
+
 
 class _Export(Protocol):
     def close(self) -> None: ...
@@ -39,7 +42,7 @@ class Exports:
         if options.exports:
             from memprof.live.live_run import LiveRun
 
-            self.figures = LiveRun()
+            self.figures = LiveRun(most_rows=_ROWS)
 
     def start(self, path: str, local_rank: int) -> None:
         """Export what is recorded into ``path``; each rank of a machine has a port of its own."""

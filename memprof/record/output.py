@@ -78,8 +78,7 @@ class Output:
         with self._lock:
             if self._is_closed:
                 return
-            if self.figures is not None:
-                self.figures.add(record)
+            self._show(record)
             if self._writer is None and isinstance(record, (StepsRecord, TraceRecord, Finding)):
                 self._open()
             if self._writer is not None:
@@ -104,13 +103,23 @@ class Output:
     def close(self, footer: Footer | None) -> None:
         """Write the last record and close; leaves no file when there was nothing to write."""
         with self._lock:
-            if self.figures is not None and footer is not None:
-                self.figures.add(footer)
+            if footer is not None:
+                self._show(footer)
             if self._writer is not None and not self._is_closed:
                 self._writer.close(footer)
                 self._check()
             self._is_closed = True
             self._held_back.clear()
+
+    def _show(self, record: Record) -> None:
+        """Hand a record to whoever exports metrics, who must not end the recording."""
+        if self.figures is None:
+            return
+        try:
+            self.figures.add(record)
+        except Exception:  # noqa: BLE001 - the file comes first
+            self.figures = None
+            _LOG.warning("metrics have ended, the recording goes on", exc_info=True)
 
     def _open(self) -> None:
         try:

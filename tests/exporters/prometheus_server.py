@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+_STARTING = 503
 _INSTALL = "needs {} on PATH (Debian: apt install prometheus)"
 
 
@@ -79,9 +81,11 @@ class PrometheusApi:
         while time.monotonic() < end:
             try:
                 found = self.query(expression)
-            except urllib.error.HTTPError:
-                raise
-            except OSError:  # it is starting
+            except urllib.error.HTTPError as error:
+                if error.code != _STARTING:  # it does not understand the expression
+                    raise
+                found = []
+            except OSError:  # it does not listen yet
                 found = []
             if found:
                 return found

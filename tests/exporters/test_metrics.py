@@ -24,7 +24,7 @@ from memprof.runfile.writer import RunWriter
 from memprof_cli import main
 from tests.exporters.prometheus_server import free_port, program, prometheus
 from tests.live.test_live_run import BEGIN, GIB, header, steps
-from tests.tracked import PYTHONPATH, FakeEvents, notes
+from tests.tracked import PYTHONPATH, FakeEvents, notes, records
 
 pytest.importorskip("prometheus_client", reason="needs pip install 'cuda-memprof[metrics]'")
 
@@ -384,3 +384,29 @@ def test_a_job_tells_opentelemetry_until_its_recording_ends(tmp_path, monkeypatc
         assert read(reader)["memprof.steps"][1][0][1] >= 25
     assert read(reader) == {}
     provider.shutdown()
+
+
+def test_metrics_that_fail_end_and_the_recording_goes_on(tmp_path, monkeypatch, caplog):
+    pytest.importorskip("torch", reason="there is nothing to record without torch")
+
+    def fail(*_):
+        raise RuntimeError("broken")
+
+    with memprof.track(tmp_path / "run.json", sources=[Growing()], prometheus=0) as tracker:
+        monkeypatch.setattr(LiveRun, "add", fail)
+        for _ in range(20):
+            tracker.step()
+    assert "metrics have ended, the recording goes on" in caplog.text
+    assert notes(tmp_path / "run.json").count("recording ended") == 0
+    rows = [one for one in records(tmp_path / "run.json") if one["kind"] == "steps"]
+    assert rows[-1]["steps"]["last"][-1] == 19
+
+
+def test_in_a_job_few_rows_are_looked_at():
+    run = LiveRun(most_rows=128)
+    run.add(header())
+    for block in range(40):
+        run.add(steps(block * 100, 100))
+    device = run.devices["cuda:0"]
+    assert len(device.rows) <= 128
+    assert device.rows[-1].last == 3999
