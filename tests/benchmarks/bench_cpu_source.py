@@ -197,21 +197,21 @@ def ways() -> dict[str, Callable[[Job, Taken], float]]:
 # -- sight -----------------------------------------------------------------------------------------
 
 
-def seen_by_profiler(name: str) -> int:
+def seen_by_profiler(program: Callable[[], None]) -> int:
     """The most bytes in use at once, by every allocation and release of torch's CPU allocator."""
     with _profiler(with_stack=False) as profile:  # some names of frames cannot be read back
-        _whole(name)
+        program()
     events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
     order = np.argsort([event.start_ns() for event in events], kind="stable")
     sizes = np.array([event.nbytes() for event in events])[order]
     return int(np.cumsum(sizes).max(initial=0))
 
 
-def seen_by_memprof(name: str, *, native: bool) -> int:
+def seen_by_memprof(program: Callable[[], None], *, native: bool) -> int:
     """The same of what a recording holds."""
     with _run_path() as path:
         with native_part(used=native), memprof.track(path, allowance_s=ENDLESS_S):
-            _whole(name)
+            program()
         device = load(path).device("cpu")
         return max((_peak(one) for one in device.windows), default=0) if device else 0
 
@@ -282,11 +282,12 @@ def _judge(told: str, value: float, aim: float) -> None:
 
 def tell_sight(name: str) -> None:
     """Print the peak of a job from its start as each of them saw it."""
-    whole = seen_by_profiler(name)
+    program = partial(_whole, name)
+    whole = seen_by_profiler(program)
     print(f"{name:12} peak by torch.profiler's allocator events {whole} bytes")
     for way, native in ((MODE, False), (NATIVE, True)):
         if not native or has_native_part():
-            seen = seen_by_memprof(name, native=native)
+            seen = seen_by_memprof(program, native=native)
             print(f"{name:12} peak in a {way} {seen} bytes, {seen / whole:.4f} of it")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from memprof.loading import load
@@ -17,7 +19,7 @@ from tests import forks
 BETWEEN, COMPILED, OPERATORS = PeakGap.BETWEEN_WINDOWS, PeakGap.COMPILED, PeakGap.OPERATORS
 
 
-def gaps_of(info, *ends, peak=NOT_RECORDED):
+def gaps_of(info: DeviceInfo, *ends: str, peak: int = NOT_RECORDED) -> tuple[PeakGap, ...]:
     """Three steps in a window, and a fourth after it in which ``peak`` was counted."""
     trace = TraceBuilder(device="cpu").alloc(512, "x").free("x").build()
     steps = Steps.build(
@@ -57,7 +59,9 @@ def gaps_of(info, *ends, peak=NOT_RECORDED):
         (DeviceInfo("cuda:0"), ("allowance",), NOT_RECORDED, ()),  # the device has counted them
     ],
 )
-def test_what_is_missing_follows_from_what_recorded_and_how_long(info, ends, peak, gaps):
+def test_what_is_missing_follows_from_what_recorded_and_how_long(
+    info: DeviceInfo, ends: tuple[str, ...], peak: int, gaps: tuple[PeakGap, ...]
+) -> None:
     assert gaps_of(info, *ends, peak=peak) == gaps
 
 
@@ -84,7 +88,9 @@ with memprof.track(sys.argv[2], sources=("cpu",), max_events=events):
         ("short", (BETWEEN, OPERATORS), "peak at least "),
     ],
 )
-def test_the_verdict_says_at_least_where_steps_or_graphs_are_missing(tmp_path, how, gaps, line):
+def test_the_verdict_says_at_least_where_steps_or_graphs_are_missing(
+    tmp_path: Path, how: str, gaps: tuple[PeakGap, ...], line: str
+) -> None:
     file = tmp_path / "run.json"
     done = forks.run(PROGRAM, how, file, MEMPROF_NATIVE="0")
     assert done.returncode == 0, done.stderr

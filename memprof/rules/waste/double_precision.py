@@ -57,7 +57,7 @@ class DoublePrecision(WasteRule[Match]):
         nbytes = format_bytes(match.nbytes)
         why = (
             f"The model was made `double()`, and with it the {nbytes}: in float32 they are half. "
-            "Leave out `double()`, and make the data `float()`."
+            "Leave out `double()`, make the data `float()`, and what says `torch.double` too."
         )
         yield Advice("single_precision", why, case.site)
 
