@@ -26,7 +26,8 @@ import os, sys, threading, time
 import torch
 os.mkfifo(sys.argv[1])
 print("ready", flush=True)
-open(sys.argv[1]).close()
+with open(sys.argv[1]) as pipe:
+    pipe.read()
 for _ in range(200):
     time.sleep(0.01)
 print(sorted(name for name in sys.modules if name.startswith("memprof")), threading.active_count())
@@ -56,6 +57,7 @@ def is_mapped(pid: int, address: int) -> bool:
     return any(start <= address < stop for start, stop in stretches)
 
 
+@pytest.mark.slow
 def test_a_process_that_never_heard_of_memprof_is_recorded_and_left_as_it_was(
     gdb, tmp_path, monkeypatch
 ):

@@ -29,7 +29,8 @@ from memprof.record.tracker import active
 memprof.start(standby=True)
 os.mkfifo(sys.argv[1])
 print("ready", flush=True)
-open(sys.argv[1]).close()
+with open(sys.argv[1]) as pipe:
+    pipe.read()
 for _ in range(50):
     time.sleep(0.01)
 print(active())
@@ -90,6 +91,7 @@ def test_steps_of_a_loop_that_runs_already_are_counted(job, tmp_path):
     assert any(note.source == "attach" for note in run.notes)
 
 
+@pytest.mark.slow
 def test_the_job_computes_the_same_to_the_bit_and_nothing_is_left(tmp_path):
     with Job(tmp_path, script=STANDBY) as one:
         for n in range(8):
