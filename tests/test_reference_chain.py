@@ -19,9 +19,15 @@ from memprof.reference_chain import (
 
 def test_a_record_counts_a_quarter_of_its_length_whatever_its_key_is_called():
     link = Link(LinkKind.ITEM, "'user_7'", "dict", length=40)
-    assert breadth(link) == 40  # keyed by other things as well
-    assert breadth(msgspec.structs.replace(link, is_record=True)) == 10
-    assert breadth(msgspec.structs.replace(link, name="x", is_record=True)) == 10
+    assert breadth(link) == (False, 40)  # keyed by other things as well
+    assert breadth(msgspec.structs.replace(link, is_record=True)) == (False, 10)
+    assert breadth(msgspec.structs.replace(link, name="x", is_record=True)) == (False, 10)
+
+
+def test_what_was_seen_to_grow_counts_before_what_is_longer():
+    longer = Link(LinkKind.ITEM, "3", "list", length=50)
+    grown = Link(LinkKind.ITEM, "1", "list", length=4, grows=True)
+    assert largest_container([grown, longer]) == 0
 
 
 def test_only_an_item_is_the_field_of_a_record():

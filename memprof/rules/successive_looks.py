@@ -23,8 +23,8 @@ def holders_of(looks: Sequence[Finding]) -> tuple[Holder, ...]:
     last = looks[-1]
     holders = [_with_growth(one, looks[:-1]) for one in last.holders]
     births = last.details.get("births")
-    if isinstance(births, int) and births > 0:
-        holders.sort(key=lambda one: _is_too_short(one, births))
+    if isinstance(births, int) and holders and 0 < _room(holders[0]) < births:
+        holders.sort(key=lambda one: _room(one) < births)
     return tuple(holders)
 
 
@@ -57,11 +57,14 @@ def _with_growth(holder: Holder, earlier: Sequence[Finding]) -> Holder:
     )
 
 
-def _is_too_short(holder: Holder, births: int) -> bool:
-    """Whether containers hold it that have fewer places than there are steps to be held."""
+def _room(holder: Holder) -> int:
+    """How many places the containers of a chain have; 0 where it has no container."""
     lengths = [
         link.length
         for link in holder.links
-        if link.kind == LinkKind.ITEM and link.length > 0 and not is_field(link)
+        if link.kind == LinkKind.ITEM
+        and link.length > 0
+        and link.type_name != "tuple"
+        and not is_field(link)
     ]
-    return bool(lengths) and prod(lengths) < births
+    return prod(lengths) if lengths else 0

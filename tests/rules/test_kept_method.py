@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.rules.recorded import findings_of
+from tests.rules.recorded import findings_of, names
 
 WIDTH = 64
 
@@ -29,6 +29,9 @@ class Schedule:
     def rate_later(self):
         return 0.25
 
+    def rate_by_name(self):
+        return 0.125
+
 
 class Sweep:
     def __init__(self):
@@ -41,6 +44,16 @@ class Sweep:
     def step_with_a_dict(self, number):
         schedule = Schedule()
         self.trials.append({"number": number, "rate": schedule.rate_later})
+
+
+class Bus:
+    """Methods that are to be called, in a dict of them by their names."""
+
+    def __init__(self):
+        self.listeners = {}
+
+    def step(self, number):
+        self.listeners[f"schedule {number}"] = Schedule().rate_by_name
 
 
 class Called(Sweep):
@@ -57,6 +70,10 @@ def fires():
 
 def fires_on_an_entry():
     return Sweep().step_with_a_dict
+
+
+def registers():
+    return Bus().step
 
 
 def looks_alike():
@@ -81,3 +98,7 @@ def test_the_line_that_forgets_the_brackets_is_named(program, code, called, tmp_
     assert (first.fix, first.code) == ("del_ref", code)
     assert called in first.why
     assert found.bytes_per_step == WIDTH * WIDTH * 4
+
+
+def test_a_dict_of_methods_is_a_registry(tmp_path):
+    assert "kept-method" not in names(registers, tmp_path / "run.json")

@@ -5,15 +5,22 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
-from memprof.reference_chain import CYCLES, LinkKind, is_field
+from memprof.reference_chain import CYCLES, LinkKind, is_field, largest_container
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.program import Place
 
 __all__ = ["RULE"]
 
-_SAY_MORE = CYCLES | {LinkKind.ATEXIT, LinkKind.TASK, LinkKind.HOOK, LinkKind.LRU_CACHE}
+_SAY_MORE = CYCLES | {
+    LinkKind.ATEXIT,
+    LinkKind.TASK,
+    LinkKind.HOOK,
+    LinkKind.LRU_CACHE,
+    LinkKind.CLASS_ATTRIBUTE,
+}
 """Links that say themselves why a method is kept."""
 _RECORDS = frozenset({LinkKind.ATTRIBUTE, LinkKind.CLOSURE, LinkKind.DEFAULT_ARGUMENT})
 
@@ -45,10 +52,10 @@ class KeptMethod(GrowthRule[MethodReference]):
         if case.links & _SAY_MORE:
             return None
         for holder in case.finding.holders:
-            for above, link in zip(holder.links, holder.links[1:], strict=False):
-                if link.kind == LinkKind.BOUND_METHOD and (
-                    above.kind in _RECORDS or is_field(above)
-                ):
+            registry = largest_container(holder.links)
+            for at, (above, link) in enumerate(pairwise(holder.links)):
+                is_record = above.kind in _RECORDS or is_field(above)
+                if link.kind == LinkKind.BOUND_METHOD and is_record and at != registry:
                     references = list(_references(case, link.type_name.rpartition(".")[2]))
                     if len(references) == 1:
                         return references[0]
