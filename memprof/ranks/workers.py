@@ -22,7 +22,7 @@ R = TypeVar("R")
 Progress = Callable[[Sequence[Location], str], Iterable[Location]]
 """Goes through files and may show how far it has come."""
 
-_MOST_AHEAD = 4_096
+MOST_AHEAD = 4_096
 """Tasks that are handed out before the first result is taken: enough for as many workers."""
 _VERSION_S = 120
 """Seconds in which a worker must have said its version: a cluster may have to start one."""
@@ -50,7 +50,7 @@ class Workers:
             return
         install = f"pip install cuda-memprof=={__version__} where the workers run"
         try:
-            theirs = self.executor.submit(_version).result(_VERSION_S)
+            theirs = self.executor.submit(memprof_version).result(_VERSION_S)
         # Each engine has errors of its own; here all of them mean that nothing can be done there.
         except Exception as error:
             raise MemprofError(
@@ -93,7 +93,7 @@ class Workers:
         ahead: deque[_Submitted[R]] = deque()
         try:
             while True:
-                for chunk in islice(chunks, _MOST_AHEAD - len(ahead)):
+                for chunk in islice(chunks, MOST_AHEAD - len(ahead)):
                     ahead.append(_submit(executor, task, chunk))
                 if not ahead:
                     return
@@ -156,7 +156,7 @@ def _do(task: Callable[[Location], R], files: Sequence[Location]) -> list[R | _F
     return outcomes
 
 
-def _version() -> str:
+def memprof_version() -> str:
     return __version__
 
 

@@ -531,29 +531,29 @@ class Session:
             return
         if self._lock.acquire(blocking=False):  # else another thread is at it: the next beat
             try:
-                self._pass_time(self._keep_within_limits)
+                self.pass_time(self._keep_within_limits)
             finally:
                 self._lock.release()
 
     def _tick(self) -> None:
         """In the middle of a step, where a module is called."""
         with self._lock:
-            self._pass_time(self._keep_within_limits)
+            self.pass_time(self._keep_within_limits)
 
     def _training_begins(self) -> None:
         """The same where an optimizer is about to step; between windows its end is soon enough."""
         if self.recording.window == NOT_RECORDED and not self._schedule.is_reserved:
             return
         with self._lock:
-            self._pass_time(self._keep_within_limits)
-            self._pass_time(self._resume)
+            self.pass_time(self._keep_within_limits)
+            self.pass_time(self._resume)
 
     def _source_is_full(self) -> None:
         """The same where a source holds many events, in the thread that made them."""
         with self._lock:
-            self._pass_time(self._keep_within_limits)
+            self.pass_time(self._keep_within_limits)
 
-    def _pass_time(self, action: Callable[[int], None]) -> None:
+    def pass_time(self, action: Callable[[int], None]) -> None:
         """Do something in the middle of a step, unless it is within something of our own."""
         if not self._is_open or self._pid != os.getpid() or self._is_inside:
             return

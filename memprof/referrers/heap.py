@@ -58,7 +58,8 @@ class Deadline:
     """
 
     def __init__(self, budget_s: float) -> None:
-        self._budget_s = budget_s
+        self.budget_s = budget_s
+        """Of the whole search, in seconds."""
         self._end = time.thread_time() + budget_s
         self._latest = time.monotonic() + _PATIENCE * budget_s
         self.passed = False
@@ -72,7 +73,7 @@ class Deadline:
     def later(self, share: float) -> Deadline:
         """A deadline that comes after this one, by this share of the whole budget."""
         remaining_s = self._end - time.thread_time()
-        return Deadline(max(0.0, remaining_s + share * self._budget_s))
+        return Deadline(max(0.0, remaining_s + share * self.budget_s))
 
 
 @dataclass(frozen=True)

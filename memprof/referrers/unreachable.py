@@ -132,7 +132,8 @@ class Unreached:
     def _among(self) -> _Among:
         return _Among(self.search, self._objects, self._row_of)
 
-    def _edges_to(self, one: object) -> list[_Edge]:
+    def edges_to(self, one: object) -> list[_Edge]:
+        """The edges to one of the objects in cycles; none once the time is over."""
         if self.search.deadline.check():
             return []
         for edge in self._among.fresh_edges_to(one):
@@ -194,7 +195,7 @@ class Unreached:
             order.append(one)
             if self.search.deadline.passed:
                 break
-            for edge in self._edges_to(one):
+            for edge in self.edges_to(one):
                 if id(edge.owner) not in visited:
                     visited.add(id(edge.owner))
                     down[id(edge.owner)] = edge
@@ -202,7 +203,7 @@ class Unreached:
         return down, order
 
     def _is_instance_dict(self, one: object) -> bool:
-        above = self._edges_to(one) if type(one) is dict else []
+        above = self.edges_to(one) if type(one) is dict else []
         return any(instance_dict(edge.owner) is one for edge in above)
 
     def _down(self, top: object, down: dict[int, _Edge]) -> list[_Edge]:
@@ -217,7 +218,7 @@ class Unreached:
         down: dict[int, _Edge] = {}
         queue = deque([one])
         while queue and len(down) < _MAX_RING and not self.search.deadline.passed:
-            for edge in self._edges_to(queue.popleft()):
+            for edge in self.edges_to(queue.popleft()):
                 if edge.owner is one:
                     way = [edge]
                     while way[-1].value is not one:

@@ -12,6 +12,7 @@ import pytest
 import memprof
 from memprof.record.session import Session
 from memprof.record.tracker import active
+from memprof.record.window_schedule import WindowSchedule
 from memprof.records import Finding
 
 torch = pytest.importorskip("torch", reason="there is nothing to record without torch")
@@ -53,16 +54,22 @@ def test_every_step_makes_a_row_with_the_counters_at_its_end(path):
 
 def test_between_windows_an_optimizer_that_begins_to_step_asks_nothing(path, monkeypatch):
     asked = []
-    tick = Session._pass_time
-    monkeypatch.setattr(
-        Session, "_pass_time", lambda self, action: asked.append(tick(self, action))
-    )
+    tick = Session.pass_time
+    monkeypatch.setattr(Session, "pass_time", lambda self, action: asked.append(tick(self, action)))
+    schedules = []
+    begin = WindowSchedule.__init__
+
+    def noted(self, policy, now_us):
+        begin(self, policy, now_us)
+        schedules.append(self)
+
+    monkeypatch.setattr(WindowSchedule, "__init__", noted)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1)
     source = FakeEvents()
     with memprof.track(path, sources=[source]):
         optimizer.step()
         assert len(asked) == 2  # the limits, and whether a window waits for training
-        active()._session._schedule.events.take(10**9)  # no window may be open any more
+        schedules[0].events.take(10**9)  # no window may be open any more
         optimizer.step()
         asked.clear()
         for _ in range(20):

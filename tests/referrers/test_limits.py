@@ -181,13 +181,13 @@ def test_a_search_among_objects_in_cycles_stops_when_its_time_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     target, late, asked = chain(400), [], []
-    edges_to = garbage.Unreached._edges_to
+    edges_to = garbage.Unreached.edges_to
 
     def counted(self: garbage.Unreached, one: object) -> object:
         (late if self.search.deadline.passed else asked).append(None)
         return edges_to(self, one)
 
-    monkeypatch.setattr(garbage.Unreached, "_edges_to", counted)
+    monkeypatch.setattr(garbage.Unreached, "edges_to", counted)
     ((told,),) = find_holders([target], budget_s=600)
     assert told.kind == "cycle"
     assert len(asked) > 40_000

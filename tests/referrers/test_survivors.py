@@ -435,7 +435,7 @@ def test_a_search_of_the_whole_heap_that_is_cut_off_is_gone_on_with_by_climbing(
     find = searches.find_holders
 
     def cut_off(targets, *, deadline, **how):
-        allowed_s.append(deadline.later(searches.FOR_LINES)._budget_s)
+        allowed_s.append(deadline.later(searches.FOR_LINES).budget_s)
         deadline.passed = at_step[0] < 37  # not the last one
         return find(targets, deadline=deadline, **how)
 

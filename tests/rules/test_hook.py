@@ -51,9 +51,9 @@ class Extractor:
 
     def __init__(self, layer):
         self.features = {}
-        self.handles = [layer.register_forward_hook(self._recorder("first"))]
+        self.handles = [layer.register_forward_hook(self._watcher("first"))]
 
-    def _recorder(self, name):
+    def _watcher(self, name):
         def hook(module, inputs, output):
             self.features[name] = output.clone()
 
@@ -90,7 +90,7 @@ def test_hooks_that_outlive_their_object_are_removed_by_its_own_method(tmp_path)
     found = findings_of(outlived, tmp_path / "run.json", steps=40)[0]
     first = found.remedies[0]
     assert (found.rule, first.fix) == ("hook", "remove_hook")
-    assert first.code.endswith('layer.register_forward_hook(self._recorder("first"))]')
+    assert first.code.endswith('layer.register_forward_hook(self._watcher("first"))]')
     assert "call its `close()`, which removes the hook" in first.why
     assert found.bytes_per_step == WIDTH * WIDTH * 4
 

@@ -41,7 +41,7 @@ from memprof.trace import (
 __all__ = ["CpuAllocatorSource"]
 
 _DEVICE = "cpu"
-_BLOCK = np.dtype(
+BLOCK_ROW = np.dtype(
     [("address", "u8"), ("size", "i8"), ("serial", "i8"), ("stack", "i4"), ("label", "i4")]
 )
 """As `Block` in ``memprof/native/cpu.cpp``."""
@@ -221,7 +221,7 @@ class CpuAllocatorSource:
         return events
 
     def _state_of(self, blob: bytes) -> State:
-        blocks = np.frombuffer(blob, _BLOCK)
+        blocks = np.frombuffer(blob, BLOCK_ROW)
         blocks = blocks[np.argsort(blocks["address"], kind="stable")]
         stack = self._stacks.rows_of(blocks["stack"])
         block_columns: Blocks = Blocks.build(
@@ -317,13 +317,13 @@ def _undone(blocks: bytes, rows: bytes) -> bytes:
     waiting = np.frombuffer(rows, ROW)
     if not len(waiting):
         return blocks
-    by_address = {int(one["address"]): one for one in np.frombuffer(blocks, _BLOCK)}
+    by_address = {int(one["address"]): one for one in np.frombuffer(blocks, BLOCK_ROW)}
     for row in waiting[::-1]:
         address = int(row["address"])
         if row["action"] == Action.ALLOC:
             by_address.pop(address, None)
         else:
-            block = np.zeros((), _BLOCK)
+            block = np.zeros((), BLOCK_ROW)
             block["address"], block["size"] = address, row["size"]
             by_address[address] = block[()]
     return b"".join(one.tobytes() for one in by_address.values())

@@ -18,7 +18,7 @@ import memprof
 from memprof import native
 from memprof.loading import load
 from memprof.report.recording_gaps import unseen
-from memprof.sources.cpu.allocator_source import _BLOCK
+from memprof.sources.cpu.allocator_source import BLOCK_ROW
 from memprof.trace import Action, Category, Phase
 from memprof.views.examination import examine
 
@@ -329,7 +329,7 @@ def test_the_blocks_in_use_are_exact_however_many_come_and_in_whatever_order_the
         now, peak, *_ = part.cpu_counters()
         assert now - before == expected
         assert peak - before > expected
-        listed = np.frombuffer(part.cpu_living(), _BLOCK)
+        listed = np.frombuffer(part.cpu_living(), BLOCK_ROW)
         ours = listed[np.isin(listed["address"], list(living))]
         assert {int(b["address"]): int(b["size"]) for b in ours} == {
             address: block.nbytes for address, block in living.items()
