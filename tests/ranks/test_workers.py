@@ -59,7 +59,7 @@ class InTurn(Executor):
         try:
             call, its_args = pickle.loads(pickle.dumps((fn, args)))
             future.set_result(pickle.loads(pickle.dumps(call(*its_args, **kwargs))))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - as an executor does
             future.set_exception(error)
         return future
 
@@ -128,11 +128,12 @@ class Lossy(InTurn):
     """Loses one task as a cluster does whose worker was killed for memory."""
 
     def submit(self, fn, /, *args, **kwargs) -> Future:
-        if len(args) > 1 and any(Path(str(file)).name == "run.rank6.json" for file in args[1]):
-            if args[0].func is judge_rank:
-                lost: Future = Future()
-                lost.set_exception(OSError("killed for memory\nat length"))
-                return lost
+        task, files = args or (None, ())
+        names = [Path(str(file)).name for file in files]
+        if getattr(task, "func", None) is judge_rank and "run.rank6.json" in names:
+            lost: Future = Future()
+            lost.set_exception(OSError("killed for memory\nat length"))
+            return lost
         return super().submit(fn, *args, **kwargs)
 
 
@@ -150,7 +151,7 @@ def fail(file: Path):
 
 
 def test_a_defect_on_a_worker_is_raised_here_with_its_traceback(job):
-    with pytest.raises(RuntimeError, match="(?s)judging .*rank0.* failed on a worker.*KeyError: 'a defect'"):  # fmt: skip
+    with pytest.raises(RuntimeError, match=r"(?s)judging .*rank0.* failed on a worker.*KeyError: 'a defect'"):  # fmt: skip
         list(Workers(InTurn()).results(fail, [job / "run.rank0.json"], "judging"))
 
 
@@ -176,7 +177,9 @@ def test_a_bounded_number_of_tasks_is_handed_out_ahead(job, monkeypatch):
 
 def test_workers_of_another_version_are_refused(job, monkeypatch):
     monkeypatch.setattr(workers, "_version", other_version)
-    with pytest.raises(MemprofError, match="the workers have memprof 0.0.1, and this is") as caught:
+    with pytest.raises(
+        MemprofError, match=r"the workers have memprof 0\.0\.1, and this is"
+    ) as caught:
         report_of([job], executor=InTurn())
     assert "pip install cuda-memprof==" in caught.value.hint
 
