@@ -24,8 +24,7 @@ STEPS = 12
 WEIGHT = 256 * 256 * 4
 """Bytes of the layer that is looked at."""
 
-JOB = (
-    """
+JOB = """
 import torch
 import torch.distributed as dist
 
@@ -34,7 +33,7 @@ def main():
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(rank)
     {made}
-    for step in range(%d):
+    for step in range(12):
         optimizer.zero_grad()
         {step}
         optimizer.step()
@@ -42,8 +41,6 @@ def main():
 
 main()
 """
-    % STEPS
-)
 
 DDP = """
     layers = [torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64)]
