@@ -129,7 +129,8 @@ def test_every_rank_of_fsdp_owns_its_shards_alone(tmp_path):
         assert counts["PARAMETER", shard] == 1
         assert counts["OPTIMIZER_STATE", shard] == 1
         # The reduced gradients of a group lie in one tensor: those of the weight and its bias.
-        assert counts["GRADIENT", shard + 256 * 4 // 2] == STEPS
+        group = shard + 256 * 4 // 2
+        assert {name for name, size in counts if size == group} == {"GRADIENT"}
         assert counts["UNKNOWN", shard] == 0
 
 
