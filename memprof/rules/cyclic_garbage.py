@@ -53,6 +53,10 @@ def _times(findings: Sequence[Finding]) -> tuple[Ints, Ints]:
     return start[order], end[order]
 
 
+_LEAST_TOGETHER = 3
+"""Steps whose tensors wait at the same time: a program that collects after each trial has one."""
+
+
 def cyclic_garbage(survival: Survival, freed: Bools) -> Iterator[GrowingGroup]:
     """Stacks whose allocations, made in many steps up to the end, wait for the collector."""
     lives = survival.lives
@@ -66,6 +70,8 @@ def cyclic_garbage(survival: Survival, freed: Bools) -> Iterator[GrowingGroup]:
         births = np.unique(lives.born[rows])
         if len(births) < _LEAST_BIRTHS or not _goes_on(births, len(survival)):
             continue
+        if _most_together(lives.born[rows], lives.died[rows]) < _LEAST_TOGETHER:
+            continue
         before_last = rows[lives.born[rows] < births[-1]]
         yield GrowingGroup(
             stack=stack,
@@ -76,6 +82,15 @@ def cyclic_garbage(survival: Survival, freed: Bools) -> Iterator[GrowingGroup]:
             every=max(1, round(float(np.median(np.diff(births))))),
             collected=True,
         )
+
+
+def _most_together(born: Ints, died: Ints) -> int:
+    """Of how many steps tensors waited at once: of one, where each is collected before the next."""
+    births, group = np.unique(born, return_inverse=True)
+    ends = np.zeros(len(births), dtype=np.int64)
+    np.maximum.at(ends, group, died)
+    waiting = np.searchsorted(births, ends) - np.arange(len(births))
+    return int(waiting.max(initial=0))
 
 
 def _goes_on(births: Ints, length: int) -> bool:

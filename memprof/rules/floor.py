@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from memprof.reference_chain import LinkKind
 from memprof.rules.finding import Found, Kind
 from memprof.rules.load_rules import rule_named
 from memprof.rules.rule import WasteRule
+from memprof.source_code.joined_parts import is_joined_afterwards
+from memprof.source_code.program import program_of
 from memprof.views.examination import DeviceExamination, Examination
 
 __all__ = ["is_minor", "is_needed"]
@@ -32,6 +35,9 @@ _LEAST_GROWTH, _STEPS = 1 << 20, 1000
 _GROWN = 0.01
 _OF_RESULTS = frozenset(("bound_cache", "clear_container", "del_ref"))
 """First remedies of what is kept and was made for that."""
+_ALMOST_ALL = 0.9
+"""Of the growth, that the list itself keeps: a graph behind its items would be more."""
+_OF_A_LIST = frozenset((LinkKind.LOCAL, LinkKind.ITEM))
 
 
 def is_minor(finding: Found, examination: Examination) -> bool:
@@ -41,7 +47,7 @@ def is_minor(finding: Found, examination: Examination) -> bool:
     saves too little, and where what grows would come to nothing in any run of such a length.
     """
     if finding.kind in (Kind.LEAK, Kind.CYCLE):
-        return _comes_to_nothing(finding, examination)
+        return _comes_to_nothing(finding, examination) or _is_joined_afterwards(finding)
     if finding.kind is not Kind.WASTE:
         return False
     device = next((one for one in examination.devices if one.name == finding.device), None)
@@ -77,6 +83,22 @@ def _comes_to_nothing(finding: Found, examination: Examination) -> bool:
     steps = int(device.steps.last.max(initial=0))
     total = max(finding.bytes, finding.bytes_per_step * max(steps, _STEPS))
     return total < _LEAST_GROWTH and finding.bytes < _GROWN * device.peak_allocated
+
+
+def _is_joined_afterwards(finding: Found) -> bool:
+    """Whether a function collects the parts of a result, and joins them after its loop.
+
+    Such a list is as long as what is gone through, and needed. Parts that keep a graph are not.
+    """
+    first = finding.remedies[0] if finding.remedies else None
+    links = [link for holder in finding.holders for link in holder.links]
+    if first is None or first.fix != "clear_container" or finding.growth.kept_itself < _ALMOST_ALL:
+        return False
+    if not links or any(link.kind not in _OF_A_LIST for link in links):
+        return False
+    program = program_of(first.filename)
+    place = program.at(first.line) if program is not None else None
+    return place is not None and is_joined_afterwards(place)
 
 
 def _is_made_at_once(finding: Found, peak: int, card: int) -> bool:

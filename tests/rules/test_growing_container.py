@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+import memprof
 from tests.rules.recorded import findings_of
 
 WIDTH = 64
@@ -36,3 +37,25 @@ def test_it_is_to_be_emptied_or_to_hold_its_items_on_the_host(tmp_path):
     assert found.bytes_per_step == WIDTH * WIDTH * 4
     assert [one.fix for one in found.remedies] == ["clear_container", "cpu_offload", "del_ref"]
     assert {one.code for one in found.remedies} == {"outputs.append(torch.zeros(WIDTH, WIDTH))"}
+
+
+def collected_results():
+    """An evaluation whose vectors are joined when all of them are there."""
+
+    def collect():
+        vectors = []
+        for number in range(40):
+            vectors.append(torch.ones(WIDTH, WIDTH) * number)
+            memprof.step()
+        return torch.cat(vectors)
+
+    def step(number):
+        if number == 0:
+            collect()
+
+    return step
+
+
+def test_parts_of_a_result_that_are_joined_afterwards_are_no_headline(tmp_path):
+    found = findings_of(collected_results, tmp_path / "run.json", steps=1)
+    assert [one.rule for one in found if not one.minor] == []

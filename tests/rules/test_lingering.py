@@ -76,3 +76,20 @@ def test_a_stored_exception_is_what_is_to_go_where_it_holds_the_frames(tmp_path)
     assert found.match.raises
     assert [remedy.fix for remedy in found.remedies] == ["clear_traceback"]
     assert found.remedies[0].code == 'last["error"] = error'
+
+
+def two_names():
+    """Two values that live on, of which each name keeps its own."""
+    kept = SimpleNamespace(large=None, small=None)
+
+    def step(number):
+        kept.small = torch.zeros(WIDTH // 4)
+        kept.large = torch.zeros(4 * WIDTH)
+
+    return step
+
+
+def test_a_name_is_told_to_keep_what_it_keeps_and_not_what_another_does(tmp_path):
+    (found,) = lingering(two_names, tmp_path)
+    assert "`kept.large`" in found.title
+    assert found.bytes == 4 * WIDTH * 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 
 import torch
@@ -47,3 +48,21 @@ def test_the_cycle_is_to_be_broken_or_one_link_made_weak(tmp_path):
     assert found.rule == "reference-cycle"
     assert found.bytes_per_step == WIDTH * WIDTH * 4
     assert [one.fix for one in found.remedies] == ["break_cycle", "weakref"]
+
+
+def collected_after_each_trial():
+    """Objects in cycles as large as the trial, and a collection before the next: none piles up."""
+    trials = []
+
+    def step(number):
+        if number % 6 == 0:
+            trials.clear()
+            gc.collect()
+            trials.append(Node(torch.zeros(number + 1, WIDTH)))
+
+    return step
+
+
+def test_cycles_that_are_collected_before_the_next_begin_are_no_finding(tmp_path):
+    found = findings_of(collected_after_each_trial, tmp_path / "run.json", steps=72)
+    assert [one.rule for one in found if not one.minor] == []

@@ -185,12 +185,28 @@ def _by_rebinding(window: Window, replacements: _Replaced) -> Lingering:
     useless = rows[(over <= window.peak.event) & (window.lives.free[rows] > window.peak.event)]
     anchor = window.main_site(_mask(window, useless if len(useless) else rows))
     binding = _binding(window, useless if len(useless) else rows, anchor)
+    if binding is not None:
+        ours = _bound_by(window, rows, binding)
+        if not ours.all():
+            return _by_rebinding(window, _Replaced(rows[ours], replacements.next_alloc[ours]))
     starts = [window.first_event.get(int(step) + 1, -1) for step in window.made_in[rows]]
     if min(starts) >= 0 and not (binding is not None and binding.needs_old):
         at_end = window.replayed(window.ended(rows, np.array(starts, dtype=np.int64) - 1))
         if at_end.bytes > _LEAST_GAIN * saving.bytes:
             saving, tentative = at_end, binding is None
     return _match(window, rows, anchor, saving, binding, tentative=tentative)
+
+
+def _bound_by(window: Window, rows: Ints, binding: Binding) -> Bools:
+    """Which rows that binding keeps, or none that is known: not what another name does."""
+    stacks, of_row = np.unique(window.lives.stack[rows], return_inverse=True)
+    others = [binding_of(window.trace.stack(int(stack))) for stack in stacks]
+    ours = [
+        one is None or (one.target, one.place.line) == (binding.target, binding.place.line)
+        for one in others
+    ]
+    bound: Bools = np.array(ours, dtype=bool)[of_row]
+    return bound
 
 
 def _binding(window: Window, rows: Ints, anchor: int) -> Binding | None:

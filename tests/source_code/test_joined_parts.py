@@ -1,0 +1,84 @@
+"""Tests of whether what a loop collects is joined after it."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+import pytest
+
+from memprof.source_code.joined_parts import is_joined_afterwards
+from memprof.source_code.program import program_of
+
+
+def is_joined(tmp_path, text):
+    """The answer for the statement of a program that appends."""
+    file = tmp_path / "program.py"
+    file.write_text(dedent(text))
+    program = program_of(str(file))
+    line = next(i for i, code in enumerate(file.read_text().splitlines(), 1) if ".append(" in code)
+    return is_joined_afterwards(program.at(line))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        """
+        def collect(model, data):
+            parts, labels = [], []
+            for x, y in data:
+                parts.append(model(x))
+            return torch.cat(parts), labels
+        """,
+        """
+        def each_epoch(model, data):
+            for epoch in range(9):
+                parts: list = []
+                for x in data:
+                    if x.ok:
+                        parts.append(model(x))
+                score(torch.stack(parts))
+        """,
+    ],
+)
+def test_parts_are_joined_after_the_loop_that_collects_them(tmp_path, text):
+    assert is_joined(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # never emptied: every epoch joins all that came before as well
+        """
+        def each_epoch(model, data):
+            parts = []
+            for epoch in range(9):
+                for x in data:
+                    parts.append(model(x))
+                score(torch.cat(parts))
+        """,
+        # the list outlives the function
+        """
+        def collect(self, model, data):
+            for x in data:
+                self.parts.append(model(x))
+            return torch.cat(self.parts)
+        """,
+        # joined in the loop, or never
+        """
+        def windows(model, data):
+            parts = []
+            for x in data:
+                parts.append(model(x))
+                show(torch.cat(parts))
+        """,
+        """
+        def collect(model, data):
+            parts = []
+            for x in data:
+                parts.append(model(x))
+            return parts
+        """,
+    ],
+)
+def test_other_lists_are_not(tmp_path, text):
+    assert not is_joined(tmp_path, text)
