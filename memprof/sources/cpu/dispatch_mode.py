@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from types import CodeType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from memprof.sources.cpu.inference_blocks import InferenceBlocks, is_asked
@@ -28,6 +28,10 @@ LEFT = (
     "is off, and leaves it with the next call of memprof there"
 )
 """The note for a `Watch` that `pop` could not take."""
+_REMEMBERING = frozenset(
+    ("_dynamo_save_local_dispatch_key_set", "_PreserveDispatchKeyGuard", "_ForceDispatchKeyGuard")
+)
+"""What torch notes with whether modes are to be asked, to put that back as a function returns."""
 _CALLED = ("memprof.sources.", "memprof.cpython.")
 """Rooms whose functions run within the program's operators and module calls."""
 
@@ -73,9 +77,10 @@ class Watch:
 
         It cannot be had from another thread, nor from within `dispatch`: there torch has put it
         aside, and puts it back afterwards; after a backward pass torch puts back the stack that
-        there was before; and where ``torch.inference_mode`` began after it (see `is_remembered`).
-        Then it does nothing any more from now on, and comes off its own thread's stack with the end
-        of the last such block, by `pop_left`, or in the main thread by `leave_soon`.
+        there was before; and where ``torch.inference_mode`` or a compiled call began after it (see
+        `is_remembered`). Then it does nothing any more from now on, and comes off its own thread's
+        stack with the end of the last such block, by `pop_left`, or in the main thread by
+        `leave_soon`.
         """
         if not self._is_pushed:
             return True
@@ -136,8 +141,12 @@ class Watch:
         be asked. If there is none by then, every operator of the program fails
         (``c10::InferenceMode``, PythonFallbackKernel.cpp; 2.4 to 2.15). A block that was begun by
         C++ shows only where it is of another kind than there was when the mode was put in place.
+        A call of what ``torch.compile`` returned does the same from 2.13 on, and a compilation in
+        all versions.
         """
-        return bool(self._blocks) or (self._infers is not _infers() and is_asked())
+        if self._blocks or (self._infers is not _infers() and is_asked()):
+            return True
+        return _is_in_remembering_call()
 
     def _teach_higher_order_operators(self) -> None:
         """Before torch 2.7 a higher-order operator refuses a mode that it has no rule for."""
@@ -214,6 +223,16 @@ def _infers() -> bool:
     import torch
 
     return torch.is_inference_mode_enabled()
+
+
+def _is_in_remembering_call() -> bool:
+    """Whether a function that this thread is in puts back, as it returns, that modes are asked."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not _REMEMBERING.isdisjoint(frame.f_code.co_names):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _in_backward() -> bool:
