@@ -86,6 +86,7 @@ class CpuSource:
         """
         self._beside_cuda = beside_cuda
         self._cuda_hook: Callable[[], None] | None = None
+        self._has_cuda_begun = False
         self._has_recorded = False
         self._interner = interner
         self._loop_watch = loop_watch
@@ -314,7 +315,7 @@ class CpuSource:
         """Whether nothing is to be watched any more, for the sake of the job."""
         if not self._aside:
             why = ""
-            if not self._beside_cuda and _uses_cuda():
+            if not self._beside_cuda and (self._has_cuda_begun or _uses_cuda()):
                 why = _BESIDE_CUDA
             elif spoils_compiled():
                 why = _SPOILS_COMPILED
@@ -354,6 +355,7 @@ class CpuSource:
         """Run by torch right after it initialised CUDA, before anything was allocated there."""
         try:
             if self._cuda_hook is not None and os.getpid() == self._pid:
+                self._has_cuda_begun = True  # torch says so of itself only after these calls
                 self._leave_if_due()
         except Exception as error:  # noqa: BLE001 - torch would raise it into the job
             self._notes.append(f"the CPU was watched on beside CUDA: {error!r}")

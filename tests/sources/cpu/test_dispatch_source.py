@@ -319,9 +319,9 @@ class OnCuda:
         monkeypatch.setattr(torch.cuda, "_queued_calls", self.queued)
 
     def begin(self):
-        self._is_initialized = True
         for call, _ in self.queued:
             call()
+        self._is_initialized = True  # in this order, as torch.cuda._lazy_init does
 
 
 @pytest.fixture
