@@ -107,7 +107,7 @@ class Session:
         self.meter = OverheadMeter(ranks)
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._schedule = WindowSchedule(replace(options.policy, ranks=ranks), now_us())
+        self._schedule = WindowSchedule(replace(options.policy, ranks=ranks), round(_clock_us()))
         self._loop_watch: LoopWatch | None = None
         self._survivor_watch: SurvivorWatch | None = None
         self._sampler: Sampler | None = None
@@ -124,11 +124,13 @@ class Session:
         self._look_again_us = 0.0
         self._is_open = True
         self._late_ooms: deque[tuple[Exhausted, int, int]] = deque()
-        self._step_began_us = now_us()
+        self._step_start_us, self._step_began_us = now_us(), _clock_us()
+        """When the step in progress began: for the file, and by a clock that nobody sets."""
         self._hooks_in_step_us = 0.0
         self._events_in_step, self._prior_in_step_us = 0, 0.0
-        self._flushed_us = now_us()
+        self._flushed_us = _clock_us()
         self._window_us, self._window_step = now_us(), 0
+        self._window_began_us = _clock_us()
         self._is_inside = False
         self._grid = 1
         self._waiting = 0
@@ -193,7 +195,7 @@ class Session:
             self._survivor_watch.open(sources, self._loop_watch.label_of)
         self.output.flush()
         self._beats.start()
-        self._step_began_us = now_us()
+        self._step_start_us, self._step_began_us = now_us(), _clock_us()
 
     def close(self, status: str) -> None:
         """End the window, remove every hook, stop the thread, write the footer."""
@@ -368,33 +370,34 @@ class Session:
 
         ``by_time``: the steps were reckoned from their duration, see `_count_by_time`.
         """
-        end_us = now_us()
+        at_us = round(_clock_us())
+        end_us = max(self._step_start_us, now_us())  # the system's clock may have been set back
         self._write_late_ooms()
         if self.recording.grow():
             self._write_header()
         first = self._last_step - self._unseen_steps + 1
-        counters = self._count(Span(first, self._last_step, self._step_began_us, end_us))
+        counters = self._count(Span(first, self._last_step, self._step_start_us, end_us))
         self._account()
         if not by_time:  # else nothing is known of how long each step took
-            self.meter.step(self._cost(end_us))
+            self.meter.step(self._cost(at_us))
         was_open = self._schedule.is_open
         is_open = self._schedule.step_ended(
-            end_us,
+            at_us,
             self.meter,
             *_allocated_and_idle(counters),
             step=self._last_step,
             trains=self._loop_watch is not None and self._loop_watch.trains,
         )
-        self._grid = self._schedule.grid(end_us)
+        self._grid = self._schedule.grid(at_us)
         if is_open and self._survivor_watch is not None:
             self._search(lambda lookout: lookout.step_ended(self._last_step))
         if is_open != was_open or self.recording.is_over():
             self._change_window(is_open=is_open, in_step=False)
-        self._write_now_and_then(end_us)
+        self._write_now_and_then(at_us)
         self._unseen_steps = 0
         self._hooks_in_step_us = 0.0
         self._events_in_step, self._prior_in_step_us = 0, 0.0
-        self._step_began_us = now_us()
+        self._step_start_us, self._step_began_us = now_us(), _clock_us()
 
     def _search(self, look: Callable[[SurvivorWatch], None]) -> float:
         """Let the lookout do its part, which is counted as a search; microseconds that it took."""
@@ -435,8 +438,8 @@ class Session:
         self._schedule.bytes.take(use.bytes)
         self._schedule.rows.take(use.rows)
 
-    def _cost(self, end_us: int) -> StepCost:
-        duration_us = end_us - self._step_began_us - round(self._hooks_in_step_us)
+    def _cost(self, at_us: int) -> StepCost:
+        duration_us = round(at_us - self._step_began_us - self._hooks_in_step_us)
         return StepCost(
             duration_us=max(0, duration_us) // max(1, self._unseen_steps),
             events=self._events_in_step,
@@ -457,7 +460,8 @@ class Session:
         self.meter.edge(thread_us() - began_us - searched_us)
 
     def _begin_window(self) -> None:
-        self._window_us, self._window_step = now_us(), self._last_step + 1
+        self._window_us, self._window_began_us = now_us(), _clock_us()
+        self._window_step = self._last_step + 1
         self._processor_us = time.process_time() * 1e6
         if self._loop_watch is not None:
             self._loop_watch.watch_modules()
@@ -466,7 +470,7 @@ class Session:
 
     def _end_window(self, end: End, *, in_step: bool) -> None:
         window, reason = self.recording.window, self._schedule.opened_for
-        took_us, processor_us = now_us() - self._window_us, time.process_time() * 1e6
+        took_us, processor_us = _clock_us() - self._window_began_us, time.process_time() * 1e6
         self._busy_share = min(1.0, (processor_us - self._processor_us) / max(1, took_us))
         self._processor_us = processor_us
         self.recording.end_window()
@@ -478,7 +482,7 @@ class Session:
             reason=reason.value if reason is not None else "",
             end=end.value,
             start_us=self._window_us,
-            end_us=now_us(),
+            end_us=max(self._window_us, now_us()),
             first_step=self._window_step,
             last_step=self._last_step + in_step,
             in_step=in_step,
@@ -559,7 +563,7 @@ class Session:
             return
         began_us = thread_us()
         with self._inside():
-            self._guard(action, now_us())
+            self._guard(action, round(_clock_us()))
             self._hooks_in_step_us += self._count_hook(began_us)
 
     def _keep_within_limits(self, at_us: int) -> None:
@@ -652,7 +656,7 @@ class Session:
         waited_us = (_clock_us() - clock_us) - (thread_us() - spent_us)
         if waited_us >= _STALL_US:
             self.meter.beside(waited_us)
-        self._flushed_us = now_us()
+        self._flushed_us = _clock_us()
 
     def _count_hook(self, began_us: float) -> float:
         """Add what the thread has used since, by `thread_us`."""

@@ -5,6 +5,7 @@ A job of many ranks is killed as a whole when one rank dies, so most files have 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -31,10 +32,10 @@ class Summaries:
         self, figures: FiguresByDevice, recording: Recording, ooms: OomRecords, meter: OverheadMeter
     ) -> None:
         self._figures, self._recording, self._ooms, self._meter = figures, recording, ooms, meter
-        self._began_us = self._last_us = now_us()
+        self._began_us = self._last_us = _clock_us()
 
-    def is_due(self, at_us: int) -> bool:
-        """Whether the last one is old."""
+    def is_due(self, at_us: float) -> bool:
+        """Whether the last one is old, at this moment of a clock that nobody sets."""
         return at_us - self._last_us >= max(EVERY_US, _SHARE * (at_us - self._began_us))
 
     @property
@@ -45,26 +46,29 @@ class Summaries:
 
     def write(self, steps: int, devices: Sequence[DeviceInfo]) -> None:
         """An interim summary, after so many steps."""
-        self._last_us = at_us = now_us()
-        spent_us, step_us = self._spent_us(at_us), self._figures.step_us
-        record = Interim(at_us, steps, self._summaries(devices), spent_us, step_us)
+        self._last_us = _clock_us()
+        spent_us, step_us = self._spent_us(), self._figures.step_us
+        record = Interim(now_us(), steps, self._summaries(devices), spent_us, step_us)
         self._recording.output.write(record)
 
     def footer(self, steps: int, devices: Sequence[DeviceInfo], status: str) -> Footer:
         """The last one; ``status`` says how the run ended."""
-        at_us = now_us()
         return Footer(
-            ended_us=at_us,
+            ended_us=now_us(),
             steps=steps,
             devices=self._summaries(devices),
-            overhead_us=self._spent_us(at_us),
+            overhead_us=self._spent_us(),
             status=status,
             step_us=self._figures.step_us,
         )
 
-    def _spent_us(self, at_us: int) -> int:
+    def _spent_us(self) -> int:
         """What recording took; samples of what is short may come to more than there was time."""
-        return min(round(self._meter.total_us), at_us - self._began_us)
+        return round(min(self._meter.total_us, _clock_us() - self._began_us))
 
     def _summaries(self, devices: Sequence[DeviceInfo]) -> list[DeviceSummary]:
         return self._figures.summaries(self._recording.total_events, self._ooms.times, devices)
+
+
+def _clock_us() -> float:
+    return time.perf_counter_ns() / 1000

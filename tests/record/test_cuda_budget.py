@@ -37,6 +37,7 @@ class SlowJob:
             lambda: self.now_us,
             "record.session",
             "record.recording",
+            "record.summaries",
             "sources.cuda.snapshot_source",
         )
         for name in ("session", "summaries"):
