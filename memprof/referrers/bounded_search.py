@@ -20,10 +20,10 @@ from memprof.sources.tensor_addresses import PlaceOf, place_of
 __all__ = ["Quarry", "Searches"]
 
 _MOST_HOLDERS = 3
-WHOLE_S = 0.4
+WHOLE_S = 0.5
 """The longest that a search of the whole heap may be expected to hold the job up; what would take
 longer is climbed, pass by pass, …"""
-WHOLE_AFTER_S = 0.4
+WHOLE_AFTER_S = 0.5
 """… and what was not explained so is searched for once more, if that takes no longer than this."""
 BUDGET_S = 0.5
 """What is not found by then is not looked for any longer, lines in sources included: the estimate
