@@ -32,7 +32,7 @@ class Summaries:
         self, figures: FiguresByDevice, recording: Recording, ooms: OomRecords, meter: OverheadMeter
     ) -> None:
         self._figures, self._recording, self._ooms, self._meter = figures, recording, ooms, meter
-        self._began_us = self._last_us = _clock_us()
+        self._began_us = self._last_us = clock_us()
 
     def is_due(self, at_us: float) -> bool:
         """Whether the last one is old, at this moment of a clock that nobody sets."""
@@ -46,7 +46,7 @@ class Summaries:
 
     def write(self, steps: int, devices: Sequence[DeviceInfo]) -> None:
         """An interim summary, after so many steps."""
-        self._last_us = _clock_us()
+        self._last_us = clock_us()
         spent_us, step_us = self._spent_us(), self._figures.step_us
         record = Interim(now_us(), steps, self._summaries(devices), spent_us, step_us)
         self._recording.output.write(record)
@@ -64,11 +64,12 @@ class Summaries:
 
     def _spent_us(self) -> int:
         """What recording took; samples of what is short may come to more than there was time."""
-        return round(min(self._meter.total_us, _clock_us() - self._began_us))
+        return round(min(self._meter.total_us, clock_us() - self._began_us))
 
     def _summaries(self, devices: Sequence[DeviceInfo]) -> list[DeviceSummary]:
         return self._figures.summaries(self._recording.total_events, self._ooms.times, devices)
 
 
-def _clock_us() -> float:
+def clock_us() -> float:
+    """The clock that nobody sets, in microseconds."""
     return time.perf_counter_ns() / 1000

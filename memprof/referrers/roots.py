@@ -62,7 +62,7 @@ class Root:
 def is_own(globals_: dict[str, object]) -> bool:
     """Whether a frame or module with these globals is memprof's."""
     name = dict.get(globals_, "__name__")
-    if name == "__main__":  # of `python -m memprof.record.launch`
+    if type(name) is str and name == "__main__":  # of `python -m memprof.record.launch`
         name = dict.get(globals_, "__package__")
     return type(name) is str and (name == _PACKAGE or name.startswith(_PACKAGE + "."))
 
@@ -194,7 +194,7 @@ def _module_root(name: str, variables: dict[str, object]) -> Root:
 
 
 def _is_user_module(name: str, variables: dict[str, object]) -> bool:
-    if name == "__main__":
+    if type(name) is str and name == "__main__":
         return True
     filename = variables.get("__file__")
     if type(filename) is str:

@@ -13,6 +13,7 @@ import pytest
 
 from memprof.errors import MemprofError
 from memprof.ranks.files import files_of, gathered, job_report
+from memprof.ranks.workers import Workers
 from memprof.testing import TraceBuilder, write_rank
 from memprof_dashboards.assets import plotly_script
 from memprof_dashboards.ranks import render_job, write_job
@@ -26,9 +27,9 @@ MEASURE = "document.querySelector('#measure .chart')"
 
 
 def report(folder: Path):
-    job = gathered(files_of([folder]), by_name=False, each=lambda files, _: files)
+    job = gathered(files_of([folder]), by_name=False, workers=Workers())
     assert job is not None
-    return job_report(job, judge_all=False, each=lambda files, _: files)
+    return job_report(job, judge_all=False, workers=Workers())
 
 
 def job(folder: Path, count: int = 8, **more: Any):

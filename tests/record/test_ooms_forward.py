@@ -70,7 +70,9 @@ def test_checkpointing_is_shown_to_help_where_it_does(post_mortem):
 
 
 def test_it_is_so_where_the_pass_was_read_in_several_pieces(post_mortem, monkeypatch):
-    monkeypatch.setattr("memprof.sources.cuda.memory_history.Recorder.is_filling", lambda _: True)
+    monkeypatch.setattr(
+        "memprof.sources.cuda.memory_history.MemoryHistory.is_filling", lambda _: True
+    )
     monkeypatch.setattr("memprof.sources.cuda.snapshot_source.PASSING_US", 0)
     held = {group.name: group.bytes for group in post_mortem((1, 1, 1, 12)).categories}
     assert held["activation"] >= 72 * MIB

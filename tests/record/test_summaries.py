@@ -62,7 +62,7 @@ def test_a_device_that_failed_before_anything_was_counted_is_told_too():
 
 def test_interim_summaries_come_ever_more_rarely(monkeypatch):
     began = 1_700_000_000_000_000
-    monkeypatch.setattr("memprof.record.summaries._clock_us", lambda: began)
+    monkeypatch.setattr("memprof.record.summaries.clock_us", lambda: began)
     output = SimpleNamespace(write=lambda _: 0)
     recording = SimpleNamespace(output=output, total_events={})
     ooms, meter = SimpleNamespace(times={}), SimpleNamespace(total_us=0.0)
@@ -70,7 +70,7 @@ def test_interim_summaries_come_ever_more_rarely(monkeypatch):
     assert not interims.is_due(began + 9_999_999)
     assert interims.is_due(began + 10_000_000)
     week_us = 7 * 24 * 3600 * 1_000_000
-    monkeypatch.setattr("memprof.record.summaries._clock_us", lambda: began + week_us)
+    monkeypatch.setattr("memprof.record.summaries.clock_us", lambda: began + week_us)
     interims.write(1, [])
     assert not interims.is_due(began + week_us + 600_000_000)
     assert interims.is_due(began + week_us + 610_000_000)

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +13,6 @@ import memprof
 torch = pytest.importorskip("torch", reason="there is nothing to record without torch")
 
 from tests import forks  # noqa: E402
-from tests.tracked import FakeEvents, flat, notes, of_kind  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="programs are forked")
 
