@@ -13,6 +13,8 @@ BIN := .venv/bin
 SPREAD := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -p tests.schedule
 # The corpus runs its programs on all cores by itself.
 CORPUS := tests/test_corpus.py
+# RERUNS="--reruns 1" runs a test that failed once more, and lists it as rerun.
+RERUNS :=
 READY := .venv/.ready
 OUT ?= gpu-results
 PARTS :=
@@ -43,7 +45,7 @@ test corpus: export OMP_NUM_THREADS ?= 1
 test corpus: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(READY)  ## Run the tests, all but the corpus
-	$(BIN)/python -m pytest $(SPREAD) $(TIMES) --ignore $(CORPUS)
+	$(BIN)/python -m pytest $(SPREAD) $(RERUNS) $(TIMES) --ignore $(CORPUS)
 
 corpus: $(READY)  ## Judge the programs of reported bugs, where they lie in ../shared
 	$(BIN)/python -m pytest $(CORPUS)

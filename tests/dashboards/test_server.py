@@ -49,7 +49,7 @@ def running(tmp_path):
         folder = tmp_path / f"pages{len(servers)}"
         folder.mkdir()
         runs = WatchedRuns(tmp_path / "run.json")
-        make = made_by(texts or ["first"])
+        make = made_by(texts or ["page one"])
         servers.append(PageServer(runs, make, folder, every_s=0.2, **options))
         servers[-1].start()
         return servers[-1]
@@ -92,26 +92,26 @@ def events(server, count, path="/events"):
 
 
 def test_the_page_is_made_anew_as_the_file_grows(running):
-    server = running("first", "second")
-    _, text, _ = until(lambda: (a := get(server)) and "first" in a[1] and a)
+    server = running("page one", "page two")
+    _, text, _ = until(lambda: (a := get(server)) and "page one" in a[1] and a)
     assert 'data-page="1"' in text
     running.writer.write(steps(100, 5))
     running.writer.flush()
     until(lambda: 'data-page="2"' in get(server)[1])
-    assert "second" in get(server)[1]
+    assert "page two" in get(server)[1]
     assert text.index('id="live"') < text.index("</body>")
 
 
 def test_without_more_in_the_file_no_page_is_made(running):
-    server = running("first", "second")
-    until(lambda: "first" in get(server)[1])
+    server = running("page one", "page two")
+    until(lambda: "page one" in get(server)[1])
     time.sleep(2.5)
-    assert "first" in get(server)[1]
+    assert "page one" in get(server)[1]
 
 
 def test_the_strip_says_what_is_known_by_now(running):
     server = running()
-    until(lambda: "first" in get(server)[1])
+    until(lambda: "page one" in get(server)[1])
     (now,) = events(server, 1)
     assert now["state"] == "running"
     assert now["step"] == "step 99, 100 ms each"
@@ -123,7 +123,7 @@ def test_the_strip_says_what_is_known_by_now(running):
 
 def test_the_strip_goes_on_with_the_file(running):
     server = running()
-    until(lambda: "first" in get(server)[1])
+    until(lambda: "page one" in get(server)[1])
     running.writer.close(Footer(BEGIN + 1, 100, status="ValueError: no"))
     until(lambda: events(server, 1)[0]["state"] == "ValueError: no")
     assert events(server, 1)[0]["full"] == ""

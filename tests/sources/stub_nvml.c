@@ -4,6 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Linux gives no process a number above 4194304 (PID_MAX_LIMIT): this process is never one of the
+   others. */
+enum { NO_PROCESS = 5000000 };
 enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, SMALL = 7, UNKNOWN = 999 };
 typedef struct { unsigned long long total, free, used; } Memory;
 typedef struct { unsigned gpu, memory; } Load;
@@ -80,7 +83,7 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *card, unsigned *count, Process
     *count = all;
     processes[all - 1] = (Process){number("STUB_NVML_PID", 2), is_slice(card) ? 44 : 222, 0, 0};
     if (all > 1) processes[0] = (Process){1, 111, 0, 0};
-    for (unsigned i = 1; i + 1 < all; i++) processes[i] = (Process){1000 + i, i, 0, 0};
+    for (unsigned i = 1; i + 1 < all; i++) processes[i] = (Process){NO_PROCESS + i, i, 0, 0};
     return OK;
 }
 int nvmlDeviceGetGraphicsRunningProcesses_v3(void *card, unsigned *count, Process *processes) {

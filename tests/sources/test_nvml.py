@@ -124,7 +124,7 @@ def test_so_many_processes_get_a_series_of_their_own_and_the_sum_has_all(driver)
     named = {name: value for name, value in found.items() if name.startswith("used by")}
     assert len(named) == 16
     assert named["used by other 1"] == 111
-    assert named["used by a process 1030"] == 30
+    assert named["used by a process 5000030"] == 30
     assert found["others_used"] == 111 + sum(range(1, 31))
 
 
