@@ -369,7 +369,7 @@ class _Assembly:
             notes=tuple(self._notes),
             footer=numbering.footer(self._footer),
             windows=tuple(numbering.window(record) for record in self._window_records),
-            guessed=numbering.left,
+            guessed=numbering.remaining,
             digests=digests(self._files),
         )
 

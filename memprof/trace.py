@@ -247,7 +247,7 @@ class Events(Columns):
     """Index into ``Tables.pools``; `NOT_RECORDED` where the recorder did not say."""
     category: Column = column("u1")
     """`Category` of what an ``ALLOC`` made, judged over its whole life; 0 on other events."""
-    taken: Column = column("i8")
+    block_size: Column = column("i8")
     """Bytes of the block that an ``ALLOC`` got; 0 where only a replay could tell. Not in files."""
 
 

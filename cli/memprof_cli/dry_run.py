@@ -133,28 +133,33 @@ def command(  # noqa: PLR0917 - click names them all
         messages = Path(folder, "messages")
         variables[MESSAGES] = str(messages)
         status = _run_recorded(output, steps, [*(["-m"] if as_module else []), *program], variables)
-        said = messages.read_text("utf-8", "replace").splitlines() if messages.exists() else []
-    _raise_if_crashed(status, said)
-    return _answer(_new_runs(output, before_ns), _Ended(status, said), most, as_json=as_json)
+        message_lines = (
+            messages.read_text("utf-8", "replace").splitlines() if messages.exists() else []
+        )
+    _raise_if_crashed(status, message_lines)
+    return _answer(
+        _new_runs(output, before_ns), _Ending(status, message_lines), most, as_json=as_json
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class _Ended:
+class _Ending:
     """How the program ended, and what the library below it had to say."""
 
     status: int
-    said: Sequence[str]
+    messages: Sequence[str]
 
     def __str__(self) -> str:
         """In a sentence; empty where there is nothing to be said."""
-        if not self.status or not self.said:
+        if not self.status or not self.messages:
             return ""
-        return f"the program ended with status {self.status}; {'; '.join(dict.fromkeys(self.said))}"
+        messages = "; ".join(dict.fromkeys(self.messages))
+        return f"the program ended with status {self.status}; {messages}"
 
 
-def _raise_if_crashed(status: int, said: Sequence[str]) -> None:
+def _raise_if_crashed(status: int, message_lines: Sequence[str]) -> None:
     """Raise of a crash, with the function of CUDA that was called last if that is known."""
-    crashed = [line for line in said if " crashed (" in line]
+    crashed = [line for line in message_lines if " crashed (" in line]
     if -status not in _CRASHES and not (status and crashed):
         return
     raise MemprofError(
@@ -261,11 +266,11 @@ def _replace_this_process(program: tuple[str, ...], variables: dict[str, str]) -
 # -- the answer --------------------------------------------------------------------------------
 
 
-def _answer(runs: Sequence[Run], ended: _Ended, limit: Limit | None, *, as_json: bool) -> int:
+def _answer(runs: Sequence[Run], ending: _Ending, limit: Limit | None, *, as_json: bool) -> int:
     if not runs:
         raise MemprofError(
-            str(ended)
-            or f"the program ended with status {ended.status} before anything was recorded",
+            str(ending)
+            or f"the program ended with status {ending.status} before anything was recorded",
             "see above what it said; a command's processes record themselves where memprof is "
             "installed in their Python, and use torch",
         )
@@ -279,7 +284,7 @@ def _answer(runs: Sequence[Run], ended: _Ended, limit: Limit | None, *, as_json:
     ]
     answers = [fits(run, summary) for run, summary in zip(runs, summaries, strict=True)]
     if as_json:
-        _print_json(runs, summaries, answers, ended)
+        _print_json(runs, summaries, answers, ending)
     else:
         _print_answers(runs, summaries, answers)
         tightest = _tightest(answers)
@@ -292,13 +297,13 @@ def _answer(runs: Sequence[Run], ended: _Ended, limit: Limit | None, *, as_json:
         elif any(not answer.fits for answer in answers[tightest]):
             assert oom.callback is not None
             oom.callback(Path(summaries[tightest].source), as_json=False)
-        if str(ended):
-            terminal(_WIDTH).print(Text(str(ended), style="yellow"))
+        if str(ending):
+            terminal(_WIDTH).print(Text(str(ending), style="yellow"))
     if limit is not None:
         fail_above(limit, peaks(summaries, cards_only=limit.of_run))
         if any(not answer.fits for its in answers for answer in its):
             return EXIT_ABOVE
-    return ended.status
+    return ending.status
 
 
 def _tightest(answers: Sequence[tuple[CardVerdict, ...]]) -> int:
@@ -336,7 +341,7 @@ def _print_json(
     runs: Sequence[Run],
     summaries: Sequence[Summary],
     answers: Sequence[tuple[CardVerdict, ...]],
-    ended: _Ended,
+    ending: _Ending,
 ) -> None:
     devices = [
         {"file": summary.source, "rank": run.header.rank, **msgspec.to_builtins(answer)}
@@ -349,9 +354,9 @@ def _print_json(
             "dry_run": runs[0].header.dry_run,
             "fits": all(device["fits"] for device in devices),
             "devices": devices,
-            "program_status": ended.status,
+            "program_status": ending.status,
             "workspaces": next(filter(None, map(how_sure, runs)), ""),
-            "not_stood_in_for": list(dict.fromkeys(ended.said)),
+            "not_stood_in_for": list(dict.fromkeys(ending.messages)),
             "not_seen": list(dict.fromkeys(one for each in summaries for one in each.unseen)),
         }
     )

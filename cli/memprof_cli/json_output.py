@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import click
 import msgspec
 
-__all__ = ["StackFrame", "known", "print_json"]
+__all__ = ["StackFrame", "known_or_none", "print_json"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,6 @@ def print_json(result: object) -> None:
     click.echo(json.dumps(msgspec.to_builtins(result), indent=2))
 
 
-def known(number: int) -> int | None:
+def known_or_none(number: int) -> int | None:
     """A number, or None where it is negative: ``null`` says that it was not recorded."""
     return number if number >= 0 else None

@@ -17,7 +17,7 @@ from memprof.chain_description import names_line
 from memprof.errors import MemprofError
 from memprof.records import Holder, Site
 from memprof.report.recording_gaps import is_bare_state
-from memprof.rules.finding import Found, Kind, Remedy
+from memprof.rules.finding import Kind, Remedy, RuleFinding
 from memprof.rules.floor import is_needed
 from memprof.rules.pages import explained_by
 from memprof.rules.ranked_findings import findings
@@ -31,7 +31,7 @@ from memprof.units import format_bytes, format_count, format_percent
 from memprof.views.examination import examine
 from memprof.views.sites import library_frame, short_path, site_name
 from memprof.views.time_to_full import TimeToFull, times_to_full
-from memprof_cli.json_output import known, print_json
+from memprof_cli.json_output import known_or_none, print_json
 from memprof_cli.sources import RECORDING, opened, source_option
 from memprof_cli.terminal import terminal
 
@@ -187,7 +187,7 @@ class FindingsRecord:
 
 
 def findings_record(
-    all_findings: Sequence[Found],
+    all_findings: Sequence[RuleFinding],
     unexplained: UnexplainedGrowth | None = None,
     full: Sequence[TimeToFull] = (),
 ) -> FindingsRecord:
@@ -207,7 +207,7 @@ def findings_record(
     return FindingsRecord(records, rest, list(full) or msgspec.UNSET)
 
 
-def _as_record(one: Found) -> _Finding:
+def _as_record(one: RuleFinding) -> _Finding:
     site = one.site
     return _Finding(
         kind=one.kind.value,
@@ -220,7 +220,7 @@ def _as_record(one: Found) -> _Finding:
         minor=one.minor,
         first_step=one.first_step,
         last_step=one.last_step,
-        steps_left=known(round(one.steps_left)),
+        steps_left=known_or_none(round(one.steps_left)),
         module=one.module,
         category=one.category,
         site=_Site(site.filename, site.line, site.function, site.code),
@@ -242,14 +242,14 @@ def _remedy(one: Remedy) -> _Remedy:
         line=one.line,
         code=one.code,
         saves_bytes=one.saves_bytes,
-        peak_before=known(one.peak_before),
-        peak_after=known(one.peak_after),
+        peak_before=known_or_none(one.peak_before),
+        peak_after=known_or_none(one.peak_after),
         patch=one.patch,
         page=one.page,
     )
 
 
-def _write_patch(path: Path, all_findings: Sequence[Found]) -> None:
+def _write_patch(path: Path, all_findings: Sequence[RuleFinding]) -> None:
     """The best patch of every finding as one diff, each file's lines changed once."""
     best = [next((r.patch for r in one.remedies if r.patch), "") for one in all_findings]
     patch = merged(filter(None, best), Path.cwd())
@@ -260,7 +260,7 @@ def _write_patch(path: Path, all_findings: Sequence[Found]) -> None:
         raise MemprofError(
             f"cannot write {path}: {error.strerror}", "name a file in a folder that exists"
         ) from error
-    click.echo(_count_of_patches(patch.made, path), err=True)
+    click.echo(_count_of_patches(patch.patch_count, path), err=True)
     if patch.left_out:
         rest = format_count(patch.left_out)
         click.echo(f"{rest} left out: they change the same lines; apply, record again", err=True)
@@ -274,7 +274,7 @@ def _count_of_patches(patches: int, path: Path) -> str:
     )
 
 
-def _say_what_is_not_here(run: Run, all_findings: Sequence[Found]) -> None:
+def _say_what_is_not_here(run: Run, all_findings: Sequence[RuleFinding]) -> None:
     filenames = {name for one in all_findings for name in _files_of(one)}
     missing = [name for name in not_here(run) if name in filenames]
     if missing:
@@ -284,13 +284,17 @@ def _say_what_is_not_here(run: Run, all_findings: Sequence[Found]) -> None:
         click.echo("--source FOLDER says where the source of that run lies", err=True)
 
 
-def _files_of(one: Found) -> list[str]:
+def _files_of(one: RuleFinding) -> list[str]:
     held_in = [holder.filename for holder in one.holders]
     return [one.site.filename, *held_in, *(remedy.filename for remedy in one.remedies)]
 
 
 def _print(
-    run: Run, all_findings: Sequence[Found], unexplained: UnexplainedGrowth | None, *, in_full: bool
+    run: Run,
+    all_findings: Sequence[RuleFinding],
+    unexplained: UnexplainedGrowth | None,
+    *,
+    in_full: bool,
 ) -> None:
     console = terminal(_WIDTH)
     console.print(Text(run.source, style="dim"))
@@ -314,12 +318,12 @@ def _print(
         console.print(Text(text, style="dim"))
 
 
-def _grows(one: Found) -> bool:
+def _grows(one: RuleFinding) -> bool:
     """Whether it grows, and by what a person would act on."""
     return one.kind in _LEAKS and not one.minor
 
 
-def _minor_findings(minor: Sequence[Found]) -> RenderableType:
+def _minor_findings(minor: Sequence[RuleFinding]) -> RenderableType:
     """A line for each finding that is no headline."""
     lines = [Text("also seen, nothing that must change (`--all` says more):", style="dim")]
     lines += [Text(f"  {one.title}{_at(one.site)}", style="dim") for one in minor]
@@ -355,12 +359,12 @@ def _no_growth(run: Run) -> str:
 
 def _of_all(run: Run) -> str:
     """``40 steps``; ``60 of the 100 steps`` where nothing was counted in the others."""
-    counted = _steps(run)
+    step_count = _steps(run)
     rows = max((len(device.steps) for device in run.devices), default=0)
-    if counted < rows:
+    if step_count < rows:
         total = max(int(device.steps.last.max(initial=0)) + 1 for device in run.devices)
-        return f"{format_count(counted)} of the {format_count(total)} steps"
-    return "1 step" if counted == 1 else f"{format_count(counted)} steps"
+        return f"{format_count(step_count)} of the {format_count(total)} steps"
+    return "1 step" if step_count == 1 else f"{format_count(step_count)} steps"
 
 
 def _steps(run: Run) -> int:
@@ -373,8 +377,8 @@ def _steps(run: Run) -> int:
 def _counted_steps(device: DeviceRun) -> int:
     """Rows of counters that say something: at a step that nobody looked at a leak may begin."""
     steps = device.steps
-    known = (steps.allocated != NOT_RECORDED) | (steps.window != NOT_RECORDED)
-    return int(known.sum())
+    is_known = (steps.allocated != NOT_RECORDED) | (steps.window != NOT_RECORDED)
+    return int(is_known.sum())
 
 
 def _named_steps(device: DeviceRun) -> int:
@@ -382,7 +386,7 @@ def _named_steps(device: DeviceRun) -> int:
     return len({label.step for label in labels if label.step >= 0})
 
 
-def _finding(number: int, one: Found) -> RenderableType:
+def _finding(number: int, one: RuleFinding) -> RenderableType:
     head = Text(f"{number}. {_kind(one)}  ", style=_STYLES.get(one.kind, "bold"))
     head.append(one.title, style="bold")
     grid = Table.grid(padding=(0, 2))
@@ -393,7 +397,7 @@ def _finding(number: int, one: Found) -> RenderableType:
     return Padding(Group(head, Padding(grid, (0, 0, 0, 3))), (0, 0, 1, 0))
 
 
-def _kind(one: Found) -> str:
+def _kind(one: RuleFinding) -> str:
     if is_needed(one):
         return "largest part"
     if one.is_tentative:
@@ -401,7 +405,7 @@ def _kind(one: Found) -> str:
     return one.kind.value.replace("_", " ")
 
 
-def _rows(one: Found) -> list[tuple[str, str, str]]:
+def _rows(one: RuleFinding) -> list[tuple[str, str, str]]:
     rows = [("grows", text, "") for text in [_growth(one)] if text]
     if one.site.filename:
         where = f"{short_path(one.site.filename)}:{one.site.line} {one.site.code}".rstrip()
@@ -431,7 +435,7 @@ def _place(at: Holder | Remedy, places: set[tuple[str, int]]) -> str:
     return f"\n{name} {at.code}".rstrip()
 
 
-def _growth(one: Found) -> str:
+def _growth(one: RuleFinding) -> str:
     if not one.bytes_per_step:
         return ""
     full = "host" if one.device == "host" else "device"
@@ -443,7 +447,7 @@ def _growth(one: Found) -> str:
     )
 
 
-def _fix(one: Found, remedy: Remedy) -> str:
+def _fix(one: RuleFinding, remedy: Remedy) -> str:
     often = " per step" if one.bytes_per_step else ""
     saves = [f"saves {format_bytes(remedy.saves_bytes)}{often}"] if remedy.saves_bytes > 0 else []
     if remedy.peak_before > remedy.peak_after >= 0:

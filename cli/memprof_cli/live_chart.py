@@ -40,16 +40,16 @@ def _columns(rows: Sequence[StepRow], width: int) -> list[tuple[int, int]]:
         return []
     first = rows[0].first
     span = max(1, rows[-1].last - first + 1)
-    found: list[tuple[int, int] | None] = [None] * width
+    by_column: list[tuple[int, int] | None] = [None] * width
     for row in rows:
         begin = (row.first - first) * width // span
         end = max(begin + 1, (row.last + 1 - first) * width // span)
         peak, reserved = max(row.peak, row.allocated), max(row.reserved, row.peak_reserved)
         for at in range(max(0, begin), min(end, width)):
-            known = found[at] or (0, 0)
-            found[at] = max(known[0], peak), max(known[1], reserved)
+            column = by_column[at] or (0, 0)
+            by_column[at] = max(column[0], peak), max(column[1], reserved)
     columns, last = [], (0, 0)
-    for one in found:  # where rows are missing, what was there before stands
+    for one in by_column:  # where rows are missing, what was there before stands
         last = one or last
         columns.append(last)
     return columns

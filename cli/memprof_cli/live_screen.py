@@ -83,7 +83,7 @@ class LiveScreen(App[None]):
         """The place of the rank that is shown, in ``runs.runs``."""
         self._sorted_by = 0
         self._is_paused = False
-        self._said = ""
+        self._status_text = ""
         self._drawn_s = float("-inf")
 
     def compose(self) -> ComposeResult:
@@ -133,7 +133,7 @@ class LiveScreen(App[None]):
 
     def action_next_device(self) -> None:
         """Show the next device of this rank."""
-        names = list(self._shown.devices)
+        names = list(self._shown_run.devices)
         if names:
             at = names.index(self._device) if self._device in names else -1
             self._device = names[(at + 1) % len(names)]
@@ -162,7 +162,7 @@ class LiveScreen(App[None]):
     def action_page(self) -> None:
         """Write the page of the rank that is shown, and open it."""
         self._say("the page is being written …")
-        self._write_page(self._shown.source)
+        self._write_page(self._shown_run.source)
 
     @work(thread=True, exclusive=True, group="page")
     def _write_page(self, source: str) -> None:
@@ -171,11 +171,11 @@ class LiveScreen(App[None]):
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         if done.returncode == 0:
             webbrowser.open(page.as_uri())
-            said = f"page: {page}"
+            status = f"page: {page}"
         else:
-            said = done.stderr.strip().partition("\n")[0]
+            status = done.stderr.strip().partition("\n")[0]
         with contextlib.suppress(RuntimeError):
-            self.call_from_thread(self._say, said)
+            self.call_from_thread(self._say, status)
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         """Look into one rank."""
@@ -186,13 +186,13 @@ class LiveScreen(App[None]):
         self.draw()
 
     def _say(self, text: str) -> None:
-        self._said = text
+        self._status_text = text
         self.draw()
 
     # -- drawing -------------------------------------------------------------------------------
 
     @property
-    def _shown(self) -> LiveRun:
+    def _shown_run(self) -> LiveRun:
         runs = self._runs.runs
         return runs[min(self._rank, len(runs) - 1)]
 
@@ -200,7 +200,7 @@ class LiveScreen(App[None]):
         """Everything anew, from what is known now."""
         if not self.query("#head"):  # it is not there yet, or no more
             return
-        run = self._shown
+        run = self._shown_run
         with run.lock:
             device = run.devices.get(self._device) or run.main
             self.query_one("#head", Static).update(self._head(run))
@@ -249,8 +249,8 @@ class LiveScreen(App[None]):
             text.append(f"  {one}", style="bold red")
         if self._is_paused:
             text.append("  paused", style="yellow")
-        if self._said:
-            text.append(f"  {_plain(self._said)}", style="cyan")
+        if self._status_text:
+            text.append(f"  {_plain(self._status_text)}", style="cyan")
         return text
 
     def _draw_chart(self, device: LiveDevice | None) -> None:
@@ -353,13 +353,13 @@ def _figures(run: LiveRun) -> Table:
         )
     host = run.host
     if "rss" in host:
-        left = min(host[name] for name in ("available", "limit_free") if name in host)
+        free_bytes = min(host[name] for name in ("available", "limit_free") if name in host)
         unknown = ["–"] * 4
         table.add_row(
             Text("host", style="bold"),
             _size(host["rss"]),
             *unknown,
-            f"{_size(left)} free",
+            f"{_size(free_bytes)} free",
             "–",
             "–",
         )

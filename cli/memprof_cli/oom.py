@@ -22,7 +22,7 @@ from memprof.units import format_bytes, format_count, format_percent
 from memprof.views.owners import UNKNOWN_CATEGORY
 from memprof.views.owners import Group as OwnerGroup
 from memprof.views.sites import site_name
-from memprof_cli.json_output import StackFrame, known, print_json
+from memprof_cli.json_output import StackFrame, known_or_none, print_json
 from memprof_cli.sources import RECORDING
 from memprof_cli.terminal import terminal
 
@@ -274,7 +274,7 @@ class _Weight:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Request:
     """The request that failed; None where something was not recorded."""
 
     bytes: int | None
@@ -310,7 +310,7 @@ class _Elsewhere:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _Holdings:
     """Who held the device's memory; None where something was not recorded."""
 
     allocated_bytes: int | None
@@ -385,8 +385,8 @@ class _DevicePostMortem:
     verdict: str
     why: str
     weights: list[_Weight]
-    asked: _Asked
-    held: _Held
+    asked: _Request
+    held: _Holdings
     filled_by: _FilledBy
     changes: list[_ReplayedChange]
     unproven: str
@@ -422,41 +422,41 @@ def _device(post_mortem: PostMortem) -> _DevicePostMortem:
     )
 
 
-def _request_record(post_mortem: PostMortem) -> _Asked:
+def _request_record(post_mortem: PostMortem) -> _Request:
     failure = post_mortem.failure
     of_event = failure.recorded == "event"
-    return _Asked(
-        bytes=known(failure.requested),
-        missing_bytes=known(post_mortem.shortage),
+    return _Request(
+        bytes=known_or_none(failure.requested),
+        missing_bytes=known_or_none(post_mortem.shortage),
         by=post_mortem.asked_by,
-        step=known(failure.label.step),
+        step=known_or_none(failure.label.step),
         phase=failure.label.phase.name.lower(),
         module=failure.label.module,
         beside=failure.beside,
         call=failure.call,
         asynchronous=failure.asynchronous,
-        event=known(failure.event) if of_event else None,
-        window=known(failure.number) if of_event else None,
-        time_us=known(failure.time_us),
+        event=known_or_none(failure.event) if of_event else None,
+        window=known_or_none(failure.number) if of_event else None,
+        time_us=known_or_none(failure.time_us),
         stack=[StackFrame(frame.name, frame.filename, frame.line) for frame in failure.stack],
     )
 
 
-def _held_by(failure: Failure) -> _Held:
-    return _Held(
-        allocated_bytes=known(failure.allocated),
-        reserved_bytes=known(failure.reserved),
-        pending_bytes=known(failure.pending),
-        unused_bytes=known(failure.unused),
-        largest_free_bytes=known(failure.largest_free),
-        apart_bytes=known(failure.apart),
-        limit_bytes=known(failure.limit),
-        outside_bytes=known(failure.outside),
-        others_bytes=known(failure.others),
-        process_used_bytes=known(failure.process_used),
-        device_free_bytes=known(failure.free),
-        device_total_bytes=known(failure.total),
-        processes=[_Process(n.pid, n.name, known(n.bytes)) for n in failure.neighbours],
+def _held_by(failure: Failure) -> _Holdings:
+    return _Holdings(
+        allocated_bytes=known_or_none(failure.allocated),
+        reserved_bytes=known_or_none(failure.reserved),
+        pending_bytes=known_or_none(failure.pending),
+        unused_bytes=known_or_none(failure.unused),
+        largest_free_bytes=known_or_none(failure.largest_free),
+        apart_bytes=known_or_none(failure.apart),
+        limit_bytes=known_or_none(failure.limit),
+        outside_bytes=known_or_none(failure.outside),
+        others_bytes=known_or_none(failure.others),
+        process_used_bytes=known_or_none(failure.process_used),
+        device_free_bytes=known_or_none(failure.free),
+        device_total_bytes=known_or_none(failure.total),
+        processes=[_Process(n.pid, n.name, known_or_none(n.bytes)) for n in failure.neighbours],
         elsewhere=[_Elsewhere(name, size) for name, size in failure.elsewhere],
     )
 

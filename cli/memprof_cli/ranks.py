@@ -14,7 +14,7 @@ from memprof.ranks.engines import engine
 from memprof.ranks.figures import MEASURES
 from memprof.ranks.merge_findings import Shared
 from memprof.ranks.report import JobReport
-from memprof.ranks.text import heading, how_far, judged, roll_call, spread, sums, who
+from memprof.ranks.text import heading, how_far, roll_call, spread, sums, who, who_was_judged
 from memprof.ranks.workers import Workers
 from memprof.views.sites import short_path
 from memprof_cli.progress import progress
@@ -100,7 +100,7 @@ def _deviations(job: JobReport) -> RenderableType:
 
 
 def _findings(job: JobReport) -> RenderableType:
-    lines: list[RenderableType] = [Text(judged(job), style="bold")]
+    lines: list[RenderableType] = [Text(who_was_judged(job), style="bold")]
     lines += [Padding(_finding(job, one), (0, 0, 0, 2)) for one in job.findings[:_MOST_FINDINGS]]
     more = len(job.findings) - _MOST_FINDINGS
     if more > 0:

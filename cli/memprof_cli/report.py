@@ -16,7 +16,7 @@ from memprof.oom.post_mortem import PostMortem, post_mortems
 from memprof.ranks.files import files_of, gathered, job_report
 from memprof.ranks.report import JobReport
 from memprof.report.summary import Summary, summarize
-from memprof.rules.finding import Found
+from memprof.rules.finding import RuleFinding
 from memprof.rules.ranked_findings import findings
 from memprof.runfile.remote_file import Location, location
 from memprof.trace import Action, Trace
@@ -40,7 +40,7 @@ _WHAT_IF_EVENTS = 50_000
 @dataclass(frozen=True, slots=True, eq=False)
 class _Report:
     examination: Examination
-    findings: tuple[Found, ...]
+    findings: tuple[RuleFinding, ...]
     summary: Summary
 
 

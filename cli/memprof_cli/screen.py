@@ -13,7 +13,7 @@ from rich.text import Text
 
 from memprof.report.device_summary import DeviceFigures, PeakMoment
 from memprof.report.summary import Summary, Verdict
-from memprof.rules.finding import Found
+from memprof.rules.finding import RuleFinding
 from memprof.trace import Phase
 from memprof.units import format_bytes, format_count, format_duration, format_percent
 from memprof.views.owners import NO_MODULE, PHASE_NAMES, UNKNOWN_PHASE
@@ -34,7 +34,7 @@ _NO_PHASE = (UNKNOWN_PHASE, PHASE_NAMES[Phase.OTHER])
 """Phases that say nothing of where a peak was."""
 
 
-def print_summary(summary: Summary, findings: Sequence[Found] = ()) -> None:
+def print_summary(summary: Summary, findings: Sequence[RuleFinding] = ()) -> None:
     """Print one run: verdict, peak, owners, growth and what was not seen."""
     console = terminal(_WIDTH)
     console.print(Text(summary.source, style="dim"))
@@ -166,7 +166,7 @@ def _remarks(device: DeviceFigures, when: str) -> list[str]:
     return lines
 
 
-def _others(findings: Sequence[Found]) -> RenderableType:
+def _others(findings: Sequence[RuleFinding]) -> RenderableType:
     lines: list[Text] = []
     for head, minor, style in (("Also found", False, ""), ("Also seen", True, "dim")):
         some = [finding for finding in findings if finding.minor is minor]
@@ -187,7 +187,7 @@ def _not_seen(texts: Sequence[str]) -> RenderableType:
     return Group(*lines)
 
 
-def print_summaries(reports: Sequence[tuple[Summary, Sequence[Found]]]) -> None:
+def print_summaries(reports: Sequence[tuple[Summary, Sequence[RuleFinding]]]) -> None:
     """Print as JSON: one object for one run, ``{"runs": […]}`` for several, with the findings."""
     records: list[Any] = []
     for summary, findings in reports:

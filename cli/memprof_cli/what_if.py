@@ -21,7 +21,7 @@ from memprof.what_if.changed_run import (
     Row,
     replay,
 )
-from memprof_cli.json_output import StackFrame, known, print_json
+from memprof_cli.json_output import StackFrame, known_or_none, print_json
 from memprof_cli.sources import RECORDING
 from memprof_cli.terminal import terminal
 
@@ -198,7 +198,7 @@ def _failure(oom: OutOfMemory, trace: Trace) -> _OutOfMemory:
 def _step(oom: OutOfMemory, trace: Trace) -> int | None:
     if oom.event < 0:
         return None
-    return known(trace.label(int(trace.events.label[oom.event])).step)
+    return known_or_none(trace.label(int(trace.events.label[oom.event])).step)
 
 
 def _print(console: Console, device: DeviceWhatIf, conclusion: str) -> None:

@@ -9,7 +9,7 @@ import msgspec
 from memprof.chain_description import label
 from memprof.records import Holder, Site
 from memprof.reference_chain import Link
-from memprof.rules.finding import Found, Remedy
+from memprof.rules.finding import Remedy, RuleFinding
 from memprof.rules.floor import is_needed
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Frame
@@ -31,7 +31,7 @@ _KINDS = {
 Lines = set[tuple[str, int]]
 """Source lines, by file, that a card has shown."""
 
-_SHOWN = 30
+_MOST_ROWS = 30
 _REMEDIES = 4
 _FRAMES = 40
 _PATCH_LINES = 200
@@ -45,7 +45,7 @@ class FindingSeries(msgspec.Struct):
     bytes: list[int]
 
 
-def series(findings: Sequence[Found]) -> list[FindingSeries]:
+def series(findings: Sequence[RuleFinding]) -> list[FindingSeries]:
     """The charts of the cards, in their order."""
     return [
         FindingSeries(
@@ -53,18 +53,22 @@ def series(findings: Sequence[Found]) -> list[FindingSeries]:
             finding.series.steps.tolist() if finding.series else [],
             finding.series.bytes.tolist() if finding.series else [],
         )
-        for finding in findings[:_SHOWN]
+        for finding in findings[:_MOST_ROWS]
     ]
 
 
-def cards(findings: Sequence[Found]) -> str:
+def cards(findings: Sequence[RuleFinding]) -> str:
     """One card a finding, best first; nothing where there is none."""
     if not findings:
         return ""
-    cards_html = "".join(_card(finding, number) for number, finding in enumerate(findings[:_SHOWN]))
-    more = len(findings) - _SHOWN
+    cards_html = "".join(
+        _card(finding, number) for number, finding in enumerate(findings[:_MOST_ROWS])
+    )
+    more = len(findings) - _MOST_ROWS
     rest = f'<p class="hint">and {format_count(more)} more: see --json</p>' if more > 0 else ""
-    about = fix_pages(r.fix for finding in findings[:_SHOWN] for r in finding.remedies[:_REMEDIES])
+    about = fix_pages(
+        r.fix for finding in findings[:_MOST_ROWS] for r in finding.remedies[:_REMEDIES]
+    )
     return (
         f'<section class="findings" aria-label="Findings"><h2>Findings</h2>'
         f"{cards_html}{rest}{about}"
@@ -72,17 +76,17 @@ def cards(findings: Sequence[Found]) -> str:
     )
 
 
-def _word(finding: Found) -> str:
+def _word(finding: RuleFinding) -> str:
     if is_needed(finding):
         return "Largest part"
     return "Also seen" if finding.minor else _KINDS[finding.kind.value]
 
 
-def _class(finding: Found) -> str:
+def _class(finding: RuleFinding) -> str:
     return "seen" if finding.minor or is_needed(finding) else finding.kind.value
 
 
-def _card(finding: Found, number: int) -> str:
+def _card(finding: RuleFinding, number: int) -> str:
     places = {(finding.site.filename, finding.site.line)}
     chart = (
         f'<div class="spark" data-finding="{number}"></div>'
@@ -98,7 +102,7 @@ def _card(finding: Found, number: int) -> str:
     )
 
 
-def _weight(finding: Found) -> str:
+def _weight(finding: RuleFinding) -> str:
     facts = []
     if finding.bytes_per_step:
         facts.append(f"<b>{format_bytes(finding.bytes_per_step)}</b> per step")
@@ -156,7 +160,7 @@ def _frame(frame: Frame) -> str:
 # -- who -------------------------------------------------------------------------------------------
 
 
-def _holders(finding: Found, places: Lines) -> str:
+def _holders(finding: RuleFinding, places: Lines) -> str:
     if not finding.holders:
         return ""
     items = "".join(_holder(holder, places) for holder in finding.holders[:5])
@@ -199,7 +203,7 @@ def _link(link: Link) -> str:
 # -- what to do ------------------------------------------------------------------------------------
 
 
-def _remedies(finding: Found, places: Lines) -> str:
+def _remedies(finding: RuleFinding, places: Lines) -> str:
     if not finding.remedies:
         return ""
     often = " per step" if finding.bytes_per_step else ""

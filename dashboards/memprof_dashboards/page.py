@@ -9,7 +9,7 @@ import msgspec
 
 from memprof.oom.post_mortem import PostMortem
 from memprof.report.summary import Summary, summarize
-from memprof.rules.finding import Found
+from memprof.rules.finding import RuleFinding
 from memprof.run import Run
 from memprof.trace import Category, Phase, Tables
 from memprof.views.examination import Examination, examine
@@ -40,7 +40,7 @@ class Reported:
 
     examination: Examination
     summary: Summary
-    findings: Sequence[Found] = ()
+    findings: Sequence[RuleFinding] = ()
     what_if: Sequence[DeviceWhatIf] = ()
     """Replays under other configurations, where they were asked for."""
     post_mortems: Sequence[PostMortem] = ()

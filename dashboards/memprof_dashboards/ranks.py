@@ -9,7 +9,7 @@ import msgspec
 from memprof.ranks.figures import MEASURES, Spread
 from memprof.ranks.merge_findings import Shared
 from memprof.ranks.report import JobReport
-from memprof.ranks.text import heading, how_far, judged, roll_call, spread, sums, who
+from memprof.ranks.text import heading, how_far, roll_call, spread, sums, who, who_was_judged
 from memprof.views.sites import short_path
 from memprof_dashboards import assets
 from memprof_dashboards.shell import saved, shell
@@ -167,8 +167,10 @@ def _deviations(job: JobReport) -> str:
 def _findings(job: JobReport) -> str:
     rows = "".join(_finding(job, one) for one in job.findings)
     if not rows:
-        return f'<section class="unseen"><p>{escaped(judged(job), 800)}</p></section>'
-    return _table("Findings", escaped(judged(job), 800), ("What", "Where", "On", "Fix"), rows)
+        return f'<section class="unseen"><p>{escaped(who_was_judged(job), 800)}</p></section>'
+    return _table(
+        "Findings", escaped(who_was_judged(job), 800), ("What", "Where", "On", "Fix"), rows
+    )
 
 
 def _finding(job: JobReport, one: Shared) -> str:

@@ -95,7 +95,7 @@ def _whole_segments(trace: Trace, event: int) -> Segments:
     lives = lifetimes(
         replace(
             trace,
-            events=replace(segment_events, action=action, taken=segment_events.size),
+            events=replace(segment_events, action=action, block_size=segment_events.size),
             start=_as_blocks(trace.start),
             end=_as_blocks(trace.end),
             settings={},

@@ -238,13 +238,13 @@ def _handler(server: PageServer) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             """The page, or the events that keep its strip up to date."""
-            asked = urlsplit(self.path)
-            token = parse_qs(asked.query).get("token", [""])[0]
+            url = urlsplit(self.path)
+            token = parse_qs(url.query).get("token", [""])[0]
             if not server.allows(self.headers.get("Host", ""), token):
                 self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"the address lacks its token\n")
-            elif asked.path == "/":
+            elif url.path == "/":
                 self._answer(HTTPStatus.OK, "text/html; charset=utf-8", server.html())
-            elif asked.path == "/events":
+            elif url.path == "/events":
                 self._events()
             else:
                 self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"there is only /\n")
@@ -268,13 +268,13 @@ def _handler(server: PageServer) -> type[BaseHTTPRequestHandler]:
                 for name, value in _HEADERS.items():
                     self.send_header(name, value)
                 self.end_headers()
-                told = b""
+                last_sent = b""
                 while True:
                     now = server.now()
                     # A line that says nothing shows whether anybody still listens.
-                    self.wfile.write(b"data: " + now + b"\n\n" if now != told else b":\n\n")
+                    self.wfile.write(b"data: " + now + b"\n\n" if now != last_sent else b":\n\n")
                     self.wfile.flush()
-                    told = now
+                    last_sent = now
                     if not server.wait():
                         return
             finally:

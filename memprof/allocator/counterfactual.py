@@ -55,13 +55,13 @@ class Changes:
     """``ALLOC`` events whose memory would have been freed earlier than it was, …"""
     freed_after: npt.NDArray[np.int64] = field(default_factory=_no_rows)
     """… each right after this event."""
-    gone: npt.NDArray[np.int64] = field(default_factory=_no_rows)
+    freed_initial: npt.NDArray[np.int64] = field(default_factory=_no_rows)
     """Addresses of blocks that were live when the trace began and would have been freed, …"""
-    gone_after: npt.NDArray[np.int64] = field(default_factory=_no_rows)
+    freed_initial_after: npt.NDArray[np.int64] = field(default_factory=_no_rows)
     """… each right after this event; where left out (or -1), before the trace began."""
 
     def __bool__(self) -> bool:
-        return bool(len(self.never) or len(self.freed) or len(self.gone))
+        return bool(len(self.never) or len(self.freed) or len(self.freed_initial))
 
 
 NOTHING_CHANGED = Changes()
@@ -114,7 +114,7 @@ class ReplayedTrace:
     """It, with the state it began in and the bytes that each allocation took.
 
     Sizes that only a replay can tell (blocks with a remainder too small to split off) are in
-    ``events.taken``; 0 stays where the model could not follow the recording.
+    ``events.block_size``; 0 stays where the model could not follow the recording.
     """
     workload: Workload
     failed: FailedRequest | None
@@ -126,9 +126,9 @@ def replayed_trace(trace_of_file: Trace) -> ReplayedTrace:
     settings = inferred_settings(trace_of_file)
     begin, rule, guide = retold(trace_of_file, settings)
     sizes = np.zeros(len(trace_of_file.events), dtype=np.int64)
-    sizes[trace_of_file.events.action == Action.ALLOC] = guide.taken
+    sizes[trace_of_file.events.action == Action.ALLOC] = guide.block_sizes
     trace = replace(
-        trace_of_file, start=begin.state, events=replace(trace_of_file.events, taken=sizes)
+        trace_of_file, start=begin.state, events=replace(trace_of_file.events, block_size=sizes)
     )
     workload = _workload(trace, begin, settings, rule, guide)
     last = guide.last_refusal
@@ -213,8 +213,10 @@ class _Player:
         self.notes: list[str] = []
         self.oom: OutOfMemory | None = None
         self.stacks = Stacks(workload.events.stack, workload.start.blocks.stack)
-        at_once = changes.gone_after < 0 if len(changes.gone_after) else slice(None)
-        self.gone = set(changes.gone[at_once].tolist())
+        at_once = (
+            changes.freed_initial_after < 0 if len(changes.freed_initial_after) else slice(None)
+        )
+        self.freed_initial = set(changes.freed_initial[at_once].tolist())
         self.live: dict[int, Block] = {}
         """Blocks by the address that the recording knows them under."""
         self.allocator = self._start(afresh)
@@ -264,7 +266,7 @@ class _Player:
         allocator = self._new_allocator()
         restore(allocator, workload.start, workload.first_pages)
         self.live = dict(allocator.live)
-        for address in self.gone & set(self.live):
+        for address in self.freed_initial & set(self.live):
             allocator.complete_free(address)
             del self.live[address]
         if allocator.reserved > self.capacity:
@@ -278,7 +280,7 @@ class _Player:
         self.live = {}
         for row in np.flatnonzero(blocks.state != BlockState.INACTIVE).tolist():
             address, segment = int(blocks.address[row]), int(blocks.segment[row])
-            if address in self.gone:
+            if address in self.freed_initial:
                 continue
             stream = int(segments.stream[segment]) if segment >= 0 else 0
             pool = max(int(segments.pool[segment]), 0) if segment >= 0 else 0
@@ -320,7 +322,9 @@ class _Player:
         rows, after = changes.freed.tolist(), changes.freed_after.tolist()
         for row, address, event in zip(rows, addresses, after, strict=True):
             early.setdefault(max(event, row) + 1, []).append((address, row))
-        for address, event in zip(changes.gone.tolist(), changes.gone_after.tolist(), strict=False):
+        for address, event in zip(
+            changes.freed_initial.tolist(), changes.freed_initial_after.tolist(), strict=False
+        ):
             if event >= 0:
                 early.setdefault(event + 1, []).append((address, _OF_THE_START))
         return early

@@ -64,17 +64,17 @@ class Explanation:
 @dataclass(slots=True)
 class _Run:
     allocator: CachingAllocator
-    left: list[Piece]
+    remaining: list[Piece]
     predicted: int
     causes: list[ReleaseCause]
 
     def match(self, steps: list[release_segments.Step], cause: ReleaseCause) -> bool:
         """Carry the steps out if the run goes on with just these."""
         planned = [(step.action, step.address, step.size) for step in steps]
-        if not planned or self.left[: len(planned)] != planned:
+        if not planned or self.remaining[: len(planned)] != planned:
             return False
         release_segments.carry_out(self.allocator, steps)
-        del self.left[: len(planned)]
+        del self.remaining[: len(planned)]
         self.predicted += len(planned)
         self.causes.append(cause)
         return True
@@ -98,13 +98,13 @@ def explain(
         for steps in list(release_segments.garbage_rounds(allocator)):
             if not run.match(steps, ReleaseCause.COLLECTION):
                 break
-    if waiting is not None and run.left:
+    if waiting is not None and run.remaining:
         run.match(release_segments.available_plan(allocator, *waiting)[0], ReleaseCause.OVERSIZE)
-    while run.left and _match_cached(run):
+    while run.remaining and _match_cached(run):
         pass
-    if run.left and from_start and _match_unordered(run):
+    if run.remaining and from_start and _match_unordered(run):
         return Explanation(run.predicted, tuple(run.causes), pools)
-    if run.left:
+    if run.remaining:
         run.predicted += _apply_recorded(run)
         aged = allocator.settings.gc_threshold > 0 and from_start
         run.causes.append(ReleaseCause.AGE if aged else ReleaseCause.UNKNOWN)
@@ -112,7 +112,7 @@ def explain(
 
 
 def _match_cached(run: _Run) -> bool:
-    private = _private_pools(run.allocator, run.left)
+    private = _private_pools(run.allocator, run.remaining)
     if run.match(release_segments.cached_plan(run.allocator, private=private), ReleaseCause.CACHE):
         return True
     return any(
@@ -125,13 +125,13 @@ def _match_unordered(run: _Run) -> bool:
     """Whether only the order among equally large segments is off."""
     if run.allocator.tie_break is TieBreak.ADDRESS:
         return False
-    private = _private_pools(run.allocator, run.left)
+    private = _private_pools(run.allocator, run.remaining)
     steps = release_segments.cached_plan(run.allocator, private=private)
     planned = [(step.action, step.address, step.size) for step in steps]
-    sizes = [piece[2] for piece in planned] == [piece[2] for piece in run.left]
-    if not sizes or sorted(planned) != sorted(run.left):
+    sizes = [piece[2] for piece in planned] == [piece[2] for piece in run.remaining]
+    if not sizes or sorted(planned) != sorted(run.remaining):
         return False
-    run.predicted += sum(a == b for a, b in zip(planned, run.left, strict=True))
+    run.predicted += sum(a == b for a, b in zip(planned, run.remaining, strict=True))
     release_segments.carry_out(run.allocator, steps)
     run.causes.append(ReleaseCause.ORDER)
     return True
@@ -150,13 +150,13 @@ def _private_pools(allocator: CachingAllocator, pieces: list[Piece]) -> list[int
 def _apply_recorded(run: _Run) -> int:
     """Give back what was recorded though no rule explains it; how many the model had in place."""
     planned = release_segments.cached_plan(
-        run.allocator, private=_private_pools(run.allocator, run.left)
+        run.allocator, private=_private_pools(run.allocator, run.remaining)
     )
     agreed = sum(
         (step.action, step.address, step.size) == piece
-        for step, piece in zip(planned, run.left, strict=False)
+        for step, piece in zip(planned, run.remaining, strict=False)
     )
-    for piece in run.left:
+    for piece in run.remaining:
         _give_back(run.allocator, piece)
     return agreed
 

@@ -95,7 +95,7 @@ class Guide:
         """The first request that failed in the recording."""
         self.predicted: list[int] = []
         """Address predicted for each ``ALLOC`` so far; `NOT_RECORDED` where the model had none."""
-        self.taken: list[int] = []
+        self.block_sizes: list[int] = []
         """Bytes of the block that each got; 0 where the model could not follow."""
         self.doubts: dict[int, Doubt] = {}
         self.new_segments = self.new_segments_predicted = 0
@@ -139,7 +139,7 @@ class Guide:
         stop = len(self._actions) if to is None else to
         actions, addresses, sizes = self._calls, self._addresses, self._sizes
         streams, pools, queue = self._streams, self.pools, self._queue
-        predicted, block_sizes = self.predicted, self.taken
+        predicted, block_sizes = self.predicted, self.block_sizes
         allocator, completed, requested = self.allocator, self._completions, self._requested
         malloc, free = allocator.malloc_cached, allocator.complete_free
         request_free = allocator.request_free
@@ -181,18 +181,18 @@ class Guide:
         if block is None and (self._queue or arena.expandable):
             block = self._new_memory(row, arena, size) or self._new_view(row, arena, size)
             if block is not None and block.address == address:
-                self.taken.append(block.size)
+                self.block_sizes.append(block.size)
                 self.watch.note(row, self.allocator)
                 return address
         predicted = NOT_RECORDED if block is None else block.address
         choice = None if block is None else self._take_back(block)
         self._add_recorded(arena)
-        actual = None if self.lost else free_block_at(self.allocator, address, size)
+        actual = None if self.is_lost else free_block_at(self.allocator, address, size)
         self.doubts[row] = self._doubt(row, choice, actual, size)
         if actual is not None:
             block = self.allocator.carve(actual, address)
             block = self.allocator.take(block, size, self._sizes[row], row)
-        self.taken.append(0 if actual is None or block is None else block.size)
+        self.block_sizes.append(0 if actual is None or block is None else block.size)
         self.watch.note(row, self.allocator)
         return predicted
 
@@ -386,7 +386,7 @@ class Guide:
         self._run_end = last
 
     @property
-    def lost(self) -> bool:
+    def is_lost(self) -> bool:
         """Whether most of many answers were wrong: then nothing is put right any more."""
         return len(self.doubts) > _GIVE_UP and 2 * len(self.doubts) > len(self.predicted)
 

@@ -78,7 +78,7 @@ class _Rewritten:
 
     actions: list[int]
     addresses: list[int]
-    taken: list[int]
+    block_sizes: list[int]
     before: list[int] = field(default_factory=list)
     source: list[int] = field(default_factory=list)
     action: list[int] = field(default_factory=list)
@@ -105,12 +105,12 @@ class _Rewritten:
                 (self.actions, self.action),
                 (self.addresses, self.address),
                 (events.size, self.size),
-                (self.taken, [0] * len(self.size)),
+                (self.block_sizes, [0] * len(self.size)),
             )
         )
         action, address, size, sizes = columns
         return replace(
-            result, action=action, address=address, size=size, taken=sizes, category=category
+            result, action=action, address=address, size=size, block_size=sizes, category=category
         )
 
     def _is_added(self, length: int) -> npt.NDArray[np.bool_]:
@@ -125,7 +125,7 @@ def _merge(
 
 def _run(allocator: CachingAllocator, events: Events, live: dict[int, Block]) -> _Rewritten:
     out = _Rewritten(events.action.tolist(), events.address.tolist(), [0] * len(events))
-    actions, addresses, sizes = out.actions, out.addresses, out.taken
+    actions, addresses, sizes = out.actions, out.addresses, out.block_sizes
     columns = zip(events.size.tolist(), events.stream.tolist(), events.pool.tolist(), strict=True)
     completed = _completed_later(events)
     malloc, free, log = allocator.malloc, allocator.free, allocator.log

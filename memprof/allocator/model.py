@@ -258,7 +258,7 @@ class CachingAllocator:
         block.address += size
         block.size -= size
         block.key = key = block.size << SIZE_SHIFT | block.tie | block.address
-        block.born = arena.clock[0]
+        block.gc_count_base = arena.clock[0]
         index = bisect_left(arena.keys, key)
         arena.keys.insert(index, key)
         arena.blocks.insert(index, block)
@@ -342,7 +342,7 @@ class CachingAllocator:
         block.state = FREE
         block.requested = 0
         block.key = key = block.size << SIZE_SHIFT | block.tie | block.address
-        block.born = arena.clock[0]
+        block.gc_count_base = arena.clock[0]
         index = bisect_left(keys, key)
         keys.insert(index, key)
         blocks.insert(index, block)

@@ -55,8 +55,8 @@ class Block:
     __slots__ = (
         "address",
         "arena",
-        "born",
         "extent",
+        "gc_count_base",
         "key",
         "next",
         "owner",
@@ -80,7 +80,7 @@ class Block:
         self.key = 0
         self.requested = 0
         self.owner = -1
-        self.born = 0
+        self.gc_count_base = 0
 
     def whole_segment(self) -> bool:
         """Whether the block is all of a segment that could go back to the driver."""
@@ -136,7 +136,7 @@ class Arena:
         self.keys.insert(index, key)
         self.blocks.insert(index, block)
         block.key = key
-        block.born = self.clock[0]
+        block.gc_count_base = self.clock[0]
 
     def remove(self, block: Block) -> None:
         """Take a block out of the free list."""

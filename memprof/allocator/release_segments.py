@@ -142,7 +142,7 @@ def garbage_rounds(allocator: CachingAllocator) -> Iterator[list[Step]]:
     arenas = _pool_arenas(allocator, 0, small=False)
     now = arenas[0].clock[0] if arenas else 0
     unsplit = [b for a in arenas for b in a.blocks if b.prev is None and b.next is None]
-    ages = {id(b): now - b.born for b in unsplit}
+    ages = {id(b): now - b.gc_count_base for b in unsplit}
     total, count = sum(ages.values()), len(unsplit)
     while count > 0:
         mean = total / count

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from memprof.errors import MissingError
 
-__all__ = ["folders", "make_private", "named", "socket_name"]
+__all__ = ["folders", "make_private", "short_path", "socket_name"]
 
 
 def folders(environment: Mapping[str, str], user_id: int) -> list[Path]:
@@ -19,9 +19,9 @@ def folders(environment: Mapping[str, str], user_id: int) -> list[Path]:
     ``environment`` is that of the process whose socket it is.
     """
     runtime = environment.get("XDG_RUNTIME_DIR")
-    found = [Path(runtime, "memprof")] if runtime else []
+    runtime_folders = [Path(runtime, "memprof")] if runtime else []
     temporary = environment.get("TMPDIR") or "/tmp"  # noqa: S108 - the folder below it is private
-    return [*found, Path(temporary, f"memprof-{user_id}")]
+    return [*runtime_folders, Path(temporary, f"memprof-{user_id}")]
 
 
 def socket_name(pid: int) -> str:
@@ -37,16 +37,16 @@ def make_private(folder: Path) -> None:
     """
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError as error:
         raise MissingError(f"{folder} cannot be made: {error.strerror}") from error
-    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
-    if not is_own or stat.S_IMODE(found.st_mode) & 0o077:
+    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    if not is_own or stat.S_IMODE(status.st_mode) & 0o077:
         raise MissingError(f"{folder} is open to others, or is not yours", "remove it")
 
 
 @contextmanager
-def named(folder: Path, name: str) -> Iterator[str]:
+def short_path(folder: Path, name: str) -> Iterator[str]:
     """A short path to a file in a folder: a socket's address has room for some hundred bytes."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from memprof.attach.address import folders, named, socket_name
+from memprof.attach.address import folders, short_path, socket_name
 from memprof.attach.processes import Process
 from memprof.attach.server import MOST_BYTES, peer
 from memprof.errors import MemprofError, MissingError
@@ -44,7 +44,7 @@ def connected(process: Process) -> socket.socket | None:
 def _connected(folder: Path, name: str) -> socket.socket | None:
     connection = socket.socket(socket.AF_UNIX)
     try:
-        with named(folder, name) as address:
+        with short_path(folder, name) as address:
             connection.connect(address)
     except OSError:  # no such file, or nobody listens any more
         connection.close()

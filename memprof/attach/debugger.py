@@ -49,23 +49,23 @@ def locate_debugger() -> str:
     Raises:
         MissingError: there is none.
     """
-    found = shutil.which("gdb")
-    if found is None:
+    path = shutil.which("gdb")
+    if path is None:
         raise MissingError(
             "there is no gdb, by which a Python before 3.14 is entered",
             "install it (Debian: apt install gdb), or start the job with MEMPROF=standby",
         )
-    return found
+    return path
 
 
 def free_page(process: Process) -> int:
     """An address at which a page is free in a process's memory, with free ones around it."""
-    taken = [
+    occupied_ranges = [
         tuple(int(number, 16) for number in line.split(maxsplit=1)[0].split(b"-"))
         for line in (process.maps or b"").splitlines()
     ]
     distance, end = 16 * PAGE_BYTES, _LOWEST
-    for start, stop in sorted(taken):
+    for start, stop in sorted(occupied_ranges):
         if start - end >= 3 * distance and end < _HIGHEST:
             break
         end = max(end, stop)

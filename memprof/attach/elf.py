@@ -26,38 +26,38 @@ def addresses(process: Process, names: Iterable[str]) -> dict[str, int]:
     Raises:
         MissingError: one is in no file that may have it, or the memory differs from the file.
     """
-    wanted = set(names)
-    found: dict[str, int] = {}
+    required = set(names)
+    addresses_by_name: dict[str, int] = {}
     starts: dict[str, list[MappedFile]] = {}
     for file in process.mapped_files():
         if _may_have(Path(file.path), process):
             starts.setdefault(file.path, []).append(file)
     for path, parts in starts.items():
         content = _content(process, path, parts[0])
-        for name, value in exported(content, wanted - {*found}).items():
+        for name, value in exported(content, required - {*addresses_by_name}).items():
             at, offset = _in_memory(content, value, parts)
-            if at and _read(process, at) == content[offset : offset + _PROOF_BYTES]:
-                found[name] = at
-    missing = sorted(wanted - {*found})
+            if at and _read_memory(process, at) == content[offset : offset + _PROOF_BYTES]:
+                addresses_by_name[name] = at
+    missing = sorted(required - {*addresses_by_name})
     if missing:
         raise MissingError(
             f"{', '.join(missing)} cannot be found in process {process.pid}",
             "its Python or its C library is of a kind that memprof does not know",
         )
-    return found
+    return addresses_by_name
 
 
 def exported(content: bytes, names: set[str]) -> dict[str, int]:
     """The values of functions that a 64-bit ELF file exports."""
     if content[:6] != b"\x7fELF\x02\x01":
         return {}
-    found: dict[str, int] = {}
+    values: dict[str, int] = {}
     (at,) = struct.unpack_from("<Q", content, 40)
     size, count = struct.unpack_from("<HH", content, 58)
     headers = [struct.unpack_from("<IIQQQQIIQQ", content, at + size * n) for n in range(count)]
-    wanted = {name.encode(): name for name in names}
+    name_by_bytes = {name.encode(): name for name in names}
     for header in headers:
-        if header[1] != _DYNSYM or not wanted:
+        if header[1] != _DYNSYM or not name_by_bytes:
             continue
         strings = headers[header[6]][4]
         for row in range(header[4], header[4] + header[5], 24):
@@ -66,9 +66,9 @@ def exported(content: bytes, names: set[str]) -> dict[str, int]:
                 continue
             begin = strings + text
             name = content[begin : content.index(b"\0", begin)]
-            if name in wanted:
-                found[wanted[name]] = value
-    return found
+            if name in name_by_bytes:
+                values[name_by_bytes[name]] = value
+    return values
 
 
 def _may_have(path: Path, process: Process) -> bool:
@@ -84,8 +84,8 @@ def _may_have(path: Path, process: Process) -> bool:
 def _content(process: Process, path: str, part: MappedFile) -> bytes:
     file = process.root / path.lstrip("/")
     try:
-        found = file.stat()
-        is_same = found.st_ino == part.inode and not path.endswith(" (deleted)")
+        status = file.stat()
+        is_same = status.st_ino == part.inode and not path.endswith(" (deleted)")
         if is_same:
             return file.read_bytes()
     except OSError as error:
@@ -113,7 +113,7 @@ def _in_memory(content: bytes, value: int, parts: list[MappedFile]) -> tuple[int
     return 0, 0
 
 
-def _read(process: Process, address: int) -> bytes:
+def _read_memory(process: Process, address: int) -> bytes:
     descriptor = os.open(process.proc / "mem", os.O_RDONLY)
     try:
         return os.pread(descriptor, _PROOF_BYTES, address)

@@ -55,12 +55,12 @@ def enter(
         _check_allowed(process, inject_allowed=inject_allowed)
         locate_debugger()
     page = free_page(process) if by_debugger else 0
-    asked: dict[str, Any] = {"version": __version__, "lent": lent}
+    parameters: dict[str, Any] = {"version": __version__, "lent": lent}
     if page:
-        asked["page"] = [page, PAGE_BYTES]
+        parameters["page"] = [page, PAGE_BYTES]
     with _folder(process) as folder:
         request, entry = folder / "request", folder / "entry.py"
-        request.write_text(json.dumps(asked), encoding="utf-8")
+        request.write_text(json.dumps(parameters), encoding="utf-8")
         shutil.copyfile(Path(__file__).with_name("entry.py"), entry)
         command = _COMMAND.format(entry=str(entry), request=str(request))
         script = folder / "command.py"

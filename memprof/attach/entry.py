@@ -38,14 +38,14 @@ class Lent:
 
 def enter(request: str) -> None:
     """Do what the file ``request`` says, and write beside it how it went; raises nothing."""
-    taken = Path(f"{request}.taken")
+    own_path = Path(f"{request}.taken")
     try:
-        Path(request).rename(taken)
+        Path(request).rename(own_path)
     except OSError:  # withdrawn
         return
     interrupted = False
     try:
-        result = _opened(json.loads(taken.read_text(encoding="utf-8")))
+        result = _opened(json.loads(own_path.read_text(encoding="utf-8")))
     except KeyboardInterrupt:  # the program's, which is to get it
         interrupted = True
         result = {"error": "the program was interrupted", "hint": ""}
@@ -64,15 +64,15 @@ def enter(request: str) -> None:
         _thread.interrupt_main()
 
 
-def _opened(asked: dict[str, object]) -> dict[str, str]:
+def _opened(parameters: dict[str, object]) -> dict[str, str]:
     if sys.implementation.name != "cpython" or sys.is_finalizing():
         raise RuntimeError("the process is no CPython, or is ending")
-    lent: dict[str, str] = asked["lent"]  # type: ignore[assignment]
+    lent: dict[str, str] = parameters["lent"]  # type: ignore[assignment]
     loaded = sys.modules.get("memprof")
     version = getattr(loaded, "__version__", "of another kind")
-    if loaded is not None and version != asked["version"]:
+    if loaded is not None and version != parameters["version"]:
         raise RuntimeError(
-            f"the process has loaded memprof {version}, and this is {asked['version']}"
+            f"the process has loaded memprof {version}, and this is {parameters['version']}"
         )
     # memprof itself comes first: of the others the program's own are used where it has them.
     own = Lent({"memprof": lent.pop("memprof")})
@@ -87,7 +87,7 @@ def _opened(asked: dict[str, object]) -> dict[str, str]:
 
     try:
         standby = importlib.import_module("memprof.record.standby")  # as only a job may
-        return {"socket": standby.stand_by_attached(undo, asked.get("page"))}
+        return {"socket": standby.stand_by_attached(undo, parameters.get("page"))}
     except BaseException:
         undo()
         raise

@@ -44,7 +44,7 @@ def list_processes() -> Listing:
     Raises:
         MissingError: this system has no /proc.
     """
-    found, unread = of_torch()
+    processes, unreadable = of_torch()
     used, has_driver = _used()
     rows = [
         ListedProcess(
@@ -57,9 +57,9 @@ def list_processes() -> Listing:
             device_bytes=used.get(process.pid, 0) if has_driver else None,
             status=status(process),
         )
-        for process in found
+        for process in processes
     ]
-    return Listing(tuple(rows), unread, has_driver)
+    return Listing(tuple(rows), unreadable, has_driver)
 
 
 def _used() -> tuple[dict[int, int | None], bool]:

@@ -87,11 +87,11 @@ class Process:
     def mapped_files(self) -> Iterator[MappedFile]:
         """Every stretch of a file in its memory."""
         for line in (self.maps or b"").splitlines():
-            found = _MAP.fullmatch(line)
-            if found is not None and found[8].startswith(b"/"):
-                start, end, offset, major, minor = (int(found[n], 16) for n in (1, 2, 4, 5, 6))
-                path = os.fsdecode(found[8])
-                yield MappedFile(start, end, offset, (major, minor), int(found[7]), path)
+            match = _MAP.fullmatch(line)
+            if match is not None and match[8].startswith(b"/"):
+                start, end, offset, major, minor = (int(match[n], 16) for n in (1, 2, 4, 5, 6))
+                path = os.fsdecode(match[8])
+                yield MappedFile(start, end, offset, (major, minor), int(match[7]), path)
 
     @property
     def has_torch(self) -> bool:
@@ -101,14 +101,14 @@ class Process:
     @cached_property
     def python(self) -> tuple[int, int] | None:
         """The version of its Python, as torch's own extension names it; None without torch."""
-        found = _EXTENSION.search(self.maps or b"")
-        return (int(found[1]), int(found[2])) if found is not None else None
+        match = _EXTENSION.search(self.maps or b"")
+        return (int(match[1]), int(match[2])) if match is not None else None
 
     @property
     def is_free_threaded(self) -> bool:
         """Whether its Python has no global lock."""
-        found = _EXTENSION.search(self.maps or b"")
-        return found is not None and bool(found[3])
+        match = _EXTENSION.search(self.maps or b"")
+        return match is not None and bool(match[3])
 
     @cached_property
     def site_packages(self) -> str:
@@ -121,8 +121,8 @@ class Process:
         """The version of its torch; empty where it is not known."""
         file = self.root / self.site_packages.lstrip("/") / "torch" / "version.py"
         with suppress(OSError, UnicodeDecodeError):
-            found = _VERSION.search(file.read_text(encoding="utf-8"))
-            return found[1] if found is not None else ""
+            match = _VERSION.search(file.read_text(encoding="utf-8"))
+            return match[1] if match is not None else ""
         return ""
 
     def is_elsewhere(self, namespace: str) -> bool:
@@ -181,7 +181,7 @@ def _booted_s() -> float:
 
 def of_torch() -> tuple[list[Process], int]:
     """The processes that have loaded torch, and how many could not be looked at."""
-    found, unread = [], 0
+    processes, unreadable = [], 0
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit() or int(folder.name) == os.getpid():
             continue
@@ -190,7 +190,7 @@ def of_torch() -> tuple[list[Process], int]:
         except (MissingError, ValueError, IndexError):  # it ended meanwhile
             continue
         if process.maps is None:
-            unread += process.state != "Z"
+            unreadable += process.state != "Z"
         elif process.has_torch:
-            found.append(process)
-    return sorted(found, key=lambda one: one.pid), unread
+            processes.append(process)
+    return sorted(processes, key=lambda one: one.pid), unreadable

@@ -36,13 +36,13 @@ def begin(
         MemprofError: it is refused, or cannot be done in time; nothing is left in the process then.
     """
     process, began_s = read_process(pid), time.monotonic()
-    asked = {**request, "request": "start"}
-    answer = ask(process, asked, timeout_s, waits)
+    start_request = {**request, "request": "start"}
+    answer = ask(process, start_request, timeout_s, waits)
     if answer is None:
         enter(process, inject_allowed=inject, timeout_s=timeout_s, waits=waits)
         left_s = max(1.0, timeout_s - (time.monotonic() - began_s))
         try:
-            answer = ask(process, asked, left_s, waits)
+            answer = ask(process, start_request, left_s, waits)
         except BaseException:
             _leave(process)
             raise

@@ -27,7 +27,7 @@ def run_script(process: Process, script: Path) -> None:
     Raises:
         MissingError: it is refused; the hint says why.
     """
-    failure = _asked(process, str(script))
+    failure = _run_script(process, str(script))
     if failure:
         raise MissingError(
             f"sys.remote_exec refuses process {process.pid}: {failure}",
@@ -38,10 +38,10 @@ def run_script(process: Process, script: Path) -> None:
 
 def replace_script(process: Process) -> None:
     """Withdraw a file that has not been run yet: the process finds an empty one in its place."""
-    _asked(process, os.devnull)
+    _run_script(process, os.devnull)
 
 
-def _asked(process: Process, script: str) -> str:
+def _run_script(process: Process, script: str) -> str:
     """What went wrong; empty if nothing did."""
     if sys.version_info[:2] == process.python and hasattr(sys, "remote_exec"):
         try:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from memprof.attach.address import folders, make_private, named, socket_name
+from memprof.attach.address import folders, make_private, short_path, socket_name
 from memprof.errors import MemprofError, MissingError
 
 __all__ = ["MOST_BYTES", "Answers", "RequestServer", "can_serve", "peer"]
@@ -55,8 +55,8 @@ def can_serve() -> bool:
 def peer(connection: socket.socket) -> tuple[int, int]:
     """The process and the user at the other end of a Unix socket, as the kernel says."""
     size = struct.calcsize("3i")
-    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    pid, user_id, _ = struct.unpack("3i", told)
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    pid, user_id, _ = struct.unpack("3i", credentials)
     return pid, user_id
 
 
@@ -170,7 +170,7 @@ def _bound() -> tuple[socket.socket, Path]:
             _remove_stale(folder)
             with suppress(FileNotFoundError):  # of a process of this number that was killed
                 (folder / name).unlink()
-            with named(folder, name) as address:
+            with short_path(folder, name) as address:
                 listener.bind(address)
             (folder / name).chmod(0o600)
             listener.listen(8)
@@ -187,7 +187,7 @@ def _remove_stale(folder: Path) -> None:
     for path in folder.glob("*.sock"):
         if Path("/proc", path.stem).exists():
             continue  # else it may be one of another container that shares the folder
-        with socket.socket(socket.AF_UNIX) as trial, named(folder, path.name) as address:
+        with socket.socket(socket.AF_UNIX) as trial, short_path(folder, path.name) as address:
             try:
                 trial.connect(address)
             except ConnectionRefusedError:

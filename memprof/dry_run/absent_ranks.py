@@ -229,7 +229,7 @@ def _replace_color(module: Any) -> None:
     if tell is None:
         return
 
-    def told(ranks: Sequence[int]) -> None:
+    def tell_sizes(ranks: Sequence[int]) -> None:
         # Versions of torch make colors in one of these ways.
         for color in (module._process_group_color(ranks), color_in_cpp(ranks), ranks[0]):
             tell(ctypes.c_int(color), ctypes.c_int(len(ranks)))
@@ -241,7 +241,7 @@ def _replace_color(module: Any) -> None:
         group_size: int, group_rank: int, global_ranks_in_group: Any, *others: Any, **keywords: Any
     ) -> Any:
         if global_ranks_in_group:
-            told(global_ranks_in_group)
+            tell_sizes(global_ranks_in_group)
         return make(group_size, group_rank, global_ranks_in_group, *others, **keywords)
 
     module._new_process_group_helper = new_process_group_helper
@@ -256,7 +256,7 @@ def _replace_color(module: Any) -> None:
         own = module.get_rank(parent_pg)
         for ranks in split_ranks or ():
             if own in ranks:
-                told(ranks)
+                tell_sizes(ranks)
         return split(parent_pg, split_ranks, *o, **keywords)
 
     module.split_group = split_group

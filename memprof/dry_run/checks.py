@@ -56,10 +56,10 @@ class DistributionChecks:
         answers = (ctypes.c_uint64 * _MOST)(*[1] * _MOST)
 
         @wraps(original)
-        def call(*arguments: Any, **named: Any) -> Any:
+        def call(*arguments: Any, **keywords: Any) -> Any:
             self._assume(answers, _MOST)
             try:
-                return original(*arguments, **named)
+                return original(*arguments, **keywords)
             finally:
                 self._assume(None, 0)
 

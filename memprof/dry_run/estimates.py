@@ -28,7 +28,7 @@ class Estimate:
     what: str
     where: str
     """``train.py:31 in forward``; empty in a thread of autograd."""
-    known: bool
+    is_known: bool
     """There is an estimate; otherwise 0 bytes were counted."""
     bytes: int = 0
     """The largest."""
@@ -38,7 +38,7 @@ class Estimate:
         """In words, for the report."""
         where = self.where or "in the backward pass"
         times = "once" if self.times == 1 else f"{format_count(self.times)} times"
-        if not self.known:
+        if not self.is_known:
             return (
                 f"workspace of {self.what} is not known and {NOT_COUNTED}: asked {times}, {where}"
             )
@@ -75,7 +75,7 @@ class Estimates:
             if estimate is None:
                 if len(self._estimates) >= _MOST_LINES:
                     return
-                estimate = self._estimates[key] = Estimate(*key, known=bool(is_known))
+                estimate = self._estimates[key] = Estimate(*key, is_known=bool(is_known))
             estimate.times += 1
             estimate.bytes = max(estimate.bytes, nbytes)
 

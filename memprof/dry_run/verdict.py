@@ -73,9 +73,9 @@ def how_sure(run: Run) -> str:
 
     The sizes themselves, with their lines, are in the report under "not seen".
     """
-    told = [note.message for note in run.notes if note.source == "dry run"]
-    estimated = sum(message.startswith(ESTIMATE) for message in told)
-    uncounted = sum(NOT_COUNTED in message for message in told)
+    messages = [note.message for note in run.notes if note.source == "dry run"]
+    estimated = sum(message.startswith(ESTIMATE) for message in messages)
+    uncounted = sum(NOT_COUNTED in message for message in messages)
     parts = [
         f"{format_count(number)} {kind}"
         for number, kind in ((estimated, "estimated"), (uncounted, "not counted"))

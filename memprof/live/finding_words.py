@@ -11,7 +11,7 @@ __all__ = ["in_words"]
 def in_words(finding: Finding) -> str:
     """One line; the step it was found in is told beside it."""
     words = {
-        "holders": _kept,
+        "holders": _outlives_step,
         "garbage": _garbage,
         "host_growth": _host_growth,
         "oom": _ran_out,
@@ -20,14 +20,14 @@ def in_words(finding: Finding) -> str:
     return words(finding) if words is not None else finding.finding.replace("_", " ")
 
 
-def _kept(finding: Finding) -> str:
+def _outlives_step(finding: Finding) -> str:
     holder = finding.holders[0] if finding.holders else None
     by = holder.description if holder is not None and holder.is_named else "an unknown holder"
-    return f"{_held(finding)} outlived their step, kept by {by}"
+    return f"{_tensors(finding)} outlived their step, kept by {by}"
 
 
 def _garbage(finding: Finding) -> str:
-    return f"{_held(finding)} were in reference cycles, until the collector freed them"
+    return f"{_tensors(finding)} were in reference cycles, until the collector freed them"
 
 
 def _host_growth(finding: Finding) -> str:
@@ -37,8 +37,8 @@ def _host_growth(finding: Finding) -> str:
 
 
 def _ran_out(finding: Finding) -> str:
-    asked = f" when {format_bytes(finding.bytes)} were asked for" if finding.bytes > 0 else ""
-    return f"{finding.device} ran out of memory{asked}"
+    request = f" when {format_bytes(finding.bytes)} were asked for" if finding.bytes > 0 else ""
+    return f"{finding.device} ran out of memory{request}"
 
 
 def _fills_up(finding: Finding) -> str:
@@ -52,6 +52,6 @@ def _fills_up(finding: Finding) -> str:
     return f"{finding.device} runs out of memory {at} step {format_count(step)}{time}"
 
 
-def _held(finding: Finding) -> str:
+def _tensors(finding: Finding) -> str:
     tensors = "1 tensor" if finding.count == 1 else f"{format_count(finding.count)} tensors"
     return f"{tensors}, {format_bytes(max(finding.bytes, 0))},"

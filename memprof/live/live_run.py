@@ -47,7 +47,7 @@ _MOST_FINDINGS, _MOST_NOTES, _LAST_ROWS = 200, 50, 64
 _MOST_KINDS = 64
 _MOST_LABELS = 1 << 20
 _LATEST = 1 << 62
-_COUNTED = (
+_COUNTERS = (
     *("first", "last", "start_us", "end_us", "allocated", "allocated_max"),
     *("peak_allocated", "reserved", "peak_reserved", "inactive_split"),
     *("retries", "ooms"),
@@ -74,7 +74,7 @@ class StepRow:
     peak: int
     reserved: int
     peak_reserved: int
-    taken: int
+    peak_with_gaps: int
     """The peak, and the gaps that it did not fit into."""
 
 
@@ -161,16 +161,16 @@ class LiveDevice:
             others=0.0 if used is None else max(0.0, used - self._reserved_when_read),
             host_free=min(free, default=-1.0),
         )
-        found = time_to_full(self.device, self._levels(), room)
-        self._full = self._count, found
-        return found
+        estimate = time_to_full(self.device, self._levels(), room)
+        self._full = self._count, estimate
+        return estimate
 
     def trend(self) -> Trend | None:
         """How what is allocated at step ends changed since the warm-up; None with few steps."""
         if self._trend[0] != self._count:
-            known = [(row.last, row.allocated) for row in self.rows if row.last >= WARM_UP]
-            known = [pair for pair in known if pair[1] >= 0]
-            pairs = np.array(known, dtype=np.float64).reshape(-1, 2)
+            points = [(row.last, row.allocated) for row in self.rows if row.last >= WARM_UP]
+            points = [pair for pair in points if pair[1] >= 0]
+            pairs = np.array(points, dtype=np.float64).reshape(-1, 2)
             self._trend = self._count, trend(pairs[:, 0], pairs[:, 1])
         return self._trend[1]
 
@@ -179,7 +179,7 @@ class LiveDevice:
         columns = (
             [row.last for row in rows],
             [row.allocated for row in rows],
-            [row.taken if gaps else max(row.peak, row.allocated) for row in rows],
+            [row.peak_with_gaps if gaps else max(row.peak, row.allocated) for row in rows],
             [row.end_us for row in rows],
         )
         return StepLevels(*(np.array(column, dtype=np.float64) for column in columns))
@@ -196,7 +196,7 @@ def _merged(one: StepRow, other: StepRow) -> StepRow:
         peak=max(one.peak, other.peak),
         reserved=other.reserved,
         peak_reserved=max(one.peak_reserved, other.peak_reserved),
-        taken=max(one.taken, other.taken),
+        peak_with_gaps=max(one.peak_with_gaps, other.peak_with_gaps),
     )
 
 
@@ -243,8 +243,8 @@ class LiveRun:
     @property
     def overhead_us(self) -> int:
         """What recording took so far; -1 where not told yet."""
-        told = self.footer or self.interim
-        return told.overhead_us if told is not None else NOT_RECORDED
+        latest = self.footer or self.interim
+        return latest.overhead_us if latest is not None else NOT_RECORDED
 
     @property
     def main(self) -> LiveDevice | None:
@@ -258,9 +258,9 @@ class LiveRun:
         with self.lock:
             if self.footer is not None:
                 return []
-            found = [one.time_to_full(self.host) for one in self.devices.values()]
-        told = [one for one in found if one is not None]
-        return sorted(told, key=lambda one: (one.left_us, one.steps_left))
+            estimates = [one.time_to_full(self.host) for one in self.devices.values()]
+        finite = [one for one in estimates if one is not None]
+        return sorted(finite, key=lambda one: (one.left_us, one.steps_left))
 
     def add_all(self, records: Iterable[object]) -> int:
         """The records that are new; how many there were."""
@@ -301,7 +301,7 @@ class LiveRun:
     def _add_steps(self, record: StepsRecord) -> None:
         rows, device = record.steps, self._device(record.device)
         length = len(rows.first)
-        columns = {name: integers(getattr(rows, name)) for name in _COUNTED}
+        columns = {name: integers(getattr(rows, name)) for name in _COUNTERS}
         for name, column in columns.items():
             check_range(name, column, NOT_RECORDED, _LATEST)
             if len(column) != length:
@@ -313,7 +313,7 @@ class LiveRun:
             device.add(_step_row(figures))
         device.retries = max(device.retries, int(columns["retries"][-1]))
         device.ooms = max(device.ooms, int(columns["ooms"][-1]))
-        self._seen(int(columns["end_us"][-1]))
+        self._note_time(int(columns["end_us"][-1]))
 
     def _add_readings(self, record: Readings) -> None:
         values = {
@@ -323,7 +323,7 @@ class LiveRun:
             if (value := next((v for v in reversed(column) if v is not None), None)) is not None
         }
         if record.time_us:
-            self._seen(int(record.time_us[-1]))
+            self._note_time(int(record.time_us[-1]))
         if record.device == "host":
             self.host |= values
             return
@@ -343,15 +343,15 @@ class LiveRun:
         device = self._device(record.device)
         size = integers(record.blocks.size)
         category, label = integers(record.blocks.category), integers(record.blocks.label)
-        held = integers(record.blocks.state) == BlockState.ACTIVE_ALLOCATED
+        is_live = integers(record.blocks.state) == BlockState.ACTIVE_ALLOCATED
         check_range("category", category, 0, len(Category))
-        if device is None or not held.any():
+        if device is None or not is_live.any():
             return
-        size, category, label = size[held], category[held], label[held]
+        size, category, label = size[is_live], category[is_live], label[is_live]
         device.categories = _owners(CATEGORY_NAMES, category, size)
         names = self._modules
-        known = np.where((label >= 0) & (label < len(names)), label, 0)
-        rows, back = np.unique(known, return_inverse=True)
+        label_row = np.where((label >= 0) & (label < len(names)), label, 0)
+        rows, back = np.unique(label_row, return_inverse=True)
         distinct = sorted({names[int(row)] or NO_MODULE for row in rows})
         number = {name: n for n, name in enumerate(distinct)}
         of = np.array([number[names[int(row)] or NO_MODULE] for row in rows], dtype=np.int64)
@@ -375,13 +375,13 @@ class LiveRun:
 
     def _add_interim(self, interim: Interim) -> None:
         self.interim = interim
-        self._seen(interim.time_us)
+        self._note_time(interim.time_us)
 
     def _add_footer(self, footer: Footer) -> None:
         self.footer = footer
-        self._seen(footer.ended_us)
+        self._note_time(footer.ended_us)
 
-    def _seen(self, time_us: int) -> None:
+    def _note_time(self, time_us: int) -> None:
         if 0 <= time_us < 1 << 57:
             self.last_us = max(self.last_us, time_us)
 
@@ -413,7 +413,7 @@ def _step_row(figures: dict[str, int]) -> StepRow:
         peak=peak,
         reserved=figures["reserved"],
         peak_reserved=figures["peak_reserved"],
-        taken=most_taken(figures["allocated"], peak, figures["inactive_split"]),
+        peak_with_gaps=most_taken(figures["allocated"], peak, figures["inactive_split"]),
     )
 
 
@@ -421,5 +421,5 @@ def _owners(
     names: list[str] | tuple[str, ...], of: np.ndarray, size: np.ndarray
 ) -> tuple[Owner, ...]:
     sums = np.bincount(of, weights=size, minlength=len(names))
-    found = [Owner(name, int(total)) for name, total in zip(names, sums, strict=False) if total]
-    return tuple(sorted(found, key=lambda one: -one.bytes))
+    owners = [Owner(name, int(total)) for name, total in zip(names, sums, strict=False) if total]
+    return tuple(sorted(owners, key=lambda one: -one.bytes))

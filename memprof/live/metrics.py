@@ -95,10 +95,10 @@ _OVERHEAD = Metric(
     "seconds",
     is_counter=True,
 )
-_SEEN = Metric(
+_LAST_RECORD = Metric(
     "memprof_last_record_timestamp_seconds", "When the job was heard of last.", "seconds"
 )
-_ENDED = Metric("memprof_run_ended", "1 when the run has ended in good order.", "")
+_RUN_ENDED = Metric("memprof_run_ended", "1 when the run has ended in good order.", "")
 _RESIDENT = Metric("memprof_host_resident_bytes", "Resident memory of the process.", "bytes")
 _AVAILABLE = Metric("memprof_host_available_bytes", "Memory that the host has available.", "bytes")
 _LIMIT_FREE = Metric(
@@ -108,7 +108,7 @@ _LIMIT_FREE = Metric(
 METRICS = (
     *(_ALLOCATED, _PEAK, _RESERVED, _PEAK_RESERVED, _CAPACITY, _OUTSIDE, _OTHERS, _OWNED),
     *(_GROWTH, _FULL_S, _FULL_STEPS, _RETRIES, _OOMS, _STEPS, _STEP_S, _FINDINGS, _OVERHEAD),
-    *(_SEEN, _ENDED, _RESIDENT, _AVAILABLE, _LIMIT_FREE),
+    *(_LAST_RECORD, _RUN_ENDED, _RESIDENT, _AVAILABLE, _LIMIT_FREE),
 )
 """All of them, in the order in which they are told."""
 
@@ -117,8 +117,8 @@ def samples(runs: Sequence[LiveRun]) -> Iterator[Sample]:
     """Every value that is known by now; what was not measured is absent."""
     for run in runs:
         with run.lock:
-            found = list(_of_run(run))
-        yield from found
+            values = list(_of_run(run))
+        yield from values
 
 
 def _of_run(run: LiveRun) -> Iterator[Sample]:
@@ -126,7 +126,7 @@ def _of_run(run: LiveRun) -> Iterator[Sample]:
         return
     own = {"file": Path(run.source).name, "rank": str(run.rank) if run.rank >= 0 else ""}
     for device in run.devices.values():
-        yield from _known(_device_values(run, device), own | {"device": device.device})
+        yield from _not_negative(_device_values(run, device), own | {"device": device.device})
         for owner in device.categories:
             labels = own | {"device": device.device, "category": owner.name}
             yield Sample(_OWNED, float(owner.bytes), labels)
@@ -135,13 +135,13 @@ def _of_run(run: LiveRun) -> Iterator[Sample]:
         yield Sample(_FINDINGS, float(count), own | {"finding": name})
     main = run.main
     each_us = main.last.each_us if main is not None and main.last is not None else -1.0
-    yield from _known(
+    yield from _not_negative(
         {
             _STEPS: run.step + 1,
             _STEP_S: each_us / 1e6,
             _OVERHEAD: run.overhead_us / 1e6,
-            _SEEN: run.last_us / 1e6 if run.last_us else -1,
-            _ENDED: int(run.footer is not None and run.footer.status == "ok"),
+            _LAST_RECORD: run.last_us / 1e6 if run.last_us else -1,
+            _RUN_ENDED: int(run.footer is not None and run.footer.status == "ok"),
             _RESIDENT: run.host.get("rss", -1),
             _AVAILABLE: run.host.get("available", -1),
             _LIMIT_FREE: run.host.get("limit_free", -1),
@@ -174,7 +174,7 @@ def _device_values(run: LiveRun, device: LiveDevice) -> dict[Metric, float]:
     return values
 
 
-def _known(values: Mapping[Metric, float], labels: Mapping[str, str]) -> Iterator[Sample]:
+def _not_negative(values: Mapping[Metric, float], labels: Mapping[str, str]) -> Iterator[Sample]:
     for metric, value in values.items():
         if value >= 0:
             yield Sample(metric, float(value), labels)

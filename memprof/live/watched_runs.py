@@ -68,8 +68,8 @@ class WatchedRuns:
         if self._folder is None:
             return
         for pattern in (_RANKED, _ANY) if not self._files else (_RANKED,):
-            found = sorted(file for one in pattern for file in self._folder.glob(one))
-            for file in found:
+            files = sorted(file for one in pattern for file in self._folder.glob(one))
+            for file in files:
                 if file not in self._files and len(self._files) < _MOST_FILES and _is_run(file):
                     self._take(file)
             if self._files:
@@ -106,11 +106,11 @@ def files_of_process(pid: int) -> Sequence[Path]:
     return tuple(dict.fromkeys(files))
 
 
-def _open_files(one: psutil.Process, asked: psutil.Process) -> Sequence[psutil._common.popenfile]:
+def _open_files(one: psutil.Process, target: psutil.Process) -> Sequence[psutil._common.popenfile]:
     try:
         return list(one.open_files())
     except psutil.Error:  # a child that ended, or of another user
-        if one == asked:
+        if one == target:
             raise
         return ()
 

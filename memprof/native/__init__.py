@@ -22,7 +22,7 @@ from types import ModuleType
 
 from memprof.errors import MissingError, SettingsError
 
-__all__ = ["available", "build", "folder", "has_cuda", "is_loaded", "load", "wanted"]
+__all__ = ["available", "build", "folder", "has_cuda", "is_loaded", "is_wanted", "load"]
 
 NAME = "memprof_native"
 _SOURCES = Path(__file__).parent
@@ -32,7 +32,7 @@ _ON, _OFF = ("1", "on", "true", "yes"), ("0", "off", "false", "no")
 _loaded: dict[str, ModuleType] = {}
 
 
-def wanted(setting: bool | None = None) -> bool | None:
+def is_wanted(setting: bool | None = None) -> bool | None:
     """Whether the native part is to be used: True also builds it, None uses what is built.
 
     ``setting`` is what the caller chose; else the variable ``MEMPROF_NATIVE`` decides.

@@ -20,7 +20,7 @@ from memprof.views.sites import NO_SITE, site_name
 __all__ = ["blocks_by_size", "callers"]
 
 _TOP = 8
-_TOLD = 0.5
+_LINES_SUFFICE = 0.5
 """Share of the live bytes whose lines are known, up to which blocks are listed by size as well."""
 _DEEPEST = 6
 """Callers of callers that are looked at to tell lines apart."""
@@ -32,7 +32,7 @@ def blocks_by_size(failure: Failure, alive: npt.NDArray[np.bool_]) -> tuple[Grou
         return ()
     lives = failure.window.lives
     size, has_stack = lives.size[alive], lives.stack[alive] != EMPTY
-    if size[has_stack].sum() > _TOLD * size.sum():
+    if size[has_stack].sum() > _LINES_SUFFICE * size.sum():
         return ()
     sizes, counts = np.unique(size, return_counts=True)
     order = np.argsort(-sizes * counts, kind="stable")[:_TOP]

@@ -116,7 +116,9 @@ def freed(moment: Moment, rows: Ints, after: Ints | None = None) -> Changes:
         last = np.searchsorted(moment.steps, moment.made_in[own], side="right") - 1
     else:
         last = after[in_window]
-    return Changes(freed=lives.alloc[own], freed_after=last, gone=lives.address[rows[~in_window]])
+    return Changes(
+        freed=lives.alloc[own], freed_after=last, freed_initial=lives.address[rows[~in_window]]
+    )
 
 
 def stale_gradients(moment: Moment) -> Ints:

@@ -26,7 +26,7 @@ __all__ = [
     "Measure",
     "RankFigures",
     "Spread",
-    "chosen",
+    "choose_ranks",
     "deviations",
     "footer_of",
     "is_rising",
@@ -300,7 +300,7 @@ def is_rising(rank: RankFigures) -> bool:
     return rate is not None and rate > _SMALLEST_BLOCK and rank.rising > _RISING
 
 
-def chosen(ranks: Sequence[RankFigures], deviating: Sequence[Deviation]) -> dict[int, str]:
+def choose_ranks(ranks: Sequence[RankFigures], deviating: Sequence[Deviation]) -> dict[int, str]:
     """Places of the ranks that stand for all, and why each: whole recordings are dear to judge.
 
     Of up to eight, each; else the first that ran out of memory, the one with the highest peak, the

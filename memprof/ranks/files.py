@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 
 from memprof.errors import MemprofError
-from memprof.ranks.figures import chosen, deviations, rank_rows, spreads
+from memprof.ranks.figures import choose_ranks, deviations, rank_rows, spreads
 from memprof.ranks.group_by_launch import Launch, command_of, gaps, launches
 from memprof.ranks.merge_findings import RankFinding, merged
 from memprof.ranks.rank_tasks import RankFile, judge_rank, read_rank
-from memprof.ranks.report import JobReport, Judged, LeftOut, job_verdict, next_command
+from memprof.ranks.report import JobReport, JudgedRank, LeftOut, job_verdict, next_command
 from memprof.ranks.workers import IN_TURN, Workers
 from memprof.runfile.remote_file import Location, RemoteFile, location
 
@@ -194,10 +194,10 @@ def job_report(
         [one.is_closed for one in recordings],
     )
     deviating = deviations(ranks)
-    reasons = dict.fromkeys(range(len(ranks)), "") if judge_all else chosen(ranks, deviating)
+    reasons = dict.fromkeys(range(len(ranks)), "") if judge_all else choose_ranks(ranks, deviating)
     by_rank, unreadable = _judge({recordings[n].path: n for n in reasons}, workers, roots)
     judged_ranks = tuple(
-        Judged(ranks[n].name, ranks[n].file, why) for n, why in reasons.items() if n in by_rank
+        JudgedRank(ranks[n].name, ranks[n].file, why) for n, why in reasons.items() if n in by_rank
     )
     together = merged({ranks[n].name: ones for n, ones in sorted(by_rank.items())})
     header, launch = recordings[0].header, job.launch

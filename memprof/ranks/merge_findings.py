@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from memprof.chain_description import names_line
 from memprof.records import Site
-from memprof.rules.finding import Found, Kind, Remedy
+from memprof.rules.finding import Kind, Remedy, RuleFinding
 from memprof.rules.group_by_holder import outline
 from memprof.rules.run_rule import RunMatch
 
@@ -50,16 +50,16 @@ class RankFinding:
 
     key: Hashable
     """What it has in common with itself on another rank."""
-    said: Shared
+    finding: Shared
     """Of this rank alone, whose name is not known here."""
 
 
-def of_rank(all_findings: Sequence[Found]) -> tuple[RankFinding, ...]:
+def of_rank(all_findings: Sequence[RuleFinding]) -> tuple[RankFinding, ...]:
     """The findings of one rank without what makes them large; they can be pickled."""
     return tuple(RankFinding(_same(one), _alone(one)) for one in all_findings)
 
 
-def shared(by_rank: Mapping[str, Sequence[Found]]) -> tuple[Shared, ...]:
+def shared(by_rank: Mapping[str, Sequence[RuleFinding]]) -> tuple[Shared, ...]:
     """`merged` from findings as the rules yield them."""
     return merged({name: of_rank(ones) for name, ones in by_rank.items()})
 
@@ -74,7 +74,7 @@ def merged(by_rank: Mapping[str, Sequence[RankFinding]]) -> tuple[Shared, ...]:
     order: dict[Hashable, int] = {}
     for name, ones in by_rank.items():
         for place, one in enumerate(ones):
-            groups[one.key].append((name, one.said))
+            groups[one.key].append((name, one.finding))
             order[one.key] = min(order.get(one.key, place), place)
     by_growth = sorted(
         groups,
@@ -88,7 +88,7 @@ def merged(by_rank: Mapping[str, Sequence[RankFinding]]) -> tuple[Shared, ...]:
     return tuple(_shared(groups[key]) for key in by_growth)
 
 
-def _same(one: Found) -> Hashable:
+def _same(one: RuleFinding) -> Hashable:
     """What it has in common with itself on another rank: not device numbers, sizes or counts."""
     device = one.device.partition(":")[0]
     if one.site.filename:
@@ -108,7 +108,7 @@ def _ranks(ones: Sequence[tuple[str, Shared]]) -> int:
     return len({name for name, _ in ones})
 
 
-def _names_line(one: Found) -> bool:
+def _names_line(one: RuleFinding) -> bool:
     """Whether the title of a finding names its line: some say who holds the tensors."""
     holder = one.holders[0] if one.holders else None
     grows = one.kind in (Kind.LEAK, Kind.CYCLE)
@@ -131,7 +131,7 @@ def _shared(ones: Sequence[tuple[str, Shared]]) -> Shared:
     )
 
 
-def _alone(one: Found) -> Shared:
+def _alone(one: RuleFinding) -> Shared:
     remedy = one.remedies[0] if one.remedies else Remedy("", "")
     return Shared(
         kind=one.kind.value,

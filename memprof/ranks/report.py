@@ -16,7 +16,7 @@ from memprof.views.sites import short_path
 
 __all__ = [
     "JobReport",
-    "Judged",
+    "JudgedRank",
     "LeftOut",
     "format_measure",
     "format_ranks",
@@ -41,7 +41,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedRank:
     """A rank whose whole recording was looked through for findings."""
 
     rank: str
@@ -65,7 +65,7 @@ class JobReport:
     verdict: Verdict
     spreads: tuple[Spread, ...]
     deviations: tuple[Deviation, ...]
-    judged: tuple[Judged, ...]
+    judged: tuple[JudgedRank, ...]
     findings: tuple[Shared, ...]
     ranks: tuple[RankFigures, ...]
     next: str
@@ -135,7 +135,7 @@ def job_verdict(
     ranks: Sequence[RankFigures],
     deviating: Sequence[Deviation],
     findings: Sequence[Shared],
-    judged_ranks: Sequence[Judged],
+    judged_ranks: Sequence[JudgedRank],
 ) -> Verdict:
     """The worst first: memory ran out, something leaks, a rank died, a rank differs, waste."""
     then = f"`{next_command(ranks, deviating, findings)}`"
@@ -228,7 +228,7 @@ def _no_data() -> Verdict:
 
 
 def _verdict_of(
-    level: str, one: Shared, ranks: Sequence[RankFigures], judged_ranks: Sequence[Judged]
+    level: str, one: Shared, ranks: Sequence[RankFigures], judged_ranks: Sequence[JudgedRank]
 ) -> Verdict:
     sentences = []
     if one.site.filename:
@@ -281,7 +281,7 @@ def _title(one: Deviation) -> str:
     return next(measure.title for measure in MEASURES if measure.name == one.measure)
 
 
-def _quiet(ranks: Sequence[RankFigures], judged_ranks: Sequence[Judged], then: str) -> Verdict:
+def _quiet(ranks: Sequence[RankFigures], judged_ranks: Sequence[JudgedRank], then: str) -> Verdict:
     highest = max(ranks, key=lambda rank: rank.peak_allocated_bytes)
     line = f"peak {format_bytes(highest.peak_allocated_bytes)} on {highest.name}; no rank differs"
     rising = _rising(ranks)

@@ -16,7 +16,7 @@ from memprof.ranks.report import (
 )
 from memprof.units import format_bytes, format_count
 
-__all__ = ["heading", "how_far", "judged", "roll_call", "spread", "sums", "who"]
+__all__ = ["heading", "how_far", "roll_call", "spread", "sums", "who", "who_was_judged"]
 
 _MOST_NAMED = 4
 _LONGEST = 100
@@ -100,7 +100,7 @@ def how_far(job: JobReport, one: Deviation) -> str:
     return f"{'up' if one.higher else 'down'} to {value} ({job.ranks[one.rows[0]].name}), {median}"
 
 
-def judged(job: JobReport) -> str:
+def who_was_judged(job: JobReport) -> str:
     """On whom findings were looked for: one that is found on all of three may be on all."""
     outcome = "Found" if job.findings else "Nothing found"
     if len(job.judged) == len(job.ranks):

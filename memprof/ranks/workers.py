@@ -54,7 +54,7 @@ class Workers:
         # Each engine has errors of its own; here all of them mean that nothing can be done there.
         except Exception as error:
             raise MemprofError(
-                f"the workers cannot run memprof: {_said(error)}", install
+                f"the workers cannot run memprof: {_first_line(error)}", install
             ) from error
         if theirs != __version__:
             raise MemprofError(
@@ -127,7 +127,7 @@ class _Submitted(Generic[R]):
                 return
             # Tasks catch their own errors: this is the engine's, of whatever class it has.
             except Exception as lost:  # noqa: BLE001
-                error = _said(lost)
+                error = _first_line(lost)
         for file in self.files:
             yield LeftOut(str(file), f"the worker that had it was lost: {error}")
 
@@ -142,7 +142,7 @@ def _submit(
     try:
         return _Submitted(files, executor.submit(_do, task, files), "")
     except RuntimeError as error:  # a pool of which a process died takes no more
-        return _Submitted(files, None, _said(error))
+        return _Submitted(files, None, _first_line(error))
 
 
 def _do(task: Callable[[Location], R], files: Sequence[Location]) -> list[R | _Failure]:
@@ -160,6 +160,6 @@ def memprof_version() -> str:
     return __version__
 
 
-def _said(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

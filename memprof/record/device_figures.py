@@ -63,7 +63,9 @@ class FiguresByDevice:
                 figures.allocated,
                 each_us,
                 peak=figures.peak_allocated,
-                taken=most_taken(figures.allocated, figures.peak_allocated, figures.inactive_split),
+                peak_with_gaps=most_taken(
+                    figures.allocated, figures.peak_allocated, figures.inactive_split
+                ),
                 end_us=steps.end_us,
             )
 
@@ -77,8 +79,8 @@ class FiguresByDevice:
         peak = self._peaks.get(readings.device)
         if readings.device == "host":
             free = [_last(readings, name) for name in ("available", "limit_free")]
-            known = [value for value in free if value is not None]
-            self._host_free = float(min(known, default=NOT_RECORDED))
+            free_values = [value for value in free if value is not None]
+            self._host_free = float(min(free_values, default=NOT_RECORDED))
         if peak is None or peak.last.reserved < 0:
             return
         own, used = _last(readings, "process_used"), _last(readings, "used")
@@ -98,10 +100,10 @@ class FiguresByDevice:
         """The devices that fill up, as far as is known by now, and when they are full."""
         from memprof.views.time_to_full import capacity, has_gaps, time_to_full
 
-        known = {info.device: info for info in infos}
-        found = {}
+        info_by_device = {info.device: info for info in infos}
+        estimates = {}
         for device, peak in list(self._peaks.items()):
-            info = known.get(device) or DeviceInfo(device)
+            info = info_by_device.get(device) or DeviceInfo(device)
             room = capacity(
                 info,
                 allocated=peak.last.allocated,
@@ -110,8 +112,8 @@ class FiguresByDevice:
             )
             one = time_to_full(device, peak.sample.levels(with_gaps=has_gaps(info)), room)
             if one is not None:
-                found[device] = one
-        return found
+                estimates[device] = one
+        return estimates
 
     @property
     def step_us(self) -> int:

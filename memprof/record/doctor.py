@@ -96,7 +96,7 @@ def _native_part(torch: Any) -> list[Fact]:
         hint = "memprof native builds it: windows cost less, and the CPU is seen whole"
         return [Fact("native part", None, "not built for this torch", hint)]
     parts = "CPU and CUDA" if native.has_cuda() else "CPU"
-    unused = native.wanted() is False
+    unused = native.is_wanted() is False
     return [
         Fact(
             "native part",

@@ -30,8 +30,8 @@ def begin(tracker: Tracker) -> Callable[[], None]:
     assumptions = Assumptions.of([os.environ.get(ASSUMPTIONS, "")])
     if assumptions:
         assumptions.begin()
-    read, estimates = ValuesRead(library), Estimates(library)
-    listeners = (read, estimates, GenerationLimit(), DistributionChecks())
+    values_read, estimates = ValuesRead(library), Estimates(library)
+    listeners = (values_read, estimates, GenerationLimit(), DistributionChecks())
     for listener in listeners:
         listener.open()
 
@@ -39,9 +39,9 @@ def begin(tracker: Tracker) -> Callable[[], None]:
         for listener in listeners:
             listener.close()
         now_us = time.time_ns() // 1000
-        held, lacking = library.nccl_bytes, library.nccl_lacking_bytes
-        for device in sorted({*held, *lacking}):
-            values: dict[str, list[float | int | None]] = {NCCL: [held.get(device, 0)]}
+        nccl_bytes, lacking = library.nccl_bytes, library.nccl_lacking_bytes
+        for device in sorted({*nccl_bytes, *lacking}):
+            values: dict[str, list[float | int | None]] = {NCCL: [nccl_bytes.get(device, 0)]}
             if device in lacking:
                 values[NCCL_LACKING] = [lacking[device]]
             tracker.add_readings(Readings("dry run", f"cuda:{device}", [now_us], values))
@@ -50,7 +50,7 @@ def begin(tracker: Tracker) -> Callable[[], None]:
             *library.sentences(),
             *estimates.sentences(),
             *lines_without_sender(),
-            *read.sentences(),
+            *values_read.sentences(),
         ):
             tracker.note("dry run", sentence)
 

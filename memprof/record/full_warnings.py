@@ -23,15 +23,17 @@ class FullWarnings:
     """Says for each device once that it fills up, and again when much of the time has gone by."""
 
     def __init__(self) -> None:
-        self._left: dict[str, int] = {}
+        self._steps_left: dict[str, int] = {}
 
-    def due(self, found: Iterable[TimeToFull]) -> Iterator[tuple[Finding, str]]:
+    def due(self, estimates: Iterable[TimeToFull]) -> Iterator[tuple[Finding, str]]:
         """The findings to tell now, each with its words for the log."""
-        for one in found:
-            told = self._left.get(one.device)
-            if one.left_us > _SOON_US or (told is not None and one.steps_left * _AGAIN > told):
+        for one in estimates:
+            steps_left_before = self._steps_left.get(one.device)
+            if one.left_us > _SOON_US or (
+                steps_left_before is not None and one.steps_left * _AGAIN > steps_left_before
+            ):
                 continue
-            self._left[one.device] = one.steps_left
+            self._steps_left[one.device] = one.steps_left
             yield _finding(one), f"{one}: save a checkpoint before"
 
 

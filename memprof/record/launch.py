@@ -119,10 +119,10 @@ def _run(program: Sequence[str]) -> None:
         else:
             _run_script(program[0], program[1:], main_module)
     finally:
-        _KEPT.append(earlier_main)
+        _EARLIER_MAINS.append(earlier_main)
 
 
-_KEPT: list[ModuleType] = []
+_EARLIER_MAINS: list[ModuleType] = []
 
 
 def _run_module(name: str, arguments: Sequence[str]) -> None:

@@ -86,7 +86,7 @@ class OomRecords:
         what.device = what.device or "cuda:0"
         self.observed(what, step, label)
 
-    def counted(self, device: str, ooms: int, step: int) -> None:
+    def add_count(self, device: str, ooms: int, step: int) -> None:
         """torch's count at a step's end: failures that nobody told of get one record together."""
         recorded_ooms = self._ooms.setdefault(device, max(ooms, 0))
         if ooms > recorded_ooms:

@@ -69,7 +69,7 @@ class Output:
         return self._writer.path if self._writer is not None else ""
 
     @property
-    def ended(self) -> bool:
+    def is_closed(self) -> bool:
         """Whether nothing more can be written: the disk is full, or the file could not be made."""
         return self._is_closed
 

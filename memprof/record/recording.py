@@ -41,7 +41,7 @@ class _Open:
     source: EventSource
     devices: tuple[DeviceInfo, ...] = ()
     drained: int = 0
-    counted: int = 0
+    counted_events: int = 0
     """Events that `Recording.used` has told of."""
     drained_at_us: float = 0.0
     drain_us: float = 0.0
@@ -112,8 +112,8 @@ class Recording:
         events, waiting, prior_us = 0, 0, 0.0
         for open_source in list(self._sources):
             pending = self._ask(open_source, open_source.source.pending_events) or 0
-            new = open_source.drained + pending - open_source.counted
-            open_source.counted += new
+            new = open_source.drained + pending - open_source.counted_events
+            open_source.counted_events += new
             events, waiting = events + new, waiting + pending
             if not getattr(open_source.source, "is_timed", False):
                 prior_us += new * getattr(open_source.source, "event_us", _DEAREST_EVENT_US)

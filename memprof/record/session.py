@@ -413,7 +413,7 @@ class Session:
         counters = self.recording.counters()
         self._figures.count(steps, counters, self.recording.window)
         for figures in counters:
-            self._ooms.counted(figures.device, figures.ooms, steps.last)
+            self._ooms.add_count(figures.device, figures.ooms, steps.last)
         return counters
 
     def _account(self) -> None:
@@ -646,7 +646,7 @@ class Session:
                 self._add_finding(finding, message)
         self.recording.write_notes()
         self._hand_over()
-        if self.output.ended:  # a full disk ends recording, not training
+        if self.output.is_closed:  # a full disk ends recording, not training
             self._abandon()
 
     def _hand_over(self) -> None:

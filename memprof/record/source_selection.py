@@ -57,7 +57,7 @@ def event_sources(
 def _native_part(note: Callable[[str, str, str], None]) -> Any:
     """The native part, built if it is asked for by name; None where it is not to be had."""
     try:
-        choice = native.wanted()
+        choice = native.is_wanted()
         if choice is False:
             return None
         if choice:

@@ -41,7 +41,14 @@ _LOADED_BEFORE = (
     "memprof.sources.cpu.dispatch_source",
 )
 """Imported on the socket's thread, so that the main thread does not wait for it."""
-_TAKEN = ("budget", "sample_interval_s", "window_steps", "max_events", "max_bytes", "allowance_s")
+_REQUEST_OPTIONS = (
+    "budget",
+    "sample_interval_s",
+    "window_steps",
+    "max_events",
+    "max_bytes",
+    "allowance_s",
+)
 
 
 class Standby:
@@ -129,8 +136,10 @@ class Standby:
         from memprof.record.tracker import Tracker
 
         path = str(request.get("path") or self._path)
-        given = {name: request[name] for name in _TAKEN if request.get(name) is not None}
-        tracker = Tracker(path, replace(self._options, **given, in_progress=True))
+        options = {
+            name: request[name] for name in _REQUEST_OPTIONS if request.get(name) is not None
+        }
+        tracker = Tracker(path, replace(self._options, **options, in_progress=True))
         for name in _LOADED_BEFORE:
             importlib.import_module(name)
 
@@ -204,8 +213,8 @@ def stand_by_attached(undo: Callable[[], None], page: list[int] | None) -> str:
 
 def _active() -> Tracker | None:
     tracker = sys.modules.get("memprof.record.tracker")
-    found: Tracker | None = tracker.active() if tracker is not None else None
-    return found
+    session: Tracker | None = tracker.active() if tracker is not None else None
+    return session
 
 
 def _check_idle() -> None:

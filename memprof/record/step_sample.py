@@ -32,7 +32,7 @@ class StepSample:
     _duration_us: list[float] = field(default_factory=list)
     _peaks: list[int] = field(default_factory=list)
     _end_us: list[int] = field(default_factory=list)
-    _taken: list[int] = field(default_factory=list)
+    _peaks_with_gaps: list[int] = field(default_factory=list)
     _peak: int = NOT_RECORDED
     """The highest since the last step end that is kept; likewise the most that was taken."""
     _most: int = NOT_RECORDED
@@ -44,22 +44,22 @@ class StepSample:
         duration_us: float,
         *,
         peak: int = NOT_RECORDED,
-        taken: int = NOT_RECORDED,
+        peak_with_gaps: int = NOT_RECORDED,
         end_us: int = 0,
     ) -> None:
         """The end of ``step`` with so many bytes; -1 where they are not known.
 
-        ``peak`` is the most within it, ``taken`` that with the gaps (`most_taken`).
+        ``peak`` is the most within it, ``peak_with_gaps`` that with the gaps (`most_taken`).
         """
         self._peak = max(self._peak, peak, allocated)
-        self._most = max(self._most, taken, self._peak)
+        self._most = max(self._most, peak_with_gaps, self._peak)
         if self._count % self._stride == 0:
             self._steps.append(step)
             self._allocated.append(allocated)
             self._duration_us.append(duration_us)
             self._peaks.append(self._peak)
             self._end_us.append(end_us)
-            self._taken.append(self._most)
+            self._peaks_with_gaps.append(self._most)
             self._peak = self._most = NOT_RECORDED
             if len(self._steps) >= _MOST:
                 self._halve()
@@ -72,11 +72,11 @@ class StepSample:
 
     def _halve(self) -> None:
         # A peak of a step that is left out is the next one's: what was highest is never lost.
-        for highest in (self._peaks, self._taken):
+        for highest in (self._peaks, self._peaks_with_gaps):
             highest[2::2] = map(max, highest[1::2], highest[2::2])
-        self._peak, self._most = self._peaks[-1], self._taken[-1]
+        self._peak, self._most = self._peaks[-1], self._peaks_with_gaps[-1]
         del self._steps[1::2], self._allocated[1::2], self._duration_us[1::2]
-        del self._peaks[1::2], self._taken[1::2], self._end_us[1::2]
+        del self._peaks[1::2], self._peaks_with_gaps[1::2], self._end_us[1::2]
         self._stride *= 2
 
     @property
@@ -88,7 +88,7 @@ class StepSample:
         """The same for `memprof.views.time_to_full`."""
         from memprof.views.time_to_full import StepLevels
 
-        highest = self._taken if with_gaps else self._peaks
+        highest = self._peaks_with_gaps if with_gaps else self._peaks
         columns = (self._steps, self._allocated, highest, self._end_us)
         return StepLevels(*(np.array(column, dtype=np.float64) for column in columns))
 

@@ -41,8 +41,8 @@ class Summaries:
     @property
     def filling(self) -> list[TimeToFull]:
         """The devices that fill up, by the last summary; none that has run out already."""
-        found = self._figures.filling.values()
-        return [one for one in found if not self._ooms.times.get(one.device)]
+        estimates = self._figures.filling.values()
+        return [one for one in estimates if not self._ooms.times.get(one.device)]
 
     def write(self, steps: int, devices: Sequence[DeviceInfo]) -> None:
         """An interim summary, after so many steps."""

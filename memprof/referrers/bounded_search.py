@@ -115,11 +115,11 @@ class Searches:
             for place, targets in places.items()
         }
 
-    def at_once(self, wanted: Sequence[Quarry]) -> list[tuple[Quarry, tuple[Holder, ...]]]:
+    def at_once(self, quarries: Sequence[Quarry]) -> list[tuple[Quarry, tuple[Holder, ...]]]:
         """The holders of some tensors now; none where that takes long or a search is under way."""
         if self.is_under_way or not self._whole.is_short(WHOLE_S):
             return []
-        self._search_all(wanted)
+        self._search_all(quarries)
         return self.take()
 
     def proceed(self) -> None:
@@ -199,7 +199,7 @@ class Searches:
         places: dict[PlaceOf, list[Quarry]] = defaultdict(list)
         for one in chosen_quarries:
             places[one.place].append(one)
-        found: list[tuple[Quarry, tuple[Holder, ...]]] = []
+        answers_now: list[tuple[Quarry, tuple[Holder, ...]]] = []
         with self._whole.measured():
             deadline = Deadline(BUDGET_S / (1 + FOR_LINES))
             for place, quarries in places.items():
@@ -209,9 +209,9 @@ class Searches:
                 by_target = dict(zip(targets, holders, strict=True))
                 for one in quarries:
                     answers = [by_target[key] for key in one.suspect.targets]
-                    found.append((one, _in_common(answers)))
+                    answers_now.append((one, _in_common(answers)))
         if not (deadline.passed and only_whole):
-            self._answers += found
+            self._answers += answers_now
         return not deadline.passed
 
 

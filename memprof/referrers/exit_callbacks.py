@@ -46,8 +46,8 @@ def exit_link(top: object) -> Link | None:
         for one in _exit_functions()
         if (link := _function_link(one)) and is_user_file(link.filename)
     ]
-    found = dict.fromkeys((link.type_name, link.filename) for link in links)
-    return links[0] if len(found) == 1 else None
+    distinct = dict.fromkeys((link.type_name, link.filename) for link in links)
+    return links[0] if len(distinct) == 1 else None
 
 
 def _exit_functions() -> list[object]:

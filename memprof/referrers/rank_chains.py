@@ -298,9 +298,9 @@ def _line_of(one: Link, files: list[str]) -> tuple[str, int]:
             return _first_line(files, lambda filename: called_at(filename, one.type_name))
         return one.filename, assigned_in_class(one.filename, one.type_name, one.name)
     if one.kind in (LinkKind.ATEXIT, LinkKind.TASK):
-        called = "register" if one.kind == LinkKind.ATEXIT else one.name
+        function_name = "register" if one.kind == LinkKind.ATEXIT else one.name
         own = [one.filename, *files]
-        return _first_line(own, lambda filename: called_at(filename, called))
+        return _first_line(own, lambda filename: called_at(filename, function_name))
     if one.kind in _LOCALS:
         return one.filename, assigned_in_function(one.filename, one.name, one.line) or one.line
     if one.kind == LinkKind.ITERATOR:

@@ -86,7 +86,7 @@ class _StackGroup:
     stack: int
     rows: Ints
     """From the oldest to the youngest."""
-    made: Ints
+    birth_steps: Ints
     """The step of each."""
     first: int
     """The least of the rows: of groups that are alike otherwise, the first one comes first."""
@@ -164,7 +164,7 @@ def _groups(
         _StackGroup(
             stack=int(stacks[start[at]]),
             rows=order[start[at] : end[at]],
-            made=steps[start[at] : end[at]],
+            birth_steps=steps[start[at] : end[at]],
             first=int(first[at]),
             births=int(births[at]),
             bytes=int(size[at]),
@@ -180,8 +180,8 @@ def _describe(living: Living, group: _StackGroup, births: int, targets: list[int
         bytes=group.bytes,
         count=len(group.rows),
         births=births,
-        first_step=int(group.made[0]),
-        last_step=int(group.made[-1]),
+        first_step=int(group.birth_steps[0]),
+        last_step=int(group.birth_steps[-1]),
         targets=tuple(dict.fromkeys(map(living.key, targets))),
     )
 

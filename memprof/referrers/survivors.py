@@ -63,7 +63,7 @@ class LiveSource:
 
 
 @dataclass(slots=True)
-class _Known:
+class _StackSearch:
     """What was found of a stack when it was looked at."""
 
     births: int = 0
@@ -93,7 +93,7 @@ class Survivors:
     _steps: int = 0
     _began_s: float = field(default_factory=time.monotonic)
     _spent_s: float = 0.0
-    _growths: dict[tuple[str, int], _Known] = field(default_factory=dict)
+    _growths: dict[tuple[str, int], _StackSearch] = field(default_factory=dict)
     _announcements: set[tuple[Hashable, ...]] = field(default_factory=set)
     _graphs: GraphGrowth = field(default_factory=GraphGrowth)
     _graph_said: bool = False
@@ -121,19 +121,19 @@ class Survivors:
 
     def _of_stackless(self, step: int) -> list[Announcement]:
         """Who holds most of what was made between windows: at the end names may be gone."""
-        wanted = [
+        quarries = [
             _quarry(source, one) for source in self.sources() for one in stackless(source.living())
         ]
-        if not wanted:
+        if not quarries:
             return []
         began_s = time.thread_time()
         with quiet():
-            taken = self._searches.at_once(wanted)
+            answers = self._searches.at_once(quarries)
         self._spent_s += time.thread_time() - began_s
         return [
-            Announcement(_finding(one.device, one.suspect, step, held, "resident"))
-            for one, held in taken
-            if held
+            Announcement(_finding(one.device, one.suspect, step, holders, "resident"))
+            for one, holders in answers
+            if holders
         ]
 
     def look(self, step: int) -> list[Announcement]:
@@ -257,7 +257,7 @@ class Survivors:
         return Announcement(_finding(device, one, step, holders, "growth"), message)
 
     def _is_fresh(self, device: str, one: Suspect) -> bool:
-        growth = self._growths.setdefault((device, one.stack), _Known())
+        growth = self._growths.setdefault((device, one.stack), _StackSearch())
         stays = not growth.births or one.first_step <= growth.first_step
         growth.grown = growth.grown + 1 if stays and one.births > growth.births else 0
         growth.births, growth.first_step = one.births, one.first_step

@@ -47,6 +47,6 @@ def _has_unseen_time(device: DeviceExamination, run: Run) -> bool:
         return False
     if recorder == _OPERATORS:
         return True
-    counted = device.device.steps
-    lacks = (counted.window == NOT_RECORDED) & (counted.peak_allocated == NOT_RECORDED)
-    return not len(counted) or bool(np.any(lacks))
+    steps = device.device.steps
+    lacks = (steps.window == NOT_RECORDED) & (steps.peak_allocated == NOT_RECORDED)
+    return not len(steps) or bool(np.any(lacks))

@@ -14,7 +14,7 @@ from memprof.records import Site
 from memprof.report.device_summary import DeviceFigures, device_figures
 from memprof.report.recorded_steps import in_words
 from memprof.report.recording_gaps import is_bare_state, unseen
-from memprof.rules.finding import Found, Kind, Remedy
+from memprof.rules.finding import Kind, Remedy, RuleFinding
 from memprof.rules.floor import is_needed
 from memprof.rules.unexplained_growth import unexplained_growth
 from memprof.run import Run
@@ -88,7 +88,7 @@ class Summary:
     """Of a run without a device: the card that it was for, and that nothing was computed."""
 
 
-def summarize(examination: Examination, findings: Sequence[Found] = ()) -> Summary:
+def summarize(examination: Examination, findings: Sequence[RuleFinding] = ()) -> Summary:
     """The summary of a run, given what was found wrong with it, best first."""
     run = examination.run
     failed = _failures(examination)
@@ -146,7 +146,7 @@ def _told_otherwise(failed: Mapping[str, Failure]) -> Iterator[str]:
 def _verdict(
     examination: Examination,
     devices: Sequence[DeviceFigures],
-    findings: Sequence[Found],
+    findings: Sequence[RuleFinding],
     failed: Mapping[str, Failure],
 ) -> Verdict:
     if failed:
@@ -183,7 +183,9 @@ def _no_data(run: Run) -> Verdict:
     return Verdict("no data", "no data: nothing was measured", why, then)
 
 
-def _ran_out(examination: Examination, failure: Failure, findings: Sequence[Found]) -> Verdict:
+def _ran_out(
+    examination: Examination, failure: Failure, findings: Sequence[RuleFinding]
+) -> Verdict:
     command = f"`memprof oom {examination.run.source}`"
     leak = _what_filled_it(failure, findings)
     if leak is None:
@@ -194,7 +196,7 @@ def _ran_out(examination: Examination, failure: Failure, findings: Sequence[Foun
     return Verdict("oom", in_a_line(failure), why, then)
 
 
-def _what_filled_it(failure: Failure, findings: Sequence[Found]) -> Found | None:
+def _what_filled_it(failure: Failure, findings: Sequence[RuleFinding]) -> RuleFinding | None:
     """The leak of that device that made most of its live bytes."""
     for finding in findings:
         if finding.kind in (Kind.LEAK, Kind.CYCLE) and finding.device == failure.device:
@@ -211,7 +213,7 @@ def _holdings(failure: Failure) -> str:
     return f"{allocated}, and {format_bytes(failure.unused)} more was reserved but unused"
 
 
-def _from_finding(level: str, finding: Found) -> Verdict:
+def _from_finding(level: str, finding: RuleFinding) -> Verdict:
     return Verdict(level, finding.title, _evidence(finding), _what_to_do(finding))
 
 
@@ -219,7 +221,7 @@ def _show(run: Run) -> str:
     return f"`memprof leaks {run.source}` lists what else was found"
 
 
-def _what_to_do(finding: Found) -> str:
+def _what_to_do(finding: RuleFinding) -> str:
     remedy = finding.remedies[0] if finding.remedies else None
     if remedy is None:
         return finding.hint or "see the finding below"
@@ -233,7 +235,7 @@ def _what_to_do(finding: Found) -> str:
     return then
 
 
-def _comes_to(finding: Found, remedy: Remedy) -> str:
+def _comes_to(finding: RuleFinding, remedy: Remedy) -> str:
     """What that makes of the peak; what grows comes to any number of bytes."""
     if finding.bytes_per_step or not remedy.peak_before > remedy.peak_after >= 0:
         return ""
@@ -244,7 +246,7 @@ def _line_of(site: Site) -> tuple[str, int]:
     return site.filename, site.line
 
 
-def _evidence(finding: Found) -> str:
+def _evidence(finding: RuleFinding) -> str:
     """Where the bytes are made, how many there are by now, and what else holds them."""
     sentences = []
     if finding.site.filename:
@@ -286,7 +288,7 @@ def _state_alone(run: Run, main: DeviceFigures) -> Verdict:
     )
 
 
-def _quiet(examination: Examination, main: DeviceFigures, largest: Found | None) -> Verdict:
+def _quiet(examination: Examination, main: DeviceFigures, largest: RuleFinding | None) -> Verdict:
     """Nothing is wrong: the peak, whose it is, and what would take less where memory is short."""
     peak, source = main.peak, examination.run.source
     owner = peak.categories[0] if peak and peak.categories else None
@@ -306,7 +308,7 @@ def _quiet(examination: Examination, main: DeviceFigures, largest: Found | None)
     return Verdict("ok", line, _trend(main, examination.run), then)
 
 
-def _nothing_to_mend(main: DeviceFigures, largest: Found | None, source: str) -> str:
+def _nothing_to_mend(main: DeviceFigures, largest: RuleFinding | None, source: str) -> str:
     if largest is not None and largest.remedies and largest.remedies[0].saves_bytes > 0:
         remedy = largest.remedies[0]
         place = f" at {short_path(remedy.filename)}:{remedy.line}" if remedy.line else ""

@@ -62,7 +62,7 @@ def stackless_group(survival: Survival) -> StacklessGroup | None:
         return None
     everything = np.arange(len(lives))
     stays = survival.outlast(everything)
-    bare = (lives.stack == EMPTY) & (lives.born == NOT_RECORDED) & (lives.window > 0)
+    bare = (lives.stack == EMPTY) & (lives.allocated_in == NOT_RECORDED) & (lives.window > 0)
     rows = everything[stays & bare]
     if len(rows) < _LEAST_COUNT:
         return None
@@ -72,7 +72,7 @@ def stackless_group(survival: Survival) -> StacklessGroup | None:
     if counts[at] < _LEAST_COUNT or size * counts[at] < _LEAST_BYTES:
         return None
     makers = lives.stack[
-        (lives.stack != EMPTY) & (lives.size == size) & (lives.died >= len(survival))
+        (lives.stack != EMPTY) & (lives.size == size) & (lives.freed_in >= len(survival))
     ]
     gap = int(np.diff(steps).argmax()) if len(steps) > 1 else 0
     return StacklessGroup(
@@ -88,7 +88,7 @@ def with_stackless(
     groups: Iterable[GrowingGroup],
     stackless: StacklessGroup | None,
     survival: Survival,
-    held: Mapping[int, Sequence[Holder]],
+    holders_by_stack: Mapping[int, Sequence[Holder]],
 ) -> list[GrowingGroup]:
     """The groups, with what was made between windows in that which makes tensors of its size.
 
@@ -109,7 +109,7 @@ def with_stackless(
             rate = float(lives.size[rows].sum()) / max(1, stackless.last - first)
             every[at] = replace(group, rows=rows, per_step=max(rate, group.per_step))
             return every
-    if _is_never_meant(held.get(EMPTY, ())):
+    if _is_never_meant(holders_by_stack.get(EMPTY, ())):
         places = np.flatnonzero(survival.steps > stackless.first)[:1]
         group = GrowingGroup(
             stack=stackless.stack,

@@ -11,7 +11,7 @@ from pathlib import Path
 from memprof.chain_description import shortened
 from memprof.records import Holder
 from memprof.reference_chain import THROUGH_GRAPH, LinkKind
-from memprof.rules.finding import Found, Kind
+from memprof.rules.finding import Kind, RuleFinding
 from memprof.run import Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import growing, is_cut_off
@@ -56,7 +56,7 @@ NO_FIGURE = Saving(-1, -1)
 class Case:
     """A finding, the examined run it is of, and the source around it."""
 
-    finding: Found
+    finding: RuleFinding
     examination: Examination
     links: frozenset[LinkKind] = field(init=False)
     """The kinds of all links of all holders."""

@@ -65,14 +65,14 @@ def cyclic_garbage(survival: Survival, freed: Bools) -> Iterator[GrowingGroup]:
         if stack == EMPTY:
             continue
         # what a collection freed at once, or will free, waited for it like the rest
-        waits = (lives.born >= 0) & (freed | (old & (lives.died > len(survival))))
+        waits = (lives.allocated_in >= 0) & (freed | (old & (lives.freed_in > len(survival))))
         rows = np.flatnonzero(waits & (lives.stack == stack))
-        births = np.unique(lives.born[rows])
+        births = np.unique(lives.allocated_in[rows])
         if len(births) < _LEAST_BIRTHS or not _goes_on(births, len(survival)):
             continue
-        if _most_together(lives.born[rows], lives.died[rows]) < _LEAST_TOGETHER:
+        if _most_together(lives.allocated_in[rows], lives.freed_in[rows]) < _LEAST_TOGETHER:
             continue
-        before_last = rows[lives.born[rows] < births[-1]]
+        before_last = rows[lives.allocated_in[rows] < births[-1]]
         yield GrowingGroup(
             stack=stack,
             rows=rows,
@@ -84,11 +84,11 @@ def cyclic_garbage(survival: Survival, freed: Bools) -> Iterator[GrowingGroup]:
         )
 
 
-def _most_together(born: Ints, died: Ints) -> int:
+def _most_together(allocated_in: Ints, freed_in: Ints) -> int:
     """Of how many steps tensors waited at once: of one, where each is collected before the next."""
-    births, group = np.unique(born, return_inverse=True)
+    births, group = np.unique(allocated_in, return_inverse=True)
     ends = np.zeros(len(births), dtype=np.int64)
-    np.maximum.at(ends, group, died)
+    np.maximum.at(ends, group, freed_in)
     waiting = np.searchsorted(births, ends) - np.arange(len(births))
     return int(waiting.max(initial=0))
 

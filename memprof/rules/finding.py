@@ -12,7 +12,7 @@ import numpy.typing as npt
 from memprof.records import Holder, Site
 from memprof.trace import Frame
 
-__all__ = ["Evidence", "Found", "Growth", "Kind", "Remedy", "Series"]
+__all__ = ["Evidence", "Growth", "Kind", "Remedy", "RuleFinding", "Series"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -93,7 +93,7 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
+class RuleFinding:
     """One finding: what, where, how much, how sure, who holds it, what to do."""
 
     kind: Kind

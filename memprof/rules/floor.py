@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memprof.reference_chain import LinkKind
-from memprof.rules.finding import Found, Kind
+from memprof.rules.finding import Kind, RuleFinding
 from memprof.rules.load_rules import rule_named
 from memprof.rules.rule import WasteRule
 from memprof.source_code.joined_parts import is_joined_afterwards
@@ -40,7 +40,7 @@ _ALMOST_ALL = 0.9
 _OF_A_LIST = frozenset((LinkKind.LOCAL, LinkKind.ITEM))
 
 
-def is_minor(finding: Found, examination: Examination) -> bool:
+def is_minor(finding: RuleFinding, examination: Examination) -> bool:
     """Whether a finding is said in a line after the others, and is no headline.
 
     It is where it may be meant, where the program needs what it is about, where the best remedy
@@ -62,13 +62,13 @@ def is_minor(finding: Found, examination: Examination) -> bool:
     return not _is_worth_it(_saving_of(finding), peak, card)
 
 
-def is_needed(finding: Found) -> bool:
+def is_needed(finding: RuleFinding) -> bool:
     """Whether the program needs the bytes as it is written: they are its largest part, no waste."""
     rule = rule_named(finding.rule)
     return isinstance(rule, WasteRule) and rule.needed
 
 
-def _comes_to_nothing(finding: Found, examination: Examination) -> bool:
+def _comes_to_nothing(finding: RuleFinding, examination: Examination) -> bool:
     """Whether what grows stays small in any run of such a length.
 
     Only results that are kept, as a history of small tensors is: a graph, a hook or a cycle is a
@@ -85,7 +85,7 @@ def _comes_to_nothing(finding: Found, examination: Examination) -> bool:
     return total < _LEAST_GROWTH and finding.bytes < _GROWN * device.peak_allocated
 
 
-def _is_joined_afterwards(finding: Found) -> bool:
+def _is_joined_afterwards(finding: RuleFinding) -> bool:
     """Whether a function collects the parts of a result, and joins them after its loop.
 
     Such a list is as long as what is gone through, and needed. Parts that keep a graph are not.
@@ -101,7 +101,7 @@ def _is_joined_afterwards(finding: Found) -> bool:
     return place is not None and is_joined_afterwards(place)
 
 
-def _is_made_at_once(finding: Found, peak: int, card: int) -> bool:
+def _is_made_at_once(finding: RuleFinding, peak: int, card: int) -> bool:
     """Whether a line of the program makes so much of the peak that it should work in parts."""
     first = finding.remedies[0] if finding.remedies else None
     if first is None or first.fix != "chunk":
@@ -109,14 +109,14 @@ def _is_made_at_once(finding: Found, peak: int, card: int) -> bool:
     return first.saves_bytes >= max(_IN_PARTS * peak, _OF_CARD * card if card else _ON_HOST)
 
 
-def _saving_of(finding: Found) -> int:
+def _saving_of(finding: RuleFinding) -> int:
     """What the first remedy takes off the peak; the bytes concerned where no replay tells."""
     if not finding.remedies:
         return finding.bytes
     return max(finding.remedies[0].saves_bytes, 0)
 
 
-def _peak(finding: Found, device: DeviceExamination) -> int:
+def _peak(finding: RuleFinding, device: DeviceExamination) -> int:
     before = max((remedy.peak_before for remedy in finding.remedies), default=-1)
     return before if before > 0 else max(device.peak_allocated, finding.bytes)
 

@@ -103,7 +103,7 @@ def growing_groups(
         if group is not None:
             grouped[rows] = True
             yield group
-    freed_later = (lives.born >= 0) & (lives.died > lives.born)
+    freed_later = (lives.allocated_in >= 0) & (lives.freed_in > lives.allocated_in)
     for keys in (_by_stack(survival), _by_innermost(survival)):
         for rows in _groups(keys, freed_later & ~grouped):
             group = _ever_larger(survival, rows, freed, holders_of)
@@ -134,7 +134,7 @@ def _held_groups(
 def _exact_groups(survival: Survival, freed: Bools) -> Iterator[GrowingGroup]:
     """The same for a recording of few steps: only what each step adds to, by the same bytes."""
     lives, everything = survival.lives, np.arange(len(survival.lives))
-    stays = (lives.born >= 0) & survival.outlast(everything)
+    stays = (lives.allocated_in >= 0) & survival.outlast(everything)
     for rows in _groups(_by_stack(survival), stays):
         group = _ever_the_same(survival, rows, freed)
         if group is not None and not _is_expected(survival, group):
@@ -193,10 +193,10 @@ def _groups(keys: Ints, mask: Bools) -> Iterator[Ints]:
 
 def _ever_more(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | None:
     lives, length = survival.lives, len(survival)
-    if len(np.unique(lives.born[rows])) < _LEAST_BIRTHS:
+    if len(np.unique(lives.allocated_in[rows])) < _LEAST_BIRTHS:
         return None
     count, amount = (
-        _alive(lives.born[rows] + SURVIVOR_AGE, lives.died[rows], weights, length)
+        _alive(lives.allocated_in[rows] + SURVIVOR_AGE, lives.freed_in[rows], weights, length)
         for weights in (np.ones(len(rows), dtype=np.int64), lives.size[rows])
     )
     growth = rise(count, amount, first=WARM_UP + SURVIVOR_AGE - 1)
@@ -213,7 +213,7 @@ def _ever_more(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | N
 def _ever_the_same(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | None:
     """A group to which every step adds as much, from early on and up to the end."""
     lives, length = survival.lives, len(survival)
-    birth_places = lives.born[rows]
+    birth_places = lives.allocated_in[rows]
     allocs, count = (
         np.bincount(
             birth_places[birth_places < length], weights=w[birth_places < length], minlength=length
@@ -242,16 +242,16 @@ def _now_and_then(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup 
     and never emptied is enough: no cache is filled by errors.
     """
     lives, length = survival.lives, len(survival)
-    births = np.unique(lives.born[rows])
+    births = np.unique(lives.allocated_in[rows])
     long = births[-1] - births[0] >= _LEAST_SPAN
     if len(births) < _LEAST_BIRTHS or not long or births[-1] < length * (1 - _LATE):
         return None
-    if (lives.died[rows] < length).any():
+    if (lives.freed_in[rows] < length).any():
         return None
     span = int(births[-1] - births[0])
     growth = Rise(
         places=births,
-        per_place=float(lives.size[rows][lives.born[rows] > births[0]].sum()) / span,
+        per_place=float(lives.size[rows][lives.allocated_in[rows] > births[0]].sum()) / span,
         slope=0.0,
         confidence=round(1 - 0.5 ** (len(births) / _LEAST_BIRTHS), 3),
         every=max(1, round(span / (len(births) - 1))),
@@ -270,7 +270,7 @@ def _ever_larger(
     if len(rows) < _LEAST_GROWN:
         return None
     count, amount = (
-        _alive(lives.born[rows], lives.died[rows], weights, length)
+        _alive(lives.allocated_in[rows], lives.freed_in[rows], weights, length)
         for weights in (np.ones(len(rows), dtype=np.int64), lives.size[rows])
     )
     settled = count[WARM_UP:]
@@ -325,8 +325,8 @@ def _survivors_of(survival: Survival, rows: Ints, growth: Rise) -> Ints:
     if len(rows_left):
         return rows_left
     birth_places, death_places, last = (
-        survival.lives.born[rows],
-        survival.lives.died[rows],
+        survival.lives.allocated_in[rows],
+        survival.lives.freed_in[rows],
         int(growth.places[-1]),
     )
     there: Ints = rows[(birth_places <= last) & (last < death_places)]
@@ -363,7 +363,9 @@ def _is_expected(survival: Survival, group: GrowingGroup) -> bool:
         return False
     everything = np.arange(len(lives))
     there = (lives.category == Category.PARAMETER) & survival.outlast(everything)
-    are_new = bool((lives.born[there] >= WARM_UP).mean() >= _MOSTLY) if there.any() else False
+    are_new = (
+        bool((lives.allocated_in[there] >= WARM_UP).mean() >= _MOSTLY) if there.any() else False
+    )
     return len(group.rows) <= int(there.sum()) and not are_new
 
 

@@ -18,7 +18,7 @@ from memprof.records import GuessedSteps, Holder, Site
 from memprof.reference_chain import LinkKind, is_bounded
 from memprof.rules.between_windows import stackless_group, with_stackless
 from memprof.rules.cyclic_garbage import cyclic_garbage, freed_by_collector
-from memprof.rules.finding import Evidence, Found, Growth, Kind, Series
+from memprof.rules.finding import Evidence, Growth, Kind, RuleFinding, Series
 from memprof.rules.group_by_holder import (
     Cluster,
     clusters,
@@ -50,14 +50,14 @@ _BOUNDED_GRAPHS = 0.5
 """The same where each item keeps the graph that made it: that was hardly meant to be kept."""
 
 
-def leaks(examination: Examination) -> tuple[Found, ...]:
+def leaks(examination: Examination) -> tuple[RuleFinding, ...]:
     """Every leak and cycle of an examined run, the fastest growing first."""
     run = examination.run
     findings = [one for device in examination.devices for one in _of_device(run, device)]
     return tuple(sorted(findings, key=lambda one: -one.bytes_per_step))
 
 
-def _of_device(run: Run, examination: DeviceExamination) -> list[Found]:
+def _of_device(run: Run, examination: DeviceExamination) -> list[RuleFinding]:
     device, lives = examination.device, survival(examination)
     freed = freed_by_collector(device, lives, run.findings)
     holders = held_by(run.findings, device.device)
@@ -103,7 +103,7 @@ class _Leak:
         has_parameters = (self.survival.lives.category[rows] == Category.PARAMETER).any()
         return bool(has_parameters) or LinkKind.PARAMETER in links
 
-    def finding(self) -> Found:
+    def finding(self) -> RuleFinding:
         """The cluster as a finding, without remedies."""
         cluster, lives, steps = self.cluster, self.survival.lives, self.survival.steps
         rows = np.concatenate([group.rows for group in cluster.groups])
@@ -113,7 +113,7 @@ class _Leak:
         per_step = cluster.per_step
         series = self._series(rows)
         still_alive = int(lives.size[rows[self.survival.outlast(rows)]].sum())
-        return Found(
+        return RuleFinding(
             kind=self._kind(holders),
             device=self.device.device,
             site=_with_code(site_at(frame), holders),
@@ -176,9 +176,9 @@ class _Leak:
     def _births(self, rows: Ints) -> Ints:
         """Places where it grew; of what is made anew again and again, not only the last time."""
         anew = [group.places for group in self.cluster.groups if group.replaced]
-        born = np.concatenate([self.survival.lives.born[rows], *anew])
-        born = np.unique(born[born >= 0])
-        return born if len(born) else self.cluster.groups[0].places
+        births = np.concatenate([self.survival.lives.allocated_in[rows], *anew])
+        births = np.unique(births[births >= 0])
+        return births if len(births) else self.cluster.groups[0].places
 
     def _steps_left(self, per_step: float) -> float:
         total = self.device.info.total_bytes * self.device.info.memory_fraction
@@ -191,11 +191,11 @@ class _Leak:
         lives, length = self.survival.lives, len(self.survival)
         stacks = [group.stack for group in self.cluster.groups]
         every_row = np.union1d(
-            rows, np.flatnonzero(np.isin(lives.stack, stacks) & (lives.born >= 0))
+            rows, np.flatnonzero(np.isin(lives.stack, stacks) & (lives.allocated_in >= 0))
         )
         change = np.zeros(length + 1, dtype=np.int64)
-        np.add.at(change, np.minimum(lives.born[every_row], length), lives.size[every_row])
-        np.add.at(change, np.minimum(lives.died[every_row], length), -lives.size[every_row])
+        np.add.at(change, np.minimum(lives.allocated_in[every_row], length), lives.size[every_row])
+        np.add.at(change, np.minimum(lives.freed_in[every_row], length), -lives.size[every_row])
         return Series(self.survival.steps, np.cumsum(change[:-1]))
 
     def _is_forward(self, rows: Ints) -> npt.NDArray[np.bool_]:
@@ -211,9 +211,9 @@ class _Leak:
     def _evidence(self, rows: Ints) -> Evidence:
         lives = self.survival.lives
         windows = lives.window[rows]
-        made = lives.alloc[rows] >= 0
-        window = _most(windows[made], np.ones(int(made.sum()), dtype=np.int64))
-        inside = rows[(windows == window) & made]
+        is_recorded = lives.alloc[rows] >= 0
+        window = _most(windows[is_recorded], np.ones(int(is_recorded.sum()), dtype=np.int64))
+        inside = rows[(windows == window) & is_recorded]
         return Evidence(window=window, allocs=np.sort(lives.alloc[inside]))
 
     def _growth(self, rows: Ints) -> Growth:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from memprof.rules.finding import Found, Kind
+from memprof.rules.finding import Kind, RuleFinding
 from memprof.rules.floor import is_minor
 from memprof.rules.growth_findings import leaks
 from memprof.rules.load_rules import rule_named
@@ -25,7 +25,7 @@ _BEFORE_WASTE = (Kind.NON_TORCH, Kind.HOST_GROWTH, Kind.FRAGMENTATION)
 """Kinds of findings over a whole run that come before waste at a peak, the gravest first."""
 
 
-def findings(run: Run, examination: Examination | None = None) -> tuple[Found, ...]:
+def findings(run: Run, examination: Examination | None = None) -> tuple[RuleFinding, ...]:
     """What grows first, the fastest first; then what is merely there, the largest first.
 
     What is too small for a headline, or may be meant, comes last, and is marked as ``minor``.
@@ -45,30 +45,30 @@ def findings(run: Run, examination: Examination | None = None) -> tuple[Found, .
     return tuple(sorted(marked, key=lambda one: one.minor))
 
 
-def _until_full(found: Sequence[Found], run: Run) -> list[Found]:
+def _until_full(candidates: Sequence[RuleFinding], run: Run) -> list[RuleFinding]:
     """With the steps that are left on the whole, where they are known: a device has one end."""
-    left = {one.device: float(one.steps_left) for one in times_to_full(run)}
+    steps_left = {one.device: float(one.steps_left) for one in times_to_full(run)}
     return [
-        replace(one, steps_left=left[one.device])
-        if one.device in left and one.kind in (Kind.LEAK, Kind.CYCLE)
+        replace(one, steps_left=steps_left[one.device])
+        if one.device in steps_left and one.kind in (Kind.LEAK, Kind.CYCLE)
         else one
-        for one in found
+        for one in candidates
     ]
 
 
-def reported(candidates: Sequence[Found]) -> list[Found]:
+def reported(candidates: Sequence[RuleFinding]) -> list[RuleFinding]:
     """Without findings about memory of which another one says it better, by what rules declare.
 
     A finding yields only to one that is reported itself.
     """
 
-    def is_reported(one: Found) -> bool:
+    def is_reported(one: RuleFinding) -> bool:
         return not any(_yields(one, other) and is_reported(other) for other in candidates)
 
     return [one for one in candidates if is_reported(one)]
 
 
-def _yields(one: Found, other: Found) -> bool:
+def _yields(one: RuleFinding, other: RuleFinding) -> bool:
     rule = rule_named(one.rule)
     if isinstance(rule, WasteRule):
         names = rule.yields_beyond
@@ -79,7 +79,7 @@ def _yields(one: Found, other: Found) -> bool:
     return any(_is_of(other, name) for name in names) and rule.overlap.joins(one, other)
 
 
-def _is_of(finding: Found, name: str) -> bool:
+def _is_of(finding: RuleFinding, name: str) -> bool:
     """Whether a finding is of a rule, or of one of the rules that a name stands for."""
     if name == ANY_GROWTH:
         return finding.kind in (Kind.LEAK, Kind.CYCLE)

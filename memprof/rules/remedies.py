@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from memprof.rules.case import Case
-from memprof.rules.finding import Found, Remedy
+from memprof.rules.finding import Remedy, RuleFinding
 from memprof.rules.fixes import PATCHED
 from memprof.rules.frameworks import typed
 from memprof.rules.load_rules import growth_rules, rule_named
@@ -37,7 +37,7 @@ class _OfRule(NamedTuple):
     advice: Advice
 
 
-def with_remedies(finding: Found, examination: Examination) -> Found:
+def with_remedies(finding: RuleFinding, examination: Examination) -> RuleFinding:
     """The finding with at most three remedies, those that give little of its bytes back last.
 
     Where it grows, every rule that explains it gives advice; the first that does names the finding.
@@ -62,7 +62,7 @@ def with_remedies(finding: Found, examination: Examination) -> Found:
     return replace(finding, remedies=tuple(_remedy(*one, case) for one in first))
 
 
-def _is_there_already(advice: Advice, finding: Found) -> bool:
+def _is_there_already(advice: Advice, finding: RuleFinding) -> bool:
     """Whether it would move to the host what lies there at its peak: that helps on a GPU only.
 
     What grows is asked for on the CPU mostly to learn what it will do on a GPU.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from memprof.rules.finding import Found
+from memprof.rules.finding import RuleFinding
 from memprof.rules.group_by_holder import outline
 
 __all__ = ["ANY_GROWTH", "ANY_WASTE", "Overlap"]
@@ -28,7 +28,7 @@ class Overlap(enum.Enum):
     HOLDER = "holder"
     """The same thing holds what both are about."""
 
-    def joins(self, one: Found, other: Found) -> bool:
+    def joins(self, one: RuleFinding, other: RuleFinding) -> bool:
         """Whether two findings have this in common."""
         if self is Overlap.LINE:
             sites = one.site, other.site

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from memprof.rules.finding import Found, Kind
+from memprof.rules.finding import Kind, RuleFinding
 from memprof.views.peak_without import Cuts, Saving, replayed
 from memprof.views.window import Window
 
 __all__ = ["saving_of"]
 
 
-def saving_of(finding: Found, window: Window | None) -> tuple[int, Saving | None]:
+def saving_of(finding: RuleFinding, window: Window | None) -> tuple[int, Saving | None]:
     """Bytes saved (a step for growth, else off the peak), and the peaks where a replay tells.
 
     Growth in ``window`` is replayed with every tensor freed at the end of the step that made it.
@@ -24,10 +24,10 @@ def saving_of(finding: Found, window: Window | None) -> tuple[int, Saving | None
     return round(finding.bytes_per_step), _without_survivors(finding, window)
 
 
-def _without_survivors(finding: Found, window: Window | None) -> Saving | None:
+def _without_survivors(finding: RuleFinding, window: Window | None) -> Saving | None:
     if window is None or finding.evidence.window < 0 or not len(finding.evidence.allocs):
         return None
     rows = np.flatnonzero(np.isin(window.lives.alloc, finding.evidence.allocs))
     ends = np.searchsorted(window.step_of_event[:-1], window.made_in[rows] + 1) - 1
     # The peak of the whole window: growth is not over once the first steps are.
-    return replayed(window.line, Cuts.ended(window.line, rows, ends))
+    return replayed(window.line, Cuts.ended_at(window.line, rows, ends))

@@ -57,8 +57,8 @@ def _is_shared_out(case: Case, storage_bytes: int) -> bool:
         for link in holder.links
         if link.storage_bytes == storage_bytes and link.shown_bytes < storage_bytes
     }
-    shown = sum(shown for _, shown in parts)
-    return len(parts) > 1 and (shown >= storage_bytes or len(parts) >= _MOST_HOLDERS)
+    viewed_bytes = sum(viewed_bytes for _, viewed_bytes in parts)
+    return len(parts) > 1 and (viewed_bytes >= storage_bytes or len(parts) >= _MOST_HOLDERS)
 
 
 def advice_on_view(part: PartOfStorage, case: Case) -> Iterator[Advice]:

@@ -49,11 +49,11 @@ def _with_growth(holder: Holder, earlier: Sequence[Finding]) -> Holder:
         return msgspec.structs.replace(holder, links=links)
     while at and links[at].kind == LinkKind.ITEM:
         at -= 1
-    named = links[at]
-    if not named.line or frame_kind(named.filename) is not FrameKind.USER:
+    own_link = links[at]
+    if not own_link.line or frame_kind(own_link.filename) is not FrameKind.USER:
         return msgspec.structs.replace(holder, links=links)
     return msgspec.structs.replace(
-        holder, links=links, filename=named.filename, line=named.line, code=""
+        holder, links=links, filename=own_link.filename, line=own_link.line, code=""
     )
 
 

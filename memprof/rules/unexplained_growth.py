@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from memprof.records import Site
 from memprof.rules.between_windows import stackless_group
-from memprof.rules.finding import Found, Kind
+from memprof.rules.finding import Kind, RuleFinding
 from memprof.run import DeviceRun
 from memprof.trace import EMPTY, NOT_RECORDED, WARM_UP
 from memprof.units import format_bytes
@@ -79,16 +79,16 @@ class UnexplainedGrowth:
             )
         if self.site.filename:
             place = f"{short_path(self.site.filename)}:{self.site.line}"
-            made = "are as large as what is made" if self.is_by_size else "were made"
+            how_allocated = "are as large as what is made" if self.is_by_size else "were made"
             return (
-                f"{format_bytes(self.site_bytes)} of what stayed {made} at {place}: "
+                f"{format_bytes(self.site_bytes)} of what stayed {how_allocated} at {place}: "
                 "`memprof.holders(tensor)` there says who holds one"
             )
         return "memprof.step() at the end of each iteration, and more of them, would show the line"
 
 
 def unexplained_growth(
-    examination: Examination, findings: Sequence[Found]
+    examination: Examination, findings: Sequence[RuleFinding]
 ) -> UnexplainedGrowth | None:
     """The largest over all devices of a run; None where what rises is in ``findings``."""
     if examination.run.is_snapshot:
@@ -99,7 +99,7 @@ def unexplained_growth(
 
 
 def _of_device(
-    examination: DeviceExamination, findings: Sequence[Found]
+    examination: DeviceExamination, findings: Sequence[RuleFinding]
 ) -> UnexplainedGrowth | None:
     device = examination.device
     with_figures = device.steps.allocated != NOT_RECORDED
@@ -147,7 +147,7 @@ def _goes_on(least: Ints, low: int) -> bool:
     )
 
 
-def _explains(finding: Found, device: DeviceRun) -> int:
+def _explains(finding: RuleFinding, device: DeviceRun) -> int:
     grows = finding.kind in (Kind.LEAK, Kind.CYCLE)
     return finding.bytes if grows and finding.device == device.device else 0
 
@@ -166,7 +166,7 @@ def _makers(examination: DeviceExamination, rest: int) -> tuple[Site, int, bool,
         row = int(places.of_stack[stackless.stack])
         return site_at(places.frames[row]), stackless.bytes, True, stackless.bytes
     everything = np.arange(len(lives))
-    birth_places = lives.born >= min(WARM_UP, max(0, len(lives_seen) - 1))
+    birth_places = lives.allocated_in >= min(WARM_UP, max(0, len(lives_seen) - 1))
     survivors = everything[birth_places & lives_seen.outlast(everything) & lives_seen.outlive_steps]
     if not len(survivors):
         return Site(), 0, False, 0

@@ -10,7 +10,7 @@ import numpy as np
 
 from memprof.records import Holder
 from memprof.reference_chain import Link, is_bounded, way
-from memprof.rules.finding import Evidence, Found, Kind
+from memprof.rules.finding import Evidence, Kind, RuleFinding
 from memprof.rules.load_rules import waste_rules
 from memprof.rules.rule import EVERY_OTHER, Match, WasteRule, confidence_of
 from memprof.run import Run
@@ -69,7 +69,7 @@ class _Candidate:
         return len(rows) > 0 and bool(np.isin(rows, other.match.rows).mean() > _MOSTLY)
 
 
-def waste_of(examination: Examination) -> tuple[Found, ...]:
+def waste_of(examination: Examination) -> tuple[RuleFinding, ...]:
     """The waste in an examined run, the surest and largest first; at most six a device."""
     selection = [
         candidate
@@ -149,7 +149,7 @@ def _proven(one: _Candidate, holders: Sequence[Holder]) -> Match:
     return one.match
 
 
-def _finding_of(one: _Candidate, run: Run) -> Found:
+def _finding_of(one: _Candidate, run: Run) -> RuleFinding:
     window, holders = one.window, _holders(one, run)
     match = _proven(one, holders)
     share = f" ({format_percent(match.nbytes, window.line.peak_allocated.bytes)} of the peak)"
@@ -157,7 +157,7 @@ def _finding_of(one: _Candidate, run: Run) -> Found:
         share = ""  # it is of the reserved bytes, which its title tells
     steps = window.made_in[match.rows] if len(match.rows) else np.array([-1])
     allocs = window.lives.alloc[match.rows]
-    return Found(
+    return RuleFinding(
         kind=one.rule.kind,
         device=window.device,
         site=window.site_of(match.row),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from memprof.rules.finding import Found, Series
+from memprof.rules.finding import RuleFinding, Series
 from memprof.rules.load_rules import run_rules
 from memprof.rules.rule import confidence_of
 from memprof.rules.run_rule import RunMatch, RunRule
@@ -16,15 +16,15 @@ from memprof.views.trend import LevelRise
 __all__ = ["over_run"]
 
 
-def over_run(examination: Examination) -> tuple[Found, ...]:
+def over_run(examination: Examination) -> tuple[RuleFinding, ...]:
     """The findings of all rules over a whole run, in the order of the rules' names."""
     return tuple(
         _finding_of(rule, match) for rule in run_rules() for match in rule.matches(examination)
     )
 
 
-def _finding_of(rule: RunRule[Any], match: RunMatch) -> Found:
-    return Found(
+def _finding_of(rule: RunRule[Any], match: RunMatch) -> RuleFinding:
+    return RuleFinding(
         kind=rule.kind,
         device=match.device,
         site=match.site,

@@ -36,12 +36,12 @@ class Numbering:
             self._last.append(one.last)
             self._steps_fewer.append(self._steps_fewer[-1] + one.last - one.first)
         ends = self._last[-1] if self._last else -1
-        left = next((one for one in reversed(guesses) if not one.merged), None)
-        self.left: GuessedSteps | None = None
+        last_guess = next((one for one in reversed(guesses) if not one.merged), None)
+        self.remaining: GuessedSteps | None = None
         """The steps that stay a guess, in the program's numbers."""
-        if left is not None and left.first >= ends:
-            self.left = msgspec.structs.replace(
-                left, first=self.of(left.first), last=self.of(left.last)
+        if last_guess is not None and last_guess.first >= ends:
+            self.remaining = msgspec.structs.replace(
+                last_guess, first=self.of(last_guess.first), last=self.of(last_guess.last)
             )
 
     def of(self, step: int) -> int:

@@ -14,7 +14,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 _COPY = "copy it again from where it was written"
 _WBITS = 31
 """For zlib: with gzip's own header and check sum."""
-_READ = 1 << 16
+_READ_BYTES = 1 << 16
 _PART = 1 << 20
 _UNCHECKED = 16 << 20
 """Up to here a file may inflate as far as it likes."""
@@ -78,7 +78,7 @@ def inflated(file: IO[bytes], size: int, *, whole: bool) -> Iterator[bytes]:
 
 def _parts(file: IO[bytes], *, whole: bool) -> Iterator[bytes]:
     inflate = zlib.decompressobj(wbits=_WBITS)
-    while chunk := file.read(_READ):
+    while chunk := file.read(_READ_BYTES):
         full = False
         while chunk or full:
             before = inflate.copy()

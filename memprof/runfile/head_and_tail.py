@@ -28,7 +28,7 @@ summary may lie before some megabytes of a window's events."""
 _LATEST_US = 1 << 57
 _MOST_BYTES = 1 << 62
 _MOST_RANKS = 1 << 31
-_TOLD = (b'{"kind":"footer"', b'{"kind":"interim"', b'{"kind":"steps"')
+_STARTS = (b'{"kind":"footer"', b'{"kind":"interim"', b'{"kind":"steps"')
 _HEADER = b'{"kind":"header"'
 _DECODER = msgspec.json.Decoder(Footer | Interim | StepsRecord)
 _UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
@@ -115,7 +115,7 @@ def _last_summary(tail: bytes) -> tuple[Footer, bool] | None:
     since: list[StepsRecord] = []
     for line in reversed(tail.split(b"\n")):
         text = line.strip().strip(b",")
-        if not text.startswith(_TOLD):
+        if not text.startswith(_STARTS):
             continue
         try:
             record = _DECODER.decode(text)

@@ -223,8 +223,8 @@ class _Ranges(io.RawIOBase):
                 return 0
             is_next = self._position == end and self._content
             self._length = min(2 * self._length, _MOST_READ) if is_next else _LEAST_READ
-            wanted = max(self._length, len(view))
-            last = min(self._position + wanted, self._size)
+            least_bytes = max(self._length, len(view))
+            last = min(self._position + least_bytes, self._size)
             self._content = self._file.fetch(self._position, last)
             self._start = self._position
         at = self._position - self._start

@@ -27,13 +27,13 @@ _Content: TypeAlias = "bytes | mmap.mmap"
 _ZIP_MAGIC = b"PK\x03\x04"
 _PROTOCOL = b"\x80"
 """What a pickle of protocol 2 or later begins with."""
-_SHOWN = 24
+_START_BYTES = 24
 """Bytes of what a file begins with, where it is something else."""
 _READABLE = "memprof reads its own run files and what torch.cuda.memory._dump_snapshot writes"
 _UNCHECKED_CONTAINERS = 1 << 20
 _BYTES_PER_CONTAINER = 6
 """An empty list or dict takes two bytes of a pickle and 64 of memory; an event takes 50 bytes."""
-_NAMED = b"c\x93i"
+_BY_NAME = b"c\x93i"
 """Opcodes that fetch an object by its name: GLOBAL, STACK_GLOBAL, INST."""
 _PERSISTENT = b"PQ"
 _EXTENSIONS = {0x82: 1, 0x83: 2, 0x84: 4}
@@ -95,7 +95,7 @@ def load_plain_pickle(path: Location) -> Any:
     # A damaged pickle can make the C unpickler raise nearly anything; none of it is ours to fix.
     except Exception as error:
         with path.open("rb") as file:
-            start = file.read(_SHOWN)
+            start = file.read(_START_BYTES)
         if start[:1] != _PROTOCOL and start[:2] != GZIP_MAGIC:
             raise FileFormatError(f"{path}: {_is_no_pickle(start)}", _READABLE) from error
         raise FileFormatError(
@@ -184,7 +184,7 @@ def _stepped_over(content: _Content, at: int) -> int:
 
 def _refuse(content: _Content, at: int) -> NoReturn:
     opcode = content[at] if at < len(content) else -1
-    if opcode in _NAMED + _PERSISTENT:
+    if opcode in _BY_NAME + _PERSISTENT:
         # Everything before is plain, so the unpickler gets here, and its refusal has the name.
         _PlainUnpickler(io.BytesIO(content[:])).load()
     if opcode in _EXTENSIONS:
@@ -198,7 +198,7 @@ def _refuse(content: _Content, at: int) -> NoReturn:
             "was the job killed while it wrote? a snapshot is usable only when complete",
         )
     if content[:1] != _PROTOCOL:
-        raise FileFormatError(_is_no_pickle(bytes(content[:_SHOWN])), _READABLE)
+        raise FileFormatError(_is_no_pickle(bytes(content[:_START_BYTES])), _READABLE)
     raise FileFormatError(
         f"it is no pickle of plain data (opcode {opcode:#04x} at byte {at})", _READABLE
     )

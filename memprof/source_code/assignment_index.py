@@ -94,7 +94,7 @@ class Index:
     """Function or method -> line that passes it to a ``register…hook``."""
     saved: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     """Class of a custom Function -> (rank, line) of ``save_for_backward``."""
-    called: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    calls: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     """Last name of what is called -> (rank, line)."""
     kept_small: set[tuple[str, str]] = field(default_factory=set)
     """(class, name) of which entries are taken, counted, or asked for before one is added."""
@@ -277,7 +277,7 @@ class _Reader:
     def _note_call(self, node: ast.Call, place: _Place) -> None:
         self._note_graph(node, place)
         name_called = _name(node.func).lstrip(".")
-        self.index.called.setdefault(name_called, []).append((place.off, node.lineno))
+        self.index.calls.setdefault(name_called, []).append((place.off, node.lineno))
         name, value = _attribute_set(node, name_called)
         if name:
             rank = _ASSIGNED if value is not None else _IN_INIT

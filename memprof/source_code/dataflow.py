@@ -78,24 +78,24 @@ class Flow:
     through: bool
     """Also through what is computed from it, as a graph goes; else only the value itself."""
     keys: set[_Key] = field(default_factory=set)
-    given: set[str] = field(default_factory=set)
+    returning: set[str] = field(default_factory=set)
     """Functions that return it."""
-    lost: bool = False
+    is_lost: bool = False
     """True if it went where it cannot be followed."""
 
     def follow(self) -> Flow:
         """Follow the value until it reaches nothing new."""
         if len(self.source.nodes) > _LARGEST:
-            self.lost = True
+            self.is_lost = True
             return self
         size = -1
         try:
-            while size < len(self.keys) + len(self.given):
-                size = len(self.keys) + len(self.given)
+            while size < len(self.keys) + len(self.returning):
+                size = len(self.keys) + len(self.returning)
                 for node, around in self.source.passing:
                     self._pass_on(node, around)
         except RecursionError:  # a sum of hundreds of terms
-            self.lost = True
+            self.is_lost = True
         return self
 
     @property
@@ -135,7 +135,7 @@ class Flow:
 
     def _any(self, question: Callable[[ast.AST, Scopes], bool]) -> bool:
         try:
-            return self.lost or any(question(node, scopes) for node, scopes in self.source.nodes)
+            return self.is_lost or any(question(node, scopes) for node, scopes in self.source.nodes)
         except RecursionError:
             return True
 
@@ -162,7 +162,7 @@ class Flow:
 
     def _returns(self, call: ast.Call, scopes: Scopes) -> bool:
         name, receiver = called_name(call), _receiver(call)
-        if name in self.given:
+        if name in self.returning:
             return True
         of_receiver = receiver is not None and self.carries(receiver, scopes)
         is_passed = any(self.carries(one, scopes) for one in _arguments(call))
@@ -189,7 +189,7 @@ class Flow:
         """Let a name hold the value."""
         key = self._key(target, scopes)
         if key is None:
-            self.lost = True
+            self.is_lost = True
         else:
             self.keys.add(key)
 
@@ -212,7 +212,7 @@ class Flow:
         function = enclosing_function(scopes)
         if function is None:
             return
-        self.given.add(function.name)
+        self.returning.add(function.name)
         if any("property" in ast.unparse(one) for one in function.decorator_list):
             self.keys.add((_ATTRIBUTE, function.name))
 
@@ -238,7 +238,7 @@ class Flow:
                 if into.get(id(one)) in names_in:
                     self.keys.add((id(function), into[id(one)]))
                 else:
-                    self.lost = True
+                    self.is_lost = True
 
     def _asks(self, node: ast.AST, scopes: Scopes) -> bool:
         if isinstance(node, ast.Attribute):
@@ -264,7 +264,7 @@ class Flow:
             return False
         if (_ATTRIBUTE, function.name) in self.keys:
             return True
-        return function.name in self.source.called
+        return function.name in self.source.called_names
 
     def _takes(self, call: ast.Call, scopes: Scopes) -> bool:
         """True if a call takes it that is not known to be content with a number or a text."""
@@ -295,7 +295,7 @@ def flow_of(programs: Sequence[Program], place: Place, text: str, *, through: bo
 def flow_from(programs: Sequence[Program], function: str) -> Flow:
     """The flow of what the functions of a name return, and of what is computed from it."""
     flow = _flow(programs, through=True)
-    flow.given.add(function)
+    flow.returning.add(function)
     return flow.follow()
 
 

@@ -38,7 +38,7 @@ __all__ = [
 _MOST = 256
 """Files that are remembered: several times those that one search looks through."""
 
-_known: dict[str, Index] = {}
+_indexes: dict[str, Index] = {}
 _thread = threading.local()
 
 
@@ -54,20 +54,20 @@ def reading_until(is_over: Callable[[], bool]) -> Iterator[None]:
 
 def forget() -> None:
     """Read every file again that is asked for from now on."""
-    _known.clear()
+    _indexes.clear()
 
 
 def index_of(filename: str) -> Index:
     """The index of a file, as `read_index` makes it; empty where the time is over for that."""
-    index = _known.get(filename)
+    index = _indexes.get(filename)
     if index is not None:
         return index
     is_over: Callable[[], bool] | None = getattr(_thread, "is_over", None)
     if is_over is not None and is_over():
         return Index()
-    while len(_known) >= _MOST:
-        _known.pop(next(iter(_known)), None)
-    index = _known[filename] = read_index(filename)
+    while len(_indexes) >= _MOST:
+        _indexes.pop(next(iter(_indexes)), None)
+    index = _indexes[filename] = read_index(filename)
     return index
 
 
@@ -139,8 +139,8 @@ def stored_under(filename: str, key: str) -> int:
     """
     stores = {
         fill
-        for named in index_of(filename).filled.values()
-        for fill in named
+        for fills in index_of(filename).filled.values()
+        for fill in fills
         if key in fill.keys and fill.rank % NO_TENSOR == FILLED
     }
     best = min(stores, key=lambda one: (not one.of_itself, one), default=None)
@@ -180,7 +180,7 @@ def may_stop_growing(filename: str, name: str, class_name: str = "") -> bool:
 
 def called_at(filename: str, name: str) -> int:
     """The first line that calls something of that last name; 0: none."""
-    return min(index_of(filename).called.get(name, []), default=(0, 0))[1]
+    return min(index_of(filename).calls.get(name, []), default=(0, 0))[1]
 
 
 def assigned_in_function(filename: str, name: str, line: int) -> int:

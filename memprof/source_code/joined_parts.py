@@ -21,7 +21,7 @@ def is_joined_afterwards(place: Place) -> bool:
     if filling is None or function is None or not filling.container.isidentifier():
         return False
     name = filling.container
-    made = [
+    creations = [
         statement
         for statement in ast.walk(function)
         if isinstance(statement, (ast.Assign, ast.AnnAssign))
@@ -29,8 +29,8 @@ def is_joined_afterwards(place: Place) -> bool:
     ]
     inside = place.around[place.around.index(function) + 1 :]
     loops = [node for node in inside if isinstance(node, LOOPS)]
-    filled_by = [loop for loop in loops if not any(one in ast.walk(loop) for one in made)]
-    if not made or not filled_by:
+    filled_by = [loop for loop in loops if not any(one in ast.walk(loop) for one in creations)]
+    if not creations or not filled_by:
         return False
     end = filled_by[0].end_lineno or 0
     within = next((loop for loop in reversed(loops) if loop not in filled_by), function)

@@ -22,7 +22,7 @@ from memprof.trace import Frame, Tables, Trace
 
 __all__ = ["located", "not_here"]
 
-_Named = TypeVar("_Named", Holder, Link)
+_WithFilename = TypeVar("_WithFilename", Holder, Link)
 
 
 def located(run: Run, roots: Sequence[Path]) -> Run:
@@ -115,7 +115,7 @@ def _holder(holder: Holder, names: dict[str, str]) -> Holder:
     return msgspec.structs.replace(_with_name(holder, names), links=links)
 
 
-def _with_name(record: _Named, names: dict[str, str]) -> _Named:
+def _with_name(record: _WithFilename, names: dict[str, str]) -> _WithFilename:
     filename = names.get(record.filename, record.filename)
-    renamed: _Named = msgspec.structs.replace(record, filename=filename)
+    renamed: _WithFilename = msgspec.structs.replace(record, filename=filename)
     return renamed

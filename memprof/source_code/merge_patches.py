@@ -11,17 +11,17 @@ from memprof.source_code.parse import syntax_tree
 from memprof.source_code.patch import patched_file, unified
 from memprof.source_code.program import lines_of, program_of
 
-__all__ = ["Merged", "merged"]
+__all__ = ["MergedPatch", "merged"]
 
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? ")
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergedPatch:
     """One diff for all files."""
 
     text: str
-    made: int
+    patch_count: int
     """Patches that are in it."""
     left_out: int
     """Patches that change the same lines as one that is in it, in another way."""
@@ -44,7 +44,7 @@ class _Change:
         return self.first < other.last and other.first < self.last
 
 
-def merged(patches: Iterable[str], root: Path) -> Merged:
+def merged(patches: Iterable[str], root: Path) -> MergedPatch:
     """Patches, the first ones first, as one text for ``git apply`` in ``root``.
 
     Files below ``root`` are named from there (``a/train.py``), others by their whole path.
@@ -69,7 +69,7 @@ def merged(patches: Iterable[str], root: Path) -> Merged:
             else:
                 left_out += 1
         texts.append(unified(program.text, text, *_names(filename, root)))
-    return Merged("".join(texts), count, left_out)
+    return MergedPatch("".join(texts), count, left_out)
 
 
 def _names(filename: str, root: Path) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from memprof.source_code.verbs import OPPOSITES, RELEASING
 
 __all__ = ["function_releasing", "opposite", "releases_of"]
 
-_CALLED = "update"
+_CALL_VERB = "update"
 """What calling an object itself counts as: a metric that is called collects."""
 _EVERYTHING = frozenset(("all", "cache", "caches", "everything", "memory", "state", "states"))
 """Nouns of methods that let go of whatever there is: ``free_memory``."""
@@ -21,7 +21,7 @@ def opposite(method: str, methods: Iterable[str]) -> str:
 
     Of ``load_adapter`` it is ``delete_adapter``, and not ``delete_tokens``.
     """
-    verb, noun = _parts(_CALLED if method == "__call__" else method)
+    verb, noun = _parts(_CALL_VERB if method == "__call__" else method)
     verbs = OPPOSITES.get(verb, ())
     by_merit = sorted(
         (rank, verbs.index(own_verb), name)
@@ -51,9 +51,9 @@ def function_releasing(program: Program, function: str) -> str:
     Of ``weight_norm`` it is ``remove_weight_norm``; ``remove`` alone is for all that a file has.
     """
     names = [node.name for node in program.tree.body if isinstance(node, FUNCTIONS)]
-    found = [(*_parts(name), name) for name in names if _parts(name)[0] in RELEASING]
-    own = [name for _, noun, name in found if noun and noun in function]
-    return (own or [name for _, noun, name in found if not noun] or [""])[0]
+    candidates = [(*_parts(name), name) for name in names if _parts(name)[0] in RELEASING]
+    own = [name for _, noun, name in candidates if noun and noun in function]
+    return (own or [name for _, noun, name in candidates if not noun] or [""])[0]
 
 
 def _parts(method: str) -> tuple[str, str]:

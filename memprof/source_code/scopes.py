@@ -66,7 +66,7 @@ class Syntax:
         return by_name
 
     @cached_property
-    def called(self) -> set[str]:
+    def called_names(self) -> set[str]:
         """The last names of all that is called."""
         return {called_name(node) for node, _ in self.passing}
 

@@ -23,8 +23,8 @@ class ControlGroup:
 
         What the kernel can drop (files that nobody has used lately) counts as free.
         """
-        known = [free for one in self._limited if (free := one.free()) is not None]
-        return min(known, default=None)
+        limits = [free for one in self._limited if (free := one.free()) is not None]
+        return min(limits, default=None)
 
 
 class _Group:

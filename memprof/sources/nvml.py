@@ -207,8 +207,8 @@ def memory_by_process() -> dict[int, int | None]:
             handle = _ask(nvml, nvml.nvmlDeviceGetHandleByIndex, index)
             for process in _list_processes(nvml, handle) if handle is not None else ():
                 before = used.get(process.pid, 0)
-                known = before is not None and process.bytes is not None
-                used[process.pid] = (before or 0) + (process.bytes or 0) if known else None
+                is_known = before is not None and process.bytes is not None
+                used[process.pid] = (before or 0) + (process.bytes or 0) if is_known else None
     finally:
         _ask(nvml, nvml.nvmlShutdown)
     return used

@@ -187,12 +187,12 @@ class Interner:
 
     def label_numbers(self) -> Column:
         """The step, `NOT_RECORDED` where there is none, and the phase of every label so far."""
-        known = self._numbers
-        new = [row[:2] for row in _rows_from(self._labels, len(known))]
+        numbers_so_far = self._numbers
+        new = [row[:2] for row in _rows_from(self._labels, len(numbers_so_far))]
         if new:
             numbers = np.maximum(np.array(new, np.int64), (NOT_RECORDED, 0))
-            self._numbers = known = np.concatenate([known, numbers])
-        return known
+            self._numbers = numbers_so_far = np.concatenate([numbers_so_far, numbers])
+        return numbers_so_far
 
     def take_new(self) -> TablesRecord | None:
         """The rows added since the last call, or None."""

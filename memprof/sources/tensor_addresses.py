@@ -46,8 +46,8 @@ def _address_reader() -> Callable[[Any], int]:
     """What reads the address of a tensor's bytes; 0 where there are none."""
     import torch
 
-    read: Callable[[Any], int] | None = getattr(torch._C, "_data_address", None)
-    return read or _storage_address
+    data_address: Callable[[Any], int] | None = getattr(torch._C, "_data_address", None)
+    return data_address or _storage_address
 
 
 def _storage_address(tensor: Any) -> int:

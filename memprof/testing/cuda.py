@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from memprof.testing.devices import Devices, StandInOutOfMemoryError, Told
+from memprof.testing.devices import Devices, RecorderSettings, StandInOutOfMemoryError
 from memprof.testing.snapshots import SNAPSHOT_VERSIONS, snapshot
 
 __all__ = ["StandInOutOfMemoryError", "TorchStandIn"]
@@ -142,7 +142,7 @@ class TorchStandIn(Devices):
         return SimpleNamespace(
             _cuda_isHistoryEnabled=lambda: self.recording is not None,
             _cuda_attach_out_of_memory_observer=self._attach,
-            _cuda_hasPrimaryContext=lambda i: self.devices[i].made["allocated"] > 0,
+            _cuda_hasPrimaryContext=lambda i: self.devices[i].counts["allocated"] > 0,
             _cuda_record_memory_history=self._record,
             _cuda_record_memory_history_legacy=self._record_legacy,
         )
@@ -194,9 +194,9 @@ class TorchStandIn(Devices):
             "requested_bytes": {"all": {"current": requested}},
             "allocation": {
                 "all": {
-                    "current": device.made["allocated"] - device.made["freed"],
-                    "allocated": device.made["allocated"],
-                    "freed": device.made["freed"],
+                    "current": device.counts["allocated"] - device.counts["freed"],
+                    "allocated": device.counts["allocated"],
+                    "freed": device.counts["freed"],
                 }
             },
             "num_alloc_retries": model.retries,
@@ -293,7 +293,7 @@ class TorchStandIn(Devices):
             self.recording = None
             return
         entries = 1 if enabled == "state" else max_entries
-        self.recording = Told(context, stacks, entries, frozenset(skip_actions))
+        self.recording = RecorderSettings(context, stacks, entries, frozenset(skip_actions))
 
     def _record_legacy(self, enabled: bool, *_: Any) -> None:
         self._record("all" if enabled else None, "state", "python", 1)

@@ -29,7 +29,7 @@ from memprof.allocator.state import Origins, state_of
 from memprof.allocator.versions import TieBreak
 from memprof.trace import Action, Events, Frame, Label, State, Tables, Trace
 
-__all__ = ["Devices", "StandInOutOfMemoryError", "Told"]
+__all__ = ["Devices", "RecorderSettings", "StandInOutOfMemoryError"]
 
 _MOST_FRAMES = 64
 _HERE = (__file__, __file__.replace("devices.py", "cuda.py"))
@@ -49,7 +49,7 @@ class _HistoryRow:
     time_us: int
     stack: int = 0
     label: int = 0
-    shown: bool = True
+    has_stack: bool = True
     """Whether the entry bears the stack; with ``context="state"`` only the block does."""
 
 
@@ -85,7 +85,7 @@ class _DeviceState:
     """Bytes that this process could have without a limit of its own."""
     fraction: float = 1.0
     rows: list[_HistoryRow] = field(default_factory=list)
-    made: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
     ring: _Ring = field(default_factory=_Ring)
 
     @property
@@ -95,7 +95,7 @@ class _DeviceState:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RecorderSettings:
     """What torch's recorder was told."""
 
     context: str | None
@@ -127,7 +127,7 @@ class Devices:
             )
             for _ in range(devices)
         ]
-        self.recording: Told | None = None
+        self.recording: RecorderSettings | None = None
         self._tables: dict[str, dict[Any, int]] = {
             "frames": {},
             "stacks": {(): 0},
@@ -154,7 +154,7 @@ class Devices:
         stack = self._free_stack(device_state.rows[block.owner].stack)
         device_state.model.request_free(address)
         self._write(device_state, Action.FREE_REQUESTED, *where, stack)
-        device_state.made["freed"] += 1
+        device_state.counts["freed"] += 1
         if complete:
             self.completed(address, device)
 
@@ -215,7 +215,7 @@ class Devices:
         self._write(
             device_state, Action.ALLOC, block.address, size, stream, block.arena.pool, stack
         )
-        device_state.made["allocated"] += 1
+        device_state.counts["allocated"] += 1
         return block.address
 
     def _fail(self, device_state: _DeviceState, device: int, size: int) -> None:
@@ -300,7 +300,7 @@ class Devices:
         columns = {n: [getattr(row, n) for row in device_state.rows] for n in names}
         columns["time_us"] = [time_us + shift_us for time_us in columns["time_us"]]
         whole: Events = Events.build(len(device_state.rows), **columns)
-        bare = np.asarray([not row.shown for row in device_state.rows], dtype=bool)
+        bare = np.asarray([not row.has_stack for row in device_state.rows], dtype=bool)
         events_shown = replace(whole, stack=np.where(bare, 0, whole.stack))
         end: State = state_of(device_state.model, Origins(whole))
         return Trace(

@@ -223,7 +223,7 @@ class TraceBuilder:
                 "label": self._label,
                 "pool": 0,
                 "category": block.category if block and action == Action.ALLOC else 0,
-                "taken": 0,
+                "block_size": 0,
             }
         )
         self._time_us += self.step_us

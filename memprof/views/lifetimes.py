@@ -114,7 +114,7 @@ def _freeing_action(events: Events) -> Action:
 def _in_window(trace: Trace, rows: _Matches) -> Lifetimes:
     events, allocs = trace.events, rows.alloc
     requested = events.size[allocs]
-    rounded_sizes = events.taken[allocs]
+    rounded_sizes = events.block_size[allocs]
     size = np.where(rounded_sizes > 0, rounded_sizes, block_bytes(requested, trace.settings))
     live = np.flatnonzero(rows.free == len(events))
     size[live] = _sizes_in(trace.end, events.address[allocs[live]], size[live])

@@ -60,7 +60,7 @@ class Cuts:
         return cls(rows, line.lives.alloc[rows], line.lives.free[rows])
 
     @classmethod
-    def ended(cls, line: Timeline, rows: Ints, at: Ints) -> Cuts:
+    def ended_at(cls, line: Timeline, rows: Ints, at: Ints) -> Cuts:
         """Lifetimes that end at an event each, where that is before their own end."""
         start = np.maximum(at, line.lives.alloc[rows])
         return cls(rows, start, np.maximum(line.lives.free[rows], start))

@@ -1,4 +1,4 @@
-"""In which step every allocation of a device was made and in which it died, over all windows.
+"""In which step every allocation of a device was made and in which it was freed, over all windows.
 
 Whether what survives is a leak is judged in `rules.growth_findings`.
 """
@@ -29,15 +29,15 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 OUTLIVED = 1 << 40
-"""The place in which something died that was alive when the recording ended."""
+"""The place in which something was freed that was alive when the recording ended."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepLifetimes(Columns):
-    """One row per allocation; ``born`` and ``died`` are places in `Survival.steps`.
+    """One row per allocation; ``allocated_in`` and ``freed_in`` are places in `Survival.steps`.
 
-    What was there before the first window has ``born`` -1. An allocation is alive at the end of
-    place ``p`` when ``born <= p < died``.
+    What was there before the first window has ``allocated_in`` -1. An allocation is alive at the
+    end of place ``p`` when ``allocated_in <= p < freed_in``.
     """
 
     window: Column = column("i4")
@@ -47,8 +47,8 @@ class StepLifetimes(Columns):
     free: Column = column("i8", missing=NOT_RECORDED)
     """The event that ended it, in window ``free_window``; `NOT_RECORDED` where none was seen."""
     free_window: Column = column("i4", missing=NOT_RECORDED)
-    born: Column = column("i8", missing=NOT_RECORDED)
-    died: Column = column("i8", missing=OUTLIVED)
+    allocated_in: Column = column("i8", missing=NOT_RECORDED)
+    freed_in: Column = column("i8", missing=OUTLIVED)
     address: Column = column("i8", missing=NOT_RECORDED)
     """Where it lay; `NOT_RECORDED` where addresses are laid out window by window."""
     size: Column = column("i8")
@@ -72,7 +72,10 @@ class Survival:
     @property
     def outlive_steps(self) -> Bools:
         """Which lives were made in a step and are there `SURVIVOR_AGE` step ends after its own."""
-        birth_places, death_places = self.lives.born, np.minimum(self.lives.died, len(self))
+        birth_places, death_places = (
+            self.lives.allocated_in,
+            np.minimum(self.lives.freed_in, len(self)),
+        )
         outlive: Bools = (birth_places >= 0) & (death_places - birth_places > SURVIVOR_AGE)
         return outlive
 
@@ -82,7 +85,7 @@ class Survival:
         What a program gives back after its last step, as it leaves the function that trains, was
         no less kept.
         """
-        there: Bools = self.lives.died[rows] >= len(self)
+        there: Bools = self.lives.freed_in[rows] >= len(self)
         return there
 
 
@@ -114,12 +117,12 @@ def _join(parts: list[StepLifetimes], numbers: list[Ints]) -> StepLifetimes:
     columns = {
         name: np.concatenate([getattr(p, name) for p in parts]) for name in StepLifetimes.names()
     }
-    keep = np.ones(len(columns["born"]), dtype=bool)
+    keep = np.ones(len(columns["allocated_in"]), dtype=bool)
     first_row = np.cumsum([0, *map(len, parts)])
     first_place = np.cumsum([0, *map(len, numbers)])
     for index in range(1, len(parts)):
         earlier = np.flatnonzero(
-            keep[: first_row[index]] & (columns["died"][: first_row[index]] == OUTLIVED)
+            keep[: first_row[index]] & (columns["freed_in"][: first_row[index]] == OUTLIVED)
         )
         rows = np.arange(first_row[index], first_row[index + 1])
         later = rows[columns["alloc"][rows] == NOT_RECORDED]
@@ -131,11 +134,11 @@ def _join(parts: list[StepLifetimes], numbers: list[Ints]) -> StepLifetimes:
             rest[columns["label"][rest] == EMPTY],
         )
         left, right = np.concatenate([left, there]), np.concatenate([right, again])
-        for name in ("died", "free", "free_window"):
+        for name in ("freed_in", "free", "free_window"):
             columns[name][left] = columns[name][right]
         _update(columns["category"], left, right)
         vanished = np.setdiff1d(earlier, left, assume_unique=True)
-        columns["died"][vanished] = first_place[index]  # between the windows, unseen
+        columns["freed_in"][vanished] = first_place[index]  # between the windows, unseen
         keep[right] = False
     return StepLifetimes(**{name: values[keep] for name, values in columns.items()})
 
@@ -224,8 +227,8 @@ def _lives(window: Window, steps: Ints, step_of: Ints, first: int) -> StepLifeti
         alloc=lives.alloc,
         free=np.where(has_end, lives.free, NOT_RECORDED),
         free_window=np.where(has_end, index, NOT_RECORDED),
-        born=birth_places,
-        died=death_places,
+        allocated_in=birth_places,
+        freed_in=death_places,
         address=np.full(len(lives), NOT_RECORDED) if trace.modelled else lives.address,
         # What a CPU tensor takes is what it asked for: the model's rounding is the GPU's.
         size=lives.requested if trace.modelled else lives.size,

@@ -112,9 +112,9 @@ class TimeToFull:
         return f"{self.device} {runs_out} of memory {self.when} ({rate} more per step)"
 
 
-def _rounded(step: int, left: int) -> str:
+def _rounded(step: int, steps_left: int) -> str:
     """As exact as it is known: to a hundredth of what is left."""
-    unit = 10 ** max(0, len(str(max(left, 1))) - 2)
+    unit = 10 ** max(0, len(str(max(steps_left, 1))) - 2)
     return format_count(round(step / unit) * unit)
 
 
@@ -135,13 +135,13 @@ def time_to_full(device: str, levels: StepLevels, room: float) -> TimeToFull | N
         return None
     levels = _some(levels, np.flatnonzero((levels.steps >= WARM_UP) & (levels.allocated >= 0)))
     few = _some(levels, picked(len(levels.steps), _MOST_POINTS))
-    found, of_peaks = _growth(few.steps, few.allocated), _growth(few.steps, few.peaks)
-    if found is None or (of_peaks is not None and of_peaks.least > found.slope):
-        found = of_peaks  # what is in use within steps grows, or fragmentation does
-    if found is None:
+    growth, of_peaks = _growth(few.steps, few.allocated), _growth(few.steps, few.peaks)
+    if growth is None or (of_peaks is not None and of_peaks.least > growth.slope):
+        growth = of_peaks  # what is in use within steps grows, or fragmentation does
+    if growth is None:
         return None
-    held = _some(levels, np.flatnonzero(levels.steps >= few.steps[found.begin]))
-    return _until_full(device, held, room, found)
+    growing_levels = _some(levels, np.flatnonzero(levels.steps >= few.steps[growth.begin]))
+    return _until_full(device, growing_levels, room, growth)
 
 
 def _some(levels: StepLevels, rows: Ints) -> StepLevels:
@@ -167,12 +167,12 @@ def _growth(steps: Floats, series: Floats) -> _Growth | None:
         half = len(x) // 2
         early, late = slope_range(x[:half], y[:half]), slope_range(x[half:], y[half:])
         if _is_same(early, late):
-            found = _sure_slope(x, y)
-            if found is None:
+            slope = _sure_slope(x, y)
+            if slope is None:
                 return None
-            began = _began_within(steps, series, begin, found.slope)
+            began = _began_within(steps, series, begin, slope.slope)
             times = _FARTHEST if began else _FARTHEST_OF_PART
-            return replace(found, begin=begin, farthest=times * float(x[-1] - x[0]))
+            return replace(slope, begin=begin, farthest=times * float(x[-1] - x[0]))
         if late.slope <= early.slope:
             return None  # it levels off, or is noise
         begin += half
@@ -190,11 +190,11 @@ def _sure_slope(x: Floats, y: Floats) -> _Growth | None:
     """None where it does not keep growing, or where the slope is not known well enough."""
     if rise(y.astype(np.int64), first=0) is None:
         return None
-    found = slope_range(x, y)
-    if found.slope * (x[-1] - x[0]) < _LEAST_RISE:
+    interval = slope_range(x, y)
+    if interval.slope * (x[-1] - x[0]) < _LEAST_RISE:
         return None
-    unsure = (found.high - found.low) / 2 / found.slope
-    return _Growth(found.slope, unsure, found.low) if unsure <= _SURE else None
+    unsure = (interval.high - interval.low) / 2 / interval.slope
+    return _Growth(interval.slope, unsure, interval.low) if unsure <= _SURE else None
 
 
 def _began_within(steps: Floats, series: Floats, begin: int, slope: float) -> bool:
@@ -215,14 +215,14 @@ def _until_full(device: str, levels: StepLevels, room: float, growth: _Growth) -
     each = max(1.0, float(np.median(np.diff(steps))))
     early, middle, late = _first_above(above + now - room, slope * each)
     exact = math.hypot((late - early) / 2, growth.unsure * middle) <= _RIGHT * middle
-    left = each * (middle if exact else late)
+    steps_left = each * (middle if exact else late)
     return TimeToFull(
         device=device,
         bytes_per_step=slope,
         free_bytes=max(0, round(room - now - float(above[-1]))),
         last_step=int(last),
-        full_step=int(last + left),
-        left_us=_left_us(levels.steps[later:], levels.end_us[later:], left),
+        full_step=int(last + steps_left),
+        left_us=_left_us(levels.steps[later:], levels.end_us[later:], steps_left),
         exact=exact,
     )
 
@@ -244,14 +244,14 @@ def _first_above(levels: Floats, rise_each: float) -> tuple[int, int, int]:
     return early, middle, late
 
 
-def _left_us(steps: Floats, end_us: Floats, left: float) -> int:
+def _left_us(steps: Floats, end_us: Floats, steps_left: float) -> int:
     """By what a step has taken lately, with all pauses in between."""
     timed = np.flatnonzero(end_us > 0)
     if len(timed) < 2 or steps[timed[-1]] <= steps[timed[0]]:
         return NOT_RECORDED
     first, last = timed[0], timed[-1]
     each = max(0.0, (end_us[last] - end_us[first]) / (steps[last] - steps[first]))
-    return int(left * each)
+    return int(steps_left * each)
 
 
 # -- of a recording ----------------------------------------------------------------------------
@@ -269,27 +269,33 @@ def times_to_full(run: Run) -> Iterator[TimeToFull]:
             others=_others(run, device),
             host_free=free_on_host(run),
         )
-        found = time_to_full(device.device, levels, room)
-        if found is not None:
-            yield replace(found, ended=run.footer is not None)
+        estimate = time_to_full(device.device, levels, room)
+        if estimate is not None:
+            yield replace(estimate, ended=run.footer is not None)
 
 
 def has_gaps(info: DeviceInfo) -> bool:
     """Whether parts of segments cannot be given back: not where segments expand."""
-    told = info.settings.get("expandable_segments")
-    if isinstance(told, bool):
-        return not told
+    expandable = info.settings.get("expandable_segments")
+    if isinstance(expandable, bool):
+        return not expandable
     # The allocator's own reader of settings is long to import, and this is asked in the job.
-    given = (info.settings.get(name) for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"))
-    return not any("expandable_segments:true" in str(one).replace(" ", "").lower() for one in given)
+    configurations = (
+        info.settings.get(name) for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    )
+    return not any(
+        "expandable_segments:true" in str(one).replace(" ", "").lower() for one in configurations
+    )
 
 
 def step_levels(device: DeviceRun) -> StepLevels:
     """The rows of a device's steps in order, each step once."""
     steps = device.steps
-    known = np.flatnonzero(steps.allocated != NOT_RECORDED)
-    last, row = np.unique(steps.last[known], return_index=True)  # a damaged file repeats steps
-    rows = known[row]
+    recorded_rows = np.flatnonzero(steps.allocated != NOT_RECORDED)
+    last, row = np.unique(
+        steps.last[recorded_rows], return_index=True
+    )  # a damaged file repeats steps
+    rows = recorded_rows[row]
     allocated = steps.allocated[rows]
     gaps = steps.inactive_split[rows] if has_gaps(device.info) else np.full(len(rows), -1)
     columns = (allocated.tolist(), steps.peak_allocated[rows].tolist(), gaps.tolist())
@@ -320,17 +326,17 @@ def _others(run: Run, device: DeviceRun) -> float:
     used = series_of(run, device.device, "used")
     if used is None:
         return 0.0
-    read = np.flatnonzero(~np.isnan(used.values))[-1]
-    at = int(np.searchsorted(device.steps.end_us, used.time_us[read], side="right")) - 1
+    last_reading = np.flatnonzero(~np.isnan(used.values))[-1]
+    at = int(np.searchsorted(device.steps.end_us, used.time_us[last_reading], side="right")) - 1
     reserved = float(device.steps.reserved[at]) if at >= 0 else 0.0
-    return max(0.0, float(used.values[read]) - max(0.0, reserved))
+    return max(0.0, float(used.values[last_reading]) - max(0.0, reserved))
 
 
 def free_on_host(run: Run) -> float:
     """Bytes that the host, or the control group of the process, still had; -1 where not known."""
-    known = []
+    free_values = []
     for name in ("available", "limit_free"):
         series = series_of(run, "host", name)
         if series is not None:
-            known.append(float(series.values[~np.isnan(series.values)][-1]))
-    return min(known, default=-1.0)
+            free_values.append(float(series.values[~np.isnan(series.values)][-1]))
+    return min(free_values, default=-1.0)

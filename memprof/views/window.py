@@ -101,9 +101,9 @@ class Window:
         """Lifetimes that do not happen at all."""
         return Cuts.whole(self.line, rows)
 
-    def ended(self, rows: Ints, at: Ints) -> Cuts:
+    def ended_at(self, rows: Ints, at: Ints) -> Cuts:
         """Lifetimes that end at an event each, where that is before their own end."""
-        return Cuts.ended(self.line, rows, at)
+        return Cuts.ended_at(self.line, rows, at)
 
     @cached_property
     def at_peak(self) -> Bools:

@@ -142,12 +142,12 @@ class _Question:
     text: str
     settings: AllocatorSettings
     afresh: bool = False
-    asked: str | None = None
+    conf: str | None = None
     """The settings as they were asked for; None: those of the recording."""
 
     def row(self, capacity: int, outcomes: Sequence[Outcome]) -> Row:
         """Its answer, given the outcome of each window."""
-        return Row(self.text, capacity, *_worst(outcomes), self.asked, self.afresh)
+        return Row(self.text, capacity, *_worst(outcomes), self.conf, self.afresh)
 
 
 def replay(
@@ -182,7 +182,7 @@ def replay(
         MissingError: the recording holds no trace, or nothing was allocated at ``free_after``.
     """
     confs = [alloc_conf] if isinstance(alloc_conf, str) else list(alloc_conf)
-    questions = [_Question(text, parse_settings(text), asked=text) for text in confs]
+    questions = [_Question(text, parse_settings(text), conf=text) for text in confs]
     capacity = parse_bytes(gpu) if isinstance(gpu, str) else gpu
     if capacity is not None and capacity <= 0:
         raise SettingsError("a card has more than 0 bytes", "write --gpu 24GiB")
@@ -228,7 +228,7 @@ def _left_to_torch(device: DeviceRun) -> int:
 class _Plan:
     """What was asked, to be answered device by device."""
 
-    asked: list[_Question]
+    questions: list[_Question]
     capacity: int | None
     free_after: str | None
     search: bool
@@ -283,11 +283,11 @@ class _Plan:
         questions = []
         if self.capacity is not None or self.free_after is not None:
             questions.append(_Question(self._name(), first_settings))
-        result = list(self.asked)
+        result = list(self.questions)
         if self.search:
             settings_meant = {question.settings for question in result} | {first_settings}
             searched_for = [
-                _Question(text, parse_settings(text), asked=text) for text in ("", *untried(traces))
+                _Question(text, parse_settings(text), conf=text) for text in ("", *untried(traces))
             ]
             result += [
                 question for question in searched_for if question.settings not in settings_meant

@@ -42,7 +42,7 @@ def freed_each_step(trace: Trace, workload: Workload, site: str) -> Changes:
     has_steps = len(steps) > 0 and bool((steps >= 0).any())
     after = _end_of_step(steps, rows) if has_steps else _before_next(events.stack[rows], rows)
     ends = after < len(events) - 1
-    return Changes(freed=rows[ends], freed_after=after[ends], gone=start_addresses)
+    return Changes(freed=rows[ends], freed_after=after[ends], freed_initial=start_addresses)
 
 
 def matching_stacks(trace: Trace, site: str) -> npt.NDArray[np.bool_]:

@@ -108,7 +108,7 @@ def test_blocks_that_are_gone_at_the_start_leave_their_memory_free():
     first = len(recording)
     recording.alloc(30 * MIB)
     workload = workload_of(recording.trace(first))
-    outcome = play(workload, changes=Changes(gone=np.array([leak])))
+    outcome = play(workload, changes=Changes(freed_initial=np.array([leak])))
 
     assert outcome.peak_reserved == 30 * MIB
     assert outcome.driver_allocs == 0
@@ -121,7 +121,7 @@ def test_blocks_of_the_start_can_be_freed_in_the_midst_of_the_trace():
     recording.alloc(30 * MIB)
     recording.alloc(30 * MIB)
     workload = workload_of(recording.trace(first))
-    changes = Changes(gone=np.array([leak]), gone_after=np.array([1]))
+    changes = Changes(freed_initial=np.array([leak]), freed_initial_after=np.array([1]))
     outcome = play(workload, changes=changes)
 
     assert workload.recorded.peak_reserved == 90 * MIB

@@ -29,7 +29,7 @@ def test_an_allocation_gets_a_segment_before_it_and_the_first_address_in_it() ->
     assert trace.events.action.tolist() == [Action.SEGMENT_ALLOC, Action.ALLOC]
     assert trace.events.size.tolist() == [20 * MIB, 3 * MIB]
     assert trace.events.address[0] == trace.events.address[1]
-    assert trace.events.taken.tolist() == [0, 3 * MIB]
+    assert trace.events.block_size.tolist() == [0, 3 * MIB]
     assert trace.modelled
 
 

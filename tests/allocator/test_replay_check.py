@@ -175,7 +175,7 @@ def test_a_replay_counts_the_remainder_that_was_not_split_off():
     recording.alloc(19 * MIB + 512)
     trace = replayed_trace(recording.trace()).trace
 
-    assert trace.events.taken.tolist() == [0, 20 * MIB]
+    assert trace.events.block_size.tolist() == [0, 20 * MIB]
     assert trace.start is not None
     assert trace.start.reserved == 0
 

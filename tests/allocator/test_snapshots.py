@@ -49,7 +49,7 @@ def test_bytes_are_conserved_from_the_rebuilt_start_to_the_recorded_end(path):
             for a, s, state in zip(start, start.values(), exact.start.blocks.state, strict=True)
             if state == 1
         }
-        rows = (exact.events.action, exact.events.address, exact.events.taken)
+        rows = (exact.events.action, exact.events.address, exact.events.block_size)
         for action, address, taken in zip(*(column.tolist() for column in rows), strict=True):
             if action == 0:
                 live[address] = taken

@@ -290,7 +290,7 @@ def measured(
 
 
 @dataclass
-class Found:
+class RuleFinding:
     """What the process of one program measured."""
 
     title: str
@@ -313,7 +313,7 @@ class Found:
         return above / below if above is not None and below else None
 
 
-def show(program: str, found: Found) -> None:
+def show(program: str, found: RuleFinding) -> None:
     """Print what a program took, and judge it."""
     print(f"\n{found.title}")
     for name, taken in found.took.items():
@@ -341,7 +341,7 @@ def show(program: str, found: Found) -> None:
             )
 
 
-def _judge_budget(program: str, name: str, found: Found, allowance_s: float) -> None:
+def _judge_budget(program: str, name: str, found: RuleFinding, allowance_s: float) -> None:
     """Whether a whole recording took no more than its allowance, or its share of the time."""
     plain_s, taken_s = found.seconds(PLAIN), found.seconds(name)
     if plain_s is None or taken_s is None:
@@ -358,7 +358,7 @@ def _judge(name: str, told: str, is_met: bool, aim: str) -> None:
     write(name, outcome, f"{told}; the aim is at most {aim}")
 
 
-def table(found: dict[str, Found]) -> str:
+def table(found: dict[str, RuleFinding]) -> str:
     """For docs/gpu-results.md: milliseconds a step, and times the plain program."""
     names = list(dict.fromkeys(name for one in found.values() for name in one.took))
     rows = [f"| program | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
@@ -368,7 +368,7 @@ def table(found: dict[str, Found]) -> str:
     return "\n".join(rows)
 
 
-def _cell(found: Found, name: str) -> str:
+def _cell(found: RuleFinding, name: str) -> str:
     seconds = found.seconds(name)
     if seconds is None:
         return "not measured"
@@ -407,7 +407,9 @@ def run_one(program: str, options: argparse.Namespace, result: Path) -> None:
         measured(bench, PROGRAMS[program][1](sizes), todo, rounds, until_s, keep)
 
 
-def run_apart(program: str, share_s: float, options: argparse.Namespace, folder: Path) -> Found:
+def run_apart(
+    program: str, share_s: float, options: argparse.Namespace, folder: Path
+) -> RuleFinding:
     """What a process of its own measures of a program."""
     result = folder / "result.json"
     result.unlink(missing_ok=True)
@@ -428,7 +430,7 @@ def run_apart(program: str, share_s: float, options: argparse.Namespace, folder:
     held = {kind: Held(**one) for kind, one in kept["held"].items()}
     on_a_card = not options.dry_run and not is_dry_run()
     steps = round(options.long_s / took[PLAIN].clock) if options.long_s and PLAIN in took else 0
-    return Found(PROGRAMS[program][0], bool(options.long_s), on_a_card, took, held, steps)
+    return RuleFinding(PROGRAMS[program][0], bool(options.long_s), on_a_card, took, held, steps)
 
 
 def main() -> None:
@@ -457,7 +459,7 @@ def main() -> None:
         run_one(options.program, options, options.result)
         return
     deadline_s = time.monotonic() + options.limit_s
-    found: dict[str, Found] = {}
+    found: dict[str, RuleFinding] = {}
     with tempfile.TemporaryDirectory() as folder:
         for number, program in enumerate(options.only):
             left_s = max(0.0, deadline_s - time.monotonic())

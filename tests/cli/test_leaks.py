@@ -13,7 +13,7 @@ from memprof.errors import MemprofError
 from memprof.loading import load
 from memprof.records import Site
 from memprof.report.summary import summarize
-from memprof.rules.finding import Found, Kind, Remedy
+from memprof.rules.finding import Kind, Remedy, RuleFinding
 from memprof.rules.ranked_findings import findings
 from memprof.source_code.patch import diff, replaced
 from memprof.source_code.program import program_of
@@ -210,7 +210,7 @@ def test_the_patches_of_all_findings_are_one_diff_for_git(leaking, tmp_path, mon
     ]
     site = Site(str(source), 2)
     found = [
-        Found(Kind.LEAK, "cpu", site, "", remedies=(Remedy("detach", "", patch=patch),))
+        RuleFinding(Kind.LEAK, "cpu", site, "", remedies=(Remedy("detach", "", patch=patch),))
         for patch in [*patches, patches[0]]
     ]
     monkeypatch.setattr(leaks, "findings", lambda run, examination: found)

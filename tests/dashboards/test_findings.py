@@ -9,7 +9,7 @@ import numpy as np
 
 from memprof.records import Holder, Site
 from memprof.reference_chain import Link
-from memprof.rules.finding import Found, Kind, Remedy, Series
+from memprof.rules.finding import Kind, Remedy, RuleFinding, Series
 from memprof.rules.fixes import FIXES
 from memprof.rules.pages import page
 from memprof.trace import Frame
@@ -28,8 +28,8 @@ PATCH = """--- train.py
 """
 
 
-def leak(text: str = "list `outputs` of LitModel", fix: str = "item") -> Found:
-    return Found(
+def leak(text: str = "list `outputs` of LitModel", fix: str = "item") -> RuleFinding:
+    return RuleFinding(
         kind=Kind.LEAK,
         device="cuda:0",
         site=Site("/home/someone/job/train.py", 31, "step", text),

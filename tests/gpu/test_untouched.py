@@ -101,7 +101,7 @@ def test_by_default_a_loss_outside_every_module_is_labelled_as_cuda_alone_labels
     assert Phase.BACKWARD in {phase for phase, _, _ in found}
     devices = [device.device for device in run.devices]
     notes = [note.message for note in run.notes if note.source == "cpu"]
-    if native.wanted() is not False and native.available():  # it needs no dispatch mode
+    if native.is_wanted() is not False and native.available():  # it needs no dispatch mode
         assert (devices, notes) == (["cpu", "cuda:0"], [])
     else:
         assert devices == ["cuda:0"]

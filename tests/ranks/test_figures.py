@@ -10,7 +10,7 @@ import pytest
 from memprof.loading import load
 from memprof.ranks.figures import (
     RankFigures,
-    chosen,
+    choose_ranks,
     deviations,
     footer_of,
     is_rising,
@@ -128,7 +128,7 @@ def test_growth_is_steady_and_of_more_than_a_block():
 
 
 def test_of_up_to_eight_each_is_judged():
-    assert chosen(ranks(8), ()) == dict.fromkeys(range(8), "")
+    assert choose_ranks(ranks(8), ()) == dict.fromkeys(range(8), "")
 
 
 def test_of_many_those_are_judged_that_stand_for_all():
@@ -140,7 +140,7 @@ def test_of_many_those_are_judged_that_stand_for_all():
         bytes_per_step={8: 5000.0},
         rising={8: 1.0},
     )
-    assert chosen(given, deviations(given)) == {
+    assert choose_ranks(given, deviations(given)) == {
         71: "ran out of memory",
         3: "highest peak",
         # Equal ones follow in order, behind them the one with the highest peak.
@@ -155,7 +155,7 @@ def test_never_more_than_six_are_judged():
     given = ranks(100, peak_allocated_bytes=changed, outside_bytes={20: GIB, 21: 0}, step_us=steps, bytes_per_step={30: -1.0 * GIB})  # fmt: skip
     found = deviations(given)
     assert len(found) == 9
-    assert len(chosen(given, found)) == 6
+    assert len(choose_ranks(given, found)) == 6
 
 
 # -- where there is no footer ----------------------------------------------------------------------

@@ -5,17 +5,17 @@ from __future__ import annotations
 from memprof.ranks.merge_findings import shared
 from memprof.records import Holder, Site
 from memprof.reference_chain import Link
-from memprof.rules.finding import Found, Kind, Remedy
+from memprof.rules.finding import Kind, Remedy, RuleFinding
 
 LINE = Site("/job/train.py", 31, "step", "kept.append(loss)")
 
 
-def leak(bytes_: int, site: Site = LINE, **fields: object) -> Found:
-    return Found(Kind.LEAK, "cuda:0", site, f"{bytes_} a step", bytes_per_step=bytes_, bytes=10 * bytes_, **fields)  # type: ignore[arg-type]  # fmt: skip
+def leak(bytes_: int, site: Site = LINE, **fields: object) -> RuleFinding:
+    return RuleFinding(Kind.LEAK, "cuda:0", site, f"{bytes_} a step", bytes_per_step=bytes_, bytes=10 * bytes_, **fields)  # type: ignore[arg-type]  # fmt: skip
 
 
-def waste(line: int, bytes_: int, device: str = "cuda:0") -> Found:
-    return Found(Kind.WASTE, device, Site("/job/m.py", line), f"{bytes_} wasted", bytes=bytes_, confidence=0.8)  # fmt: skip
+def waste(line: int, bytes_: int, device: str = "cuda:0") -> RuleFinding:
+    return RuleFinding(Kind.WASTE, device, Site("/job/m.py", line), f"{bytes_} wasted", bytes=bytes_, confidence=0.8)  # fmt: skip
 
 
 def test_the_same_line_is_one_finding_with_its_bytes_in_sum():
@@ -39,7 +39,7 @@ def test_another_line_or_kind_is_another_finding():
 
 
 def test_without_a_line_the_holder_tells_them_apart_and_not_its_length():
-    def held(name: str, length: int) -> Found:
+    def held(name: str, length: int) -> RuleFinding:
         links = [Link("global", name, "train"), Link("item", "", "list", length=length)]
         return leak(5, Site(), holders=(Holder("item", links=links),))
 

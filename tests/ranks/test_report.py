@@ -7,7 +7,7 @@ import pytest
 from memprof.ranks.figures import RankFigures, deviations
 from memprof.ranks.merge_findings import Shared
 from memprof.ranks.report import (
-    Judged,
+    JudgedRank,
     format_measure,
     format_ranks,
     format_share,
@@ -29,7 +29,7 @@ def found(kind: str = "leak", rate: float = 4096.0, confidence: float = 0.9) -> 
 
 def verdict(given: list[RankFigures], *ones: Shared) -> tuple[Verdict, str]:
     deviating = deviations(given)
-    judged = [Judged(rank.name, rank.file, "") for rank in given[:3]]
+    judged = [JudgedRank(rank.name, rank.file, "") for rank in given[:3]]
     return job_verdict(given, deviating, ones, judged), next_command(given, deviating, ones)
 
 

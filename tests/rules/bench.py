@@ -9,7 +9,7 @@ import numpy as np
 from memprof.loading import load
 from memprof.records import Holder, SourceFiles
 from memprof.reference_chain import Link, LinkKind
-from memprof.rules.finding import Evidence, Found, Growth, Kind
+from memprof.rules.finding import Evidence, Growth, Kind, RuleFinding
 from memprof.rules.remedies import with_remedies
 from memprof.rules.rule import Match
 from memprof.runfile.source_digests import digest_of
@@ -75,7 +75,7 @@ class Bench:
         files = SourceFiles([*self.digests], [*self.digests.values()])
         write_run(self.folder / "run.json", trace.build(), more=[files] if self.digests else [])
         frame = Frame("step", str(self.file), self.line(site))
-        found = Found(
+        found = RuleFinding(
             kind=Kind.WASTE if rule else kind,
             device="cuda:0",
             site=site_at(frame),

@@ -13,7 +13,7 @@ import torch
 import memprof
 from memprof.loading import load
 from memprof.records import Record, StepColumns
-from memprof.rules.finding import Found
+from memprof.rules.finding import RuleFinding
 from memprof.rules.ranked_findings import findings
 from memprof.testing import TraceBuilder, write_run
 from tests import forks
@@ -44,7 +44,7 @@ Program = Callable[[], "Step | TraceBuilder | tuple[TraceBuilder, ...] | Recordi
 """Builds a job and returns its step, or what a recording of such a job would hold."""
 
 
-def findings_of(program: Program, path: Path, steps: int = 16) -> tuple[Found, ...]:
+def findings_of(program: Program, path: Path, steps: int = 16) -> tuple[RuleFinding, ...]:
     """What is found in a recording of ``program``.
 
     A program that returns a step is run on the CPU; else what it returns is the recording.
@@ -53,7 +53,7 @@ def findings_of(program: Program, path: Path, steps: int = 16) -> tuple[Found, .
     return findings(load(path))
 
 
-def findings_of_fork(program: Program, path: Path) -> tuple[Found, ...]:
+def findings_of_fork(program: Program, path: Path) -> tuple[RuleFinding, ...]:
     """What is found in a recording of ``program``, made in a process that nothing else has used.
 
     Some programs leave cycles behind that nothing frees, and a search comes upon them later.
@@ -94,6 +94,6 @@ def names(program: Program, path: Path) -> list[str]:
     return [name for one in findings_of(program, path) for name in named_by(one)]
 
 
-def named_by(found: Found) -> list[str]:
+def named_by(found: RuleFinding) -> list[str]:
     """The rule that names a finding, and those that give advice on it as well."""
     return [*dict.fromkeys([found.rule, *(remedy.rule for remedy in found.remedies)])]

@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="a recording needs torch")
 
 import memprof
 from memprof.loading import load
-from memprof.rules.finding import Found, Remedy
+from memprof.rules.finding import Remedy, RuleFinding
 from memprof.rules.ranked_findings import findings
 from memprof.run import Run
 from memprof.sources.cuda.snapshot_source import CudaSource
@@ -117,11 +117,11 @@ def run(monkeypatch, tmp_path):
     return run
 
 
-def remedy(found: tuple[Found, ...], fix: str) -> Remedy:
+def remedy(found: tuple[RuleFinding, ...], fix: str) -> Remedy:
     return next(r for one in found for r in one.remedies if r.fix == fix)
 
 
-def patterns(found: tuple[Found, ...]) -> set[object]:
+def patterns(found: tuple[RuleFinding, ...]) -> set[object]:
     return {one.rule for one in found}
 
 

@@ -12,7 +12,7 @@ if sys.platform == "win32":
     pytest.skip("programs are forked", allow_module_level=True)
 
 from memprof import load
-from memprof.rules.finding import Found, Kind, Remedy
+from memprof.rules.finding import Kind, Remedy, RuleFinding
 from memprof.rules.fixes import PATCHED
 from memprof.rules.ranked_findings import findings
 from memprof.views.examination import examine
@@ -66,7 +66,7 @@ module.main(path[:-3] + ".json")
 """
 
 
-def record(folder: Path, sources: dict[str, str]) -> dict[str, tuple[Found, ...]]:
+def record(folder: Path, sources: dict[str, str]) -> dict[str, tuple[RuleFinding, ...]]:
     paths = {case: folder / f"job_{_stem(case)}.py" for case in sources}
     for case, source in sources.items():
         paths[case].write_text(source)
@@ -76,7 +76,7 @@ def record(folder: Path, sources: dict[str, str]) -> dict[str, tuple[Found, ...]
     return {case: _examined(path.with_suffix(".json")) for case, path in paths.items()}
 
 
-def _examined(path: Path) -> tuple[Found, ...]:
+def _examined(path: Path) -> tuple[RuleFinding, ...]:
     run = load(path)
     examination = examine(run)
     device = examination.devices[0]
@@ -106,7 +106,7 @@ def after(tmp_path_factory, before, rules):
     return record(tmp_path_factory.mktemp("after"), sources)
 
 
-def remedy(before: dict[str, tuple[Found, ...]], case: str, rules: dict) -> Remedy | None:
+def remedy(before: dict[str, tuple[RuleFinding, ...]], case: str, rules: dict) -> Remedy | None:
     """The remedy of that fix whose patch that rule made."""
     fix, rule, *_ = case.split("/")
     offered = [r for one in before[case] for r in one.remedies if r.fix == fix and r.patch]
@@ -170,5 +170,5 @@ def _stem(case: str) -> str:
     return case.replace("/", "_")
 
 
-def _patterns(found: tuple[Found, ...], fix: str) -> set[object]:
+def _patterns(found: tuple[RuleFinding, ...], fix: str) -> set[object]:
     return {one.rule for one in found if any(r.fix == fix and r.patch for r in one.remedies)}

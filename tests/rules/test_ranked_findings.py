@@ -6,7 +6,7 @@ import pytest
 
 from memprof.records import Holder, Site
 from memprof.reference_chain import Link, LinkKind
-from memprof.rules.finding import Found, Kind
+from memprof.rules.finding import Kind, RuleFinding
 from memprof.rules.ranked_findings import reported
 
 LOADING = Site("/home/me/train.py", 7)
@@ -19,7 +19,7 @@ def held_by(name):
 
 
 def found(rule="", kind=Kind.WASTE, device="cuda:0", site=None, holders=()):
-    return Found(kind, device, site or Site(), rule or kind.value, rule=rule, holders=holders)
+    return RuleFinding(kind, device, site or Site(), rule or kind.value, rule=rule, holders=holders)
 
 
 LEAK = found(kind=Kind.LEAK, site=TRAINING, holders=held_by("losses"))

@@ -11,7 +11,7 @@ import pytest
 from memprof.loading import load
 from memprof.records import Holder
 from memprof.reference_chain import Link
-from memprof.rules.finding import Evidence, Found, Kind
+from memprof.rules.finding import Evidence, Kind, RuleFinding
 from memprof.rules.remedies import with_remedies
 from memprof.rules.rule import Match
 from memprof.rules.waste.unused_gradients import Unused
@@ -48,7 +48,7 @@ def advised(tmp_path):
         write_run(tmp_path / "run.json", trace.build())
         holder = Holder(links[0].kind, str(path), line, lines[line - 1], [*links])
         frame = Frame("step", str(path), site or line)
-        found = Found(
+        found = RuleFinding(
             kind=Kind.WASTE if rule else Kind.LEAK,
             device="cpu",
             site=site_at(frame),

@@ -367,7 +367,7 @@ def test_a_frozen_model_keeps_no_graph_for_a_gradient_that_nothing_reads(
     assert (frozen is not None) is found
     if frozen is not None:
         assert frozen.bytes == 4 * MIB
-        assert frozen.match.asked.line == 5
+        assert frozen.match.request.line == 5
 
 
 def in_each_step(program, function, lines):

@@ -7,7 +7,7 @@ import pytest
 from memprof.loading import load
 from memprof.records import Site
 from memprof.rules.case import Case
-from memprof.rules.finding import Found, Kind
+from memprof.rules.finding import Kind, RuleFinding
 from memprof.source_code.dataflow import flow_into, flow_of
 from memprof.source_code.program import calls_in, program_of
 from memprof.testing import TraceBuilder, write_run
@@ -153,7 +153,7 @@ def test_an_attribute_is_followed_into_every_file(programs, use, expected):
 def test_files_that_are_only_imported_are_looked_at_as_well(programs, tmp_path):
     made, _ = programs("import part1\n", "from . import part2\n", "x = 1\n", "y = 1\n")
     write_run(tmp_path / "run.json", TraceBuilder(device="cpu").build())
-    found = Found(Kind.LEAK, "cpu", Site(made[0].filename, 1), "")
+    found = RuleFinding(Kind.LEAK, "cpu", Site(made[0].filename, 1), "")
     case = Case(found, examine(load(tmp_path / "run.json")))
     assert [one.filename for one in case.everywhere] == [one.filename for one in made[:3]]
 

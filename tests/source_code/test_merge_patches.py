@@ -86,14 +86,14 @@ BOTH = b"train.append(loss)\nvalid.push(loss)\n"
 def test_patches_of_neighbouring_lines_are_one_diff(applied):
     text, patch = applied(BOTH, detached("append"), detached("push"))
     assert text == b"train.append(loss.detach())\nvalid.push(loss.detach())\n"
-    assert (patch.made, patch.left_out, patch.text.count("--- ")) == (2, 0, 1)
+    assert (patch.patch_count, patch.left_out, patch.text.count("--- ")) == (2, 0, 1)
 
 
 def test_a_patch_that_changes_the_same_line_in_another_way_is_left_out(applied):
     other = lambda program: [replaced(calls_in(program.tree, "append")[0].args[0], "1")]  # noqa: E731
     text, patch = applied(BOTH, detached("append"), other, detached("push"))
     assert text == b"train.append(loss.detach())\nvalid.push(loss.detach())\n"
-    assert (patch.made, patch.left_out) == (2, 1)
+    assert (patch.patch_count, patch.left_out) == (2, 1)
 
 
 def test_the_same_patch_twice_and_the_same_line_of_two_patches_are_written_once(applied):
@@ -104,7 +104,7 @@ def test_the_same_patch_twice_and_the_same_line_of_two_patches_are_written_once(
     text, patch = applied(source, with_import("append"), with_import("append"), with_import("push"))
     assert text.count(b"import weakref\n") == 1
     assert text.count(b".detach()") == 2
-    assert (patch.made, patch.left_out) == (2, 0)
+    assert (patch.patch_count, patch.left_out) == (2, 0)
 
 
 def test_a_line_that_is_added_beside_another_change_is_left_out(applied):
@@ -113,7 +113,7 @@ def test_a_line_that_is_added_beside_another_change_is_left_out(applied):
 
     text, patch = applied(BOTH, detached("push"), above)
     assert text == BOTH.replace(b"push(loss)", b"push(loss.detach())")
-    assert (patch.made, patch.left_out) == (1, 1)
+    assert (patch.patch_count, patch.left_out) == (1, 1)
 
 
 def test_distant_changes_are_hunks_of_one_diff(applied):

@@ -84,14 +84,14 @@ def test_what_outlives_a_window_goes_on_in_the_next():
     first, then = list(range(10)), list(range(50, 55))
     seen = survival(examine(run_of(window([], first), window(first, then))).devices[0])
     assert seen.steps.tolist() == first + then
-    assert seen.lives.born.tolist() == list(range(15))
-    assert set(seen.lives.died.tolist()) == {OUTLIVED}
+    assert seen.lives.allocated_in.tolist() == list(range(15))
+    assert set(seen.lives.freed_in.tolist()) == {OUTLIVED}
 
 
 def test_what_died_between_two_windows_died_when_the_second_began():
     first, then = list(range(10)), list(range(50, 55))
     seen = survival(examine(run_of(window([], first), window(first[:4], then))).devices[0])
-    assert seen.lives.died[:10].tolist() == [OUTLIVED] * 4 + [10] * 6
+    assert seen.lives.freed_in[:10].tolist() == [OUTLIVED] * 4 + [10] * 6
 
 
 def unlabelled(window):
@@ -108,8 +108,8 @@ def test_what_a_later_window_finds_without_a_label_is_known_by_its_address():
     moved = window([], first, first_address=1 << 20)
     for earlier, of_first in ((same, [OUTLIVED] * 4 + [10] * 6), (moved, [10] * 10)):
         lives = survival(examine(run_of(earlier, later)).devices[0]).lives
-        assert lives.died[lives.born >= 0].tolist() == of_first + [OUTLIVED] * 5
-        assert (lives.born < 0).sum() == 4 - of_first.count(OUTLIVED)
+        assert lives.freed_in[lives.allocated_in >= 0].tolist() == of_first + [OUTLIVED] * 5
+        assert (lives.allocated_in < 0).sum() == 4 - of_first.count(OUTLIVED)
 
 
 def test_a_leak_is_followed_over_windows_with_gaps():

@@ -15,7 +15,7 @@ from memprof.source_code.program import Place, bound_names
 
 __all__ = ["RULE"]
 
-_NAMED = frozenset({LinkKind.ATTRIBUTE, LinkKind.MODULE_ATTRIBUTE, LinkKind.CLOSURE})
+_NAMED_KINDS = frozenset({LinkKind.ATTRIBUTE, LinkKind.MODULE_ATTRIBUTE, LinkKind.CLOSURE})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,8 +65,8 @@ class LinkedObjects(GrowthRule[Chain]):
 
 
 def _chain(case: Case, holder: Holder, at: int) -> Chain:
-    named = (link for link in holder.links[at:] if link.kind in _NAMED)
-    link = next(named, holder.links[at])
+    with_names = (link for link in holder.links[at:] if link.kind in _NAMED_KINDS)
+    link = next(with_names, holder.links[at])
     place = case.place_at(link.filename, link.line)
     targets = bound_names(place.statement) if place is not None else []
     texts = [ast.unparse(target) for target in targets]
@@ -75,7 +75,7 @@ def _chain(case: Case, holder: Holder, at: int) -> Chain:
         place or case.place_of(holder),
         name,
         link.type_name,
-        is_attribute=link.kind in _NAMED and link.kind != LinkKind.CLOSURE,
+        is_attribute=link.kind in _NAMED_KINDS and link.kind != LinkKind.CLOSURE,
     )
 
 

@@ -168,20 +168,20 @@ def _of_module(case: Case) -> Iterator[OneWay]:
 
     Its module has another function that takes them out: ``prune.remove(module, name)``.
     """
-    held = {link.type_name for one in case.finding.holders for link in one.links}
+    holder_types = {link.type_name for one in case.finding.holders for link in one.links}
     for inner, outer in pairwise(case.finding.stack):
         place = case.place_at(outer.filename, outer.line) if _is_own(case, outer.filename) else None
         program = source_of(inner.filename) if place is not None else None
         if program is None or place is None or frame_kind(inner.filename) is FrameKind.USER:
             continue
-        called = own_calls(place.statement, inner.name)
-        made = sorted(held & {one.name for one in program.classes()})
-        release = function_releasing(program, inner.name) if called and made else ""
+        calls = own_calls(place.statement, inner.name)
+        own_types = sorted(holder_types & {one.name for one in program.classes()})
+        release = function_releasing(program, inner.name) if calls and own_types else ""
         if release:
-            function = called[0].func
+            function = calls[0].func
             receiver = ast.unparse(function.value) if isinstance(function, ast.Attribute) else ""
-            line = called[0].lineno
-            yield OneWay(place, line, receiver, inner.name, release, made[0], is_function=True)
+            line = calls[0].lineno
+            yield OneWay(place, line, receiver, inner.name, release, own_types[0], is_function=True)
 
 
 def _within(case: Case) -> Iterator[OneWay]:

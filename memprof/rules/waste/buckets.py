@@ -57,7 +57,7 @@ class Buckets(WasteRule[Match]):
             row=window.main_site(mask),
             rows=np.flatnonzero(mask),
             nbytes=window.bytes_of(mask),
-            saving=window.replayed(window.ended(gradients, np.append(allocs[1:], allocs[-1:]))),
+            saving=window.replayed(window.ended_at(gradients, np.append(allocs[1:], allocs[-1:]))),
         )
 
     def title(self, match: Match) -> str:  # noqa: ARG002 - every match reads the same

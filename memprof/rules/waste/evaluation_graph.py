@@ -54,7 +54,7 @@ class EvaluationGraph(WasteRule[Match]):
         if not graph_rows:
             return
         rows = np.array(graph_rows, dtype=np.int64)
-        saving = window.replayed(window.ended(rows, np.array(ends)))
+        saving = window.replayed(window.ended_at(rows, np.array(ends)))
         mask = np.zeros(len(lives), dtype=bool)
         mask[rows] = True
         at_peak = mask & window.at_peak

@@ -25,21 +25,21 @@ _LEAST_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Frozen(Match):
+class FrozenModules(Match):
     """Activations of modules that are not trained, and who asked for their graph."""
 
-    asked: Place | None = None
+    request: Place | None = None
     """The statement that asks for the gradient of an input, which nothing reads."""
 
 
-class FrozenGraph(WasteRule[Frozen]):
+class FrozenGraph(WasteRule[FrozenModules]):
     """A frozen model runs ahead of what is trained, and its input asks for a gradient."""
 
     name = "frozen-graph"
     summary = "a frozen model keeps activations for a gradient that nothing reads"
     fixes = ("detach", "no_grad")
 
-    def matches(self, window: Window) -> Iterator[Frozen]:
+    def matches(self, window: Window) -> Iterator[FrozenModules]:
         """Activations of what runs before anything that is trained.
 
         Only where a statement of the program asks for the gradient of an input, and none reads it.
@@ -54,24 +54,24 @@ class FrozenGraph(WasteRule[Frozen]):
         if request is None:
             return
         after = np.append(window.lives.alloc[rows[1:]], window.lives.alloc[rows[-1:]])
-        yield Frozen(
+        yield FrozenModules(
             row=window.main_site(at_peak),
             rows=rows,
             nbytes=window.bytes_of(at_peak),
-            saving=window.replayed(window.ended(rows, after)),
-            asked=request,
+            saving=window.replayed(window.ended_at(rows, after)),
+            request=request,
         )
 
-    def title(self, match: Frozen) -> str:  # noqa: ARG002 - every match reads the same
+    def title(self, match: FrozenModules) -> str:  # noqa: ARG002 - every match reads the same
         """Say what they are kept for."""
         return "are activations of modules that take no gradient, kept for that of their input"
 
-    def advice(self, match: Frozen, case: Case) -> Iterator[Advice]:
+    def advice(self, match: FrozenModules, case: Case) -> Iterator[Advice]:
         """Ask for no gradient of the input, or build no graph."""
         why = (
             "no module before the first trained one takes a gradient, and nothing reads the input's"
         )
-        request = match.asked
+        request = match.request
         place = (
             case.place_at(request.program.filename, request.line) if request is not None else None
         )
@@ -117,7 +117,7 @@ def _asked_in_vain(programs: Sequence[Program]) -> Iterator[Place]:
         if place is None or _is_parameter(place, name):
             continue
         flow = flow_of(programs, place, name, through=False)
-        if not flow.lost and not _serves(flow, place):
+        if not flow.is_lost and not _serves(flow, place):
             yield place
 
 

@@ -148,7 +148,7 @@ def _of_the_same_step(window: Window) -> Iterator[GradientsInTheWay]:
         row=window.main_site(mask),
         rows=rows,
         nbytes=window.bytes_of(mask),
-        saving=window.replayed(window.ended(rows, last[window.made_in[rows]])),
+        saving=window.replayed(window.ended_at(rows, last[window.made_in[rows]])),
         across_steps=False,
     )
 

@@ -58,7 +58,7 @@ class JoinedParts(WasteRule[Joined]):
             if len(at_peak) < _FEWEST_PARTS:
                 continue
             results, every = _all_joined(window, row)
-            dropped = window.replayed(window.ended(every, lives.alloc[results] + 1))
+            dropped = window.replayed(window.ended_at(every, lives.alloc[results] + 1))
             in_place_saving = window.replayed(_cuts_when_filled(window, results, every))
             drop = bool(dropped.bytes >= _LEAST_AS_GOOD * in_place_saving.bytes)
             yield Joined(

@@ -181,7 +181,7 @@ def _by_rebinding(window: Window, replacements: _Replaced) -> Lingering:
     rows = replacements.rows
     # Both are there for a moment even in ``x = f(x)``: that much is needed.
     over = replacements.next_alloc + 1
-    saving, tentative = window.replayed(window.ended(rows, over)), False
+    saving, tentative = window.replayed(window.ended_at(rows, over)), False
     useless = rows[(over <= window.peak.event) & (window.lives.free[rows] > window.peak.event)]
     anchor = window.main_site(_mask(window, useless if len(useless) else rows))
     binding = _binding(window, useless if len(useless) else rows, anchor)
@@ -191,7 +191,7 @@ def _by_rebinding(window: Window, replacements: _Replaced) -> Lingering:
             return _by_rebinding(window, _Replaced(rows[ours], replacements.next_alloc[ours]))
     starts = [window.first_event.get(int(step) + 1, -1) for step in window.made_in[rows]]
     if min(starts) >= 0 and not (binding is not None and binding.needs_old):
-        at_end = window.replayed(window.ended(rows, np.array(starts, dtype=np.int64) - 1))
+        at_end = window.replayed(window.ended_at(rows, np.array(starts, dtype=np.int64) - 1))
         if at_end.bytes > _LEAST_GAIN * saving.bytes:
             saving, tentative = at_end, binding is None
     return _match(window, rows, anchor, saving, binding, tentative=tentative)
@@ -274,7 +274,7 @@ def _until_peak_passes(window: Window, rows: Ints, removal_events: Ints) -> Savi
     last = np.zeros(int(window.made_in.max()) + 2, dtype=np.int64)
     np.maximum.at(last, window.made_in[alike], window.lives.alloc[alike])
     ends = last[window.made_in[alike]] + offset
-    return window.replayed(window.ended(alike, ends))
+    return window.replayed(window.ended_at(alike, ends))
 
 
 def _backward_between(window: Window, rows: Ints, event: int) -> Bools:

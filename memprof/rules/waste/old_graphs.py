@@ -64,7 +64,7 @@ class OldGraphs(WasteRule[OldGraph]):
             row=window.main_site(at_peak),
             rows=np.flatnonzero(at_peak),
             nbytes=window.bytes_of(at_peak),
-            saving=window.replayed(window.ended(rows, step_ends)),
+            saving=window.replayed(window.ended_at(rows, step_ends)),
             steps=len(np.unique(window.made_in[at_peak])),
         )
 

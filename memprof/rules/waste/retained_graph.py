@@ -43,7 +43,7 @@ class RetainedGraph(WasteRule[Match]):
         if len(set(modules[over].tolist()) - {0}) < _LEAST_MODULES:
             return
         rows, at = activation[over], last[over]
-        saving = window.replayed(window.ended(rows, at))
+        saving = window.replayed(window.ended_at(rows, at))
         mask = np.zeros(len(lives), dtype=bool)
         mask[rows] = True
         yield Match(

@@ -68,7 +68,7 @@ class Retry(WasteRule[FailedTryTensors]):
             row=window.main_site(mask),
             rows=rows,
             nbytes=window.bytes_of(mask),
-            saving=window.replayed(window.ended(alike, _last_of_try(window, alike))),
+            saving=window.replayed(window.ended_at(alike, _last_of_try(window, alike))),
             filename=handling.frame.filename,
             line=handling.handler.lineno,
         )

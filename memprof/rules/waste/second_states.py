@@ -56,7 +56,7 @@ class SecondStates(WasteRule[Match]):
                 row=window.main_site(older),
                 rows=rows,
                 nbytes=window.bytes_of(older),
-                saving=window.replayed(window.ended(rows, taken_over)),
+                saving=window.replayed(window.ended_at(rows, taken_over)),
             )
             return
 

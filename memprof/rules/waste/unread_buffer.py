@@ -18,7 +18,7 @@ __all__ = ["RULE"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Unread(Match):
+class MovedBuffer(Match):
     """A buffer, and where it belongs."""
 
     buffer: str = ""
@@ -27,14 +27,14 @@ class Unread(Match):
     """The module that has it."""
 
 
-class UnreadBuffer(WasteRule[Unread]):
+class UnreadBuffer(WasteRule[MovedBuffer]):
     """A table from an earlier version of the module, which is still registered."""
 
     name = "unread-buffer"
     summary = "nothing reads this buffer of a module"
     fixes = ("del_ref", "right_size")
 
-    def matches(self, window: Window) -> Iterator[Unread]:
+    def matches(self, window: Window) -> Iterator[MovedBuffer]:
         """The line that makes most of the buffers, where no file of the program reads its own."""
         large = large_buffers(window)
         if not large.any():
@@ -45,7 +45,7 @@ class UnreadBuffer(WasteRule[Unread]):
         if not name:
             return
         mask = large & (window.site == window.site[row])
-        yield Unread(
+        yield MovedBuffer(
             row=row,
             rows=np.flatnonzero(mask),
             nbytes=window.bytes_of(mask),
@@ -54,11 +54,11 @@ class UnreadBuffer(WasteRule[Unread]):
             module=window.module_name(row),
         )
 
-    def title(self, match: Unread) -> str:
+    def title(self, match: MovedBuffer) -> str:
         """Name the buffer and its module."""
         return f"are a buffer of `{match.module}` that nothing reads, `{match.buffer}`"
 
-    def advice(self, match: Unread, case: Case) -> Iterator[Advice]:
+    def advice(self, match: MovedBuffer, case: Case) -> Iterator[Advice]:
         """Leave it out."""
         nbytes = format_bytes(match.nbytes)
         why = f"Nothing in the program's files reads `{match.buffer}`, {nbytes}"

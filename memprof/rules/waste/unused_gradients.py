@@ -159,7 +159,7 @@ def _without(window: Window, rows: Ints, graph: Ints) -> Cuts:
     if not len(graph):
         return removals
     last = window.lives.alloc[graph[-1:]]
-    brief = window.ended(graph, np.append(window.lives.alloc[graph[1:]], last))
+    brief = window.ended_at(graph, np.append(window.lives.alloc[graph[1:]], last))
     return Cuts(
         np.concatenate([removals.rows, brief.rows]),
         np.concatenate([removals.start, brief.start]),

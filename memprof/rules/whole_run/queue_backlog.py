@@ -65,8 +65,8 @@ class QueueBacklog(RunRule[Backlog]):
                 for holder in finding.holders[:1]:
                     at = _queue_at(holder)
                     length = holder.links[at + 1].length if at is not None else 0
-                    known = longest.get(finding.stack)
-                    if at is not None and (known is None or length > known[0]):
+                    previous = longest.get(finding.stack)
+                    if at is not None and (previous is None or length > previous[0]):
                         longest[finding.stack] = length, finding, holder, at
             for length, finding, holder, at in longest.values():
                 match = _at_peak(device, finding, holder, at) if length >= _LEAST_ITEMS else None
@@ -144,9 +144,9 @@ def _made_at(case: Case, name: str) -> Iterator[Place]:
             if not isinstance(node, (ast.Assign, ast.AnnAssign)):
                 continue
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            named = any(last_name(ast.unparse(target)) == name for target in targets)
+            assigns_name = any(last_name(ast.unparse(target)) == name for target in targets)
             is_queue = node.value is not None and called_name(node.value) in _QUEUES
-            place = program.place(node) if named and is_queue else None
+            place = program.place(node) if assigns_name and is_queue else None
             if place is not None:
                 yield place
 

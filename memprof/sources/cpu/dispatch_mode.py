@@ -14,7 +14,7 @@ from memprof.sources.loop.thread_state import NO_TASK
 from memprof.sources.loop.torch_compile import is_used
 
 __all__ = [
-    "LEFT",
+    "LEFT_ON_NOTE",
     "Watch",
     "direct_overload",
     "leave_soon",
@@ -23,7 +23,7 @@ __all__ = [
     "spoils_compiled",
 ]
 
-LEFT = (
+LEFT_ON_NOTE = (
     "a window was ended in another thread than it began in: what watched that thread's operators "
     "is off, and leaves it with the next call of memprof there"
 )
@@ -32,7 +32,7 @@ _REMEMBERING = frozenset(
     ("_dynamo_save_local_dispatch_key_set", "_PreserveDispatchKeyGuard", "_ForceDispatchKeyGuard")
 )
 """What torch notes with whether modes are to be asked, to put that back as a function returns."""
-_CALLED = ("memprof.sources.", "memprof.cpython.")
+_INNER_ROOMS = ("memprof.sources.", "memprof.cpython.")
 """Rooms whose functions run within the program's operators and module calls."""
 
 
@@ -336,7 +336,7 @@ def skip_in_dynamo() -> None:
     skip: Any = getattr(eval_frame, "skip_code", None)
     for name in [*sys.modules] if skip is not None else ():
         module = sys.modules.get(name)
-        if module is not None and name.startswith(_CALLED):
+        if module is not None and name.startswith(_INNER_ROOMS):
             for code in _codes(vars(module).values(), module.__name__):
                 skip(code)
 

@@ -12,7 +12,7 @@ from typing import Any
 from memprof.cpython.thread_clock import thread_ns
 from memprof.records import DeviceInfo
 from memprof.sources.cpu.dispatch_mode import (
-    LEFT,
+    LEFT_ON_NOTE,
     Watch,
     direct_overload,
     leave_soon,
@@ -193,7 +193,7 @@ class CpuSource:
         self._events = 0
         self._has_recorded = True
         self._look(thorough=True)
-        for reference in self._live.counted():
+        for reference in self._live.counted_references():
             reference.event = NOT_RECORDED
             reference.handed = reference.category
         state = self._live.state()
@@ -204,7 +204,7 @@ class CpuSource:
 
     def living(self, device: str = _DEVICE) -> LivingStorages:  # noqa: ARG002 - there is one
         """The storages that are alive, each counted once; columns, they hold nothing."""
-        return LivingStorages.of(self._live.counted())
+        return LivingStorages.of(self._live.counted_references())
 
     def pending_events(self) -> int:
         """Rows that wait; a freed tensor makes two events of one row."""
@@ -220,12 +220,12 @@ class CpuSource:
         batch = Batch(self._live.take_rows(), self._events, self._saved_for_backward)
         living = [
             reference
-            for reference in self._live.counted()
+            for reference in self._live.counted_references()
             if batch.first_serial <= reference.serial
         ]
         for reference in living:
             reference.event = batch.event_of(reference.serial)
-        chunk = batch.chunk(_DEVICE, living, self._live.counted())
+        chunk = batch.chunk(_DEVICE, living, self._live.counted_references())
         self._events += len(chunk.events)
         return [chunk]
 
@@ -293,7 +293,7 @@ class CpuSource:
             return
         self._since = min(self._since, next(self._live.serials))
         if not own_thread:
-            self._other_threads.called()
+            self._other_threads.note_call()
             if self._thread_modes is not None:
                 self._thread_modes.join()
         tensors = list(tensors_in((args, kwargs), self._guard))
@@ -390,7 +390,7 @@ class CpuSource:
             return
         self._close_thread_modes()
         if not self._watch.pop() and self._watch.is_elsewhere:
-            self._notes.append(LEFT)
+            self._notes.append(LEFT_ON_NOTE)
         self._watch = None
         self._live.record(False)
         self._live.take_rows()
@@ -425,10 +425,10 @@ class CpuSource:
             call = func._op if type(func) is overload else func
             timed = operators.began()
             if timed:
-                timed = operators.called(timed)
+                timed = operators.pause(timed)
             out = call(*args, **kwargs) if kwargs else call(*args)
             if timed:
-                timed = operators.returned(timed)
+                timed = operators.resume(timed)
             try:
                 kind = type(out)
                 if kind is tensor or kind is parameter:
@@ -443,7 +443,7 @@ class CpuSource:
             except Exception as error:  # noqa: BLE001  the job goes on whatever happens here
                 self._not_seen(func, error)
             if timed:
-                operators.ended(timed)
+                operators.end(timed)
                 self._tell_if_full()
             if over:
                 self._loop_watch.end_without_call()
@@ -532,7 +532,7 @@ class CpuSource:
         suspects = []
         if self._search.reads_saved:
             suspects = self._saved_for_backward.suspects(
-                self._live.counted(), self._loop_watch.step
+                self._live.counted_references(), self._loop_watch.step
             )
         with plain_attributes():
             if thorough:
@@ -552,7 +552,7 @@ class CpuSource:
         """At a step's end: learn whose it is while it is there; it may die before a drain."""
         if self._is_undecided:
             suspects = self._saved_for_backward.suspects(
-                self._live.counted(), self._loop_watch.step
+                self._live.counted_references(), self._loop_watch.step
             )
             if self._saved_for_backward.undecided(suspects):
                 self._is_undecided = False
@@ -584,7 +584,7 @@ class CpuSource:
         label = self._loop_watch.label() if self._recording else EMPTY
         reference = live.add(storage, EMPTY, label)
         if reference is not None and self._recording:
-            self._other_threads.found(storage)
+            self._other_threads.add_storage(storage)
 
 
 def _uses_cuda() -> bool:

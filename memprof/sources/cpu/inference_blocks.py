@@ -44,12 +44,12 @@ class InferenceBlocks:
         """Notice no more; those that are under way are followed to their ends."""
         _replacement.leave(self)
 
-    def begun(self, block: int) -> None:
+    def begin(self, block: int) -> None:
         """A block is about to begin, which notes what there is."""
         if is_asked():
             self._inside.add(block)
 
-    def ended(self, block: int) -> None:
+    def end(self, block: int) -> None:
         """A block has put back what there was."""
         if block in self._inside:
             self._inside.discard(block)
@@ -65,7 +65,7 @@ class _InferenceBlock:
 
     def __enter__(self) -> Any:
         for one in self._watchers:
-            one.begun(id(self))
+            one.begin(id(self))
         return self._real.__enter__()
 
     def __exit__(self, *error: object) -> Any:
@@ -80,7 +80,7 @@ class _InferenceBlock:
 
     def _end(self) -> None:
         for one in self._watchers:
-            one.ended(id(self))
+            one.end(id(self))
 
 
 class _Replacement:

@@ -147,13 +147,13 @@ class LiveStorages:
             self.rows.extend((1, address, size, now_ns, stack, label, serial, 0))
         return reference
 
-    def counted(self) -> Iterator[StorageReference]:
+    def counted_references(self) -> Iterator[StorageReference]:
         """The storages whose bytes count; of several on the same memory only the first."""
         return (reference for reference in list(self.references.values()) if reference.size > 0)
 
     def state(self) -> State:
         """What lives as blocks, in the order of their addresses."""
-        references = sorted(self.counted(), key=lambda h: h.address)
+        references = sorted(self.counted_references(), key=lambda h: h.address)
         size = [h.size for h in references]
         blocks = Blocks.build(
             address=[h.address for h in references],

@@ -39,7 +39,7 @@ class OtherThreads:
         self._is_noted = False
         self._names: dict[int, str] = {}
 
-    def found(self, storage: Any) -> None:
+    def add_storage(self, storage: Any) -> None:
         """A storage turned up in a window that no operator had shown."""
         size = storage.nbytes()
         if not storage.resizable() or storage.is_shared() or size == self._generator_bytes:
@@ -47,7 +47,7 @@ class OtherThreads:
         self._bytes += size
         self._count += 1
 
-    def called(self) -> None:
+    def note_call(self) -> None:
         """A model is called in the calling thread, which is not the recorded one."""
         self._is_noted = True
         self._names.setdefault(threading.get_ident(), threading.current_thread().name)

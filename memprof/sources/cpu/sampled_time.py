@@ -18,8 +18,8 @@ _FAR, _USUAL_NS = 10, 100_000
 class SampledTime:
     """Adds up what is spent in a function of ours around a call of the program's.
 
-    The function asks `began`, and where that is not 0 hands it to `called` and `returned` just
-    before and after the program's call, and what it gets to `ended`.
+    The function asks `began`, and where that is not 0 hands it to `pause` and `resume` just
+    before and after the program's call, and what it gets to `end`.
     """
 
     def __init__(self, around_us: float) -> None:
@@ -33,15 +33,15 @@ class SampledTime:
         """The time, for one call in many; else 0."""
         return 0 if next(self._numbers) % _EVERY else thread_ns()
 
-    def called(self, began_ns: int) -> int:
+    def pause(self, began_ns: int) -> int:
         """The program's own call is about to run."""
         return began_ns - thread_ns()
 
-    def returned(self, before_ns: int) -> int:
+    def resume(self, before_ns: int) -> int:
         """It has run."""
         return before_ns + thread_ns()
 
-    def ended(self, shifted_ns: int) -> None:
+    def end(self, shifted_ns: int) -> None:
         """The function is about to return."""
         own_ns = max(0, thread_ns() - shifted_ns - 2 * READING_NS)  # it is read twice
         most_ns = _FAR * (self._own_ns // self._samples) if self._samples else own_ns

@@ -69,7 +69,7 @@ class MemoryHistory:
         """Whether the window cannot go on: it has a gap, or looks proved to take too long."""
         self.gathers = False
         """Whether torch's recorder is on for the native part, which needs its stacks alone."""
-        self.lost: set[int] = set()
+        self.incomplete_devices: set[int] = set()
         """Devices of which entries of this window are missing."""
         self.lock = threading.RLock()
         """Held while entries are read and turned into events, by any thread of the job."""
@@ -105,7 +105,7 @@ class MemoryHistory:
 
     def forget_losses(self) -> None:
         """Another window begins."""
-        self.is_over, self.lost = False, set()
+        self.is_over, self.incomplete_devices = False, set()
 
     def begin(self) -> bool:
         """Record from now on, or share what the program records; whether that is possible."""
@@ -120,7 +120,7 @@ class MemoryHistory:
         """Stop recording, unless the recording is the program's; safe to call twice."""
         with self.lock:
             self._calls.close()
-            if self.owner is not HistoryOwner.NOBODY and self.lost:
+            if self.owner is not HistoryOwner.NOBODY and self.incomplete_devices:
                 self._overflows[self.owner] += 1
             elif self.owner is not HistoryOwner.NOBODY:
                 self._overflows[self.owner] = 0
@@ -254,7 +254,7 @@ class MemoryHistory:
 
     def _new(self, ordinal: int, ring: list[Entry], before: int, after: int) -> list[Entry]:
         """``before`` and ``after`` the snapshot the counters stood there."""
-        if ordinal in self.lost:
+        if ordinal in self.incomplete_devices:
             return []
         if self.is_shared:
             position = self._positions.get(ordinal, RingPosition(self._since_us))
@@ -276,7 +276,7 @@ class MemoryHistory:
         return [entry for entry in new if entry["action"] != "snapshot"]  # our own looks
 
     def _has_overflowed(self, ordinal: int, length: int) -> None:
-        self.lost.add(ordinal)
+        self.incomplete_devices.add(ordinal)
         whose = "torch's recorder"
         if self.is_shared:
             whose = "the program's own memory history"
@@ -388,7 +388,7 @@ class MemoryHistory:
         self._record("all")
         self._positions.clear()
         if self._count() != self._operations_read:  # another thread allocated in these microseconds
-            self.lost.update(self._operations_read)
+            self.incomplete_devices.update(self._operations_read)
             self._gap("events were lost between two looks at torch's recorder")
 
     def _record(self, enabled: str | None) -> None:

@@ -10,7 +10,7 @@ from memprof.units import parse_bytes
 __all__ = ["OomText", "read"]
 
 _HOST = re.compile(r"DefaultCPUAllocator: (?:can't|not enough) .*?(\d+) bytes")
-_ASKED = re.compile(r"Tried to allocate ([0-9.]+ [KMGT]?i?B)")
+_REQUESTED_SIZE = re.compile(r"Tried to allocate ([0-9.]+ [KMGT]?i?B)")
 _DEVICE = re.compile(r"GPU (\d+) has a total capacity of ([0-9.]+ \w+) of which ([0-9.]+ \w+)")
 _REJECTED = re.compile(r"Allocation was preemptively rejected")
 _REJECTED_SIZE = re.compile(r"Requested size: ([0-9.]+) ?([KMGT]?i?B|bytes)?")
@@ -83,7 +83,7 @@ def read(text: str) -> OomText | None:
         size = _REJECTED_SIZE.search(text)
         request = _bytes(size[1], size[2] or "") if size is not None else 0
         return OomText(device, request, total, free, rejected=True)
-    asked_of_torch = _ASKED.search(text)
+    asked_of_torch = _REQUESTED_SIZE.search(text)
     if "out of memory" in text and asked_of_torch is not None:
         return OomText(device, parse_bytes(asked_of_torch[1]), total, free)
     if "CUDA out of memory" in text:

@@ -406,7 +406,7 @@ class CudaSource:
         return int(self._torch.cuda.current_device())
 
     def _is_lost(self, device: str) -> bool:
-        return _ordinal(device) in self._recorder.lost
+        return _ordinal(device) in self._recorder.incomplete_devices
 
     def _chunk(self, trace: Trace) -> Chunk:
         tables = InternedTables(self._interner, trace.tables, self._labels)

@@ -24,9 +24,9 @@ def existing_objects(guard: GuardedAccess) -> tuple[list[Any], list[Any]]:
     modules, optimizers = subclasses_of(torch.nn.Module), subclasses_of(torch.optim.Optimizer)
     objects = exact_instances(gc.get_objects(), [*modules, *optimizers])
     are_modules = set(map(id, modules))
-    found = [one for one in objects if id(type(one)) in are_modules]
+    module_objects = [one for one in objects if id(type(one)) in are_modules]
     rest = [one for one in objects if id(type(one)) not in are_modules]
-    return _roots(found, guard), rest
+    return _roots(module_objects, guard), rest
 
 
 def _roots(modules: list[Any], guard: GuardedAccess) -> list[Any]:

@@ -187,7 +187,7 @@ class LoopWatch:
     def _find_existing(self) -> None:
         roots, optimizers = existing_objects(self.guard)
         self.guard.each(self.modules.path, roots)
-        self.guard.each(self._optimizers.known.add, optimizers)
+        self.guard.each(self._optimizers.optimizers.add, optimizers)
 
     def close(self) -> None:
         """End a step whose end was still open, remove every hook. Safe to call twice.
@@ -280,7 +280,7 @@ class LoopWatch:
 
     def optimizers(self) -> list[Any]:
         """Every living optimizer that has stepped."""
-        return self._optimizers.known.living()
+        return self._optimizers.optimizers.living()
 
     @property
     def crossings(self) -> list[Callable[[], None]]:

@@ -44,7 +44,7 @@ class ModulePaths:
             if module is not None:
                 yield module, path
 
-    def known(self) -> Iterator[tuple[Any, str]]:
+    def living(self) -> Iterator[tuple[Any, str]]:
         """Every living module that was called, or lay below one that was, with its path."""
         for ref, path in list(self._entries.values()):
             module = ref()

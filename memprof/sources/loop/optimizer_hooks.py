@@ -61,7 +61,7 @@ class OptimizerHooks:
         left_out: Callable[[Any], None],
     ) -> None:
         """None of these may raise; ``began`` is also given the frame of the wrapped ``step``."""
-        self.known = KnownOptimizers()
+        self.optimizers = KnownOptimizers()
         self.crossings: list[Callable[[], None]] = []
         """Called after each of ``began`` and ``on_end``."""
         self._began, self._on_end, self._left_out = began, on_end, left_out
@@ -108,7 +108,7 @@ class OptimizerHooks:
             self._within(self._begin, optimizer)
 
     def _begin(self, optimizer: Any) -> None:
-        self.known.add(optimizer)
+        self.optimizers.add(optimizer)
         frame = sys._getframe(1)
         while frame.f_back is not None and frame.f_code.co_filename.endswith(_BETWEEN):
             frame = frame.f_back  # how many there are torch.compile decides
@@ -136,7 +136,7 @@ class OptimizerHooks:
 
     def _note_skip(self, optimizer: Any) -> None:
         if self._is_open:
-            self.known.add(optimizer)
+            self.optimizers.add(optimizer)
             self._left_out(optimizer)
 
 

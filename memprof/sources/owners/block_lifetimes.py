@@ -59,8 +59,8 @@ class Lives(Columns):
     """The category that was written last."""
     graph: Column = column("u1")
     """1 for what a forward pass made while gradients were wanted; 0 where not, or not known."""
-    born: Column = column("i8", missing=NOT_RECORDED)
-    died: Column = column("i8")
+    allocated_at: Column = column("i8", missing=NOT_RECORDED)
+    freed_at: Column = column("i8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +99,17 @@ def lives_of(before: Lives, events: Events, first: int) -> Lives:
         stack=events.stack[allocs],
         label=events.label[allocs],
         event=allocs + first,
-        born=allocs,
+        allocated_at=allocs,
     )
     both: Lives = Lives.concatenate([before, new])
     freed = np.flatnonzero(events.action == Action.FREE_REQUESTED)
     end_rows = _ends(both, events.address[freed], freed, len(events))
-    return replaced(both, died=end_rows)
+    return replaced(both, freed_at=end_rows)
 
 
 def _ends(lives: Lives, address: Ints, freed: Ints, events: int) -> Ints:
     """The row of the free that ends each life; ``events`` where none does."""
-    at = np.concatenate([lives.born, freed])
+    at = np.concatenate([lives.allocated_at, freed])
     order = np.lexsort((at, np.concatenate([lives.address, address])))
     addresses = np.concatenate([lives.address, address])[order]
     is_free = order >= len(lives)
@@ -163,7 +163,7 @@ def _with_graph(
     Outside every module the phase is forward only after a call with gradients (`LoopWatch`).
     """
     graph_column: Column = lives.graph.copy()
-    new = np.flatnonzero((lives.born >= 0) & (labels.phases(lives.label) == Phase.FORWARD))
+    new = np.flatnonzero((lives.allocated_at >= 0) & (labels.phases(lives.label) == Phase.FORWARD))
     if not len(new):
         return graph_column
     times: dict[str, list[int]] = defaultdict(list)
@@ -171,7 +171,7 @@ def _with_graph(
     for one in modes:
         times[one.root].append(one.time_us)
         enabled[one.root].append(one.enabled)
-    made_us = events.time_us[lives.born[new]]
+    made_us = events.time_us[lives.allocated_at[new]]
     rows, which = np.unique(lives.label[new], return_inverse=True)
     roots = [labels.of(label).module.partition(".")[0] for label in rows.tolist()]
     number = {root: at for at, root in enumerate(dict.fromkeys(roots))}
@@ -190,29 +190,29 @@ def own(lives: Lives, owners: Mapping[int, Owner], at: int, labels: LabelRows) -
     """
     if not len(lives):
         return
-    found, known = [], sight(lives, list(owners), at)
-    before = lives.label[known].tolist()
-    for row, label, owner in zip(known.tolist(), before, owners.values(), strict=True):
+    changes, rows_known = [], sight(lives, list(owners), at)
+    before = lives.label[rows_known].tolist()
+    for row, label, owner in zip(rows_known.tolist(), before, owners.values(), strict=True):
         if row < 0:
             continue
         category, module = owner
         if category == Category.INPUT:
-            made = labels.of(label)
+            birth_label = labels.of(label)
             if (
-                made.module
-                or made.phase not in (Phase.OTHER, Phase.UNKNOWN)
+                birth_label.module
+                or birth_label.phase not in (Phase.OTHER, Phase.UNKNOWN)
                 or lives.category[row] != Category.UNKNOWN
             ):
                 continue
-        found.append((row, category, labels.in_module(label, module) if module else label))
-    if found:  # of several in one block the last one counts
-        rows, categories, moved = zip(*found, strict=True)
+        changes.append((row, category, labels.in_module(label, module) if module else label))
+    if changes:  # of several in one block the last one counts
+        rows, categories, moved = zip(*changes, strict=True)
         at_rows = np.array(rows, np.int64)
         lives.category[at_rows], lives.label[at_rows] = categories, moved
 
 
 def _keep_for_backward(lives: Lives, step: int, at: int, labels: LabelRows) -> None:
-    here = (lives.born < at) & (lives.died >= at) & (lives.category == Category.UNKNOWN)
+    here = (lives.allocated_at < at) & (lives.freed_at >= at) & (lives.category == Category.UNKNOWN)
     again = here & (labels.phases(lives.label) == Phase.BACKWARD)
     lives.category[again & (labels.steps(lives.label) == step)] = Category.ACTIVATION
 
@@ -222,7 +222,7 @@ def sight(lives: Lives, addresses: Sequence[int], at: int) -> Ints:
 
     They are alive at row ``at`` of the events; an address may lie inside a block.
     """
-    alive = np.flatnonzero((lives.born < at) & (lives.died >= at))
+    alive = np.flatnonzero((lives.allocated_at < at) & (lives.freed_at >= at))
     alive = alive[np.argsort(lives.address[alive], kind="stable")]
     targets = np.array(addresses, dtype=np.int64)
     if not len(alive) or not len(targets):
@@ -251,16 +251,16 @@ def _lived_to(rows: Ints, lives: Lives) -> npt.NDArray[np.bool_]:
     """Whether a life has seen the first of ``rows`` after its beginning."""
     padded = np.append(rows, np.iinfo(np.int64).max)
     reaches: npt.NDArray[np.bool_] = (
-        padded[np.searchsorted(padded, lives.born, side="right")] <= lives.died
+        padded[np.searchsorted(padded, lives.allocated_at, side="right")] <= lives.freed_at
     )
     return reaches
 
 
 def final_of_dead(lives: Lives, events: Events, labels: LabelRows) -> Column:
     """Categories once what died is known to be nobody's: made and dropped on the way."""
-    dead = lives.died < len(events)
+    dead = lives.freed_at < len(events)
     lasted = np.zeros(len(lives), dtype=bool)
-    death_steps = labels.steps(events.label[lives.died[dead]])
+    death_steps = labels.steps(events.label[lives.freed_at[dead]])
     lasted[dead] = death_steps - labels.steps(lives.label[dead]) >= SURVIVOR_AGE
     passing = dead & ~lasted & (lives.category == Category.UNKNOWN) & (lives.event >= 0)
     category_column: Column = np.where(passing, Category.TEMPORARY, lives.category)

@@ -135,7 +135,7 @@ class LiveBlocks:
             sightings = [*samples_of.get("", ()), *samples_of.get(device, ())]
             all_events = Events.concatenate(events[device])
             before = self._lives.get(device, Lives.build())
-            blocks_before = replaced(before, born=np.full(len(before), NOT_RECORDED))
+            blocks_before = replaced(before, allocated_at=np.full(len(before), NOT_RECORDED))
             lives = lives_of(blocks_before, all_events, self._next_event.get(device, 0))
             lives = settle(lives, all_events, self.labels, sightings, modes)
             changes.append(
@@ -213,11 +213,11 @@ class LiveBlocks:
         first = self._next_event.get(device, 0)
         own(lives, owners, len(events), self.labels)
         step, saved = self._loop_watch.step, self.sightings.saved
-        lives = self._saved_blocks.judged(device, lives, events, step, saved)
+        lives = self._saved_blocks.judge(device, lives, events, step, saved)
         lives = replaced(lives, category=final_of_dead(lives, events, self.labels))
         self._next_event[device] = first + len(events)
         chunk = _chunk(device, events, lives)
-        survivors = lives.take(lives.died == len(events))
+        survivors = lives.take(lives.freed_at == len(events))
         self._lives[device] = replaced(survivors, handed=survivors.category)
         if end is not None:
             self._states[device] = end
@@ -264,8 +264,11 @@ def _agreeing(lives: Lives, end: State) -> Lives:
 def _chunk(device: str, events: Events, lives: Lives) -> Chunk:
     """The events with the categories and labels of what they made, and what older ones became."""
     category, label = events.category.copy(), events.label.copy()
-    new = lives.born >= 0
-    category[lives.born[new]], label[lives.born[new]] = lives.category[new], lives.label[new]
+    new = lives.allocated_at >= 0
+    category[lives.allocated_at[new]], label[lives.allocated_at[new]] = (
+        lives.category[new],
+        lives.label[new],
+    )
     columns = {name: getattr(events, name) for name in Events.names()}
     changed = ~new & (lives.category != lives.handed)
     late, blocks = changed & (lives.event >= 0), changed & (lives.event == NOT_RECORDED)

@@ -35,7 +35,7 @@ class SavedBlocks:
         self._categories: dict[int, int] = {}
         self._took_s = self._ended_s = 0.0
 
-    def judged(self, device: str, lives: Lives, events: Events, step: int, saved: Saved) -> Lives:
+    def judge(self, device: str, lives: Lives, events: Events, step: int, saved: Saved) -> Lives:
         """The lives with such categories changed; ``step`` is the one under way."""
         lives = replaced(lives, category=lives.category.copy())
         self._decide(device, lives, len(events), step, saved)
@@ -43,7 +43,7 @@ class SavedBlocks:
         return lives
 
     def _decide(self, device: str, lives: Lives, end: int, step: int, saved: Saved) -> None:
-        rows = np.flatnonzero((lives.died == end) & self._old(lives, step))
+        rows = np.flatnonzero((lives.freed_at == end) & self._old(lives, step))
         if not len(rows):
             return
         if self._is_wanted(lives, rows):
@@ -78,9 +78,11 @@ class SavedBlocks:
         return old
 
     def _decide_dead(self, lives: Lives, events: Events) -> None:
-        rows = np.flatnonzero((lives.died < len(events)) & (lives.category == Category.ACTIVATION))
+        rows = np.flatnonzero(
+            (lives.freed_at < len(events)) & (lives.category == Category.ACTIVATION)
+        )
         stacks = [stack for stack, category in self._categories.items() if stack and not category]
         rows = rows[np.isin(lives.stack[rows], stacks)]
-        death_steps = self._labels.steps(events.label[lives.died[rows]])
+        death_steps = self._labels.steps(events.label[lives.freed_at[rows]])
         lasted: Column = death_steps - self._labels.steps(lives.label[rows]) >= SURVIVOR_AGE
         lives.category[rows[lasted]] = Category.UNKNOWN

@@ -224,7 +224,7 @@ def _called_parameters(loop_watch: LoopWatch) -> dict[int, tuple[Any, str]]:
 
     It is asked for in every step, and one that was not there has no gradient, or an optimizer.
     """
-    return _first_of(loop_watch, loop_watch.modules.known())
+    return _first_of(loop_watch, loop_watch.modules.living())
 
 
 def _first_of(
@@ -262,12 +262,12 @@ def _modules(loop_watch: LoopWatch) -> Iterator[tuple[Any, str]]:
 
 def _below(root: tuple[Any, str]) -> Iterator[tuple[Any, str]]:
     """As ``named_modules``, which passes each one up through all above it."""
-    seen, waiting = set(), [root]
+    visited, waiting = set(), [root]
     while waiting:
         module, path = waiting.pop()
-        if module is None or module in seen:
+        if module is None or module in visited:
             continue
-        seen.add(module)
+        visited.add(module)
         yield module, path
         children = list(module._modules.items())
         waiting += [(child, f"{path}.{name}") for name, child in reversed(children)]

@@ -61,8 +61,8 @@ def test_a_free_ends_the_latest_allocation_of_its_address():
     for action, address in ((FREE, 7), (ALLOC, 7), (ALLOC, 9), (FREE, 7), (ALLOC, 7), (FREE, 9)):
         stretch.add(action, address, Phase.OTHER)
     lives = lives_of(Lives.build(address=[7], size=[512]), stretch.events, 100)
-    assert lives.born.tolist() == [-1, 1, 2, 4]
-    assert lives.died.tolist() == [0, 3, 5, 6]
+    assert lives.allocated_at.tolist() == [-1, 1, 2, 4]
+    assert lives.freed_at.tolist() == [0, 3, 5, 6]
     assert lives.event.tolist() == [-1, 101, 102, 104]
 
 
@@ -129,8 +129,8 @@ def test_what_was_there_before_a_stretch_is_known_from_the_one_it_was_made_in():
     lives = settle(lives, first.events, first.labels, [], [GradMode(1, "Net", True)])
     later.interner = first.interner
     later.add(Action.OOM, 0, Phase.FORWARD, module="Net.head")
-    left = lives.take(lives.died == len(first.events))
-    before = replaced(left, born=[-1] * len(left))
+    left = lives.take(lives.freed_at == len(first.events))
+    before = replaced(left, allocated_at=[-1] * len(left))
     found = categories(later, before=before)
     assert found == [Category.UNKNOWN, *[Category.ACTIVATION] * 3]
 
