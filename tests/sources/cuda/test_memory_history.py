@@ -317,7 +317,7 @@ def test_counters_that_the_program_sets_to_zero_do_not_hide_that_the_ring_fills(
     for _ in range(200):
         job.torch.free(job.torch.alloc(512))
     job.source.begin_window()
-    made = job.torch.devices[0].made
+    made = job.torch.devices[0].counts
     for number in range(1, 700):
         job.torch.free(job.torch.alloc(number * 1024))
         job.source.counters()
