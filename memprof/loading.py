@@ -44,7 +44,7 @@ from memprof.runfile.checks import (
     integers,
     plain_settings,
 )
-from memprof.runfile.cross_references import digests, in_its_place, owned, renumbered
+from memprof.runfile.cross_references import digests, in_its_place, renumbered, with_owners
 from memprof.runfile.guessed_steps import Numbering
 from memprof.runfile.gzipped import GZIP_MAGIC, inflated
 from memprof.runfile.older_schema import upgraded
@@ -395,7 +395,7 @@ class _Assembly:
         if start is None and end is None:
             start = State()
             self._note(f"{name}: a window's state is lost; its bytes are counted from zero")
-        events, start = owned(events, start, window.owners)
+        events, start = with_owners(events, start, window.owners)
         trace = Trace(
             device=name,
             events=events,

@@ -32,7 +32,7 @@ from memprof.views.examination import examine
 from memprof.views.sites import library_frame, short_path, site_name
 from memprof.views.time_to_full import TimeToFull, times_to_full
 from memprof_cli.json_output import known_or_none, print_json
-from memprof_cli.sources import RECORDING, opened, source_option
+from memprof_cli.sources import RECORDING, open_run, source_option
 from memprof_cli.terminal import terminal
 
 __all__ = ["FindingsRecord", "command", "findings_record"]
@@ -79,7 +79,7 @@ def command(
     memory that is there at the peak and need not be. What is too little to act on, may be meant, or
     is needed as the program is, has one line each at the end.
     """
-    run = opened(file, roots)
+    run = open_run(file, roots)
     examination = examine(run)
     all_findings = findings(run, examination)
     unexplained = unexplained_growth(examination, all_findings)

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from memprof.ranks.engines import engine
 from memprof.ranks.figures import MEASURES
-from memprof.ranks.merge_findings import Shared
+from memprof.ranks.merge_findings import SharedFinding
 from memprof.ranks.report import JobReport
 from memprof.ranks.text import heading, how_far, roll_call, spread, sums, who, who_was_judged
 from memprof.ranks.workers import Workers
@@ -108,7 +108,7 @@ def _findings(job: JobReport) -> RenderableType:
     return Padding(Group(*lines), (0, 0, 1, 0))
 
 
-def _finding(job: JobReport, one: Shared) -> RenderableType:
+def _finding(job: JobReport, one: SharedFinding) -> RenderableType:
     text = Text(one.kind.replace("_", " "), style="bold red" if one.bytes_per_step else "bold")
     text.append(f"  {one.title}", style="")
     says_where = one.names_line or not one.site.filename

@@ -13,7 +13,7 @@ import click
 from memprof.allocator import ReplayedTrace
 from memprof.errors import SettingsError
 from memprof.oom.post_mortem import PostMortem, post_mortems
-from memprof.ranks.files import files_of, gathered, job_report
+from memprof.ranks.files import files_of, gather_ranks, job_report
 from memprof.ranks.report import JobReport
 from memprof.report.summary import Summary, summarize
 from memprof.rules.finding import RuleFinding
@@ -28,7 +28,7 @@ from memprof_cli.limits import fail_above, job_peaks, limit_of, peaks
 from memprof_cli.progress import progress
 from memprof_cli.ranks import print_job, workers_on
 from memprof_cli.screen import print_summaries, print_summary
-from memprof_cli.sources import RECORDING, opened, source_option
+from memprof_cli.sources import RECORDING, open_run, source_option
 
 __all__ = ["command"]
 
@@ -98,7 +98,7 @@ def command(  # noqa: PLR0917 - click names them all
     report = None
     if len(files) > 1 and not one_by_one:
         with workers_on(engine_address) as workers:
-            job = gathered(files, by_name=all_named == list(files), workers=workers)
+            job = gather_ranks(files, by_name=all_named == list(files), workers=workers)
             if job is not None:
                 report = job_report(
                     job,
@@ -161,7 +161,7 @@ def _tell_each(
 
 
 def _report_of(file: Location, roots: Sequence[Path]) -> _Report:
-    run = opened(file, roots)
+    run = open_run(file, roots)
     examination = examine(run)
     all_findings = findings(run, examination)
     return _Report(examination, all_findings, summarize(examination, all_findings))
@@ -184,10 +184,10 @@ def _beside_job(job: JobReport) -> Path:
 
 def _write_page(reports: Sequence[_Report], page: Path) -> None:
     # The page's parts take longer to import than most reports take to compute.
-    from memprof_dashboards import Reported, write
+    from memprof_dashboards import RunReport, write
 
     summaries = [
-        Reported(r.examination, r.summary, r.findings, _what_if(r), _post_mortems(r))
+        RunReport(r.examination, r.summary, r.findings, _what_if(r), _post_mortems(r))
         for r in reports
     ]
     write(summaries, page)

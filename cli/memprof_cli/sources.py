@@ -13,7 +13,7 @@ from memprof.run import Run
 from memprof.runfile.remote_file import Location, location
 from memprof.source_code.locate import located
 
-__all__ = ["RECORDING", "opened", "source_option"]
+__all__ = ["RECORDING", "open_run", "source_option"]
 
 
 class _Recording(click.ParamType["Location"]):
@@ -43,6 +43,6 @@ source_option = click.option(
 )
 
 
-def opened(file: Location, roots: Sequence[Path]) -> Run:
+def open_run(file: Location, roots: Sequence[Path]) -> Run:
     """The recording in ``file``, its source files named as they lie here."""
     return located(load(file), [*roots, Path.cwd()])

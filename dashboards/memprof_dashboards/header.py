@@ -12,7 +12,7 @@ from memprof.units import format_bytes, format_count, format_duration, format_pe
 from memprof.views.owners import UNKNOWN_CATEGORY, UNKNOWN_PHASE
 from memprof_dashboards.text import coded, escaped
 
-__all__ = ["figures", "recording", "unseen", "verdict"]
+__all__ = ["figures", "recording", "recording_gaps", "verdict"]
 
 _LEVELS = {
     "ok": "No leak seen",
@@ -158,12 +158,12 @@ def _size(nbytes: int) -> str:
     return format_bytes(nbytes) if nbytes >= 0 else "not measured"
 
 
-def unseen(summary: Summary) -> str:
+def recording_gaps(summary: Summary) -> str:
     """What the recording cannot tell; visible, because silence would read as "all is well"."""
     if not summary.unseen:
         return ""
     items = "".join(f"<li>{coded(text)}</li>" for text in summary.unseen)
-    return f'<section class="unseen"><h2>Not seen</h2><ul>{items}</ul></section>'
+    return f'<section class="recording_gaps"><h2>Not seen</h2><ul>{items}</ul></section>'
 
 
 def recording(run: Run, summary: Summary) -> str:

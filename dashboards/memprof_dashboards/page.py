@@ -27,7 +27,7 @@ from memprof_dashboards.steps import StepsFigure, steps_figure
 from memprof_dashboards.text import escaped, visible
 from memprof_dashboards.views import DeviceView, StackBook, StackTable, device_view, origin_us
 
-__all__ = ["Reported", "page", "report_of"]
+__all__ = ["RunReport", "page", "report_of"]
 
 _SAMPLES = 10_000
 """Stretches of a timeline that a page keeps in all, shared among its devices."""
@@ -35,7 +35,7 @@ _FEWEST_SAMPLES = 600
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reported:
+class RunReport:
     """A run with everything that a page says about it."""
 
     examination: Examination
@@ -47,10 +47,10 @@ class Reported:
     """Of failed allocations, likewise."""
 
 
-def report_of(run: Run) -> Reported:
+def report_of(run: Run) -> RunReport:
     """A run examined and summed up, without a search for findings."""
     examination = examine(run)
-    return Reported(examination, summarize(examination))
+    return RunReport(examination, summarize(examination))
 
 
 class DeviceData(msgspec.Struct):
@@ -86,7 +86,7 @@ class PageData(msgspec.Struct):
     runs: list[RunData]
 
 
-def page(reports: Sequence[Reported], title: str) -> str:
+def page(reports: Sequence[RunReport], title: str) -> str:
     """The whole page as text.
 
     Raises:
@@ -107,7 +107,7 @@ def page(reports: Sequence[Reported], title: str) -> str:
     return shell(title, tops, _FIGURES, msgspec.json.encode(data), assets.SCRIPTS, _switches(runs))
 
 
-def _run_data(report: Reported, samples: int) -> RunData:
+def _run_data(report: RunReport, samples: int) -> RunData:
     run = report.examination.run
     origin = origin_us(run)
     book = _book(report.examination)
@@ -147,7 +147,7 @@ def _device_data(view: DeviceView, samples: int) -> DeviceData:
 # -- HTML ------------------------------------------------------------------------------------------
 
 
-def _top(report: Reported, number: int) -> str:
+def _top(report: RunReport, number: int) -> str:
     """What is said of one run in words: hidden but for the run that is switched to."""
     summary = report.summary
     tiles = "".join(
@@ -157,7 +157,7 @@ def _top(report: Reported, number: int) -> str:
     )
     return (
         f'<div class="run" data-run="{number}"{_hidden_input(number)}>'
-        f"{header.verdict(summary)}{tiles}{header.unseen(summary)}"
+        f"{header.verdict(summary)}{tiles}{header.recording_gaps(summary)}"
         f"{postmortem.cards(report.post_mortems)}"
         f"{findings.cards(report.findings)}{whatif.tables(report.what_if)}"
         f'<details class="about"><summary>About this recording</summary>'

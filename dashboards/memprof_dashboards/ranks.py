@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 
 from memprof.ranks.figures import MEASURES, Spread
-from memprof.ranks.merge_findings import Shared
+from memprof.ranks.merge_findings import SharedFinding
 from memprof.ranks.report import JobReport
 from memprof.ranks.text import heading, how_far, roll_call, spread, sums, who, who_was_judged
 from memprof.views.sites import short_path
 from memprof_dashboards import assets
-from memprof_dashboards.shell import saved, shell
+from memprof_dashboards.shell import save_page, shell
 from memprof_dashboards.text import coded, escaped, visible
 
 __all__ = ["render_job", "write_job"]
@@ -67,7 +67,7 @@ def write_job(job: JobReport, path: str | Path) -> Path:
     Raises:
         MemprofError: the file cannot be written.
     """
-    return saved(render_job(job), path)
+    return save_page(render_job(job), path)
 
 
 def render_job(job: JobReport) -> str:
@@ -173,7 +173,7 @@ def _findings(job: JobReport) -> str:
     )
 
 
-def _finding(job: JobReport, one: Shared) -> str:
+def _finding(job: JobReport, one: SharedFinding) -> str:
     where = f"{short_path(one.site.filename)}:{one.site.line}" if one.site.filename else ""
     code = f"<br><code>{escaped(one.site.code, 120)}</code>" if one.site.code else ""
     fix = f"<code>{escaped(one.fix)}</code> {coded(one.why)}" if one.fix else ""

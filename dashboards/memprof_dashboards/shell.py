@@ -9,7 +9,7 @@ from memprof.errors import MemprofError
 from memprof_dashboards import assets
 from memprof_dashboards.text import escaped
 
-__all__ = ["saved", "shell"]
+__all__ = ["save_page", "shell"]
 
 _TEMPLATE = """<!DOCTYPE html>
 <html lang="en">
@@ -84,7 +84,7 @@ def _figures(charts: Iterable[tuple[str, str, str]]) -> str:
     )
 
 
-def saved(text: str, path: str | Path) -> Path:
+def save_page(text: str, path: str | Path) -> Path:
     """``text`` written into ``path``; returns the path.
 
     Raises:

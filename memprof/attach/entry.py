@@ -14,10 +14,10 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
-__all__ = ["Lent", "enter"]
+__all__ = ["LentPackages", "enter"]
 
 
-class Lent:
+class LentPackages:
     """Finds whole packages in the folders of whoever attaches, and nothing else."""
 
     def __init__(self, folders: dict[str, str]) -> None:
@@ -75,8 +75,8 @@ def _opened(parameters: dict[str, object]) -> dict[str, str]:
             f"the process has loaded memprof {version}, and this is {parameters['version']}"
         )
     # memprof itself comes first: of the others the program's own are used where it has them.
-    own = Lent({"memprof": lent.pop("memprof")})
-    others = Lent(lent)
+    own = LentPackages({"memprof": lent.pop("memprof")})
+    others = LentPackages(lent)
     sys.meta_path.insert(0, own)
     sys.meta_path.append(others)
 

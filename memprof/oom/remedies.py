@@ -26,7 +26,13 @@ from memprof.oom.checkpointing import recomputable
 from memprof.oom.failed_allocation import Failure
 from memprof.oom.half_precision import Precision, computes_in, halving, weight_copies
 from memprof.oom.resize_batch import BatchSlope, batch_slope, resized
-from memprof.oom.stale_blocks import Moment, freed, left_behind, main_site, stale_gradients
+from memprof.oom.stale_blocks import (
+    Moment,
+    changes_freeing,
+    left_behind,
+    main_site,
+    stale_gradients,
+)
 from memprof.trace import Action, Trace
 from memprof.units import format_bytes, format_percent
 from memprof.views.window import Window
@@ -226,7 +232,7 @@ def _leak_tries(moment: Moment, workload: Workload, limit: int) -> Iterator[_Try
     if len(rows):
         detail = format_bytes(int(moment.window.lives.size[rows].sum()))
         name = f"free what earlier steps left at {main_site(moment, rows)}"
-        changes = freed(moment, rows)
+        changes = changes_freeing(moment, rows)
         yield _Try("free", name, limit, workload.settings, changes, detail=detail)
 
 
@@ -238,11 +244,11 @@ def _early_tries(moment: Moment, workload: Workload, limit: int) -> Iterator[_Tr
         detail = format_bytes(int(size[rows].sum()))
         first = int(np.searchsorted(moment.steps, moment.step)) - 1
         name = "zero_grad(set_to_none=True) before the forward pass"
-        changes = freed(moment, rows, np.full(len(rows), first))
+        changes = changes_freeing(moment, rows, np.full(len(rows), first))
         yield _Try("free", name, limit, settings, changes, detail=detail)
     for unit in recomputable(moment):
         name, detail = f"checkpoint {unit.name}", f"{format_bytes(unit.bytes)} of activations"
-        changes = freed(moment, unit.rows, unit.ends)
+        changes = changes_freeing(moment, unit.rows, unit.ends)
         yield _Try("checkpoint", name, limit, settings, changes, detail=detail)
 
 

@@ -16,7 +16,7 @@ from memprof.views.owners import OWNED
 from memprof.views.steps import step_of_event
 from memprof.views.window import Window
 
-__all__ = ["Moment", "freed", "left_behind", "main_site", "stale_gradients"]
+__all__ = ["Moment", "changes_freeing", "left_behind", "main_site", "stale_gradients"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -107,7 +107,7 @@ def main_site(moment: Moment, rows: Ints) -> str:
     return grouping.names[int(total.argmax())] + lines
 
 
-def freed(moment: Moment, rows: Ints, after: Ints | None = None) -> Changes:
+def changes_freeing(moment: Moment, rows: Ints, after: Ints | None = None) -> Changes:
     """The program with ``rows`` freed after an event each, else at the end of their own step."""
     lives = moment.window.lives
     in_window = lives.alloc[rows] >= 0

@@ -22,7 +22,7 @@ from memprof.ranks.report import JobReport, JudgedRank, LeftOut, job_verdict, ne
 from memprof.ranks.workers import IN_TURN, Workers
 from memprof.runfile.remote_file import Location, RemoteFile, location
 
-__all__ = ["Gathered", "files_of", "gathered", "job_report", "report_of"]
+__all__ = ["RankRecordings", "files_of", "gather_ranks", "job_report", "report_of"]
 
 _MANY = 8
 """Files of different jobs above which they are summed up together and not told one by one."""
@@ -35,7 +35,7 @@ _ANY = ("*.json", "*.json.gz", "*.pickle", "*.pickle.gz", "*.pkl")
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class RankRecordings:
     """The files that are told together, and those that are not."""
 
     recordings: tuple[RankFile, ...]
@@ -98,9 +98,9 @@ def _first_match(folder: Location, patterns: Sequence[str]) -> Sequence[Location
 # -- reading ---------------------------------------------------------------------------------------
 
 
-def gathered(
+def gather_ranks(
     files: Sequence[Location], *, by_name: bool, workers: Workers = IN_TURN
-) -> Gathered | None:
+) -> RankRecordings | None:
     """The ranks of one job among ``files``, or all of them if they are many; else None.
 
     The job is the latest one that has two ranks or more. Where the user named (``by_name``) up to
@@ -123,7 +123,7 @@ def gathered(
         left_out += [LeftOut(str(one.path), _of_child(one)) for one in children]
         return _of_launch(rank_files, left_out, all_launches[0])
     if len(files) > _MANY and recordings:
-        return Gathered(tuple(recordings), tuple(left_out), None)
+        return RankRecordings(tuple(recordings), tuple(left_out), None)
     return None
 
 
@@ -133,7 +133,7 @@ def _of_child(one: RankFile) -> str:
 
 def _of_launch(
     recordings: Sequence[RankFile], left_out: Sequence[LeftOut], launch: Launch
-) -> Gathered:
+) -> RankRecordings:
     members, repeated = set(launch.members), set(launch.repeated)
     others = [
         LeftOut(str(one.path), _why(one, is_repeated=number in repeated))
@@ -141,7 +141,7 @@ def _of_launch(
         if number not in members
     ]
     chosen_ones = tuple(recordings[number] for number in launch.members)
-    return Gathered(chosen_ones, (*left_out, *others), launch)
+    return RankRecordings(chosen_ones, (*left_out, *others), launch)
 
 
 def _why(one: RankFile, *, is_repeated: bool) -> str:
@@ -165,7 +165,7 @@ def report_of(
     """
     workers = Workers(executor)
     workers.check()
-    job = gathered(files_of([location(name) for name in names]), by_name=False, workers=workers)
+    job = gather_ranks(files_of([location(name) for name in names]), by_name=False, workers=workers)
     if job is None:
         raise MemprofError(
             "these are not the files of several ranks of one job",
@@ -175,7 +175,7 @@ def report_of(
 
 
 def job_report(
-    job: Gathered,
+    job: RankRecordings,
     *,
     judge_all: bool,
     workers: Workers = IN_TURN,

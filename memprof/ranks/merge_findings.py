@@ -12,11 +12,11 @@ from memprof.rules.finding import Kind, Remedy, RuleFinding
 from memprof.rules.group_by_holder import outline
 from memprof.rules.run_rule import RunMatch
 
-__all__ = ["RankFinding", "Shared", "merged", "of_rank", "shared"]
+__all__ = ["RankFinding", "SharedFinding", "merge", "merged", "of_rank"]
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SharedFinding:
     """One finding of one or more ranks; words are those of the rank where it is largest."""
 
     kind: str
@@ -50,7 +50,7 @@ class RankFinding:
 
     key: Hashable
     """What it has in common with itself on another rank."""
-    finding: Shared
+    finding: SharedFinding
     """Of this rank alone, whose name is not known here."""
 
 
@@ -59,18 +59,18 @@ def of_rank(all_findings: Sequence[RuleFinding]) -> tuple[RankFinding, ...]:
     return tuple(RankFinding(_same(one), _alone(one)) for one in all_findings)
 
 
-def shared(by_rank: Mapping[str, Sequence[RuleFinding]]) -> tuple[Shared, ...]:
+def merge(by_rank: Mapping[str, Sequence[RuleFinding]]) -> tuple[SharedFinding, ...]:
     """`merged` from findings as the rules yield them."""
     return merged({name: of_rank(ones) for name, ones in by_rank.items()})
 
 
-def merged(by_rank: Mapping[str, Sequence[RankFinding]]) -> tuple[Shared, ...]:
+def merged(by_rank: Mapping[str, Sequence[RankFinding]]) -> tuple[SharedFinding, ...]:
     """The findings of each rank, by its name, put together: what is on most ranks comes first.
 
     Of the same number, as in a single run: what grows first, then the largest. What is a headline
     on no rank comes last.
     """
-    groups: dict[Hashable, list[tuple[str, Shared]]] = defaultdict(list)
+    groups: dict[Hashable, list[tuple[str, SharedFinding]]] = defaultdict(list)
     order: dict[Hashable, int] = {}
     for name, ones in by_rank.items():
         for place, one in enumerate(ones):
@@ -96,15 +96,15 @@ def _same(one: RuleFinding) -> Hashable:
     return one.kind, device, outline(one.holders[0]) if one.holders else ()
 
 
-def _grows(ones: Sequence[tuple[str, Shared]]) -> bool:
+def _grows(ones: Sequence[tuple[str, SharedFinding]]) -> bool:
     return any(one.bytes_per_step > 0 for _, one in ones)
 
 
-def _is_minor(ones: Sequence[tuple[str, Shared]]) -> bool:
+def _is_minor(ones: Sequence[tuple[str, SharedFinding]]) -> bool:
     return all(one.minor for _, one in ones)
 
 
-def _ranks(ones: Sequence[tuple[str, Shared]]) -> int:
+def _ranks(ones: Sequence[tuple[str, SharedFinding]]) -> int:
     return len({name for name, _ in ones})
 
 
@@ -118,7 +118,7 @@ def _names_line(one: RuleFinding) -> bool:
     return says_holder and names_line(holder.links, one.site.filename, one.site.line)
 
 
-def _shared(ones: Sequence[tuple[str, Shared]]) -> Shared:
+def _shared(ones: Sequence[tuple[str, SharedFinding]]) -> SharedFinding:
     name, main = max(ones, key=lambda pair: (pair[1].bytes_per_step, pair[1].bytes))
     return replace(
         main,
@@ -131,9 +131,9 @@ def _shared(ones: Sequence[tuple[str, Shared]]) -> Shared:
     )
 
 
-def _alone(one: RuleFinding) -> Shared:
+def _alone(one: RuleFinding) -> SharedFinding:
     remedy = one.remedies[0] if one.remedies else Remedy("", "")
-    return Shared(
+    return SharedFinding(
         kind=one.kind.value,
         title=one.title,
         device=one.device,

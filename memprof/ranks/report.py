@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median_low
 
 from memprof.ranks.figures import MEASURES, Deviation, RankFigures, Spread, is_rising
-from memprof.ranks.merge_findings import Shared
+from memprof.ranks.merge_findings import SharedFinding
 from memprof.report.summary import Verdict
 from memprof.rules.finding import Kind
 from memprof.units import format_bytes, format_count, format_duration
@@ -66,7 +66,7 @@ class JobReport:
     spreads: tuple[Spread, ...]
     deviations: tuple[Deviation, ...]
     judged: tuple[JudgedRank, ...]
-    findings: tuple[Shared, ...]
+    findings: tuple[SharedFinding, ...]
     ranks: tuple[RankFigures, ...]
     next: str
     """The command that looks into the rank which tells the most."""
@@ -134,7 +134,7 @@ def _more(count: int) -> str:
 def job_verdict(
     ranks: Sequence[RankFigures],
     deviating: Sequence[Deviation],
-    findings: Sequence[Shared],
+    findings: Sequence[SharedFinding],
     judged_ranks: Sequence[JudgedRank],
 ) -> Verdict:
     """The worst first: memory ran out, something leaks, a rank died, a rank differs, waste."""
@@ -160,7 +160,7 @@ def job_verdict(
 
 
 def next_command(
-    ranks: Sequence[RankFigures], deviating: Sequence[Deviation], findings: Sequence[Shared]
+    ranks: Sequence[RankFigures], deviating: Sequence[Deviation], findings: Sequence[SharedFinding]
 ) -> str:
     """What to type to look into the rank that tells the most."""
     out = [rank for rank in ranks if rank.ran_out]
@@ -181,7 +181,7 @@ def _command(name: str, rank: RankFigures) -> str:
     return f"memprof {name} {shlex.quote(rank.file)}"
 
 
-def _growing(findings: Sequence[Shared]) -> list[Shared]:
+def _growing(findings: Sequence[SharedFinding]) -> list[SharedFinding]:
     return [one for one in findings if Kind(one.kind) in _GROWING]
 
 
@@ -228,7 +228,7 @@ def _no_data() -> Verdict:
 
 
 def _verdict_of(
-    level: str, one: Shared, ranks: Sequence[RankFigures], judged_ranks: Sequence[JudgedRank]
+    level: str, one: SharedFinding, ranks: Sequence[RankFigures], judged_ranks: Sequence[JudgedRank]
 ) -> Verdict:
     sentences = []
     if one.site.filename:

@@ -6,7 +6,7 @@ import datetime as dt
 from collections.abc import Iterator
 
 from memprof.ranks.figures import Deviation, Spread
-from memprof.ranks.merge_findings import Shared
+from memprof.ranks.merge_findings import SharedFinding
 from memprof.ranks.report import (
     JobReport,
     format_measure,
@@ -112,7 +112,7 @@ def who_was_judged(job: JobReport) -> str:
     return f"{outcome} on the {of} ranks judged: {ranks_text}; --all judges each"
 
 
-def sums(job: JobReport, one: Shared) -> str:
+def sums(job: JobReport, one: SharedFinding) -> str:
     """``on 3 of 3 judged, 18 MiB and 24 KiB per step in sum``."""
     on = format_share(one.ranks, len(job.judged))
     rate = f"{format_bytes(round(one.bytes_per_step))} per step" if one.bytes_per_step else ""

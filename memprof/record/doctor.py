@@ -65,14 +65,14 @@ def diagnose(
     CUDA is asked how many devices there are, and is not initialised.
     """
     torch, torch_fact = _torch(import_torch or _import_torch)
-    driver, card_list = _driver()
-    cuda = _cuda(torch, bool(card_list))
+    driver, listed = _driver()
+    cuda = _cuda(torch, bool(listed))
     facts = (
         _python(),
         torch_fact,
         cuda,
         driver,
-        *(_card(card) for card in card_list),
+        *(_card(card) for card in listed),
         *_allocator(torch, environment),
         *_native_part(torch),
         *_dry_runs(torch),
@@ -241,12 +241,10 @@ def _cuda(torch: Any, has_cards: bool) -> Fact:
 
 def _driver() -> tuple[Fact, tuple[NvmlDevice, ...]]:
     try:
-        version, card_list = driver_version(), cards()
+        version, listed = driver_version(), cards()
     except MissingError as error:
         return Fact("NVIDIA driver, NVML", False, error.message, error.hint), ()
-    return Fact(
-        "NVIDIA driver, NVML", True, f"driver {version}, {len(card_list)} card(s)"
-    ), card_list
+    return Fact("NVIDIA driver, NVML", True, f"driver {version}, {len(listed)} card(s)"), listed
 
 
 def _card(card: NvmlDevice) -> Fact:

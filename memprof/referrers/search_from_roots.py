@@ -29,8 +29,8 @@ from memprof.referrers.heap import (
 from memprof.referrers.roots import Root, frame_roots, is_own, module_roots
 from memprof.referrers.targets import Targets
 from memprof.referrers.torch_references import (
-    Reached,
     TorchEdges,
+    TorchReference,
     is_bare,
     is_node_type,
     is_symbolic,
@@ -271,7 +271,7 @@ class Search:
                 fresh.append(edge.value)
         return fresh
 
-    def _enter(self, owner: object, level: int, edge: Reached) -> bool:
+    def _enter(self, owner: object, level: int, edge: TorchReference) -> bool:
         value = edge.value
         key = edge.key or self.key_of.get(id(value), 0)
         if key and value is not owner:

@@ -24,8 +24,8 @@ from memprof.referrers.targets import Targets, unwrapped
 from memprof.sources.autograd import grad_fn_of, gradient_of, is_leaf
 
 __all__ = [
-    "Reached",
     "TorchEdges",
+    "TorchReference",
     "is_bare",
     "is_node_type",
     "is_symbolic",
@@ -79,7 +79,7 @@ def is_bare(tensor: torch.Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class Reached:
+class TorchReference:
     """Something a tensor or node keeps alive through C++, and the way there."""
 
     value: object
@@ -111,7 +111,7 @@ class TorchEdges:
     deadline: Deadline
     _alive: dict[int, object] = field(default_factory=dict)
 
-    def of(self, starts: Sequence[object]) -> Iterator[tuple[int, Reached]]:
+    def of(self, starts: Sequence[object]) -> Iterator[tuple[int, TorchReference]]:
         """All that ``starts``, tensors or nodes, keep alive and that is not reported yet.
 
         Each with the place of the start that is the fewest hops away: in a chain through many
@@ -140,7 +140,7 @@ class TorchEdges:
                 stop = other, _Trail(trail, kind, name, owner), place
                 yield from ((place, edge) for edge in self._visit(stop, queue))
 
-    def _visit(self, stop: _Stop, queue: deque[_Stop]) -> Iterator[Reached]:
+    def _visit(self, stop: _Stop, queue: deque[_Stop]) -> Iterator[TorchReference]:
         value, trail, _ = stop
         if is_tensor_type(type(value)):
             yield from self._visit_tensor(stop, queue)
@@ -151,21 +151,21 @@ class TorchEdges:
                 if issubclass(
                     type(value), torch._C._FunctionBase
                 ):  # its ctx attributes are Python's
-                    yield Reached(value, 0, _path(trail))
+                    yield TorchReference(value, 0, _path(trail))
         elif self.heap.is_tracked(value):
-            yield Reached(value, 0, _path(trail))
+            yield TorchReference(value, 0, _path(trail))
 
-    def _visit_tensor(self, stop: _Stop, queue: deque[_Stop]) -> Iterator[Reached]:
+    def _visit_tensor(self, stop: _Stop, queue: deque[_Stop]) -> Iterator[TorchReference]:
         value: Any
         value, trail, _ = stop
         if id(value) in self.visible:
-            yield Reached(value, 0, _path(trail))
+            yield TorchReference(value, 0, _path(trail))
             return
         if is_symbolic(value):
             return
         key = self.targets.stored_key(value)
         if key:
-            yield Reached(value, key, _path(trail))
+            yield TorchReference(value, key, _path(trail))
         if id(value) not in self._alive and not is_bare(value):
             self._alive[id(value)] = value
             queue.append(stop)

@@ -14,13 +14,13 @@ from memprof.views.sites import short_path
 from memprof.views.steps import is_lone_request
 from memprof.views.window import Window
 
-__all__ = ["is_bare_state", "unseen"]
+__all__ = ["is_bare_state", "recording_gaps"]
 
 _DRIVER = "nvml"
 """The source that asks the driver of cards, of which a run on the CPU alone has none to miss."""
 
 
-def unseen(examination: Examination) -> tuple[str, ...]:
+def recording_gaps(examination: Examination) -> tuple[str, ...]:
     """One sentence for everything that was not recorded, the recorder's own notes first."""
     run, bare = examination.run, is_bare_state(examination.run)
     on_host = all(device.name == "cpu" for device in examination.devices)

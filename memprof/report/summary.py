@@ -13,7 +13,7 @@ from memprof.oom.post_mortem import in_a_line
 from memprof.records import Site
 from memprof.report.device_summary import DeviceFigures, device_figures
 from memprof.report.recorded_steps import in_words
-from memprof.report.recording_gaps import is_bare_state, unseen
+from memprof.report.recording_gaps import is_bare_state, recording_gaps
 from memprof.rules.finding import Kind, Remedy, RuleFinding
 from memprof.rules.floor import is_needed
 from memprof.rules.unexplained_growth import unexplained_growth
@@ -98,7 +98,7 @@ def summarize(examination: Examination, findings: Sequence[RuleFinding] = ()) ->
         source=run.source,
         verdict=_verdict(examination, devices, findings, failed),
         devices=devices,
-        unseen=(*unseen(examination), *_told_otherwise(failed)),
+        unseen=(*recording_gaps(examination), *_told_otherwise(failed)),
         ended=_end_text(run),
         final_state=is_bare_state(run),
         overhead_us=run.footer.overhead_us if run.footer else NOT_RECORDED,

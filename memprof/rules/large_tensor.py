@@ -45,7 +45,7 @@ def large_tensor(window: Window) -> LargeTensor | None:
     """The largest tensor that is no part of a model, if it makes much of the peak."""
     if window.peak.event < 0:
         return None
-    mask = window.at_peak & ~window.owned & (window.category != Category.INPUT)
+    mask = window.at_peak & ~window.has_owner & (window.category != Category.INPUT)
     mask &= window.freed_in - window.made_in < SURVIVOR_AGE
     if not mask.any():
         return None
@@ -53,7 +53,9 @@ def large_tensor(window: Window) -> LargeTensor | None:
     # Results and gradients of its size came of it; the first of them is where it began.
     # A block may be larger than asked for, where its rest was too small to split off.
     size = window.lives.requested[row]
-    alike = ~window.owned & (window.lives.requested == size) & (window.category != Category.INPUT)
+    alike = (
+        ~window.has_owner & (window.lives.requested == size) & (window.category != Category.INPUT)
+    )
     there = np.flatnonzero(alike & window.at_peak)
     nbytes = int(window.lives.size[there].sum())
     if window.share(nbytes) < _LEAST_SHARE or window.share(int(size)) < _LEAST_ONE:

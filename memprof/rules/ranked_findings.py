@@ -19,7 +19,7 @@ from memprof.run import Run
 from memprof.views.examination import Examination, examine
 from memprof.views.time_to_full import times_to_full
 
-__all__ = ["findings", "reported"]
+__all__ = ["findings", "without_repeats"]
 
 _BEFORE_WASTE = (Kind.NON_TORCH, Kind.HOST_GROWTH, Kind.FRAGMENTATION)
 """Kinds of findings over a whole run that come before waste at a peak, the gravest first."""
@@ -40,7 +40,9 @@ def findings(run: Run, examination: Examination | None = None) -> tuple[RuleFind
         *waste_of(examination),
         *(one for one in over if one.kind not in _BEFORE_WASTE),
     ]
-    with_fixes = [with_remedies(one, examination) for one in _until_full(reported(candidates), run)]
+    with_fixes = [
+        with_remedies(one, examination) for one in _until_full(without_repeats(candidates), run)
+    ]
     marked = [replace(one, minor=is_minor(one, examination)) for one in with_fixes]
     return tuple(sorted(marked, key=lambda one: one.minor))
 
@@ -56,7 +58,7 @@ def _until_full(candidates: Sequence[RuleFinding], run: Run) -> list[RuleFinding
     ]
 
 
-def reported(candidates: Sequence[RuleFinding]) -> list[RuleFinding]:
+def without_repeats(candidates: Sequence[RuleFinding]) -> list[RuleFinding]:
     """Without findings about memory of which another one says it better, by what rules declare.
 
     A finding yields only to one that is reported itself.

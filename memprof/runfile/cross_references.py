@@ -17,7 +17,7 @@ from memprof.run import Steps
 from memprof.runfile.source_digests import MOST_FILES
 from memprof.trace import NOT_RECORDED, Action, Events, State
 
-__all__ = ["digests", "in_its_place", "owned", "renumbered"]
+__all__ = ["digests", "in_its_place", "renumbered", "with_owners"]
 
 
 def renumbered(steps: Steps, windows: list[int]) -> Steps:
@@ -38,7 +38,9 @@ def in_its_place(finding: Finding, windows: list[int]) -> Finding:
     return msgspec.structs.replace(finding, details={**finding.details, "window": place})
 
 
-def owned(events: Events, start: State | None, owners: list[Owners]) -> tuple[Events, State | None]:
+def with_owners(
+    events: Events, start: State | None, owners: list[Owners]
+) -> tuple[Events, State | None]:
     """The categories that became known late, put where they belong."""
     if not owners:
         return events, start

@@ -19,7 +19,7 @@ from memprof.trace import NOT_RECORDED
 from memprof.units import format_bytes, format_count, format_duration
 from memprof.views.device_readings import series_of
 from memprof.views.most_taken import most_taken
-from memprof.views.trend import WARM_UP, SlopeRange, picked, rise, slope_range
+from memprof.views.trend import WARM_UP, SlopeRange, evenly_spaced, rise, slope_range
 
 __all__ = [
     "StepLevels",
@@ -134,7 +134,7 @@ def time_to_full(device: str, levels: StepLevels, room: float) -> TimeToFull | N
     if room <= 0:
         return None
     levels = _some(levels, np.flatnonzero((levels.steps >= WARM_UP) & (levels.allocated >= 0)))
-    few = _some(levels, picked(len(levels.steps), _MOST_POINTS))
+    few = _some(levels, evenly_spaced(len(levels.steps), _MOST_POINTS))
     growth, of_peaks = _growth(few.steps, few.allocated), _growth(few.steps, few.peaks)
     if growth is None or (of_peaks is not None and of_peaks.least > growth.slope):
         growth = of_peaks  # what is in use within steps grows, or fragmentation does

@@ -16,9 +16,9 @@ __all__ = [
     "Rise",
     "SlopeRange",
     "Trend",
+    "evenly_spaced",
     "floor",
     "level_rise",
-    "picked",
     "rise",
     "rising_share",
     "slope_range",
@@ -151,7 +151,7 @@ def theil_sen(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> float:
 
 
 def _pair_slopes(x: Floats, y: Floats) -> Floats:
-    some = picked(len(x), _MOST_POINTS)
+    some = evenly_spaced(len(x), _MOST_POINTS)
     x, y = x[some], y[some]
     left, right = np.triu_indices(len(x), 1)
     apart = x[right] != x[left]
@@ -162,7 +162,7 @@ def _pair_slopes(x: Floats, y: Floats) -> Floats:
 
 def rising_share(y: Floats) -> float:
     """The share of the pairs of values of which the later one is larger: 0.5 is noise."""
-    y = y[picked(len(y), _MOST_POINTS)]
+    y = y[evenly_spaced(len(y), _MOST_POINTS)]
     left, right = np.triu_indices(len(y), 1)
     return float((y[right] > y[left]).mean())
 
@@ -176,7 +176,7 @@ def level_rise(steps: Floats, levels: Floats) -> LevelRise | None:
     """
     if len(levels) < _FEWEST_READINGS:
         return None
-    some = levels[picked(len(levels), _POINTS_OF_NOISE)]
+    some = levels[evenly_spaced(len(levels), _POINTS_OF_NOISE)]
     early, middle, late = (float(np.median(part)) for part in np.array_split(some, 3))
     risen = late - early > _LEAST_RISE * max(1.0, abs(early))
     if not (early < middle < late and risen and rising_share(some) >= _RISING_PAIRS):
@@ -219,7 +219,7 @@ def trend(steps: Floats, values: Floats) -> Trend | None:
     return Trend(theil_sen(steps, values), int(steps[0]), int(steps[-1]), rising_share(values))
 
 
-def picked(length: int, most: int) -> Ints:
+def evenly_spaced(length: int, most: int) -> Ints:
     """So many places of a series at regular distances; all of a short one."""
     places = np.linspace(0, max(length - 1, 0), min(length, most))
     return np.unique(places.astype(np.int64))

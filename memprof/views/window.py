@@ -169,7 +169,7 @@ class Window:
         return self.owners.category.of
 
     @cached_property
-    def owned(self) -> Bools:
+    def has_owner(self) -> Bools:
         """Part of a model or an optimizer."""
         return np.isin(self.category, OWNED)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from memprof.ranks.engines import engine
-from memprof.ranks.files import files_of, gathered, report_of
+from memprof.ranks.files import files_of, gather_ranks, report_of
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDED = 4
@@ -114,7 +114,7 @@ def main() -> None:
         multiply(record(folder), folder / "job", options.ranks)
         names = [folder / "job"]
         began = time.perf_counter()
-        job = gathered(files_of(names), by_name=False)
+        job = gather_ranks(files_of(names), by_name=False)
         assert job is not None
         assert len(job.recordings) == options.ranks
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

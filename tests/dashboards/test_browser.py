@@ -13,7 +13,7 @@ from memprof.testing import TraceBuilder, save_snapshot, snapshot, step_columns,
 from memprof.trace import Frame
 from memprof.units import format_bytes
 from memprof.views.examination import examine
-from memprof_dashboards import Reported, write
+from memprof_dashboards import RunReport, write
 from tests.dashboards.browser import Browser
 from tests.dashboards.recordings import HOSTILE, MIB, START_US, STEPS, recorded, training
 from tests.dashboards.test_findings import leak
@@ -260,7 +260,7 @@ def test_where_no_segment_is_known_there_is_no_map(browser: Browser, tmp_path: P
 def test_hostile_names_are_text_in_every_chart_and_tooltip(browser: Browser, tmp_path: Path):
     trace = training(Frame(HOSTILE, f"/home/{HOSTILE}/m.py", 3), HOSTILE)
     examination = examine(recorded(tmp_path, trace))
-    report = Reported(examination, summarize(examination), [leak(HOSTILE)])
+    report = RunReport(examination, summarize(examination), [leak(HOSTILE)])
     browser.open(write([report], tmp_path / "page.html", title=HOSTILE))
     for split in ("Module", "Site"):
         press(browser, "memory", split)
@@ -274,7 +274,7 @@ def test_hostile_names_are_text_in_every_chart_and_tooltip(browser: Browser, tmp
 
 def test_findings_draw_their_growth(browser: Browser, tmp_path: Path):
     examination = examine(recorded(tmp_path))
-    report = Reported(examination, summarize(examination, [leak()]), [leak()])
+    report = RunReport(examination, summarize(examination, [leak()]), [leak()])
     browser.open(write([report], tmp_path / "page.html"))
     assert browser.run("Math.max(...document.querySelector('.spark').data[0].y)") == 9 * 24 * MIB
 
@@ -288,7 +288,7 @@ def test_it_fits_any_width_in_light_and_dark(
     browser.prefer(scheme)
     examination = examine(recorded(tmp_path))
     browser.open(
-        write([Reported(examination, summarize(examination), [leak()])], tmp_path / "page.html")
+        write([RunReport(examination, summarize(examination), [leak()])], tmp_path / "page.html")
     )
     assert browser.run("document.documentElement.scrollWidth") <= width
     assert browser.complaints == []

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from memprof.errors import MemprofError
-from memprof.ranks.files import files_of, gathered, job_report
+from memprof.ranks.files import files_of, gather_ranks, job_report
 from memprof.ranks.workers import Workers
 from memprof.testing import TraceBuilder, write_rank
 from memprof_dashboards.assets import plotly_script
@@ -27,7 +27,7 @@ MEASURE = "document.querySelector('#measure .chart')"
 
 
 def report(folder: Path):
-    job = gathered(files_of([folder]), by_name=False, workers=Workers())
+    job = gather_ranks(files_of([folder]), by_name=False, workers=Workers())
     assert job is not None
     return job_report(job, judge_all=False, workers=Workers())
 

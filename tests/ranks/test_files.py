@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from memprof.errors import MemprofError
-from memprof.ranks.files import Gathered, files_of, gathered, job_report
+from memprof.ranks.files import RankRecordings, files_of, gather_ranks, job_report
 from memprof.ranks.text import roll_call
 from memprof.testing import (
     TraceBuilder,
@@ -29,8 +29,8 @@ START = 1_700_000_000_000_000
 STEPS = 20
 
 
-def gather(*names: Path, named: bool = True) -> Gathered | None:
-    return gathered(files_of(names), by_name=named)
+def gather(*names: Path, named: bool = True) -> RankRecordings | None:
+    return gather_ranks(files_of(names), by_name=named)
 
 
 def report(*names: Path, judge_all: bool = False):

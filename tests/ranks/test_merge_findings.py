@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memprof.ranks.merge_findings import shared
+from memprof.ranks.merge_findings import merge
 from memprof.records import Holder, Site
 from memprof.reference_chain import Link
 from memprof.rules.finding import Kind, Remedy, RuleFinding
@@ -21,7 +21,7 @@ def waste(line: int, bytes_: int, device: str = "cuda:0") -> RuleFinding:
 def test_the_same_line_is_one_finding_with_its_bytes_in_sum():
     remedy = Remedy("item", "take the number", "/job/train.py", 31)
     found = {"rank 0": [leak(5)], "rank 1": [leak(7, remedies=(remedy,))], "rank 2": [leak(6)]}
-    (one,) = shared(found)
+    (one,) = merge(found)
     assert (one.kind, one.ranks) == ("leak", ("rank 0", "rank 1", "rank 2"))
     assert (one.bytes, one.bytes_per_step) == (180, 18)
     assert (one.title, one.largest_at) == ("7 a step", "rank 1")
@@ -29,12 +29,12 @@ def test_the_same_line_is_one_finding_with_its_bytes_in_sum():
 
 
 def test_the_number_of_the_device_does_not_part_them():
-    (one,) = shared({"rank 0": [waste(1, 5, "cuda:0")], "rank 1": [waste(1, 5, "cuda:1")]})
+    (one,) = merge({"rank 0": [waste(1, 5, "cuda:0")], "rank 1": [waste(1, 5, "cuda:1")]})
     assert one.ranks == ("rank 0", "rank 1")
 
 
 def test_another_line_or_kind_is_another_finding():
-    found = shared({"rank 0": [leak(5), leak(4, Site("/job/train.py", 32)), waste(31, 1)]})
+    found = merge({"rank 0": [leak(5), leak(4, Site("/job/train.py", 32)), waste(31, 1)]})
     assert [(one.kind, one.bytes) for one in found] == [("leak", 50), ("leak", 40), ("waste", 1)]
 
 
@@ -43,7 +43,7 @@ def test_without_a_line_the_holder_tells_them_apart_and_not_its_length():
         links = [Link("global", name, "train"), Link("item", "", "list", length=length)]
         return leak(5, Site(), holders=(Holder("item", links=links),))
 
-    found = shared({"rank 0": [held("seen", 9)], "rank 1": [held("seen", 12), held("other", 3)]})
+    found = merge({"rank 0": [held("seen", 9)], "rank 1": [held("seen", 12), held("other", 3)]})
     assert [(one.holder, one.ranks) for one in found] == [
         ("list `seen` (9 items), global `seen` of train", ("rank 0", "rank 1")),
         ("list `other` (3 items), global `other` of train", ("rank 1",)),
@@ -56,7 +56,7 @@ def test_what_grows_comes_first_then_what_most_ranks_have_then_as_in_a_single_ru
         "rank 1": [waste(2, 8), waste(3, 7)],
         "rank 2": [leak(1)],
     }
-    assert [(one.kind, one.site.line) for one in shared(found)] == [
+    assert [(one.kind, one.site.line) for one in merge(found)] == [
         ("leak", 31),
         ("waste", 2),
         ("waste", 1),
@@ -65,4 +65,4 @@ def test_what_grows_comes_first_then_what_most_ranks_have_then_as_in_a_single_ru
 
 
 def test_nothing_found_is_nothing():
-    assert shared({}) == shared({"rank 0": []}) == ()
+    assert merge({}) == merge({"rank 0": []}) == ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memprof.ranks.figures import RankFigures, deviations
-from memprof.ranks.merge_findings import Shared
+from memprof.ranks.merge_findings import SharedFinding
 from memprof.ranks.report import (
     JudgedRank,
     format_measure,
@@ -19,15 +19,15 @@ from memprof.report.summary import Verdict
 from tests.ranks.test_figures import GIB, MIB, ranks
 
 
-def found(kind: str = "leak", rate: float = 4096.0, confidence: float = 0.9) -> Shared:
-    return Shared(
+def found(kind: str = "leak", rate: float = 4096.0, confidence: float = 0.9) -> SharedFinding:
+    return SharedFinding(
         kind, "grows by 4 KiB per step: list `kept`", "cuda:0",
         Site("/home/u/job/train.py", 31, "step", "kept.append(loss)"), "list `kept`", "item", "take the number",
         "/home/u/job/train.py", 31, confidence, ("rank 0", "rank 1"), "rank 1", 90, rate,
     )  # fmt: skip
 
 
-def verdict(given: list[RankFigures], *ones: Shared) -> tuple[Verdict, str]:
+def verdict(given: list[RankFigures], *ones: SharedFinding) -> tuple[Verdict, str]:
     deviating = deviations(given)
     judged = [JudgedRank(rank.name, rank.file, "") for rank in given[:3]]
     return job_verdict(given, deviating, ones, judged), next_command(given, deviating, ones)

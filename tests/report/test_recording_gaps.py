@@ -6,7 +6,7 @@ import pytest
 
 from memprof.loading import load
 from memprof.records import SCHEMA_VERSION, DeviceInfo, Header, Note, WindowRecord
-from memprof.report.recording_gaps import unseen
+from memprof.report.recording_gaps import recording_gaps
 from memprof.run import DeviceRun, Run, Steps
 from memprof.testing import TraceBuilder
 from memprof.trace import NOT_RECORDED
@@ -27,7 +27,7 @@ def said_of(rest: int, windows: int = 1, *ends: str) -> tuple[str, ...]:
     device = DeviceRun("cpu", DeviceInfo("cpu", backend="cpu"), (trace,) * windows, steps)
     header = Header(schema=SCHEMA_VERSION, created_us=0)
     ended = tuple(WindowRecord(0, "start", end, 0, 1) for end in ends)
-    return unseen(examine(Run("", header, (device,), windows=ended)))
+    return recording_gaps(examine(Run("", header, (device,), windows=ended)))
 
 
 @pytest.mark.parametrize("windows", [1, 2])
@@ -79,14 +79,16 @@ def test_what_a_dispatch_mode_cannot_see_is_said_where_one_recorded(info, notes,
     trace = TraceBuilder(device="cpu").alloc(512, "x").free("x").build()
     header = Header(schema=SCHEMA_VERSION, created_us=0)
     device = DeviceRun("cpu", info, (trace,), Steps.build(0))
-    said = unseen(examine(Run("", header, (device,), notes=notes)))
+    said = recording_gaps(examine(Run("", header, (device,), notes=notes)))
     assert [one for one in said if "operators" in one] == ([f"cpu: {told}"] if told else [])
 
 
 def test_nothing_is_said_of_operators_where_none_was_recorded():
     header = Header(schema=SCHEMA_VERSION, created_us=0)
     device = DeviceRun("cpu", DeviceInfo("cpu", recorder="operators"), (), Steps.build(0))
-    assert not any("operators" in one for one in unseen(examine(Run("", header, (device,)))))
+    assert not any(
+        "operators" in one for one in recording_gaps(examine(Run("", header, (device,))))
+    )
 
 
 PROGRAM = """
@@ -109,4 +111,4 @@ def test_a_recording_says_what_saw_its_allocations(tmp_path, how):
     (cpu,) = run.devices
     assert (cpu.info.recorder, cpu.info.compiled) == ("operators", how == "compiled")
     graphs = "buffers of compiled graphs and " if how == "compiled" else ""
-    assert f"cpu: {graphs}{LOST}{HOW}" in unseen(examine(run))
+    assert f"cpu: {graphs}{LOST}{HOW}" in recording_gaps(examine(run))

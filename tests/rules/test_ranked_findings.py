@@ -7,7 +7,7 @@ import pytest
 from memprof.records import Holder, Site
 from memprof.reference_chain import Link, LinkKind
 from memprof.rules.finding import Kind, RuleFinding
-from memprof.rules.ranked_findings import reported
+from memprof.rules.ranked_findings import without_repeats
 
 LOADING = Site("/home/me/train.py", 7)
 TRAINING = Site("/home/me/train.py", 12)
@@ -50,7 +50,7 @@ OUTSIDE = found("growth-outside-torch", Kind.NON_TORCH)
     ],
 )
 def test_of_the_same_memory_the_stronger_one_is_reported(weaker, stronger):
-    assert reported([stronger, weaker]) == reported([weaker, stronger]) == [stronger]
+    assert without_repeats([stronger, weaker]) == without_repeats([weaker, stronger]) == [stronger]
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,9 @@ def test_of_the_same_memory_the_stronger_one_is_reported(weaker, stronger):
     ],
 )
 def test_of_other_memory_both_are(both):
-    assert reported(both) == list(both)
+    assert without_repeats(both) == list(both)
 
 
 def test_a_finding_yields_only_to_one_that_is_reported():
     """The graph is part of the leak, so that the host's growth is not the graph's."""
-    assert reported([LEAK, GRAPH, HOST]) == [LEAK, HOST]
+    assert without_repeats([LEAK, GRAPH, HOST]) == [LEAK, HOST]

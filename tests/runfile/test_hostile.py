@@ -39,7 +39,7 @@ from memprof.views.examination import Examination, examine
 from memprof.views.infer_category import infer
 from memprof.views.timeline import grouped, samples
 from memprof.what_if.changed_run import replay
-from memprof_dashboards import Reported
+from memprof_dashboards import RunReport
 from memprof_dashboards.page import page
 from tests.files import write_anew
 
@@ -174,7 +174,7 @@ def answer_all(run: Run, examination: Examination) -> None:
         told = post_mortems(run)
     with suppress(MemprofError):
         assert replay(run, "expandable_segments:True")
-    report = Reported(examination, summarize(examination, found), found, (), told)
+    report = RunReport(examination, summarize(examination, found), found, (), told)
     assert "</html>" in page([report], "run.json")
 
 

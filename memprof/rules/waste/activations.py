@@ -23,7 +23,7 @@ _LEAST_SHARE = 0.3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Saved(Match):
+class ActivationsOfLine(Match):
     """Activations of several blocks of a model, or of several passes through it."""
 
     blocks: int = 0
@@ -36,7 +36,7 @@ class Saved(Match):
         return f"{self.passes} passes" if self.passes else f"{self.blocks} blocks"
 
 
-class Activations(WasteRule[Saved]):
+class Activations(WasteRule[ActivationsOfLine]):
     """No mistake as such: memory that checkpointing trades for time."""
 
     name = "activations"
@@ -45,11 +45,11 @@ class Activations(WasteRule[Saved]):
     needed = True
     yields_to = EVERY_OTHER
 
-    def matches(self, window: Window) -> Iterator[Saved]:
+    def matches(self, window: Window) -> Iterator[ActivationsOfLine]:
         """Activations at the peak, by passes where a loop runs several, else by blocks."""
         passes = forward_passes(window)
         if passes is not None:
-            yield Saved(
+            yield ActivationsOfLine(
                 row=passes.row,
                 rows=passes.rows,
                 nbytes=int(window.lives.size[passes.rows].sum()),
@@ -60,14 +60,14 @@ class Activations(WasteRule[Saved]):
         else:
             yield from _of_blocks(window)
 
-    def title(self, match: Saved) -> str:
+    def title(self, match: ActivationsOfLine) -> str:
         """Say what they are of."""
         what = f"are activations of {match.parts}"
         if match.passes:
             return f"{what} through the same module before one backward pass"
         return f"{what}, kept for the backward pass"
 
-    def advice(self, match: Saved, case: Case) -> Iterator[Advice]:
+    def advice(self, match: ActivationsOfLine, case: Case) -> Iterator[Advice]:
         """Recompute them, else make them smaller."""
         nbytes = format_bytes(match.nbytes)
         one = "one pass's" if match.passes else "one block's"
@@ -83,7 +83,7 @@ class Activations(WasteRule[Saved]):
         yield Advice("micro_batches", less, case.site, saving=NO_FIGURE)
 
 
-def _of_blocks(window: Window) -> Iterator[Saved]:
+def _of_blocks(window: Window) -> Iterator[ActivationsOfLine]:
     if window.peak.event < 0:
         return
     mask = window.at_peak & (window.category == Category.ACTIVATION) & (window.module > 0)
@@ -95,7 +95,7 @@ def _of_blocks(window: Window) -> Iterator[Saved]:
     blocks = {name for name in inside if "." in name} or inside  # a root around blocks is none
     if len(blocks) < _LEAST_BLOCKS:
         return
-    yield Saved(
+    yield ActivationsOfLine(
         row=window.main_site(mask),
         rows=np.flatnonzero(mask),
         nbytes=nbytes,

@@ -25,24 +25,24 @@ _LEAST_COPIES = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Cached(Match):
+class CachedCasts(Match):
     """Copies of weights."""
 
     copies: int = 0
     """How many weights have one."""
 
 
-class AutocastCache(WasteRule[Cached]):
+class AutocastCache(WasteRule[CachedCasts]):
     """autocast drops its copies of weights when its outermost region ends."""
 
     name = "autocast-cache"
     summary = "autocast keeps low-precision copies of the weights over the steps"
     fixes = ("disable_autocast_cache",)
 
-    def matches(self, window: Window) -> Iterator[Cached]:
+    def matches(self, window: Window) -> Iterator[CachedCasts]:
         """Tensors of half a parameter's bytes, made in its module's forward pass, that stay."""
         weights = Counter(_keys(window, np.flatnonzero(window.category == Category.PARAMETER), 1))
-        staying = ~window.owned & window.at_peak & outlive_steps(window)
+        staying = ~window.has_owner & window.at_peak & outlive_steps(window)
         candidates = np.flatnonzero(staying & (window.phase == Phase.FORWARD))
         keys = _keys(window, candidates, 2)
         # The cache has one copy of a weight; more of that size are activations that look like it.
@@ -51,7 +51,7 @@ class AutocastCache(WasteRule[Cached]):
         rows = candidates[one_each]
         if len(rows) < _LEAST_COPIES:
             return
-        yield Cached(
+        yield CachedCasts(
             row=int(rows[np.argmax(window.lives.size[rows])]),
             rows=rows,
             nbytes=int(window.lives.size[rows].sum()),
@@ -59,11 +59,11 @@ class AutocastCache(WasteRule[Cached]):
             copies=len(rows),
         )
 
-    def title(self, match: Cached) -> str:  # noqa: ARG002 - every match reads the same
+    def title(self, match: CachedCasts) -> str:  # noqa: ARG002 - every match reads the same
         """Say who keeps them."""
         return "are low-precision copies of weights that autocast keeps"
 
-    def advice(self, match: Cached, case: Case) -> Iterator[Advice]:
+    def advice(self, match: CachedCasts, case: Case) -> Iterator[Advice]:
         """Turn the cache off where the program enters autocast."""
         why = (
             "Autocast keeps a low-precision copy of every weight it cast "

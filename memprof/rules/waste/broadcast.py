@@ -92,9 +92,9 @@ def _side(window: Window, large: LargeTensor) -> int:
     requested = int(window.lives.requested[row])
     earlier = window.lives.alloc < window.lives.alloc[row]
     earlier &= window.lives.free > window.lives.alloc[row]
-    if (window.lives.requested[earlier & window.owned] == requested).any():
+    if (window.lives.requested[earlier & window.has_owner] == requested).any():
         return 0  # a weight or a gradient of n × n went in, as in an optimizer's step
-    there = window.lives.requested[earlier & ~window.owned]
+    there = window.lives.requested[earlier & ~window.has_owner]
     for width, operand in _BYTES:
         side: int = round((requested / width) ** 0.5)
         fits = side > _LEAST_SIDE and side * side * width == requested

@@ -44,30 +44,30 @@ _COLLECTORS = (
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Collected(Match):
+class PredictionList(Match):
     """Results, and who collects them."""
 
     collector: _Collector = _COLLECTORS[0]
 
 
-class CollectedPredictions(WasteRule[Collected]):
+class CollectedPredictions(WasteRule[PredictionList]):
     """Logits over a vocabulary, or hidden states, of a whole data set for one number."""
 
     name = "collected-predictions"
     summary = "an evaluation keeps the model's results for the whole data set"
     fixes = ("reduce_predictions",)
 
-    def matches(self, window: Window) -> Iterator[Collected]:
+    def matches(self, window: Window) -> Iterator[PredictionList]:
         """What a framework's loop made at the peak outside of the model: joined results."""
         if window.peak.event < 0:
             return
         by_module = made_through(window, lambda frame: "_call_impl" in frame.name)
         for collector in _COLLECTORS:
-            in_collector = _made_by(window, collector) & ~by_module & ~window.owned
+            in_collector = _made_by(window, collector) & ~by_module & ~window.has_owner
             there = in_collector & window.at_peak
             if not there.any() or window.share(window.bytes_of(there)) < _LEAST_SHARE:
                 continue
-            yield Collected(
+            yield PredictionList(
                 row=window.main_site(there),
                 rows=np.flatnonzero(there),
                 nbytes=window.bytes_of(there),
@@ -75,11 +75,11 @@ class CollectedPredictions(WasteRule[Collected]):
                 collector=collector,
             )
 
-    def title(self, match: Collected) -> str:
+    def title(self, match: PredictionList) -> str:
         """Say who keeps them."""
         return f"are results of every batch, which the {match.collector.name} collects"
 
-    def advice(self, match: Collected, case: Case) -> Iterator[Advice]:
+    def advice(self, match: PredictionList, case: Case) -> Iterator[Advice]:
         """Keep less of each batch."""
         why = f"{format_bytes(match.nbytes)} of results are kept until the last batch is done"
         yield Advice("reduce_predictions", f"{why}: {match.collector.instead}.", case.site)

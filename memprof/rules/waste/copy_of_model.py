@@ -45,7 +45,7 @@ class CopyOfModel(WasteRule[Match]):
         if len(window.steps) < FEWEST_STEPS:
             return
         there = window.lives.alive_at(window.first_event[int(window.steps[-1])] - 1)
-        free = there & ~window.owned
+        free = there & ~window.has_owner
         requested = window.lives.requested
         parameters = Counter(requested[there & (window.category == Category.PARAMETER)].tolist())
         if len(parameters) < _LEAST_SIZES:
@@ -58,7 +58,7 @@ class CopyOfModel(WasteRule[Match]):
             binding = first_binding(window.stack(row))
             if binding is not None and not _rests(window, binding):
                 continue
-            every = ~window.owned & (window.site == site)
+            every = ~window.has_owner & (window.site == site)
             yield Match(
                 row=row,
                 rows=np.flatnonzero(mask),

@@ -38,7 +38,7 @@ class EvaluationGraph(WasteRule[Match]):
         for first, last in _unused_forwards(window):
             low, high = np.searchsorted(lives.alloc, [first, last + 1])  # rows are in this order
             rows = np.arange(low, high)
-            alive = (lives.free[rows] > last) & ~window.owned[rows] & brief[rows]
+            alive = (lives.free[rows] > last) & ~window.has_owner[rows] & brief[rows]
             pass_bytes = int(lives.size[rows].sum())
             rows = rows[alive]
             if len(set(window.module[rows].tolist()) - {0}) < _LEAST_MODULES:

@@ -65,7 +65,7 @@ class Fragmentation(WasteRule[Holes]):
             return
         if _taken_in_vain(window) < _LEAST_IN_VAIN * unused:
             return  # the cache of an earlier time, not holes
-        mask = window.at_peak & ~window.owned
+        mask = window.at_peak & ~window.has_owner
         row = window.main_site(mask) if mask.any() else window.largest(window.at_peak)
         yield Holes(
             row=row,

@@ -184,7 +184,7 @@ def _renewals(window: Window) -> dict[tuple[int, int, int], int]:
     Without the old gradient, the new value would have become the gradient itself.
     """
     lives = window.lives
-    new = (window.phase == Phase.BACKWARD) & ~window.owned & (lives.free < window.events)
+    new = (window.phase == Phase.BACKWARD) & ~window.has_owner & (lives.free < window.events)
     rows = np.flatnonzero(new & (window.module > 0))
     keys = zip(
         window.made_in[rows].tolist(),

@@ -61,7 +61,7 @@ class HostCopy(WasteRule[Match]):
 
 def _resident(window: Window) -> Bools:
     """Large, no part of a model, and there to the end over several steps."""
-    resident: Bools = window.stays & ~window.owned & (window.lives.requested >= _LEAST_BYTES)
+    resident: Bools = window.stays & ~window.has_owner & (window.lives.requested >= _LEAST_BYTES)
     return resident
 
 

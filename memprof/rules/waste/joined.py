@@ -28,14 +28,14 @@ what is advised. It needs less of a change."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Joined(Match):
+class PartsAndResult(Match):
     """Parts of a tensor, and what it takes to be without them."""
 
     drop: bool = False
     """The peak comes after the parts were joined: it is enough to drop them then."""
 
 
-class JoinedParts(WasteRule[Joined]):
+class JoinedParts(WasteRule[PartsAndResult]):
     """`torch.cat(parts)` and `torch.stack(parts)` copy: until the list goes, both are there."""
 
     name = "joined"
@@ -43,12 +43,12 @@ class JoinedParts(WasteRule[Joined]):
     fixes = ("clear_container", "preallocate", "cpu_offload")
     names_holders = True
 
-    def matches(self, window: Window) -> Iterator[Joined]:
+    def matches(self, window: Window) -> Iterator[PartsAndResult]:
         """A tensor at the peak that a line joined from parts that are there as well."""
         if window.peak.event < 0:
             return
         lives = window.lives
-        large = window.at_peak & ~window.owned & (lives.alloc >= 0)
+        large = window.at_peak & ~window.has_owner & (lives.alloc >= 0)
         large &= lives.size >= _LEAST_SHARE * window.peak.bytes
         for row in np.flatnonzero(large)[::-1].tolist():
             if not _joins(window, row):
@@ -61,7 +61,7 @@ class JoinedParts(WasteRule[Joined]):
             dropped = window.replayed(window.ended_at(every, lives.alloc[results] + 1))
             in_place_saving = window.replayed(_cuts_when_filled(window, results, every))
             drop = bool(dropped.bytes >= _LEAST_AS_GOOD * in_place_saving.bytes)
-            yield Joined(
+            yield PartsAndResult(
                 row=row,
                 rows=at_peak,
                 nbytes=int(lives.size[at_peak].sum()),
@@ -71,11 +71,11 @@ class JoinedParts(WasteRule[Joined]):
             )
             return
 
-    def title(self, match: Joined) -> str:
+    def title(self, match: PartsAndResult) -> str:
         """Say how many parts there are."""
         return f"are {len(match.rows)} parts, there beside the tensor that is joined from them"
 
-    def advice(self, match: Joined, case: Case) -> Iterator[Advice]:
+    def advice(self, match: PartsAndResult, case: Case) -> Iterator[Advice]:
         """Drop the parts, or have none: fill the result."""
         nbytes = format_bytes(match.nbytes)
         why = f"The parts ({nbytes}) are there beside the tensor that is joined from them"
@@ -99,7 +99,7 @@ def _joins(window: Window, row: int) -> bool:
 def _parts(window: Window, row: int) -> Ints:
     """Tensors of one line, there when ``row`` was made, that are together as large as it is."""
     lives = window.lives
-    before = ~window.owned & (lives.alloc < lives.alloc[row]) & (lives.free > lives.alloc[row])
+    before = ~window.has_owner & (lives.alloc < lives.alloc[row]) & (lives.free > lives.alloc[row])
     whole_size = int(lives.requested[row])
     for site in np.unique(window.site[before]):
         rows = np.flatnonzero(before & (window.site == site))

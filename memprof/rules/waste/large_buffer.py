@@ -31,14 +31,14 @@ __all__ = ["RULE"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sliced(Match):
+class SlicedBuffer(Match):
     """Buffers, and whose they are."""
 
     module: str = ""
     """The module that has the largest of them."""
 
 
-class LargeBuffer(WasteRule[Sliced]):
+class LargeBuffer(WasteRule[SlicedBuffer]):
     """A causal mask or a table of positions for the longest input that anyone thought of."""
 
     name = "large-buffer"
@@ -46,7 +46,7 @@ class LargeBuffer(WasteRule[Sliced]):
     fixes = ("right_size",)
     yields_to = EVERY_OTHER  # that a slice is read does not say how large a slice
 
-    def matches(self, window: Window) -> Iterator[Sliced]:
+    def matches(self, window: Window) -> Iterator[SlicedBuffer]:
         """Buffers that make much of the peak, where the class that makes them reads a slice."""
         large = large_buffers(window)
         if not large.any():
@@ -57,18 +57,18 @@ class LargeBuffer(WasteRule[Sliced]):
             return
         if not _reads_slice(window.programs, place):
             return
-        yield Sliced(
+        yield SlicedBuffer(
             row=row,
             rows=np.flatnonzero(large),
             nbytes=window.bytes_of(large),
             module=window.module_name(row),
         )
 
-    def title(self, match: Sliced) -> str:
+    def title(self, match: SlicedBuffer) -> str:
         """Name the module."""
         return f"are buffers of `{match.module}`, of which a slice is read"
 
-    def advice(self, match: Sliced, case: Case) -> Iterator[Advice]:
+    def advice(self, match: SlicedBuffer, case: Case) -> Iterator[Advice]:
         """Make it as large as what is read, where its size is set."""
         yield Advice(
             "right_size",

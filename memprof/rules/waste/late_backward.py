@@ -18,7 +18,7 @@ __all__ = ["RULE"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Summed(Match):
+class LossSum(Match):
     """Activations of several passes, and the statement that adds up their losses."""
 
     passes: int = 0
@@ -26,14 +26,14 @@ class Summed(Match):
     line: int = 0
 
 
-class LateBackward(WasteRule[Summed]):
+class LateBackward(WasteRule[LossSum]):
     """A loop adds up losses, and `backward()` is called once, behind the loop."""
 
     name = "late-backward"
     summary = "losses are added up before one backward pass, which keeps all of their graphs"
     fixes = ("early_backward",)
 
-    def matches(self, window: Window) -> Iterator[Summed]:
+    def matches(self, window: Window) -> Iterator[LossSum]:
         """Passes called in a loop that adds to what a backward pass behind the loop starts from."""
         passes = forward_passes(window)
         if passes is None:
@@ -41,7 +41,7 @@ class LateBackward(WasteRule[Summed]):
         place = next((place for call in passes.calls if (place := _sum_of_losses(call))), None)
         if place is None:
             return
-        yield Summed(
+        yield LossSum(
             row=passes.row,
             rows=passes.rows,
             nbytes=int(window.lives.size[passes.rows].sum()),
@@ -51,14 +51,14 @@ class LateBackward(WasteRule[Summed]):
             line=place.line,
         )
 
-    def title(self, match: Summed) -> str:
+    def title(self, match: LossSum) -> str:
         """Say how many passes they are of."""
         return (
             f"are activations of {match.passes} passes through the same module before one backward "
             "pass"
         )
 
-    def advice(self, match: Summed, case: Case) -> Iterator[Advice]:
+    def advice(self, match: LossSum, case: Case) -> Iterator[Advice]:
         """Go backward from each loss."""
         why = (
             f"The graphs of {match.passes} passes are alive at once "

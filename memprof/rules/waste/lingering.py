@@ -51,7 +51,7 @@ class Lingering(Match):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Replaced:
+class _Replacements:
     """Lifetimes that ended only after the same line had made their replacement."""
 
     rows: Ints
@@ -156,7 +156,7 @@ def _successors(window: Window) -> tuple[Ints, Ints]:
     return rows, following
 
 
-def _replacements(window: Window) -> _Replaced:
+def _replacements(window: Window) -> _Replacements:
     """What was freed in the step that made its successor, and after that; in most such steps."""
     rows, following = _successors(window)
     rows, following = rows[following >= 0], following[following >= 0]
@@ -165,7 +165,7 @@ def _replacements(window: Window) -> _Replaced:
     late = (lives.free[rows] > next_alloc) & (window.freed_in[rows] == window.made_in[following])
     late &= ~np.isin(window.category[rows], _INHERENT)
     late &= _usually(lives.stack[rows], late)
-    return _Replaced(rows[late], next_alloc[late])
+    return _Replacements(rows[late], next_alloc[late])
 
 
 def _usually(stack: Ints, late: Bools) -> Bools:
@@ -176,7 +176,7 @@ def _usually(stack: Ints, late: Bools) -> Bools:
     return usual
 
 
-def _by_rebinding(window: Window, replacements: _Replaced) -> Lingering:
+def _by_rebinding(window: Window, replacements: _Replacements) -> Lingering:
     """Ended when the replacement began to exist, and if nothing reads it, at the step's end."""
     rows = replacements.rows
     # Both are there for a moment even in ``x = f(x)``: that much is needed.
@@ -188,7 +188,7 @@ def _by_rebinding(window: Window, replacements: _Replaced) -> Lingering:
     if binding is not None:
         ours = _bound_by(window, rows, binding)
         if not ours.all():
-            return _by_rebinding(window, _Replaced(rows[ours], replacements.next_alloc[ours]))
+            return _by_rebinding(window, _Replacements(rows[ours], replacements.next_alloc[ours]))
     starts = [window.first_event.get(int(step) + 1, -1) for step in window.made_in[rows]]
     if min(starts) >= 0 and not (binding is not None and binding.needs_old):
         at_end = window.replayed(window.ended_at(rows, np.array(starts, dtype=np.int64) - 1))
@@ -239,7 +239,7 @@ def _match(
         tentative=tentative,
         binding=binding,
         raises=any(exception_store(frame) is not None for frame in frames),
-        of_model=bool(window.owned[rows].sum() * 2 > len(rows)),
+        of_model=bool(window.has_owner[rows].sum() * 2 > len(rows)),
     )
 
 
@@ -249,7 +249,7 @@ def _mask(window: Window, rows: Ints) -> Bools:
     return mask
 
 
-def _through_other_pass(window: Window, replacements: _Replaced) -> Iterator[Lingering]:
+def _through_other_pass(window: Window, replacements: _Replacements) -> Iterator[Lingering]:
     """What is there at the peak, in a call made later from a function that no longer reads it."""
     rows = replacements.rows[window.at_peak[replacements.rows]]
     rows = rows[window.freed_in[rows] > window.step_of_event[max(window.peak.event, 0)]]

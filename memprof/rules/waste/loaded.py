@@ -20,7 +20,7 @@ from memprof.source_code.scopes import qualified_name
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Window
 
-__all__ = ["RULE", "Loaded"]
+__all__ = ["RULE", "Checkpoint"]
 
 _LOADERS = re.compile(r"/torch/serialization\.py$|/safetensors/")
 """Files of the libraries whose functions read tensors from a file."""
@@ -29,7 +29,7 @@ _MOSTLY = 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Loaded(Match):
+class Checkpoint(Match):
     """Tensors from files, and how long they are there."""
 
     name: str = ""
@@ -38,7 +38,7 @@ class Loaded(Match):
     """They are there at the peak only; else they stay over the steps."""
 
 
-class LoadedFile(WasteRule[Loaded]):
+class LoadedFile(WasteRule[Checkpoint]):
     """A checkpoint is loaded to the device, and a model that has its own copy is filled from it."""
 
     name = "loaded"
@@ -46,11 +46,11 @@ class LoadedFile(WasteRule[Loaded]):
     fixes = ("map_location_cpu", "del_ref", "clear_traceback", "clone_view")
     names_holders = True
 
-    def matches(self, window: Window) -> Iterator[Loaded]:
+    def matches(self, window: Window) -> Iterator[Checkpoint]:
         """Tensors that a loader made and that are no model's: those that stay, else at the peak."""
         if len(window.steps) < FEWEST_STEPS:
             return
-        from_files = ~window.owned & _made_by_loaders(window)
+        from_files = ~window.has_owner & _made_by_loaders(window)
         loaded = from_files & window.at_peak
         staying = loaded & outlive_steps(window)
         mask = staying if staying.any() else loaded
@@ -58,7 +58,7 @@ class LoadedFile(WasteRule[Loaded]):
             return
         row = window.main_site(mask)
         binding = first_binding(window.stack(row))
-        yield Loaded(
+        yield Checkpoint(
             row=row,
             rows=np.flatnonzero(mask),
             nbytes=window.bytes_of(mask),
@@ -70,13 +70,13 @@ class LoadedFile(WasteRule[Loaded]):
             else not _is_of_model(window, staying),
         )
 
-    def title(self, match: Loaded) -> str:
+    def title(self, match: Checkpoint) -> str:
         """Say beside what they are there."""
         if match.passing:
             return "were loaded from files and are there at once"
         return "were loaded from a file and are still there beside the model"
 
-    def advice(self, match: Loaded, case: Case) -> Iterator[Advice]:
+    def advice(self, match: Checkpoint, case: Case) -> Iterator[Advice]:
         """Load to the host; else, or where it lies there already, drop it once it has been used."""
         place = case.site
         yield from advice_on_views(case)
@@ -94,7 +94,7 @@ class LoadedFile(WasteRule[Loaded]):
 
 
 def _load_to_host(
-    match: Loaded, place: Place | None, loads: Sequence[ast.Call], *, on_host: bool
+    match: Checkpoint, place: Place | None, loads: Sequence[ast.Call], *, on_host: bool
 ) -> Advice:
     patch = ""
     if place is not None and loads:
@@ -106,7 +106,7 @@ def _load_to_host(
     return Advice("map_location_cpu", why, place, patch=patch)
 
 
-def _drop(match: Loaded, place: Place | None) -> Advice:
+def _drop(match: Checkpoint, place: Place | None) -> Advice:
     what = f"`{match.name}`" if match.name else "the loaded file"
     used = (
         "as soon as it has been used" if match.passing else "once the model has been filled from it"
@@ -136,7 +136,7 @@ def _is_of_model(window: Window, loaded: Bools) -> bool:
     Else it may be a table or a data set that a step reads. A model that is made of plain tensors is
     known by their staying.
     """
-    of_model = window.owned | (window.stays & ~_made_by_loaders(window))
+    of_model = window.has_owner | (window.stays & ~_made_by_loaders(window))
     alike = loaded & np.isin(window.lives.requested, window.lives.requested[of_model])
     return window.bytes_of(alike) > _MOSTLY * window.bytes_of(loaded)
 

@@ -39,7 +39,7 @@ class OptimizerTemporaries(WasteRule[Match]):
         """Temporaries of a multi-tensor implementation that are there at the peak."""
         if window.peak.event < 0:
             return
-        temporary = (window.phase == Phase.OPTIMIZER) & ~window.owned
+        temporary = (window.phase == Phase.OPTIMIZER) & ~window.has_owner
         temporary &= made_through(window, _is_multi_tensor)
         mask = temporary & window.at_peak
         if not mask.any():

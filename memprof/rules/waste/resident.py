@@ -39,7 +39,7 @@ class Resident(WasteRule[Match]):
 
     def matches(self, window: Window) -> Iterator[Match]:
         """All at the peak that stays to the end, but models, optimizers and activations."""
-        mask = ~window.owned & window.at_peak & window.stays & outlive_steps(window)
+        mask = ~window.has_owner & window.at_peak & window.stays & outlive_steps(window)
         mask &= window.category != Category.ACTIVATION
         if window.share(window.bytes_of(mask)) < _LEAST_SHARE:
             return
@@ -71,7 +71,7 @@ class Resident(WasteRule[Match]):
 def _rises(window: Window, mask: Bools) -> bool:
     """Whether what such stacks made is more at each quarter of the second half of the window."""
     stacks = np.unique(window.lives.stack[mask])
-    alike = np.isin(window.lives.stack, stacks) & ~window.owned
+    alike = np.isin(window.lives.stack, stacks) & ~window.has_owner
     last = len(window.steps) - 1
     steps = [window.steps[last * quarter // 4] for quarter in (2, 3, 4)]
     events = [window.first_event[int(step)] for step in steps]

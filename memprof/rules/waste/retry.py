@@ -53,7 +53,7 @@ class Retry(WasteRule[FailedTryTensors]):
             return
         failed = [
             row
-            for row in np.flatnonzero(window.at_peak & ~window.owned).tolist()
+            for row in np.flatnonzero(window.at_peak & ~window.has_owner).tolist()
             if any(_is_in_body(frame, handling) for frame in window.stack(row))
         ]
         if not failed:
@@ -61,7 +61,7 @@ class Retry(WasteRule[FailedTryTensors]):
         rows = np.array(failed, dtype=np.int64)
         # The same lines' tensors of all steps: each could go when its try has made the last.
         stacks = np.unique(window.lives.stack[rows])
-        alike = np.flatnonzero(np.isin(window.lives.stack, stacks) & ~window.owned)
+        alike = np.flatnonzero(np.isin(window.lives.stack, stacks) & ~window.has_owner)
         mask = np.zeros(len(window.lives), dtype=bool)
         mask[rows] = True
         yield FailedTryTensors(

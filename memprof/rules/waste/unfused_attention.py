@@ -53,7 +53,7 @@ class _Does(Flag):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Unfused(Match):
+class AttentionScores(Match):
     """Tables of scores, and the function that makes them."""
 
     function: str = ""
@@ -63,7 +63,7 @@ class Unfused(Match):
     """torch's own module makes them, to return what nothing reads."""
 
 
-class UnfusedAttention(WasteRule[Unfused]):
+class UnfusedAttention(WasteRule[AttentionScores]):
     """A product, a softmax and a product, each with a table of all pairs of positions."""
 
     name = "unfused-attention"
@@ -71,7 +71,7 @@ class UnfusedAttention(WasteRule[Unfused]):
     fixes = ("fused_attention",)
     yields_to = ("evaluation-graph", "unused-gradients")
 
-    def matches(self, window: Window) -> Iterator[Unfused]:
+    def matches(self, window: Window) -> Iterator[AttentionScores]:
         """Tables of one size at the peak that a function made from a product and by a softmax.
 
         And which it then multiplied to something smaller: else they are what it is for.
@@ -86,7 +86,7 @@ class UnfusedAttention(WasteRule[Unfused]):
             if window.share(window.bytes_of(there)) < _LEAST_SHARE:
                 continue
             stays = window.device == "cpu" and _drops_out(window, tables)
-            yield Unfused(
+            yield AttentionScores(
                 row=_row_of(window, np.flatnonzero(there), frame),
                 rows=np.flatnonzero(there),
                 nbytes=window.bytes_of(there),
@@ -98,13 +98,13 @@ class UnfusedAttention(WasteRule[Unfused]):
             return
         yield from _unread_weights(window)
 
-    def title(self, match: Unfused) -> str:
+    def title(self, match: AttentionScores) -> str:
         """Say whose they are."""
         if match.is_of_torch:
             return "are weights of attention that nothing reads, and what they are made of"
         return f"are scores of attention written by hand, in `{match.function}`"
 
-    def advice(self, match: Unfused, case: Case) -> Iterator[Advice]:
+    def advice(self, match: AttentionScores, case: Case) -> Iterator[Advice]:
         """Let a fused kernel do it."""
         if match.is_of_torch:
             why = (
@@ -123,7 +123,7 @@ class UnfusedAttention(WasteRule[Unfused]):
         yield Advice("fused_attention", why, case.site, saving=saving)
 
 
-def _unread_weights(window: Window) -> Iterator[Unfused]:
+def _unread_weights(window: Window) -> Iterator[AttentionScores]:
     """What torch's module makes to return weights, where the program drops them."""
     lives, frames = window.lives, window.owners.sites.frames
     inside = {
@@ -138,13 +138,13 @@ def _unread_weights(window: Window) -> Iterator[Unfused]:
     if not softmaxes:
         return
     largest = max(softmaxes, key=lambda row: int(lives.requested[row]))
-    is_table = is_inside | ((window.phase == Phase.BACKWARD) & ~window.owned)
+    is_table = is_inside | ((window.phase == Phase.BACKWARD) & ~window.has_owner)
     tables = np.flatnonzero(is_table & (lives.requested == lives.requested[largest]))
     there = tables[window.at_peak[tables]]
     nbytes = int(lives.size[there].sum())
     if window.share(nbytes) >= _LEAST_SHARE:
         saving = window.replayed(window.whole(tables))
-        yield Unfused(largest, there, nbytes, saving, function=_MODULE, is_of_torch=True)
+        yield AttentionScores(largest, there, nbytes, saving, function=_MODULE, is_of_torch=True)
 
 
 def _is_softmax(stack: tuple[Frame, ...]) -> bool:
@@ -247,7 +247,7 @@ def _tables(window: Window, frame: Frame, size: int) -> Ints:
     }
     is_table = np.isin(window.lives.stack, list(inside))
     # autograd's own threads have no line of the program: what is as large is of the same tables
-    is_table |= (window.phase == Phase.BACKWARD) & ~window.owned
+    is_table |= (window.phase == Phase.BACKWARD) & ~window.has_owner
     return np.flatnonzero(is_table & np.isin(window.lives.requested, sizes))
 
 

@@ -21,11 +21,11 @@ from memprof.views.owners import common_module
 from memprof.views.peak_without import Cuts
 from memprof.views.window import Ints, Window
 
-__all__ = ["RULE", "Unused"]
+__all__ = ["RULE", "UnreadGradients"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Unused(Match):
+class UnreadGradients(Match):
     """Gradients, and whose they are."""
 
     modules: str = ""
@@ -39,14 +39,14 @@ class Unused(Match):
     """The user's line from which they, and nothing that is trained, were called."""
 
 
-class UnusedGradients(WasteRule[Unused]):
+class UnusedGradients(WasteRule[UnreadGradients]):
     """A teacher, a critic or a part that is not trained gets gradients all the same."""
 
     name = "unused-gradients"
     summary = "no optimizer uses or clears these gradients"
     fixes = ("freeze_params", "detach", "no_grad")
 
-    def matches(self, window: Window) -> Iterator[Unused]:
+    def matches(self, window: Window) -> Iterator[UnreadGradients]:
         """Gradients that stay, of modules without optimizer state whose gradients never go."""
         if len(window.steps) < FEWEST_STEPS:
             return
@@ -73,7 +73,7 @@ class UnusedGradients(WasteRule[Unused]):
         graph = _graph_for_nothing(window, modules, training_modules)
         at_peak = mask & window.at_peak
         at_peak[graph] = window.at_peak[graph]
-        yield Unused(
+        yield UnreadGradients(
             row=_forward_site(window, modules, window.largest(mask)),
             rows=np.concatenate([np.flatnonzero(mask), graph]),
             nbytes=window.bytes_of(at_peak),
@@ -84,13 +84,13 @@ class UnusedGradients(WasteRule[Unused]):
             called_at=_line_of_its_own(window, graph, training_modules) if len(graph) else None,
         )
 
-    def title(self, match: Unused) -> str:
+    def title(self, match: UnreadGradients) -> str:
         """Say whose they are."""
         if match.graph:
             return f"are the graph and gradients of {match.modules}, which no optimizer here trains"
         return f"are gradients of {match.modules} that no optimizer here uses or clears"
 
-    def advice(self, match: Unused, case: Case) -> Iterator[Advice]:
+    def advice(self, match: UnreadGradients, case: Case) -> Iterator[Advice]:
         """Give the parameters none; where a patch is safe, cut the other model's output off."""
         why = f"backward runs through {match.modules}, whose gradients no optimizer reads"
         site = case.site if match.within_model else _called_from(case) or case.site

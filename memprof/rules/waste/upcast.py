@@ -60,7 +60,7 @@ def _half_is_there(window: Window, row: int) -> bool:
     requested = window.lives.requested
     half = window.at_peak & (2 * requested == requested[row])
     half &= window.lives.alloc < window.lives.alloc[row]
-    return bool((half & ~window.owned).any())
+    return bool((half & ~window.has_owner).any())
 
 
 def _widens(window: Window, large: LargeTensor) -> bool:

@@ -34,7 +34,7 @@ class Workspace(WasteRule[Match]):
         """What torch's own C++ made for these libraries, at the peak."""
         if window.peak.event < 0:
             return
-        scratch = ~window.owned & made_through(window, _is_of_a_library)
+        scratch = ~window.has_owner & made_through(window, _is_of_a_library)
         mask = scratch & window.at_peak
         if not mask.any():
             return

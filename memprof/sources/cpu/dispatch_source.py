@@ -35,7 +35,7 @@ from memprof.sources.owners.tensor_owners import (
     Owner,
     gradient_storages,
     gradients,
-    owned,
+    owned_tensors,
     owners,
     tensors_in,
 )
@@ -543,7 +543,7 @@ class CpuSource:
                 )
             self._find(storages)
             if thorough:  # a gradient that Python has never looked at is no object yet
-                owning = owned(self._loop_watch, self._search.differentiated)
+                owning = owned_tensors(self._loop_watch, self._search.differentiated)
                 self._find(s for _, one in owning for s in cpu_storages(one, self._guard))
             self._judge(owners(self._loop_watch, self._search.differentiated))
         self._saved_for_backward.decide(suspects, self._search.saved)

@@ -242,7 +242,7 @@ class MemoryHistory:
         if owner is HistoryOwner.NOBODY:
             return
         pace = self._paces[owner]
-        pace.measured(rows, took_us)
+        pace.add_measurement(rows, took_us)
         if owner is HistoryOwner.MEMPROF and self.owner is HistoryOwner.MEMPROF:
             self._room = min(self._room, pace.room(self._blocks()))
             self.is_over = self.is_over or self._room < LEAST_ENTRIES

@@ -22,7 +22,7 @@ from memprof.sources.cuda import oom_messages
 from memprof.sources.cuda.segments import segments_now
 from memprof.sources.guarded_access import plain_attributes
 from memprof.sources.loop.loop_watch import LoopWatch
-from memprof.sources.owners.tensor_owners import Differentiated, owned, parts
+from memprof.sources.owners.tensor_owners import Differentiated, owned_tensors, parts
 from memprof.sources.stacks import is_own
 from memprof.sources.tensor_addresses import PlaceOf, place_of
 from memprof.trace import Category, Trace
@@ -188,7 +188,7 @@ class OomWatch:
         owners: dict[int, tuple[Category, str, int]] = {}
         guard = self._loop_watch.guard
         with plain_attributes():
-            for owner, tensor in owned(self._loop_watch, Differentiated(guard)):
+            for owner, tensor in owned_tensors(self._loop_watch, Differentiated(guard)):
                 placements = guard.within(self._placements, parts(tensor, guard))
                 owners |= {
                     address: (owner.category, dtype, size)

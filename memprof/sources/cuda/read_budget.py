@@ -44,7 +44,7 @@ class ReadCost:
         """What a row takes."""
         return median_high(self._looks)
 
-    def measured(self, rows: float, took_us: float) -> None:
+    def add_measurement(self, rows: float, took_us: float) -> None:
         """A look at so many rows took so long."""
         if rows < _ENOUGH_ROWS and took_us < _ENOUGH_US:
             return

@@ -16,7 +16,7 @@ from memprof.sources.owners.tensor_owners import (
     Owner,
     gradients_of,
     is_plain,
-    owned,
+    owned_tensors,
     parts,
     tensors_in,
 )
@@ -90,7 +90,7 @@ class OwnerSamples:
 
     def owners(self) -> dict[str, dict[int, Owner]]:
         """Owner by device and address of all that modules and optimizers refer to now."""
-        return self._addresses_on(owned(self._loop_watch, self._others))
+        return self._addresses_on(owned_tensors(self._loop_watch, self._others))
 
     def saved(self) -> dict[str, set[int]] | None:
         """Addresses of what graphs save, by device; None where torch tells nothing or not all.
@@ -108,7 +108,7 @@ class OwnerSamples:
 
     def note_all(self) -> None:
         """Note what modules and optimizers refer to at this moment."""
-        self._note(owned(self._loop_watch, self._others))
+        self._note(owned_tensors(self._loop_watch, self._others))
 
     # Listener of the loop watch.
 
@@ -130,7 +130,7 @@ class OwnerSamples:
         self._steps[id(optimizer)] += 1
         is_whole = self._steps[id(optimizer)] <= _WHOLE and len(self._steps) <= _OPTIMIZERS
         if is_whole:
-            self._note(owned(self._loop_watch, self._others))
+            self._note(owned_tensors(self._loop_watch, self._others))
             return
         owner = Owner(Category.GRADIENT, "")
         self._note((owner, one) for one in gradients_of(optimizer, self._guard))

@@ -13,13 +13,13 @@ from memprof.sources.label_rows import LabelRows
 from memprof.sources.owners.block_lifetimes import Lives, replaced, sight
 from memprof.trace import EMPTY, SURVIVOR_AGE, Category, Column, Events, Phase
 
-__all__ = ["Saved", "SavedBlocks"]
+__all__ = ["SavedBlocks", "SavedBytes"]
 
 Ints = npt.NDArray[np.int64]
 _REST = 20
 """The graphs are followed anew when this many times the duration of the last look has passed."""
 
-Saved = Callable[[], "Mapping[str, AbstractSet[int]] | None"]
+SavedBytes = Callable[[], "Mapping[str, AbstractSet[int]] | None"]
 """Addresses of what graphs save by device; None where torch does not tell, or not all of it."""
 
 
@@ -35,14 +35,16 @@ class SavedBlocks:
         self._categories: dict[int, int] = {}
         self._took_s = self._ended_s = 0.0
 
-    def judge(self, device: str, lives: Lives, events: Events, step: int, saved: Saved) -> Lives:
+    def judge(
+        self, device: str, lives: Lives, events: Events, step: int, saved: SavedBytes
+    ) -> Lives:
         """The lives with such categories changed; ``step`` is the one under way."""
         lives = replaced(lives, category=lives.category.copy())
         self._decide(device, lives, len(events), step, saved)
         self._decide_dead(lives, events)
         return lives
 
-    def _decide(self, device: str, lives: Lives, end: int, step: int, saved: Saved) -> None:
+    def _decide(self, device: str, lives: Lives, end: int, step: int, saved: SavedBytes) -> None:
         rows = np.flatnonzero((lives.freed_at == end) & self._old(lives, step))
         if not len(rows):
             return

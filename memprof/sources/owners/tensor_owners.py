@@ -19,7 +19,7 @@ __all__ = [
     "gradients",
     "gradients_of",
     "is_plain",
-    "owned",
+    "owned_tensors",
     "owners",
     "parts",
     "storages",
@@ -83,10 +83,10 @@ def owners(loop_watch: LoopWatch, others: Differentiated) -> dict[int, Owner]:
 
     ``others`` are no parameters but have gradients too.
     """
-    return _by_storage(owned(loop_watch, others), loop_watch.guard)
+    return _by_storage(owned_tensors(loop_watch, others), loop_watch.guard)
 
 
-def owned(loop_watch: LoopWatch, others: Differentiated) -> Iterator[tuple[Owner, Any]]:
+def owned_tensors(loop_watch: LoopWatch, others: Differentiated) -> Iterator[tuple[Owner, Any]]:
     """The same as tensors; where two own the same, the later one counts."""
     guard = loop_watch.guard
     modules = list(_modules(loop_watch))

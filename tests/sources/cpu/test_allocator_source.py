@@ -17,7 +17,7 @@ import pytest
 import memprof
 from memprof import native
 from memprof.loading import load
-from memprof.report.recording_gaps import unseen
+from memprof.report.recording_gaps import recording_gaps
 from memprof.sources.cpu.allocator_source import BLOCK_ROW
 from memprof.trace import Action, Category, Phase
 from memprof.views.examination import examine
@@ -78,7 +78,7 @@ def test_every_allocation_is_there_with_its_line(tmp_path):
 def test_the_file_says_that_the_allocator_itself_was_listened_to(tmp_path):
     run, _ = recorded(tmp_path / "run.json", lambda _: torch.ones(1000))
     assert run.devices[0].info.recorder == "allocator"
-    assert not any("operators" in one for one in unseen(examine(run)))
+    assert not any("operators" in one for one in recording_gaps(examine(run)))
 
 
 def test_gradients_that_meet_are_added_in_place_as_without_memprof(tmp_path):

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="needs torch")
 from torch import nn  # noqa: E402
 
 from memprof.sources.guarded_access import GuardedAccess  # noqa: E402
-from memprof.sources.owners.tensor_owners import Differentiated, owned, storages, tensors_in  # noqa: E402
+from memprof.sources.owners.tensor_owners import Differentiated, owned_tensors, storages, tensors_in  # noqa: E402
 from memprof.trace import Action, Category  # noqa: E402
 from tests.sources.recording import CpuRecording  # noqa: E402
 
@@ -329,6 +329,6 @@ def test_everything_owned_is_told_with_its_category(recorder):
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     model(torch.ones(3, 2)).sum().backward()
     optimizer.step()
-    found = owned(recorder.loop_watch, Differentiated(GuardedAccess()))
+    found = owned_tensors(recorder.loop_watch, Differentiated(GuardedAccess()))
     counts = Counter(owner.category for owner, _ in found)
     assert counts == {PARAMETER: 2, GRADIENT: 2, Category.BUFFER: 3, STATE: 2}
