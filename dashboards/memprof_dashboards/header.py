@@ -163,7 +163,7 @@ def recording_gaps(summary: Summary) -> str:
     if not summary.unseen:
         return ""
     items = "".join(f"<li>{coded(text)}</li>" for text in summary.unseen)
-    return f'<section class="recording_gaps"><h2>Not seen</h2><ul>{items}</ul></section>'
+    return f'<section class="unseen"><h2>Not seen</h2><ul>{items}</ul></section>'
 
 
 def recording(run: Run, summary: Summary) -> str:
