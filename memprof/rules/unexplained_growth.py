@@ -29,7 +29,7 @@ _LEAST_RISE = 4 << 20
 _LEAST_SHARE = 0.1
 """Of the most that was allocated at a step's end; likewise."""
 _EXPLAINED = 0.5
-"""Of the rise: from there on the findings are the answer."""
+"""Of the rise, in bytes or as a rate: from there on the findings are the answer."""
 _TAIL = 20
 """One in so many of the values comes last, and two at least."""
 _LATER_HALF, _LAST_QUARTER = 0.25, 0.08
@@ -114,14 +114,17 @@ def _of_device(
         return None
     if not _goes_on(least, low):
         return None
-    explained = sum(_explains(one, device) for one in findings)
-    if explained >= _EXPLAINED * total:
+    per_step = total / max(1, int(numbers[high] - numbers[low]))
+    growth = [one for one in findings if _is_growth_of(one, device)]
+    explained = sum(one.bytes for one in growth)
+    rates = sum(one.bytes_per_step for one in growth if _grows_to_its_end(one))
+    if max(explained / total, rates / per_step) >= _EXPLAINED:
         return None
     site, site_bytes, is_by_size, bare = _makers(examination, total - explained)
     return UnexplainedGrowth(
         device=device.device,
         bytes=total,
-        per_step=total / max(1, int(numbers[high] - numbers[low])),
+        per_step=per_step,
         first_step=int(numbers[low]),
         last_step=int(numbers[high]),
         explained=explained,
@@ -147,9 +150,18 @@ def _goes_on(least: Ints, low: int) -> bool:
     )
 
 
-def _explains(finding: Found, device: DeviceRun) -> int:
-    grows = finding.kind in (Kind.LEAK, Kind.CYCLE)
-    return finding.bytes if grows and finding.device == device.device else 0
+def _is_growth_of(finding: Found, device: DeviceRun) -> bool:
+    return finding.kind in (Kind.LEAK, Kind.CYCLE) and finding.device == device.device
+
+
+def _grows_to_its_end(finding: Found) -> bool:
+    """Whether it grew for as long as its tensors were recorded.
+
+    The bytes of a finding are those of windows. What is counted afterwards and rises at the same
+    rate is the same growth, as far as anybody can tell.
+    """
+    series = finding.series.bytes
+    return len(series) > 0 and int(series[-1]) > int(series[3 * (len(series) - 1) // 4])
 
 
 def _makers(examination: DeviceExamination, rest: int) -> tuple[Site, int, bool, int]:
