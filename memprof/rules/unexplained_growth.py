@@ -17,7 +17,7 @@ from memprof.units import format_bytes
 from memprof.views.examination import DeviceExamination, Examination
 from memprof.views.sites import short_path, sites
 from memprof.views.survivors import survival
-from memprof.views.trend import floor, rise
+from memprof.views.trend import floor, rise, rises_throughout
 from memprof.views.window import site_at
 
 __all__ = ["UnexplainedGrowth", "unexplained_growth"]
@@ -30,10 +30,6 @@ _LEAST_SHARE = 0.1
 """Of the most that was allocated at a step's end; likewise."""
 _EXPLAINED = 0.5
 """Of the rise, in bytes or as a rate: from there on the findings are the answer."""
-_TAIL = 20
-"""One in so many of the values comes last, and two at least."""
-_LATER_HALF, _LAST_QUARTER = 0.25, 0.08
-"""Of the rise: what goes on as it began has half of it, and a quarter."""
 _MUCH = 0.25
 """Of what is to be explained: a line that made less is not named."""
 
@@ -112,7 +108,7 @@ def _of_device(
     total = int(least[high] - least[low])
     if total < max(_LEAST_RISE, _LEAST_SHARE * int(allocated.max())):
         return None
-    if not _goes_on(least, low):
+    if not rises_throughout(least, low):
         return None
     per_step = total / max(1, int(numbers[high] - numbers[low]))
     growth = [one for one in findings if _is_growth_of(one, device)]
@@ -132,21 +128,6 @@ def _of_device(
         site_bytes=site_bytes,
         is_by_size=is_by_size,
         bare_bytes=bare,
-    )
-
-
-def _goes_on(least: Ints, low: int) -> bool:
-    """Whether a floor rises over the whole of a series: what filled a cache early on does not.
-
-    The last values are left out: they are their own floor, whatever follows them.
-    """
-    high = len(least) - 1 - max(2, len(least) // _TAIL)
-    if high <= low:
-        return False
-    total = least[high] - least[low]
-    half, late = (least[low + (high - low) * part // 4] for part in (2, 3))
-    return bool(least[high] - half >= _LATER_HALF * total > 0) and bool(
-        least[high] - late >= _LAST_QUARTER * total
     )
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+import numpy as np
 
 from memprof.reference_chain import Link
 from memprof.rules.autocast_regions import uncached
@@ -15,6 +18,8 @@ __all__ = ["RULE"]
 
 _CAST = "ToCopyBackward0"
 """Autograd's node of a conversion, which refers to the leaf that was converted."""
+_MOSTLY = 0.8
+"""Of the tensors, that come in pairs of a leaf and its copy."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +50,8 @@ class AutocastLeaves(GrowthRule[CachedLeaves]):
         """Memory without an owner in Python that hangs on a conversion, while autocast caches."""
         links = [link for holder in case.finding.holders for link in holder.links]
         is_cached = any(link.unowned is not None and link.unowned.autocast for link in links)
-        return CachedLeaves() if is_cached and any(map(_is_cast, links)) else None
+        is_cast = any(map(_is_cast, links)) or _has_copies(case)
+        return CachedLeaves() if is_cached and is_cast else None
 
     def advice(self, cause: CachedLeaves, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - its presence says all
         """Leave the region between the steps, or turn its cache off."""
@@ -60,6 +66,18 @@ class AutocastLeaves(GrowthRule[CachedLeaves]):
 def _is_cast(link: Link) -> bool:
     of_memory = link.unowned is not None and link.unowned.owner == _CAST
     return of_memory or any(name == _CAST for name, _ in link.nodes)
+
+
+def _has_copies(case: Case) -> bool:
+    """Whether most of what grows are tensors with one of half the bytes beside each."""
+    window, allocs = case.window, case.finding.evidence.allocs
+    if window is None or not len(allocs):
+        return False
+    lives = window.lives
+    rows = np.flatnonzero(np.isin(lives.alloc, allocs))
+    count = Counter(lives.requested[rows].tolist())
+    paired = sum(2 * min(times, count[size // 2]) for size, times in count.items() if size % 2 == 0)
+    return paired >= _MOSTLY * len(rows)
 
 
 RULE = AutocastLeaves()
