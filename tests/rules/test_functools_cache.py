@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from tests.rules.recorded import findings_of
+from tests.rules.recorded import findings_of, findings_of_fork
 
 WIDTH = 64
 
@@ -60,9 +60,8 @@ def of_methods():
 
 
 def test_the_cache_of_a_method_keeps_its_objects(tmp_path):
-    found = findings_of(of_methods, tmp_path / "run.json")[0]
+    found = findings_of_fork(of_methods, tmp_path / "run.json")[0]
     first = found.remedies[0]
     assert (found.rule, first.fix, first.patch) == ("functools-cache", "clear_container", "")
     assert found.bytes_per_step >= WIDTH * WIDTH * 4
     assert "keys hold `self`" in first.why
-    Net.positions.cache_clear()
