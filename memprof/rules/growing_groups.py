@@ -100,7 +100,7 @@ def growing_groups(
                 yield group
     for rows, judge in _held_groups(survival, survives & ~grouped, holders_of):
         group = judge(survival, rows, freed)
-        if group is not None:
+        if group is not None and not _is_expected(survival, group):
             grouped[rows] = True
             yield group
     freed_later = (lives.born >= 0) & (lives.died > lives.born)

@@ -28,6 +28,18 @@ class Uploader:
 
 
 def fires():
+    """In each step two come and one goes."""
+    waiting = queue.Queue()
+
+    def step(number):
+        for _ in range(2):
+            waiting.put((number, torch.rand(WIDTH, WIDTH)))
+        waiting.get()
+
+    return step
+
+
+def fires_by_chance():
     return Uploader().step
 
 
@@ -37,7 +49,15 @@ def looks_alike():
 
 
 def test_the_queue_is_to_have_a_bound(tmp_path):
-    found = findings_of(fires, tmp_path / "run.json", steps=80)[0]
+    (found,) = findings_of(fires, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert (found.rule, found.kind.value, first.fix) == ("growing-queue", "leak", "bound_queue")
+    assert first.code == "waiting = queue.Queue()"
+    assert found.bytes_per_step == WIDTH * WIDTH * 4
+
+
+def test_what_some_steps_take_and_others_do_not_grows_all_the_same(tmp_path):
+    found = findings_of(fires_by_chance, tmp_path / "run.json", steps=80)[0]
     first = found.remedies[0]
     assert (found.rule, found.kind.value, first.fix) == ("growing-queue", "leak", "bound_queue")
     assert first.code == "self.jobs = queue.Queue(**bound)"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import tempfile
 from pathlib import Path
 
 import torch
@@ -11,35 +10,12 @@ import torch
 from tests.rules.recorded import findings_of, names
 
 WIDTH = 64
-LIBRARY = """
-class Loop:
-    def __init__(self):
-        self._keep_results = True
-        self.results = []
-
-    def run(self, task, batch):
-        result = task(batch)
-        if self._keep_results:
-            self.results.append(result)
-
-
-class Trainer:
-    def __init__(self):
-        self.loop = Loop()
-
-    def predict(self, task, batch, keep_results=True):
-        self.loop._keep_results = keep_results
-        self.loop.run(task, batch)
-"""
-INSTALLED = tempfile.TemporaryDirectory(prefix="memprof-kept-by-caller-")
+LIBRARY = Path(__file__).with_name("site-packages") / "looper" / "__init__.py"
 
 
 def library():
     """The module, as if it were installed."""
-    folder = Path(INSTALLED.name, "site-packages", "looper")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "__init__.py").write_text(LIBRARY)
-    spec = importlib.util.spec_from_file_location("looper", folder / "__init__.py")
+    spec = importlib.util.spec_from_file_location("looper", LIBRARY)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

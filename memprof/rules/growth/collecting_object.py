@@ -12,7 +12,7 @@ from memprof.rules.case import Case
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import growing, last_name
-from memprof.source_code.program import Place, calls_in, own_calls
+from memprof.source_code.program import Place, calls_in
 
 __all__ = ["RULE"]
 
@@ -117,7 +117,7 @@ def _by_call(case: Case) -> Collector | None:
     for holder in case.finding.holders:
         owner, container, length = _collected_in(holder)
         for _, place in case.frames if owner else ():
-            call = next((c for c in own_calls(place.statement) if owner in _receivers(c)), None)
+            call = next((c for c in calls_in(place.statement) if owner in _receivers(c)), None)
             if call is not None and growing(place) is None:
                 text = ast.unparse(call.func)
                 return Collector(place, text, owner, container, length, is_in_stack=True)
