@@ -141,7 +141,7 @@ def _grows_to_its_end(finding: Found) -> bool:
     The bytes of a finding are those of windows. What is counted afterwards and rises at the same
     rate is the same growth, as far as anybody can tell.
     """
-    series = finding.series.bytes
+    series = finding.series.bytes if finding.series is not None else ()
     return len(series) > 0 and int(series[-1]) > int(series[3 * (len(series) - 1) // 4])
 
 
