@@ -118,6 +118,8 @@ def checkpointed(window: Window, beginning: tuple[int, int] | None = None) -> Sa
     free = window.lives.free
     steps = _blocks_of_steps(window) if beginning is None else _passes_of_steps(window, *beginning)
     for blocks in steps:
+        if not blocks:  # a step of which nothing was kept for a backward pass
+            continue
         frees = np.sort(np.concatenate([free[block] for block in blocks]))
         for block in blocks:
             over = int(window.lives.alloc[block[-1]])  # its output is made last, and stays

@@ -22,7 +22,7 @@ from memprof.source_code.program import place_of, source_of
 from memprof.trace import EMPTY, SURVIVOR_AGE, Category, Frame, Tables
 from memprof.views.sites import sites
 from memprof.views.survivors import Survival
-from memprof.views.trend import WARM_UP, Rise, floor, rise
+from memprof.views.trend import WARM_UP, Rise, floor, rise, rises_throughout
 
 __all__ = ["GrowingGroup", "growing_groups"]
 
@@ -100,7 +100,7 @@ def growing_groups(
                 yield group
     for rows, judge in _held_groups(survival, survives & ~grouped, holders_of):
         group = judge(survival, rows, freed)
-        if group is not None:
+        if group is not None and not _is_expected(survival, group):
             grouped[rows] = True
             yield group
     freed_later = (lives.allocated_in >= 0) & (lives.freed_in > lives.allocated_in)
@@ -127,6 +127,8 @@ def _held_groups(
             continue
         if stack == EMPTY:
             yield rows, _ever_more
+        elif container is not None and holders[0].links[container].grows:
+            yield rows, _more_than_taken
         elif any(link.kind in _ERRORS for link in holders[0].links):
             yield rows, _now_and_then
 
@@ -257,6 +259,35 @@ def _now_and_then(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup 
         every=max(1, round(span / (len(births) - 1))),
     )
     return _group(survival, rows, rows, growth, freed)
+
+
+def _more_than_taken(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | None:
+    """A group of which some go and more come: what a container keeps that looks saw grow.
+
+    A queue that is emptied too slowly, results that not everybody fetches: by chance no series of
+    steps is regular. The floor must rise from early on and up to the end.
+    """
+    lives, length = survival.lives, len(survival)
+    weights = lives.size[rows]
+    least = floor(
+        _alive(lives.allocated_in[rows] + SURVIVOR_AGE, lives.freed_in[rows], weights, length)
+    )
+    places = np.flatnonzero(np.diff(least) > 0) + 1
+    places = places[places > WARM_UP]
+    if len(places) < _LEAST_BIRTHS or places[-1] - places[0] < _LEAST_SPAN:
+        return None
+    low = int(places[0]) - 1
+    if low > length // 2 or not rises_throughout(least, low):
+        return None
+    span = int(places[-1]) - low
+    growth = Rise(
+        places=places,
+        per_place=float(least[places[-1]] - least[low]) / span,
+        slope=0.0,
+        confidence=round(1 - 0.5 ** (len(places) / _LEAST_BIRTHS), 3),
+        every=max(1, round(span / len(places))),
+    )
+    return _group(survival, rows, _survivors_of(survival, rows, growth), growth, freed)
 
 
 def _ever_larger(

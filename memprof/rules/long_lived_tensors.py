@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from memprof.reference_chain import LinkKind
 from memprof.rules.case import Case, says
 from memprof.rules.rule import Advice
-from memprof.source_code.program import calls_in
+from memprof.source_code.program import own_calls
 from memprof.units import format_bytes
 
 __all__ = ["advice_on_long_lived"]
@@ -32,7 +32,7 @@ def advice_on_long_lived(case: Case) -> Iterator[Advice]:
         return
     by = f", held by {says(holder)}" if holder is not None else ""
     why = f"{nbytes} stay there over the steps{by}"
-    if place is not None and calls_in(place.statement, "float", "double"):
+    if place is not None and own_calls(place.statement, "float", "double"):
         yield Advice(
             "narrow_before_cast",
             f"{why}: keep what it was converted from, and convert the part that a step needs.",

@@ -12,6 +12,7 @@ from memprof.source_code.program import (
     called_name,
     calls_in,
     loaded_names,
+    own_calls,
 )
 from memprof.source_code.scopes import qualified_name
 from memprof.trace import Category
@@ -48,7 +49,7 @@ def registered_name(call: ast.Call) -> str:
 def buffers_made_by(place: Place) -> list[str]:
     """The buffers that a statement registers, or computes for a later line of its function."""
     targets = {ast.unparse(target) for target in bound_names(place.statement)}
-    own = calls_in(place.statement, "register_buffer")
+    own = own_calls(place.statement, "register_buffer")
     names = []
     for call in calls_in(place.scope, "register_buffer"):
         values = [*call.args[1:2], *(k.value for k in call.keywords)]

@@ -17,7 +17,7 @@ from memprof.units import format_bytes
 from memprof.views.examination import DeviceExamination, Examination
 from memprof.views.sites import short_path, sites
 from memprof.views.survivors import survival
-from memprof.views.trend import floor, rise
+from memprof.views.trend import floor, rise, rises_throughout
 from memprof.views.window import site_at
 
 __all__ = ["UnexplainedGrowth", "unexplained_growth"]
@@ -29,11 +29,7 @@ _LEAST_RISE = 4 << 20
 _LEAST_SHARE = 0.1
 """Of the most that was allocated at a step's end; likewise."""
 _EXPLAINED = 0.5
-"""Of the rise: from there on the findings are the answer."""
-_TAIL = 20
-"""One in so many of the values comes last, and two at least."""
-_LATER_HALF, _LAST_QUARTER = 0.25, 0.08
-"""Of the rise: what goes on as it began has half of it, and a quarter."""
+"""Of the rise, in bytes or as a rate: from there on the findings are the answer."""
 _MUCH = 0.25
 """Of what is to be explained: a line that made less is not named."""
 
@@ -112,16 +108,19 @@ def _of_device(
     total = int(least[high] - least[low])
     if total < max(_LEAST_RISE, _LEAST_SHARE * int(allocated.max())):
         return None
-    if not _goes_on(least, low):
+    if not rises_throughout(least, low):
         return None
-    explained = sum(_explains(one, device) for one in findings)
-    if explained >= _EXPLAINED * total:
+    per_step = total / max(1, int(numbers[high] - numbers[low]))
+    growth = [one for one in findings if _is_growth_of(one, device)]
+    explained = sum(one.bytes for one in growth)
+    rates = sum(one.bytes_per_step for one in growth if _grows_to_its_end(one))
+    if max(explained / total, rates / per_step) >= _EXPLAINED:
         return None
     site, site_bytes, is_by_size, bare = _makers(examination, total - explained)
     return UnexplainedGrowth(
         device=device.device,
         bytes=total,
-        per_step=total / max(1, int(numbers[high] - numbers[low])),
+        per_step=per_step,
         first_step=int(numbers[low]),
         last_step=int(numbers[high]),
         explained=explained,
@@ -132,24 +131,18 @@ def _of_device(
     )
 
 
-def _goes_on(least: Ints, low: int) -> bool:
-    """Whether a floor rises over the whole of a series: what filled a cache early on does not.
+def _is_growth_of(finding: RuleFinding, device: DeviceRun) -> bool:
+    return finding.kind in (Kind.LEAK, Kind.CYCLE) and finding.device == device.device
 
-    The last values are left out: they are their own floor, whatever follows them.
+
+def _grows_to_its_end(finding: RuleFinding) -> bool:
+    """Whether it grew for as long as its tensors were recorded.
+
+    The bytes of a finding are those of windows. What is counted afterwards and rises at the same
+    rate is the same growth, as far as anybody can tell.
     """
-    high = len(least) - 1 - max(2, len(least) // _TAIL)
-    if high <= low:
-        return False
-    total = least[high] - least[low]
-    half, late = (least[low + (high - low) * part // 4] for part in (2, 3))
-    return bool(least[high] - half >= _LATER_HALF * total > 0) and bool(
-        least[high] - late >= _LAST_QUARTER * total
-    )
-
-
-def _explains(finding: RuleFinding, device: DeviceRun) -> int:
-    grows = finding.kind in (Kind.LEAK, Kind.CYCLE)
-    return finding.bytes if grows and finding.device == device.device else 0
+    series = finding.series.bytes if finding.series is not None else ()
+    return len(series) > 0 and int(series[-1]) > int(series[3 * (len(series) - 1) // 4])
 
 
 def _makers(examination: DeviceExamination, rest: int) -> tuple[Site, int, bool, int]:

@@ -119,7 +119,7 @@ def growing(place: Place | None) -> Filling | None:
 
 def filling(statement: ast.stmt) -> Filling | None:
     """The container that a statement puts something into, and what; None for other statements."""
-    for call in calls_in(statement):
+    for call in own_calls(statement):
         growth = _filled_by(call, statement)
         if growth is not None:
             return growth
@@ -243,7 +243,7 @@ def enlarged_copy(statement: ast.stmt) -> str:
     Joined with others (``x = torch.stack((x, new))``), padded, or ``x = np.append(x, new)``.
     """
     texts = {ast.unparse(target) for target in bound_names(statement)}
-    for call in calls_in(statement, *JOINING, "append", "pad"):
+    for call in own_calls(statement, *JOINING, "append", "pad"):
         if called_name(call) == "append" and len(call.args) < 2:
             continue  # a list's
         for argument in call.args:
@@ -319,9 +319,13 @@ def _ends_graph(value: ast.expr) -> bool:
 
 
 def is_partly_cut(value: ast.AST) -> bool:
-    """True if some part of a value is a number or a detached tensor: ``loss.item() * n``."""
+    """True if some part of a value is cut off its graph: ``loss.item() * n``.
+
+    A length is no such part: ``loss / len(batch)`` has the graph of the loss.
+    """
+    to_number = NUMBER_FUNCTIONS - {"len"}
     return any(
-        called_name(call) in (CUTTING if isinstance(call.func, ast.Attribute) else NUMBER_FUNCTIONS)
+        called_name(call) in (CUTTING if isinstance(call.func, ast.Attribute) else to_number)
         for call in calls_in(value)
     )
 

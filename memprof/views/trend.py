@@ -20,6 +20,7 @@ __all__ = [
     "floor",
     "level_rise",
     "rise",
+    "rises_throughout",
     "rising_share",
     "slope_range",
     "theil_sen",
@@ -50,6 +51,10 @@ _NEARLY_ALL_PAIRS = 0.9
 _SMALLEST_BLOCK = 512
 _LEAST_RISE = 0.1
 """Of the level at first: what changes less is noise."""
+_TAIL = 20
+"""One in so many of the values comes last, and two at least."""
+_LATER_HALF, _LAST_QUARTER = 0.25, 0.08
+"""Of the rise: what goes on as it began has half of it, and a quarter."""
 _POINTS_OF_NOISE = 256
 _FEWEST_READINGS = 12
 """Readings of a level below which three jumps of a cache look like growth."""
@@ -111,6 +116,25 @@ def rise(series: Ints, weights: Ints | None = None, first: int = WARM_UP) -> Ris
     if not _keeps_rising(places, end, steady=steady):
         return None
     return _measure(places, floor(amounts), first, end)
+
+
+def rises_throughout(least: Ints, low: int) -> bool:
+    """Whether a floor rises over the whole of a series: what filled a cache early on does not.
+
+    The last values are left out: they are their own floor, whatever follows them.
+
+    Args:
+        least: the `floor` of a series.
+        low: the place before its first rise.
+    """
+    high = len(least) - 1 - max(2, len(least) // _TAIL)
+    if high <= low:
+        return False
+    total = least[high] - least[low]
+    half, late = (least[low + (high - low) * part // 4] for part in (2, 3))
+    return bool(least[high] - half >= _LATER_HALF * total > 0) and bool(
+        least[high] - late >= _LAST_QUARTER * total
+    )
 
 
 @dataclass(frozen=True, slots=True)

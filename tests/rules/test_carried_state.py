@@ -81,3 +81,23 @@ def test_the_only_state_of_a_loop_is_named_where_a_queue_hands_its_graph_on(benc
     bench.write(SOURCE + "    for x in more:\n        h = step(x, h)\n")
     advised = bench.advise("frames.get()", held, kind=Kind.HOST_GROWTH)
     assert all(one.fix != "detach" for one in advised)
+
+
+LOCAL = """
+def attack(x, y):
+    x = x.clone().requires_grad_(True)
+    loss = error(model(x), y)
+    return (x.detach() + loss.sign()).clamp(0, 1)
+
+def decode(x, h):
+    h = cell(x, h)
+    return {"state": h}
+"""
+
+
+@pytest.mark.parametrize(("code", "fixes"), [("x.clone()", []), ("cell(x, h)", ["detach"])])
+def test_a_local_variable_is_carried_on_only_by_what_the_function_returns(bench, code, fixes):
+    bench.write(LOCAL)
+    held = bench.holder(code, Link(LinkKind.AUTOGRAD_NODE, nodes=(("AddBackward0", 9),)))
+    advice = bench.advise(code, held)
+    assert [one.fix for one in advice if one.rule == "carried-state"] == fixes

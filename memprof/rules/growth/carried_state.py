@@ -46,7 +46,10 @@ class CarriedState(GrowthRule[StateUpdate]):
         if any(running_sum(place) is not None for place in near):
             return None
         states = (
-            StateUpdate(p, name, tuple(reads)) for p in near for name, reads in read_by_itself(p)
+            StateUpdate(p, name, tuple(reads))
+            for p in near
+            for name, reads in read_by_itself(p)
+            if _outlives_call(p, name)
         )
         return next(states, None) or _of_any_loop(case)
 
@@ -61,6 +64,35 @@ class CarriedState(GrowthRule[StateUpdate]):
             cause.place,
             patch=patch,
         )
+
+
+def _outlives_call(place: Place, name: str) -> bool:
+    """Whether what a statement binds can be read in the next step.
+
+    A local variable of a function without a loop around it is gone then, unless the function hands
+    it on as it is.
+    """
+    function = place.function
+    if "." in name or "[" in name or function is None or place.loop is not None:
+        return True
+    for node in ast.walk(function):
+        if isinstance(node, (ast.Global, ast.Nonlocal)) and name in node.names:
+            return True
+        if isinstance(node, (ast.Return, ast.Yield)) and name in _parts(node.value):
+            return True
+    return False
+
+
+def _parts(value: ast.expr | None) -> Iterator[str]:
+    """Return the names that a result consists of, within tuples, lists and dicts."""
+    if isinstance(value, ast.Name):
+        yield value.id
+    elif isinstance(value, (ast.Tuple, ast.List)):
+        for element in value.elts:
+            yield from _parts(element)
+    elif isinstance(value, ast.Dict):
+        for element in value.values:
+            yield from _parts(element)
 
 
 def _of_any_loop(case: Case) -> StateUpdate | None:

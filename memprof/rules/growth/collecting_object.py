@@ -20,6 +20,10 @@ _ATTRIBUTES = frozenset({LinkKind.ATTRIBUTE, LinkKind.MODULE_ATTRIBUTE})
 """Links from an object to what it has."""
 
 
+_MOST_RELEASES = 2
+"""Of more methods it is not known which of them empties the container."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Collector(Cause):
     """The object, and the program's own statement that fills it."""
@@ -35,6 +39,8 @@ class Collector(Cause):
     """The tensors are made within the call."""
     is_named: bool = False
     """The call says under which key it is kept."""
+    releases: tuple[str, ...] = ()
+    """Methods of its class that, by their verbs, empty it."""
     made_class: str = ""
     """The object's class, where only the statement that makes the object is in sight."""
 
@@ -56,7 +62,13 @@ class CollectingObject(GrowthRule[Collector]):
             return None
         if case.of_model:
             return _by_name(case)
-        return _by_name(case) or _by_call(case) or _by_argument(case) or _by_construction(case)
+        return (
+            _by_name(case)
+            or _by_call(case)
+            or _by_argument(case)
+            or _by_release(case)
+            or _by_construction(case)
+        )
 
     def advice(self, cause: Collector, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the cause says all
         """Empty it; or give it less."""
@@ -65,6 +77,14 @@ class CollectingObject(GrowthRule[Collector]):
                 "del_ref",
                 f"`{cause.call}` hands over what is kept in `{cause.container}` for good: hand "
                 "over a number or the name of a file, or only what is read again.",
+                cause.place,
+            )
+        elif cause.releases:
+            methods = " or ".join(f"`{cause.owner}.{name}()`" for name in cause.releases)
+            yield Advice(
+                "clear_container",
+                f"`{cause.owner}` collects in its `{cause.container}` ({cause.length} items): call "
+                f"{methods} now and then, or do without it.",
                 cause.place,
             )
         elif cause.made_class:
@@ -159,6 +179,26 @@ def _hands(call: ast.Call, owner: str) -> bool:
     if not isinstance(function, ast.Attribute) or last_name(ast.unparse(function.value)) != owner:
         return False
     return any(isinstance(argument, (ast.Name, ast.Attribute)) for argument in call.args)
+
+
+def _by_release(case: Case) -> Collector | None:
+    """A library's object that holds the container and has methods to empty it."""
+    for holder in case.finding.holders:
+        owner, container, length = _collected_in(holder)
+        links = holder.links
+        at = next((at for at, link in enumerate(links) if link.kind == LinkKind.ITEM), 0)
+        having = links[at - 1] if at else None
+        if not owner or having is None or having.filename or not having.releases:
+            continue
+        if len(having.releases) <= _MOST_RELEASES:
+            return Collector(
+                case.place_of(holder),
+                owner=owner,
+                container=container,
+                length=length,
+                releases=having.releases,
+            )
+    return None
 
 
 def _by_construction(case: Case) -> Collector | None:

@@ -51,10 +51,20 @@ class FunctoolsCache(GrowthRule[FunctionCache]):
         place = case.link_place(LinkKind.LRU_CACHE) or case.place_of(holder)
         return FunctionCache(holder, place, memoizer(place))
 
-    def advice(self, cause: FunctionCache, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the cache says all
+    def advice(self, cause: FunctionCache, case: Case) -> Iterator[Advice]:
         """Give it a largest size, or empty it."""
         keys = ", and its keys hold `self`" if cause.is_method else ""
         line = cause.decorator.lineno if cause.decorator is not None else 0
+        if cause.is_method and case.of_model:
+            yield Advice(
+                "clear_container",
+                "The cache's keys hold `self`, so it keeps every object that the method was called "
+                "on, with all that it has: cache in a function without `self` or on the object "
+                "itself, or call `cache_clear()` when an object is done with.",
+                cause.place,
+                line,
+            )
+            return
         yield Advice(
             "bound_cache",
             f"The cache has no largest size{keys}: {says(cause.holder)}.",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from memprof.reference_chain import CYCLES, LinkKind
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Cause, GrowthRule
-from memprof.source_code.program import FUNCTIONS, Place, calls_in, loaded_names
+from memprof.source_code.program import FUNCTIONS, Place, calls_in, loaded_names, own_calls
 
 __all__ = ["RULE"]
 
@@ -41,7 +41,7 @@ class Hook(GrowthRule[RegisteredHook]):
         place = _registration(case) if LinkKind.HOOK in case.links else None
         if place is None:
             return None
-        for call in calls_in(place.statement):
+        for call in own_calls(place.statement):
             if isinstance(call.func, ast.Attribute) and "hook" in call.func.attr:
                 owner = ast.unparse(call.func.value)
                 closed = owner in _closed_over(place, call)

@@ -36,8 +36,8 @@ class TensorKey(GrowthRule[Keys]):
 
     def match(self, case: Case) -> Keys | None:
         """A key of a dict in the first chain of references."""
-        if case.links & CYCLES:
-            return None
+        if case.links & CYCLES or LinkKind.LRU_CACHE in case.links:
+            return None  # the keys of a function's cache are its arguments
         for holder in case.finding.holders[:1]:
             for at, link in enumerate(holder.links):
                 if link.kind != LinkKind.KEY or at != largest_container(holder.links):

@@ -12,7 +12,7 @@ from memprof.reference_chain import CYCLES, LinkKind
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind
-from memprof.source_code.idioms import last_name
+from memprof.source_code.idioms import growing, last_name
 from memprof.source_code.opposite_methods import function_releasing, opposite, releases_of
 from memprof.source_code.program import FUNCTIONS, Place, calls_in, own_calls, source_of
 
@@ -70,7 +70,13 @@ class UncalledRelease(GrowthRule[OneWay]):
         """A call on an object that holds the tensors, or on which they are made."""
         if case.links & _SAY_MORE:
             return None
-        ways = (*_of_holders(case), *_of_stack(case), *_of_module(case), *_within(case))
+        ways = (
+            *_of_holders(case),
+            *_of_filling_methods(case),
+            *_of_stack(case),
+            *_of_module(case),
+            *_within(case),
+        )
         return next((way for way in ways if not _is_called(case, way)), None)
 
     def advice(self, cause: OneWay, case: Case) -> Iterator[Advice]:
@@ -125,6 +131,28 @@ def _of_holders(case: Case) -> Iterator[OneWay]:
             name = above.name.rpartition(".")[2]
             for place, call in _calls_on(case, name):
                 way = _way(place, call, list(link.releases), link.type_name)
+                if way is not None:
+                    yield way
+
+
+def _of_filling_methods(case: Case) -> Iterator[OneWay]:
+    """Calls of the library's method whose line fills the container, by whatever name it is called.
+
+    A chain may call the object ``trainer``, and the function that puts something in ``engine``.
+    """
+    for holder in case.finding.holders:
+        if not holder.line or frame_kind(holder.filename) is FrameKind.USER:
+            continue
+        program = source_of(holder.filename)
+        filling = program.at(holder.line) if program is not None else None
+        if program is None or filling is None or growing(filling) is None:
+            continue
+        if filling.function is None or filling.class_ is None:
+            continue
+        method, class_name = filling.function.name, filling.class_.name
+        for call, place in case.calls(method):
+            if _is_own(case, place.program.filename) and isinstance(call.func, ast.Attribute):
+                way = _way(place, call, releases_of(program, class_name), class_name)
                 if way is not None:
                     yield way
 

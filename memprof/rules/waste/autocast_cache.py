@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from memprof.rules.autocast_regions import uncached
 from memprof.rules.case import Case
 from memprof.rules.lifespan import outlive_steps
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.idioms import keyword
-from memprof.source_code.patch import diff, with_keyword
 from memprof.trace import Category, Phase
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
@@ -69,18 +67,7 @@ class AutocastCache(WasteRule[CachedCasts]):
             "Autocast keeps a low-precision copy of every weight it cast "
             f"({format_bytes(match.nbytes)}) until its outermost region ends"
         )
-        for call, place in case.calls("autocast"):
-            value = keyword(call, "cache_enabled")
-            if isinstance(value, ast.Constant) and value.value is False:
-                continue
-            yield Advice(
-                "disable_autocast_cache",
-                f"{why}: enter it for each call, or turn the cache off.",
-                place,
-                patch=diff(place.program, with_keyword(call, "cache_enabled", "False")),
-            )
-            return
-        yield Advice("disable_autocast_cache", f"{why}.", case.site)
+        yield uncached(case, why)
 
 
 def _keys(window: Window, rows: Ints, times: int) -> list[tuple[int, int]]:

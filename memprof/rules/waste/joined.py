@@ -10,7 +10,7 @@ import numpy as np
 from memprof.rules.case import NO_FIGURE, Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.idioms import enlarged_copy
-from memprof.source_code.program import calls_in, place_of
+from memprof.source_code.program import own_calls, place_of
 from memprof.source_code.verbs import JOINING
 from memprof.units import format_bytes
 from memprof.views.peak_without import Cuts
@@ -93,7 +93,7 @@ def _joins(window: Window, row: int) -> bool:
     place = place_of(window.frame_of(row))
     if place is None or enlarged_copy(place.statement):
         return False
-    return bool(calls_in(place.statement, *JOINING))
+    return bool(own_calls(place.statement, *JOINING))
 
 
 def _parts(window: Window, row: int) -> Ints:

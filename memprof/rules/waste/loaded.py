@@ -15,7 +15,7 @@ from memprof.rules.references import advice_on_exceptions, advice_on_views
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.lasting_names import first_binding
 from memprof.source_code.patch import diff, with_keyword
-from memprof.source_code.program import Place, calls_in
+from memprof.source_code.program import Place, own_calls
 from memprof.source_code.scopes import qualified_name
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Window
@@ -80,7 +80,7 @@ class LoadedFile(WasteRule[Checkpoint]):
         """Load to the host; else, or where it lies there already, drop it once it has been used."""
         place = case.site
         yield from advice_on_views(case)
-        calls = calls_in(place.statement, "load") if place is not None else ()
+        calls = own_calls(place.statement, "load") if place is not None else ()
         loads = [call for call in calls if place is not None and _is_torch_load(place, call)]
         on_host = case.finding.device == "cpu"
         if on_host:

@@ -10,7 +10,7 @@ import numpy as np
 from memprof.rules.case import NO_FIGURE, Case
 from memprof.rules.large_tensor import large_tensor
 from memprof.rules.rule import EVERY_OTHER, Advice, Match, WasteRule
-from memprof.source_code.program import Place, called_name, calls_in, place_of
+from memprof.source_code.program import Place, called_name, own_calls, place_of
 from memprof.source_code.verbs import REPEATING
 from memprof.views.window import Bools, Window
 
@@ -63,14 +63,14 @@ class Repeated(WasteRule[Match]):
 def _repeats(place: Place | None) -> bool:
     if place is None:
         return False
-    return bool(calls_in(place.statement, *REPEATING)) or _copies_expanded(place)
+    return bool(own_calls(place.statement, *REPEATING)) or _copies_expanded(place)
 
 
 def _copies_expanded(place: Place) -> bool:
     """True if what `expand` shows several times is copied: ``mask.expand(…).contiguous()``."""
     return any(
         isinstance(call.func, ast.Attribute) and called_name(call.func.value) in _SHOWING
-        for call in calls_in(place.statement, "contiguous", "clone")
+        for call in own_calls(place.statement, "contiguous", "clone")
     )
 
 

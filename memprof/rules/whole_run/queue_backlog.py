@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from memprof.records import Finding, Holder
-from memprof.reference_chain import Link, LinkKind
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
+from memprof.rules.queues import MOST_WAITING, bounded, queue_at, queue_made_at, queue_name
 from memprof.rules.rule import Advice
 from memprof.rules.run_rule import RunMatch, RunRule
 from memprof.rules.same_memory import ANY_GROWTH, Overlap
-from memprof.source_code.idioms import last_name
-from memprof.source_code.program import Place, called_name
 from memprof.trace import EMPTY
 from memprof.units import format_bytes, format_percent
 from memprof.views.examination import DeviceExamination, Examination
@@ -28,9 +25,6 @@ __all__ = ["RULE"]
 
 _LEAST_ITEMS = 16
 """Items that wait: fewer are a bound that somebody may have in mind."""
-_KEPT_ITEMS = 8
-"""Items that a queue with the bound that is advised has room for."""
-_QUEUES = frozenset(("Queue", "LifoQueue", "PriorityQueue", "JoinableQueue"))
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -63,7 +57,7 @@ class QueueBacklog(RunRule[Backlog]):
                 if finding.finding != "holders" or finding.device != device.name:
                     continue
                 for holder in finding.holders[:1]:
-                    at = _queue_at(holder)
+                    at = queue_at(holder)
                     length = holder.links[at + 1].length if at is not None else 0
                     previous = longest.get(finding.stack)
                     if at is not None and (previous is None or length > previous[0]):
@@ -82,23 +76,8 @@ class QueueBacklog(RunRule[Backlog]):
 
     def advice(self, match: Backlog, case: Case) -> Iterator[Advice]:
         """Let what fills it wait."""
-        place = next(_made_at(case, match.name), None) or case.place_of(match.holders[0])
-        yield Advice(
-            "bound_queue",
-            f"`{match.name}` has no bound, and is filled faster than it is emptied ({match.items} "
-            f"items were seen in it): give it one (`maxsize={_KEPT_ITEMS}`), so that what fills it "
-            "waits, or drop the oldest when it is full.",
-            place,
-            saving=match.saving,
-        )
-
-
-def _queue_at(holder: Holder) -> int | None:
-    """Where in a chain a queue without a bound has its items; None where there is none."""
-    for at, link in enumerate(holder.links[:-1]):
-        if link.kind == LinkKind.QUEUE and link.limit < 0:
-            return at if holder.links[at + 1].kind == LinkKind.ITEM else None
-    return None
+        place = next(queue_made_at(case, match.name), None) or case.place_of(match.holders[0])
+        yield bounded(match.name, match.items, place, match.saving)
 
 
 def _at_peak(
@@ -114,7 +93,7 @@ def _at_peak(
     if len(rows) < _LEAST_ITEMS:
         return None
     # the first few pass through all the same
-    waiting = np.flatnonzero(mine & (lives.alloc >= 0))[_KEPT_ITEMS:]
+    waiting = np.flatnonzero(mine & (lives.alloc >= 0))[MOST_WAITING:]
     saving: Saving = replayed(line, Cuts.whole(line, waiting))
     tables = window.trace.tables
     places = sites(tables)
@@ -128,27 +107,9 @@ def _at_peak(
         holders=tuple(finding.holders),
         peak=device.peak_allocated,
         saving=saving,
-        name=_name_of(holder.links[:at]),
+        name=queue_name(holder.links[:at]),
         items=holder.links[at + 1].length,
     )
-
-
-def _name_of(links: list[Link]) -> str:
-    return links[-1].name if links else "queue"
-
-
-def _made_at(case: Case, name: str) -> Iterator[Place]:
-    """Statements that bind the name to a queue that is made there."""
-    for program in case.programs:
-        for node in ast.walk(program.tree):
-            if not isinstance(node, (ast.Assign, ast.AnnAssign)):
-                continue
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            assigns_name = any(last_name(ast.unparse(target)) == name for target in targets)
-            is_queue = node.value is not None and called_name(node.value) in _QUEUES
-            place = program.place(node) if assigns_name and is_queue else None
-            if place is not None:
-                yield place
 
 
 RULE = QueueBacklog()

@@ -1,0 +1,72 @@
+"""unvisited-graph: a model's graph is kept beside a backward pass that does not go through it."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from tests.rules.recorded import findings_of, names
+
+WIDTH, ROWS = 128, 512
+
+
+class Distillation:
+    """A student learns from a teacher, whose parameters ask for gradients as the student's do."""
+
+    def __init__(self):
+        layers = [layer for _ in range(6) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
+        self.student = nn.Sequential(*layers)
+        self.teacher = copy.deepcopy(self.student)
+        self.optimizer = torch.optim.SGD(self.student.parameters(), 0.1)
+
+    def wanted(self, batch):
+        return self.teacher(batch)
+
+    def step(self, number):
+        batch = torch.rand(ROWS, WIDTH)
+        wanted = self.wanted(batch)
+        loss = (self.student(batch) - wanted.detach()).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+
+class Perceptual(Distillation):
+    """The student's output goes through the frozen teacher: its activations are read."""
+
+    def __init__(self):
+        super().__init__()
+        self.teacher.requires_grad_(False)
+
+    def step(self, number):
+        batch = torch.rand(ROWS, WIDTH)
+        loss = self.teacher(self.student(batch)).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+
+def fires():
+    return Distillation().step
+
+
+def looks_alike():
+    return Perceptual().step
+
+
+def test_the_model_is_to_run_without_gradients(tmp_path):
+    found = next(
+        one for one in findings_of(fires, tmp_path / "run.json") if one.rule == "unvisited-graph"
+    )
+    (first,) = found.remedies
+    assert (first.fix, first.code) == ("no_grad", "return self.teacher(batch)")
+    # Each of six tanh saves its result. That of a linear layer is not saved.
+    assert found.bytes == 6 * ROWS * WIDTH * 4
+    assert first.saves_bytes == 5 * ROWS * WIDTH * 4  # the last one is what the student is to learn
+    assert not found.minor
+
+
+def test_activations_that_are_read_are_none(tmp_path):
+    assert "unvisited-graph" not in names(looks_alike, tmp_path / "run.json")
