@@ -48,6 +48,7 @@ from memprof.runfile.cross_references import digests, in_its_place, renumbered, 
 from memprof.runfile.guessed_steps import Numbering
 from memprof.runfile.gzipped import GZIP_MAGIC, inflated
 from memprof.runfile.older_schema import upgraded
+from memprof.runfile.parallel_owners import ParallelOwners
 from memprof.runfile.reader import Damage, decode_events, decode_state, read_records
 from memprof.runfile.remote_file import Location, location
 from memprof.snapshot.reader import load_snapshot
@@ -157,6 +158,7 @@ class _Assembly:
         self._window_records: list[WindowRecord] = []
         self._files: list[SourceFiles] = []
         self._guesses: list[GuessedSteps] = []
+        self._parallel = ParallelOwners()
         self._lost_rows = 0
         self._damages = 0
 
@@ -237,6 +239,7 @@ class _Assembly:
             raise ValueError("a stack names a frame that is not there")
         if any(not NOT_RECORDED <= step < _LAST_STEP for step, *_ in record.labels):
             raise ValueError("a step is impossible")
+        self._parallel.add(len(self._frames), record.frames, len(self._stacks), record.stacks)
         self._frames += record.frames
         self._stacks += [tuple(stack) for stack in record.stacks]
         self._labels += [(s, p if 0 <= p < len(Phase) else 0, m, a) for s, p, m, a in record.labels]
@@ -398,10 +401,10 @@ class _Assembly:
         events, start = with_owners(events, start, window.owners)
         trace = Trace(
             device=name,
-            events=events,
+            events=self._parallel.events(events),
             tables=tables,
-            start=start,
-            end=end,
+            start=self._parallel.state(start),
+            end=self._parallel.state(end),
             settings=info.settings,
             torch_version=self._header.torch_version,
         )

@@ -103,6 +103,12 @@ class Category(enum.IntEnum):
     """Handed into the outermost module from outside (a batch, targets)."""
     TEMPORARY = 7
     """None of these: made and dropped on the way."""
+    GRADIENT_BUCKET = 8
+    """Of DDP's reducer: gradients are copied here to be reduced, unless they are views of it."""
+    GATHERED_PARAMETER = 9
+    """A whole parameter, or more of it than this rank's shard, as FSDP has gathered it."""
+    COMMUNICATION_BUFFER = 10
+    """What FSDP gathers and reduces through, what a pipeline's stage receives into."""
 
 
 class BlockState(enum.IntEnum):

@@ -17,6 +17,9 @@ CATEGORY_COLORS: dict[Category, str] = {
     Category.ACTIVATION: "#d1603d",
     Category.INPUT: "#e3d44f",
     Category.TEMPORARY: "#c77bb8",
+    Category.GRADIENT_BUCKET: "#b07400",
+    Category.GATHERED_PARAMETER: "#1b3f73",
+    Category.COMMUNICATION_BUFFER: "#6b6ecf",
 }
 
 STACKING: tuple[Category, ...] = (
@@ -24,6 +27,9 @@ STACKING: tuple[Category, ...] = (
     Category.BUFFER,
     Category.OPTIMIZER_STATE,
     Category.GRADIENT,
+    Category.GRADIENT_BUCKET,
+    Category.COMMUNICATION_BUFFER,
+    Category.GATHERED_PARAMETER,
     Category.INPUT,
     Category.ACTIVATION,
     Category.TEMPORARY,

@@ -27,6 +27,7 @@ from memprof.records import (
     WindowRecord,
 )
 from memprof.runfile.checks import MOST_DEVICES, check_range, integers
+from memprof.runfile.parallel_owners import ParallelOwners
 from memprof.trace import NOT_RECORDED, BlockState, Category
 from memprof.views.most_taken import most_taken
 from memprof.views.owners import CATEGORY_NAMES, NO_MODULE
@@ -224,6 +225,7 @@ class LiveRun:
         self.last_us = 0
         """The latest time that a record has told of."""
         self._modules: list[str] = [""]
+        self._parallel = ParallelOwners()
 
     @property
     def rank(self) -> int:
@@ -335,6 +337,9 @@ class LiveRun:
         first = record.first[2]
         if not 0 <= first <= _MOST_LABELS or len(record.labels) > _MOST_LABELS:
             raise ValueError("too many labels")
+        if not 0 <= min(record.first) <= max(record.first) <= _LATEST:
+            raise ValueError("its rows are impossible")
+        self._parallel.add(record.first[0], record.frames, record.first[1], record.stacks)
         del self._modules[first:]
         self._modules += [""] * (first - len(self._modules))
         self._modules += [module for _, _, module, _ in record.labels]
@@ -347,6 +352,7 @@ class LiveRun:
         check_range("category", category, 0, len(Category))
         if device is None or not is_live.any():
             return
+        category = self._parallel.categories(category, integers(record.blocks.stack))
         size, category, label = size[is_live], category[is_live], label[is_live]
         device.categories = _owners(CATEGORY_NAMES, category, size)
         names = self._modules

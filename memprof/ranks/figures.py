@@ -19,6 +19,7 @@ from memprof.trace import NOT_RECORDED
 from memprof.views.device_readings import beyond_torch, most
 from memprof.views.examination import DeviceExamination, examine
 from memprof.views.steps import allocated_trend
+from memprof.views.time_to_full import TimeToFull, times_to_full
 
 __all__ = [
     "MEASURES",
@@ -68,6 +69,10 @@ class RankFigures:
     outside_bytes: int
     bytes_per_step: float | None
     rising: float
+    full_step: int = NOT_RECORDED
+    """The step that will not fit on the device any more; -1: it does not fill up, or not known."""
+    full_left_us: int = NOT_RECORDED
+    """Time until then from the last step's end; of one that has ended, what would have come."""
 
     @property
     def name(self) -> str:
@@ -112,9 +117,10 @@ MEASURES = (
     Measure("outside", "outside torch", "bytes", 2 * _MIB, lambda r: r.outside_bytes),
     Measure("growth", "growth", "bytes per step", _SMALLEST_BLOCK, lambda r: r.bytes_per_step),
     Measure("step_time", "step time", "us", 1_000, lambda r: r.step_us),
+    Measure("time_to_full", "time to full", "us", 1_000_000, lambda r: r.full_left_us),
 )
-_NOT_COMPARED = ("peak_reserved",)
-"""Told as a spread; who differs in it differs in allocated or in unused bytes."""
+_NOT_COMPARED = ("peak_reserved", "time_to_full")
+"""Told as a spread; who differs in it differs in allocated or in unused bytes, or in growth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +197,8 @@ def _row(
         outside_bytes=main.outside_bytes,
         bytes_per_step=main.bytes_per_step,
         rising=main.rising,
+        full_step=main.full_step,
+        full_left_us=main.full_left_us,
     )
 
 
@@ -198,16 +206,19 @@ def footer_of(run: Run) -> Footer:
     """What the footer of a run would have said, from everything that was recorded of it."""
     examination = examine(run)
     rows = [device.steps for device in run.devices if len(device.steps)]
+    full = {one.device: one for one in times_to_full(run)}
     return Footer(
         ended_us=max((int(steps.end_us.max()) for steps in rows), default=0),
         steps=max((int(steps.last.max()) + 1 for steps in rows), default=0),
-        devices=[_summary(device, run) for device in examination.devices],
+        devices=[
+            _summary(device, run, full.get(device.device.device)) for device in examination.devices
+        ],
         status="ok" if run.is_snapshot else run.footer.status if run.footer else "",
         step_us=max((_step_us(steps) for steps in rows), default=NOT_RECORDED),
     )
 
 
-def _summary(examination: DeviceExamination, run: Run) -> DeviceSummary:
+def _summary(examination: DeviceExamination, run: Run, full: TimeToFull | None) -> DeviceSummary:
     device = examination.device
     trend = allocated_trend(device.steps)
     # What a CPU reserves, and how it rounds, is the model's; footers hold what was counted.
@@ -223,6 +234,8 @@ def _summary(examination: DeviceExamination, run: Run) -> DeviceSummary:
         rising=trend.rising if trend else float(NOT_RECORDED),
         ooms=times_out_of_memory(run, device),
         events=device.events,
+        full_step=full.full_step if full is not None else NOT_RECORDED,
+        full_left_us=full.left_us if full is not None else NOT_RECORDED,
     )
 
 

@@ -22,13 +22,24 @@ from memprof.ranks.report import JobReport, JudgedRank, LeftOut, job_verdict, ne
 from memprof.ranks.workers import IN_TURN, Workers
 from memprof.runfile.remote_file import Location, RemoteFile, location
 
-__all__ = ["RankRecordings", "files_of", "gather_ranks", "job_report", "report_of"]
+__all__ = [
+    "RankRecordings",
+    "files_of",
+    "gather_ranks",
+    "job_report",
+    "judged_each",
+    "report_of",
+]
 
 _MANY = 8
 """Files of different jobs above which they are summed up together and not told one by one."""
 _RANKED = ("*.rank*.json", "*.rank*.json.gz")
 _READ_EACH = 32
 """Files whose ends a worker reads at once: they take a millisecond each."""
+_JUDGING_TASKS, _MOST_JUDGED_EACH = 256, 32
+"""Tasks into which judging is divided, so that 256 workers have something to do, unless there are
+so many ranks that one is lost with too many others. A task alone takes Dask three milliseconds of
+the process that asks, and judging a small recording takes fifteen of a worker."""
 _CHILD = re.compile(r"\.pid\d+\.json")
 """What a second process of the same rank writes: ``run.rank0.pid4711.json``."""
 _ANY = ("*.json", "*.json.gz", "*.pickle", "*.pickle.gz", "*.pkl")
@@ -217,6 +228,11 @@ def job_report(
     )
 
 
+def judged_each(ranks: int) -> int:
+    """How many of so many ranks a worker is handed at once to be judged."""
+    return min(-(-ranks // _JUDGING_TASKS), _MOST_JUDGED_EACH) or 1
+
+
 def _judge(
     places: Mapping[Location, int], workers: Workers, roots: Sequence[Path] | None
 ) -> tuple[dict[int, tuple[RankFinding, ...]], list[LeftOut]]:
@@ -225,7 +241,8 @@ def _judge(
     failed = []
     absolute = None if roots is None else [root.absolute() for root in roots]
     task = partial(judge_rank, folder=Path.cwd(), roots=absolute)
-    for file, ones in workers.results(task, tuple(places), "judging"):
+    each = judged_each(len(places))
+    for file, ones in workers.results(task, tuple(places), "judging", each=each):
         if isinstance(ones, LeftOut):
             failed.append(ones)
         else:

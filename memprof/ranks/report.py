@@ -137,7 +137,7 @@ def job_verdict(
     findings: Sequence[SharedFinding],
     judged_ranks: Sequence[JudgedRank],
 ) -> Verdict:
-    """The worst first: memory ran out, something leaks, a rank died, a rank differs, waste."""
+    """The worst first: memory ran out, a leak, a rank died, one fills up, one differs, waste."""
     then = f"`{next_command(ranks, deviating, findings)}`"
     out = [rank for rank in ranks if rank.ran_out]
     if out:
@@ -150,6 +150,9 @@ def job_verdict(
     failed = [rank for rank in ranks if rank.ended == "failed"]
     if failed:
         return _failed(ranks, failed, then)
+    filling = _filling(ranks)
+    if filling:
+        return _full(ranks, filling, then)
     if deviating:
         return _deviating(ranks, deviating, then)
     waste = [one for one in findings if one.confidence >= _SURE and not one.minor]
@@ -172,6 +175,9 @@ def next_command(
     failed = [rank for rank in ranks if rank.ended == "failed"]
     if failed:
         return _command("report", _first(failed))
+    filling = _filling(ranks)
+    if filling:
+        return _command("leaks", filling[0])
     if deviating:
         return _command("report", ranks[deviating[0].rows[0]])
     return _command("report", max(ranks, key=lambda rank: rank.peak_allocated_bytes))
@@ -259,6 +265,27 @@ def _failed(ranks: Sequence[RankFigures], failed: Sequence[RankFigures], then: s
     )
     line = f"{many}{first.name} {'first' if many else 'failed'}, after {_steps(first)}"
     return Verdict("failed", line, first.status, then)
+
+
+def _filling(ranks: Sequence[RankFigures]) -> list[RankFigures]:
+    """Those that may still run and whose device fills up, the first to be full before others."""
+    filling = [rank for rank in ranks if rank.ended == "cut off" and rank.full_step >= 0]
+    return sorted(filling, key=lambda rank: (rank.full_left_us < 0, rank.full_left_us))
+
+
+def _full(ranks: Sequence[RankFigures], filling: Sequence[RankFigures], then: str) -> Verdict:
+    first = filling[0]
+    when = f"at about step {format_count(first.full_step)}"
+    if first.full_left_us >= 0:
+        when += f", in {format_duration(first.full_left_us)} from its last step"
+    if len(filling) == 1:
+        line = f"{first.name} runs out of memory {when}"
+    else:
+        count = f"{format_count(len(filling))} of {_count_text(ranks)} run out of memory"
+        line = f"{count}; {first.name} first, {when}"
+    rate = format_bytes(round(first.bytes_per_step or 0))
+    why = f"allocated bytes rise by {rate} per step on {first.device}"
+    return Verdict("leak", line, why if first.bytes_per_step else _peak_text(first, ranks), then)
 
 
 def _deviating(ranks: Sequence[RankFigures], deviating: Sequence[Deviation], then: str) -> Verdict:

@@ -66,7 +66,8 @@ class Workers:
     ) -> Iterator[tuple[Location, R | LeftOut]]:
         """Every file with what ``task`` returns for it, in order; a worker is handed ``each``.
 
-        A file whose worker died is left out, as one that cannot be read is.
+        A file whose worker died is left out, as one that cannot be read is. Others that were
+        handed to the same worker with it are handed out again, one by one.
 
         Raises:
             RuntimeError: a task failed of itself, which is a defect here.
@@ -93,11 +94,17 @@ class Workers:
         ahead: deque[_Submitted[R]] = deque()
         try:
             while True:
-                for chunk in islice(chunks, MOST_AHEAD - len(ahead)):
+                for chunk in islice(chunks, max(0, MOST_AHEAD - len(ahead))):
                     ahead.append(_submit(executor, task, chunk))
                 if not ahead:
                     return
-                yield from ahead.popleft().outcomes()
+                first = ahead.popleft()
+                if first.is_lost() and len(first.files) > 1:
+                    first.cancel()
+                    again = [_submit(executor, task, [file]) for file in first.files]
+                    ahead.extendleft(reversed(again))
+                    continue
+                yield from first.outcomes()
         finally:
             for submitted in ahead:  # whoever asked wants no more of it
                 submitted.cancel()
@@ -118,6 +125,13 @@ class _Submitted(Generic[R]):
     files: Sequence[Location]
     future: Future[list[R | _Failure]] | None
     error: str
+
+    def is_lost(self) -> bool:
+        """Whether nothing will come of it; waits until that is known."""
+        try:
+            return self.future is None or self.future.exception() is not None
+        except Exception:  # noqa: BLE001 - an engine may raise instead, of a task it has given up
+            return True
 
     def outcomes(self) -> Iterator[R | LeftOut | _Failure]:
         error = self.error

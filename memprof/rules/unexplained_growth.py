@@ -141,8 +141,10 @@ def _grows_to_its_end(finding: RuleFinding) -> bool:
     The bytes of a finding are those of windows. What is counted afterwards and rises at the same
     rate is the same growth, as far as anybody can tell.
     """
-    series = finding.series.bytes if finding.series is not None else ()
-    return len(series) > 0 and int(series[-1]) > int(series[3 * (len(series) - 1) // 4])
+    if finding.series is None or not len(finding.series.bytes):
+        return False
+    series = finding.series.bytes
+    return int(series[-1]) > int(series[3 * (len(series) - 1) // 4])
 
 
 def _makers(examination: DeviceExamination, rest: int) -> tuple[Site, int, bool, int]:

@@ -34,6 +34,8 @@ def write_rank(
     outside: int = NOT_RECORDED,
     bytes_per_step: float | None = 0.0,
     rising: float = 0.5,
+    full_step: int = NOT_RECORDED,
+    full_left_us: int = NOT_RECORDED,
     ooms: int = 0,
     step_us: int = 300_000,
     step_count: int = 100,
@@ -67,6 +69,8 @@ def write_rank(
         bytes_per_step=bytes_per_step,
         rising=rising,
         ooms=ooms,
+        full_step=full_step,
+        full_left_us=full_left_us,
     )
     path = Path(folder, name or f"run.rank{rank}.json")
     writer = RunWriter(path, mine)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from memprof.runfile.parallel_owners import ParallelOwners
 from memprof.trace import EMPTY, Action, Annotation, Category, Frame, Phase, Tables, Trace
 from memprof.views.lifetimes import Lifetimes
 
@@ -67,6 +68,9 @@ def infer(trace: Trace, lives: Lifetimes) -> Inferred:
     category[state] = Category.OPTIMIZER_STATE
     category[parameter & (phase != Phase.FORWARD)] = Category.PARAMETER
     _model_before_recording(trace, lives, category)
+    parallel, tables = ParallelOwners(), trace.tables
+    parallel.add(0, tables.frames, 0, tables.stacks)
+    category = parallel.categories(category, lives.stack)
     return Inferred(phase, category)
 
 

@@ -30,9 +30,17 @@ __all__ = [
 
 OWNED = tuple(
     int(c)
-    for c in (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE)
+    for c in (
+        Category.PARAMETER,
+        Category.BUFFER,
+        Category.GRADIENT,
+        Category.OPTIMIZER_STATE,
+        Category.GRADIENT_BUCKET,
+        Category.GATHERED_PARAMETER,
+        Category.COMMUNICATION_BUFFER,
+    )
 )
-"""Categories of what a model and its optimizer are made of."""
+"""Categories of what a model and its optimizer are made of, and of what parallel training adds."""
 
 Bytes = npt.NDArray[np.int64]
 

@@ -96,6 +96,23 @@ def test_the_page_goes_beside_the_first_rank(tmp_path, capsys):
     assert page.read_text().startswith("<!DOCTYPE html>")
 
 
+def test_when_devices_are_full_is_a_row_of_the_screen_and_in_the_json(tmp_path, capsys):
+    for rank in range(3):
+        full = {"full_step": 5000, "full_left_us": 7_200_000_000} if rank == 1 else {}
+        write_rank(tmp_path, rank, 3, ending="interim", **full)
+    assert run_main("report", tmp_path, "--no-page") == 0
+    text = said(capsys)
+    assert "rank 1 runs out of memory at about step 5,000, in 2 h 00 min from its last step" in text
+    assert "time to full 2 h 00 min on each; of 1" in " ".join(text.split())
+    run_main("report", tmp_path, "--json")
+    rows = json.loads(capsys.readouterr().out)["ranks"]
+    assert [(one["full_step"], one["full_left_us"]) for one in rows] == [
+        (-1, -1),
+        (5000, 7_200_000_000),
+        (-1, -1),
+    ]
+
+
 def test_all_judges_each(tmp_path, capsys):
     run_main("report", job(tmp_path), "--all", "--no-page")
     assert "on the 12 ranks, all judged" in said(capsys)

@@ -77,6 +77,16 @@ def test_the_charts_have_every_rank(tmp_path):
     assert measures["peak_allocated"]["median"] == 40 * GIB
 
 
+def test_when_a_rank_is_full_is_a_measure_of_those_that_fill_up(tmp_path):
+    for rank in range(3):
+        full = {"full_step": 5000, "full_left_us": 7_200_000_000} if rank == 1 else {}
+        write_rank(tmp_path, rank, 3, ending="interim", **full)
+    measures = {m["name"]: m for m in data_of(render_job(report(tmp_path)))["measures"]}
+    full = measures["time_to_full"]
+    assert (full["title"], full["unit"]) == ("time to full", "us")
+    assert full["values"] == [None, 7_200_000_000, None]
+
+
 def test_what_was_not_measured_is_no_zero(tmp_path):
     data = data_of(render_job(job(tmp_path, outside=-1, step_us=-1, bytes_per_step=None)))
     assert data["outside"] == [-1] * 7

@@ -123,6 +123,27 @@ def test_owners_are_those_of_the_last_state():
     assert device.owners_step == 2
 
 
+def test_buckets_of_ddp_are_owned_as_such_while_the_job_runs():
+    run = LiveRun()
+    helper = ("_ddp_init_helper", "/env/torch/nn/parallel/distributed.py", 1437)
+    tables = TablesRecord(frames=[("train", "/home/u/train.py", 1), helper], stacks=[[0], [1, 0]])
+    blocks = BlockColumns(
+        address=[0, 100],
+        size=[10, 20],
+        requested=[10, 20],
+        state=[1, 1],
+        segment=[-1] * 2,
+        stack=[1, 2],
+        label=[0, 0],
+        category=[0, 0],
+    )
+    run.add_all([header(), tables, StateRecord("cuda:0", 0, "end", blocks=blocks)])
+    assert [(one.name, one.bytes) for one in run.devices["cuda:0"].categories] == [
+        ("gradient bucket", 20),
+        ("unknown", 10),
+    ]
+
+
 def test_a_run_of_any_length_takes_bounded_memory_and_loses_no_peak():
     run = LiveRun()
     run.add(header())

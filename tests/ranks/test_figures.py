@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -85,6 +86,38 @@ def test_the_spread_says_which_rank_has_the_least_and_the_most():
     assert (peak.highest, peak.highest_at) == (60 * GIB, "rank 3")
     assert spread["step_time"].ranks == 4
     assert set(spread) == {"peak_allocated", "peak_reserved", "unused", "outside", "growth", "step_time"}  # fmt: skip
+
+
+def test_the_first_device_to_be_full_is_the_least_time_of_those_that_fill_up():
+    filling = DeviceSummary(
+        "cuda:0", peak_allocated_bytes=6, full_step=900, full_left_us=60_000_000
+    )
+    later = msgspec.structs.replace(filling, full_step=2000, full_left_us=3_600_000_000)
+    level = DeviceSummary("cuda:0", peak_allocated_bytes=6)
+    given = rows(row(0, level), row(1, later), row(2, filling), row(3, level))
+    assert [one.full_step for one in given] == [-1, 2000, 900, -1]
+    (spread,) = [one for one in spreads(given) if one.measure == "time_to_full"]
+    assert (spread.least, spread.least_at, spread.unit) == (60_000_000, "rank 2", "us")
+    assert (spread.highest, spread.highest_at, spread.ranks) == (3_600_000_000, "rank 1", 2)
+    assert "time_to_full" not in {one.measure for one in deviations(given)}
+
+
+def test_a_file_without_a_footer_says_when_its_device_is_full(tmp_path):
+    mine = tmp_path / "run.json"
+    columns = step_columns(
+        allocated=[n * MIB for n in range(400)],
+        peak_allocated=[n * MIB for n in range(400)],
+        reserved=[1000 * MIB] * 400,
+        start_us=[1_000_000 * n for n in range(400)],
+        end_us=[1_000_000 * (n + 1) for n in range(400)],
+    )
+    write_run(mine, TraceBuilder().build(), steps=columns)
+    run = load(mine)
+    info = msgspec.structs.replace(run.devices[0].info, total_bytes=1000 * MIB)
+    run = replace(run, footer=None, devices=(replace(run.devices[0], info=info),))
+    (one,) = footer_of(run).devices
+    assert one.full_step == 1000
+    assert one.full_left_us == (1000 - 399) * 1_000_000
 
 
 def test_what_no_rank_measured_has_no_spread():

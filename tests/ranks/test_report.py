@@ -70,6 +70,29 @@ def test_a_leak_comes_before_a_failure_and_tells_its_fix_and_how_many_ranks_rise
     assert command == "memprof leaks run.rank1.json"
 
 
+def test_ranks_that_fill_up_are_told_while_they_may_run_the_first_to_be_full_before_others():
+    left = {2: 7_200_000_000, 5: 600_000_000}
+    given = ranks(
+        8,
+        ended=dict.fromkeys(range(8), "cut off"),
+        full_left_us=left,
+        full_step={2: 9000, 5: 1200},
+        bytes_per_step=dict.fromkeys(left, 4.0 * MIB),
+    )
+    said, command = verdict(given)
+    assert said == Verdict(
+        "leak",
+        "2 of 8 ranks run out of memory; rank 5 first, at about step 1,200, in 10 min from its last step",
+        "allocated bytes rise by 4 MiB per step on cuda:0",
+        "`memprof leaks run.rank5.json`",
+    )
+    assert command == "memprof leaks run.rank5.json"
+    alone, _ = verdict(ranks(8, ended={2: "cut off"}, full_step={2: 9000}))
+    assert alone.line == "rank 2 runs out of memory at about step 9,000"
+    ended, _ = verdict(ranks(8, full_left_us=left, full_step={2: 9000, 5: 1200}))
+    assert ended.level == "ok"
+
+
 def test_a_failure_comes_before_outliers_and_the_first_one_is_named():
     given = ranks(
         9,

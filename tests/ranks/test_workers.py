@@ -15,7 +15,7 @@ import pytest
 
 from memprof.errors import MemprofError
 from memprof.ranks import engines, workers
-from memprof.ranks.files import report_of
+from memprof.ranks.files import judged_each, report_of
 from memprof.ranks.rank_tasks import judge_rank, read_rank
 from memprof.ranks.report import LeftOut
 from memprof.ranks.workers import Workers
@@ -144,6 +144,41 @@ def test_a_rank_that_a_cluster_loses_is_left_out_and_the_others_are_judged(job, 
         str(job / "run.rank6.json"), "the worker that had it was lost: OSError: killed for memory"
     )
     assert said.ranks == expected.ranks
+
+
+class Counting(InTurn):
+    """Loses every task that has the file of rank 3 among its own."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def submit(self, fn, /, *args, **kwargs) -> Future:
+        self.sizes.append(len(args[1]))
+        if Path("run.rank3.json") in args[1]:
+            future: Future = Future()
+            future.set_exception(RuntimeError("killed worker"))
+            return future
+        return super().submit(fn, *args, **kwargs)
+
+
+def name_of(file: Path) -> str:
+    return file.name
+
+
+def test_of_files_that_a_lost_worker_had_together_the_others_are_done_again_one_by_one():
+    files = [Path(f"run.rank{rank}.json") for rank in range(10)]
+    executor = Counting()
+    results = dict(Workers(executor).results(name_of, files, "judging", each=4))
+    assert list(results) == files
+    assert executor.sizes == [4, 4, 2, 1, 1, 1, 1]
+    lost = results.pop(files[3])
+    assert lost == LeftOut("run.rank3.json", "the worker that had it was lost: RuntimeError: killed worker")  # fmt: skip
+    assert list(results.values()) == [file.name for file in files if file != files[3]]
+
+
+def test_many_ranks_are_judged_in_a_bounded_number_of_tasks():
+    given = [judged_each(count) for count in (0, 1, 256, 257, 4096, 100_000)]
+    assert given == [1, 1, 1, 2, 16, 32]
 
 
 def fail(file: Path):

@@ -44,7 +44,8 @@ class Buckets(WasteRule[Match]):
         """Buckets at the peak that are as large as the gradients of a step."""
         if window.peak.event < 0:
             return
-        mask = window.at_peak & ~window.has_owner & made_through(window, _is_wrapper)
+        of_reducer = ~window.has_owner | (window.category == Category.GRADIENT_BUCKET)
+        mask = window.at_peak & of_reducer & made_through(window, _is_wrapper)
         mask &= window.freed_in - window.made_in >= _LEAST_STEPS
         whole = _gradients_of_a_step(window)
         if not whole or not _LEAST < window.bytes_of(mask) / whole < _MOST:

@@ -77,7 +77,7 @@ class UnvisitedGraph(WasteRule[Unvisited]):
                 row=window.main_site(at_peak),
                 rows=rows,
                 nbytes=window.bytes_of(at_peak),
-                saving=window.replayed(window.ended(rows, after)),
+                saving=window.replayed(window.ended_at(rows, after)),
                 frame=frame,
             )
 

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ from memprof.sources.cpu.throttle import Throttle
 from memprof.sources.guarded_access import plain_attributes
 from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.loop.torch_compile import is_used
+from memprof.sources.owners.owner_samples import MOST_OPTIMIZERS, WHOLE
 from memprof.sources.owners.saved_tensors import SavedForBackward
 from memprof.sources.owners.tensor_owners import (
     Owner,
@@ -97,6 +99,7 @@ class CpuSource:
         self._thread = 0
         self._pid = 0
         self._events = 0
+        self._steps: dict[int, int] = defaultdict(int)
         self._since = 0
         self._notes: list[str] = []
         self._at_loss = False
@@ -191,6 +194,7 @@ class CpuSource:
         if os.getpid() != self._pid or self._steps_aside():
             return {}
         self._events = 0
+        self._steps.clear()
         self._has_recorded = True
         self._look(thorough=True)
         for reference in self._live.counted_references():
@@ -282,8 +286,11 @@ class CpuSource:
     def optimizer_begins(self, optimizer: Any) -> None:
         """An optimizer in a backward hook steps before the backward pass ends."""
         self._at_loss = False
+        self._steps[id(optimizer)] += 1
         with plain_attributes():
-            if self._has_new_gradients(optimizer):
+            if self._steps[id(optimizer)] <= WHOLE and len(self._steps) <= MOST_OPTIMIZERS:
+                self._judge(owners(self._loop_watch, self._search.differentiated))
+            elif self._has_new_gradients(optimizer):
                 self._judge(gradients(self._loop_watch, self._search.differentiated))
 
     def outermost_call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002

@@ -133,6 +133,9 @@ class LiveStorages:
         reference.label = label
         reference.category = reference.handed = 0
         reference.event = -1
+        owner = self._owner_of.get(address)
+        if owner is not None and owner != key:
+            self._verify(owner)
         self.references[key] = reference
         if self._owner_of.setdefault(address, key) != key:
             self._shared.setdefault(address, []).append(reference)  # its bytes are counted already
@@ -146,6 +149,16 @@ class LiveStorages:
             # One call into C: another thread may take the rows between two of Python's.
             self.rows.extend((1, address, size, now_ns, stack, label, serial, 0))
         return reference
+
+    def _verify(self, key: int) -> None:
+        """Note the end of a storage that gave its memory up while it lives on.
+
+        No operator shows ``resize_(0)`` of a storage, by which FSDP frees a gathered parameter.
+        """
+        reference = self.references.get(key)
+        storage = reference() if reference is not None else None
+        if reference is not None and storage is not None:
+            self.refresh(reference, storage)
 
     def counted_references(self) -> Iterator[StorageReference]:
         """The storages whose bytes count; of several on the same memory only the first."""

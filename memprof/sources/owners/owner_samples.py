@@ -23,16 +23,16 @@ from memprof.sources.owners.tensor_owners import (
 from memprof.sources.tensor_addresses import PlaceOf, StorageAddress
 from memprof.trace import Category
 
-__all__ = ["OwnerSamples"]
+__all__ = ["MOST_OPTIMIZERS", "WHOLE", "OwnerSamples"]
 
 _MOST = 4096
 """Samples that wait for a drain; further ones are not kept."""
-_WHOLE = 2
+WHOLE = 2
 """Steps of each optimizer in a window before which everything is looked at: as it begins with its
 parameters, and once it has state; a program may be over before the next drain."""
 
 
-_OPTIMIZERS = 4
+MOST_OPTIMIZERS = 4
 """Of so many optimizers: some programs have one for every parameter."""
 
 
@@ -128,7 +128,7 @@ class OwnerSamples:
     def optimizer_begins(self, optimizer: Any) -> None:
         """Its gradients are where they belong; ``zero_grad`` may drop them before the step ends."""
         self._steps[id(optimizer)] += 1
-        is_whole = self._steps[id(optimizer)] <= _WHOLE and len(self._steps) <= _OPTIMIZERS
+        is_whole = self._steps[id(optimizer)] <= WHOLE and len(self._steps) <= MOST_OPTIMIZERS
         if is_whole:
             self._note(owned_tensors(self._loop_watch, self._others))
             return

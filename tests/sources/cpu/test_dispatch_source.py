@@ -145,6 +145,27 @@ def test_owners_equal_the_arithmetic_to_the_byte(recorder):
     assert found[Category.OPTIMIZER_STATE] == 2 * total + 4 * len(list(model.parameters()))
 
 
+def test_the_state_of_an_optimizer_that_is_gone_before_anybody_looks_is_known(recorder):
+    recorder.begin()
+    recorder.source._at_leisure = lambda _: None  # a short job ends before its next turn
+
+    def train():
+        model = nn.Linear(30, 20)
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(5, 30)).sum().backward()
+            optimizer.step()
+
+    train()
+    gc.collect()
+    found = recorder.bytes_by_owner(recorder.drain().events)
+    state = {owner: size for owner, size in found.items() if owner[0] == Category.OPTIMIZER_STATE}
+    assert state == {
+        (Category.OPTIMIZER_STATE, "Linear"): 2 * 4 * (30 * 20 + 20) + 2 * 4  # and a step each
+    }
+
+
 def test_gradients_dropped_before_the_steps_end_were_gradients(recorder):
     model = nn.Linear(4, 4)
     recorder.begin()

@@ -1,0 +1,64 @@
+"""What lives by storage, with storages whose addresses the test chooses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memprof.sources.cpu.live_storages import ROW, LiveStorages
+from memprof.sources.loop.thread_state import ThreadPosition
+from memprof.trace import Phase
+
+
+@dataclass(eq=False)
+class Memory:
+    """A storage as torch shows it."""
+
+    _cdata: int
+    size: int
+    address: int
+
+    def nbytes(self) -> int:
+        return self.size
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+def recording() -> LiveStorages:
+    live = LiveStorages(lambda: ThreadPosition(Phase.OTHER, ""))
+    live.record(True)
+    return live
+
+
+def rows(live: LiveStorages) -> list[tuple[int, int, int]]:
+    """Of each row whether it is an allocation, its address and its bytes."""
+    flat = live.take_rows()
+    return [tuple(flat[at : at + 3]) for at in range(0, len(flat), ROW)]
+
+
+def test_two_storages_on_the_same_memory_count_once():
+    live = recording()
+    first, second = Memory(1, 400, 0x1000), Memory(2, 400, 0x1000)
+    live.add(first)
+    live.add(second)
+    assert (live.bytes, rows(live)) == (400, [(1, 0x1000, 400)])
+    del first
+    assert live.bytes == 400
+    del second
+    assert (live.bytes, rows(live)) == (0, [(0, 0x1000, 400)])
+
+
+def test_memory_that_a_storage_gave_up_unseen_is_anothers_where_it_lies():
+    live = recording()
+    gathered = Memory(1, 400, 0x1000)
+    live.add(gathered)
+    gathered.size = gathered.address = 0  # `resize_(0)`, as FSDP frees it: no operator shows it
+    reduced = Memory(2, 300, 0x1000)
+    live.add(reduced)
+    assert [one.size for one in live.counted()] == [300]
+    assert live.bytes == 300
+    assert rows(live) == [(1, 0x1000, 400), (0, 0x1000, 400), (1, 0x1000, 300)]
+    gathered.size, gathered.address = 400, 0x2000
+    live.add(gathered)
+    del gathered, reduced
+    assert (live.bytes, len(list(live.counted()))) == (0, 0)
