@@ -27,7 +27,7 @@ from memprof.record.options import Options
 from memprof.record.output import Output
 from memprof.record.process import Rank, header, now_us
 from memprof.record.recording import Recording
-from memprof.record.sampler import Sampler
+from memprof.record.sampler import Sampler, Thinning
 from memprof.record.source_selection import Ticks, event_sources, reading_sources
 from memprof.record.step_counters import Span
 from memprof.record.summaries import Summaries
@@ -111,6 +111,7 @@ class Session:
         self._loop_watch: LoopWatch | None = None
         self._survivor_watch: SurvivorWatch | None = None
         self._sampler: Sampler | None = None
+        self._thinning = Thinning()
         self._figures = FiguresByDevice()
         self._summaries = Summaries(self._figures, self.recording, self._ooms, self.meter)
         self._warnings = FullWarnings()
@@ -220,6 +221,8 @@ class Session:
         began_us = thread_us()
         if not self._sampler.stop():
             self.recording.note("tracker", "a reading did not come back: the last are missing")
+        for last in self._thinning.take_last():
+            self.output.write(last)
         self.meter.beside(self._sampler.take_spent_us())
         self._count_aside(began_us)
 
@@ -514,7 +517,7 @@ class Session:
                 "--max-events, or track(max_events=…), records more",
             ),
             End.BYTES: (
-                f"it took half of what was left of {format_bytes(options.max_bytes)} in the file",
+                f"it took as much as one may of {format_bytes(options.max_bytes)} in the file",
                 "--max-bytes, or track(max_bytes=…), records more",
             ),
             End.TABLES: (
@@ -719,7 +722,10 @@ class Session:
 
     def add_readings(self, record: Readings) -> None:
         """Write down what was read of a device, on any thread."""
-        self.output.write(record)
+        if self._thinning.takes(record):
+            self.output.write(record)
+        else:
+            self.output.show(record)
         self._figures.read(record)
 
 
