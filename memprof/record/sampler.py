@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,8 @@ from memprof.records import Readings
 from memprof.sources.protocol import Reading, ReadingSource
 
 __all__ = ["ReadingBuffer", "Sampler", "Thinning"]
+
+_LOG = logging.getLogger("memprof")
 
 
 @dataclass(slots=True)
@@ -115,8 +118,12 @@ class Sampler:
         for source in list(self._sources):
             self._guard(source, source.open)
         self.look()
-        self._thread = threading.Thread(target=self._run, name="memprof sampler", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="memprof sampler", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no thread is to be had: there are readings now and at the end
+            return
+        self._thread = thread
 
     def stop(self) -> bool:
         """Look a last time, write what is left, end the thread, close; safe to call twice.
@@ -130,11 +137,13 @@ class Sampler:
             if self._thread.is_alive():
                 return False
             self._thread = None
+        try:
             self.look()
-        self._flush()
-        for source in list(self._sources):
-            self._guard(source, source.close)
-        self._sources.clear()
+            self._flush()
+        finally:
+            for source in list(self._sources):
+                self._guard(source, source.close)
+            self._sources.clear()
         return True
 
     def take_spent_us(self) -> float:
@@ -169,11 +178,14 @@ class Sampler:
         return self._buffers.setdefault(key, ReadingBuffer(source, device))
 
     def _run(self) -> None:
-        while not self._stop.wait(self.interval_s):
-            self.look()
-            self._flush()
-            self._beat()
-            self._processor_us = time.thread_time() * 1e6
+        try:
+            while not self._stop.wait(self.interval_s):
+                self.look()
+                self._flush()
+                self._beat()
+                self._processor_us = time.thread_time() * 1e6
+        except Exception:  # noqa: BLE001 - Python would hand it to the program's `excepthook`
+            _LOG.warning("readings have ended, the job goes on", exc_info=True)
 
     @property
     def interval_s(self) -> float:

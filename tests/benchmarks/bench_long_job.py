@@ -136,7 +136,7 @@ def record(path: Path, steps: int, step_us: int, cards: int) -> None:
     for step in range(steps):
         clock.at_us += step_us
         source.passed(job.recording.window >= 0)
-        job.step_ended(step)
+        job.step_done()
         if clock.at_us >= next_look_us:
             pace.look()
             for reading in readings(clock.at_us, source.names):
