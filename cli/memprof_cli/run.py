@@ -23,7 +23,7 @@ __all__ = ["command"]
 @click.option("--allowance", type=float, help="Seconds that it may take in any case. [5]")
 @click.option("--window-steps", type=int, help="Steps in each window after the first one. [5]")
 @click.option("--max-events", type=int, help="Most events in the file. [2000000]")
-@click.option("--max-bytes", type=int, help="Most bytes of events in the file. [67108864]")
+@click.option("--max-bytes", type=int, help="Most bytes of events in the file. [46137344]")
 @click.option("--sample-interval", type=float, help="Seconds between readings of driver, host. [1]")
 @click.option("-q", "--quiet", is_flag=True, help="Do not say at the end what to type next.")
 @click.option("-m", "as_module", is_flag=True, help="Run a module, like python -m.")

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["FiguresByDevice"]
 
+SINGLE = 4096
+"""Rows of all devices together that hold one step each."""
+
 
 @dataclass(slots=True)
 class _Peak:
@@ -51,10 +54,17 @@ class FiguresByDevice:
         self.filling: dict[str, TimeToFull] = {}
         """The devices that fill up, by what was known at the last summary."""
 
+    def __len__(self) -> int:
+        """Devices of which anything was counted."""
+        return len(self._peaks)
+
     def count(self, steps: Span, counters: Sequence[Counters], window: int) -> None:
         """The end of a step, or of a few short ones; ``window`` recorded them."""
         for figures in counters:
-            self._rows.setdefault(figures.device, StepCounters()).add(steps, figures, window)
+            rows = self._rows.get(figures.device)
+            if rows is None:  # so many devices make no larger file
+                rows = self._rows[figures.device] = StepCounters(SINGLE // len(counters))
+            rows.add(steps, figures, window)
         self.see(counters, steps.last)
         each_us = (steps.end_us - steps.start_us) / max(1, steps.last - steps.first + 1)
         for figures in counters:

@@ -27,7 +27,7 @@ class Options:
     sample_interval_s: float = 1.0
     window_steps: int = 5
     max_events: int = 2_000_000
-    max_bytes: int = 64 << 20
+    max_bytes: int = 44 << 20
     allowance_s: float = 5.0
     sources: Sequence[Source] = SOURCES
     """Where they are `SOURCES` itself, nobody has named them."""

@@ -78,7 +78,7 @@ class Output:
         with self._lock:
             if self._is_closed:
                 return
-            self._show(record)
+            self.show(record)
             if self._writer is None and isinstance(record, (StepsRecord, TraceRecord, Finding)):
                 self._open()
             if self._writer is not None:
@@ -104,15 +104,15 @@ class Output:
         """Write the last record and close; leaves no file when there was nothing to write."""
         with self._lock:
             if footer is not None:
-                self._show(footer)
+                self.show(footer)
             if self._writer is not None and not self._is_closed:
                 self._writer.close(footer)
                 self._check()
             self._is_closed = True
             self._held_back.clear()
 
-    def _show(self, record: Record) -> None:
-        """Hand a record to whoever exports metrics, who must not end the recording."""
+    def show(self, record: Record) -> None:
+        """Hand a record to whoever exports metrics, and must not end the recording."""
         if self.figures is None:
             return
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +13,9 @@ from typing import Any
 from memprof.records import Readings
 from memprof.sources.protocol import Reading, ReadingSource
 
-__all__ = ["ReadingBuffer", "Sampler"]
+__all__ = ["ReadingBuffer", "Sampler", "Thinning"]
+
+_LOG = logging.getLogger("memprof")
 
 
 @dataclass(slots=True)
@@ -40,11 +43,46 @@ class ReadingBuffer:
         return record
 
 
+class Thinning:
+    """Which readings of a job of weeks go into its file: all at first, later every 2nd, 4th, 8th …
+
+    The stride doubles after every `DENSE` that went there, of all devices together: so many devices
+    make no larger file. A driver is still asked as often as before: what exports metrics sees each
+    reading, and so do the peaks of the footer.
+    """
+
+    DENSE = 1024
+
+    def __init__(self) -> None:
+        """None has been written."""
+        self._stride, self._remaining = 1, self.DENSE
+        self._since: dict[tuple[str, str], int] = {}
+        self._left_out: dict[tuple[str, str], Readings] = {}
+
+    def takes(self, record: Readings) -> bool:
+        """Whether this one is for the file."""
+        key = record.source, record.device
+        self._since[key] = self._since.get(key, 0) + 1
+        if self._since[key] < self._stride:
+            self._left_out[key] = record
+            return False
+        self._since[key] = 0
+        self._left_out.pop(key, None)
+        self._remaining -= 1
+        if not self._remaining:
+            self._stride, self._remaining = self._stride * 2, self.DENSE
+        return True
+
+    def take_last(self) -> list[Readings]:
+        """The latest of each device that was not for the file; at the end it is."""
+        left_out, self._left_out = self._left_out, {}
+        return list(left_out.values())
+
+
 class Sampler:
     """Reads every source every ``interval_s`` seconds on a thread of its own.
 
-    After `DENSE` looks the interval doubles, and again after as many more, so that a job of weeks
-    leaves a file of a bounded size.
+    After `DENSE` looks the interval doubles, and again after as many more, up to a minute.
     """
 
     DENSE = 4096
@@ -80,8 +118,12 @@ class Sampler:
         for source in list(self._sources):
             self._guard(source, source.open)
         self.look()
-        self._thread = threading.Thread(target=self._run, name="memprof sampler", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="memprof sampler", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no thread is to be had: there are readings now and at the end
+            return
+        self._thread = thread
 
     def stop(self) -> bool:
         """Look a last time, write what is left, end the thread, close; safe to call twice.
@@ -95,11 +137,13 @@ class Sampler:
             if self._thread.is_alive():
                 return False
             self._thread = None
+        try:
             self.look()
-        self._flush()
-        for source in list(self._sources):
-            self._guard(source, source.close)
-        self._sources.clear()
+            self._flush()
+        finally:
+            for source in list(self._sources):
+                self._guard(source, source.close)
+            self._sources.clear()
         return True
 
     def take_spent_us(self) -> float:
@@ -134,11 +178,14 @@ class Sampler:
         return self._buffers.setdefault(key, ReadingBuffer(source, device))
 
     def _run(self) -> None:
-        while not self._stop.wait(self.interval_s):
-            self.look()
-            self._flush()
-            self._beat()
-            self._processor_us = time.thread_time() * 1e6
+        try:
+            while not self._stop.wait(self.interval_s):
+                self.look()
+                self._flush()
+                self._beat()
+                self._processor_us = time.thread_time() * 1e6
+        except Exception:  # noqa: BLE001 - Python would hand it to the program's `excepthook`
+            _LOG.warning("readings have ended, the job goes on", exc_info=True)
 
     @property
     def interval_s(self) -> float:

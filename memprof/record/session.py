@@ -27,7 +27,7 @@ from memprof.record.options import Options
 from memprof.record.output import Output
 from memprof.record.process import Rank, header, now_us
 from memprof.record.recording import Recording
-from memprof.record.sampler import Sampler
+from memprof.record.sampler import Sampler, Thinning
 from memprof.record.source_selection import Ticks, event_sources, reading_sources
 from memprof.record.step_counters import Span
 from memprof.record.summaries import Summaries
@@ -111,6 +111,7 @@ class Session:
         self._loop_watch: LoopWatch | None = None
         self._survivor_watch: SurvivorWatch | None = None
         self._sampler: Sampler | None = None
+        self._thinning = Thinning()
         self._figures = FiguresByDevice()
         self._summaries = Summaries(self._figures, self.recording, self._ooms, self.meter)
         self._warnings = FullWarnings()
@@ -149,6 +150,11 @@ class Session:
     def open_samplers(self) -> None:
         """Start the thread that reads the driver and the host, and what exports metrics."""
         began_us = thread_us()
+        self._try(self._open_samplers)
+        with self._lock:
+            self._count_aside(began_us)
+
+    def _open_samplers(self) -> None:
         self._exports.start(self.output.path, Rank.of(os.environ).local_rank)
         self._sampler = Sampler(
             reading_sources(self._options),
@@ -158,8 +164,6 @@ class Session:
             self.output.flush,
         )
         self._sampler.start()
-        with self._lock:
-            self._count_aside(began_us)
 
     def open_torch(self) -> None:
         """Hook into torch, which is imported, and begin the first window."""
@@ -198,21 +202,41 @@ class Session:
         self._step_start_us, self._step_began_us = now_us(), _clock_us()
 
     def close(self, status: str) -> None:
-        """End the window, remove every hook, stop the thread, write the footer."""
+        """End the window, remove every hook, stop the thread, write the footer.
+
+        A part of this that fails is logged and left out.
+        """
         with self._lock:
             if self._is_open:
                 began_us = thread_us()
                 self._guard(self._close_torch)
                 self._count_hook(began_us)
             self._is_open = False
-            self._main_thread.close()
-            self._beats.close()
-            self._close_boundaries()  # once more: a recording may have ended within a hook
-            self._close_sampler()
-            self._exports.close()
             if "torch" not in sys.modules:
                 self.recording.note("tracker", "torch was never imported: the host only")
-            self.output.close(self._summaries.footer(self._steps, self._devices, status))
+            for part in (
+                self._main_thread.close,
+                self._beats.close,
+                self._close_boundaries,  # once more: a recording may have ended within a hook
+                self._close_sampler,
+                self._exports.close,
+                lambda: self._write_footer(status),
+                lambda: self.output.close(None),
+            ):
+                _ = self._try(part) or self._try(part)  # once more, as nobody else will
+
+    def _write_footer(self, status: str) -> None:
+        self.output.close(self._summaries.footer(self._steps, self._devices, status))
+
+    def abandon(self) -> None:
+        """Take every hook away and write no more; safe at any time, and never raises."""
+        self._abandon()
+        for part in (self._beats.close, self._stop_sampler, lambda: self.output.close(None)):
+            self._try(part)
+
+    def _stop_sampler(self) -> None:
+        if self._sampler is not None:
+            self._sampler.stop()
 
     def _close_sampler(self) -> None:
         if self._sampler is None:
@@ -220,6 +244,8 @@ class Session:
         began_us = thread_us()
         if not self._sampler.stop():
             self.recording.note("tracker", "a reading did not come back: the last are missing")
+        for last in self._thinning.take_last():
+            self.output.write(last)
         self.meter.beside(self._sampler.take_spent_us())
         self._count_aside(began_us)
 
@@ -312,7 +338,10 @@ class Session:
         """An exception leaves the recorded block; out-of-memory errors are recorded."""
         if self._is_open and self._pid == os.getpid():
             with self._lock:
-                self._guard(self._ooms.left_the_block, error, self._last_step + 1, self._label())
+                self._guard(self._left_by, error)
+
+    def _left_by(self, error: BaseException | None) -> None:
+        self._ooms.left_the_block(error, self._last_step + 1, self._label())
 
     def _on_exhausted(self, what: Exhausted) -> None:
         """A device ran out of memory, on the thread whose request failed."""
@@ -324,7 +353,7 @@ class Session:
             return
         try:
             self._guard(self._write_late_ooms)
-            self._guard(self._ooms.observed, what, self._last_step + 1, self._label())
+            self._guard(lambda: self._ooms.observed(what, self._last_step + 1, self._label()))
         finally:
             self._lock.release()
 
@@ -514,7 +543,7 @@ class Session:
                 "--max-events, or track(max_events=…), records more",
             ),
             End.BYTES: (
-                f"it took half of what was left of {format_bytes(options.max_bytes)} in the file",
+                f"it took as much as one may of {format_bytes(options.max_bytes)} in the file",
                 "--max-bytes, or track(max_bytes=…), records more",
             ),
             End.TABLES: (
@@ -681,12 +710,18 @@ class Session:
         """Take every hook away and record no more; what was written stays."""
         self._is_open = False
         self._main_thread.close()
-        self._close_lookout()
-        for close in (self._close_boundaries, self.recording.close):
-            try:
-                close()
-            except Exception:  # noqa: BLE001 - see _guarded
-                _LOG.warning("a hook could not be removed", exc_info=True)
+        for close in (self._close_lookout, self._close_boundaries, self.recording.close):
+            self._try(close)
+
+    @staticmethod
+    def _try(action: Callable[[], object]) -> bool:
+        """Do something that the rest does not depend on; whether it could be done."""
+        try:
+            action()
+        except Exception:  # noqa: BLE001 - see _guard
+            _LOG.warning("a part of recording failed, the job goes on", exc_info=True)
+            return False
+        return True
 
     def _close_lookout(self) -> None:
         if self._survivor_watch is not None:
@@ -719,7 +754,10 @@ class Session:
 
     def add_readings(self, record: Readings) -> None:
         """Write down what was read of a device, on any thread."""
-        self.output.write(record)
+        if self._thinning.takes(record):
+            self.output.write(record)
+        else:
+            self.output.show(record)
         self._figures.read(record)
 
 

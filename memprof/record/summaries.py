@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Summaries"]
 
 EVERY_US, _SHARE = 10_000_000, 0.001
-"""An interim summary comes so often, or once in this share of the run so far: few in any run."""
+"""An interim summary comes so often, or once in this share of the run so far, times the number of
+devices: few in any run."""
 
 
 class Summaries:
@@ -36,7 +37,8 @@ class Summaries:
 
     def is_due(self, at_us: float) -> bool:
         """Whether the last one is old, at this moment of a clock that nobody sets."""
-        return at_us - self._last_us >= max(EVERY_US, _SHARE * (at_us - self._began_us))
+        share = _SHARE * max(1, len(self._figures))
+        return at_us - self._last_us >= max(EVERY_US, share * (at_us - self._began_us))
 
     @property
     def filling(self) -> list[TimeToFull]:

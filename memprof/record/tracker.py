@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from memprof.cpython.gc_pause import collector_paused
 from memprof.cpython.import_hook import ImportWatch
+from memprof.errors import MemprofError
 from memprof.record.options import SOURCES, Options, Source
 from memprof.record.process import DEFAULT_PATH, Rank, path_of_rank
 from memprof.record.session import Session
@@ -48,7 +49,7 @@ def track(  # noqa: PLR0913 - each an option by its name
     sample_interval_s: float = 1.0,
     window_steps: int = 5,
     max_events: int = 2_000_000,
-    max_bytes: int = 64 << 20,
+    max_bytes: int = 44 << 20,
     allowance_s: float = 5.0,
     sources: Sequence[Source] | None = None,
     on_finding: Callable[[Finding], None] | None = None,
@@ -197,8 +198,15 @@ class Tracker:
                 _active.note_second(self._path)
                 return self
             _take_what_was_left()
-            with collector_paused():
-                self._begin()
+            try:
+                with collector_paused():
+                    self._begin()
+            except MemprofError:
+                raise
+            except Exception:  # noqa: BLE001 - whatever it is, the job goes on
+                _LOG.warning("nothing is recorded, the job goes on", exc_info=True)
+                self._abandon()
+                return self
             _active = self
         return self
 
@@ -218,6 +226,11 @@ class Tracker:
             try:
                 with _ended_by(error):
                     self._end(status)
+            except BaseException as reason:  # Ctrl-C too leaves no hook behind
+                self._abandon()
+                if not isinstance(reason, Exception):
+                    raise
+                _LOG.warning("recording has not ended well, the job goes on", exc_info=True)
             finally:
                 _active = None
                 _take_what_was_left()
@@ -312,6 +325,13 @@ class Tracker:
             self._watch.start()
         self._session.open_samplers()  # last: a driver takes its time to answer
 
+    def _abandon(self) -> None:
+        atexit.unregister(self._at_exit)
+        if self._watch is not None:
+            self._watch.stop()
+        if self._session is not None and self._pid == os.getpid():
+            self._session.abandon()
+
     def _path_of_rank(self) -> str:
         return path_of_rank(self._path, Rank.of(os.environ).rank)
 
@@ -346,8 +366,11 @@ def _standby(path: str, options: Options) -> Standby:
 
 def _take_what_was_left() -> None:
     """Of recordings that ended in another thread, or within one of their own hooks."""
-    pop_left()
-    remove_left()
+    for take in (pop_left, remove_left):
+        try:
+            take()
+        except Exception:  # noqa: BLE001 - the job goes on
+            _LOG.warning("a hook of an earlier recording was not removed", exc_info=True)
 
 
 def status_of(error: BaseException | None) -> str:

@@ -67,8 +67,9 @@ class Policy:
     """Steps in a window after the first. A survivor shows from the third step on."""
     max_events: int = 2_000_000
     """Events in the whole file. Each window may take half of what is left, so it never runs dry."""
-    max_bytes: int = 64 << 20
-    """Bytes of events, states and tables in the whole file, before compression; likewise."""
+    max_bytes: int = 44 << 20
+    """Bytes of events, states and tables in the whole file, before compression; likewise, but the
+    first window, which holds most programs whole, may take three quarters."""
     max_rows: int = 200_000
     """Stacks, frames and labels in the tracker's memory, some 300 to 500 bytes each; likewise."""
     first_gap_us: int = 10_000_000
@@ -273,15 +274,16 @@ def _kendall_tau(values: Sequence[int]) -> float:
 class Quota:
     """A limit of the whole file that windows share: each may take half of what is left."""
 
-    def __init__(self, most: int) -> None:
-        """``most`` of it in all windows."""
+    def __init__(self, most: int, first_share: float = 0.5) -> None:
+        """``most`` of it in all windows, ``first_share`` of that in the first."""
         self._remaining = most
         self._in_window = 0
+        self._share = first_share
 
     @property
     def room(self) -> int:
         """What the open window may still take."""
-        return self._remaining // 2 - self._in_window
+        return int(self._remaining * self._share) - self._in_window
 
     def take(self, amount: int) -> None:
         """The open window takes so much more."""
@@ -291,6 +293,7 @@ class Quota:
         """What it took is gone."""
         self._remaining -= self._in_window
         self._in_window = 0
+        self._share = 0.5
 
 
 class WindowSchedule:
@@ -312,6 +315,8 @@ class WindowSchedule:
 
     START_SHARE = 0.8
     """Of the allowance; the rest is kept for climbs."""
+    FIRST_BYTES = 0.75
+    """Of all bytes of the file, in the first window."""
     RESERVE = 0.5
     """Of the start's share, for the first steps that train."""
     LAPSES = 2
@@ -333,7 +338,7 @@ class WindowSchedule:
     def __init__(self, policy: Policy, now_us: int) -> None:
         """The first window opens at ``now_us``."""
         self.events = Quota(policy.max_events)
-        self.bytes = Quota(policy.max_bytes)
+        self.bytes = Quota(policy.max_bytes, self.FIRST_BYTES)
         self.rows = Quota(policy.max_rows)
         self.reason: Reason | None = Reason.START if self._has_room() else None
         """Why a window is open; None when none is."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -11,6 +13,8 @@ from memprof.runfile.gzipped import GzipSink, Sink
 from memprof.runfile.remote_file import install_command, is_url
 
 __all__ = ["create_sink"]
+
+_PIECE = 1 << 20
 
 
 def create_sink(path: str) -> Sink:
@@ -36,7 +40,11 @@ class LocalSink:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: IO[bytes] = path.open("wb", buffering=0)
+        self._path = path.absolute()  # the job may go to another folder
+        # To be read only where it may have to be made again: a pipe would then have a reader, us,
+        # and hold up the job once everybody else is gone.
+        self._is_plain = not path.exists() or path.is_file()
+        self._file: IO[bytes] = path.open("w+b" if self._is_plain else "wb", buffering=0)
 
     def write(self, data: bytes, /) -> None:
         """Append all of ``data``: a system call may take a part of it only."""
@@ -48,7 +56,18 @@ class LocalSink:
             rest = rest[count:]
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Nothing is held back; a file that somebody deleted is made again, with all it held.
+
+        One that somebody else has put in its place stays, and this one's end is an error.
+        """
+        if not self._is_plain or os.fstat(self._file.fileno()).st_nlink:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        deleted, self._file = self._file, self._path.open("x+b", buffering=0)
+        with deleted:
+            deleted.seek(0)
+            for piece in iter(partial(deleted.read, _PIECE), b""):
+                self.write(piece)
 
     def close(self) -> None:
         """Close the file."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 import memprof
 from memprof.loading import load
-from memprof.record.sampler import ReadingBuffer, Sampler
+from memprof.record.sampler import ReadingBuffer, Sampler, Thinning
 from memprof.records import Readings
 from memprof.sources.protocol import Reading
 
@@ -34,6 +35,23 @@ def test_looks_become_rarer_in_a_long_job():
         for _ in range(Sampler.DENSE):
             sampler.look()
     assert intervals == [1.0, 2.0, 4.0]
+
+
+def test_of_a_job_of_months_the_file_has_ever_fewer_readings_and_the_last_ones():
+    thinning, dense = Thinning(), Thinning.DENSE
+    taken = []
+    for look in range(dense * 8 + 5):
+        for device in ("host", "cuda:0"):
+            record = Readings("any", device, [look], {})
+            if thinning.takes(record):
+                taken.append(record)
+    looks = [record.time_us[0] for record in taken if record.device == "host"]
+    assert looks[: dense // 2] == list(range(dense // 2))
+    assert [b - a for a, b in pairwise(looks)][dense // 2 :: dense // 2] == [2, 4, 8, 16]
+    assert len(taken) <= 5 * dense  # of two devices together
+    last = [(record.device, record.time_us[0]) for record in thinning.take_last()]
+    assert last == [("host", dense * 8 + 4), ("cuda:0", dense * 8 + 4)]
+    assert thinning.take_last() == []
 
 
 class Busy:

@@ -317,17 +317,32 @@ def test_steps_that_train_nothing_get_half_of_what_is_kept_after_a_while_and_onc
 
 
 @pytest.mark.parametrize(
-    ("quota", "end"), [("events", End.EVENTS), ("bytes", End.BYTES), ("rows", End.TABLES)]
+    ("quota", "end", "first", "next_"),
+    [
+        ("events", End.EVENTS, 500, 250),
+        ("bytes", End.BYTES, 750, 125),
+        ("rows", End.TABLES, 500, 250),
+    ],
 )
-def test_a_window_ends_in_the_middle_of_a_step_where_half_of_what_is_left_is_used(quota, end):
+def test_a_window_ends_in_the_middle_of_a_step_where_its_share_is_used(quota, end, first, next_):
     policy = Policy(max_events=1000, max_bytes=1000, max_rows=1000)
     schedule, meter = WindowSchedule(policy, 0), OverheadMeter()
-    getattr(schedule, quota).take(499)
+    getattr(schedule, quota).take(first - 1)
     assert schedule.time_passed(1, meter)
     getattr(schedule, quota).take(1)
     assert not schedule.time_passed(2, meter)
     assert schedule.end is end
-    assert getattr(schedule, quota).room == 250
+    assert getattr(schedule, quota).room == next_
+
+
+def test_the_first_window_may_take_three_quarters_of_the_bytes_and_each_other_half_of_the_rest():
+    quota = WindowSchedule(Policy(max_bytes=1000), 0).bytes
+    rooms = []
+    for _ in range(3):
+        rooms.append(quota.room)
+        quota.take(quota.room)
+        quota.window_ended()
+    assert rooms == [750, 125, 62]
 
 
 def test_a_quota_of_nothing_opens_no_window():

@@ -85,13 +85,14 @@ class Watch:
         if not self._is_pushed:
             return True
         self._is_pushed = False
+        _remaining.append(self)  # it is until it has been taken, should that raise
         if self._take():
+            _remaining.remove(self)
             return True
         if self.is_elsewhere:
             self._blocks.close()
         show = _pass_on_and_leave if self._is_of_many else _pass_on
         self._kind.__torch_dispatch__ = show
-        _remaining.append(self)
         return False
 
     def discard(self) -> None:

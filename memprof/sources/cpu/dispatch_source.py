@@ -462,11 +462,17 @@ class CpuSource:
     def _tell_if_full(self) -> None:
         """Time passes in a program that has no steps too, and its events fill the memory."""
         now_ns = time.monotonic_ns()
-        waits = now_ns - self._told_ns >= PATIENCE_NS or self.pending_events() >= MANY
-        if self.on_full is not None and self._watch is not None and waits:
-            self._told_ns = now_ns
-            self.on_full()
-            leave_soon()
+        try:
+            waits = now_ns - self._told_ns >= PATIENCE_NS or self.pending_events() >= MANY
+            if self.on_full is not None and self._watch is not None and waits:
+                self._told_ns = now_ns
+                self.on_full()
+                leave_soon()
+        except Exception as error:  # noqa: BLE001  as above
+            note = f"limits were not looked at: {type(error).__name__}: {error}"
+            if note not in self._opaque:
+                self._opaque.add(note)
+                self._notes.append(note)
 
     def _not_seen(self, func: Any, error: Exception) -> None:
         """Say once an operator whose result has no storage or could not be looked at."""

@@ -63,9 +63,9 @@ class MainThread:
         """Ask for one call, from any thread; False when one waits already or none can be had."""
         if self._is_closed or os.getpid() != self._pid or self._add is None:
             return False
+        waiting = _Waiting(self._run, self._slot)
         if not self._slot.acquire(blocking=False):
             return False
-        waiting = _Waiting(self._run, self._slot)
         QUEUED.add(waiting)
         if self._add(id(waiting)) == 0:
             return True
@@ -114,7 +114,7 @@ class Beat:
     """What `close` waits for the thread, which asks for nothing that takes long."""
 
     def __init__(self, ask: Callable[[], object], interval_ms: float) -> None:
-        """``ask`` runs on the thread: it must neither block nor call torch, nor raise."""
+        """``ask`` runs on the thread: it must neither block nor call torch."""
         self._ask, self._interval_s = ask, interval_ms / 1000
         self._wakes = threading.Lock()
         """Held until the thread is to wake. (An event has a lock inside that a fork could leave
@@ -159,8 +159,13 @@ class Beat:
             is_woken = wakes.acquire(timeout=self._interval_s)
             if self._thread is not threading.current_thread():
                 return
-            if not is_woken:
+            if is_woken:
+                continue
+            try:
                 self._ask()
+            except Exception:  # noqa: BLE001 - Python would hand it to the program's `excepthook`
+                _LOG.warning("a call in the main thread was not asked for", exc_info=True)
+                return
 
 
 def adder() -> Callable[[int], int] | None:

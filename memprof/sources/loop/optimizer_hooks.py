@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 import weakref
 from collections.abc import Callable
@@ -17,7 +18,7 @@ __all__ = ["KnownOptimizers", "OptimizerHooks", "remove_left", "watch_scalers"]
 _METHOD = "_maybe_opt_step"
 """Of `GradScaler`: steps the optimizer unless its gradients hold infinities or NaNs."""
 
-
+_LOG = logging.getLogger("memprof")
 _BETWEEN = ("/sources/loop/optimizer_hooks.py", "/torch/_dynamo/eval_frame.py")
 """Files of the frames between a hook of memprof and the wrapped ``step``."""
 
@@ -60,13 +61,13 @@ class OptimizerHooks:
         on_end: Callable[[Any], None],
         left_out: Callable[[Any], None],
     ) -> None:
-        """None of these may raise; ``began`` is also given the frame of the wrapped ``step``."""
+        """``began`` is also given the frame of the wrapped ``step``; an error costs that step."""
         self.optimizers = KnownOptimizers()
         self.crossings: list[Callable[[], None]] = []
         """Called after each of ``began`` and ``on_end``."""
         self._began, self._on_end, self._left_out = began, on_end, left_out
         self._step_count = 0
-        self._is_open = False
+        self._is_open = self._has_failed = False
         self._inside: list[None] = []
         """An entry for each call under way; threads may step side by side."""
         self._tell_uncompiled: Callable[..., None] | None = None
@@ -130,9 +131,14 @@ class OptimizerHooks:
             self._inside.pop()
 
     def _tell(self, callback: Callable[[Any], None], optimizer: Any) -> None:
-        callback(optimizer)
-        for crossing in tuple(self.crossings):
-            crossing()
+        try:
+            callback(optimizer)
+            for crossing in tuple(self.crossings):
+                crossing()
+        except Exception:  # noqa: BLE001 - torch would raise it into the job
+            if not self._has_failed:
+                self._has_failed = True
+                _LOG.warning("a step of an optimizer was not seen; the job goes on", exc_info=True)
 
     def _note_skip(self, optimizer: Any) -> None:
         if self._is_open:

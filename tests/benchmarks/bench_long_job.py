@@ -1,0 +1,209 @@
+"""What a job of ten million steps leaves: its file, the recorder's own memory, the time to report it.
+
+The recorder is the real one, with its schedule, rows, summaries, pace of readings and writer. Its source and
+its clock are pretended: each step takes ``--step-s`` of that clock. A peak and a finding come at
+steps that are known, and must be in the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+
+import memprof
+from memprof.record import session, summaries
+from memprof.record.options import Options
+from memprof.record.sampler import Sampler
+from memprof.records import DeviceInfo, Finding, Readings
+from memprof.sources.protocol import Chunk, Counters
+from memprof.trace import Action, Events, State
+
+MIB = 1 << 20
+BEGAN_US = 1_700_000_000_000_000
+MOST_FILE_MB, MOST_GROWTH_MIB, MOST_REPORT_S = 64, 32, 30
+PEAK = 61 << 30
+EVENTS = 10_000
+"""A step's, of a large model: windows take all bytes that they may."""
+
+
+class Clock:
+    """A clock of the system and one that nobody sets; both are moved on by the program."""
+
+    def __init__(self) -> None:
+        self.at_us = 0
+
+    def turn(self) -> None:
+        """Let the recorder read this one; processor time stays what it is."""
+        turned = SimpleNamespace(**vars(time))
+        turned.perf_counter_ns = lambda: self.at_us * 1000
+        for module in (session, summaries):
+            module.time = turned  # type: ignore[attr-defined]
+            module.now_us = lambda: BEGAN_US + self.at_us  # type: ignore[attr-defined]
+
+
+class Source:
+    """Cards of which one peak stands out on the first, and whose events come in every window."""
+
+    name = "pretended"
+
+    def __init__(self, cards: int, events_a_step: int) -> None:
+        self.step, self.peak_at, self._events_a_step = 0, -1, events_a_step
+        self.names = [f"cuda:{number}" for number in range(cards)]
+        self._waiting = 0
+
+    def devices(self) -> Sequence[DeviceInfo]:
+        return [DeviceInfo(name, name="Pretended", total_bytes=80 << 30) for name in self.names]
+
+    def open(self) -> None:
+        """Nothing to hook into."""
+
+    def close(self) -> None:
+        """Nothing to take away."""
+
+    def counters(self) -> Sequence[Counters]:
+        level = (20 << 30) + self.step % 97 * 4096
+        peaks = [level + (1 << 30)] * len(self.names)
+        if self.step == self.peak_at:
+            peaks[0] = PEAK
+        return [
+            Counters(name, level, peak, 62 << 30, 62 << 30, level, level, 3 << 20, 12, 0)
+            for name, peak in zip(self.names, peaks, strict=True)
+        ]
+
+    def begin_window(self) -> Mapping[str, State]:
+        self._waiting = 0
+        return self._states()
+
+    def _states(self) -> Mapping[str, State]:
+        return {name: State() for name in self.names}
+
+    def passed(self, is_recorded: bool) -> None:
+        """A step has gone by."""
+        self.step += 1
+        self._waiting += self._events_a_step * is_recorded
+
+    def pending_events(self) -> int:
+        return self._waiting
+
+    def drain(self) -> Sequence[Chunk]:
+        count, self._waiting = self._waiting, 0
+        turns = range(count)
+        events = Events.build(
+            count,
+            action=[(Action.ALLOC, Action.FREE_REQUESTED)[n % 2] for n in turns],
+            address=[(7 << 40) + n // 2 * 512 for n in turns],
+            size=[512] * count,
+            time_us=[BEGAN_US + self.step * 1_000_000 + n for n in turns],
+        )
+        return [Chunk("cuda:0", events)]
+
+    def end_window(self) -> Mapping[str, State]:
+        return self._states()
+
+    def notes(self) -> Sequence[str]:
+        return []
+
+
+def readings(at_us: int, cards: Sequence[str]) -> list[Readings]:
+    """As many figures as the host and cards have."""
+    values = {f"figure_{n}": [(12 << 30) + at_us // 7919 * (n + 1) % 10**9] for n in range(10)}
+    return [Readings("any", device, [BEGAN_US + at_us], values) for device in ("host", *cards)]
+
+
+def record(path: Path, steps: int, step_us: int, cards: int) -> None:
+    """Record so many steps, and print a line for each tenth of them."""
+    clock = Clock()
+    clock.turn()
+    source = Source(cards, events_a_step=EVENTS)
+    source.peak_at, finding_at = steps * 7 // 10 + 1, steps * 3 // 10 + 1
+    options = Options(sources=[source])
+    job = session.Session(lambda: str(path), options)
+    pace = Sampler([], 1.0, lambda _: None, lambda *_: None, lambda: None)
+    job.open_torch()
+    next_look_us = 0.0
+    process = psutil.Process()
+    began_s, used_s, levels = time.perf_counter(), 0.0, []
+    for step in range(steps):
+        clock.at_us += step_us
+        source.passed(job.recording.window >= 0)
+        job.step_done()
+        if clock.at_us >= next_look_us:
+            pace.look()
+            for reading in readings(clock.at_us, source.names):
+                job.add_readings(reading)
+            job.output.flush()
+            next_look_us = clock.at_us + pace.interval_s * 1e6
+        if step == finding_at:
+            job.add_finding(Finding("oom", "cuda:0", step, BEGAN_US + clock.at_us))
+        if (step + 1) % (steps // 20) == 0:
+            took_s = time.perf_counter() - began_s
+            levels.append(process.memory_info().rss / MIB)
+            size = path.stat().st_size / 1e6
+            cost_us = (took_s - used_s) / (steps // 20) * 1e6
+            used_s = took_s
+            print(
+                f"{step + 1:>10,} steps: {size:6.1f} MB, {levels[-1]:6.1f} MiB, {cost_us:5.1f} µs each",
+                flush=True,
+            )
+    job.close("ok")
+    growth = max(levels) - levels[0]
+    print(f"memory grew by {growth:.1f} MiB after the first twentieth")
+    assert growth < MOST_GROWTH_MIB
+
+
+def check(path: Path, steps: int) -> None:
+    """Ask the file for what must never be lost."""
+    size = path.stat().st_size / 1e6
+    began_s = time.perf_counter()
+    run = memprof.load(path)
+    print(f"{size:.1f} MB; loaded in {time.perf_counter() - began_s:.1f} s")
+    device = run.device("cuda:0")
+    peak_step = steps * 7 // 10
+    assert run.footer is not None
+    assert run.footer.steps == steps
+    assert device.steps is not None
+    assert max(device.steps.peak_allocated) == PEAK
+    (summary,) = [one for one in run.footer.devices if one.device == "cuda:0"]
+    assert (summary.peak_allocated_bytes, summary.peak_step) == (PEAK, peak_step)
+    assert [one.step for one in run.findings] == [steps * 3 // 10 + 1]
+    began_s = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "memprof_cli", "report", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    print(f"memprof report: exit {done.returncode}, {time.perf_counter() - began_s:.1f} s")
+    assert done.returncode in (0, 1), done.stderr
+    assert size < MOST_FILE_MB
+    assert time.perf_counter() - began_s < MOST_REPORT_S
+
+
+def main() -> None:
+    """Record, then ask."""
+    words = argparse.ArgumentParser(description=__doc__)
+    words.add_argument("--steps", type=int, default=2_500_000)
+    words.add_argument("--step-s", type=float, default=4.0, help="by the pretended clock")
+    words.add_argument("--cards", type=int, default=1, help="cards of the job")
+    words.add_argument("--keep", type=Path, help="leave the file here")
+    asked = words.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    gc.collect()
+    with tempfile.TemporaryDirectory() as folder:
+        path = asked.keep or Path(folder) / "run.json"
+        record(path, asked.steps, round(asked.step_s * 1e6), asked.cards)
+        check(path, asked.steps)
+
+
+if __name__ == "__main__":
+    main()
