@@ -28,7 +28,7 @@ from memprof.record.session import Session
 from memprof.records import Finding, Readings
 from memprof.sources.cpu.dispatch_mode import pop_left
 from memprof.sources.loop.loop_watch import annotate
-from memprof.sources.loop.main_thread import hands_on
+from memprof.sources.loop.main_thread import hands_on, passes_on
 from memprof.sources.loop.optimizer_hooks import remove_left
 
 if TYPE_CHECKING:
@@ -288,6 +288,7 @@ class Tracker:
         self.stop(status_of(error), error)
         return False
 
+    @passes_on
     def __call__(self, function: Function) -> Function:
         """Record every call of ``function``; the file holds the last one."""
         if inspect.iscoroutinefunction(function):

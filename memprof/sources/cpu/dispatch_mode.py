@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 from collections.abc import Callable
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 from memprof.sources.cpu.inference_blocks import InferenceBlocks, is_asked
-from memprof.sources.loop.main_thread import MainThread
+from memprof.sources.loop.main_thread import PASSING_ON, MainThread, codes_within, passes_on
 from memprof.sources.loop.thread_state import NO_TASK
 from memprof.sources.loop.torch_compile import is_used
 
@@ -32,8 +33,9 @@ _REMEMBERING = frozenset(
     ("_dynamo_save_local_dispatch_key_set", "_PreserveDispatchKeyGuard", "_ForceDispatchKeyGuard")
 )
 """What torch notes with whether modes are to be asked, to put that back as a function returns."""
-_INNER_ROOMS = ("memprof.sources.", "memprof.cpython.")
-"""Rooms whose functions run within the program's operators and module calls."""
+_PACKAGE = "memprof."
+_skipped: dict[str, ModuleType] = {}
+"""Modules of memprof's that torch.compile was told of, by name."""
 
 
 class Watch:
@@ -195,12 +197,14 @@ def pop_left() -> None:
             _remaining.remove(watch)
 
 
+@passes_on
 def _pass_on(_mode: Any, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
     out = func(*args, **kwargs or {})
     leave_soon()
     return out
 
 
+@passes_on
 def _pass_on_and_leave(
     _mode: Any, func: Any, _types: Any, args: Any = (), kwargs: Any = None
 ) -> Any:
@@ -275,6 +279,7 @@ def _can_be_taken() -> bool:
     )
 
 
+@passes_on
 def _rule(operator: Any) -> Callable[..., Any]:
     def call(_mode: object, *args: Any, **kwargs: Any) -> Any:
         return operator(*args, **kwargs)
@@ -325,21 +330,44 @@ def spoils_compiled() -> bool:
 
 
 def skip_in_dynamo() -> None:
-    """Tell torch.compile, where it is loaded, that our own functions are not to be compiled.
+    """Tell torch.compile, where it is loaded, that memprof's functions are not to be compiled.
 
-    From torch 2.5 on nothing is told: there it compiles our hooks, where it comes upon them, to
-    nothing.
+    After a graph break it tries that with whatever runs: with a window's end within a call of a
+    module, with what an operator is shown to. That takes seconds, numpy's functions would be
+    computed by torch, and the program's graph breaks would be counted with ours.
     """
     if "torch._dynamo" not in sys.modules:
         return
-    from torch._C._dynamo import eval_frame
-
-    skip: Any = getattr(eval_frame, "skip_code", None)
+    skip = _skip_code()
     for name in [*sys.modules] if skip is not None else ():
         module = sys.modules.get(name)
-        if module is not None and name.startswith(_INNER_ROOMS):
+        if name.startswith(_PACKAGE) and module is not None and _skipped.get(name) is not module:
+            _skipped[name] = module
             for code in _codes(vars(module).values(), module.__name__):
                 skip(code)
+
+
+def _skip_code() -> Callable[[CodeType], None] | None:
+    """What leaves calls of a function uncompiled; None if nothing does.
+
+    From torch 2.7 on with all that it calls, unless it runs the program's code.
+    """
+    from torch._C._dynamo import eval_frame
+
+    calls: Any = eval_frame
+    if hasattr(calls, "skip_code"):
+        skip_code: Callable[[CodeType], None] = calls.skip_code
+        return skip_code
+    if not hasattr(calls, "set_code_exec_strategy"):
+        return None
+    action = calls._FrameAction
+    alone = calls._FrameExecStrategy(action.SKIP, action.DEFAULT)
+    with_calls = calls._FrameExecStrategy(action.SKIP, action.SKIP)
+
+    def skip(code: CodeType) -> None:
+        calls.set_code_exec_strategy(code, alone if code in PASSING_ON else with_calls)
+
+    return skip
 
 
 def _codes(values: Any, module: str) -> list[CodeType]:
@@ -347,13 +375,10 @@ def _codes(values: Any, module: str) -> list[CodeType]:
     for value in list(values):
         if isinstance(value, type) and value.__module__ == module:
             codes += _codes(vars(value).values(), module)
-        elif isinstance(value, FunctionType) and value.__module__ == module:
-            codes += _codes_within(value.__code__)
+            continue
+        bare = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+        # The code of a decorated one may be the decorator's, which serves others as well.
+        function = inspect.unwrap(bare)
+        if isinstance(function, FunctionType) and function.__module__ == module:
+            codes += codes_within(function.__code__)
     return codes
-
-
-def _codes_within(code: CodeType) -> list[CodeType]:
-    inner = [
-        c for const in code.co_consts if isinstance(const, CodeType) for c in _codes_within(const)
-    ]
-    return [code, *inner]

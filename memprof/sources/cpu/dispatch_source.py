@@ -30,6 +30,7 @@ from memprof.sources.cpu.thread_modes import ThreadModes
 from memprof.sources.cpu.throttle import Throttle
 from memprof.sources.guarded_access import plain_attributes
 from memprof.sources.loop.loop_watch import LoopWatch
+from memprof.sources.loop.main_thread import passes_on
 from memprof.sources.loop.torch_compile import is_used
 from memprof.sources.owners.owner_samples import MOST_OPTIMIZERS, WHOLE
 from memprof.sources.owners.saved_tensors import SavedForBackward
@@ -406,6 +407,7 @@ class CpuSource:
         self._loop_watch.unwatch_modules()
         self._loop_watch.keeps_frames = False
 
+    @passes_on
     def _dispatch(self, *, own: bool = True) -> Any:
         """What is called for every operator; ``own``: of the thread that the window began in."""
         import torch

@@ -132,7 +132,9 @@ class LoopWatch:
         self._in_python = self._pre_hook(), self._post_hook()
         self._module_hooks = ModuleHooks(*self._in_python)
         self._native: Any = None
-        self._compilers = CompileWatch(self._compilation_began, self._compilation_ended)
+        self._compilers = CompileWatch(
+            self._compilation_began, self._compilation_ended, lambda: self._guard(skip_in_dynamo)
+        )
         self._is_hooked = self._gave_up = False
         self._interruptions = 0
         self._calls = self._calls_timed = 0
@@ -454,7 +456,7 @@ class LoopWatch:
         is_needed = self._on_step is not None and self._watchers > 0 and not self._gave_up
         if is_needed and not self._is_hooked:
             if self._compilers.look():
-                skip_in_dynamo()
+                self._guard(skip_in_dynamo)  # sources that were loaded since
             if is_used() and self._gives_up():
                 return
             self._threads = Threads()  # calls that began unseen will end unseen

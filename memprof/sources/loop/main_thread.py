@@ -23,12 +23,23 @@ from contextlib import contextmanager, suppress
 from types import CodeType, TracebackType
 from typing import Any, TypeVar
 
-__all__ = ["QUEUED", "Beat", "MainThread", "adder", "hands_on"]
+__all__ = [
+    "PASSING_ON",
+    "QUEUED",
+    "Beat",
+    "MainThread",
+    "adder",
+    "codes_within",
+    "hands_on",
+    "passes_on",
+]
 
 _LOG = logging.getLogger("memprof")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _PACKAGE, _LAUNCHER = "memprof.", "memprof.record.launch"
 _HANDING_ON: set[CodeType] = set()
+PASSING_ON: set[CodeType] = set()
+"""Code of memprof's that calls the program's, see `passes_on`."""
 QUEUED: set[Any] = set()
 """What Python's queue points at, and so must live until it was called."""
 
@@ -37,6 +48,23 @@ def hands_on(function: _Function) -> _Function:
     """A function of memprof's, as it is, that runs the program's code: calls may come inside."""
     _HANDING_ON.add(function.__code__)
     return function
+
+
+def passes_on(function: _Function) -> _Function:
+    """A function of memprof's, as it is, in which the program's code or operators run.
+
+    So does what is defined in it. torch.compile may compile what these call.
+    """
+    PASSING_ON.update(codes_within(function.__code__))
+    return function
+
+
+def codes_within(code: CodeType) -> list[CodeType]:
+    """A function's code, and that of every function defined in it."""
+    inner = [
+        c for const in code.co_consts if isinstance(const, CodeType) for c in codes_within(const)
+    ]
+    return [code, *inner]
 
 
 class MainThread:

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from types import FrameType
 from typing import Any
 
-from memprof.sources.loop.main_thread import hands_on
+from memprof.sources.loop.main_thread import hands_on, passes_on
 
 __all__ = ["KnownOptimizers", "OptimizerHooks", "remove_left", "watch_scalers"]
 
@@ -161,6 +161,7 @@ def _nothing(*_: Any) -> None:
     """What a closed recording does."""
 
 
+@passes_on
 def watch_scalers(stepped: Callable[[], int], skipped: Callable[[Any], None]) -> Callable[[], None]:
     """Call ``skipped(optimizer)`` for every step that a scaler leaves out; returns what undoes it.
 

@@ -28,9 +28,17 @@ class CompileWatch:
     ``reset()`` forgets whoever wants to be called; this watch stays.
     """
 
-    def __init__(self, began: Callable[[], None], on_end: Callable[[], None]) -> None:
-        """Neither may raise; nothing is watched before `open`."""
-        self._began, self._on_end = began, on_end
+    def __init__(
+        self,
+        began: Callable[[], None],
+        on_end: Callable[[], None],
+        on_load: Callable[[], None] = lambda: None,
+    ) -> None:
+        """None of them may raise; nothing is watched before `open`.
+
+        ``on_load`` is called once torch.compile is loaded, before anything is compiled.
+        """
+        self._began, self._on_end, self._on_load = began, on_end, on_load
         self._lock = threading.Lock()
         self._running = 0
         self._is_open = False
@@ -71,6 +79,7 @@ class CompileWatch:
         if handler is None or not self._is_open:
             return
         self._handler = handler
+        self._on_load()
         self._append()
         original = handler.clear
 

@@ -50,6 +50,13 @@ def compiled():
         def function(x):
             return model(x)
         return function
+    if how == "backward":  # its operators run in the middle of a frame that is compiled in parts
+        @torch.compile(backend="aot_eager", dynamic=False)
+        def step(x):
+            loss = model(x).sum()
+            loss.backward()
+            return loss.detach() * torch.ones((), requires_grad=True)
+        return step
     return torch.compile(model, backend="aot_eager", dynamic=False)
 
 f = compiled() if how == "own hook" else None
@@ -75,9 +82,10 @@ print(counters["stats"]["unique_graphs"],
       len(handler.start_callbacks), len(handler.end_callbacks), "clear" in vars(handler),
       {n: len(t) for n, t in vars(nn.modules.module).items()
        if n.startswith("_global_") and hasattr(t, "items")},
-      [f for f in sys.meta_path if type(f).__module__.startswith("memprof")])
+      [f for f in sys.meta_path if type(f).__module__.startswith("memprof")],
+      dict(counters["graph_break"]), dict(counters["frames"]) if how == "backward" else "")
 """
-HOWS = ["model", "in place", "function", "own hook", "global hook", "reset", "threads"]
+HOWS = ["model", "in place", "function", "own hook", "global hook", "reset", "threads", "backward"]
 
 
 def outcome(how: str, path: str) -> tuple[str, str]:
@@ -101,15 +109,24 @@ def test_what_is_compiled_in_a_window_is_compiled_once_and_nothing_is_left(tmp_p
 
 
 def test_a_source_that_was_never_loaded_is_no_obstacle(monkeypatch):
-    """Before torch 2.5 the compiler is told of our functions: of those that are there."""
+    """The compiler is told of those of our functions that are there, and of nobody else's."""
     eval_frame = pytest.importorskip("torch._C._dynamo.eval_frame")
     dispatch = importlib.import_module("memprof.sources.cpu.dispatch_mode")
     importlib.import_module("memprof.sources.loop.loop_watch")
+    monkeypatch.setattr(dispatch, "_skipped", {})
     monkeypatch.setitem(sys.modules, "torch._dynamo", ModuleType("torch._dynamo"))
     monkeypatch.delitem(sys.modules, "memprof.sources.cpu.dispatch_source", raising=False)
     skipped = []
     monkeypatch.setattr(eval_frame, "skip_code", skipped.append, raising=False)
     dispatch.skip_in_dynamo()
+    foreign = {
+        code.co_filename for code in skipped if "memprof" not in Path(code.co_filename).parts
+    }
+    assert foreign <= {"<string>"}  # what dataclasses wrote
+    assert {"_without_compiler", "is_elsewhere", "_pass_on"} <= {code.co_name for code in skipped}
     files = {Path(code.co_filename).name for code in skipped}
     assert {"dispatch_mode.py", "loop_watch.py", "module_paths.py", "protocol.py"} <= files
     assert "dispatch_source.py" not in files
+    del skipped[:]
+    dispatch.skip_in_dynamo()
+    assert not skipped  # once is enough
