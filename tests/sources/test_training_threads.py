@@ -6,7 +6,9 @@ import threading
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="threads that train do so with torch")
+pytest.importorskip("torch", reason="threads that train do so with torch")
+
+import torch
 
 import memprof
 from memprof.sources.training_threads import may_read_graphs, note_training
