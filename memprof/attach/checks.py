@@ -66,7 +66,8 @@ def check_may_trace(process: Process) -> None:
             "end the debugger first",
         )
     for namespace, name in (("pid", "numbers of processes"), ("mnt", "files")):
-        if process.is_elsewhere(namespace):
+        is_other = process.is_elsewhere(namespace)
+        if is_other or (namespace == "mnt" and process.has_other_root):
             raise MissingError(
                 f"process {process.pid} lives in another container: its {name} are not these",
                 "run memprof attach inside it (docker exec, kubectl exec), or start the job with "

@@ -26,7 +26,7 @@ def connected(process: Process) -> socket.socket | None:
     """
     for folder in folders(process.environment, process.user_id):
         connection = _connected(
-            process.root / folder.relative_to("/"), socket_name(process.inner_pid)
+            process.own_root / folder.relative_to("/"), socket_name(process.inner_pid)
         )
         if connection is None:
             continue

@@ -115,7 +115,8 @@ def _await(process: Process, request: Path, timeout_s: float, waits: Callable[[]
     result, began_s, has_told = Path(f"{request}.result"), time.monotonic(), False
     while not result.exists():
         passed_s = time.monotonic() - began_s
-        if passed_s > _TOLD_AFTER_S and not has_told:
+        # The process takes the request, and then imports memprof, which may take as long.
+        if passed_s > _TOLD_AFTER_S and not has_told and request.exists():
             has_told = True
             waits()
         if not process.proc.exists():

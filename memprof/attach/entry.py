@@ -69,6 +69,8 @@ def _opened(parameters: dict[str, object]) -> dict[str, str]:
         raise RuntimeError("the process is no CPython, or is ending")
     lent: dict[str, str] = parameters["lent"]  # type: ignore[assignment]
     loaded = sys.modules.get("memprof")
+    if getattr(getattr(loaded, "__spec__", None), "_initializing", False):
+        raise RuntimeError("another memprof attach is just going in, try again in a moment")
     version = getattr(loaded, "__version__", "of another kind")
     if loaded is not None and version != parameters["version"]:
         raise RuntimeError(

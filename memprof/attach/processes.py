@@ -61,8 +61,21 @@ class Process:
 
     @property
     def root(self) -> Path:
-        """Its file system, as this process reaches it."""
+        """Where the files lie, as this process reaches them, that the kernel names in `maps`."""
         return self.proc / "root" if self.is_elsewhere("mnt") else Path("/")
+
+    @property
+    def own_root(self) -> Path:
+        """Where the files lie, as this process reaches them, that it names itself."""
+        return self.proc / "root" if self.has_other_root else self.root
+
+    @cached_property
+    def has_other_root(self) -> bool:
+        """Whether another folder is its root (``chroot``), in the same namespace."""
+        try:
+            return not self.is_elsewhere("mnt") and not (self.proc / "root").samefile("/")
+        except OSError:  # not to be read: whoever goes on will see
+            return False
 
     @cached_property
     def environment(self) -> Mapping[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from memprof.attach.checks import check_supported
@@ -39,7 +40,12 @@ def begin(
     start_request = {**request, "request": "start"}
     answer = ask(process, start_request, timeout_s, waits)
     if answer is None:
-        enter(process, inject_allowed=inject, timeout_s=timeout_s, waits=waits)
+        try:
+            enter(process, inject_allowed=inject, timeout_s=timeout_s, waits=waits)
+        except MemprofError:
+            if not status(process):
+                raise
+            # else somebody has entered it meanwhile, and it listens
         left_s = max(1.0, timeout_s - (time.monotonic() - began_s))
         try:
             answer = ask(process, start_request, left_s, waits)
@@ -53,10 +59,8 @@ def begin(
 
 def _leave(process: Process) -> None:
     """Have a process that was entered for nothing take its socket away."""
-    try:
-        ask(process, {"request": "stop"}, 5.0)
-    except MemprofError:  # that it is not recorded, which is known
-        return
+    with suppress(MemprofError):  # it does not answer in time, and whoever asked is told why
+        ask(process, {"request": "leave"}, 5.0)
 
 
 def end(

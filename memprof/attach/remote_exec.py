@@ -31,7 +31,7 @@ def run_script(process: Process, script: Path) -> None:
     if failure:
         raise MissingError(
             f"sys.remote_exec refuses process {process.pid}: {failure}",
-            "was it started with PYTHON_DISABLE_REMOTE_DEBUG or -X disable_remote_debug? "
+            "was it started with PYTHON_DISABLE_REMOTE_DEBUG or -X disable-remote-debug? "
             "--inject goes in by a debugger",
         )
 

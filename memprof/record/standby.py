@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import importlib
+import logging
 import os
 import sys
 import threading
@@ -110,6 +111,8 @@ class Standby:
             return self._start(request, is_waiting)
         if kind == "stop":
             return self._stop(request, is_waiting)
+        if kind == "leave":
+            return self._leave_idle()
         raise SettingsError(f"memprof {__version__} in this process knows no request {kind!r}")
 
     def due_s(self) -> float | None:
@@ -175,6 +178,13 @@ class Standby:
             raise MemprofError("the process is not recorded", "memprof attach begins a recording")
         return {"path": os.path.abspath(tracker.path if tracker is not None else "")}  # noqa: PTH100
 
+    def _leave_idle(self) -> dict[str, Any]:
+        """Take back an entering that came to nothing; what somebody else has begun goes on."""
+        is_idle = self._tracker is None and self._undo is not None
+        if is_idle:
+            self._leave()
+        return {"left": is_idle}
+
     def _leave(self) -> None:
         """Take the socket away, and what entering has left."""
         global _current  # noqa: PLW0603
@@ -207,8 +217,36 @@ def stand_by_attached(undo: Callable[[], None], page: list[int] | None) -> str:
     Raises:
         MissingError: no socket can be had here, or the process has one already.
     """
-    standby = Standby(undo=undo, page=None if page is None else (page[0], page[1]))
-    return standby.open()
+    speak = _silence()
+
+    def leave() -> None:
+        speak()
+        undo()
+
+    standby = Standby(undo=leave, page=None if page is None else (page[0], page[1]))
+    try:
+        return standby.open()
+    except BaseException:
+        speak()
+        raise
+
+
+def _silence() -> Callable[[], None]:
+    """Keep what memprof logs from a program that never heard of it; what takes that back.
+
+    Python would print it on the job's standard error. The run file has it.
+    """
+    log, nowhere = logging.getLogger("memprof"), logging.NullHandler()
+    if log.handlers or not log.propagate:  # the program has said where it is to go
+        return lambda: None
+    log.addHandler(nowhere)
+    log.propagate = False
+
+    def speak() -> None:
+        log.removeHandler(nowhere)
+        log.propagate = True
+
+    return speak
 
 
 def _active() -> Tracker | None:

@@ -16,6 +16,7 @@ from memprof.referrers.pause_estimate import PauseEstimate
 from memprof.referrers.search_candidates import Suspect
 from memprof.referrers.search_from_tensors import UpwardSearch
 from memprof.sources.tensor_addresses import PlaceOf, place_of
+from memprof.sources.training_threads import may_read_tensors
 
 __all__ = ["Quarry", "Searches"]
 
@@ -91,6 +92,9 @@ class Searches:
             last: nothing can be left for later, and a search of the whole heap has the same limit.
         """
         self._climbs, self._remaining, self._was_cut = {}, [], False
+        if not may_read_tensors():
+            self._quarries, self._answers = [], [(one, ()) for one in quarries]
+            return
         self._quarries = [one for one in quarries if one.suspect.targets]
         self._answers = [(one, ()) for one in quarries if not one.suspect.targets]
         if not self._quarries:
@@ -117,13 +121,16 @@ class Searches:
 
     def at_once(self, quarries: Sequence[Quarry]) -> list[tuple[Quarry, tuple[Holder, ...]]]:
         """The holders of some tensors now; none where that takes long or a search is under way."""
-        if self.is_under_way or not self._whole.is_short(WHOLE_S):
+        if self.is_under_way or not self._whole.is_short(WHOLE_S) or not may_read_tensors():
             return []
         self._search_all(quarries)
         return self.take()
 
     def proceed(self) -> None:
         """Go on at the next step's end."""
+        if not may_read_tensors():
+            self.begin(self._quarries or self._remaining)
+            return
         if self._remaining and not self._climbs:
             rest, self._remaining, self._quarries = self._remaining, [], []
             self._search_all(rest)

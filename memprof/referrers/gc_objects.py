@@ -10,17 +10,20 @@ import torch
 from memprof.cpython.object_addresses import addresses, exact_instances
 from memprof.referrers.heap import places_among
 from memprof.sources.gc_instances import instances_of, subclasses_of
+from memprof.sources.training_threads import may_read_tensors
 
 __all__ = ["live_tensors", "objects_at", "young_tensors"]
 
 
 def live_tensors() -> list[Any]:
     """Every tensor that a Python object stands for."""
-    return instances_of(subclasses_of(torch.Tensor))
+    return instances_of(subclasses_of(torch.Tensor)) if may_read_tensors() else []
 
 
 def young_tensors() -> list[Any]:
     """Those that no full collection has looked at yet."""
+    if not may_read_tensors():
+        return []
     objects = gc.get_objects(generation=0) + gc.get_objects(generation=1)
     return exact_instances(objects, subclasses_of(torch.Tensor))
 

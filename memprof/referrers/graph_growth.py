@@ -12,6 +12,7 @@ from memprof.referrers.heap import Deadline
 from memprof.referrers.search_from_roots import quiet
 from memprof.referrers.torch_references import plain_torch
 from memprof.sources.autograd import grad_fns_of
+from memprof.sources.training_threads import may_read_graphs
 
 __all__ = ["GraphGrowth", "LongestGraph", "longest_graph"]
 
@@ -44,6 +45,8 @@ def longest_graph(budget_s: float = 0.1, *, young: bool = False) -> LongestGraph
     With ``young`` only among new objects, of which the end of a chain that grows is mostly one.
     """
     best = LongestGraph(0)
+    if not may_read_graphs():
+        return best
     with quiet(), plain_torch():
         tensors = _tensors(young=young)
         graphs = zip(tensors, grad_fns_of(tensors), strict=True)

@@ -37,6 +37,7 @@ from memprof.referrers.torch_references import (
     is_tensor_type,
     plain_torch,
 )
+from memprof.sources.training_threads import may_read_graphs
 
 __all__ = ["Reference", "Search", "quiet"]
 
@@ -259,6 +260,9 @@ class Search:
         )
 
     def _torch_edges(self, specials: list[tuple[int, object]]) -> list[object]:
+        if not may_read_graphs():
+            self.heap.complete = False
+            return []
         starts = [
             (level, one)
             for level, one in specials

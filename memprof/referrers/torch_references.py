@@ -22,6 +22,7 @@ from memprof.reference_chain import Link, LinkKind
 from memprof.referrers.heap import Deadline, Heap
 from memprof.referrers.targets import Targets, unwrapped
 from memprof.sources.autograd import grad_fn_of, gradient_of, is_leaf
+from memprof.sources.training_threads import may_read_graphs
 
 __all__ = [
     "TorchEdges",
@@ -117,6 +118,9 @@ class TorchEdges:
         Each with the place of the start that is the fewest hops away: in a chain through many
         steps that is what carries it on, and not what was computed from it last.
         """
+        if not may_read_graphs():
+            self.heap.complete = False
+            return
         queue: deque[_Stop] = deque()
         for place, start in enumerate(starts):
             if is_tensor_type(type(start)):

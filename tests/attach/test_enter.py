@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +21,7 @@ from memprof.attach.checks import check_may_trace
 from memprof.attach.debugger import PAGE_BYTES, free_page, inject
 from memprof.attach.processes import read_process
 from memprof.attach.recordings import begin, end, status
+from memprof.attach.remote_exec import OLDEST
 from memprof.errors import MemprofError, MissingError
 from tests.attach.jobs import FOREIGN, TRAINING, Job, changes, until
 
@@ -64,9 +68,10 @@ def test_a_process_that_never_heard_of_memprof_is_recorded_and_left_as_it_was(
     path, pages = tmp_path / "run.json", []
     monkeypatch.setattr(enter, "free_page", lambda p: pages.append(free_page(p)) or pages[-1])
     with Job(tmp_path, "-S", environment=FOREIGN) as one:
-        with pytest.raises(MissingError, match="has no door of its own") as refused:
-            begin(one.pid, {"path": str(path)})
-        assert "--inject" in refused.value.hint
+        if sys.version_info < OLDEST:
+            with pytest.raises(MissingError, match="has no door of its own") as refused:
+                begin(one.pid, {"path": str(path)})
+            assert "--inject" in refused.value.hint
         for _ in range(2):
             begin(one.pid, {"path": str(path)}, inject=True, timeout_s=120)
             until(lambda: path.exists() and load(path).device("cpu") is not None, "a device", 120)
@@ -201,6 +206,54 @@ def test_a_refusal_of_python_s_is_told_with_the_switch_that_may_be_the_cause(tmp
     assert "PYTHON_DISABLE_REMOTE_DEBUG" in refused.value.hint
 
 
+LEAKING = TRAINING.replace(
+    "    losses.append", "    kept.append(torch.ones(64))\n    losses.append"
+)
+of_own_door = pytest.mark.skipif(
+    sys.version_info < OLDEST, reason="needs Python 3.14, whose sys.remote_exec it tries"
+)
+
+
+@of_own_door
+def test_python_s_own_door_is_gone_through_and_nothing_is_left(tmp_path):
+    path = tmp_path / "run.json"
+    with Job(tmp_path, "-S", script=LEAKING, environment=FOREIGN) as one:
+        for _ in range(2):
+            begin(one.pid, {"path": str(path)}, timeout_s=120)
+            until(lambda: path.exists() and load(path).device("cpu") is not None, "a device", 120)
+            assert end(one.pid, timeout_s=120) == str(path)
+            until(lambda: status(read_process(one.pid)) == "", "the socket's end")
+        told = one.end()
+    assert changes(told) == {}
+    assert load(path).footer.status == "ok"
+    with Job(
+        tmp_path, "-S", script=LEAKING, environment=FOREIGN, steps=len(told["losses"])
+    ) as other:
+        assert other.end()["losses"] == told["losses"]
+
+
+@of_own_door
+def test_a_file_that_python_has_not_run_in_time_is_withdrawn(tmp_path):
+    with Job(tmp_path, "-S", script=BUSY, environment=FOREIGN) as one:
+        with pytest.raises(MissingError, match=r"has run no Python for 0\.3 s"):
+            begin(one.pid, {"path": str(tmp_path / "run.json")}, timeout_s=0.3)
+        assert one.release() == "[] 1\n"
+    assert not (tmp_path / "run.json").exists()
+
+
+@of_own_door
+@pytest.mark.parametrize("how", ["variable", "option"])
+def test_a_process_that_has_shut_its_door_is_refused_with_the_hint(tmp_path, how):
+    words = ("-X", "disable-remote-debug") if how == "option" else ()
+    shut = {"PYTHON_DISABLE_REMOTE_DEBUG": "1"} if how == "variable" else {}
+    with Job(tmp_path, "-S", *words, environment={**FOREIGN, **shut}) as one:
+        with pytest.raises(MissingError, match=r"sys\.remote_exec refuses process") as refused:
+            begin(one.pid, {"path": str(tmp_path / "run.json")})
+        assert "disable-remote-debug" in refused.value.hint
+        assert "--inject" in refused.value.hint
+        assert changes(one.end()) == {}
+
+
 RUNS_FILES = """
 import os, signal, sys, pathlib
 box = pathlib.Path(sys.argv[1] + ".box")
@@ -212,9 +265,9 @@ signal.signal(signal.SIGUSR1, run)
 
 
 def test_the_file_that_314_is_given_opens_the_socket_and_leaves_no_name(tmp_path, monkeypatch):
-    """The way is 3.14's but for who delivers the file."""
+    """The way is 3.14's but for who delivers the file. Of what is found the program prints nothing."""
     path = tmp_path / "run.json"
-    with Job(tmp_path, "-S", script=RUNS_FILES + TRAINING, environment=FOREIGN) as one:
+    with Job(tmp_path, "-S", script=RUNS_FILES + LEAKING, environment=FOREIGN) as one:
         box = box_of(one.pid)
 
         def deliver(_process, script):
@@ -225,9 +278,79 @@ def test_the_file_that_314_is_given_opens_the_socket_and_leaves_no_name(tmp_path
         monkeypatch.setattr(enter, "OLDEST", (3, 10))
         begin(one.pid, {"path": str(path)}, timeout_s=120)
         assert status(read_process(one.pid)) == str(path)
+        until(lambda: load(path).findings, "a finding", 120)
         end(one.pid, timeout_s=120)
         told = one.end()
     assert changes(told) == {}
+
+
+@pytest.fixture
+def entered(tmp_path, monkeypatch):
+    """What has a job run files, as 3.14 would; a call says how often that was done."""
+    delivered = []
+
+    def deliver(process, script):
+        delivered.append(process.pid)
+        box_of(process.pid).write_text(script.read_text())
+        os.kill(process.pid, signal.SIGUSR1)
+
+    monkeypatch.setattr(enter, "run_script", deliver)
+    monkeypatch.setattr(enter, "OLDEST", (3, 10))
+    return delivered
+
+
+def test_a_process_that_stays_is_not_entered_again(tmp_path, entered):
+    path = str(tmp_path / "run.json")
+    with Job(tmp_path, "-S", script=RUNS_FILES + TRAINING, environment=FOREIGN) as one:
+        process = read_process(one.pid)
+        begin(one.pid, {"path": path}, timeout_s=120)
+        assert end(one.pid, stay=True, timeout_s=120) == path
+        assert status(process) == "standby"
+        begin(one.pid, {"path": path}, timeout_s=120)
+        assert status(process) == path
+        end(one.pid, timeout_s=120)
+        until(lambda: status(process) == "", "the socket's end")
+        assert entered == [one.pid]
+        told = one.end()
+    assert changes(told) == {}
+
+
+def test_of_two_who_attach_at_once_one_is_told_of_the_other(tmp_path, entered):
+    paths = [str(tmp_path / f"{name}.json") for name in "ab"]
+
+    def attach(path):
+        try:
+            return begin(one.pid, {"path": path}, timeout_s=120)
+        except MemprofError as error:
+            return error.message
+
+    with Job(tmp_path, "-S", script=RUNS_FILES + TRAINING, environment=FOREIGN) as one:
+        with ThreadPoolExecutor(2) as pool:
+            answers = list(pool.map(attach, paths))
+        recorded = [path for path in answers if path in paths]
+        (refusal,) = [answer for answer in answers if answer not in paths]
+        told_of = f"recorded already, into {recorded[0]}", "another memprof attach is just going in"
+        assert any(words in refusal for words in told_of)
+        assert end(one.pid, timeout_s=120) == recorded[0]
+        told = one.end()
+    assert changes(told) == {}
+    assert sorted(str(p) for p in tmp_path.glob("*.json")) == recorded
+
+
+def test_a_program_that_records_itself_is_left_as_it_was(tmp_path, entered):
+    """It stood not by before, and does not do so after the refusal."""
+    own = "import memprof; memprof.start('own.json')\n"
+    with Job(tmp_path, script=RUNS_FILES + own + TRAINING) as one:
+        tasks = Path(f"/proc/{one.pid}/task")
+        before = len(list(tasks.iterdir()))
+        with pytest.raises(MemprofError, match=r"recorded already, into .*own\.json"):
+            begin(one.pid, {"path": str(tmp_path / "run.json")}, timeout_s=120)
+        until(lambda: status(read_process(one.pid)) == "", "the socket's end")
+        until(lambda: len(list(tasks.iterdir())) <= before, "the end of its thread")
+        assert entered == [one.pid]
+        told = one.end()
+    assert changes(told) == {}
+    assert load(tmp_path / "own.json").footer.status == "ok"
 
 
 def test_a_file_that_has_not_run_in_time_is_replaced(tmp_path, monkeypatch):

@@ -37,7 +37,7 @@ def pretended(maps: str, torch: str = "2.13.0", **fields):
 @pytest.fixture
 def sleeper():
     running = subprocess.Popen(["sleep", "600"])
-    until(lambda: Path(f"/proc/{running.pid}/exe").resolve().name != "python", "exec")
+    until(lambda: b"600" in Path(f"/proc/{running.pid}/cmdline").read_bytes().split(b"\0"), "exec")
     yield running
     running.kill()
     running.wait()
@@ -142,6 +142,21 @@ def test_a_process_of_another_container_is_refused(monkeypatch):
     with pytest.raises(MissingError, match="another container: its files") as refused:
         check_may_trace(process)
     assert "docker exec" in refused.value.hint
+
+
+def test_a_process_with_another_root_lives_among_other_files(tmp_path, monkeypatch):
+    process = read_process(os.getpid())
+    assert (process.has_other_root, process.own_root) == (False, Path("/"))
+    other = read_process(os.getpid())
+    (tmp_path / "root").symlink_to(tmp_path)
+    monkeypatch.setattr(type(other), "proc", tmp_path)
+    assert (other.has_other_root, other.root, other.own_root) == (
+        True,
+        Path("/"),
+        tmp_path / "root",
+    )
+    with pytest.raises(MissingError, match="another container: its files"):
+        check_may_trace(other)
 
 
 def test_another_architecture_is_refused(monkeypatch):

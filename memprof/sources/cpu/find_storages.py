@@ -14,6 +14,7 @@ from memprof.sources.autograd import grad_fn_of, gradient_of
 from memprof.sources.gc_instances import instances_of, subclasses_of
 from memprof.sources.guarded_access import GuardedAccess
 from memprof.sources.owners.tensor_owners import Differentiated, is_plain, storages, tensors_in
+from memprof.sources.training_threads import may_read_graphs, may_read_tensors
 
 __all__ = ["SavedTensors", "StorageSearch", "cpu_storages", "objects_with_tensors", "reads_saved"]
 
@@ -56,6 +57,8 @@ class StorageSearch:
         tensors = [] if _is_being_imported() else objects_with_tensors()
         self.differentiated.see(tensors)
         yield from _storages(tensors, self._guard)
+        if not may_read_graphs():
+            return
         # A gradient that Python has never looked at is no object yet.
         yield from _storages(self._guard.within(_gradient, tensors), self._guard)
         graphs = SavedTensors(tensors, self._guard)
@@ -85,6 +88,8 @@ class StorageSearch:
         self._new_tensors()
 
     def _new_tensors(self) -> list[Any]:
+        if not may_read_tensors():
+            return []
         # Not [*a, *b]: the list that is being built would find itself, a cycle that keeps it all.
         tensors = _tensors(gc.get_objects(generation=0) + gc.get_objects(generation=1))
         self.differentiated.see(tensors)
@@ -113,7 +118,7 @@ def _full_collections() -> int:
 
 def objects_with_tensors() -> list[Any]:
     """Every tensor, storage and checkpoint that Python knows: where graphs can be followed from."""
-    return instances_of([*_kinds(), *_checkpoints()])
+    return instances_of([*_kinds(), *_checkpoints()]) if may_read_tensors() else []
 
 
 def _tensors(objects: list[Any]) -> list[Any]:
@@ -170,6 +175,9 @@ class SavedTensors:
 
     def __iter__(self) -> Iterator[Any]:
         nodes: list[Any] = []
+        if not may_read_graphs():
+            self.complete = False
+            return
         yield from self._guard.within(partial(self._begin, nodes), self._live_tensors)
         visited = set(nodes)
         while nodes and len(visited) < _NODES:

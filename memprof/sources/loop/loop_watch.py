@@ -38,6 +38,7 @@ from memprof.sources.loop.thread_state import (
 )
 from memprof.sources.loop.torch_compile import CompileWatch, is_used
 from memprof.sources.protocol import Interner
+from memprof.sources.training_threads import note_training, take_refusals
 from memprof.trace import EMPTY, NOT_RECORDED, Label, Phase
 
 __all__ = ["Listener", "LoopWatch", "annotate", "annotation_changes"]
@@ -46,6 +47,10 @@ _UNSEEN_MODULES = (
     "the program uses torch.compile, which would compile again where it finds hooks on modules, as "
     "the program has some or torch is older than 2.5: modules are not watched, so labels have no "
     "modules and inputs are unknown"
+)
+_TRAINED_BESIDE = (
+    "several threads train: gradients and what graphs save were not looked at while another one's "
+    "backward pass might have written them, so they may have no owner"
 )
 _TIMED_CALLS = 16
 """Of so many calls of modules that lie in others one is timed."""
@@ -140,6 +145,7 @@ class LoopWatch:
         self._calls = self._calls_timed = 0
         self._timed_us = self._exact_us = self._apart_us = 0.0
         self._failure = ""
+        self._has_noted_threads = False
         self._on_step: Callable[[int], None] | None = None
         self.on_guess: Callable[[Guess, bool], None] | None = None
         """Told which steps were guessed, and whether they are a single one: see `StepDetector`."""
@@ -278,7 +284,9 @@ class LoopWatch:
     def notes(self) -> list[str]:
         """What went wrong since the last call."""
         failure, self._failure = self._failure, ""
-        return [*([failure] if failure else []), *self.guard.notes()]
+        beside = _TRAINED_BESIDE if take_refusals() and not self._has_noted_threads else ""
+        self._has_noted_threads |= bool(beside)
+        return [*filter(None, (failure, beside)), *self.guard.notes()]
 
     def optimizers(self) -> list[Any]:
         """Every living optimizer that has stepped."""
@@ -389,7 +397,10 @@ class LoopWatch:
         place = thread.passing
         if place.task != task:
             engine = frame_of(self._engine, sys._getframe(2))
-            self._passes += not engine  # on a thread of autograd's own: a CUDA device's
+            if engine:
+                note_training()
+            else:  # on a thread of autograd's own: a CUDA device's
+                self._passes += 1
             place = thread.passing = BackwardPass(place.path, task, engine)
             place.outer = thread.calls[-1] if thread.calls else None
         node = self._current_node()
@@ -639,6 +650,8 @@ class LoopWatch:
     def _outermost_ended(self, thread: ThreadState, module: Any, output: Any) -> None:
         thread.after_forward = output is not None and self._grad_enabled()
         thread.passes = self._passes
+        if thread.after_forward:
+            note_training()
         self._tell(lambda one: one.forward_ended(with_gradients=thread.after_forward))
         if output is not None and not thread.optimizers:  # a closure is part of the step
             self._steps.call_ended(
@@ -648,6 +661,8 @@ class LoopWatch:
     def _optimizer_begins(self, optimizer: Any, wrapper: FrameType) -> None:
         self._steps.optimizer_began()
         self._threads.state.after_forward = False
+        if self._graph_task() == NO_TASK:
+            note_training()
         self._tell(lambda one: one.optimizer_begins(optimizer))
         thread = self._thread()  # another, if a listener has begun a window
         drop_ended(thread.optimizers)

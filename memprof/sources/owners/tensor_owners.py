@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from memprof.sources.autograd import gradient_of, has_gradient
 from memprof.sources.guarded_access import GuardedAccess
 from memprof.sources.loop.loop_watch import LoopWatch
+from memprof.sources.training_threads import may_read_graphs
 from memprof.trace import Category
 
 __all__ = [
@@ -207,6 +208,8 @@ def _inside(value: Any) -> Iterable[Any]:
 def _gradients(
     parameters: dict[int, tuple[Any, str]], others: Differentiated, guard: GuardedAccess
 ) -> Iterator[tuple[Owner, Any]]:
+    if not may_read_graphs():
+        return
     for gradient in others.gradients():
         yield Owner(Category.GRADIENT, ""), gradient
     for parameter, path in parameters.values():

@@ -122,6 +122,7 @@ def test_the_same_is_not_said_in_every_window(recorder, worker):
 def test_a_model_that_another_thread_runs_is_named_by_its_thread(recorder, worker):
     model = nn.Linear(512, 512)
 
+    @torch.no_grad()
     def serve():
         early = torch.ones(64, 512)  # before the thread calls anything that is hooked
         return early, model(torch.ones(64, 512))
