@@ -304,7 +304,7 @@ def _ever_larger(
         _alive(lives.allocated_in[rows], lives.freed_in[rows], weights, length)
         for weights in (np.ones(len(rows), dtype=np.int64), lives.size[rows])
     )
-    settled = count[WARM_UP:]
+    settled = count[max(WARM_UP, int(lives.allocated_in[rows].min())) :]
     if not len(settled) or settled.max() == 0:
         return None
     one_each = settled.min() == settled.max()

@@ -28,6 +28,7 @@ from memprof.rules.group_by_holder import (
 from memprof.rules.growing_groups import growing_groups
 from memprof.run import DeviceRun, Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.torch_modes import without_gradients
 from memprof.trace import EMPTY, Category, Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.examination import DeviceExamination, Examination
@@ -199,13 +200,19 @@ class _Leak:
         return Series(self.survival.steps, np.cumsum(change[:-1]))
 
     def _is_forward(self, rows: Ints) -> npt.NDArray[np.bool_]:
-        """What a forward pass made for its backward pass, also where only the program keeps it."""
+        """What a forward pass made for its backward pass, also where only the program keeps it.
+
+        What it made where gradients are off serves none, unless autograd was seen to save it.
+        """
         lives, labels = self.survival.lives, self.survival.tables.labels
         categories = lives.category[rows]
         is_forward: npt.NDArray[np.bool_] = categories == Category.ACTIVATION
         if any(label.phase == Phase.BACKWARD for label in labels):
             forward = np.array([label.phase == Phase.FORWARD for label in labels])
-            is_forward |= (categories == Category.UNKNOWN) & forward[lives.label[rows]]
+            guessed = (categories == Category.UNKNOWN) & forward[lives.label[rows]]
+            stacks = np.unique(lives.stack[rows[guessed]]).tolist()
+            off = [one for one in stacks if without_gradients(self.survival.tables.stack(one))]
+            is_forward |= guessed & ~np.isin(lives.stack[rows], off)
         return is_forward
 
     def _evidence(self, rows: Ints) -> Evidence:

@@ -13,6 +13,7 @@ from memprof.source_code.program import (
     FUNCTIONS,
     Place,
     Program,
+    assigned,
     bound_names,
     called_name,
     calls_in,
@@ -233,8 +234,33 @@ def _added_to_itself(statement: ast.Assign, value: ast.BinOp) -> Accumulation | 
 
 
 def grown_by_concatenation(place: Place | None) -> str:
-    """``x`` of ``x = torch.cat((x, new))``; empty for other statements."""
-    return enlarged_copy(place.statement) if place is not None else ""
+    """``x`` of ``x = torch.cat((x, new))``; empty for other statements.
+
+    Also by way of a name: ``longer = torch.cat((self.x, new))``, then ``self.x = longer``.
+    """
+    if place is None:
+        return ""
+    return enlarged_copy(place.statement) or _enlarged_through_name(place)
+
+
+def _enlarged_through_name(place: Place) -> str:
+    """What a statement joins with more, where its function assigns the result to that very thing.
+
+    A part of the result is none: that may be so much and no more.
+    """
+    names = {target.id for target in bound_names(place.statement) if isinstance(target, ast.Name)}
+    joined = {
+        ast.unparse(node)
+        for call in calls_in(place.statement, *JOINING)
+        for argument in call.args
+        for node in ast.walk(argument)
+        if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript))
+    }
+    for node in ast.walk(place.scope) if names and joined else ():
+        for target, value in assigned(node):
+            if isinstance(value, ast.Name) and value.id in names and ast.unparse(target) in joined:
+                return ast.unparse(target)
+    return ""
 
 
 def enlarged_copy(statement: ast.stmt) -> str:

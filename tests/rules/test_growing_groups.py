@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from memprof.loading import load
 from memprof.records import Finding, Holder, StepColumns
 from memprof.reference_chain import Link, LinkKind
+from memprof.rules.finding import Kind
 from memprof.rules.growth_findings import leaks
+from memprof.rules.ranked_findings import findings
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Frame
 from memprof.views.examination import examine
@@ -38,6 +42,35 @@ def test_a_tensor_that_is_replaced_by_a_larger_one(line, grows, tmp_path):
             trace.free(f"t{step - 1}")
     write_run(tmp_path / "run.json", trace.build())
     assert bool(leaks(examine(load(tmp_path / "run.json")))) is grows
+
+
+@pytest.mark.parametrize(
+    ("stored", "rule"),
+    [
+        ("self.rows = longer", "grown-by-concatenation"),
+        ("self.rows = longer[-5:]", "kept-attribute"),  # who holds the whole is not seen
+    ],
+)
+def test_a_tensor_that_is_replaced_now_and_then_from_some_step_on(stored, rule, tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(f"def collect(self, row):\n    longer = cat([self.rows, row])\n    {stored}\n")
+    os.utime(path, (0, 0))  # older than the recording
+    trace = TraceBuilder(device="cpu")
+    first, every = 10, 5
+    for step in range(80):
+        trace.label(step=step)
+        count, is_due = divmod(step - first, every)
+        if step >= first and not is_due:
+            nbytes = (count + 1) << 20
+            trace.alloc(nbytes, f"t{count}", stack=(Frame("collect", str(path), 2),))
+            if count:
+                trace.free(f"t{count - 1}")
+        trace.alloc(512, f"s{step}")
+        trace.free(f"s{step}")
+    write_run(tmp_path / "run.json", trace.build())
+    found, *_ = [one for one in findings(load(tmp_path / "run.json")) if one.kind is Kind.LEAK]
+    assert found.rule == rule
+    assert found.bytes_per_step == (1 << 20) / every
 
 
 @pytest.mark.parametrize(

@@ -113,12 +113,20 @@ def _is_in_body(frame: Frame, handling: _Handling) -> bool:
 
 
 def _last_of_try(window: Window, rows: Ints) -> Ints:
-    """Per row, the last event at which the same step made one of those rows."""
-    last: dict[int, int] = {}
+    """Per row, the last event at which its own try made one of those rows.
+
+    A step may try several times, as each block of a model does: what a try made is given back when
+    its exception is, before the next one begins.
+    """
+    lives = window.lives
+    made = rows[np.argsort(lives.alloc[rows])]
+    steps = window.made_in[made]
+    last = []
     for row in rows.tolist():
-        step = int(window.made_in[row])
-        last[step] = max(last.get(step, -1), int(window.lives.alloc[row]))
-    return np.array([last[int(step)] for step in window.made_in[rows]], dtype=np.int64)
+        own = lives.alloc[made[steps == window.made_in[row]]]
+        before_its_end = max(1, int(np.searchsorted(own, lives.free[row])))
+        last.append(int(own[before_its_end - 1]))
+    return np.array(last, dtype=np.int64)
 
 
 RULE = Retry()

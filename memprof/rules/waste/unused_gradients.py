@@ -10,6 +10,7 @@ import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.lifespan import FEWEST_STEPS
+from memprof.rules.needless_graphs import line_of_its_own, without_graph
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.idioms import keyword, optimizers_made
 from memprof.source_code.patch import diff, wrapped
@@ -18,7 +19,6 @@ from memprof.source_code.values import is_object, takes_no_gradient, trains_besi
 from memprof.trace import Category, Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.owners import common_module
-from memprof.views.peak_without import Cuts
 from memprof.views.window import Ints, Window
 
 __all__ = ["RULE", "UnreadGradients"]
@@ -77,11 +77,11 @@ class UnusedGradients(WasteRule[UnreadGradients]):
             row=_forward_site(window, modules, window.largest(mask)),
             rows=np.concatenate([np.flatnonzero(mask), graph]),
             nbytes=window.bytes_of(at_peak),
-            saving=window.replayed(_without(window, np.flatnonzero(mask | backward), graph)),
+            saving=window.replayed(without_graph(window, np.flatnonzero(mask | backward), graph)),
             modules=_in_words(names),
             within_model=bool(_roots(names) & _roots([paths[m] for m in training_modules if m])),
             graph=int(window.lives.size[graph[window.at_peak[graph]]].sum()),
-            called_at=_line_of_its_own(window, graph, training_modules) if len(graph) else None,
+            called_at=line_of_its_own(window, graph, training_modules) if len(graph) else None,
         )
 
     def title(self, match: UnreadGradients) -> str:
@@ -151,41 +151,6 @@ def _first_of(window: Window, paths: set[str]) -> dict[int, int]:
     for event in events[window.phase_of_event[events] == Phase.FORWARD].tolist():
         first.setdefault(int(window.step_of_event[event]), event)
     return first
-
-
-def _without(window: Window, rows: Ints, graph: Ints) -> Cuts:
-    """No such gradients, and activations that are gone when the next one is made."""
-    removals = window.whole(rows)
-    if not len(graph):
-        return removals
-    last = window.lives.alloc[graph[-1:]]
-    brief = window.ended_at(graph, np.append(window.lives.alloc[graph[1:]], last))
-    return Cuts(
-        np.concatenate([removals.rows, brief.rows]),
-        np.concatenate([removals.start, brief.start]),
-        np.concatenate([removals.end, brief.end]),
-    )
-
-
-def _line_of_its_own(window: Window, rows: Ints, training_modules: set[int]) -> Frame | None:
-    """The user's outermost line that all these tensors, and none of a trained module, came by.
-
-    Further in lie lines of the modules themselves, which others may be called by as well.
-    """
-    stacks = [window.trace.stack(stack) for stack in np.unique(window.lives.stack[rows]).tolist()]
-    shared = [
-        frames[0]
-        for frames in zip(*(reversed(stack) for stack in stacks), strict=False)
-        if len(set(frames)) == 1
-    ]
-    others = np.isin(window.module, list(training_modules - {0})) & (window.phase == Phase.FORWARD)
-    of_others = {
-        frame
-        for stack in np.unique(window.lives.stack[others]).tolist()
-        for frame in window.trace.stack(stack)
-    }
-    own = (frame for frame in window.user_frames(tuple(shared)) if frame not in of_others)
-    return next(own, None)
 
 
 def _called_from(case: Case) -> Place | None:

@@ -1,0 +1,122 @@
+"""discarded-gradients: a backward pass runs into a model whose optimizer never reads the result."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.rules.recorded import findings_of, names
+
+ROWS, WIDTH = 512, 256
+
+
+class Generator(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
+
+    def forward(self, noise):
+        return self.net(noise)
+
+
+class Critic(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(WIDTH, 1)
+
+    def forward(self, made):
+        return self.net(made)
+
+
+class Adversaries:
+    """Two models that are trained in turn, the critic with more samples."""
+
+    def __init__(self):
+        self.generator, self.critic = Generator(), Critic()
+        self.of_generator = torch.optim.Adam(self.generator.parameters(), 1e-3)
+        self.of_critic = torch.optim.Adam(self.critic.parameters(), 1e-3)
+
+    def train_critic(self, *, detaches=False):
+        made = self.generator(torch.randn(ROWS, WIDTH))
+        loss = self.critic(made.detach() if detaches else made).mean()
+        self.of_critic.zero_grad()
+        loss.backward()
+        self.of_critic.step()
+
+    def train_generator(self, *, clears=True):
+        loss = -self.critic(self.generator(torch.randn(ROWS // 4, WIDTH))).mean()
+        if clears:
+            self.of_generator.zero_grad()
+        loss.backward()
+        self.of_generator.step()
+
+
+def fires():
+    both = Adversaries()
+
+    def step(number):
+        both.train_critic()
+        both.train_generator()
+
+    return step
+
+
+def looks_alike():
+    """The generator learns from the critic's passes as well: its step reads what they add up."""
+    both = Adversaries()
+
+    def step(number):
+        both.train_critic()
+        both.train_generator(clears=False)
+        both.of_generator.zero_grad()
+
+    return step
+
+
+def detaches():
+    both = Adversaries()
+
+    def step(number):
+        both.train_critic(detaches=True)
+        both.train_generator()
+
+    return step
+
+
+def learns_its_input():
+    """What the critic's optimizer trains runs before the generator: its gradient comes through."""
+    both = Adversaries()
+    first = Critic()
+    first.net = nn.Linear(WIDTH, WIDTH)
+    of_first = torch.optim.Adam(first.parameters(), 1e-3)
+
+    def step(number):
+        made = both.generator(first(torch.randn(ROWS, WIDTH)))
+        of_first.zero_grad()
+        made.mean().backward()
+        of_first.step()
+        both.of_generator.zero_grad()
+        both.generator(torch.randn(ROWS // 4, WIDTH)).mean().backward()
+        both.of_generator.step()
+
+    return step
+
+
+def test_the_generator_is_to_be_called_without_a_graph_where_the_critic_learns(tmp_path):
+    (found,) = [
+        one
+        for one in findings_of(fires, tmp_path / "run.json")
+        if one.rule == "discarded-gradients"
+    ]
+    assert not found.minor
+    assert found.match.modules == "`Generator.net`"
+    first, second = found.remedies
+    assert (first.fix, second.fix) == ("no_grad", "detach")
+    assert first.code == second.code == "made = self.generator(torch.randn(ROWS, WIDTH))"
+    assert first.saves_bytes == found.match.saving.bytes >= 3 * ROWS * WIDTH * 4
+
+
+@pytest.mark.parametrize("program", [detaches, learns_its_input])
+def test_a_graph_that_serves_what_is_trained_is_none_for_nothing(program, tmp_path):
+    assert "discarded-gradients" not in names(program, tmp_path / "run.json")
