@@ -36,6 +36,8 @@ _UNKNOWN: Mapping[int, Sequence[Holder]] = MappingProxyType({})
 _LATE = 1 / 3
 """Of the steps, at the end: what was given in them goes on."""
 _LEAST_BIRTHS = 4
+_LEAST_TAKEN = 4
+"""Tensors of a group that were freed again: then what gives to a container also takes from it."""
 _LEAST_SPAN = 8
 """Steps from the first rise to the last: less is a start, not a trend."""
 _LEAST_EXACT = 4
@@ -127,10 +129,10 @@ def _held_groups(
             continue
         if stack == EMPTY:
             yield rows, _ever_more
-        elif container is not None and holders[0].links[container].grows:
-            yield rows, _more_than_taken
         elif any(link.kind in _ERRORS for link in holders[0].links):
             yield rows, _now_and_then
+        elif container is not None and holders[0].links[container].grows:
+            yield rows, _more_than_taken
 
 
 def _exact_groups(survival: Survival, freed: Bools) -> Iterator[GrowingGroup]:
@@ -265,9 +267,12 @@ def _more_than_taken(survival: Survival, rows: Ints, freed: Bools) -> GrowingGro
     """A group of which some go and more come: what a container keeps that looks saw grow.
 
     A queue that is emptied too slowly, results that not everybody fetches: by chance no series of
-    steps is regular. The floor must rise from early on and up to the end.
+    steps is regular. The floor must rise from early on and up to the end. Tables for ever new
+    lengths come as irregularly, and none of them goes.
     """
     lives, length = survival.lives, len(survival)
+    if (lives.freed_in[rows] < length).sum() < _LEAST_TAKEN:
+        return None
     weights = lives.size[rows]
     least = floor(
         _alive(lives.allocated_in[rows] + SURVIVOR_AGE, lives.freed_in[rows], weights, length)

@@ -317,7 +317,7 @@ class Foreach:
         self.opt.step()
         self.opt.zero_grad()
 """,
-    "disable_autocast_cache/autocast-cache": """\
+    "disable_autocast_cache/uncached": """\
 class Serving:
     def __init__(self):
         self.net = build(blocks=8).eval()

@@ -150,7 +150,7 @@ def test_after_the_patch_the_waste_is_not_there(case, before, after):
     [
         "set_to_none/held-gradients",
         "foreach_false/optimizer-temporaries",
-        "disable_autocast_cache/autocast-cache",
+        "disable_autocast_cache/uncached",
         "no_grad/evaluation-graph",
         "bucket_view/buckets",
     ],
