@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice
@@ -12,7 +13,7 @@ from memprof.source_code.patch import diff, with_keyword
 __all__ = ["uncached"]
 
 
-def uncached(case: Case, why: str) -> Advice:
+def uncached(case: Case, why: str) -> Iterator[Advice]:
     """Advise to turn the cache off at the nearest call of ``autocast`` that leaves it on.
 
     Where no such call is here, at the line that made the tensors.
@@ -25,10 +26,11 @@ def uncached(case: Case, why: str) -> Advice:
         value = keyword(call, "cache_enabled")
         if isinstance(value, ast.Constant) and value.value is False:
             continue
-        return Advice(
+        yield Advice(
             "disable_autocast_cache",
             f"{why}: enter it for each call, or turn the cache off.",
             place,
             patch=diff(place.program, with_keyword(call, "cache_enabled", "False")),
         )
-    return Advice("disable_autocast_cache", f"{why}.", case.site)
+        return
+    yield Advice("disable_autocast_cache", f"{why}.", case.site)

@@ -56,7 +56,7 @@ class AutocastLeaves(GrowthRule[CachedLeaves]):
     def advice(self, cause: CachedLeaves, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - its presence says all
         """Leave the region between the steps, or turn its cache off."""
         grown = format_bytes(round(case.finding.bytes_per_step))
-        yield uncached(
+        yield from uncached(
             case,
             "Autocast keeps a low-precision copy of each leaf tensor that requires gradients, with "
             f"the leaf ({grown} per step), until its outermost region ends",

@@ -67,7 +67,7 @@ class AutocastCache(WasteRule[CachedCasts]):
             "Autocast keeps a low-precision copy of every weight it cast "
             f"({format_bytes(match.nbytes)}) until its outermost region ends"
         )
-        yield uncached(case, why)
+        yield from uncached(case, why)
 
 
 def _keys(window: Window, rows: Ints, times: int) -> list[tuple[int, int]]:
