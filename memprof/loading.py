@@ -54,9 +54,9 @@ from memprof.runfile.remote_file import Location, location
 from memprof.snapshot.reader import load_snapshot
 from memprof.trace import (
     NOT_RECORDED,
+    RECORDED_CATEGORIES,
     Action,
     BlockState,
-    Category,
     Column,
     Events,
     Frame,
@@ -266,7 +266,7 @@ class _Assembly:
         if len(record.blocks) != len(record.block_categories):
             raise ValueError("its columns differ in length")
         categories = integers(record.categories + record.block_categories)
-        check_range("category", categories, 0, len(Category))
+        check_range("category", categories, 0, RECORDED_CATEGORIES)
         self._window(record.device, record.window).owners.append(record)
 
     def _add_state(self, record: StateRecord) -> None:
@@ -291,7 +291,7 @@ class _Assembly:
         if label is not None:
             check_range("label", label, 0, len(self._labels))
         if category is not None:
-            check_range("category", category, 0, len(Category))
+            check_range("category", category, 0, RECORDED_CATEGORIES)
 
     def _add_steps(self, record: StepsRecord) -> None:
         columns = {name: getattr(record.steps, name) for name in StepColumns.__struct_fields__}

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EMPTY",
     "NOT_RECORDED",
+    "RECORDED_CATEGORIES",
     "SURVIVOR_AGE",
     "WARM_UP",
     "Action",
@@ -109,6 +110,10 @@ class Category(enum.IntEnum):
     """A whole parameter, or more of it than this rank's shard, as FSDP has gathered it."""
     COMMUNICATION_BUFFER = 10
     """What FSDP gathers and reduces through, what a pipeline's stage receives into."""
+
+
+RECORDED_CATEGORIES = int(Category.TEMPORARY) + 1
+"""Those below it stand in run files; the others are told by stacks, where files are read."""
 
 
 class BlockState(enum.IntEnum):

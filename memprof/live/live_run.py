@@ -28,7 +28,7 @@ from memprof.records import (
 )
 from memprof.runfile.checks import MOST_DEVICES, check_range, integers
 from memprof.runfile.parallel_owners import ParallelOwners
-from memprof.trace import NOT_RECORDED, BlockState, Category
+from memprof.trace import NOT_RECORDED, RECORDED_CATEGORIES, BlockState
 from memprof.views.most_taken import most_taken
 from memprof.views.owners import CATEGORY_NAMES, NO_MODULE
 from memprof.views.time_to_full import (
@@ -349,7 +349,7 @@ class LiveRun:
         size = integers(record.blocks.size)
         category, label = integers(record.blocks.category), integers(record.blocks.label)
         is_live = integers(record.blocks.state) == BlockState.ACTIVE_ALLOCATED
-        check_range("category", category, 0, len(Category))
+        check_range("category", category, 0, RECORDED_CATEGORIES)
         if device is None or not is_live.any():
             return
         category = self._parallel.categories(category, integers(record.blocks.stack))

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import re
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
@@ -89,10 +90,13 @@ def _dask(place: str) -> Iterator[Executor]:
 
 @contextmanager
 def _ray(place: str) -> Iterator[Executor]:
+    hook = sys.excepthook
     try:
         import ray  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError as error:
         raise _missing("ray", error) from error
+    finally:
+        sys.excepthook = hook  # Ray's own comes with the import, for all that comes after
     count = _local_count(place)
     # Ray puts a handler of its own in its place, for all that comes after.
     handler = signal.getsignal(signal.SIGTERM)
