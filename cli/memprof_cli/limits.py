@@ -70,7 +70,7 @@ def limit_of(text: str) -> Limit:
     return Limit(text, most, of_run=True, card=card, peak_gaps=peak_gaps(main, run))
 
 
-class Peak(NamedTuple):
+class ComparedPeak(NamedTuple):
     """The most that was in use at once, of a device or a rank."""
 
     where: str
@@ -81,7 +81,7 @@ class Peak(NamedTuple):
     """What was not seen of it."""
 
 
-def peaks(summaries: Sequence[Summary], *, cards_only: bool = False) -> Iterator[Peak]:
+def peaks(summaries: Sequence[Summary], *, cards_only: bool = False) -> Iterator[ComparedPeak]:
     """The peaks of allocated bytes of single files; a final state has none.
 
     ``cards_only`` leaves out the CPU of a run that used a card.
@@ -93,21 +93,23 @@ def peaks(summaries: Sequence[Summary], *, cards_only: bool = False) -> Iterator
         devices = cards if cards_only and cards else devices
         for device in devices:
             where = f"on {device.device} in {summary.source}"
-            yield Peak(where, device.peak_allocated_bytes, device.peak_gaps)
+            yield ComparedPeak(where, device.peak_allocated_bytes, device.peak_gaps)
         if not devices:
-            yield Peak(f"in {summary.source}", -1)
+            yield ComparedPeak(f"in {summary.source}", -1)
 
 
-def job_peaks(job: JobReport) -> Iterator[Peak]:
+def job_peaks(job: JobReport) -> Iterator[ComparedPeak]:
     """The peak of each rank, also of those that are missing or could not be read."""
     for rank in job.ranks:
-        yield Peak(f"in {rank.file}", rank.peak_allocated_bytes or -1)
-    yield from (Peak(f"in {one.file}", -1) for one in job.left_out)
+        yield ComparedPeak(f"in {rank.file}", rank.peak_allocated_bytes or -1)
+    yield from (ComparedPeak(f"in {one.file}", -1) for one in job.left_out)
     if job.missing_count:
-        yield Peak(f"of {job.missing_count} of the {job.world_size} ranks: no file of theirs", -1)
+        yield ComparedPeak(
+            f"of {job.missing_count} of the {job.world_size} ranks: no file of theirs", -1
+        )
 
 
-def fail_above(limit: Limit, peak_list: Iterable[Peak]) -> None:
+def fail_above(limit: Limit, peak_list: Iterable[ComparedPeak]) -> None:
     """End with `EXIT_ABOVE` where a peak is above ``limit``.
 
     Raises:
@@ -132,7 +134,7 @@ def fail_above(limit: Limit, peak_list: Iterable[Peak]) -> None:
         _check_seen(peak, limit)
 
 
-def _check_seen(peak: Peak, limit: Limit) -> None:
+def _check_seen(peak: ComparedPeak, limit: Limit) -> None:
     """Raise where bytes were not seen, unless the run to compare with lacks just the same."""
     if not peak.gaps:
         return

@@ -40,7 +40,7 @@ from memprof.views.time_to_full import (
 )
 from memprof.views.trend import WARM_UP, Trend, trend
 
-__all__ = ["LiveDevice", "LiveRun", "Owner", "StepRow"]
+__all__ = ["LiveDevice", "LiveRun", "OwnerBytes", "StepRow"]
 
 _MOST_ROWS = 2048
 """Rows of a device's steps, for a chart; of more, two become one."""
@@ -80,7 +80,7 @@ class StepRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class OwnerBytes:
     """Who had how much at the end of the last window, or at its beginning."""
 
     name: str
@@ -100,8 +100,8 @@ class LiveDevice:
     """The last ones as they came."""
     readings: dict[str, float] = field(default_factory=dict)
     """The last value of each that could be read."""
-    categories: tuple[Owner, ...] = ()
-    modules: tuple[Owner, ...] = ()
+    categories: tuple[OwnerBytes, ...] = ()
+    modules: tuple[OwnerBytes, ...] = ()
     owners_step: int = NOT_RECORDED
     """The step in which that was so."""
     retries: int = NOT_RECORDED
@@ -425,7 +425,9 @@ def _step_row(figures: dict[str, int]) -> StepRow:
 
 def _owners(
     names: list[str] | tuple[str, ...], of: np.ndarray, size: np.ndarray
-) -> tuple[Owner, ...]:
+) -> tuple[OwnerBytes, ...]:
     sums = np.bincount(of, weights=size, minlength=len(names))
-    owners = [Owner(name, int(total)) for name, total in zip(names, sums, strict=False) if total]
+    owners = [
+        OwnerBytes(name, int(total)) for name, total in zip(names, sums, strict=False) if total
+    ]
     return tuple(sorted(owners, key=lambda one: -one.bytes))

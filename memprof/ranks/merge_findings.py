@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from memprof.chain_description import names_line
 from memprof.records import Site
 from memprof.rules.finding import Kind, Remedy, RuleFinding
-from memprof.rules.group_by_holder import outline
 from memprof.rules.run_rule import RunMatch
+from memprof.rules.same_holder import holder_key
 
 __all__ = ["RankFinding", "SharedFinding", "merge", "merged", "of_rank"]
 
@@ -93,7 +93,7 @@ def _same(one: RuleFinding) -> Hashable:
     device = one.device.partition(":")[0]
     if one.site.filename:
         return one.kind, device, one.site.filename, one.site.line, one.site.function
-    return one.kind, device, outline(one.holders[0]) if one.holders else ()
+    return one.kind, device, holder_key(one.holders[0]) if one.holders else ()
 
 
 def _grows(ones: Sequence[tuple[str, SharedFinding]]) -> bool:

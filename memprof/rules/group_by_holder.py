@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 
 import numpy as np
 
 from memprof.records import Finding, Holder
-from memprof.reference_chain import CYCLES, THROUGH_GRAPH, Link, LinkKind, largest_container, way
 from memprof.rules.growing_groups import GrowingGroup
+from memprof.rules.same_holder import holder_key
 from memprof.rules.successive_looks import holders_of
 
-__all__ = ["Cluster", "clusters", "held_by", "outline"]
+__all__ = ["Cluster", "clusters", "held_by"]
 
-_INSIDE = THROUGH_GRAPH | {
-    LinkKind.BASE,
-    LinkKind.GRAD,
-    LinkKind.OPTIMIZER_STATE,
-    LinkKind.PARAMETER,
-    LinkKind.BUFFER,
-}
-"""Links below the thing that a person would let go of."""
 _SAME_STEPS = 0.8
 
 
@@ -76,15 +67,15 @@ def clusters(
     ``holders`` are those of each stack. A group that nothing is known to hold joins one that grows
     in the same steps, where there is one.
     """
-    by_outline: dict[tuple[Hashable, ...], Cluster] = {}
+    by_key: dict[tuple[Hashable, ...], Cluster] = {}
     nameless: list[GrowingGroup] = []
     for group in sorted(groups, key=lambda one: -one.per_step):
         stack_holders = holders.get(group.stack, ())
         if not stack_holders or not stack_holders[0].is_named:
             nameless.append(group)
             continue
-        by_outline.setdefault(outline(stack_holders[0]), Cluster()).add(group, stack_holders)
-    result = list(by_outline.values())
+        by_key.setdefault(holder_key(stack_holders[0]), Cluster()).add(group, stack_holders)
+    result = list(by_key.values())
     for group in nameless:
         same = _with_same_steps(result, group)
         if same is None:
@@ -119,25 +110,3 @@ def _in_turn(one: GrowingGroup, other: GrowingGroup) -> float:
         return 0.0
     between = np.searchsorted(other.places, one.places)
     return float((np.diff(between) == 1).mean()) if len(between) > 1 else 0.0
-
-
-def outline(holder: Holder) -> tuple[Hashable, ...]:
-    """What two tensors' holders have in common when one thing holds both.
-
-    The names down to the container that grows, else down to where the graph, the module or the
-    optimizer begins; for a cycle the line that makes it.
-    """
-    if holder.kind in CYCLES:
-        place = (holder.filename, holder.line) if holder.line else ("", 0)
-        return (holder.kind, place)
-    links = way(holder.links[: _depth(holder.links)])
-    return tuple(link for link, _ in groupby(links)) or (holder.kind, holder.filename, holder.line)
-
-
-def _depth(links: Sequence[Link]) -> int:
-    """Links up to the largest container, or up to what lies inside the thing held."""
-    container = largest_container(links)
-    if container is not None:
-        return container + 1
-    inside = (at for at, link in enumerate(links) if link.kind in _INSIDE and at)
-    return next(inside, len(links))

@@ -23,9 +23,9 @@ from memprof.rules.group_by_holder import (
     Cluster,
     clusters,
     held_by,
-    outline,
 )
 from memprof.rules.growing_groups import growing_groups
+from memprof.rules.same_holder import holder_key
 from memprof.run import DeviceRun, Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.torch_modes import without_gradients
@@ -262,7 +262,7 @@ def _distinct(holders: Sequence[Holder]) -> tuple[Holder, ...]:
     """The holders in order, each way of holding once."""
     first: dict[Hashable, Holder] = {}
     for one in holders:
-        first.setdefault((outline(one), one.kind, one.line), one)
+        first.setdefault((holder_key(one), one.kind, one.line), one)
     return tuple(first.values())[:_MOST_HOLDERS]
 
 

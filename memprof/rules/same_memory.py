@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 
 from memprof.rules.finding import RuleFinding
-from memprof.rules.group_by_holder import outline
+from memprof.rules.same_holder import holder_key
 
 __all__ = ["ANY_GROWTH", "ANY_WASTE", "Overlap"]
 
@@ -35,5 +35,5 @@ class Overlap(enum.Enum):
             return sites[0].filename == sites[1].filename and sites[0].line == sites[1].line
         if self is Overlap.DEVICE:
             return one.device == other.device or {one.device, other.device} <= _HOST
-        outlines = [outline(finding.holders[0]) for finding in (one, other) if finding.holders]
-        return len(outlines) > 1 and outlines[0] == outlines[1]
+        keys = [holder_key(finding.holders[0]) for finding in (one, other) if finding.holders]
+        return len(keys) > 1 and keys[0] == keys[1]

@@ -57,9 +57,9 @@ def a_run(source="run.json", **more):
 
 
 def memprof_owner(name, size):
-    from memprof.live.live_run import Owner
+    from memprof.live.live_run import OwnerBytes
 
-    return Owner(name, size)
+    return OwnerBytes(name, size)
 
 
 def values(text):

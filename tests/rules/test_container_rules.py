@@ -10,7 +10,7 @@ from memprof.rules import allocator_settings
 from memprof.rules.finding import Kind
 from memprof.rules.fixes import FIXES
 from memprof.rules.waste.fragmentation import Holes
-from memprof.rules.waste.loaded import Checkpoint
+from memprof.rules.waste.loaded import LoadedCheckpoint
 from tests.rules.bench import LOOP, Bench, fixes
 
 
@@ -298,7 +298,7 @@ def test_what_a_waiting_thread_has_a_name_for_is_told_to_be_dropped_there(bench)
 
 def test_a_loaded_checkpoint_goes_to_the_host(bench):
     bench.write("ckpt = torch.load(path, map_location=device)\n")
-    match = Checkpoint(0, np.zeros(0, int), 4096, name="ckpt")
+    match = LoadedCheckpoint(0, np.zeros(0, int), 4096, name="ckpt")
     first, second = bench.advise("ckpt", rule="loaded", match=match)
     assert first.fix == "map_location_cpu"
     assert second.why == "Drop `ckpt` once the model has been filled from it."

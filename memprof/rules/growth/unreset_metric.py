@@ -14,14 +14,14 @@ __all__ = ["RULE"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Metric(Cause):
+class FilledMetric(Cause):
     """The container, and the method of its class that empties it."""
 
     container: FilledContainer
     method: str
 
 
-class UnresetMetric(GrowthRule[Metric]):
+class UnresetMetric(GrowthRule[FilledMetric]):
     """`self.values.append(…)` in `update()`, and a `reset()` beside it."""
 
     name = "unreset-metric"
@@ -29,15 +29,15 @@ class UnresetMetric(GrowthRule[Metric]):
     fixes = ("reset_metric",)
     yields_to = ("unbounded-dict", "kept-graph", "registered-callback")
 
-    def match(self, case: Case) -> Metric | None:
+    def match(self, case: Case) -> FilledMetric | None:
         """A container whose class has a method that empties it."""
         container = filled_container(case)
         if container is None:
             return None
         method = emptied_by(container.place, last_name(container.filling.container))
-        return Metric(container, method.name) if method is not None else None
+        return FilledMetric(container, method.name) if method is not None else None
 
-    def advice(self, cause: Metric, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the container says all
+    def advice(self, cause: FilledMetric, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the container says all
         """Call it."""
         yield Advice(
             "reset_metric",

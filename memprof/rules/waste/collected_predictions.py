@@ -21,7 +21,7 @@ _LEAST_SHARE = 0.3
 """Of the peak: every evaluation keeps something."""
 
 
-class _Collector(NamedTuple):
+class _ResultCollector(NamedTuple):
     """A function of a framework that keeps the results of every batch until the last is done."""
 
     path: str
@@ -32,7 +32,7 @@ class _Collector(NamedTuple):
 
 
 _COLLECTORS = (
-    _Collector(
+    _ResultCollector(
         "/transformers/trainer.py",
         ("evaluation_loop", "prediction_loop"),
         "Trainer",
@@ -47,7 +47,7 @@ _COLLECTORS = (
 class PredictionList(Match):
     """Results, and who collects them."""
 
-    collector: _Collector = _COLLECTORS[0]
+    collector: _ResultCollector = _COLLECTORS[0]
 
 
 class CollectedPredictions(WasteRule[PredictionList]):
@@ -85,7 +85,7 @@ class CollectedPredictions(WasteRule[PredictionList]):
         yield Advice("reduce_predictions", f"{why}: {match.collector.instead}.", case.site)
 
 
-def _made_by(window: Window, collector: _Collector) -> Bools:
+def _made_by(window: Window, collector: _ResultCollector) -> Bools:
     def is_meant(frame: Frame) -> bool:
         path = frame.filename.replace("\\", "/")
         return collector.path in path and frame.name.rpartition(".")[2] in collector.functions

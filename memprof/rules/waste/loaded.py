@@ -20,7 +20,7 @@ from memprof.source_code.scopes import qualified_name
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Window
 
-__all__ = ["RULE", "Checkpoint"]
+__all__ = ["RULE", "LoadedCheckpoint"]
 
 _LOADERS = re.compile(r"/torch/serialization\.py$|/safetensors/")
 """Files of the libraries whose functions read tensors from a file."""
@@ -29,7 +29,7 @@ _MOSTLY = 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Checkpoint(Match):
+class LoadedCheckpoint(Match):
     """Tensors from files, and how long they are there."""
 
     name: str = ""
@@ -38,7 +38,7 @@ class Checkpoint(Match):
     """They are there at the peak only; else they stay over the steps."""
 
 
-class LoadedFile(WasteRule[Checkpoint]):
+class LoadedFile(WasteRule[LoadedCheckpoint]):
     """A checkpoint is loaded to the device, and a model that has its own copy is filled from it."""
 
     name = "loaded"
@@ -46,7 +46,7 @@ class LoadedFile(WasteRule[Checkpoint]):
     fixes = ("map_location_cpu", "del_ref", "clear_traceback", "clone_view")
     names_holders = True
 
-    def matches(self, window: Window) -> Iterator[Checkpoint]:
+    def matches(self, window: Window) -> Iterator[LoadedCheckpoint]:
         """Tensors that a loader made and that are no model's: those that stay, else at the peak."""
         if len(window.steps) < FEWEST_STEPS:
             return
@@ -58,7 +58,7 @@ class LoadedFile(WasteRule[Checkpoint]):
             return
         row = window.main_site(mask)
         binding = first_binding(window.stack(row))
-        yield Checkpoint(
+        yield LoadedCheckpoint(
             row=row,
             rows=np.flatnonzero(mask),
             nbytes=window.bytes_of(mask),
@@ -70,13 +70,13 @@ class LoadedFile(WasteRule[Checkpoint]):
             else not _is_of_model(window, staying),
         )
 
-    def title(self, match: Checkpoint) -> str:
+    def title(self, match: LoadedCheckpoint) -> str:
         """Say beside what they are there."""
         if match.passing:
             return "were loaded from files and are there at once"
         return "were loaded from a file and are still there beside the model"
 
-    def advice(self, match: Checkpoint, case: Case) -> Iterator[Advice]:
+    def advice(self, match: LoadedCheckpoint, case: Case) -> Iterator[Advice]:
         """Load to the host; else, or where it lies there already, drop it once it has been used."""
         place = case.site
         yield from advice_on_views(case)
@@ -94,7 +94,7 @@ class LoadedFile(WasteRule[Checkpoint]):
 
 
 def _load_to_host(
-    match: Checkpoint, place: Place | None, loads: Sequence[ast.Call], *, on_host: bool
+    match: LoadedCheckpoint, place: Place | None, loads: Sequence[ast.Call], *, on_host: bool
 ) -> Advice:
     patch = ""
     if place is not None and loads:
@@ -106,7 +106,7 @@ def _load_to_host(
     return Advice("map_location_cpu", why, place, patch=patch)
 
 
-def _drop(match: Checkpoint, place: Place | None) -> Advice:
+def _drop(match: LoadedCheckpoint, place: Place | None) -> Advice:
     what = f"`{match.name}`" if match.name else "the loaded file"
     used = (
         "as soon as it has been used" if match.passing else "once the model has been filled from it"

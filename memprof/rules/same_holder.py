@@ -1,0 +1,42 @@
+"""When the holders of two tensors are one thing: a list, a graph, a module, a cycle of one line."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from itertools import groupby
+
+from memprof.records import Holder
+from memprof.reference_chain import CYCLES, THROUGH_GRAPH, Link, LinkKind, largest_container, way
+
+__all__ = ["holder_key"]
+
+_INSIDE = THROUGH_GRAPH | {
+    LinkKind.BASE,
+    LinkKind.GRAD,
+    LinkKind.OPTIMIZER_STATE,
+    LinkKind.PARAMETER,
+    LinkKind.BUFFER,
+}
+"""Links below the thing that a person would let go of."""
+
+
+def holder_key(holder: Holder) -> tuple[Hashable, ...]:
+    """What two tensors' holders have in common when one thing holds both.
+
+    The names down to the container that grows, else down to where the graph, the module or the
+    optimizer begins; for a cycle the line that makes it.
+    """
+    if holder.kind in CYCLES:
+        place = (holder.filename, holder.line) if holder.line else ("", 0)
+        return (holder.kind, place)
+    links = way(holder.links[: _depth(holder.links)])
+    return tuple(link for link, _ in groupby(links)) or (holder.kind, holder.filename, holder.line)
+
+
+def _depth(links: Sequence[Link]) -> int:
+    """Links up to the largest container, or up to what lies inside the thing held."""
+    container = largest_container(links)
+    if container is not None:
+        return container + 1
+    inside = (at for at, link in enumerate(links) if link.kind in _INSIDE and at)
+    return next(inside, len(links))
