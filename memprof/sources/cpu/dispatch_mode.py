@@ -12,7 +12,7 @@ from typing import Any
 from memprof.sources.cpu.inference_blocks import InferenceBlocks, is_asked
 from memprof.sources.loop.main_thread import PASSING_ON, MainThread, codes_within, passes_on
 from memprof.sources.loop.thread_state import NO_TASK
-from memprof.sources.loop.torch_compile import is_used
+from memprof.sources.loop.torch_compile import is_used, skips_what_is_called
 
 __all__ = [
     "LEFT_ON_NOTE",
@@ -360,7 +360,7 @@ def _skip_code() -> Callable[[CodeType], None] | None:
     if hasattr(calls, "skip_code"):
         skip_code: Callable[[CodeType], None] = calls.skip_code
         return skip_code
-    if not hasattr(calls, "set_code_exec_strategy"):
+    if not skips_what_is_called():
         return None
     action = calls._FrameAction
     alone = calls._FrameExecStrategy(action.SKIP, action.DEFAULT)

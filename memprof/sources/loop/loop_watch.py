@@ -144,6 +144,8 @@ class LoopWatch:
         self._interruptions = 0
         self._calls = self._calls_timed = 0
         self._timed_us = self._exact_us = self._apart_us = 0.0
+        self._is_timing = False
+        """A hook of a module is timed, without what is counted in `_apart_us`."""
         self._failure = ""
         self._has_noted_threads = False
         self._on_step: Callable[[int], None] | None = None
@@ -438,11 +440,15 @@ class LoopWatch:
     def _tell(self, tell: Callable[[Listener], None]) -> None:
         """Each listener by itself: what one of them raises keeps it from nobody else."""
         for listener in tuple(self.listeners):
+            is_metered = getattr(type(listener), "is_metered", False)
+            if is_metered and not self._is_timing:
+                self._guard(tell, listener)
+                continue
             began_ns = thread_ns()
             self._guard(tell, listener)
             spent_us = (thread_ns() - began_ns) / 1000
             self._apart_us += spent_us
-            if not vars(type(listener)).get("is_metered", False):
+            if not is_metered:
                 self._exact_us += spent_us
 
     def _torch_functions(self, torch: Any) -> None:
@@ -540,8 +546,9 @@ class LoopWatch:
     def _time_call(self, function: Callable[..., None], *args: Any) -> None:
         began_ns = thread_ns()
         self._calls_timed += 1
-        apart_us = self._apart_us
+        apart_us, within, self._is_timing = self._apart_us, self._is_timing, True
         self._guard(function, *args)
+        self._is_timing = within
         spent_ns = thread_ns() - began_ns - READING_NS
         spent_us = max(0.0, spent_ns / 1000 - (self._apart_us - apart_us))
         self._timed_us += min(spent_us, _LONGEST_HOOK_US)
@@ -693,10 +700,14 @@ class LoopWatch:
     def _on_step_end(self, step: int) -> None:
         self._threads.state.after_forward = False
         self._step_changed()
-        if self._on_step is not None:
-            began_ns = thread_ns()
+        if self._on_step is None:
+            return
+        if not self._is_timing:  # the clock asks the kernel
             self._on_step(step)
-            self._apart_us += (thread_ns() - began_ns) / 1000
+            return
+        began_ns = thread_ns()
+        self._on_step(step)
+        self._apart_us += (thread_ns() - began_ns) / 1000
 
 
 def _caller(frame: FrameType) -> Any:

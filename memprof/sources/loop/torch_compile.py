@@ -9,7 +9,7 @@ from typing import Any
 
 from memprof.cpython.import_hook import ImportWatch
 
-__all__ = ["CompileWatch", "is_used"]
+__all__ = ["CompileWatch", "is_used", "skips_what_is_called"]
 
 _CALLBACKS = "torch._dynamo.callback"
 """Has the lists of what torch.compile calls; loaded before anything can be compiled."""
@@ -19,6 +19,13 @@ def is_used() -> bool:
     """Whether the program has called torch.compile."""
     backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
     return any(backend is not None for backend in list(backends.values()))
+
+
+def skips_what_is_called() -> bool:
+    """Whether torch.compile can be told to leave a function alone with all that it calls: 2.7."""
+    from torch._C._dynamo import eval_frame
+
+    return hasattr(eval_frame, "set_code_exec_strategy")
 
 
 class CompileWatch:

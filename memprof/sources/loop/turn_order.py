@@ -51,11 +51,20 @@ class TurnOrder:
         ``place`` is 0 where only the object counts. ``anew`` says that the program has begun
         something since the turn before: a forward pass.
         """
+        closer = self._closer
+        if (
+            closer is not None
+            and not self._turns
+            and closer.is_of(item, place)
+            and (place == 0 or place in self._places)
+        ):  # most loops: one turn that ends each iteration; all that follows comes to this
+            self._strangers, self._learning = 0, False
+            return True
         stranger = not self._has_met(item)
         elsewhere = place != 0 and not self._has_been_at(place)
         anew = elsewhere or (anew and stranger)
         self._strangers = self._strangers + anew if stranger or elsewhere else 0
-        turn, closer = _Turn(weakref.ref(item), place), self._closer
+        turn = _Turn(weakref.ref(item), place)
         if closer is None or closer.ref() is None:
             return self._close(turn, learning=True)
         if closer.is_of(item, place):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,8 +12,10 @@ torch = pytest.importorskip("torch", reason="needs torch")
 
 from torch import nn  # noqa: E402
 
+from memprof.record.source_selection import Ticks  # noqa: E402
 from memprof.sources.loop.loop_watch import LoopWatch, annotate  # noqa: E402
 from memprof.sources.loop.module_hooks import ModuleHooks  # noqa: E402
+from memprof.sources.loop.torch_compile import skips_what_is_called  # noqa: E402
 from memprof.sources.protocol import Interner  # noqa: E402
 from memprof.trace import Phase  # noqa: E402
 
@@ -74,6 +77,36 @@ def test_a_step_ends_with_the_optimizer(watched):
         train(model, optimizer)
     watched.loop_watch.close()
     assert watched.ended == [0, 1, 2, 3]
+
+
+def test_a_step_between_windows_reads_no_clock_and_switches_no_compiler_off(monkeypatch):
+    """Each reading asks the kernel, and each switch takes as long as the hooks themselves."""
+    importlib.import_module("torch._dynamo.decorators")
+    if not skips_what_is_called():
+        pytest.skip("torch.compile cannot be told to leave a function alone with what it calls")
+    told, readings, switched = [], [], []
+    monkeypatch.setattr(
+        "memprof.sources.loop.loop_watch.thread_ns", lambda: readings.append(0) or 0
+    )
+    disable = torch._dynamo.disable
+
+    def counted(function=None, *args, **kwargs):
+        if str(getattr(function, "__module__", "")).startswith("memprof."):
+            return lambda *_: switched.append(function)
+        return disable(function, *args, **kwargs)
+
+    monkeypatch.setattr(torch._dynamo, "disable", counted)
+    loop_watch = LoopWatch(Interner())
+    loop_watch.listeners.append(Ticks(lambda: None, lambda: told.append("begins")))
+    loop_watch.open(told.append)
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        train(model, optimizer)
+    loop_watch.close()
+    assert told == ["begins", 0, "begins", 1, "begins", 2]
+    assert readings == switched == []
+    assert loop_watch.notes() == []
 
 
 def test_two_optimizers_in_an_iteration_make_one_step(watched):
