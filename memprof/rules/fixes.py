@@ -41,6 +41,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "single_precision": "Compute in float32: no `double()`, and data in float32 too.",
         "mixed_precision": "Compute activations in bfloat16 under autocast.",
         "checkpoint": "Recompute activations in the backward pass: activation checkpointing.",
+        "class_indices": "Give the indices of classes, not a one-hot table.",
         "chunk": "Work through the large tensor in parts.",
         "fused_attention": "Let `F.scaled_dot_product_attention` do it, which keeps no scores.",
         "micro_batches": "Take smaller batches and add up their gradients before a step.",

@@ -56,6 +56,7 @@ class Largest(WasteRule[Large]):
         "upcast",
         "unfused-attention",
         "collected-predictions",
+        "one-hot",
     )
 
     def matches(self, window: Window) -> Iterator[Large]:

@@ -1,0 +1,76 @@
+"""one-hot: a table of zeros and ones picks a value per row, where the indices would do."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from memprof.rules.waste.one_hot import _picking
+from memprof.source_code.program import program_of
+from tests.rules.recorded import findings_of
+
+ROWS, CLASSES = 256, 1024
+
+
+def fires():
+    scores = torch.randn(ROWS, CLASSES)
+    target = torch.arange(ROWS)
+
+    def step(number):
+        table = F.one_hot(target, CLASSES)
+        (table.float() * scores).sum(-1).mean().item()
+
+    return step
+
+
+def looks_alike():
+    """The table itself is what the program goes on with."""
+    scores = torch.randn(ROWS, CLASSES)
+    target = torch.arange(ROWS)
+
+    def step(number):
+        table = F.one_hot(target, CLASSES)
+        (table.float() * scores).sum(-1).mean().item()
+        table.cumsum(0).max().item()
+
+    return step
+
+
+def test_the_table_its_copy_and_the_product_go_with_it(tmp_path):
+    (found,) = [one for one in findings_of(fires, tmp_path / "run.json") if one.rule == "one-hot"]
+    table, copy, product = ROWS * CLASSES * 8, ROWS * CLASSES * 4, ROWS * CLASSES * 4
+    assert found.bytes == table + copy + product
+    (only,) = found.remedies
+    assert (only.fix, only.code) == ("class_indices", "table = F.one_hot(target, CLASSES)")
+    sums, mean = ROWS * 4, 512
+    assert only.saves_bytes == found.bytes - sums - mean  # they make the peak that is left
+
+
+@pytest.mark.parametrize(
+    ("code", "picks"),
+    [
+        ("loss = -(F.one_hot(t, n) * log_p).sum(-1)", True),
+        ("table = F.one_hot(t, n)\nq = torch.sum(q * table, 1)", True),
+        ("table = F.one_hot(t, n)\npicked = table * q\nvalue = picked.sum(1)", True),
+        ("table = F.one_hot(t, n)\nlogits = net(table.float())", False),
+        ("table = F.one_hot(t, n)\nq = (q * table).sum(1)\nkeep(table)", False),
+        ("table = F.one_hot(t, n)\ncount = table.sum(0)", False),
+        ("table = encode(t, n)\nq = (q * table).sum(1)", False),
+    ],
+)
+def test_only_a_sum_of_a_product_picks(code, picks, place_of_first):
+    assert isinstance(_picking(place_of_first(code)), ast.stmt) is picks
+
+
+@pytest.fixture
+def place_of_first(tmp_path):
+    def place(code):
+        path = tmp_path / "train.py"
+        lines = "\n".join(f"    {line}" for line in code.splitlines())
+        path.write_text(f"def loss_of(q, t, n, log_p):\n{lines}\n")
+        return program_of(str(path)).at(2)
+
+    return place
