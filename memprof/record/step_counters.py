@@ -34,7 +34,8 @@ class StepCounters:
     """The rows of one device.
 
     The first ``single`` rows are one step each; after every further ``single / 4`` rows the number
-    of steps in a row doubles; a new highest peak ends its row earlier. So a million steps make some 13,000 rows, and a billion 24,000.
+    of steps in a row doubles; a new highest peak ends its row earlier. So a million steps make some
+    13,000 rows, and a billion 24,000.
     """
 
     def __init__(self, single: int) -> None:

@@ -6,15 +6,49 @@ was changed in place: torch raises ``RuntimeError`` when its ``grad_fn`` or ``is
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
-__all__ = ["any_was_made", "grad_fn_of", "grad_fns_of", "gradient_of", "has_gradient", "is_leaf"]
+__all__ = [
+    "any_was_made",
+    "differentiates",
+    "grad_fn_of",
+    "grad_fns_of",
+    "gradient_of",
+    "has_gradient",
+    "is_leaf",
+]
 
 _GRAD_FN = attrgetter("grad_fn")
 _DEEPEST = 3
 _WIDEST = 64
+_differentiating: set[int] = set()
+"""Idents of the threads that run backward passes."""
+
+
+def differentiates() -> None:
+    """Note that the calling thread runs backward passes, unless it is one of autograd's own."""
+    ident = threading.get_ident()
+    thread = threading._active.get(ident)  # type: ignore[attr-defined]
+    if thread is not None and not isinstance(thread, threading._DummyThread):
+        _differentiating.add(ident)
+
+
+def _others_differentiate() -> bool:
+    """Whether another thread that lives runs backward passes.
+
+    A pass puts a gradient into its place without the interpreter's lock. Whoever reads it there at
+    that moment gets a tensor that is gone, and the process dies.
+    """
+    ident = threading.get_ident()
+    if not _differentiating or (len(_differentiating) == 1 and ident in _differentiating):
+        return False
+    for one in tuple(_differentiating):
+        if one not in threading._active:  # type: ignore[attr-defined]
+            _differentiating.discard(one)
+    return not _differentiating <= {ident}
 
 
 def grad_fn_of(tensor: Any) -> Any:
@@ -46,8 +80,14 @@ def has_gradient(tensor: Any) -> bool:
     return is_leaf(tensor) or bool(tensor.retains_grad)
 
 
-def gradient_of(tensor: Any) -> Any:
-    """What is in the ``.grad`` of a tensor; ``None`` where nothing is."""
+def gradient_of(tensor: Any, *, is_own: bool = False) -> Any:
+    """What is in the ``.grad`` of a tensor; ``None`` where nothing is.
+
+    Also where several threads differentiate, unless it ``is_own``: it is known that none but the
+    calling thread differentiates this one.
+    """
+    if not is_own and _others_differentiate():
+        return None
     try:
         leaf = tensor.is_leaf
     except Exception:  # noqa: BLE001 - as in `is_leaf`

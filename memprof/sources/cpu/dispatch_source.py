@@ -11,6 +11,7 @@ from typing import Any
 
 from memprof.cpython.thread_clock import thread_ns
 from memprof.records import DeviceInfo
+from memprof.sources.autograd import differentiates
 from memprof.sources.cpu.dispatch_mode import (
     LEFT,
     Watch,
@@ -284,7 +285,10 @@ class CpuSource:
         self._at_loss = False
         with plain_attributes():
             if self._has_new_gradients(optimizer):
-                self._judge(gradients(self._loop_watch, self._search.differentiated))
+                found = gradients(self._loop_watch, self._search.differentiated)
+                own = gradient_storages(optimizer, self._guard)  # also beside other threads
+                gradient = Owner(Category.GRADIENT, "")
+                self._judge({storage._cdata: gradient for storage in own} | found)
 
     def outermost_call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
         """Tensors that go into a model and were not made by one are its input."""
@@ -294,6 +298,8 @@ class CpuSource:
         self._since = min(self._since, next(self._live.serials))
         if not own_thread:
             self._other_threads.called()
+            if _differentiable():
+                differentiates()  # soon
             if self._thread_modes is not None:
                 self._thread_modes.join()
         tensors = list(tensors_in((args, kwargs), self._guard))
@@ -591,6 +597,12 @@ class CpuSource:
         reference = live.add(storage, EMPTY, label)
         if reference is not None and self._recording:
             self._other_threads.found(storage)
+
+
+def _differentiable() -> bool:
+    import torch
+
+    return torch.is_grad_enabled()
 
 
 def _uses_cuda() -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from memprof.cpython.frame_locals import frame_variables
 from memprof.cpython.thread_clock import READING_NS, thread_ns
-from memprof.sources.autograd import any_was_made
+from memprof.sources.autograd import any_was_made, differentiates
 from memprof.sources.cpu.dispatch_mode import pop_left, skip_in_dynamo
 from memprof.sources.guarded_access import GuardedAccess
 from memprof.sources.loop.call_places import CallPlaces
@@ -413,6 +413,7 @@ class LoopWatch:
         """A backward pass has begun or ended since the thread's last event."""
         thread.backward = not thread.backward
         if thread.backward:
+            differentiates()
             thread.after_forward = False
             thread.passed_at = self.places.of_backward(sys._getframe(2), self._engine)
             self._tell(lambda one: one.backward_began())

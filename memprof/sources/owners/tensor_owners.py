@@ -78,6 +78,12 @@ def _gradient(tensor: Any) -> Iterator[Any]:
         yield gradient
 
 
+def _own_gradient(tensor: Any) -> Iterator[Any]:
+    gradient = gradient_of(tensor, is_own=True)
+    if gradient is not None:
+        yield gradient
+
+
 def owners(loop_watch: LoopWatch, others: Differentiated) -> dict[int, Owner]:
     """Owner by storage (``UntypedStorage._cdata``) of all that modules and optimizers refer to.
 
@@ -108,8 +114,8 @@ def gradients(loop_watch: LoopWatch, others: Differentiated) -> dict[int, Owner]
 
 
 def gradients_of(optimizer: Any, guard: GuardedAccess) -> Iterator[Any]:
-    """What is in the ``.grad`` of an optimizer's parameters."""
-    return guard.within(_gradient, guard.within(_parameters_in, (optimizer,)))
+    """What is in the ``.grad`` of an optimizer's parameters, which the calling thread steps."""
+    return guard.within(_own_gradient, guard.within(_parameters_in, (optimizer,)))
 
 
 def gradient_storages(optimizer: Any, guard: GuardedAccess) -> Iterator[Any]:
