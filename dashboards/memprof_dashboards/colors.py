@@ -19,7 +19,7 @@ CATEGORY_COLORS: dict[Category, str] = {
     Category.TEMPORARY: "#c77bb8",
     Category.GRADIENT_BUCKET: "#b07400",
     Category.GATHERED_PARAMETER: "#1b3f73",
-    Category.COMMUNICATION_BUFFER: "#6a2258",
+    Category.COMMUNICATION_BUFFER: "#8c2f39",
 }
 
 STACKING: tuple[Category, ...] = (

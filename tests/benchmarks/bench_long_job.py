@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -183,10 +184,13 @@ def check(path: Path, steps: int) -> None:
         text=True,
         check=False,
     )
-    print(f"memprof report: exit {done.returncode}, {time.perf_counter() - began_s:.1f} s")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    processor_s = used.ru_utime + used.ru_stime
+    took_s = time.perf_counter() - began_s
+    print(f"memprof report: exit {done.returncode}, {took_s:.1f} s, {processor_s:.1f} s of a core")
     assert done.returncode in (0, 1), done.stderr
     assert size < MOST_FILE_MB
-    assert time.perf_counter() - began_s < MOST_REPORT_S
+    assert processor_s < MOST_REPORT_S
 
 
 def main() -> None:
