@@ -136,7 +136,7 @@ def folder(tmp_path_factory) -> Path:
         env=plain, start_new_session=True,
     )  # fmt: skip
     try:
-        told = ranks.communicate(timeout=300)[0]
+        told = ranks.communicate(timeout=900)[0]
     finally:
         if ranks.poll() is None:  # one rank waits for another: all of them are in one session
             os.killpg(ranks.pid, signal.SIGKILL)
