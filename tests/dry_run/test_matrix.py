@@ -90,6 +90,12 @@ def test_each_operator_runs(dry_run, tmp_path):
 
 
 @pytest.mark.slow
+def test_products_find_their_gradients_in_every_shape(dry_run, tmp_path):
+    told = figures(run(dry_run, tmp_path, "products"), "products")
+    assert told["passes"] > 1000
+
+
+@pytest.mark.slow
 def test_a_program_that_is_recorded_says_where_its_workspaces_are_estimates(dry_run, tmp_path):
     words = ["--gpu", "a100-80gb", "-o", "run.json", "--json", PROGRAMS / "lstm.py"]
     done = dry_run(*words, cwd=tmp_path)
